@@ -1,0 +1,32 @@
+"""Federated learning that guides every new query to the client best equipped for it.
+
+The names below are loaded when first used, so that ``feddrm --help`` need not wait for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from feddrm.data import Client, Dataset, Federation, load
+    from feddrm.errors import FeddrmError
+    from feddrm.models import Model
+
+__version__ = "0.1.0.dev0"
+__all__ = ["Client", "Dataset", "FeddrmError", "Federation", "Model", "__version__", "load"]
+
+_HOMES = {
+    "Client": "feddrm.data",
+    "Dataset": "feddrm.data",
+    "Federation": "feddrm.data",
+    "FeddrmError": "feddrm.errors",
+    "Model": "feddrm.models",
+    "load": "feddrm.data",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'feddrm' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,92 @@
+"""The ``feddrm`` command: its verbs, and one place where mistakes become one line."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import click
+import typer
+
+from feddrm import __version__
+from feddrm.cli import data
+from feddrm.cli.output import JsonFlag, print_json, print_table
+from feddrm.errors import FeddrmError
+
+app = typer.Typer(
+    name="feddrm",
+    help="Federated learning that guides every new query to the client best equipped for it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.add_typer(data.app, name="data")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"feddrm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def feddrm(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """Federated learning that guides every new query to the client best equipped for it."""
+
+
+@app.command()
+def datasets(json: JsonFlag = False) -> None:
+    """List the datasets.
+
+    Example: feddrm datasets
+    """
+    from feddrm.data import Dataset
+
+    _list(Dataset.family, json)
+
+
+@app.command()
+def models(json: JsonFlag = False) -> None:
+    """List the networks.
+
+    Example: feddrm models
+    """
+    from feddrm.models import Model
+
+    _list(Model.family, json)
+
+
+def _list(family: dict[str, type], json: bool) -> None:
+    rows = {name: member.summary() for name, member in family.items()}  # type: ignore[attr-defined]
+    if json:
+        print_json(rows)
+    else:
+        print_table(["name", "what it is"], rows.items())
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one line on standard error, never a stack trace."""
+    try:
+        code = app(standalone_mode=False)
+    except FeddrmError as error:
+        code = _complain(str(error), error.exit_code)
+    except click.UsageError as error:
+        where = f" (see: {error.ctx.command_path} --help)" if error.ctx else ""
+        code = _complain(error.format_message() + where, 2)
+    except click.ClickException as error:
+        code = _complain(error.format_message(), error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        code = _complain("interrupted", 130)
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        sys.stderr.close()
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(text: str, code: int) -> int:
+    one_line = " ".join(text.split())
+    print(f"feddrm: error: {one_line}", file=sys.stderr)
+    return code

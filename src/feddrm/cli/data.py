@@ -1,0 +1,115 @@
+"""``feddrm data``: look at a federation before training on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from feddrm.cli.output import JsonFlag, print_json, print_table
+from feddrm.cli.settings import (
+    Alpha,
+    Clients,
+    DataDir,
+    DatasetName,
+    Download,
+    Extra,
+    Partition,
+    Seed,
+    Shards,
+    Shift,
+    open_federation,
+)
+
+app = typer.Typer(help="Look at a federation: sizes, classes, shifts.", no_args_is_help=True, rich_markup_mode=None)
+MOST_COLUMNS = 20  # classes beyond this make a table nobody can read: --json has them all
+
+
+@app.command()
+def info(
+    dataset: DatasetName,
+    clients: Clients = None,
+    partition: Partition = None,
+    alpha: Alpha = None,
+    shards: Shards = None,
+    shift: Shift = None,
+    seed: Seed = None,
+    data_dir: DataDir = None,
+    download: Download = False,
+    extra: Extra = None,
+    json: JsonFlag = False,
+) -> None:
+    """Print what every client holds: sizes, class counts, shift.
+
+    Example: feddrm data info digits --clients 8 --alpha 0.3
+    """
+    federation = open_federation(
+        dataset,
+        extra,
+        clients=clients,
+        partition=partition,
+        alpha=alpha,
+        shards=shards,
+        shift=shift,
+        seed=seed,
+        data_dir=data_dir,
+        download=download,
+    )
+    facts = federation.describe()
+    if json:
+        print_json(facts)
+        return
+    few = len(facts["classes"]) <= MOST_COLUMNS
+    header = ["client", "train", "test", *(facts["classes"] if few else ["classes held"]), "shift"]
+    rows = [
+        [
+            client["name"],
+            client["train"],
+            client["test"],
+            *(client["class_counts"] if few else [sum(c > 0 for c in client["class_counts"])]),
+            client["shift"],
+        ]
+        for client in facts["clients"]
+    ]
+    settings = ", ".join(f"{key}={value}" for key, value in facts["settings"].items())
+    typer.echo(f"{facts['name']}: {facts['train']} training and {facts['test']} test samples, {settings}")
+    typer.echo(f"from {facts['source']}")
+    print_table(header, rows)
+
+
+@app.command()
+def show(
+    dataset: DatasetName,
+    out: Annotated[Path, typer.Option(help="Where to write the picture (.png, .svg or .pdf).")] = Path("data.png"),
+    clients: Clients = None,
+    partition: Partition = None,
+    alpha: Alpha = None,
+    shards: Shards = None,
+    shift: Shift = None,
+    seed: Seed = None,
+    data_dir: DataDir = None,
+    download: Download = False,
+    extra: Extra = None,
+) -> None:
+    """Draw the shift of every client and the client-by-class heat map.
+
+    Example: feddrm data show digits --out digits.png
+    """
+    from feddrm.report.pictures import check_target, federation_figure, save
+
+    check_target(out)
+    federation = open_federation(
+        dataset,
+        extra,
+        clients=clients,
+        partition=partition,
+        alpha=alpha,
+        shards=shards,
+        shift=shift,
+        seed=seed,
+        data_dir=data_dir,
+        download=download,
+    )
+    save(federation_figure(federation), out)
+    typer.echo(f"wrote {out}")

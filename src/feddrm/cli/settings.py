@@ -1,0 +1,41 @@
+"""Options that say which federation to load, shared by every command that loads one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import yaml
+
+from feddrm.errors import SettingError
+
+if TYPE_CHECKING:
+    from feddrm.data import Federation
+
+DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="A name from 'feddrm datasets'.")]
+Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
+Partition = Annotated[str | None, typer.Option(help="How labels are divided: iid, dirichlet, shards.")]
+Alpha = Annotated[float | None, typer.Option(help="Dirichlet parameter: small is skewed.")]
+Shards = Annotated[int | None, typer.Option(help="Shards per client (partition shards).")]
+Shift = Annotated[str | None, typer.Option(help="Covariate shift: none, low, mid, high, pool.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the division (the paper's: 2025).")]
+DataDir = Annotated[str | None, typer.Option(help="Folder with the dataset's files, before FEDDRM_DATA.")]
+Download = Annotated[bool, typer.Option("--download", help="Allow fetching missing files.")]
+Extra = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any other setting of the dataset, e.g. --set path=scans."),
+]
+
+
+def open_federation(name: str, extra: Sequence[str] | None, **given: Any) -> Federation:
+    """Load a dataset with the options that were given; what was not given keeps its default."""
+    from feddrm.data import load
+
+    settings = {key: value for key, value in given.items() if value is not None and value is not False}
+    for item in extra or ():
+        key, equals, value = item.partition("=")
+        if not equals or not key:
+            raise SettingError(f"--set {item!r}: write it as KEY=VALUE")
+        settings[key.replace("-", "_")] = yaml.safe_load(value) if value else ""
+    return load(name, **settings)

@@ -1,0 +1,105 @@
+"""Fixed-shape batches: which samples, which crops, in which order, for one client, round and phase."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from feddrm.data.crop import RandomResizedCrop
+from feddrm.data.federation import Client, Federation, Split
+from feddrm.errors import SettingError
+
+
+class Batch(NamedTuple):
+    """One step's input. ``mask`` is False on the filling of a batch that ran out of samples."""
+
+    x: Tensor
+    y: Tensor
+    client: Tensor
+    mask: Tensor
+
+
+class Draw(NamedTuple):
+    """Everything random about one phase: sample numbers [step, place], mask, and crop boxes [step, place, 4]."""
+
+    samples: Tensor
+    mask: Tensor
+    boxes: Tensor | None
+
+    @property
+    def steps(self) -> int:
+        return len(self.samples)
+
+    def to(self, device: torch.device | str) -> Draw:
+        boxes = None if self.boxes is None else self.boxes.to(device)
+        return Draw(self.samples.to(device), self.mask.to(device), boxes)
+
+
+def generator_for(*key: int) -> torch.Generator:
+    """A CPU generator that depends on nothing but ``key``.
+
+    Draws keyed by (seed, client, round, phase) need no state between rounds: a run resumes, and a
+    client on another machine trains, on exactly the same batches.
+    """
+    state = np.random.SeedSequence(key).generate_state(2, np.uint32)
+    generator = torch.Generator()
+    generator.manual_seed(int(state[0]) << 31 ^ int(state[1]))
+    return generator
+
+
+def draw(
+    count: int,
+    steps: int,
+    batch_size: int,
+    generator: torch.Generator,
+    *,
+    crop: RandomResizedCrop | None = None,
+    size: tuple[int, int] = (0, 0),
+) -> Draw:
+    """Batches of one phase: a fresh shuffle, without replacement until the samples run out, then another.
+
+    The last batch of a shuffle holds what is left, its other places masked, as a loader that keeps
+    partial batches would. A client with fewer samples than a batch sees all of them at every step.
+    """
+    if batch_size < 1 or steps < 0 or count < 1:
+        raise SettingError(f"cannot draw {steps} batches of {batch_size} from {count} samples: all must be positive")
+    samples = torch.zeros(steps, batch_size, dtype=torch.int64)
+    mask = torch.zeros(steps, batch_size, dtype=torch.bool)
+    order, used = torch.empty(0, dtype=torch.int64), count
+    for step in range(steps):
+        if used >= count:
+            order, used = torch.randperm(count, generator=generator), 0
+        part = order[used : used + batch_size]
+        samples[step, : len(part)] = part
+        mask[step, : len(part)] = True
+        used += len(part)
+    boxes = None
+    if crop is not None:
+        boxes = crop.boxes(steps * batch_size, *size, generator).view(steps, batch_size, 4)
+    return Draw(samples, mask, boxes)
+
+
+def draw_for(
+    federation: Federation, client: int, *, steps: int, batch_size: int, seed: int, round: int, phase: int
+) -> Draw:
+    """The draw of one client, round and phase: the same wherever and whenever it is asked for."""
+    return draw(
+        len(federation.clients[client].train),
+        steps,
+        batch_size,
+        generator_for(seed, client, round, phase),
+        crop=federation.crop,
+        size=federation.shape[-2:] if federation.crop else (0, 0),  # type: ignore[arg-type]
+    )
+
+
+def batch(client: Client, number: int, split: Split, drawn: Draw, step: int) -> Batch:
+    """Step ``step`` of a draw as the client's network sees it."""
+    index = drawn.samples[step]
+    boxes = None if drawn.boxes is None else drawn.boxes[step]
+    x = client.view(split.x[index], boxes)
+    who = torch.full_like(index, number)
+    return Batch(x, split.y[index], who, drawn.mask[step])

@@ -1,0 +1,63 @@
+"""Your own data by name, so that the command line and configuration files can use them too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from feddrm.data.dataset import Dataset
+from feddrm.data.federation import Federation
+from feddrm.data.own import from_csv, from_folders
+from feddrm.errors import SettingError
+
+
+@dataclass(frozen=True)
+class OwnDataset(Dataset):
+    """Files of the user's; ``path`` is asked for by name because there is no sensible default."""
+
+    path: str = ""
+    test_fraction: float = 0.3
+
+    def check(self) -> None:
+        super().check()
+        if not self.path:
+            raise SettingError(f"'{self.name}' needs to know where your data are: give path (--set path=...)")
+
+    def settings(self) -> dict[str, Any]:
+        return {key: value for key, value in super().settings().items() if value not in (None, "", ())}
+
+
+@dataclass(frozen=True)
+class Folders(OwnDataset):
+    """Your own images: one folder per client with class sub-folders (--set path=...)"""
+
+    name: ClassVar[str] = "folders"
+    size: int | None = None
+
+    def load(self) -> Federation:
+        return from_folders(self.path, size=self.size, test_fraction=self.test_fraction, seed=self.seed)
+
+
+@dataclass(frozen=True)
+class Csv(OwnDataset):
+    """Your own tables: a folder with one file per client, or one file with a client column (--set path=...)"""
+
+    name: ClassVar[str] = "csv"
+    label: str = ""
+    client: str | None = None
+    drop: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        super().check()
+        if not self.label:
+            raise SettingError("'csv' needs to know which column to predict: give label (--set label=...)")
+
+    def load(self) -> Federation:
+        return from_csv(
+            self.path,
+            label=self.label,
+            client=self.client,
+            drop=self.drop,
+            test_fraction=self.test_fraction,
+            seed=self.seed,
+        )

@@ -1,0 +1,28 @@
+"""Networks without buffers, one ``Outputs`` type, and the recipes that build them.
+
+``Model.make("resnet18").build((3, 32, 32), classes=10, clients=8)`` gives a ``Net``: one trunk, a
+class branch and a client branch. Its parameters are its whole state.
+"""
+
+from feddrm.models.lenet import LeNet
+from feddrm.models.mlp import Mlp
+from feddrm.models.model import ImageModel, Model
+from feddrm.models.net import Dense, Net, Outputs, is_client_branch, is_head, is_project, is_trunk, part
+from feddrm.models.resnet import ResNet18, ResNet18Retina
+
+__all__ = [
+    "Dense",
+    "ImageModel",
+    "LeNet",
+    "Mlp",
+    "Model",
+    "Net",
+    "Outputs",
+    "ResNet18",
+    "ResNet18Retina",
+    "is_client_branch",
+    "is_head",
+    "is_project",
+    "is_trunk",
+    "part",
+]

@@ -1,0 +1,67 @@
+"""A model is a frozen set of settings from which a network can be built for any data it fits."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+from feddrm.errors import FeddrmError
+from feddrm.models.net import Net
+from feddrm.registry import Named
+
+
+@dataclass(frozen=True)
+class Model(Named, ABC):
+    """Constructors store settings and do nothing; ``check`` refuses what cannot be, ``build`` makes the network."""
+
+    def build(self, shape: tuple[int, ...], classes: int, clients: int | None = None, seed: int = 2025) -> Net:
+        """A network for samples of ``shape``, with a client branch where ``clients`` is given.
+
+        The same seed gives the same weights, and the leaves that a network with a client branch has
+        in common with one without start equal. Global random state is left alone.
+        """
+        self.check(shape, classes, clients)
+        if not 0 <= seed < 2**32:
+            raise FeddrmError(f"seed {seed} is out of range: give one from 0 to {2**32 - 1}")
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            # torch.manual_seed would also reset the generators of the GPUs, which are not forked.
+            torch.default_generator.manual_seed(seed)
+            return self.network(shape, classes, clients)
+
+    @abstractmethod
+    def network(self, shape: tuple[int, ...], classes: int, clients: int | None) -> Net:
+        """Make the layers, the client branch last: what it draws must not move the others' weights."""
+
+    def check(self, shape: tuple[int, ...], classes: int, clients: int | None = None) -> None:
+        """Refuse data that the model cannot read, and settings that make no network."""
+        if not shape or min(shape) < 1:
+            raise FeddrmError(
+                f"{self.name} cannot read samples of shape {tuple(shape)}: give (channels, height, width) or (columns,)"
+            )
+        if classes < 2:
+            raise FeddrmError(f"classes={classes}: a classifier needs at least two")
+        if clients is not None and clients < 2:
+            raise FeddrmError(
+                f"clients={clients}: a client branch needs at least two clients; give None for a network without one"
+            )
+
+
+@dataclass(frozen=True)
+class ImageModel(Model, ABC):
+    """A model that reads images (channels, height, width) only."""
+
+    def check(self, shape: tuple[int, ...], classes: int, clients: int | None = None) -> None:
+        super().check(shape, classes, clients)
+        if len(shape) != 3:
+            raise FeddrmError(
+                f"{self.name} reads images (channels, height, width), not samples of shape {tuple(shape)}: "
+                "use the model mlp, which reads anything"
+            )
+
+
+def check_width(name: str, width: object) -> None:
+    """Refuse what is no number of units."""
+    if not isinstance(width, int) or width < 1:
+        raise FeddrmError(f"{name}={width!r}: a layer needs a whole number of units, at least one")

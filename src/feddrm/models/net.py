@@ -1,0 +1,123 @@
+"""What every network has in common: a trunk, a class branch and, where wanted, a client branch.
+
+The parts are told apart by the first word of a leaf's name, and methods decide by it what is
+trained, what travels and what stays private.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Outputs(NamedTuple):
+    """What a network says about a batch.
+
+    ``stages`` holds the activations in order, from ``"input"`` to ``"embedding"``, which is
+    ``features`` again: covariate shift shows in the shallow ones, label shift in the deep ones.
+    ``client_logits`` is None for a network without a client branch; under ``torch.vmap`` return
+    single fields of such a network, as vmap hands back nothing but tensors.
+    """
+
+    logits: Tensor
+    features: Tensor
+    client_logits: Tensor | None
+    stages: dict[str, Tensor]
+
+
+class Dense(nn.Module):
+    """ReLU(LayerNorm(W x + c)) of whatever it is given, flattened."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs)
+        self.norm = nn.LayerNorm(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm(self.linear(x.flatten(1))))
+
+
+Branch = tuple[nn.Module, nn.Linear]  # projection and head
+
+
+class Net(nn.Module):
+    """Trunk -> embedding b(x) -> ``project`` -> ``head``; the client branch leaves at a stage of the trunk.
+
+    The trunk's children are the stages, under their own names. No part may hold a buffer: the
+    parameters are the whole state, so a client's model is a plain dict of tensors.
+    """
+
+    client_project: nn.Module | None
+    client_head: nn.Linear | None
+
+    def __init__(
+        self,
+        trunk: nn.Sequential,
+        class_branch: Branch,
+        client_branch: Branch | None = None,
+        client_stage: str = "embedding",
+    ) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.project, self.head = class_branch
+        self.client_project, self.client_head = client_branch or (None, None)
+        self.client_stage = client_stage
+
+    def forward(self, x: Tensor) -> Outputs:
+        features, stages = self.embed(x)
+        return Outputs(self.head(self.hidden(features)), features, self.client_logits(stages), stages)
+
+    def embed(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """b(x) and every stage on the way: all that needs the trunk, once for any number of heads."""
+        stages = {"input": x}
+        for name, stage in self.trunk.named_children():
+            stages[name] = x = stage(x)
+        return x, stages
+
+    def hidden(self, features: Tensor) -> Tensor:
+        """u, what the class head sees."""
+        u: Tensor = self.project(features)
+        return u
+
+    def client_logits(self, stages: Mapping[str, Tensor]) -> Tensor | None:
+        """Which client a sample may come from; None without a client branch."""
+        if self.client_project is None or self.client_head is None:
+            return None
+        logits: Tensor = self.client_head(self.client_project(stages[self.client_stage]))
+        return logits
+
+    def sizes(self) -> dict[str, int]:
+        """Number of parameters of every part."""
+        return {name: sum(p.numel() for p in part.parameters()) for name, part in self.named_children()}
+
+
+def is_trunk(leaf: str) -> bool:
+    """Whether the leaf helps to make the embedding b(x)."""
+    return _part_of(leaf) == "trunk"
+
+
+def is_project(leaf: str) -> bool:
+    """Whether the leaf stands between the embedding and the class head."""
+    return _part_of(leaf) == "project"
+
+
+def is_head(leaf: str) -> bool:
+    """Whether the leaf belongs to the class head, the part that personalised methods keep private."""
+    return _part_of(leaf) == "head"
+
+
+def is_client_branch(leaf: str) -> bool:
+    """Whether only the client logits depend on the leaf."""
+    return _part_of(leaf) in ("client_project", "client_head")
+
+
+def part(leaves: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """The leaves of one part, named as within it: ``functional_call(net.head, part(leaves, "head"), u)``."""
+    return {leaf.removeprefix(f"{name}."): value for leaf, value in leaves.items() if _part_of(leaf) == name}
+
+
+def _part_of(leaf: str) -> str:
+    return leaf.partition(".")[0]

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from feddrm.cli import main
+from feddrm.data import Dataset
+from feddrm.models import Model
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Run the command line in this process: exit code, standard output, standard error."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["feddrm", *words])
+        with pytest.raises(SystemExit) as stop:
+            main()
+    out, err = capsys.readouterr()
+    assert isinstance(stop.value.code, int)
+    return stop.value.code, out, err
+
+
+def test_listings_name_everything_that_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb, family in (("datasets", Dataset.family), ("models", Model.family)):
+        code, out, err = call(capsys, verb)
+        assert (code, err) == (0, "")
+        assert all(re.search(rf"^ *{name} ", out, re.MULTILINE) for name in family)
+        code, out, _ = call(capsys, verb, "--json")
+        assert json.loads(out) == {name: member.summary() for name, member in family.items()}
+
+
+def test_info_prints_what_the_clients_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("data", "info", "digits", "--clients", "4", "--partition", "dirichlet", "--alpha", "0.5", "--seed", "7")
+    code, out, _ = call(capsys, *words, "--json")
+    facts = json.loads(out)
+    assert code == 0
+    assert facts["settings"] == {"seed": 7, "clients": 4, "partition": "dirichlet", "alpha": 0.5, "shift": "high"}
+    assert len(facts["clients"]) == 4
+    assert sum(sum(c["class_counts"]) for c in facts["clients"]) == 1797 == facts["train"] + facts["test"]
+    code, out, _ = call(capsys, *words)
+    for client in facts["clients"]:
+        row = next(line for line in out.splitlines() if line.split()[:1] == [client["name"]])
+        assert row.split()[1:13] == [str(n) for n in (client["train"], client["test"], *client["class_counts"])]
+        assert row.rstrip().endswith(client["shift"])
+
+
+def test_show_writes_a_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    target = tmp_path / "x.png"
+    code, out, err = call(capsys, "data", "show", "digits", "--out", str(target))
+    assert (code, out.strip(), err) == (0, f"wrote {target}", "")
+    assert target.read_bytes().startswith(b"\x89PNG")
+
+
+def test_own_tables_by_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    table = tmp_path / "visits.csv"
+    table.write_text("y,a,b,site\n" + "".join(f"{i % 2},{i},1,{'xyz'[i % 3]}\n" for i in range(30)))
+    words = ("--set", f"path={table}", "--set", "label=y", "--set", "client=site", "--set", "drop=[b]")
+    code, out, _ = call(capsys, "data", "info", "csv", *words, "--json")
+    assert code == 0
+    facts = json.loads(out)
+    assert [c["name"] for c in facts["clients"]] == ["x", "y", "z"]
+    assert facts["sample_shape"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["data", "info", "digit"], 2, "unknown dataset 'digit'; did you mean 'digits'?"),
+        (["data", "info", "digits", "--clients", "many"], 2, "'many' is not a valid int"),
+        (["data", "info", "digits", "--clients", "0"], 2, "clients=0: a federation needs at least two"),
+        (["data", "info", "digits", "--client", "4"], 2, "No such option"),
+        (["data", "info", "digits", "--set", "colour"], 2, "write it as KEY=VALUE"),
+        (["data", "info", "digits", "--set", "colour=red"], 2, "'digits' has no setting 'colour'"),
+        (["data", "info", "digits", "--partition", "shards", "--shards", "999"], 2, "ask for fewer shards"),
+        (["data", "info", "heart", "--clients", "4"], 2, "'heart' has no setting 'clients'"),
+        (["data", "info", "csv"], 2, "needs to know where your data are"),
+        (["data", "info", "csv", "--set", "path=x.csv"], 2, "needs to know which column to predict"),
+        (["data", "info", "folders", "--set", "path=nowhere"], 1, "nowhere"),
+        (["data", "info", "cifar10"], 1, "no files of 'cifar10'"),
+        (["data", "show", "digits", "--out", "x.gif"], 2, "end its name in .png"),
+        (["data", "info"], 2, "Missing argument"),
+        (["dance"], 2, "No such command 'dance'"),
+    ],
+)
+def test_mistakes_are_one_line(
+    words: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str], no_data: Path
+) -> None:
+    got, out, err = call(capsys, *words)
+    assert got == code
+    assert out == ""
+    assert err.startswith("feddrm: error: ")
+    assert err.count("\n") == 1
+    assert says in err
+
+
+def commands() -> list[list[str]]:
+    return [["datasets"], ["models"], ["data", "info"], ["data", "show"]]
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_help_has_an_example(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, *words, "--help")
+    assert code == 0
+    assert f"Example: feddrm {' '.join(words)}" in " ".join(out.split())
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    script = "import sys; sys.argv = ['feddrm', '--help']; import feddrm.cli; print('torch' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"
+
+
+def test_version_and_closed_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "--version")
+    assert (code, out.split()[0]) == (0, "feddrm")
+    pipe = subprocess.run(
+        f"{sys.executable} -m feddrm data info digits --json | head -n 1", shell=True, capture_output=True, check=True
+    )
+    assert pipe.stderr == b""

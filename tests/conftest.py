@@ -1,0 +1,41 @@
+"""What all tests share: golden figures, real data where it is, and one thread for small tensors."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+try:
+    from hypothesis import settings
+except ImportError:  # a GPU machine with the core's dependencies alone can still run the tests marked gpu
+    pass
+else:
+    settings.register_profile("feddrm", deadline=None, derandomize=True, max_examples=50)
+    settings.load_profile("feddrm")
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """Exact figures: the project's own, or others of the same form through FEDDRM_GOLDEN."""
+    return Path(os.environ.get("FEDDRM_GOLDEN") or Path(__file__).parent / "golden")
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder with real datasets; tests that need it are skipped where FEDDRM_DATA is not set."""
+    if not (folder := os.environ.get("FEDDRM_DATA")):
+        pytest.skip("set FEDDRM_DATA to a folder with the real datasets to run this")
+    return Path(folder)
+
+
+@pytest.fixture
+def no_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine without any dataset files; returns the (empty) cache folder."""
+    monkeypatch.delenv("FEDDRM_DATA", raising=False)
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("FEDDRM_CACHE", str(cache))
+    return cache

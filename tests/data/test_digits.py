@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from feddrm.data import load
+from feddrm.data.digits import SCANNERS, STRENGTH
+from feddrm.errors import FeddrmError
+
+
+def fingerprint(x: torch.Tensor) -> str:
+    return hashlib.sha256(x.numpy().tobytes()).hexdigest()
+
+
+def test_all_samples_are_there_and_labels_untouched() -> None:
+    fed = load("digits", seed=0)
+    assert len(fed) == 8
+    assert fed.shape == (1, 8, 8)
+    assert fed.counts().sum(0).tolist() == np.bincount(load_digits().target).tolist()
+    assert fed.counts().sum() == 1797
+
+
+def test_without_shift_the_scans_are_the_originals() -> None:
+    originals = np.rint(load_digits().images / 16 * 255).astype(np.uint8)
+    known = {(image.tobytes(), int(y)) for image, y in zip(originals, load_digits().target, strict=True)}
+    fed = load("digits", shift="none", seed=1)
+    for client in fed.clients:
+        assert client.shift == "none"
+        for split in (client.train, client.test):
+            assert {(x.numpy().tobytes(), int(y)) for x, y in zip(split.x, split.y, strict=True)} <= known
+
+
+def test_seeds_and_levels() -> None:
+    a, b, c = load("digits", seed=3), load("digits", seed=3), load("digits", seed=4)
+    assert fingerprint(a.clients[0].train.x) == fingerprint(b.clients[0].train.x) != fingerprint(c.clients[0].train.x)
+    low = load("digits", seed=3, shift="low")
+    assert torch.equal(low.clients[5].train.y, a.clients[5].train.y), "the shift must not move samples"
+    assert low.clients[5].shift != a.clients[5].shift
+
+
+def test_scanners_are_visibly_different() -> None:
+    """Grey level statistics of the same eight digits tell any two scanners apart."""
+    gallery = load("digits").gallery
+    assert gallery is not None
+    assert gallery.shape == (8, 8, 1, 8, 8)
+    flat = gallery.double().flatten(1)
+    for i in range(8):
+        for j in range(i):
+            assert (flat[i] - flat[j]).abs().mean() > 25, (SCANNERS[i].name, SCANNERS[j].name)
+
+
+def test_noise_is_new_for_every_image() -> None:
+    image = load_digits().images[:1].repeat(2, axis=0) / 16
+    scanned = SCANNERS[0](image, 1.0, np.random.default_rng(0))
+    assert not np.array_equal(scanned[0], scanned[1])
+    assert set(STRENGTH) == {"none", "low", "mid", "high"}
+
+
+def test_more_clients_than_scanners() -> None:
+    fed = load("digits", clients=10, alpha=5.0)
+    assert fed.names[:1] + fed.names[8:] == ("flatbed", "flatbed-2", "negative-2")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"shift": "pool"}, "digits have no shift 'pool'"),
+        ({"shift": "hgih"}, "unknown shift 'hgih'; did you mean 'high'"),
+        ({"partition": "dirichle"}, "unknown partition 'dirichle'; did you mean 'dirichlet'"),
+        ({"clients": 1}, "at least two"),
+        ({"alpha": 0.0}, "alpha=0.0"),
+        ({"alpha": float("nan")}, "alpha=nan"),
+        ({"shards": 0}, "shards=0"),
+        ({"seed": -1}, "seed -1 is out of range"),
+        ({"client": 4}, "no setting 'client'; did you mean 'clients'"),
+    ],
+)
+def test_impossible_settings(settings: dict[str, object], says: str) -> None:
+    with pytest.raises(FeddrmError, match=says):
+        load("digits", **settings)

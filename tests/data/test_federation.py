@@ -1,0 +1,175 @@
+"""Federation: what it promises and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import FrozenInstanceError, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feddrm.data.federation import Client, Federation, Split, check_clients
+from feddrm.data.view import View
+from feddrm.errors import FeddrmError
+
+
+@contextmanager
+def refused(*parts: str) -> Iterator[None]:
+    """One line that has every part."""
+    with pytest.raises(FeddrmError) as caught:
+        yield
+    text = str(caught.value)
+    assert "\n" not in text
+    for part in parts:
+        assert part in text, text
+
+
+def part(*labels: int, shape: tuple[int, ...] = (2,), dtype: torch.dtype = torch.float32) -> Split:
+    return Split(torch.zeros((len(labels), *shape), dtype=dtype), torch.tensor(labels, dtype=torch.int64))
+
+
+def client(name: str, **changed: Any) -> Client:
+    return Client(name, **{"train": part(0, 1, 1), "test": part(0)} | changed)
+
+
+def federation(*clients: Client, **changed: Any) -> Federation:
+    options = {"name": "toy", "clients": clients, "classes": ("no", "yes", "maybe"), "source": "made here"}
+    return Federation(**options | changed)
+
+
+@pytest.fixture
+def fed() -> Federation:
+    lima = client("lima", train=part(1), test=part(2, 2), shift="gamma 0.6")
+    return federation(client("oslo"), lima, settings={"seed": 0})
+
+
+def test_sizes_weights_counts(fed: Federation) -> None:
+    assert len(fed) == 2
+    assert fed.names == ("oslo", "lima")
+    assert fed.shape == (2,)
+    assert fed.sizes.tolist() == [3, 1]
+    assert fed.weights.dtype == torch.float64
+    assert fed.weights.tolist() == [0.75, 0.25]
+    assert fed.counts("train").tolist() == [[1, 2, 0], [0, 1, 0]]
+    assert fed.counts("test").tolist() == [[1, 0, 0], [0, 0, 2]]
+    assert fed.counts().tolist() == [[2, 2, 0], [0, 1, 2]]
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=2, max_size=6))
+def test_weights_sum_to_one_and_counts_to_sizes(labels: list[list[int]]) -> None:
+    fed = federation(*(client(f"c{i}", train=part(*y)) for i, y in enumerate(labels)))
+    assert fed.weights.sum().item() == pytest.approx(1, abs=1e-12)
+    assert torch.equal(fed.counts("train").sum(1), fed.sizes)
+    assert torch.equal(fed.counts("train") + fed.counts("test"), fed.counts())
+
+
+def test_describe_is_plain_and_complete(fed: Federation) -> None:
+    assert json.loads(json.dumps(fed.describe())) == {
+        "name": "toy",
+        "source": "made here",
+        "settings": {"seed": 0},
+        "sample_shape": [2],
+        "classes": ["no", "yes", "maybe"],
+        "clients": [
+            {"name": "oslo", "train": 3, "test": 1, "shift": "none", "class_counts": [2, 2, 0]},
+            {"name": "lima", "train": 1, "test": 2, "shift": "gamma 0.6", "class_counts": [0, 1, 2]},
+        ],
+        "train": 4,
+        "test": 3,
+    }
+
+
+def devices(*clients: Client) -> set[str]:
+    return {tensor.device.type for c in clients for s in (c.train, c.test) for tensor in (s.x, s.y)}
+
+
+def test_a_client_moves_with_every_sample() -> None:
+    here = client("oslo")
+    assert devices(here.to("meta")) == {"meta"}
+    assert devices(here) == {"cpu"}
+
+
+def test_to_keeps_all_but_the_device() -> None:
+    view = View(mean=(0.1,), std=(0.2,))
+    here = federation(client("oslo", view=view, shift="dim"), client("lima"), columns=("a", "b"), settings={"seed": 1})
+    there = here.to("cpu")
+    assert (there.names, there.classes, there.columns, there.settings) == (
+        here.names,
+        here.classes,
+        here.columns,
+        here.settings,
+    )
+    assert (there.clients[0].view, there.clients[0].shift) == (view, "dim")
+    assert torch.equal(there.clients[0].train.y, here.clients[0].train.y)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_to_a_gpu(fed: Federation) -> None:
+    there = fed.to("cuda")
+    assert devices(*there.clients) == {"cuda"}
+    assert there.counts().tolist() == fed.counts().tolist()
+
+
+def test_cannot_be_changed(fed: Federation) -> None:
+    with pytest.raises(FrozenInstanceError):
+        fed.name = "other"  # type: ignore[misc]
+    with pytest.raises(FrozenInstanceError):
+        fed.clients[0].train.x = torch.zeros(1)  # type: ignore[misc]
+
+
+def test_too_few_clients() -> None:
+    for clients in ((), (client("oslo"),)):
+        with refused("toy", f"at least two clients, got {len(clients)}", "add another"):
+            federation(*clients)
+
+
+@pytest.mark.parametrize("name", ["", " ", ".", "..", "a/b", "a\\b", "a\0b", "a\nb", "a\rb", "a\x1bb"])
+def test_names_that_cannot_name_a_folder(name: str) -> None:
+    with refused("toy", repr(name), "letters, digits"):
+        federation(client("oslo"), client(name))
+
+
+@pytest.mark.parametrize("other", ["oslo", "OSLO", "Oslo"])
+def test_names_that_differ_only_in_case(other: str) -> None:
+    with refused(f"duplicate client name '{other}'", "also 'oslo'", "rename"):
+        federation(client("oslo"), client(other))
+
+
+@given(st.lists(st.from_regex(r"[a-z0-9_-]{1,12}", fullmatch=True), min_size=2, unique=True))
+def test_ordinary_names_are_accepted(names: list[str]) -> None:
+    check_clients("here", names)
+
+
+def test_splits_that_do_not_fit() -> None:
+    good = client("oslo")
+    wrong = "toy: test data of client 'lima'"
+    with refused(wrong, "is empty", "more samples"):
+        federation(good, client("lima", test=part()))
+    with refused("toy: training data of client 'lima'", "has 3 samples but 2 labels"):
+        federation(good, client("lima", train=Split(torch.zeros(3, 2), torch.tensor([0, 1]))))
+    with refused(wrong, "(4,)", "(2,)", "bring all to one shape"):
+        federation(good, client("lima", test=part(0, shape=(4,))))
+    with refused(wrong, "torch.uint8", "torch.float32"):
+        federation(good, client("lima", test=part(0, dtype=torch.uint8)))
+    with refused(wrong, "label 3, outside the 3 classes"):
+        federation(good, client("lima", test=part(0, 3)))
+    with refused(wrong, "label -1, outside"):
+        federation(good, client("lima", test=part(0, -1)))
+
+
+def test_the_first_client_is_checked_as_well() -> None:
+    with refused("toy: training data of client 'oslo'", "is empty"):
+        federation(client("oslo", train=part()), client("lima"))
+    with refused("toy: test data of client 'oslo'", "(5,)"):
+        federation(client("oslo", test=part(0, shape=(5,))), client("lima"))
+
+
+def test_replace_checks_again(fed: Federation) -> None:
+    with refused("label 2, outside the 2 classes"):
+        replace(fed, classes=("no", "yes"))

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feddrm.data.cifar import HUNDRED, TEN, read_pool
+from feddrm.data.partition import partition
+from feddrm.errors import FeddrmError
+
+CLASSES = {"cifar10": 10, "cifar20": 100, "cifar100": 100}
+
+
+def entries(golden: Path) -> dict[str, dict[str, Any]]:
+    found = json.loads((golden / "partitions.json").read_text())
+    assert found
+    return found
+
+
+def divide(labels: np.ndarray, entry: dict[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
+    return partition(
+        labels,
+        clients=entry["clients"],
+        kind=entry["kind"],
+        alpha=float(entry["arg"]),
+        shards=int(entry["arg"]),
+        seed=entry["seed"],
+    )
+
+
+def short_sha(indices: np.ndarray) -> str:
+    return hashlib.sha256(np.sort(indices).astype(np.int64).tobytes()).hexdigest()[:16]
+
+
+@pytest.mark.golden
+def test_sizes_equal_the_reference_whatever_the_label_order(golden: Path) -> None:
+    """Only class sizes drive the generator, so made labels of the right sizes give the right client sizes."""
+    for name, entry in entries(golden).items():
+        classes = CLASSES[entry["dataset"]]
+        labels = np.random.default_rng(1).permutation(np.repeat(np.arange(classes), 60_000 // classes))
+        parts = divide(labels, entry)
+        assert [len(train) for train, _ in parts] == entry["train"], name
+        assert [len(test) for _, test in parts] == entry["test"], name
+
+
+@pytest.mark.golden
+@pytest.mark.data
+def test_indices_equal_the_reference_on_real_labels(golden: Path, real_data: Path) -> None:
+    pools = {o.packed: read_pool(o, data_dir=str(real_data), download=False) for o in (TEN, HUNDRED)}
+    for name, entry in entries(golden).items():
+        pool = pools["cifar10" if entry["dataset"] == "cifar10" else "cifar100"]
+        parts = divide(pool.fine, entry)
+        assert [short_sha(train) for train, _ in parts] == entry["train_sha"], name
+        assert [short_sha(test) for _, test in parts] == entry["test_sha"], name
+        shown = pool.coarse if entry["dataset"] == "cifar20" else pool.fine
+        first = np.concatenate(parts[0])
+        counts = np.bincount(shown[first], minlength=len(entry["class_counts_first_client"]))
+        assert counts.tolist() == entry["class_counts_first_client"], name
+
+
+@given(
+    labels=st.lists(st.integers(0, 4), min_size=60, max_size=200),
+    clients=st.integers(2, 5),
+    kind=st.sampled_from(["iid", "dirichlet", "shards"]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_every_sample_goes_to_one_place(labels: list[int], clients: int, kind: str, seed: int) -> None:
+    y = np.array(labels)
+    parts = partition(y, clients=clients, kind=kind, alpha=1.0, shards=3, seed=seed)
+    together = np.concatenate([np.concatenate(p) for p in parts])
+    assert len(set(together.tolist())) == len(together)
+    if kind == "shards":  # equal shards: at most a remainder is left over
+        assert len(together) == len(y) // (3 * clients) * 3 * clients
+    else:
+        assert sorted(together.tolist()) == list(range(len(y)))
+    for train, test in parts:
+        assert len(train) == int(0.7 * (len(train) + len(test)))
+    again = partition(y, clients=clients, kind=kind, alpha=1.0, shards=3, seed=seed)
+    assert all(np.array_equal(a[k], b[k]) for a, b in zip(parts, again, strict=True) for k in (0, 1))
+
+
+def test_shards_hold_few_classes() -> None:
+    labels = np.repeat(np.arange(10), 100)
+    parts = partition(labels, clients=5, kind="shards", alpha=1.0, shards=2, seed=3)
+    assert all(len(np.unique(labels[np.concatenate(p)])) <= 2 for p in parts)
+
+
+def test_small_alpha_is_more_skewed_than_large() -> None:
+    labels = np.repeat(np.arange(10), 500)
+
+    def largest_share(alpha: float) -> float:
+        parts = partition(labels, clients=5, kind="dirichlet", alpha=alpha, shards=1, seed=0)
+        return float(np.mean([np.bincount(labels[np.concatenate(p)]).max() / sum(map(len, p)) for p in parts]))
+
+    assert largest_share(0.1) > 0.4 > 0.15 > largest_share(100.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "clients", "alpha", "shards", "says"),
+    [
+        ("shards", 5, 1.0, 50, "5 clients x 50 shards need at least 250 samples, there are 100"),
+        ("dirichlet", 40, 1e-6, 1, "use fewer clients or a larger alpha"),
+        ("iid", 60, 1.0, 1, "60 clients cannot share 100 samples"),
+        ("dirichlett", 2, 1.0, 1, "unknown partition 'dirichlett'"),
+    ],
+)
+def test_impossible_divisions_are_refused(kind: str, clients: int, alpha: float, shards: int, says: str) -> None:
+    labels = np.repeat(np.arange(2), 50)
+    with pytest.raises(FeddrmError, match=says):
+        partition(labels, clients=clients, kind=kind, alpha=alpha, shards=shards, seed=0)

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from feddrm.data import Federation, load
+from feddrm.errors import FeddrmError
+from feddrm.report.pictures import check_target, federation_figure, save
+
+
+def texts(federation: Federation) -> list[list[str]]:
+    return [[t.get_text() for t in axes.texts] for axes in federation_figure(federation).axes]
+
+
+def test_heat_map_shows_the_counts() -> None:
+    fed = load("digits", seed=0)
+    assert texts(fed)[1] == [str(n) for n in fed.counts().flatten().tolist()]
+
+
+def test_shift_grid_shows_every_client_the_same_samples() -> None:
+    fed = load("digits", seed=0)
+    assert fed.gallery is not None
+    axes = federation_figure(fed).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == list(fed.names)
+    shown = np.asarray(axes.images[0].get_array())
+    assert shown.shape == (8 * 9 - 1, 8 * 9 - 1)
+    assert np.array_equal(255 - shown[9:17, 18:26], fed.gallery[1, 2, 0].numpy())
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_files_are_written_whole(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"x.{suffix}"
+    save(federation_figure(load("digits")), path)
+    assert path.stat().st_size > 5000
+    assert list(tmp_path.iterdir()) == [path]
+    if suffix == "png":
+        with Image.open(path) as picture:
+            assert min(picture.size) > 400
+
+
+def test_federations_without_known_shift_show_their_own_samples() -> None:
+    rng = np.random.default_rng(0)
+    images = {n: (rng.integers(0, 255, (12, 6, 6, 3), dtype=np.uint8), np.arange(12) % 3) for n in ("oslo", "lima")}
+    fed = Federation.from_arrays(images)
+    assert fed.gallery is None
+    assert federation_figure(fed).axes[0].get_title() == "samples of every client"
+    rows = {n: (rng.normal(size=(12, 4)), np.arange(12) % 3) for n in ("oslo", "lima")}
+    assert "column means" in federation_figure(Federation.from_arrays(rows)).axes[0].get_title()
+
+
+def test_many_classes_are_shown_by_colour_alone() -> None:
+    rng = np.random.default_rng(0)
+    clients = {n: (rng.normal(size=(90, 4)), np.arange(90) % 30) for n in ("oslo", "lima")}
+    assert not any(texts(Federation.from_arrays(clients)))
+
+
+def test_targets_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(FeddrmError, match=r"cannot write a picture to 'x.gif': end its name in .png, .svg, .pdf"):
+        check_target(Path("x.gif"))
+    with pytest.raises(FeddrmError, match="does not exist: create it"):
+        check_target(tmp_path / "none" / "x.png")
+    (tmp_path / "x.png").mkdir()
+    with pytest.raises(FeddrmError, match=r"cannot write .*x.png"):
+        save(federation_figure(load("digits")), tmp_path / "x.png")
+    assert [p.name for p in tmp_path.iterdir()] == ["x.png"]

@@ -1,0 +1,55 @@
+"""Every command and every Python block of the README is executed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BLOCKS = re.findall(r"```(console|python)\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+COMMANDS = [line for kind, body in BLOCKS if kind == "console" for line in body.splitlines() if line]
+SCRIPTS = [body for kind, body in BLOCKS if kind == "python"]
+
+
+def test_there_is_something_to_run() -> None:
+    assert len(COMMANDS) >= 6
+    assert SCRIPTS
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("feddrm ")])
+def test_commands(command: str, tmp_path: Path) -> None:
+    rows = "".join(f"{i % 2},{i * 0.5},{('oslo', 'lima')[i % 3 == 0]}\n" for i in range(24))
+    (tmp_path / "visits.csv").write_text("outcome,age,hospital\n" + rows)
+    run = subprocess.run(
+        [sys.executable, "-m", *command.split()], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip()
+    assert run.stderr == ""
+
+
+@pytest.mark.parametrize("target", [c.split()[1] for c in COMMANDS if c.startswith("make ")])
+def test_make_targets(target: str) -> None:
+    """They run this very suite or need minutes to install: it is enough that make knows what to do."""
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    plan = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert {"demo": "feddrm", "test": "pytest", "lint": "mypy"}[target] in plan
+
+
+def test_no_other_commands() -> None:
+    assert {c.split()[0] for c in COMMANDS} <= {"feddrm", "make"}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_python(script: str, tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert "('oslo', 'lima')" in run.stdout

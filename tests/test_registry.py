@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+import feddrm
+from feddrm.errors import FeddrmError
+from feddrm.registry import Named, nearest
+
+
+@dataclass(frozen=True)
+class Tool(Named):
+    size: int = 1
+
+
+@dataclass(frozen=True)
+class Hammer(Tool):
+    """Drives nails
+
+    and more.
+    """
+
+    name: ClassVar[str] = "hammer"
+    weight: float = 2.0
+
+
+def test_members_are_found_by_name_with_their_settings() -> None:
+    assert Tool.make("hammer", size=3) == Hammer(size=3)
+    assert Hammer.summary() == "Drives nails"
+    assert Tool.family == {"hammer": Hammer}
+    assert "hammer" not in feddrm.Dataset.family
+
+
+def test_unknown_names_and_settings_suggest_the_nearest() -> None:
+    with pytest.raises(FeddrmError, match=r"unknown tool 'hamer'; did you mean 'hammer'\? \(known: hammer\)"):
+        Tool.make("hamer")
+    with pytest.raises(FeddrmError, match=r"'hammer' has no setting 'wieght'; did you mean 'weight'\?"):
+        Tool.make("hammer", wieght=1)
+    assert nearest("AGE", ["Age", "sex"]) == "; did you mean 'Age'?"
+    assert nearest("zzz", ["age"]) == ""
+
+
+def test_a_name_is_taken_once() -> None:
+    with pytest.raises(TypeError, match="'hammer' is already the name of Hammer"):
+
+        class Other(Tool):
+            name = "hammer"
+
+
+def test_the_package_offers_what_it_says() -> None:
+    for name in feddrm.__all__:
+        assert getattr(feddrm, name)
+    with pytest.raises(AttributeError, match="no attribute 'loda'"):
+        feddrm.loda  # noqa: B018
