@@ -1,6 +1,6 @@
 """Loading, shifting and cropping CIFAR-10, against Pillow one image at a time, in one run.
 
-    FEDDRM_DATA=folder python benchmarks/data_pipeline.py [--json FILE]
+    FEDDRM_DATA=folder python -m benchmarks.data_pipeline [--device cuda] [--json FILE]
 
 The Pillow side does what the reference pipeline does per image: draw a box as torchvision's
 RandomResizedCrop does (scalar draws from torch), cut, resize, and copy the pixels out.
@@ -12,7 +12,6 @@ import argparse
 import datetime
 import json
 import math
-import platform
 import random
 import resource
 import statistics
@@ -27,6 +26,8 @@ from PIL import Image, ImageEnhance
 
 from feddrm.data import Federation, RandomResizedCrop, load, resized_crop
 from feddrm.data.shift import ColourShift
+from feddrm.data.view import View
+from feddrm.runs.run import hardware, versions
 
 BATCH, STEPS, SIDE = 128, 10, 32
 
@@ -80,26 +81,35 @@ def pillow_access(image: np.ndarray, shift: ColourShift) -> torch.Tensor:
     return (torch.from_numpy(np.array(picture)).permute(2, 0, 1) / 255 - 0.5) / 0.5
 
 
-def measure_batch(federation: Federation) -> dict[str, dict[str, float]]:
-    client = federation.clients[0]
-    shift = client.view.shift
+def measure_batch(x: torch.Tensor, view: View, device: str) -> dict[str, dict[str, float]]:
+    """Ours on ``device``, Pillow's on the CPU, with the results compared first."""
+    shift = view.shift
     assert shift is not None
-    x = client.train.x[:BATCH]
     hwc = x.permute(0, 2, 3, 1).contiguous().numpy()
-    crop, generator = RandomResizedCrop(), torch.Generator().manual_seed(0)
+    crop, generator = RandomResizedCrop(), torch.Generator(device).manual_seed(0)
     boxes = crop.boxes(BATCH, SIDE, SIDE, generator)
     listed = [tuple(b) for b in boxes.tolist()]
+    x = x.to(device)
     assert np.array_equal(
-        resized_crop(x, boxes).permute(0, 2, 3, 1).numpy(),
+        resized_crop(x, boxes).permute(0, 2, 3, 1).cpu().numpy(),
         np.stack([np.asarray(pillow_crop(i, b)) for i, b in zip(hwc, listed, strict=True)]),
     )
-    shift.table("cpu")
+    shift.table(device)
+
+    def done(work: Callable[[], object]) -> Callable[[], object]:
+        def all_of_it() -> None:
+            work()
+            if device != "cpu":
+                torch.cuda.synchronize()
+
+        return all_of_it
+
     # A phase draws its boxes at once, so a batch pays a tenth of a ten-step draw.
-    draw = median_ms(lambda: crop.boxes(STEPS * BATCH, SIDE, SIDE, generator)) / STEPS
+    draw = median_ms(done(lambda: crop.boxes(STEPS * BATCH, SIDE, SIDE, generator))) / STEPS
     ours = {
-        "resize to given boxes": median_ms(lambda: resized_crop(x, boxes)),
-        "random resized crop": draw + median_ms(lambda: resized_crop(x, boxes)),
-        "crop, shift and scale": draw + median_ms(lambda: client.view(x, boxes)),
+        "resize to given boxes": median_ms(done(lambda: resized_crop(x, boxes))),
+        "random resized crop": draw + median_ms(done(lambda: resized_crop(x, boxes))),
+        "crop, shift and scale": draw + median_ms(done(lambda: view(x, boxes))),
     }
     pillow = {
         "resize to given boxes": median_ms(
@@ -121,21 +131,31 @@ def measure_batch(federation: Federation) -> dict[str, dict[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--device", default="cpu", help="where our batches are made: cpu or cuda")
+    parser.add_argument("--random", action="store_true", help="made images instead of CIFAR-10: the batch alone")
     arguments = parser.parse_args()
-    start = time.perf_counter()
-    federation = load("cifar10")
-    loaded = time.perf_counter()
-    shift_everything(federation)
-    shifted = time.perf_counter()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    figures = {
-        "decode_divide_seconds": round(loaded - start, 2),
-        "shift_seconds": round(shifted - loaded, 2),
-        "total_seconds": round(shifted - start, 2),
-        "peak_gib": round(peak, 2),
-        "batch_of_128": measure_batch(federation),
-        "hardware": f"{platform.machine()}, {torch.get_num_threads()} threads",
-        "versions": {"torch": torch.__version__, "pillow": PIL.__version__, "numpy": np.__version__},
+    figures: dict[str, object] = {}
+    if arguments.random:
+        x = torch.randint(0, 256, (BATCH, 3, SIDE, SIDE), dtype=torch.uint8)
+        view = View(ColourShift(0.5, -0.1, 0.6))
+    else:
+        start = time.perf_counter()
+        federation = load("cifar10")
+        loaded = time.perf_counter()
+        shift_everything(federation)
+        shifted = time.perf_counter()
+        figures = {
+            "decode_divide_seconds": round(loaded - start, 2),
+            "shift_seconds": round(shifted - loaded, 2),
+            "total_seconds": round(shifted - start, 2),
+            "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
+        }
+        x, view = federation.clients[0].train.x[:BATCH], federation.clients[0].view
+    figures |= {
+        "batch_of_128": measure_batch(x, view, arguments.device),
+        "images": "made" if arguments.random else "CIFAR-10",
+        "hardware": hardware(arguments.device),
+        "versions": {**versions(), "pillow": PIL.__version__},
         "date": datetime.date.today().isoformat(),
     }
     print(json.dumps(figures, indent=2))

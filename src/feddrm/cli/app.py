@@ -10,6 +10,8 @@ import typer
 
 from feddrm import __version__
 from feddrm.cli import data
+from feddrm.cli import report as reports
+from feddrm.cli import train as training
 from feddrm.cli.output import JsonFlag, print_json, print_table
 from feddrm.errors import FeddrmError
 
@@ -57,6 +59,23 @@ def models(json: JsonFlag = False) -> None:
     from feddrm.models import Model
 
     _list(Model.family, json)
+
+
+@app.command()
+def methods(json: JsonFlag = False) -> None:
+    """List the methods.
+
+    Example: feddrm methods
+    """
+    from feddrm.methods import Method
+
+    _list(Method.family, json)
+
+
+app.command()(training.train)
+app.command()(training.evaluate)
+app.command()(training.demo)
+app.command()(reports.report)
 
 
 def _list(family: dict[str, type], json: bool) -> None:

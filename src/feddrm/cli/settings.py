@@ -32,10 +32,23 @@ def open_federation(name: str, extra: Sequence[str] | None, **given: Any) -> Fed
     """Load a dataset with the options that were given; what was not given keeps its default."""
     from feddrm.data import load
 
-    settings = {key: value for key, value in given.items() if value is not None and value is not False}
+    return load(name, **given_settings(**given), **keyed_settings(extra))
+
+
+def given_settings(**options: Any) -> dict[str, Any]:
+    """Options that were given; the others are None, or False for flags."""
+    return {key: value for key, value in options.items() if value is not None and value is not False}
+
+
+def keyed_settings(extra: Sequence[str] | None) -> dict[str, Any]:
+    """``KEY=VALUE`` words as settings, the values read as YAML: 3, true, [a, b], text."""
+    settings: dict[str, Any] = {}
     for item in extra or ():
         key, equals, value = item.partition("=")
         if not equals or not key:
             raise SettingError(f"--set {item!r}: write it as KEY=VALUE")
-        settings[key.replace("-", "_")] = yaml.safe_load(value) if value else ""
-    return load(name, **settings)
+        try:
+            settings[key.replace("-", "_")] = yaml.safe_load(value) if value else ""
+        except yaml.YAMLError as error:
+            raise SettingError(f"--set {item!r}: the value is neither a number nor a word nor a [list]") from error
+    return settings

@@ -1,1 +1,1 @@
-"""What people look at: pictures and tables."""
+"""What people look at: pictures of a federation, tables, and one self-contained page per run."""

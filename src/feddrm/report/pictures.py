@@ -6,83 +6,106 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from feddrm.data import Federation
 from feddrm.errors import FeddrmError, SettingError
+from feddrm.report.portrait import SAMPLES, Portrait
 
 FORMATS = (".png", ".svg", ".pdf")
 MOST_NUMBERS = 24  # classes beyond this get colours only
-SAMPLES = 8
+MOST_COLUMNS = 60  # columns beyond this get no names
+LONGEST = 28  # letters of a name in a picture
 
 
 def federation_figure(federation: Federation) -> Figure:
     """Left: how every client sees. Right: how many samples of each class it holds."""
-    rows, classes = len(federation), len(federation.classes)
-    pictures = len(federation.shape) == 3
-    left = 0.55 * SAMPLES if pictures else max(3.0, 0.22 * len(federation.columns or ()))
-    right = min(12.0, max(3.5, 0.5 * classes + 1.0))
-    figure = Figure(figsize=(left + right + 3.0, max(2.5, 0.55 * rows + 1.5)), layout="constrained")
+    portrait = Portrait.of(federation)
+    left, right = _view_width(portrait), _label_width(portrait)
+    figure = Figure(figsize=(left + right + 3.0, _height(portrait)), layout="constrained")
     axes = figure.subplots(1, 2, width_ratios=(left, right))
-    if pictures:
-        draw_shift_grid(axes[0], federation)
-    else:
-        draw_column_means(axes[0], federation)
-    draw_heat_map(axes[1], federation)
-    figure.suptitle(f"{federation.name}: {int(federation.sizes.sum())} training samples at {rows} clients")
+    draw_view(axes[0], portrait)
+    draw_heat_map(axes[1], portrait)
+    title = f"{portrait.name}: {int(portrait.sizes.sum())} training samples at {len(portrait.names)} clients"
+    figure.suptitle(title, parse_math=False)
     return figure
 
 
-def draw_shift_grid(axes: Axes, federation: Federation) -> None:
+def view_figure(portrait: Portrait) -> Figure:
+    """How every client sees, alone."""
+    figure = Figure(figsize=(_view_width(portrait) + 1.5, _height(portrait)), layout="constrained")
+    draw_view(figure.subplots(), portrait)
+    return figure
+
+
+def label_figure(portrait: Portrait) -> Figure:
+    """How many samples of each class every client holds, alone."""
+    figure = Figure(figsize=(_label_width(portrait) + 1.5, _height(portrait)), layout="constrained")
+    draw_heat_map(figure.subplots(), portrait)
+    return figure
+
+
+def draw_view(axes: Axes, portrait: Portrait) -> None:
+    """Pictures where samples are pictures, column means where they are rows."""
+    if portrait.gallery is not None:
+        draw_shift_grid(axes, portrait)
+    else:
+        draw_column_means(axes, portrait)
+
+
+def draw_shift_grid(axes: Axes, portrait: Portrait) -> None:
     """One row per client: the same samples under every client's shift, or its own where there is none."""
-    grid = federation.gallery
-    if grid is None:
-        grid = torch.stack([_own_samples(c.view.pixels(c.test.x[:SAMPLES])) for c in federation.clients])
+    grid = portrait.gallery
+    assert grid is not None
     m, k, c, height, width = grid.shape
     paper = 0 if c == 1 else 255
     canvas = np.full((m * (height + 1) - 1, k * (width + 1) - 1, c), paper, dtype=np.uint8)
     for i in range(m):
         for j in range(k):
             top, left = i * (height + 1), j * (width + 1)
-            canvas[top : top + height, left : left + width] = grid[i, j].permute(1, 2, 0).cpu().numpy()
+            canvas[top : top + height, left : left + width] = grid[i, j].permute(1, 2, 0).numpy()
     # Grey digits are stored as ink; show them dark on light.
     axes.imshow(255 - canvas[..., 0] if c == 1 else canvas, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-    axes.set_yticks([i * (height + 1) + height / 2 for i in range(m)], federation.names)
+    axes.set_yticks([i * (height + 1) + height / 2 for i in range(m)], shortened(portrait.names), parse_math=False)
     axes.set_xticks([])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    axes.set_title("the same samples at every client" if federation.gallery is not None else "samples of every client")
+    axes.set_title("the same samples at every client" if portrait.same_samples else "samples of every client")
 
 
-def draw_column_means(axes: Axes, federation: Federation) -> None:
+def draw_column_means(axes: Axes, portrait: Portrait) -> None:
     """Tables have no pictures: each client's column means, in standard deviations of the pooled data."""
-    pooled = torch.cat([client.train.x for client in federation.clients])
-    scale = pooled.std(0).clamp_min(1e-12)
-    means = torch.stack([(client.train.x.mean(0) - pooled.mean(0)) / scale for client in federation.clients])
-    image = axes.imshow(means.cpu().numpy(), cmap="RdBu_r", vmin=-2, vmax=2, aspect="auto")
-    axes.set_yticks(range(len(federation)), federation.names)
-    axes.set_xticks(range(len(federation.columns or ())), federation.columns or (), rotation=90, fontsize=7)
+    means = portrait.column_means
+    assert means is not None
+    image = axes.imshow(means.numpy(), cmap="RdBu_r", vmin=-2, vmax=2, aspect="auto", interpolation="nearest")
+    axes.set_yticks(range(len(portrait.names)), shortened(portrait.names), parse_math=False)
+    columns = portrait.columns if len(portrait.columns) <= MOST_COLUMNS else ()
+    axes.set_xticks(range(len(columns)), shortened(columns), rotation=90, fontsize=7, parse_math=False)
     axes.set_title("column means (pooled standard deviations)")
     axes.figure.colorbar(image, ax=axes, shrink=0.8)
 
 
-def draw_heat_map(axes: Axes, federation: Federation) -> None:
+def draw_heat_map(axes: Axes, portrait: Portrait) -> None:
     """Client by class, training and test samples together."""
-    counts = federation.counts().numpy()
-    image = axes.imshow(counts, cmap="Blues", aspect="auto")
-    axes.set_yticks(range(len(federation)), federation.names)
+    counts = portrait.counts.numpy()
+    image = axes.imshow(counts, cmap="Blues", aspect="auto", interpolation="nearest")
+    axes.set_yticks(range(len(portrait.names)), shortened(portrait.names), parse_math=False)
     axes.set_title("samples per client and class")
     if counts.shape[1] <= MOST_NUMBERS:
-        axes.set_xticks(range(counts.shape[1]), federation.classes, rotation=45, ha="right")
+        labels = shortened(portrait.classes)
+        axes.set_xticks(range(counts.shape[1]), labels, rotation=45, ha="right", parse_math=False)
         for (i, j), count in np.ndenumerate(counts):
-            colour = "white" if count > counts.max() / 2 else "black"
-            axes.text(j, i, str(count), ha="center", va="center", fontsize=7, color=colour)
+            text = axes.text(j, i, str(count), ha="center", va="center", fontsize=7)
+            text.set(color="white" if count > counts.max() / 2 else "black", in_layout=False)
     else:
         axes.set_xlabel(f"{counts.shape[1]} classes")
         axes.figure.colorbar(image, ax=axes, shrink=0.8)
+
+
+def shortened(names: tuple[str, ...]) -> list[str]:
+    """Names cut to what a picture has room for."""
+    return [name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…" for name in names]
 
 
 def check_target(path: Path) -> None:
@@ -105,8 +128,14 @@ def save(figure: Figure, path: Path) -> None:
         raise FeddrmError(f"cannot write {path} ({error.strerror}): free the disk or choose another --out") from error
 
 
-def _own_samples(pixels: Tensor) -> Tensor:
-    missing = SAMPLES - len(pixels)
-    if missing <= 0:
-        return pixels
-    return torch.cat([pixels, pixels.new_full((missing, *pixels.shape[1:]), 255)])
+def _view_width(portrait: Portrait) -> float:
+    return 0.55 * SAMPLES if portrait.gallery is not None else max(3.0, min(12.0, 0.22 * len(portrait.columns)))
+
+
+def _label_width(portrait: Portrait) -> float:
+    return min(12.0, max(3.5, 0.5 * len(portrait.classes) + 1.0))
+
+
+def _height(portrait: Portrait) -> float:
+    rows = len(portrait.names)
+    return max(2.5, 0.55 * min(rows, 20) + 0.2 * max(0, rows - 20) + 1.5)

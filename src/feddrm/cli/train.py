@@ -1,0 +1,204 @@
+"""``feddrm train``, ``feddrm evaluate`` and ``feddrm demo``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from feddrm.cli.output import JsonFlag, print_json, print_table, progress_bar
+from feddrm.cli.settings import (
+    Alpha,
+    Clients,
+    DataDir,
+    Download,
+    Partition,
+    Shards,
+    Shift,
+    given_settings,
+    keyed_settings,
+)
+from feddrm.errors import SettingError
+
+if TYPE_CHECKING:
+    from feddrm.runs import Run
+    from feddrm.runs.run import OnRound
+
+DEMO_METHODS = ("feddrm", "fedavg", "fedavgft", "local")
+
+
+def train(
+    out: Annotated[Path | None, typer.Option(help="Run folder; an interrupted run in it is resumed.")] = None,
+    data: Annotated[str | None, typer.Option(help="A name from 'feddrm datasets'.")] = None,
+    method: Annotated[str | None, typer.Option(help="A name from 'feddrm methods'.")] = None,
+    model: Annotated[str | None, typer.Option(help="A name from 'feddrm models'.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML of the form of a run's config.yaml.")] = None,
+    clients: Clients = None,
+    partition: Partition = None,
+    alpha: Alpha = None,
+    shards: Shards = None,
+    shift: Shift = None,
+    rounds: Annotated[int | None, typer.Option(help="Communication rounds.")] = None,
+    local_steps: Annotated[int | None, typer.Option(help="SGD steps per client and round.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate at the start of the cosine schedule.")] = None,
+    participation: Annotated[float | None, typer.Option(help="Fraction of clients asked in a round.")] = None,
+    dropout: Annotated[float | None, typer.Option(help="Chance that a client does not answer.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of data and training (the paper's: 2025).")] = None,
+    lam: Annotated[float | None, typer.Option("--lambda", help="FedDRM's weight of the class loss.")] = None,
+    variant: Annotated[str | None, typer.Option(help="'paper' or 'original', for methods that have both.")] = None,
+    window: Annotated[int | None, typer.Option(help="Last rounds that the summary averages.")] = None,
+    test_crop: Annotated[bool | None, typer.Option(help="Crop test images at random, as the paper does.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Clients that train side by side on CPU.")] = None,
+    track: Annotated[bool, typer.Option("--track", help="Write TensorBoard scalars.")] = False,
+    data_dir: DataDir = None,
+    download: Download = False,
+    extra: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any other setting: data.KEY, method.KEY, model.KEY."),
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Train a federation and evaluate it; on an existing run, go on where it stopped.
+
+    Example: feddrm train --data digits --method feddrm --rounds 40 --out runs/first
+    """
+    from feddrm.runs import read_config
+
+    settings = read_config(config) if config is not None else {}
+    parts: dict[str, dict[str, Any]] = {}
+    for part in ("data", "method", "model", "evaluation"):
+        value = settings.pop(part, None) or {}
+        parts[part] = {"name": value} if isinstance(value, str) else dict(value)
+    for part, name in (("data", data), ("method", method), ("model", model)):
+        if name is not None and name != parts[part].get("name"):
+            parts[part] = {"name": name}
+    parts["data"] |= given_settings(
+        clients=clients,
+        partition=partition,
+        alpha=alpha,
+        shards=shards,
+        shift=shift,
+        data_dir=data_dir,
+        download=download,
+    )
+    parts["method"] |= given_settings(lam=lam, variant=variant)
+    parts["evaluation"] |= given_settings(window=window) | ({} if test_crop is None else {"test_crop": test_crop})
+    settings |= given_settings(
+        rounds=rounds,
+        local_steps=local_steps,
+        batch_size=batch_size,
+        lr=lr,
+        participation=participation,
+        dropout=dropout,
+        seed=seed,
+        device=device,
+        threads=threads,
+    )
+    for key, value in keyed_settings(extra).items():
+        part, dot, name = key.partition(".")
+        if not dot or part not in parts:
+            raise SettingError(f"--set {key}=...: say whose setting it is: data.{key}, method.{key} or model.{key}")
+        parts[part][name] = value
+    run = _train(parts, settings, out, track=track, quiet=json)
+    if json:
+        print_json({"path": str(run.path), **(run.summary or {})})
+    else:
+        _print_runs([run.path])
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    json: JsonFlag = False,
+) -> None:
+    """Print what a run reached: from its summary, or from its last round if it is not finished.
+
+    Example: feddrm evaluate runs/first
+    """
+    from feddrm.runs import Run
+
+    opened = Run.open(run)
+    if json:
+        lines = opened.metrics()
+        print_json(opened.summary or {"finished": False, "last": lines[-1] if lines else None})
+    else:
+        _print_runs([run])
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the runs and the report go.")] = Path("runs/demo"),
+    rounds: Annotated[int, typer.Option(help="Communication rounds.")] = 40,
+    seed: Annotated[int, typer.Option(help="Seed of data and training.")] = 0,
+    json: JsonFlag = False,
+) -> None:
+    """Train FedDRM, FedAvg, FedAvg with fine-tuning and local-only on the digits, and compare them.
+
+    Example: feddrm demo --out runs/demo
+    """
+    folders = []
+    for method in DEMO_METHODS:
+        parts: dict[str, dict[str, Any]] = {"data": {"name": "digits"}, "method": {"name": method}}
+        parts |= {"model": {}, "evaluation": {}}
+        folders.append(out / method)
+        _train(parts, {"rounds": rounds, "seed": seed}, folders[-1], track=False, quiet=json)
+    from feddrm.cli.report import report
+
+    report(folders, out=out, json=json)
+
+
+def _train(
+    parts: dict[str, dict[str, Any]], settings: dict[str, Any], out: Path | None, *, track: bool, quiet: bool
+) -> Run:
+    from feddrm.methods import Method
+    from feddrm.models import Model
+    from feddrm.runs import train as train_run
+
+    names = {part: parts[part].pop("name", None) for part in ("data", "method", "model")}
+    if out is None:
+        raise SettingError("where should the run go? give --out FOLDER")
+    if names["data"] is None:
+        raise SettingError("what should it train on? give --data NAME (see: feddrm datasets)")
+    if "seed" in settings:
+        parts["data"].setdefault("seed", settings["seed"])
+    method = Method.make(names["method"] or "feddrm", **parts["method"])
+    model = Model.make(names["model"], **parts["model"]) if names["model"] else None
+    with _progress(f"{names['data']}, {method.name}", quiet) as on_round:
+        return train_run(
+            names["data"],
+            method,
+            out=out,
+            model=model,
+            data_settings=parts["data"],
+            evaluation=parts["evaluation"],
+            on_round=on_round,
+            track=track,
+            **settings,
+        )
+
+
+@contextmanager
+def _progress(title: str, quiet: bool) -> Iterator[OnRound | None]:
+    """A bar on a terminal, a line now and then elsewhere, nothing where JSON is wanted."""
+    if quiet:
+        yield None
+        return
+    with progress_bar(title) as advance:
+
+        def on_round(played: Any, metrics: dict[str, Any] | None, rounds: int) -> None:
+            note = "" if played.loss is None else f"loss {played.loss:.3f}"
+            if metrics:
+                note += f", average accuracy {100 * metrics['average_accuracy']:.1f} %"
+            advance(played.state.round, rounds, note, metrics is not None)
+
+        yield on_round
+
+
+def _print_runs(folders: list[Path]) -> None:
+    from feddrm.report.build import report_table
+
+    table = report_table(folders)
+    print_table(table.header(), table.text_rows(), title="accuracy in percent")

@@ -1,0 +1,45 @@
+"""What a federation's models are worth: average, oracle, global, client and system accuracy.
+
+``ask`` runs every client's model over the pooled test set once; everything after that is a pure
+function of what they answered.
+"""
+
+from feddrm.evaluation.accuracy import (
+    RULES,
+    TIES,
+    average_accuracy,
+    client_accuracy,
+    confusion,
+    evaluate,
+    global_accuracy,
+    oracle_accuracy,
+    per_client,
+    route,
+    routed_predictions,
+    system_accuracy,
+    vote,
+)
+from feddrm.evaluation.answers import Answers, TestSet, ask, shared_trunk, test_set
+from feddrm.evaluation.window import summarise
+
+__all__ = [
+    "RULES",
+    "TIES",
+    "Answers",
+    "TestSet",
+    "ask",
+    "average_accuracy",
+    "client_accuracy",
+    "confusion",
+    "evaluate",
+    "global_accuracy",
+    "oracle_accuracy",
+    "per_client",
+    "route",
+    "routed_predictions",
+    "shared_trunk",
+    "summarise",
+    "system_accuracy",
+    "test_set",
+    "vote",
+]

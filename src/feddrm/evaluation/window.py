@@ -1,0 +1,40 @@
+"""From one line per evaluated round to the mean and spread over the last of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, pstdev
+from typing import Any
+
+from feddrm.errors import FeddrmError, SettingError
+
+WINDOW = 50
+
+
+def summarise(rounds: Sequence[Mapping[str, Any]], window: int = WINDOW) -> dict[str, Any]:
+    """``{"mean": .., "std": ..}`` in place of every number, over the last ``window`` evaluated rounds.
+
+    ``std`` divides by the number of rounds (ddof = 0): the paper does not say which it used. It is
+    the spread from round to round within one run, not between seeds. A value that is None or
+    missing in any of these rounds is None; other things than numbers are left out.
+    """
+    if window < 1:
+        raise SettingError(f"window={window}: give at least one round")
+    if not rounds:
+        raise FeddrmError("no round has been evaluated: there is nothing to summarise")
+    return _summarise(rounds[-window:])
+
+
+def _summarise(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    summary: dict[str, Any] = {}
+    for key in dict.fromkeys(key for line in rounds for key in line):
+        values = [line.get(key) for line in rounds]
+        numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+        nested = [value for value in values if isinstance(value, Mapping)]
+        if len(numbers) == len(values):
+            summary[key] = {"mean": fmean(numbers), "std": pstdev(numbers)}
+        elif len(nested) == len(values):
+            summary[key] = _summarise(nested)
+        elif len(numbers) + len(nested) + values.count(None) == len(values):
+            summary[key] = None
+    return summary

@@ -1,0 +1,38 @@
+"""The methods: each one a frozen dataclass that says what is learned; see :mod:`feddrm.methods.method`."""
+
+from feddrm.methods.confree import ConFREE
+from feddrm.methods.ditto import Ditto
+from feddrm.methods.fedala import FedALA
+from feddrm.methods.fedas import FedAS
+from feddrm.methods.fedavg import FedAvg, FedAvgFT, Local
+from feddrm.methods.fedbabu import FedBABU
+from feddrm.methods.feddrm import FedDRM
+from feddrm.methods.fedpac import FedPAC
+from feddrm.methods.fedprox import FedProxFT
+from feddrm.methods.fedrep import FedRep
+from feddrm.methods.fedsam import FedSAMFT
+from feddrm.methods.method import Forward, Method, Phase, Sgd, Slots, Stage, Survey, Tensors
+
+__all__ = [
+    "ConFREE",
+    "Ditto",
+    "FedALA",
+    "FedAS",
+    "FedAvg",
+    "FedAvgFT",
+    "FedBABU",
+    "FedDRM",
+    "FedPAC",
+    "FedProxFT",
+    "FedRep",
+    "FedSAMFT",
+    "Forward",
+    "Local",
+    "Method",
+    "Phase",
+    "Sgd",
+    "Slots",
+    "Stage",
+    "Survey",
+    "Tensors",
+]

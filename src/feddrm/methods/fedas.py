@@ -1,0 +1,93 @@
+"""FedAS (Yang et al., CVPR 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from feddrm.data import Batch
+from feddrm.methods.losses import classify, masked_mean
+from feddrm.methods.method import Forward, Method, Phase, Slots, Stage, Survey, Tensors, weighted_mean
+from feddrm.methods.prototypes import class_means, class_sums
+from feddrm.methods.variants import check_variant
+from feddrm.models import is_head, is_trunk
+
+FISHER = "fisher"
+
+
+@dataclass(frozen=True)
+class FedAS(Method):
+    """The received body is first aligned with the client's previous model, then trained with its head
+
+    ``variant="paper"``: sample-wise features, a fifth of the steps, averaged by sample counts.
+    ``variant="original"``: aligned to the class means of the previous model's features; the server
+    weights clients by the trace of their Fisher information, measured on the last batches.
+    """
+
+    name: ClassVar[str] = "fedas"
+    variant: str = "paper"
+
+    def check(self, rounds: int) -> None:
+        super().check(rounds)
+        check_variant(self)
+
+    def phases(self, stage: Stage) -> tuple[Phase | Survey, ...]:
+        align = stage.steps // 5
+        joint = Phase(stage.steps - align, classify)
+        if self.variant == "paper":
+            return Phase(align, _features_stay, train=is_trunk, logged=False), joint
+        return (
+            Survey(align, lambda net, slots, batch: class_sums(net, slots["prev"], batch), "means"),
+            Phase(align, _class_means_stay, train=is_trunk, logged=False),
+            joint,
+            Survey(max(align, 1), _fisher_trace, FISHER),  # the server needs it however few the steps
+        )
+
+    def shares(self, leaf: str, stage: Stage) -> bool:
+        return not is_head(leaf)
+
+    def extras(self) -> tuple[str, ...]:
+        return (FISHER,) if self.variant == "original" else ()
+
+    def start(self, leaves: Tensors) -> tuple[Tensors, Slots]:
+        shared, private = super().start(leaves)
+        return shared, {**private, "prev": leaves}
+
+    def finish(self, slots: Slots, stage: Stage) -> tuple[Tensors, Slots]:
+        upload, private = super().finish(slots, stage)
+        if self.variant == "original":
+            upload = {**upload, FISHER: slots[FISHER][FISHER]}
+        return upload, {"model": private["model"], "prev": slots["model"]}
+
+    def aggregate(self, shared: Tensors, uploads: Sequence[Tensors], weights: Tensor) -> Tensors:
+        if self.variant == "original" and uploads:
+            traces = torch.stack([upload[FISHER] for upload in uploads])
+            total = traces.sum()  # zero where every client fits its batches perfectly: sample counts then
+            shares = traces / total.clamp_min(torch.finfo(traces.dtype).tiny)
+            weights = torch.where(total > 0, shares, weights.to(traces))
+            uploads = [{leaf: v for leaf, v in upload.items() if leaf != FISHER} for upload in uploads]
+        return {**shared, **weighted_mean(uploads, weights)}
+
+
+def _features_stay(net: Forward, slots: Slots, batch: Batch) -> Tensor:
+    before = net(slots["prev"], batch.x).features.detach()
+    return masked_mean((net(slots["model"], batch.x).features - before).square().mean(1), batch.mask)
+
+
+def _class_means_stay(net: Forward, slots: Slots, batch: Batch) -> Tensor:
+    means = class_means(slots["means"])[batch.y].detach()
+    return masked_mean((net(slots["model"], batch.x).features - means).square().mean(1), batch.mask)
+
+
+def _fisher_trace(net: Forward, slots: Slots, batch: Batch) -> Tensors:
+    """Squared norm of the batch's gradient: the empirical Fisher information's trace, summed over batches."""
+
+    def loss(model: Tensors) -> Tensor:
+        return classify(net, {"model": model}, batch)
+
+    gradient = torch.func.grad(loss)(slots["model"])
+    return {FISHER: sum((g.square().sum() for g in gradient.values()), start=batch.x.new_zeros(()))}

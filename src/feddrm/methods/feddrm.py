@@ -1,0 +1,44 @@
+"""FedDRM (Wang et al., "Beyond Aggregation", ICLR 2026): classes at private heads, clients at a shared one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from feddrm.data import Batch
+from feddrm.errors import SettingError
+from feddrm.methods.losses import cross_entropy
+from feddrm.methods.method import Forward, Method, Phase, Slots, Stage
+from feddrm.models import is_head
+
+
+@dataclass(frozen=True)
+class FedDRM(Method):
+    """Two cross-entropies on one trunk: lam x predict the class + (1 - lam) x identify the client
+
+    Algorithm 1 of the paper. The class head is private; everything else is averaged, the client
+    head included, which is the published router.
+    """
+
+    name: ClassVar[str] = "feddrm"
+    client_branch: ClassVar[bool] = True
+    lam: float = 0.9
+
+    def check(self, rounds: int) -> None:
+        super().check(rounds)
+        if not 0 < self.lam <= 1:
+            raise SettingError(f"lam={self.lam}: the weight of the class loss must lie in (0, 1] (the paper: 0.9)")
+
+    def phases(self, stage: Stage) -> tuple[Phase, ...]:
+        return (Phase(stage.steps, self._loss),)
+
+    def shares(self, leaf: str, stage: Stage) -> bool:
+        return not is_head(leaf)
+
+    def _loss(self, net: Forward, slots: Slots, batch: Batch) -> Tensor:
+        out = net(slots["model"], batch.x)
+        assert out.client_logits is not None
+        classes = cross_entropy(out.logits, batch.y, batch.mask)
+        return self.lam * classes + (1 - self.lam) * cross_entropy(out.client_logits, batch.client, batch.mask)

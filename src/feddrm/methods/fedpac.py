@@ -1,0 +1,168 @@
+"""FedPAC (Xu et al., ICLR 2023)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from feddrm.data import Batch
+from feddrm.errors import SettingError
+from feddrm.methods.losses import classify, cross_entropy, distance, masked_mean
+from feddrm.methods.method import (
+    Forward,
+    Method,
+    Phase,
+    Sgd,
+    Slots,
+    Stage,
+    Survey,
+    Tensors,
+    body,
+    halves,
+    weighted_mean,
+)
+from feddrm.methods.prototypes import class_sums
+from feddrm.methods.variants import check_variant
+from feddrm.models import is_head
+
+STATISTICS = ("client", "sums", "counts", "squares")
+KNOWN = ("client", "prototypes", "seen")  # sent beside the leaves
+SMALLEST_SHARE = 1e-3
+HEAD_RATE = Sgd(lr=0.1)
+
+
+@dataclass(frozen=True)
+class FedPAC(Method):
+    """FedRep with a pull on the body; originally, feature alignment and heads mixed across clients
+
+    ``variant="paper"``: the body phase adds (mu / 2) times the squared distance to the received body.
+    ``variant="original"``: it adds the distance of features to global class prototypes, weight
+    ``align``, and the server mixes the clients' heads by a quadratic programme per client. Heads and
+    class statistics then travel; they are measured on the last round's batches.
+    """
+
+    name: ClassVar[str] = "fedpac"
+    mu: float = 0.01
+    variant: str = "paper"
+    align: float = 1.0
+
+    def check(self, rounds: int) -> None:
+        super().check(rounds)
+        check_variant(self)
+        if not (0 <= self.mu < math.inf and 0 <= self.align < math.inf):
+            raise SettingError(
+                f"mu={self.mu}, align={self.align}: weights of penalties must be numbers and not negative"
+            )
+
+    def phases(self, stage: Stage) -> tuple[Phase | Survey, ...]:
+        first, second = halves(stage.steps)
+        if self.variant == "paper":
+            return Phase(first, classify, train=is_head), Phase(second, self._near, train=body)
+        return (
+            Phase(first, classify, train=is_head, sgd=HEAD_RATE),
+            Phase(second, self._aligned, train=body),
+            Survey(second, _statistics, "statistics"),
+        )
+
+    def shares(self, leaf: str, stage: Stage) -> bool:
+        return self.variant == "original" or not is_head(leaf)
+
+    def extras(self) -> tuple[str, ...]:
+        return STATISTICS if self.variant == "original" else ()
+
+    def start(self, leaves: Tensors) -> tuple[Tensors, Slots]:
+        shared = {leaf: value for leaf, value in leaves.items() if not is_head(leaf)}
+        return shared, {"model": {leaf: value for leaf, value in leaves.items() if is_head(leaf)}}
+
+    def send(self, shared: Tensors, client: int) -> Tensors:
+        """The body and, originally, the prototypes and this client's own mixture of heads."""
+        if self.variant == "paper":
+            return shared
+        mine = f"mixed/{client}/"
+        sent = {leaf.removeprefix(mine): v for leaf, v in shared.items() if "/" not in leaf or leaf.startswith(mine)}
+        return {**sent, "client": torch.tensor(client)}
+
+    def begin(self, received: Tensors, private: Slots) -> Slots:
+        known = {name: received[name] for name in KNOWN if name in received}
+        return {"model": self.serve(received, private), "shared": received, "known": known}
+
+    def finish(self, slots: Slots, stage: Stage) -> tuple[Tensors, Slots]:
+        model = slots["model"]
+        private: Slots = {"model": {leaf: v for leaf, v in model.items() if is_head(leaf)}}
+        if self.variant == "paper":
+            return {leaf: v for leaf, v in model.items() if not is_head(leaf)}, private
+        return {**model, **slots["statistics"], "client": slots["known"]["client"]}, private
+
+    def aggregate(self, shared: Tensors, uploads: Sequence[Tensors], weights: Tensor) -> Tensors:
+        if self.variant == "paper" or not uploads:
+            return {**shared, **weighted_mean(uploads, weights)}
+        bodies = [{k: v for k, v in u.items() if k not in STATISTICS and not is_head(k)} for u in uploads]
+        counts = sum((u["counts"] for u in uploads), start=torch.zeros_like(uploads[0]["counts"]))
+        sums = sum((u["sums"] for u in uploads), start=torch.zeros_like(uploads[0]["sums"]))
+        out = {**shared, **weighted_mean(bodies, weights)}
+        out["prototypes"], out["seen"] = sums / counts.clamp_min(1)[:, None], counts > 0
+        for upload, share in zip(uploads, head_shares(uploads), strict=True):
+            heads = weighted_mean([{k: v for k, v in u.items() if is_head(k)} for u in uploads], share)
+            out.update({f"mixed/{int(upload['client'])}/{leaf}": value for leaf, value in heads.items()})
+        return out
+
+    def serve(self, received: Tensors, private: Slots) -> Tensors:
+        return {**private["model"], **{leaf: value for leaf, value in received.items() if leaf not in KNOWN}}
+
+    def _near(self, net: Forward, slots: Slots, batch: Batch) -> Tensor:
+        trained = [leaf for leaf in slots["model"] if not is_head(leaf)]
+        return classify(net, slots, batch) + self.mu * distance(slots["model"], slots["shared"], trained)
+
+    def _aligned(self, net: Forward, slots: Slots, batch: Batch) -> Tensor:
+        out = net(slots["model"], batch.x)
+        loss = cross_entropy(out.logits, batch.y, batch.mask)
+        if "prototypes" not in slots["known"]:  # nothing to align to before the first aggregation
+            return loss
+        gap = (out.features - slots["known"]["prototypes"][batch.y]).square().mean(1)
+        return loss + self.align * masked_mean(gap * slots["known"]["seen"][batch.y], batch.mask)
+
+
+def _statistics(net: Forward, slots: Slots, batch: Batch) -> Tensors:
+    found = class_sums(net, slots["model"], batch)
+    squares = (net(slots["model"], batch.x).features.square().sum(1) * batch.mask).sum()
+    return {**found, "squares": squares}
+
+
+def head_shares(uploads: Sequence[Tensors]) -> Tensor:
+    """Row i: how much of every client's head client i takes, by the original's bias-variance trade-off.
+
+    Minimises a' (diag(V) + D_i) a over the simplex, with D_i the Gram matrix of the differences of
+    class-conditional mean features and V the variance of their estimates; tiny shares are dropped.
+    """
+    totals = torch.stack([u["counts"].sum() for u in uploads]).double().cpu()
+    means = torch.stack([u["sums"] for u in uploads]).double().cpu() / totals[:, None, None]
+    squares = torch.stack([u["squares"] for u in uploads]).double().cpu()
+    variance = (squares / totals - means.square().sum((1, 2))) / totals
+    m = len(uploads)
+    rows = []
+    for i in range(m):
+        gaps = (means[i] - means).flatten(1)
+        matrix = (torch.diag(variance.clamp_min(0)) + gaps @ gaps.T).numpy()
+        rows.append(_simplex_minimum(matrix / max(np.abs(matrix).max(), 1e-300), m))
+    return torch.from_numpy(np.stack(rows)).to(uploads[0]["sums"])
+
+
+def _simplex_minimum(matrix: np.ndarray, m: int) -> np.ndarray:
+    found = minimize(
+        lambda a: a @ matrix @ a,
+        np.full(m, 1 / m),
+        jac=lambda a: 2 * matrix @ a,
+        bounds=[(0.0, 1.0)] * m,
+        constraints={"type": "eq", "fun": lambda a: a.sum() - 1.0, "jac": lambda a: np.ones_like(a)},
+        method="SLSQP",
+    )
+    share = np.where(found.x < SMALLEST_SHARE, 0.0, found.x)
+    out: np.ndarray = share / share.sum()
+    return out

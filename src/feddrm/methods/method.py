@@ -1,0 +1,182 @@
+"""What a method is: which leaves train under which loss, which travel, and how uploads combine.
+
+A round is a short sequence of SGD phases over named slots of tensors, each with a fresh optimiser
+and a fresh shuffle. Everything a method remembers lives in the slots, never in the object, so the
+same method runs one client after another, all at once, or spread over a network.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from feddrm.data import Batch
+from feddrm.errors import SettingError
+from feddrm.models import Outputs, is_head
+from feddrm.registry import Named
+
+Tensors = dict[str, Tensor]
+Slots = dict[str, Tensors]
+Forward = Callable[[Tensors, Tensor], Outputs]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """All a method may know about "now": local steps of the round, and whether clients only tune."""
+
+    steps: int
+    tuning: bool = False
+
+
+@dataclass(frozen=True)
+class Sgd:
+    """Momentum SGD as in PyTorch; ``lr`` replaces the schedule's rate where a method wants its own."""
+
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    lr: float | None = None
+
+
+def everything(leaf: str) -> bool:
+    """Every leaf."""
+    return True
+
+
+def body(leaf: str) -> bool:
+    """Every leaf but the class head."""
+    return not is_head(leaf)
+
+
+def unchanged(slots: Slots) -> Slots:
+    """The slots as they are."""
+    return slots
+
+
+@dataclass(frozen=True)
+class Phase:
+    """``steps`` of SGD on the leaves of one slot that ``train`` picks; ``enter`` prepares the slots.
+
+    The training loss of a round is the mean over the steps of its ``logged`` phases.
+    """
+
+    steps: int
+    loss: Callable[[Forward, Slots, Batch], Tensor]
+    slot: str = "model"
+    train: Callable[[str], bool] = everything
+    enter: Callable[[Slots], Slots] = unchanged
+    sam_radius: float = 0.0
+    clamp: tuple[float, float] | None = None
+    sgd: Sgd | None = None
+    logged: bool = True
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A look at ``steps`` batches without training: what ``measure`` returns is summed into a slot."""
+
+    steps: int
+    measure: Callable[[Forward, Slots, Batch], Tensors]
+    slot: str
+
+
+@dataclass(frozen=True)
+class Method(Named, ABC):
+    """Both halves of a federated method, client and server, in one object without state.
+
+    The slots of a client: ``model`` (what it trains), ``shared`` (what it received) while it works,
+    and whatever else the method keeps between rounds.
+    """
+
+    client_branch: ClassVar[bool] = False
+
+    def check(self, rounds: int) -> None:
+        """Refuse impossible hyper-parameters before anything is loaded."""
+        if not 0 <= self.tuning_rounds(rounds) <= rounds:
+            raise SettingError(
+                f"{self.name}: {self.tuning_rounds(rounds)} fine-tuning rounds do not fit into {rounds} rounds: "
+                f"ask for more rounds or less tuning"
+            )
+
+    @abstractmethod
+    def phases(self, stage: Stage) -> tuple[Phase | Survey, ...]:
+        """The client's work in one round."""
+
+    def tuning_rounds(self, rounds: int) -> int:
+        """How many of the last rounds only tune at the clients, without the server."""
+        return 0
+
+    def shares(self, leaf: str, stage: Stage) -> bool:
+        """Whether a leaf of the model travels to the server; beside these only ``extras`` do."""
+        return not stage.tuning
+
+    def extras(self) -> tuple[str, ...]:
+        """Names of statistics that travel beside the leaves; most methods have none."""
+        return ()
+
+    def keeps(self, leaf: str, stage: Stage) -> bool:
+        """Whether a leaf of the model stays with the client between rounds."""
+        return not self.shares(leaf, stage)
+
+    def start(self, leaves: Tensors) -> tuple[Tensors, Slots]:
+        """What server and client hold before the first round: all clients start from one model."""
+        first = Stage(steps=1)
+        shared = {leaf: value for leaf, value in leaves.items() if self.shares(leaf, first)}
+        return shared, {"model": {leaf: value for leaf, value in leaves.items() if leaf not in shared}}
+
+    def send(self, shared: Tensors, client: int) -> Tensors:
+        """What the server sends to one client: the same to all, unless the method personalises it."""
+        return shared
+
+    def begin(self, received: Tensors, private: Slots) -> Slots:
+        """The slots at the start of a client's round."""
+        return {**private, "model": {**received, **private.get("model", {})}, "shared": received}
+
+    def finish(self, slots: Slots, stage: Stage) -> tuple[Tensors, Slots]:
+        """What is uploaded, and what the client keeps."""
+        model = slots["model"]
+        kept = {name: slot for name, slot in slots.items() if name not in ("model", "shared")}
+        kept["model"] = {leaf: value for leaf, value in model.items() if self.keeps(leaf, stage)}
+        return {leaf: value for leaf, value in model.items() if self.shares(leaf, stage)}, kept
+
+    def aggregate(self, shared: Tensors, uploads: Sequence[Tensors], weights: Tensor) -> Tensors:
+        """The server's step; ``weights`` belong to the clients that answered and sum to one."""
+        return {**shared, **weighted_mean(uploads, weights)}
+
+    def serve(self, received: Tensors, private: Slots) -> Tensors:
+        """The model a client answers with, from what the server sends it and what it keeps."""
+        return {**received, **private.get("model", {})}
+
+    def global_model(self, shared: Tensors) -> Tensors | None:
+        """The one model without any private part, where the method has one."""
+        return shared if any(is_head(leaf) for leaf in shared) else None
+
+
+@dataclass(frozen=True)
+class TunedMethod(Method, ABC):
+    """A method whose last rounds only fine-tune: ``tuning`` of them, or an eighth (the paper: 100 of 800)."""
+
+    tuning: int | None = None
+
+    def tuning_rounds(self, rounds: int) -> int:
+        return round(rounds / 8) if self.tuning is None else self.tuning
+
+
+def weighted_mean(uploads: Sequence[Tensors], weights: Tensor) -> Tensors:
+    """Leaf by leaf; nothing where nothing was uploaded."""
+    if not uploads:
+        return {}
+    out: Tensors = {}
+    for leaf, first in uploads[0].items():
+        stacked = torch.stack([upload[leaf] for upload in uploads])
+        out[leaf] = torch.tensordot(weights.to(first), stacked, dims=1)
+    return out
+
+
+def halves(steps: int) -> tuple[int, int]:
+    """Local steps shared by two phases; the second gets the odd one."""
+    return steps // 2, steps - steps // 2

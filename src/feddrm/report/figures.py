@@ -1,0 +1,235 @@
+"""Figures of a run: curves, clients, routing; and of several runs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from feddrm.report.measures import RULES, Measure, headline, rule_label
+from feddrm.report.pictures import shortened
+from feddrm.report.run import ClientResult, Confusion, RunRecord
+from feddrm.report.svg import GRID, INK, SERIES
+
+WIDTH = 10.4  # inches, the page's full measure
+MOST_CELLS = 12  # clients beyond this get colours only
+MOST_TICKS = 40  # clients beyond this are numbered by the axis
+# Colour, dash and marker belong to a measure, in every figure alike; no two differ by colour alone.
+LOOKS: dict[str, tuple[str, str, str]] = {
+    "average": (SERIES[0], "-", "o"),
+    "oracle": (SERIES[6], "--", "D"),
+    "global": (SERIES[4], "-.", "s"),
+    "vote": (SERIES[3], ":", "v"),
+    "head_density": (SERIES[1], "-", "^"),
+    "head_posterior": (SERIES[2], "--", "P"),
+    "exact_density": (SERIES[5], "-", "*"),
+    "exact_posterior": (SERIES[5], "--", "X"),
+}
+DASHES, MARKERS = ("-", "--", ":", "-."), "os^DvPX*"
+
+
+def accuracy_figure(record: RunRecord) -> Figure:
+    """How well queries are answered, over rounds."""
+    measures = [m for m in curve_measures(record) if m.kind != "client"]
+    return _curves(record, sorted(measures, key=lambda m: m.kind not in ("average", "oracle")))
+
+
+def routing_figure(record: RunRecord) -> Figure:
+    """How often the router finds a sample's own client, over rounds."""
+    return _curves(record, [m for m in curve_measures(record) if m.kind == "client"], width=WIDTH)
+
+
+def loss_figure(record: RunRecord) -> Figure:
+    """Mean training loss over rounds."""
+    figure, axes = _single(WIDTH, 2.8)
+    points = [(p.round, p.loss) for p in record.points if p.loss is not None]
+    axes.plot(*zip(*points, strict=True), color=SERIES[0], marker=_dot(points))
+    axes.set_ylabel("training loss")
+    _finish_rounds(axes, record)
+    return figure
+
+
+def curve_measures(record: RunRecord) -> list[Measure]:
+    """Every accuracy that some evaluated round has."""
+    return sorted({m for point in record.points for m in point.scores}, key=lambda m: m.order)
+
+
+def client_series(clients: Sequence[ClientResult], recall: bool) -> list[str]:
+    """The accuracies of clients, own first; or, with ``recall``, how often each one's samples find it."""
+    keys = dict.fromkeys(key for client in clients for key in client.values)
+    order = ["own", "global", *(rule for rule in RULES if rule != "global")]
+    shown = []
+    for key in sorted(keys, key=lambda k: order.index(k) if k in order else len(order)):
+        values = [v for client in clients if (v := client.values.get(key)) is not None]
+        if values and all(0 <= v <= 1 for v in values) and key.startswith("recall_") == recall:
+            shown.append(key)
+    return shown
+
+
+def client_label(key: str) -> str:
+    """A per-client value in words."""
+    rule = key.removeprefix("recall_")
+    if rule != key:
+        return f"routed home ({RULES.get(f'head_{rule}', rule_label(rule))})"
+    return "own model" if key == "own" else rule_label(key)
+
+
+def client_figure(clients: Sequence[ClientResult]) -> Figure:
+    """A bar for each client's own model, a mark for every other way to answer its samples."""
+    figure, axes = _single(WIDTH, 3.4)
+    handles: list[Artist] = []
+    places = np.arange(len(clients))
+    for i, key in enumerate(client_series(clients, recall=False)):
+        values = [_percent(client.values.get(key)) for client in clients]
+        if key == "own":
+            bars = axes.bar(places, values, width=0.7, color=SERIES[0], alpha=0.35, label=client_label(key))
+            handles.append(Patch(color=SERIES[0], alpha=0.35, label=bars.get_label()))
+        else:
+            colour, _, marker = _look(key, i)
+            handles += axes.plot(places, values, marker, color=colour, label=client_label(key), alpha=0.9)
+    _client_ticks(axes, [client.name for client in clients])
+    axes.set_ylim(0, 100)
+    axes.set_ylabel("accuracy (%)")
+    axes.grid(axis="y", linewidth=0.6)
+    axes.set_axisbelow(True)
+    _legend(figure, handles)
+    return figure
+
+
+def confusion_figure(names: Sequence[str], confusion: Confusion) -> Figure:
+    """Where every client's samples are sent, in percent of them; one panel per rule."""
+    m, rules = len(names), list(confusion)
+    side = min(4.4, max(2.6, 0.42 * m + 1.0))
+    across = min(2, len(rules))
+    down = -(-len(rules) // across)
+    figure = Figure(figsize=(max(5.0, across * (side + 1.0)), down * (side + 0.6)), layout="constrained")
+    panels = figure.subplots(down, across, squeeze=False).flat
+    for rule, axes in zip(rules, panels, strict=False):
+        counts = confusion[rule]
+        share = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
+        axes.imshow(share, cmap="Blues", vmin=0, vmax=100, interpolation="nearest")
+        axes.spines[:].set_visible(False)
+        axes.tick_params(length=0)
+        axes.set_title(rule_label(rule))
+        axes.set_xlabel("sent to")
+        axes.set_ylabel("came from")
+        if m <= MOST_TICKS:
+            small = {"fontsize": 8 if m <= 20 else 6, "parse_math": False}
+            axes.set_xticks(range(m), shortened(tuple(names)), rotation=45, ha="right", **small)
+            axes.set_yticks(range(m), shortened(tuple(names)), **small)
+        if m <= MOST_CELLS:
+            for (i, j), value in np.ndenumerate(share):
+                text = axes.text(j, i, f"{value:.0f}", ha="center", va="center", fontsize=7)
+                text.set(color="white" if value > 55 else "black", in_layout=False)  # in_layout is slow, and needless
+    for axes in list(panels):
+        axes.remove()
+    return figure
+
+
+def comparison_figure(names: Sequence[str], records: Sequence[RunRecord]) -> Figure:
+    """Every accuracy of every run on one scale."""
+    measures = sorted({m for r in records for m in r.scores if m.kind != "client"}, key=lambda m: m.order)
+    figure, axes = _single(WIDTH, 1.6 + 0.42 * len(records))
+    for i, measure in enumerate(measures):
+        rows = [(100 * s.mean, y) for y, r in enumerate(records) if (s := r.scores.get(measure)) is not None]
+        colour, _, marker = _look(measure.rule or measure.kind, i)
+        x, y = zip(*rows, strict=True)
+        # The oracle often coincides with the average: a frame shows both.
+        frame: dict[str, Any] = {"mfc": "none", "ms": 11, "mew": 1.6} if measure.kind == "oracle" else {"ms": 8}
+        axes.plot(x, y, marker, color=colour, alpha=0.9, label=measure.title, **frame)
+    axes.set_yticks(range(len(records)), shortened(tuple(names)), parse_math=False)
+    axes.set_ylim(len(records) - 0.5, -0.5)
+    axes.set_xlabel("accuracy (%)")
+    axes.grid(linewidth=0.6)
+    axes.tick_params(length=0)
+    _legend(figure, axes.lines)
+    return figure
+
+
+def comparison_curves(names: Sequence[str], records: Sequence[RunRecord]) -> Figure:
+    """Average and system accuracy of every run over rounds; a rule fixed beforehand speaks for each run."""
+    figure = Figure(figsize=(WIDTH, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    handles: list[Artist] = []
+    for i, (name, record) in enumerate(zip(names, records, strict=True)):
+        style: dict[str, Any] = {"color": SERIES[i % len(SERIES)], "linestyle": DASHES[i // len(SERIES) % len(DASHES)]}
+        found = headline("system", curve_measures(record))
+        for axes, measure in ((left, Measure("average")), (right, found)):
+            if measure is not None:
+                x, y = record.curve(measure)
+                axes.plot(x, 100 * np.asarray(y), marker=_dot(x), **style)
+        rule = "" if found is None else f" ({rule_label(found.rule)})"
+        label = f"{shortened((name,))[0]}{rule}"
+        # Matplotlib hides labels that begin with an underscore.
+        handles.append(Line2D([], [], label=f" {label}" if label.startswith("_") else label, **style))
+    for axes, title in ((left, "average accuracy"), (right, "system accuracy (rule in brackets)")):
+        axes.set_title(title)
+        _finish_rounds(axes, None)
+    left.set_ylabel("accuracy (%)")
+    _legend(figure, handles)
+    return figure
+
+
+def _curves(record: RunRecord, measures: Sequence[Measure], width: float = WIDTH) -> Figure:
+    figure, axes = _single(width, 3.6)
+    for i, measure in enumerate(measures):
+        colour, dash, _ = _look(measure.rule or measure.kind, i)
+        x, y = record.curve(measure)
+        axes.plot(x, 100 * np.asarray(y), color=colour, linestyle=dash, marker=_dot(x), label=measure.title)
+    axes.set_ylabel("accuracy (%)")
+    _legend(figure, axes.lines)
+    _finish_rounds(axes, record)
+    return figure
+
+
+def _finish_rounds(axes: Axes, record: RunRecord | None) -> None:
+    """Grid, label, and a band over the rounds in which clients tune alone."""
+    axes.set_xlabel("round")
+    axes.grid(axis="y", linewidth=0.6)
+    axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
+    tuned = [p.round for p in record.points if p.stage == "tune"] if record else []
+    if tuned:
+        axes.axvspan(tuned[0] - 0.5, tuned[-1] + 0.5, color=GRID, alpha=0.45, linewidth=0, zorder=0)
+        place = (tuned[0] + tuned[-1]) / 2
+        axes.text(place, 0.03, "tuning", transform=axes.get_xaxis_transform(), ha="center", fontsize=8, color=INK)
+
+
+def _client_ticks(axes: Axes, names: Sequence[str]) -> None:
+    if len(names) > MOST_TICKS:
+        axes.set_xlabel("client")
+        return
+    labels = shortened(tuple(names))
+    crowded = sum(len(label) for label in labels) > 75
+    turned: dict[str, Any] = {"rotation": 45, "ha": "right"} if crowded else {}
+    axes.set_xticks(range(len(names)), labels, parse_math=False, **turned)
+    axes.tick_params(axis="x", length=0)
+
+
+def _look(key: str, place: int) -> tuple[str, str, str]:
+    known = LOOKS.get(key)
+    return known or (SERIES[place % len(SERIES)], DASHES[(place + 1) % len(DASHES)], MARKERS[place % len(MARKERS)])
+
+
+def _single(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _legend(figure: Figure, handles: Sequence[Artist]) -> None:
+    figure.legend(handles=handles, loc="outside upper left", ncols=4, fontsize=9)
+
+
+def _dot(points: Sequence[object]) -> str:
+    """A single point makes no line: it needs a mark to be seen."""
+    return "o" if len(points) == 1 else ""
+
+
+def _percent(value: float | None) -> float:
+    return float("nan") if value is None else 100 * value

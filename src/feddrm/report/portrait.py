@@ -1,0 +1,138 @@
+"""What a federation looks like, small enough to keep beside a run: counts, a few pictures, no samples to train on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from feddrm.data import Federation
+from feddrm.errors import FeddrmError
+from feddrm.report.reading import REMEDY, broken, read_json
+from feddrm.report.writing import write_whole
+
+SAMPLES = 8
+FACTS, TENSORS = "data.json", "data.safetensors"
+
+
+@dataclass(frozen=True, eq=False)
+class Portrait:
+    """A federation's facts and pictures.
+
+    ``facts`` is what :meth:`Federation.describe` says, plus ``columns`` and ``same_samples``: whether
+    ``gallery`` [client, sample, channel, height, width] shows one choice of samples as every client
+    sees it, or every client's own. Tables have ``column_means`` [client, column] instead, in standard
+    deviations of the pooled data.
+    """
+
+    facts: Mapping[str, Any]
+    gallery: Tensor | None = None
+    column_means: Tensor | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self.facts["name"])
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(str(client["name"]) for client in self.facts["clients"])
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(str(name) for name in self.facts["classes"])
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """Training and test samples per client and class."""
+        return torch.tensor([client["class_counts"] for client in self.facts["clients"]], dtype=torch.int64)
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """Training samples per client."""
+        return torch.tensor([client["train"] for client in self.facts["clients"]], dtype=torch.int64)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(str(name) for name in self.facts.get("columns") or ())
+
+    @property
+    def same_samples(self) -> bool:
+        return bool(self.facts.get("same_samples", False))
+
+    @classmethod
+    def of(cls, federation: Federation) -> Portrait:
+        """Take a federation's portrait."""
+        facts = federation.describe() | {
+            "columns": None if federation.columns is None else list(federation.columns),
+            "same_samples": federation.gallery is not None,
+        }
+        if len(federation.shape) == 3:
+            gallery = federation.gallery
+            if gallery is None:
+                gallery = torch.stack([_own_samples(c.view.pixels(c.test.x[:SAMPLES])) for c in federation.clients])
+            return cls(facts, gallery=gallery.cpu().contiguous())
+        pooled = torch.cat([client.train.x for client in federation.clients])
+        scale = pooled.std(0).clamp_min(1e-12)
+        means = torch.stack([(client.train.x.mean(0) - pooled.mean(0)) / scale for client in federation.clients])
+        return cls(facts, column_means=means.cpu())
+
+    def write(self, folder: Path) -> None:
+        """Leave ``data.json`` and ``data.safetensors`` in a folder."""
+        pictures = {"gallery": self.gallery, "column_means": self.column_means}
+        tensors = {key: value for key, value in pictures.items() if value is not None}
+        files = {folder / FACTS: json.dumps(dict(self.facts), indent=2, ensure_ascii=False).encode()}
+        if tensors:
+            files[folder / TENSORS] = save(tensors)
+        write_whole(files)
+
+    @classmethod
+    def read(cls, folder: Path) -> Portrait:
+        """The portrait in a folder; its pictures may be missing, its facts may not."""
+        path = folder / FACTS
+        tensors = _read_tensors(folder / TENSORS) if (folder / TENSORS).exists() else {}
+        portrait = cls(read_json(path), tensors.get("gallery"), tensors.get("column_means"))
+        try:
+            names, classes, counts, _ = portrait.names, portrait.classes, portrait.counts, portrait.sizes
+            _ = portrait.name, portrait.columns
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise broken(path, f"it does not describe a federation, {type(error).__name__}: {error}") from error
+        if not names or counts.shape != (len(names), len(classes)):
+            raise broken(path, "class_counts do not fit the clients and classes")
+        _check_pictures(portrait, folder / TENSORS)
+        return portrait
+
+
+def _own_samples(pixels: Tensor) -> Tensor:
+    missing = SAMPLES - len(pixels)
+    if missing <= 0:
+        return pixels
+    return torch.cat([pixels, pixels.new_full((missing, *pixels.shape[1:]), 255)])
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load(path.read_bytes())
+    except OSError as error:
+        raise FeddrmError(f"cannot read {path} ({error.strerror}): {REMEDY}") from error
+    except SafetensorError as error:
+        raise broken(path, f"not safetensors, {error}") from error
+
+
+def _check_pictures(portrait: Portrait, path: Path) -> None:
+    m, gallery, means = len(portrait.names), portrait.gallery, portrait.column_means
+    if gallery is not None and (
+        gallery.dtype != torch.uint8 or gallery.dim() != 5 or len(gallery) != m or gallery.shape[2] not in (1, 3)
+    ):
+        raise broken(path, f"gallery should be uint8 [{m}, samples, 1 or 3, height, width]")
+    if means is not None and (not means.is_floating_point() or means.dim() != 2 or len(means) != m):
+        raise broken(path, f"column_means should be numbers [{m}, columns]")
+    if means is not None and portrait.columns and len(portrait.columns) != means.shape[1]:
+        raise broken(path, f"{means.shape[1]} column_means for {len(portrait.columns)} columns")

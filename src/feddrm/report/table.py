@@ -1,0 +1,205 @@
+"""The table of a report, as data and as text, CSV, LaTeX, HTML and plain values."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import groupby
+from typing import Any
+
+from feddrm.report.measures import BY_RULE, Measure, Score
+from feddrm.report.run import RunRecord
+
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+}
+TITLES = {"system": "System accuracy", "client": "Client accuracy"}
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """One row per run, one column per measure that any of them has."""
+
+    names: tuple[str, ...]
+    records: tuple[RunRecord, ...]
+    columns: tuple[Measure, ...]
+
+    @classmethod
+    def of(cls, records: Sequence[RunRecord]) -> Table:
+        measures = {measure for record in records for measure in record.scores}
+        return cls(distinct_names(records), tuple(records), tuple(sorted(measures, key=lambda m: m.order)))
+
+    def score(self, row: int, measure: Measure) -> Score | None:
+        return self.records[row].scores.get(measure)
+
+    def best(self, row: int, measure: Measure) -> bool:
+        """Whether a finished run leads its column, to the digits shown; one run alone leads nothing."""
+        means = [
+            round(100 * score.mean, 2)
+            for record in self.records
+            if record.finished and (score := record.scores.get(measure)) is not None
+        ]
+        score = self.score(row, measure)
+        if score is None or len(means) < 2 or not self.records[row].finished:
+            return False
+        return round(100 * score.mean, 2) == max(means)
+
+    def header(self) -> list[str]:
+        """The terminal's header. One run alone is turned on its side, to fit the narrowest terminal."""
+        if len(self.records) == 1:
+            return ["run", self.names[0]]
+        return ["run", "method", *(m.title for m in self.columns), *(["state"] if self._some_unfinished else [])]
+
+    def text_rows(self) -> list[list[str]]:
+        """Rows under :meth:`header`: percent ± standard deviation, a dash where there is nothing."""
+        if len(self.records) == 1:
+            record = self.records[0]
+            lines = [["method", record.method], ["state", record.status]]
+            return lines + [[m.title, str(record.scores[m])] for m in self.columns]
+        rows = []
+        for i, record in enumerate(self.records):
+            cells = [str(self.score(i, measure) or "–") for measure in self.columns]
+            rows.append([self.names[i], record.method, *cells, *([record.status] if self._some_unfinished else [])])
+        return rows
+
+    def values(self) -> list[dict[str, Any]]:
+        """Plain values, accuracies as fractions, in the shape of ``summary.json``."""
+        return [self._plain(i) for i in range(len(self.records))]
+
+    def csv(self) -> str:
+        """One line per run, fractions in full precision, empty where there is nothing."""
+        keys = [f"{m.kind}_accuracy{f'.{m.rule}' if m.rule else ''}" for m in self.columns]
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        facts = ["run", "method", "data", "model", "finished", "round", "rounds"]
+        writer.writerow(facts + [f"{key}.{part}" for key in keys for part in ("mean", "std")])
+        for i, plain in enumerate(self.values()):
+            cells: list[object] = [plain[key] for key in facts]
+            for measure in self.columns:
+                score = self.score(i, measure)
+                cells += ["", ""] if score is None else [score.mean, score.std]
+            writer.writerow(cells)
+        return out.getvalue()
+
+    def latex(self) -> str:
+        """A ``tabular`` for a paper; needs the package booktabs."""
+        groups = self._groups()
+        head = [r"\multicolumn{2}{l}{}"]
+        rules, at = [], 3
+        for kind, measures in groups:
+            head.append(rf"\multicolumn{{{len(measures)}}}{{c}}{{{TITLES.get(kind, '')}}}")
+            if kind in TITLES:
+                rules.append(rf"\cmidrule(lr){{{at}-{at + len(measures) - 1}}}")
+            at += len(measures)
+        names = ["Run", "Method", *(latex_escape(m.label.capitalize()) for m in self.columns)]
+        lines = [r"% accuracy in percent; needs \usepackage{booktabs}"]
+        lines += [rf"\begin{{tabular}}{{ll{'r' * len(self.columns)}}}", r"\toprule"]
+        if rules:
+            lines += [" & ".join(head) + r" \\", " ".join(rules)]
+        lines += [" & ".join(names) + r" \\", r"\midrule"]
+        for i, record in enumerate(self.records):
+            name = self.names[i] if record.finished else f"{self.names[i]} ({record.status})"
+            cells = [latex_escape(name), latex_escape(record.method)]
+            cells += [_latex_score(self.score(i, m), self.best(i, m)) for m in self.columns]
+            lines.append(" & ".join(cells) + r" \\")
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+    def html(self, links: bool = False) -> str:
+        """A table element; with ``links``, every name leads to the run's section ``#run-<number>``."""
+        groups = self._groups()
+        deep = any(kind in TITLES for kind, _ in groups)
+        span = ' rowspan="2"' if deep else ""
+        first = [f'<th scope="col"{span}>Run</th>', f'<th scope="col"{span}>Method</th>']
+        second = []
+        for kind, measures in groups:
+            if kind in TITLES:
+                first.append(f'<th scope="colgroup" colspan="{len(measures)}" class="group">{TITLES[kind]}</th>')
+                second += [f'<th scope="col" class="num">{escape(m.label)}</th>' for m in measures]
+            else:
+                first.append(f'<th scope="col" class="num"{span}>{escape(kind.capitalize())}</th>')
+        head = f"<tr>{''.join(first)}</tr>" + (f"<tr>{''.join(second)}</tr>" if deep else "")
+        body = []
+        for i, record in enumerate(self.records):
+            name = escape(self.names[i])
+            name = f'<a href="#run-{i + 1}">{name}</a>' if links else name
+            state = "" if record.finished else f' <span class="badge">{escape(record.status)}</span>'
+            cells = "".join(_html_score(self.score(i, m), self.best(i, m)) for m in self.columns)
+            body.append(f'<tr><th scope="row">{name}{state}</th><td>{escape(record.method)}</td>{cells}</tr>')
+        caption = "<caption>Accuracy in percent, mean ± standard deviation over the reporting window"
+        caption += "; the best finished run of each column in bold" if len(self.records) > 1 else ""
+        return f"<table>{caption}.</caption><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"
+
+    @property
+    def _some_unfinished(self) -> bool:
+        return not all(record.finished for record in self.records)
+
+    def _groups(self) -> list[tuple[str, list[Measure]]]:
+        return [(kind, list(measures)) for kind, measures in groupby(self.columns, key=lambda m: m.kind)]
+
+    def _plain(self, row: int) -> dict[str, Any]:
+        record = self.records[row]
+        plain: dict[str, Any] = {
+            "run": self.names[row],
+            "folder": str(record.folder),
+            "method": record.method,
+            "data": record.data,
+            "model": record.model,
+            "finished": record.finished,
+            "round": record.round,
+            "rounds": record.rounds,
+        }
+        for measure in self.columns:
+            score = self.score(row, measure)
+            value = None if score is None else {"mean": score.mean, "std": score.std}
+            if measure.kind in BY_RULE:
+                plain.setdefault(f"{measure.kind}_accuracy", {})[measure.rule] = value
+            else:
+                plain[f"{measure.kind}_accuracy"] = value
+        return plain
+
+
+def distinct_names(records: Sequence[RunRecord]) -> tuple[str, ...]:
+    """Folder names; where two agree, as many parent folders as it takes to tell them apart."""
+    paths = [record.folder.parts for record in records]
+    longest = max(len(parts) for parts in paths)
+    for depth in range(1, longest + 1):
+        names = ["/".join(parts[-depth:]) for parts in paths]
+        if len(set(names)) == len(names):
+            break
+    # Only those that need it carry their parents.
+    short = [record.name for record in records]
+    return tuple(name if short.count(plain) > 1 else plain for name, plain in zip(names, short, strict=True))
+
+
+def latex_escape(text: str) -> str:
+    """Text that LaTeX prints as it stands."""
+    return "".join(LATEX.get(letter, letter) for letter in text)
+
+
+def _latex_score(score: Score | None, best: bool) -> str:
+    if score is None:
+        return "--"
+    mean = rf"\textbf{{{100 * score.mean:.2f}}}" if best else f"{100 * score.mean:.2f}"
+    return mean if score.std is None else rf"{mean} $\pm$ {100 * score.std:.2f}"
+
+
+def _html_score(score: Score | None, best: bool) -> str:
+    if score is None:
+        return '<td class="num none">–</td>'
+    mean = f"<strong>{100 * score.mean:.2f}</strong>" if best else f"{100 * score.mean:.2f}"
+    spread = "" if score.std is None else f'<span class="std"> ± {100 * score.std:.2f}</span>'
+    return f'<td class="num">{mean}{spread}</td>'

@@ -1,0 +1,135 @@
+"""The run folder: what is in it, written so that a crash at any moment loses no finished round."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+from safetensors.torch import save
+
+from feddrm.engine import State, load_state, save_state, write_atomically
+from feddrm.errors import FeddrmError
+from feddrm.methods import Tensors
+from feddrm.runs.config import Config
+
+
+class RunFolder:
+    """Paths and files of one run; see ARCHITECTURE.md for the layout."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary_file(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def state_file(self) -> Path:
+        return self.path / "checkpoint" / "state.safetensors"
+
+    def open(self, config: Config) -> State | None:
+        """Make the folder, or go on in it: the state to resume from, None at the start.
+
+        A folder with other contents or another configuration is refused, never overwritten.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise FeddrmError(f"{self.path} is a file: choose another --out")
+        if self.path.is_dir() and any(self.path.iterdir()) and not self.config_file.exists():
+            raise FeddrmError(f"{self.path} is not empty and no run: choose another --out")
+        if self.config_file.exists():
+            self._refuse_other(config)
+        try:
+            (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FeddrmError(f"cannot create {self.path} ({error.strerror}): choose another --out") from error
+        if not self.config_file.exists():
+            write_atomically(self.config_file, config.to_yaml().encode())
+        state = load_state(self.state_file, config.device) if self.state_file.exists() else None
+        self._forget_after(state.round if state else 0)
+        return state
+
+    def _refuse_other(self, config: Config) -> None:
+        before = yaml.safe_load(self.config_file.read_text())
+        now = yaml.safe_load(config.to_yaml())
+        if before == now:
+            return
+        keys = [k for k in {**(before or {}), **now} if (before or {}).get(k) != now.get(k)]
+        key = keys[0]
+        raise FeddrmError(
+            f"{self.path} holds a run with {key}={(before or {}).get(key)}, not {now.get(key)}: "
+            f"choose another --out, or repeat the old settings to resume it"
+        )
+
+    def _forget_after(self, round: int) -> None:
+        """Drop lines of rounds after the checkpoint: they will be played, and written, again."""
+        kept = [entry for entry in read_lines(self.metrics_file) if entry["round"] <= round]
+        if self.metrics_file.exists():
+            write_atomically(self.metrics_file, b"".join(_line(entry) for entry in kept))
+
+    def add_metrics(self, entry: dict[str, Any]) -> None:
+        """Append one evaluated round; it reaches the disk before any checkpoint that includes it."""
+        try:
+            with self.metrics_file.open("ab") as file:
+                file.write(_line(entry))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise FeddrmError(
+                f"cannot write {self.metrics_file} ({error.strerror}): free the disk and run again to resume"
+            ) from error
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return read_lines(self.metrics_file)
+
+    def save(self, state: State) -> None:
+        save_state(self.state_file, state)
+
+    def write_json(self, name: str, value: Any) -> None:
+        write_atomically(self.path / name, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+    def read_json(self, name: str) -> Any:
+        try:
+            return json.loads((self.path / name).read_text())
+        except FileNotFoundError:
+            return None
+        except (OSError, json.JSONDecodeError) as error:
+            raise FeddrmError(f"cannot read {self.path / name} ({error}): run the training again") from error
+
+    def publish(self, shared: Tensors, private: dict[str, Tensors]) -> None:
+        """Part what the server may hold (``router/``) from what only each client may (``clients/<name>/``)."""
+        parts = {self.path / "router" / "shared.safetensors": shared}
+        parts |= {self.path / "clients" / name / "private.safetensors": leaves for name, leaves in private.items()}
+        for path, leaves in parts.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            plain = {leaf: value.detach().cpu().contiguous().clone() for leaf, value in leaves.items()}
+            write_atomically(path, save(plain))
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The complete lines of a JSON-lines file; a last line cut off by a crash is left out."""
+    if not path.exists():
+        return []
+    entries = []
+    for line in path.read_bytes().split(b"\n"):
+        if not line:
+            continue
+        try:
+            entries.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return entries
+
+
+def _line(entry: dict[str, Any]) -> bytes:
+    return json.dumps(entry, ensure_ascii=False).encode() + b"\n"

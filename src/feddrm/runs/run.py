@@ -1,0 +1,270 @@
+"""Training a federation into a run folder, and opening one again."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from feddrm import __version__
+from feddrm.data import Dataset, Federation, load
+from feddrm.engine import Plan, Played, State, federate, first_state, functional
+from feddrm.errors import FeddrmError
+from feddrm.evaluation import Answers, ask, confusion, evaluate, per_client, route, summarise, test_set
+from feddrm.methods import Method
+from feddrm.models import Model, Net
+from feddrm.report.portrait import Portrait
+from feddrm.runs.config import Config, known_fields, read_config, resolve
+from feddrm.runs.folder import RunFolder
+
+CHECKPOINT_SECONDS = 20.0  # between checkpoints: what a crash may cost
+
+OnRound = Callable[[Played, dict[str, Any] | None, int], None]  # the round, its metrics if evaluated, of how many
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished or interrupted run: its folder, configuration and, once finished, its summary."""
+
+    path: Path
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any] | None
+
+    @classmethod
+    def open(cls, path: str | Path) -> Run:
+        """A run that was trained before."""
+        folder = RunFolder(path)
+        if not folder.config_file.exists():
+            raise FeddrmError(f"{path} is no run (it has no config.yaml): give a folder made by 'feddrm train'")
+        return cls(folder.path, read_config(folder.config_file), folder.read_json("summary.json"))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """One entry per evaluated round."""
+        return RunFolder(self.path).metrics()
+
+
+def train(
+    data: str | Federation,
+    method: str | Method = "feddrm",
+    *,
+    out: str | Path,
+    model: str | Model | None = None,
+    data_settings: Mapping[str, Any] | None = None,
+    on_round: OnRound | None = None,
+    track: bool = False,
+    **settings: Any,
+) -> Run:
+    """Train and evaluate; an interrupted run in ``out`` is resumed, any other folder refused.
+
+    ``settings`` are those of :class:`feddrm.engine.Plan` (rounds, lr, seed, ...) and of
+    :func:`feddrm.runs.config.resolve` (device, threads, evaluation).
+    """
+    _check_early(data, method, model, settings)
+    federation = load(data, **(data_settings or {})) if isinstance(data, str) else data
+    config = resolve(federation, method=method, model=model, **settings)
+    folder = RunFolder(out)
+    state = folder.open(config)
+    if folder.summary_file.exists():
+        return Run.open(out)
+    with _one_thread_each(), _tracker(folder, track) as track_round:
+        _Training(config, federation.to(config.device), folder).go(state, [on_round, track_round])
+    return Run.open(out)
+
+
+def _check_early(data: str | Federation, method: str | Method, model: str | Model | None, settings: Any) -> None:
+    """Names and values that could never work are refused before any data is read."""
+    if isinstance(data, str):
+        Dataset.find(data)
+    chosen = Method.make(method) if isinstance(method, str) else method
+    if isinstance(model, str):
+        Model.find(model)
+    plan = {k: v for k, v in settings.items() if k not in ("device", "threads", "evaluation", "data")}
+    early = Plan(**known_fields(Plan, plan, "training"))
+    early.check()
+    if "rounds" in plan:
+        chosen.check(early.rounds)
+    device = str(settings.get("device", "cpu"))
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise FeddrmError("device 'cuda' was asked for, but torch sees no GPU here: use --device cpu")
+
+
+class _Training:
+    """The loop around :func:`federate`: evaluate, write down, save."""
+
+    def __init__(self, config: Config, federation: Federation, folder: RunFolder) -> None:
+        self.config, self.federation, self.folder = config, federation, folder
+        clients = len(federation) if config.method.client_branch else None
+        self.net: Net = config.model.build(federation.shape, len(federation.classes), clients, config.plan.seed)
+        self.net = self.net.to(config.device)
+        self.seconds = folder.read_json("checkpoint/seconds.json") or {"train": 0.0, "evaluate": 0.0}
+
+    def go(self, state: State | None, listeners: list[OnRound | None]) -> None:
+        if state is None:
+            Portrait.of(self.federation).write(self.folder.path)
+            leaves = {leaf: value.detach() for leaf, value in self.net.named_parameters()}
+            state = first_state(self.config.method, leaves, len(self.federation))
+        saved, last, answers = time.monotonic(), state, None
+        began = time.perf_counter()
+        try:
+            for played in federate(
+                self.config.method,
+                functional(self.net),
+                self.federation,
+                self.config.plan,
+                state,
+                workers=self.config.threads,
+            ):
+                self.seconds["train"] += time.perf_counter() - began
+                last, metrics = played.state, None
+                if self.config.evaluation.due(last.round, self.config.plan.rounds):
+                    answers, metrics = self.evaluate(played)
+                    self.folder.add_metrics(metrics)
+                if time.monotonic() - saved > CHECKPOINT_SECONDS:
+                    self.save(last)
+                    saved = time.monotonic()
+                for listen in listeners:
+                    if listen is not None:
+                        listen(played, metrics, self.config.plan.rounds)
+                began = time.perf_counter()
+        except KeyboardInterrupt:
+            self.save(last)  # whole rounds only: the one that was cut short is played again
+            raise
+        self.save(last)
+        self.finish(last, answers)
+
+    def save(self, state: State) -> None:
+        self.folder.save(state)
+        self.folder.write_json("checkpoint/seconds.json", self.seconds)
+
+    def answers(self, state: State) -> Answers:
+        """What every client's model says about the pooled test set after this round."""
+        config, method = self.config, self.config.method
+        test = test_set(self.federation, crop=config.evaluation.test_crop, seed=config.plan.seed, round=state.round)
+        models = [method.serve(method.send(state.shared, i), p) for i, p in enumerate(state.private)]
+        return ask(
+            self.net,
+            models,
+            test,
+            client_branch=state.shared if method.client_branch else None,
+            global_model=method.global_model(state.shared),
+            workers=config.threads,
+        )
+
+    def evaluate(self, played: Played) -> tuple[Answers, dict[str, Any]]:
+        began = time.perf_counter()
+        answers = self.answers(played.state)
+        found = evaluate(answers, self.federation.weights, self.config.evaluation.ties)
+        self.seconds["evaluate"] += time.perf_counter() - began
+        names = self.federation.names
+        return answers, {
+            "round": played.state.round,
+            "stage": "tune" if played.stage.tuning else "train",
+            "lr": played.lr,
+            "loss": played.loss,
+            "answered": [names[i] for i in played.answered],
+            **found,
+        }
+
+    def finish(self, state: State, answers: Answers | None) -> None:
+        """The last round in detail, the private parts apart from the shared ones, and the summary last of all."""
+        weights, names = self.federation.weights, self.federation.names
+        answers = answers or self.answers(state)
+        routes = {}
+        if answers.client_logits is not None:
+            for rule in ("density", "posterior"):
+                chosen = route(answers.client_logits, weights, rule)
+                routes[f"head_{rule}"] = confusion(chosen, answers.origin, len(names)).tolist()
+        rows = per_client(answers, names, weights)
+        for row, client in zip(rows, self.federation.clients, strict=True):
+            row["train"] = len(client.train)
+        self.folder.write_json("evaluation.json", {"round": state.round, "per_client": rows, "confusion": routes})
+        private = {
+            name: {f"{slot}/{leaf}": value for slot, leaves in slots.items() for leaf, value in leaves.items()}
+            for name, slots in zip(names, state.private, strict=True)
+        }
+        self.folder.publish(state.shared, private)
+        self.folder.write_json("summary.json", self.summary(state))
+
+    def summary(self, state: State) -> dict[str, Any]:
+        window = self.config.evaluation.window
+        entries = self.folder.metrics()[-window:]
+        numbers = summarise(
+            [{k: e[k] for k in e if k.endswith("_accuracy")} for e in entries],
+            window,
+        )
+        return {
+            **numbers,
+            "window": len(entries),
+            "rounds": state.round,
+            "seconds": {**self.seconds, "total": sum(self.seconds.values())},
+            "hardware": hardware(self.config.device),
+            "versions": versions(),
+            "date": datetime.date.today().isoformat(),
+        }
+
+
+def hardware(device: str) -> str:
+    """What the numbers were measured on."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} of {torch.multiprocessing.cpu_count()} threads"
+
+
+def versions() -> dict[str, str]:
+    """What the numbers were measured with."""
+    return {
+        "feddrm": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+@contextlib.contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """No operation is shared between threads: whole clients are; see docs/decisions/0001-threads.md."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def _tracker(folder: RunFolder, wanted: bool) -> Iterator[OnRound | None]:
+    """TensorBoard scalars under ``tensorboard/``, where asked for."""
+    if not wanted:
+        yield None
+        return
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise FeddrmError("tracking needs TensorBoard: pip install 'feddrm[track]'") from error
+    with SummaryWriter(str(folder.path / "tensorboard")) as writer:
+
+        def write(played: Played, metrics: dict[str, Any] | None, rounds: int) -> None:  # noqa: ARG001
+            scalars = {"lr": played.lr, "loss": played.loss, **_flat(metrics or {})}
+            for name, value in scalars.items():
+                if isinstance(value, int | float):
+                    writer.add_scalar(name, value, played.state.round)
+
+        yield write
+
+
+def _flat(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in metrics.items():
+        if isinstance(value, Mapping):
+            out |= _flat(value, f"{prefix}{key}/")
+        elif key.endswith("_accuracy") or prefix:
+            out[f"{prefix}{key}"] = value
+    return out

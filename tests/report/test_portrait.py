@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from feddrm.data import Federation
+from feddrm.errors import FeddrmError
+from feddrm.report.pictures import label_figure, view_figure
+from feddrm.report.portrait import Portrait
+
+
+@pytest.fixture(scope="module")
+def rows() -> Federation:
+    rng = np.random.default_rng(0)
+    return Federation.from_arrays({n: (rng.normal(i, 2, (30, 4)), np.arange(30) % 3) for i, n in enumerate("ab")})
+
+
+def test_a_portrait_survives_the_disk(digits: Federation, tmp_path: Path) -> None:
+    before = Portrait.of(digits)
+    before.write(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["data.json", "data.safetensors"]
+    after = Portrait.read(tmp_path)
+    assert dict(after.facts) == dict(before.facts)
+    assert (after.name, after.names, after.classes) == (digits.name, digits.names, digits.classes)
+    assert torch.equal(after.counts, digits.counts())
+    assert torch.equal(after.sizes, digits.sizes)
+    assert after.gallery is not None
+    assert digits.gallery is not None
+    assert torch.equal(after.gallery, digits.gallery)
+    assert after.same_samples
+    facts = json.loads((tmp_path / "data.json").read_text())
+    assert facts == digits.describe() | {"columns": None, "same_samples": True}
+
+
+def test_rows_are_portrayed_by_their_means(rows: Federation, tmp_path: Path) -> None:
+    Portrait.of(rows).write(tmp_path)
+    portrait = Portrait.read(tmp_path)
+    assert portrait.gallery is None
+    assert portrait.column_means is not None
+    pooled = torch.cat([c.train.x for c in rows.clients])
+    expected = (rows.clients[1].train.x.mean(0) - pooled.mean(0)) / pooled.std(0)
+    torch.testing.assert_close(portrait.column_means[1], expected)
+    assert "column means" in view_figure(portrait).axes[0].get_title()
+
+
+def test_own_samples_are_filled_up_and_not_called_the_same() -> None:
+    pixels = np.zeros((6, 5, 5, 3), dtype=np.uint8)
+    fed = Federation.from_arrays({n: (pixels, np.arange(6) % 2) for n in ("oslo", "lima")})
+    portrait = Portrait.of(fed)
+    assert portrait.gallery is not None
+    assert portrait.gallery.shape == (2, 8, 3, 5, 5)
+    held = len(fed.clients[0].test)
+    assert (portrait.gallery[0, :held] == 0).all()
+    assert (portrait.gallery[0, held:] == 255).all()
+    assert view_figure(portrait).axes[0].get_title() == "samples of every client"
+
+
+def test_names_are_cut_and_dollars_are_no_formula() -> None:
+    rng = np.random.default_rng(0)
+    names = ("$x^{$", "x" * 60)
+    clients = {n: (rng.normal(size=(12, 3)), np.arange(12) % 2) for n in names}
+    figure = label_figure(Portrait.of(Federation.from_arrays(clients)))
+    figure.draw_without_rendering()
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == [names[0], "x" * 27 + "…"]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "why"),
+    [
+        ({"gallery": torch.zeros(4, 8, 1, 8, 8)}, "gallery should be uint8"),
+        ({"gallery": torch.zeros(3, 8, 1, 8, 8, dtype=torch.uint8)}, "gallery should be uint8"),
+        ({"column_means": torch.zeros(4, 2, dtype=torch.int64)}, "column_means should be numbers"),
+        ({"column_means": torch.zeros(5, 2)}, "column_means should be numbers"),
+    ],
+)
+def test_pictures_that_do_not_fit_are_refused(
+    digits: Federation, tmp_path: Path, tensors: dict[str, torch.Tensor], why: str
+) -> None:
+    Portrait.of(digits).write(tmp_path)
+    save_file(tensors, tmp_path / "data.safetensors")
+    with pytest.raises(FeddrmError, match=rf"data.safetensors is broken \({why}"):
+        Portrait.read(tmp_path)
+
+
+def test_counts_that_do_not_fit_are_refused(digits: Federation, tmp_path: Path) -> None:
+    Portrait.of(digits).write(tmp_path)
+    facts = json.loads((tmp_path / "data.json").read_text())
+    facts["classes"].append("eleven")
+    (tmp_path / "data.json").write_text(json.dumps(facts))
+    with pytest.raises(FeddrmError, match=r"data.json is broken \(class_counts do not fit"):
+        Portrait.read(tmp_path)
