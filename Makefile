@@ -7,6 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 EXTRAS := dev,track
+DEMO ?= --out runs/demo
 
 .PHONY: help demo test lint format clean
 
@@ -21,10 +22,8 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
 
-demo: $(READY) ## Look at the embedded federation: a table and a picture
-	@mkdir -p runs
-	$(BIN)/feddrm data info digits
-	$(BIN)/feddrm data show digits --out runs/digits.png
+demo: $(READY) ## Train on the embedded digits, and see what guiding queries is worth
+	$(BIN)/feddrm demo $(DEMO)
 
 test: $(READY) ## Run all tests
 	$(BIN)/python -m pytest

@@ -27,7 +27,7 @@ from benchmarks.data_pipeline import pillow_access
 from feddrm.data import Client, Federation, load
 from feddrm.data.federation import Split
 from feddrm.engine import Plan, federate, first_state, functional
-from feddrm.evaluation import ask, evaluate, test_set
+from feddrm.evaluation import ask, evaluate, pooled_queries
 from feddrm.methods import FedDRM
 from feddrm.models import Model, Net, is_head
 from feddrm.runs.run import hardware, versions
@@ -44,7 +44,7 @@ def ours(federation: Federation, net: Net) -> dict[str, float]:
     state = next(rounds).state
     models = [method.serve(method.send(state.shared, i), private) for i, private in enumerate(state.private)]
     answers = ask(
-        net, models, test_set(federation, crop=True, seed=0, round=1), client_branch=state.shared, workers=workers
+        net, models, pooled_queries(federation, crop=True, seed=0, round=1), client_branch=state.shared, workers=workers
     )
     return evaluate(answers, federation.weights)["system_accuracy"]
 

@@ -3,7 +3,8 @@
     FEDDRM_DATA=folder python -m benchmarks.data_pipeline [--device cuda] [--json FILE]
 
 The Pillow side does what the reference pipeline does per image: draw a box as torchvision's
-RandomResizedCrop does (scalar draws from torch), cut, resize, and copy the pixels out.
+RandomResizedCrop does (scalar draws from torch), cut, resize, and copy the pixels out. Our side works as
+a run does: on CPU one batch per core side by side, on a GPU one after another, without a graph.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import datetime
 import json
 import math
+import os
 import random
 import resource
 import statistics
@@ -25,11 +27,14 @@ import torch
 from PIL import Image, ImageEnhance
 
 from feddrm.data import Federation, RandomResizedCrop, load, resized_crop
+from feddrm.data.crop import column_first
 from feddrm.data.shift import ColourShift
 from feddrm.data.view import View
 from feddrm.runs.run import hardware, versions
+from feddrm.threads import side_by_side
 
 BATCH, STEPS, SIDE = 128, 10, 32
+REPEAT = 10  # batches per worker and measurement
 
 
 def median_ms(work: Callable[[], object], repeats: int = 21) -> float:
@@ -89,27 +94,32 @@ def measure_batch(x: torch.Tensor, view: View, device: str) -> dict[str, dict[st
     crop, generator = RandomResizedCrop(), torch.Generator(device).manual_seed(0)
     boxes = crop.boxes(BATCH, SIDE, SIDE, generator)
     listed = [tuple(b) for b in boxes.tolist()]
-    x = x.to(device)
+    x = column_first(x.to(device))  # as CIFAR is kept
     assert np.array_equal(
         resized_crop(x, boxes).permute(0, 2, 3, 1).cpu().numpy(),
         np.stack([np.asarray(pillow_crop(i, b)) for i, b in zip(hwc, listed, strict=True)]),
     )
     shift.table(device)
 
-    def done(work: Callable[[], object]) -> Callable[[], object]:
-        def all_of_it() -> None:
-            work()
-            if device != "cpu":
-                torch.cuda.synchronize()
+    workers = os.cpu_count() or 1 if device == "cpu" else 1
 
-        return all_of_it
+    def per_batch(work: Callable[[], object]) -> float:
+        """Milliseconds per batch, with as many batches side by side as a run on this device would have."""
+        with side_by_side(workers) as spread:
+
+            def all_of_it() -> None:
+                list(spread(lambda _: [work() for _ in range(REPEAT)], range(workers)))
+                if device != "cpu":
+                    torch.cuda.synchronize()
+
+            return median_ms(all_of_it) / (workers * REPEAT)
 
     # A phase draws its boxes at once, so a batch pays a tenth of a ten-step draw.
-    draw = median_ms(done(lambda: crop.boxes(STEPS * BATCH, SIDE, SIDE, generator))) / STEPS
+    draw = median_ms(lambda: crop.boxes(STEPS * BATCH, SIDE, SIDE, generator)) / STEPS
     ours = {
-        "resize to given boxes": median_ms(done(lambda: resized_crop(x, boxes))),
-        "random resized crop": draw + median_ms(done(lambda: resized_crop(x, boxes))),
-        "crop, shift and scale": draw + median_ms(done(lambda: view(x, boxes))),
+        "resize to given boxes": per_batch(lambda: resized_crop(x, boxes)),
+        "random resized crop": draw + per_batch(lambda: resized_crop(x, boxes)),
+        "crop, shift and scale": draw + per_batch(lambda: view(x, boxes)),
     }
     pillow = {
         "resize to given boxes": median_ms(

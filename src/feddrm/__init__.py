@@ -11,18 +11,34 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from feddrm.data import Client, Dataset, Federation, load
     from feddrm.errors import FeddrmError
+    from feddrm.methods import Method
     from feddrm.models import Model
+    from feddrm.runs import Run, train
 
 __version__ = "0.1.0.dev0"
-__all__ = ["Client", "Dataset", "FeddrmError", "Federation", "Model", "__version__", "load"]
+__all__ = [
+    "Client",
+    "Dataset",
+    "FeddrmError",
+    "Federation",
+    "Method",
+    "Model",
+    "Run",
+    "__version__",
+    "load",
+    "train",
+]
 
 _HOMES = {
     "Client": "feddrm.data",
     "Dataset": "feddrm.data",
     "Federation": "feddrm.data",
     "FeddrmError": "feddrm.errors",
+    "Method": "feddrm.methods",
     "Model": "feddrm.models",
+    "Run": "feddrm.runs",
     "load": "feddrm.data",
+    "train": "feddrm.runs",
 }
 
 

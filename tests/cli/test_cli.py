@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from feddrm.cli import main
 from feddrm.data import Dataset
+from feddrm.methods import Method
 from feddrm.models import Model
 
 
@@ -25,7 +27,11 @@ def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
 
 
 def test_listings_name_everything_that_exists(capsys: pytest.CaptureFixture[str]) -> None:
-    for verb, family in (("datasets", Dataset.family), ("models", Model.family)):
+    for verb, family in (
+        ("datasets", Dataset.family),
+        ("models", Model.family),
+        ("methods", Method.family),
+    ):
         code, out, err = call(capsys, verb)
         assert (code, err) == (0, "")
         assert all(re.search(rf"^ *{name} ", out, re.MULTILINE) for name in family)
@@ -84,6 +90,18 @@ def test_own_tables_by_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
         (["data", "show", "digits", "--out", "x.gif"], 2, "end its name in .png"),
         (["data", "info"], 2, "Missing argument"),
         (["dance"], 2, "No such command 'dance'"),
+        (["train", "--data", "digits"], 2, "give --out FOLDER"),
+        (["train", "--out", "x"], 2, "give --data NAME"),
+        (["train", "--data", "digits", "--out", "x", "--method", "feddrn"], 2, "did you mean 'feddrm'?"),
+        (["train", "--data", "digits", "--out", "x", "--lambda", "2", "--rounds", "3"], 2, "lam=2.0"),
+        (["train", "--data", "digits", "--out", "x", "--batch-size", "0"], 2, "batch_size=0"),
+        (["train", "--data", "digits", "--out", "x", "--method", "fedrep", "--lambda", "0.5"], 2, "no setting 'lam'"),
+        (["train", "--data", "digits", "--out", "x", "--set", "lam=1"], 2, "data.lam, method.lam or model.lam"),
+        (["train", "--data", "digits", "--out", "x", "--method", "fedas", "--variant", "new"], 2, "variant 'new'"),
+        (["train", "--data", "digits", "--out", "/proc/x"], 1, "/proc/x"),
+        (["train", "--config", "none.yaml", "--out", "x"], 1, "cannot read none.yaml"),
+        (["evaluate", "nowhere"], 1, "nowhere is no run"),
+        (["report", "nowhere"], 1, "nowhere"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -97,8 +115,43 @@ def test_mistakes_are_one_line(
     assert says in err
 
 
+def test_train_evaluate_and_resume(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = str(tmp_path / "run")
+    words = ["train", "--data", "digits", "--clients", "3", "--rounds", "3", "--seed", "5", "--lambda", "0.8"]
+    words += ["--model", "mlp", "--set", "model.hidden=[16]", "--window", "2", "--out", out]
+    code, printed, _ = call(capsys, *words, "--json")
+    summary = json.loads(printed)
+    assert code == 0
+    assert summary["rounds"] == 3
+    assert summary["window"] == 2
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert config["method"] == {"name": "feddrm", "lam": 0.8}
+    assert config["model"]["hidden"] == [16]
+    assert config["data"] == {
+        "name": "digits", "seed": 5, "clients": 3, "partition": "dirichlet", "alpha": 0.3, "shift": "high"
+    }  # fmt: skip
+    code, printed, _ = call(capsys, "evaluate", out, "--json")
+    assert code == 0
+    assert json.loads(printed)["system_accuracy"] == summary["system_accuracy"]
+    code, printed, _ = call(capsys, "evaluate", out)
+    assert f"{100 * summary['average_accuracy']['mean']:.2f}" in printed
+    code, _, err = call(capsys, *words[:-2], "--rounds", "4", "--out", out)
+    assert code == 1
+    assert "holds a run with" in err
+
+
+def test_a_run_s_config_repeats_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["--data", "digits", "--clients", "3", "--rounds", "2", "--method", "fedbabu", "--set", "method.tuning=1"]
+    assert call(capsys, "train", *words, "--out", str(tmp_path / "a"), "--json")[0] == 0
+    again = ["--config", str(tmp_path / "a" / "config.yaml"), "--out", str(tmp_path / "b"), "--json"]
+    assert call(capsys, "train", *again)[0] == 0
+    for name in ("config.yaml", "metrics.jsonl"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
 def commands() -> list[list[str]]:
-    return [["datasets"], ["models"], ["data", "info"], ["data", "show"]]
+    verbs = ["datasets", "models", "methods", "data info", "data show", "train", "evaluate", "report", "demo"]
+    return [verb.split() for verb in verbs]
 
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from feddrm.engine import State, load_state, save_state, write_atomically
+from feddrm.engine.checkpoint import FORMAT
 from feddrm.errors import FeddrmError
 
 
@@ -148,17 +149,16 @@ def test_a_folder_is_refused(tmp_path):
     refused(tmp_path)
 
 
-@pytest.mark.parametrize("header", [None, {"format": "pt"}, {"format": "feddrm-state-0", "order": "[]"}])
+@pytest.mark.parametrize("header", [None, {"format": "pt"}, {"feddrm-state-0": '{"order": []}'}])
 def test_tensors_of_another_kind_are_refused(path, header):
     save_file({"w": torch.ones(2)}, path, metadata=header)
     assert "no checkpoint of this version" in refused(path)
 
 
-@pytest.mark.parametrize("order", [{}, {"order": "[nonsense"}, {"order": '["shared/absent"]'}])
-def test_a_header_that_makes_no_sense_is_refused(path, order):
-    header = {"format": "feddrm-state-1", "round": "1", "clients": "0", "empty": "", **order}
-    save_file({"shared/w": torch.ones(2)}, path, metadata=header)
-    refused(path)
+@pytest.mark.parametrize("header", ["[nonsense", '{"round": 1}', '{"order": ["shared/absent"]}'])
+def test_a_header_that_makes_no_sense_is_refused(path, header):
+    save_file({"shared/w": torch.ones(2)}, path, metadata={FORMAT: header})
+    assert "cannot read" in refused(path)
 
 
 # --- writing ------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from feddrm.data import Federation, RandomResizedCrop, draw_for, load
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.evaluation import TestSet, ask, shared_trunk, test_set
+from feddrm.evaluation import Queries, ask, pooled_queries, shared_trunk
 from feddrm.models import LeNet, Mlp, Model, Net, is_client_branch, is_head
 
 CLIENTS = 4
@@ -82,8 +82,8 @@ def small(shape: tuple[int, ...], clients: int | None = CLIENTS) -> Net:
     return Mlp(hidden=(16, 12), branch=8).build(shape, 10, clients)
 
 
-def pool(fed: Federation) -> TestSet:
-    return test_set(fed, crop=False, seed=0, round=1)
+def pool(fed: Federation) -> Queries:
+    return pooled_queries(fed, crop=False, seed=0, round=1)
 
 
 class TestOnePass:
@@ -94,7 +94,7 @@ class TestOnePass:
     ) -> None:
         generator = torch.Generator().manual_seed(3)
         x = torch.randn(20, 3, 32, 32, generator=generator, dtype=dtype)
-        test = TestSet(x, torch.arange(20) % 10, torch.arange(20) % CLIENTS)
+        test = Queries(x, torch.arange(20) % 10, torch.arange(20) % CLIENTS)
         net = copy.deepcopy(model.build((3, 32, 32), 10, CLIENTS)).to(dtype)
         models = heads_apart(net)
         shared = {leaf: value for leaf, value in moved(start(net), 9, is_client_branch).items() if not is_head(leaf)}
@@ -193,7 +193,7 @@ class TestRefused:
         with pytest.raises(SettingError, match="batch_size=0"):
             ask(net, heads_apart(net), test, batch_size=0)
         with pytest.raises(FeddrmError, match="empty"):
-            ask(net, heads_apart(net), TestSet(test.x[:0], test.labels[:0], test.origin[:0]))
+            ask(net, heads_apart(net), Queries(test.x[:0], test.labels[:0], test.origin[:0]))
 
 
 class TestPooledTestSet:
@@ -208,7 +208,7 @@ class TestPooledTestSet:
 
     def test_crops_are_those_of_their_key(self, images: Federation) -> None:
         def x(seed: int = 0, round: int = 1, crop: bool = True) -> Tensor:
-            return test_set(images, crop=crop, seed=seed, round=round).x
+            return pooled_queries(images, crop=crop, seed=seed, round=round).x
 
         assert torch.equal(x(), x())
         assert not torch.equal(x(), x(round=2))
@@ -220,7 +220,7 @@ class TestPooledTestSet:
     def test_crops_differ_from_client_to_client(self, images: Federation) -> None:
         first = images.clients[0]
         twins = replace(images, clients=(first, replace(first, name="twin")))
-        a, b = test_set(twins, crop=True, seed=0, round=1).x.chunk(2)
+        a, b = pooled_queries(twins, crop=True, seed=0, round=1).x.chunk(2)
         assert not torch.equal(a, b)
 
     def test_crops_are_no_training_draws(self, images: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,18 +235,18 @@ class TestPooledTestSet:
             return generator_for(*key)
 
         monkeypatch.setattr(answers, "generator_for", recorded)
-        test_set(images, crop=True, seed=7, round=3)
+        pooled_queries(images, crop=True, seed=7, round=3)
         assert len(set(keys)) == len(images)
         assert all(key[1] >= 1 << 24 for key in keys)  # no federation has a client of this number
         state = torch.random.get_rng_state()
         before = draw_for(images, 0, steps=1, batch_size=4, seed=7, round=3, phase=0)
-        test_set(images, crop=True, seed=7, round=3)
+        pooled_queries(images, crop=True, seed=7, round=3)
         after = draw_for(images, 0, steps=1, batch_size=4, seed=7, round=3, phase=0)
         assert torch.equal(before.samples, after.samples)
         assert torch.equal(torch.random.get_rng_state(), state)
 
     def test_data_without_crops_stays_whole(self, digits: Federation) -> None:
-        assert torch.equal(test_set(digits, crop=True, seed=0, round=1).x, pool(digits).x)
+        assert torch.equal(pooled_queries(digits, crop=True, seed=0, round=1).x, pool(digits).x)
 
 
 @pytest.mark.gpu
@@ -258,5 +258,5 @@ def test_answers_come_on_the_models_device(digits: Federation) -> None:
     answers = ask(copy.deepcopy(net).cuda(), there, test, client_branch=there[0], global_model=there[0])
     assert {t.device.type for t in answers if t is not None} == {"cuda"}
     torch.testing.assert_close(answers.logits.cpu(), ask(net, models, test).logits, rtol=0, atol=1e-10)
-    on_gpu = test_set(digits.to("cuda"), crop=True, seed=0, round=1)
+    on_gpu = pooled_queries(digits.to("cuda"), crop=True, seed=0, round=1)
     torch.testing.assert_close(on_gpu.x.cpu(), test.x)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddrm.data.crop import RandomResizedCrop
+from feddrm.data.crop import RandomResizedCrop, take
 from feddrm.data.federation import Client, Federation, Split
 from feddrm.errors import SettingError
 
@@ -100,6 +100,6 @@ def batch(client: Client, number: int, split: Split, drawn: Draw, step: int) -> 
     """Step ``step`` of a draw as the client's network sees it."""
     index = drawn.samples[step]
     boxes = None if drawn.boxes is None else drawn.boxes[step]
-    x = client.view(split.x[index], boxes)
+    x = client.view(split.x[index] if boxes is None else take(split.x, index), boxes)
     who = torch.full_like(index, number)
     return Batch(x, split.y[index], who, drawn.mask[step])

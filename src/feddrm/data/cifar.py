@@ -20,7 +20,7 @@ from PIL import Image
 
 from feddrm.data import files
 from feddrm.data.cifar_names import CIFAR10, CIFAR20, CIFAR100
-from feddrm.data.crop import RandomResizedCrop
+from feddrm.data.crop import RandomResizedCrop, column_first
 from feddrm.data.dataset import DividedDataset, FileDataset
 from feddrm.data.federation import Client, Federation, Split
 from feddrm.data.partition import partition
@@ -100,7 +100,7 @@ class Cifar(DividedDataset, FileDataset, ABC):
 
         def take(index: NDArray[np.int64]) -> Split:
             chosen = torch.from_numpy(index)
-            return Split(x[chosen].contiguous(), y[chosen])
+            return Split(column_first(x[chosen]), y[chosen])
 
         views = [View(shift) for shift in colour_shifts(self.shift, self.clients)]
         first = [int(np.flatnonzero(labels == k)[0]) for k in range(min(8, len(self.names)))]

@@ -62,6 +62,16 @@ def resized_crop(images: Tensor, boxes: Tensor) -> Tensor:
     return tall.view(n, height, c, width).permute(0, 2, 1, 3)
 
 
+def column_first(images: Tensor) -> Tensor:
+    """The same images, laid out in memory column by column: cropping starts with whole columns."""
+    return images.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
+
+
+def take(images: Tensor, index: Tensor) -> Tensor:
+    """``images[index]``, keeping the layout of :func:`column_first`."""
+    return images.permute(0, 3, 1, 2)[index].permute(0, 2, 3, 1)
+
+
 def _interpolate(lines: Tensor, start: Tensor, size: Tensor, full: int) -> Tensor:
     """Stretch ``size`` of the ``full`` lines of every image, from ``start`` on, over all of them."""
     position, fraction, bits = _taps(full, str(lines.device))

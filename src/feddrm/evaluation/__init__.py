@@ -19,14 +19,14 @@ from feddrm.evaluation.accuracy import (
     system_accuracy,
     vote,
 )
-from feddrm.evaluation.answers import Answers, TestSet, ask, shared_trunk, test_set
+from feddrm.evaluation.answers import Answers, Queries, ask, pooled_queries, shared_trunk
 from feddrm.evaluation.window import summarise
 
 __all__ = [
     "RULES",
     "TIES",
     "Answers",
-    "TestSet",
+    "Queries",
     "ask",
     "average_accuracy",
     "client_accuracy",
@@ -35,11 +35,11 @@ __all__ = [
     "global_accuracy",
     "oracle_accuracy",
     "per_client",
+    "pooled_queries",
     "route",
     "routed_predictions",
     "shared_trunk",
     "summarise",
     "system_accuracy",
-    "test_set",
     "vote",
 ]

@@ -6,7 +6,7 @@ import copy
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,10 +25,8 @@ TEST = int.from_bytes(b"test", "big")
 
 
 @dataclass(frozen=True, eq=False)
-class TestSet:
+class Queries:
     """All clients' test samples one after another, each as its own client sees it."""
-
-    __test__: ClassVar[bool] = False  # pytest would take the name for a class of tests
 
     x: Tensor
     labels: Tensor
@@ -49,25 +47,25 @@ class Answers(NamedTuple):
     global_logits: Tensor | None = None  # [N, K]
 
 
-def test_set(federation: Federation, *, crop: bool, seed: int, round: int) -> TestSet:
+def pooled_queries(federation: Federation, *, crop: bool, seed: int, round: int, workers: int = 1) -> Queries:
     """The pooled test set, with one random crop per sample where ``crop`` (as in the paper) and the data has any.
 
     The crops depend on (seed, round, client) alone: evaluating more or less often, or not at all,
     leaves training untouched. Average and system accuracy share them, where the paper's code draws
     twice.
     """
-    parts = []
-    for number, client in enumerate(federation.clients):
-        boxes = None
+
+    def seen(number: int) -> tuple[Tensor, Tensor, Tensor]:
+        client, boxes = federation.clients[number], None
         if crop and federation.crop is not None:
             height, width = federation.shape[-2:]
             generator = generator_for(seed, TEST, round, number)
             boxes = federation.crop.boxes(len(client.test), height, width, generator).to(client.test.x.device)
-        parts.append((client.view(client.test.x, boxes), client.test.y, torch.full_like(client.test.y, number)))
-    return TestSet(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+        return client.view(client.test.x, boxes), client.test.y, torch.full_like(client.test.y, number)
 
-
-test_set.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test
+    with side_by_side(workers) as spread:
+        parts = list(spread(seen, range(len(federation))))
+    return Queries(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 
 def shared_trunk(models: Sequence[Leaves]) -> bool:
@@ -81,7 +79,7 @@ def shared_trunk(models: Sequence[Leaves]) -> bool:
 def ask(
     net: Net,
     models: Sequence[Leaves],
-    test: TestSet,
+    test: Queries,
     *,
     client_branch: Leaves | None = None,
     global_model: Leaves | None = None,

@@ -18,7 +18,7 @@ from feddrm import __version__
 from feddrm.data import Dataset, Federation, load
 from feddrm.engine import Plan, Played, State, federate, first_state, functional
 from feddrm.errors import FeddrmError
-from feddrm.evaluation import Answers, ask, confusion, evaluate, per_client, route, summarise, test_set
+from feddrm.evaluation import Answers, ask, confusion, evaluate, per_client, pooled_queries, route, summarise
 from feddrm.methods import Method
 from feddrm.models import Model, Net
 from feddrm.report.portrait import Portrait
@@ -147,7 +147,13 @@ class _Training:
     def answers(self, state: State) -> Answers:
         """What every client's model says about the pooled test set after this round."""
         config, method = self.config, self.config.method
-        test = test_set(self.federation, crop=config.evaluation.test_crop, seed=config.plan.seed, round=state.round)
+        test = pooled_queries(
+            self.federation,
+            crop=config.evaluation.test_crop,
+            seed=config.plan.seed,
+            round=state.round,
+            workers=config.threads,
+        )
         models = [method.serve(method.send(state.shared, i), p) for i, p in enumerate(state.private)]
         return ask(
             self.net,
