@@ -41,7 +41,7 @@ class Named:
     @classmethod
     def summary(cls) -> str:
         """The first line of the docstring, as shown in listings."""
-        return (cls.__doc__ or "").strip().splitlines()[0]
+        return (cls.__doc__ or "").strip().splitlines()[0].rstrip(".")
 
     @classmethod
     def find(cls, name: str) -> type[Self]:

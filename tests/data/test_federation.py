@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
@@ -15,18 +13,7 @@ from hypothesis import strategies as st
 
 from feddrm.data.federation import Client, Federation, Split, check_clients
 from feddrm.data.view import View
-from feddrm.errors import FeddrmError
-
-
-@contextmanager
-def refused(*parts: str) -> Iterator[None]:
-    """One line that has every part."""
-    with pytest.raises(FeddrmError) as caught:
-        yield
-    text = str(caught.value)
-    assert "\n" not in text
-    for part in parts:
-        assert part in text, text
+from refusal import refused
 
 
 def part(*labels: int, shape: tuple[int, ...] = (2,), dtype: torch.dtype = torch.float32) -> Split:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -17,22 +15,11 @@ from feddrm.data.federation import Federation
 from feddrm.data.files import file_md5
 from feddrm.data.heart import COLUMNS, ENCODED, HOSPITALS, Heart, encode, fit_imputation
 from feddrm.data.partition import split
-from feddrm.errors import FeddrmError
+from refusal import refused
 
 NAN = float("nan")
 #        age sex cp trestbps chol fbs restecg thalach exang oldpeak slope ca thal
 TYPICAL = [60, 1, 4, 150, 290, 0, 2, 165, 1, 2.0, 2, 3, 7]
-
-
-@contextmanager
-def refused(*parts: str) -> Iterator[None]:
-    """One line that has every part."""
-    with pytest.raises(FeddrmError) as caught:
-        yield
-    text = str(caught.value)
-    assert "\n" not in text
-    for part in parts:
-        assert part in text, text
 
 
 def patients(n: int, seed: int, gaps: float = 0.3) -> list[str]:

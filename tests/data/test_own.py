@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,17 +14,7 @@ from feddrm.data.federation import Federation
 from feddrm.data.own import from_arrays
 from feddrm.data.partition import split
 from feddrm.errors import FeddrmError
-
-
-@contextmanager
-def refused(*parts: str) -> Iterator[None]:
-    """One line that has every part."""
-    with pytest.raises(FeddrmError) as caught:
-        yield
-    text = str(caught.value)
-    assert "\n" not in text
-    for part in parts:
-        assert part in text, text
+from refusal import refused
 
 
 def rows(n: int = 10, d: int = 3, start: int = 0) -> np.ndarray:

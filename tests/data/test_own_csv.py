@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +15,7 @@ from hypothesis import strategies as st
 from feddrm.data.federation import Federation
 from feddrm.data.own import from_csv
 from feddrm.data.partition import split
-from feddrm.errors import FeddrmError
-
-
-@contextmanager
-def refused(*parts: str) -> Iterator[None]:
-    """One line that has every part."""
-    with pytest.raises(FeddrmError) as caught:
-        yield
-    text = str(caught.value)
-    assert "\n" not in text
-    for part in parts:
-        assert part in text, text
-
+from refusal import refused
 
 HEADER = "age,chol,ill"
 OSLO = "\n".join([HEADER, "50,200.5,no", "60,-1e2,yes", "70,300,no", "80,.5,yes", ""])

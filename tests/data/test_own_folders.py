@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -17,18 +16,7 @@ from feddrm.data.federation import Federation
 from feddrm.data.images import read_image
 from feddrm.data.own import from_folders
 from feddrm.data.partition import split
-from feddrm.errors import FeddrmError
-
-
-@contextmanager
-def refused(*parts: str) -> Iterator[None]:
-    """One line that has every part."""
-    with pytest.raises(FeddrmError) as caught:
-        yield
-    text = str(caught.value)
-    assert "\n" not in text
-    for part in parts:
-        assert part in text, text
+from refusal import refused
 
 
 def draw(path: Path, value: int, size: tuple[int, int] = (6, 5), mode: str = "RGB") -> Path:

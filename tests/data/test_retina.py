@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,20 +13,9 @@ from feddrm.data.dataset import load
 from feddrm.data.partition import split
 from feddrm.data.retina import VIEWS
 from feddrm.data.view import View
-from feddrm.errors import FeddrmError
+from refusal import refused
 
 CLIENTS = ("kaggle_arima", "RIM", "REFUGE")
-
-
-@contextmanager
-def refused(*parts: str) -> Iterator[None]:
-    """One line that has every part."""
-    with pytest.raises(FeddrmError) as caught:
-        yield
-    text = str(caught.value)
-    assert "\n" not in text
-    for part in parts:
-        assert part in text, text
 
 
 def plant(root: Path, names: tuple[str, str] = ("Glaucoma", "Normal")) -> None:

@@ -20,7 +20,7 @@ def test_closed_form_over_the_last_rounds_only() -> None:
 
 
 def test_fewer_rounds_than_the_window() -> None:
-    assert summarise([{"a": 0.5}]) == {"a": {"mean": 0.5, "std": 0.0}}
+    assert summarise([{"a": 0.5}]) == {"a": {"mean": 0.5, "std": None}}
     assert summarise([{"a": value} for value in [100] * 10 + [1, 3] * 25]) == {"a": {"mean": 2.0, "std": 1.0}}
 
 
@@ -42,7 +42,7 @@ def test_what_is_none_or_missing_in_any_round_is_none() -> None:
 
 
 def test_other_things_than_numbers_are_left_out() -> None:
-    assert summarise([{"stage": "tuning", "done": True, "list": [1], "n": 2}]) == {"n": {"mean": 2.0, "std": 0.0}}
+    assert summarise([{"stage": "tuning", "done": True, "list": [1], "n": 2}]) == {"n": {"mean": 2.0, "std": None}}
 
 
 def test_nothing_to_summarise() -> None:

@@ -26,7 +26,7 @@ from feddrm.data.dataset import FileDataset
 from feddrm.data.federation import Client, Federation, Split
 from feddrm.data.files import Remote, file_md5, obtain
 from feddrm.data.partition import Indices, split
-from feddrm.errors import FeddrmError
+from feddrm.errors import FeddrmError, SettingError
 from feddrm.registry import nearest
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
@@ -97,7 +97,7 @@ class Heart(FileDataset):
     def check(self) -> None:
         super().check()
         if self.impute not in IMPUTE:
-            raise FeddrmError(f"unknown impute '{self.impute}'{nearest(self.impute, IMPUTE)} ({', '.join(IMPUTE)})")
+            raise SettingError(f"unknown impute '{self.impute}'{nearest(self.impute, IMPUTE)} ({', '.join(IMPUTE)})")
 
     def load(self) -> Federation:
         paths = self._files()

@@ -17,7 +17,7 @@ from feddrm.data.images import Picture, pictures, read_images, sub_folders
 from feddrm.data.partition import TRAIN_FRACTION
 from feddrm.data.samples import Samples, assemble
 from feddrm.data.view import View
-from feddrm.errors import FeddrmError
+from feddrm.errors import FeddrmError, SettingError
 from feddrm.registry import nearest
 
 ROOT = "retina_balanced"
@@ -47,7 +47,7 @@ class Retina(FileDataset):
     def check(self) -> None:
         super().check()
         if self.normalise not in NORMALISE:
-            raise FeddrmError(
+            raise SettingError(
                 f"unknown normalise '{self.normalise}'{nearest(self.normalise, NORMALISE)} ({', '.join(NORMALISE)})"
             )
 

@@ -15,8 +15,9 @@ def summarise(rounds: Sequence[Mapping[str, Any]], window: int = WINDOW) -> dict
     """``{"mean": .., "std": ..}`` in place of every number, over the last ``window`` evaluated rounds.
 
     ``std`` divides by the number of rounds (ddof = 0): the paper does not say which it used. It is
-    the spread from round to round within one run, not between seeds. A value that is None or
-    missing in any of these rounds is None; other things than numbers are left out.
+    the spread from round to round within one run, not between seeds, and None for a single round. A
+    value that is None or missing in any of these rounds is None; other things than numbers are left
+    out.
     """
     if window < 1:
         raise SettingError(f"window={window}: give at least one round")
@@ -32,7 +33,7 @@ def _summarise(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
         nested = [value for value in values if isinstance(value, Mapping)]
         if len(numbers) == len(values):
-            summary[key] = {"mean": fmean(numbers), "std": pstdev(numbers)}
+            summary[key] = {"mean": fmean(numbers), "std": pstdev(numbers) if len(numbers) > 1 else None}
         elif len(nested) == len(values):
             summary[key] = _summarise(nested)
         elif len(numbers) + len(nested) + values.count(None) == len(values):

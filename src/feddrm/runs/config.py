@@ -94,7 +94,7 @@ def resolve(
         model = "mlp" if small else "resnet18_retina" if federation.name == "retina" else "resnet18"
     chosen = replace(suggested, **known_fields(Plan, plan, "training"))
     seen = known_fields(Evaluation, evaluation or {}, "evaluation")
-    window = seen.setdefault("window", max(1, min(50, chosen.rounds // 16)))
+    window = seen.setdefault("window", min(chosen.rounds, max(5, min(50, chosen.rounds // 16))))
     seen.setdefault("every", max(1, (chosen.rounds - window) // 20))
     resolved = Config(
         data={"name": federation.name, **(data if data is not None else federation.settings)},
