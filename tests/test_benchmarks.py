@@ -1,0 +1,38 @@
+"""The benchmarks run; what they measure is nobody's business here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize(
+    ("words", "key"), [("data_pipeline --random", "batch_of_128"), ("digits_gap --rounds 1", "gap_points")]
+)
+def test_short_benchmarks(words: str, key: str, tmp_path: Path) -> None:
+    name, *options = words.split()
+    target = tmp_path / "figures.json"
+    subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{name}", *options, "--json", str(target)],
+        cwd=ROOT, capture_output=True, check=True,
+    )  # fmt: skip
+    figures = json.loads(target.read_text())
+    assert {key, "hardware", "versions", "date"} <= set(figures)
+
+
+@pytest.mark.parametrize("name", ["cpu_round", "threads"])
+def test_long_ones_load(name: str) -> None:
+    subprocess.run([sys.executable, "-c", f"import benchmarks.{name}"], cwd=ROOT, check=True)
+
+
+def test_committed_figures_say_what_they_were_measured_on() -> None:
+    found = list((ROOT / "results" / "bench").glob("*.json"))
+    assert found
+    for path in found:
+        assert {"hardware", "versions", "date"} <= set(json.loads(path.read_text())), path.name
