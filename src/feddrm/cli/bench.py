@@ -27,6 +27,7 @@ def engine(
     compiled: Annotated[bool, typer.Option(help="Also measure torch.compile in the plain loop.")] = True,
     paper: Annotated[bool, typer.Option(help="Also one whole paper run on CIFAR-10.")] = True,
     data_dir: DataDir = None,
+    keep: Annotated[Path | None, typer.Option(help="Keep the paper run in this folder.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the figures here as JSON.")] = None,
     json: JsonFlag = False,
 ) -> None:
@@ -43,6 +44,7 @@ def engine(
         compiled=compiled,
         paper=paper,
         data_dir=data_dir,
+        keep=keep,
         say=lambda line: typer.echo(line, err=True),
     )
     if out is not None:
