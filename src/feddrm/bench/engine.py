@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from feddrm.data import Client, Federation, RandomResizedCrop, Split, View, colour_shifts
-from feddrm.engine import Agenda, Plan, Played, State, arithmetic, first_state, functional, play_round
+from feddrm.engine import Agenda, Arithmetic, Plan, Played, State, arithmetic, first_state, functional, play_round
 from feddrm.engine.graph import STREAMS, GraphEngine
 from feddrm.errors import FeddrmError
-from feddrm.methods import FedDRM, Forward
+from feddrm.methods import FedDRM, Forward, Tensors
 from feddrm.models import Net, Outputs, ResNet18
 from feddrm.runs import hardware, train, versions
 
@@ -130,7 +132,7 @@ def _loop(bench: Bench, precision: str, *, compiled: bool = False) -> dict[str, 
     """The sequential engine on the GPU."""
     how, net, federation = arithmetic(precision, "cuda"), bench.network(), bench.federation()
     began = time.perf_counter()
-    forward = _compiled(functional(net, how)) if compiled else functional(net, how)
+    forward = _compiled(net, how) if compiled else functional(net, how)
     agenda = Agenda(FedDRM(), bench.plan, bench.clients)
 
     def play(state: State) -> Played:
@@ -182,11 +184,17 @@ def _time(play: Callable[[State], Played], net: Net, bench: Bench) -> dict[str, 
     }
 
 
-def _compiled(forward: Forward) -> Forward:
+def _compiled(net: Net, how: Arithmetic) -> Forward:
     """The forward pass through torch.compile; stages are left out, as they would all have to be kept."""
-    fast = torch.compile(lambda leaves, x: forward(leaves, x)[:3])
 
-    def run(leaves: dict[str, torch.Tensor], x: torch.Tensor) -> Outputs:
+    def plain(leaves: Tensors, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        with how.casting():
+            out = functional_call(net, leaves, (x,))
+        return out.logits, out.features.float(), out.client_logits
+
+    fast = torch.compile(plain)
+
+    def run(leaves: Tensors, x: Tensor) -> Outputs:
         return Outputs(*fast(leaves, x), stages={})
 
     return run

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 def group_norm(x: Tensor, norm: nn.GroupNorm, *, relu: bool, residual: Tensor | None = None) -> Tensor:
     """GroupNorm(x), plus ``residual``, then ReLU where wanted; [n, channels, height, width]."""
-    if x.is_cuda and x.dtype == torch.bfloat16 and _fits(x.shape[1], norm.num_groups):
+    by_kernel = x.is_cuda and x.dtype == torch.bfloat16 and not torch.compiler.is_compiling()  # that fuses by itself
+    if by_kernel and _fits(x.shape[1], norm.num_groups):
         fused = _Fused.apply(x, norm.weight, norm.bias, residual, norm.num_groups, norm.eps, relu)  # type: ignore[no-untyped-call]
         return cast(Tensor, fused[0])
     out: Tensor = norm(x)

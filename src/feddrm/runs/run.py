@@ -116,6 +116,8 @@ class _Training:
         self.arithmetic = arithmetic(config.precision, config.device)
         self.on_gpu = torch.device(config.device).type == "cuda"
         self.tests = Pool.of(federation, "test") if self.on_gpu else None
+        if self.on_gpu:
+            torch.cuda.reset_peak_memory_stats()
         self.seconds = folder.read_json("checkpoint/seconds.json") or {"train": 0.0, "evaluate": 0.0}
 
     def go(self, state: State | None, listeners: list[OnRound | None]) -> None:
