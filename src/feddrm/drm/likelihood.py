@@ -37,10 +37,11 @@ def solve_multipliers(log_tilts: Floats) -> Floats:
         while _pseudo_log(1 + g @ (rho + size * step), 1 / n)[0].sum() < value.sum() and size > 1e-12:
             size /= 2
         rho = rho + size * step
-        if np.abs(step).max(initial=0.0) < 1e-15 * n:
+        if np.abs(step).max(initial=0.0) < 1e-13:
             break
     inside = 1 + g @ rho
-    if (inside < 1 / n * (1 - 1e-9)).any() or np.abs(g.T @ (1 / inside)).max(initial=0.0) > 1e-6 * n:
+    p = 1 / (n * inside)
+    if (p < 0).any() or abs(p.sum() - 1) > 1e-6 or np.abs(p @ g).max(initial=0.0) > 1e-6:
         raise FeddrmError("no reference on these observations meets the constraints: the tilts are too far from them")
     full = np.zeros(len(free))
     full[free] = rho
