@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import subprocess
 import sys
 
@@ -11,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 
-import feddrm
+import feddrm.drm
 from feddrm.drm import DensityRatioFit, DensityRatioModel
 from feddrm.drm.basis import Floats, evaluate_basis
+from feddrm.drm.logistic import information
 from refusal import refused
 
 
@@ -67,6 +69,19 @@ def test_conjugate_gradients_agree_with_the_factorised_hessian(monkeypatch: pyte
     iterative = DensityRatioModel().fit(three())
     np.testing.assert_allclose(iterative.xi, dense.xi, atol=1e-10)
     assert score(iterative) < 1e-9
+
+
+def test_the_information_is_the_second_derivative_in_whatever_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(2)
+    z, p = rng.normal(size=(50, 3)), rng.dirichlet(np.ones(4), 50)
+    penalty = np.diag([0.0, 1.0, 2.0])
+    share = np.eye(4) - 1 / 4
+    expected = sum(
+        np.kron(np.diag(row) - np.outer(row, row), np.outer(x, x)) for row, x in zip(p[:, 1:], z, strict=True)
+    ) + np.kron(share[1:, 1:], penalty)
+    np.testing.assert_allclose(information(z, p, penalty), expected, atol=1e-12)
+    monkeypatch.setattr("feddrm.drm.logistic.MOST_CELLS", 100)
+    np.testing.assert_allclose(information(z, p, penalty), expected, atol=1e-12)
 
 
 def test_the_two_intercepts_differ_by_the_log_of_the_sizes() -> None:
@@ -206,10 +221,13 @@ def test_an_embedding_of_images_can_be_the_basis() -> None:
 
 
 def test_the_package_stands_alone() -> None:
-    """It needs no torch, and nothing of this project but the errors and the spelling of suggestions."""
-    script = "import sys, feddrm.drm; print(*sorted(m for m in sys.modules if m.split('.')[0] in ('feddrm', 'torch')))"
+    """No module of it needs torch, or anything of this project but the errors and the spelling of suggestions."""
+    modules = [f"feddrm.drm.{module.name}" for module in pkgutil.iter_modules(feddrm.drm.__path__)]
+    assert len(modules) > 8
+    script = (
+        f"import sys, {', '.join(modules)}; print(*(m for m in sys.modules if m.split('.')[0] in ('feddrm', 'torch')))"
+    )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert {m for m in run.stdout.split() if not m.startswith("feddrm.drm")} == {
-        "feddrm", "feddrm.errors", "feddrm.registry"
-    }  # fmt: skip
+    others = {m for m in run.stdout.split() if not m.startswith("feddrm.drm")}
+    assert others == {"feddrm", "feddrm.errors", "feddrm.registry"}
     assert feddrm.DensityRatioModel is DensityRatioModel

@@ -34,10 +34,11 @@ def solve_multipliers(log_tilts: Floats) -> Floats:
         score = g.T @ first
         step = np.linalg.lstsq((g * -second[:, None]).T @ g, score, rcond=None)[0]
         size = 1.0
-        while _pseudo_log(1 + g @ (rho + size * step), 1 / n)[0].sum() < value.sum() and size > 1e-12:
+        least = value.sum() - 1e-12 * n  # a loss this small is rounding
+        while _pseudo_log(1 + g @ (rho + size * step), 1 / n)[0].sum() < least and size > 1e-12:
             size /= 2
         rho = rho + size * step
-        if np.abs(step).max(initial=0.0) < 1e-13:
+        if score @ step < 1e-22:  # twice what this step gained: nothing is left
             break
     inside = 1 + g @ rho
     p = 1 / (n * inside)

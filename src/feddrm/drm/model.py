@@ -14,10 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import logsumexp
 
 from feddrm.drm.basis import Basis, Floats, as_rows, check_basis, evaluate_basis, terms
-from feddrm.drm.logistic import Optimum, Whitening, maximise
+from feddrm.drm.logistic import Optimum, Whitening, log_softmax, maximise
 from feddrm.errors import FeddrmError, SettingError
 
 Samples = Mapping[str, Any] | Sequence[Any]
@@ -162,7 +161,7 @@ class DensityRatioFit:
             if given.shape != (len(self.names),) or not (given > 0).all():
                 raise SettingError(f"priors {priors!r}: give {len(self.names)} positive numbers, one per population")
             logits = logits + np.log(given / self.counts)
-        return np.asarray(np.exp(logits - logsumexp(logits, axis=1, keepdims=True)))
+        return np.exp(log_softmax(logits))
 
     def _logits(self, x: Any) -> Floats:
         features = evaluate_basis(self.model.basis, x)

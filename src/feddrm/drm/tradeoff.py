@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from feddrm.drm.basis import Floats
 from feddrm.drm.descent import Head
-from feddrm.drm.logistic import information, maximise
+from feddrm.drm.logistic import information, log_softmax, maximise
 from feddrm.errors import SettingError
 
 CLIENTS, CLASSES, DIMENSION = 3, 10, 4
@@ -53,9 +53,7 @@ class World:
         """Trace of the inverse Fisher information over N, per head, of centred coefficients."""
         traces = []
         for truth in (self.true_client, self.true_class):
-            logits = self.x @ truth.T
-            p = np.exp(logits - logits.max(1, keepdims=True))
-            p /= p.sum(1, keepdims=True)
+            p = np.exp(log_softmax(self.x @ truth.T))
             rows, k = truth.shape
             inverse = np.linalg.inv(information(self.x, p, np.zeros((k, k)))).reshape(rows - 1, k, rows - 1, k)
             centre = (np.eye(rows) - 1 / rows)[:, 1:]
