@@ -28,7 +28,7 @@ def test_the_fitted_density_is_one_and_near_the_truth() -> None:
 def test_density_panels_are_columns_by_populations() -> None:
     rng = np.random.default_rng(1)
     samples = {name: rng.normal(i / 3, 1, (60, 2)) for i, name in enumerate(("$a_", "b", "c" * 50))}
-    figure = density_figure(DensityRatioModel("identity").fit(samples), ["first", "second"])
+    figure = density_figure(DensityRatioModel("identity").fit(samples, ["first", "second"]))
     assert len(figure.axes) == 6
     assert figure.axes[0].get_title() == "$a_ (n = 60)"
     assert [axes.get_ylabel() for axes in figure.axes[::3]] == ["first", "second"]

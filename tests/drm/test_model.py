@@ -199,6 +199,8 @@ def test_bad_settings_are_refused() -> None:
         DensityRatioModel(penalty="l1")  # type: ignore[arg-type]
     with refused("gamma basis takes logarithms", "-1"):
         DensityRatioModel("gamma").fit([[1.0, 2.0], [-1.0, 2.0]])
+    with refused("2 names for 1 columns"):
+        DensityRatioModel().fit(three(), ["x", "y"])
     with refused("one row for each"):
         DensityRatioModel(lambda x: np.ones((3, 1))).fit(three())
     fit = DensityRatioModel().fit(three())

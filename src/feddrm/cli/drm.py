@@ -36,28 +36,18 @@ def fit(
     from feddrm.drm.reading import read_samples
 
     model = DensityRatioModel(basis, ridge=ridge)
-    if out is not None:
-        from feddrm.report.pictures import check_target, save
-
-        check_target(out)
-    samples, columns = read_samples(files)
-    fitted = model.fit(samples, columns)
-    width = fitted.values.shape[1]
-    names = list(columns) if columns else ["x"] if width == 1 else [f"x{i + 1}" for i in range(width)]
-    facts = fit_facts(fitted, names)
-    if out is not None:
-        from feddrm.drm.figures import density_figure
-
-        save(density_figure(fitted, names), out)
+    _check(out)
+    fitted = model.fit(*read_samples(files))
+    facts = fit_facts(fitted)
+    _draw("density_figure", fitted, out)
     if json:
         print_json(facts)
         return
     _print_fit(facts)
-    if out is not None:
-        typer.echo(f"wrote {out}")
+    _say(out)
 
 
-def fit_facts(fitted: DensityRatioFit, columns: list[str]) -> dict[str, Any]:
+def fit_facts(fitted: DensityRatioFit) -> dict[str, Any]:
     """Everything a fit says, as plain values."""
     from feddrm.drm import inference
 
@@ -76,8 +66,8 @@ def fit_facts(fitted: DensityRatioFit, columns: list[str]) -> dict[str, Any]:
                 "n": int(fitted.counts[i]),
                 "tilt": tilts.value[i].tolist(),
                 "standard_error": tilts.error[i].tolist(),
-                "mean": dict(zip(columns, mean.value[i].tolist(), strict=True)),
-                "mean_standard_error": dict(zip(columns, mean.error[i].tolist(), strict=True)),
+                "mean": dict(zip(fitted.columns, mean.value[i].tolist(), strict=True)),
+                "mean_standard_error": dict(zip(fitted.columns, mean.error[i].tolist(), strict=True)),
             }
             for i, name in enumerate(fitted.names)
         ],
@@ -85,7 +75,7 @@ def fit_facts(fitted: DensityRatioFit, columns: list[str]) -> dict[str, Any]:
     if fitted.model.ridge == 0:
         test = inference.homogeneity(fitted)
         facts["homogeneity"] = {"statistic": test.statistic, "degrees": test.degrees, "p_value": test.p_value}
-    if len(columns) == 1:
+    if len(fitted.columns) == 1:
         values = inference.quantile(fitted, QUARTILES)
         low, high = inference.quantile_interval(fitted, QUARTILES)
         for i, population in enumerate(facts["populations"]):
@@ -157,15 +147,9 @@ def drift(
     """
     from feddrm.drm.drift import drift_experiment
 
-    if out is not None:
-        from feddrm.report.pictures import check_target, save
-
-        check_target(out)
+    _check(out)
     drifts = drift_experiment(rounds, seed)
-    if out is not None:
-        from feddrm.drm.figures import drift_figure
-
-        save(drift_figure(drifts), out)
+    _draw("drift_figure", drifts, out)
     facts = [d.facts() for d in drifts]
     if json:
         print_json(facts)
@@ -174,8 +158,7 @@ def drift(
     rows = [[f["labels"], f["embedding"], *(f"{f[kind]['mean']:.3g}" for kind in kinds)] for f in facts]
     header = ["labels", "embedding", "G^2 client", "G^2 class", "relative client", "relative class"]
     print_table(header, rows, title=f"gradient drift, mean over {rounds} rounds")
-    if out is not None:
-        typer.echo(f"wrote {out}")
+    _say(out)
 
 
 @app.command()
@@ -191,15 +174,9 @@ def tradeoff(
     """
     from feddrm.drm.tradeoff import tradeoff_experiment
 
-    if out is not None:
-        from feddrm.report.pictures import check_target, save
-
-        check_target(out)
+    _check(out)
     result = tradeoff_experiment(rounds=rounds, seed=seed)
-    if out is not None:
-        from feddrm.drm.figures import tradeoff_figure
-
-        save(tradeoff_figure(result), out)
+    _draw("tradeoff_figure", result, out)
     if json:
         print_json(result.facts())
         return
@@ -213,5 +190,25 @@ def tradeoff(
     header = ["lambda", "FedAvg's floor", "bound", "client, ridge 0", "class, ridge 0"]
     title = "squared distances: FedAvg from the minimiser, and the minimiser from the truth"
     print_table([*header, f"client, ridge {ridge:g}", f"class, ridge {ridge:g}"], rows, title=title)
+    _say(out)
+
+
+def _check(out: Path | None) -> None:
+    """A target that cannot be written is refused before any work is done."""
+    if out is not None:
+        from feddrm.report.pictures import check_target
+
+        check_target(out)
+
+
+def _draw(kind: str, result: object, out: Path | None) -> None:
+    if out is not None:
+        from feddrm.drm import figures
+        from feddrm.report.pictures import save
+
+        save(getattr(figures, kind)(result), out)
+
+
+def _say(out: Path | None) -> None:
     if out is not None:
         typer.echo(f"wrote {out}")

@@ -18,10 +18,10 @@ OWN, POOLED, THIRD = "#b9c6d3", "#d55e00", "#0072b2"
 MOST_PANELS = 36
 
 
-def density_figure(fit: DensityRatioFit, columns: Sequence[str]) -> Figure:
+def density_figure(fit: DensityRatioFit) -> Figure:
     """Populations across, columns down: each one's own histogram, and its density from everybody's data."""
     populations = min(len(fit.names), MOST_PANELS)
-    rows = min(len(columns), max(1, MOST_PANELS // populations))
+    rows = min(len(fit.columns), max(1, MOST_PANELS // populations))
     figure = Figure(figsize=(2.2 + 2.6 * populations, 0.9 + 2.2 * rows), layout="constrained")
     grid = figure.subplots(rows, populations, squeeze=False, sharex="row", sharey="row")
     for row in range(rows):
@@ -41,7 +41,7 @@ def density_figure(fit: DensityRatioFit, columns: Sequence[str]) -> Figure:
             if row == 0:
                 axes.set_title(f"{fit.names[i][:28]} (n = {fit.counts[i]})", parse_math=False, fontsize="medium")
             if i == 0:
-                axes.set_ylabel(str(columns[row])[:28], parse_math=False)
+                axes.set_ylabel(fit.columns[row][:28], parse_math=False)
     grid[0, 0].legend(frameon=False, fontsize="small")
     return figure
 

@@ -65,10 +65,11 @@ class DensityRatioModel:
         whitening = Whitening.of(pooled, tolerate_dependence=self.ridge > 0)
         penalty = self._penalty(whitening)
         optimum = maximise(whitening.design(pooled), owner, names, penalty)
-        called = list(columns) if columns is not None else _columns(parts[0])
+        called = _columns(parts[0], columns)
         return DensityRatioFit(
             model=self,
             names=names,
+            columns=tuple(called),
             terms=tuple(terms(self.basis, called, pooled.shape[1])),
             samples=tuple(parts),
             features=pooled,
@@ -92,7 +93,8 @@ class DensityRatioFit:
 
     model: DensityRatioModel
     names: tuple[str, ...]
-    terms: tuple[str, ...]
+    columns: tuple[str, ...]  # of the samples
+    terms: tuple[str, ...]  # of the basis
     samples: tuple[Any, ...]
     features: Floats  # the pooled basis, one row per observation
     owner: NDArray[np.intp]
@@ -205,6 +207,10 @@ def _named(samples: Samples) -> tuple[tuple[str, ...], list[Any]]:
     return names, arrays
 
 
-def _columns(sample: Any) -> list[str]:
+def _columns(sample: Any, given: Sequence[str] | None) -> list[str]:
     width = sample.shape[1] if len(sample.shape) > 1 else 1
-    return ["x"] if width == 1 else [f"x{i + 1}" for i in range(width)]
+    if given is None:
+        return ["x"] if width == 1 else [f"x{i + 1}" for i in range(width)]
+    if len(given) != width:
+        raise SettingError(f"{len(given)} names for {width} columns: give one for each")
+    return list(given)
