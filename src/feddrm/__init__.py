@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from feddrm.data import Client, Dataset, Federation, load
+    from feddrm.drm import DensityRatioModel
     from feddrm.errors import FeddrmError
     from feddrm.methods import Method
     from feddrm.models import Model
@@ -19,6 +20,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "Client",
     "Dataset",
+    "DensityRatioModel",
     "FeddrmError",
     "Federation",
     "Method",
@@ -32,6 +34,7 @@ __all__ = [
 _HOMES = {
     "Client": "feddrm.data",
     "Dataset": "feddrm.data",
+    "DensityRatioModel": "feddrm.drm",
     "Federation": "feddrm.data",
     "FeddrmError": "feddrm.errors",
     "Method": "feddrm.methods",

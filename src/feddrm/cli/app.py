@@ -10,6 +10,7 @@ import typer
 
 from feddrm import __version__
 from feddrm.cli import bench, data
+from feddrm.cli import data, drm
 from feddrm.cli import report as reports
 from feddrm.cli import train as training
 from feddrm.cli.output import JsonFlag, print_json, print_table
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")
+app.add_typer(drm.app, name="drm")
 
 
 def _version(asked: bool) -> None:

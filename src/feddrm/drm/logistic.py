@@ -1,0 +1,230 @@
+"""The dual problem: multinomial logistic regression of the population on the basis, solved to rounding error.
+
+Everything is computed in whitened coordinates (pooled mean 0, pooled covariance 1), where Newton's method
+meets no scale, and carried back afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
+
+from feddrm.drm.basis import Floats
+from feddrm.drm.separation import separated_pairs
+from feddrm.errors import FeddrmError
+
+MOST_DENSE = 1500  # unknowns beyond this: conjugate gradients instead of a factorised Hessian
+MOST_CELLS = 4_000_000  # of a table made on the way to it
+MOST_STEPS = 200
+SUSPICIOUS = 25  # Newton needs about ten steps where there is an optimum
+SETTLED = 1e-6  # the largest change of a log ratio in a last step
+
+
+@dataclass(frozen=True)
+class Whitening:
+    """``z = (q - centre) @ directions``, in which the pooled sample has covariance one."""
+
+    centre: Floats
+    directions: Floats
+
+    @staticmethod
+    def of(features: Floats, *, tolerate_dependence: bool) -> Whitening:
+        """Directions in which the pooled features do not vary are dropped where tolerated, refused otherwise."""
+        centre = features.mean(0)
+        spread = features.std(0)
+        still = spread <= 1e-12 * np.maximum(1e-300, np.abs(features).max(0))
+        scaled = (features - centre) / np.where(still, 1.0, spread) * ~still
+        _, size, right = np.linalg.svd(scaled, full_matrices=False)
+        kept = size > 1e-10 * max(1.0, size.max(initial=0.0))
+        if kept.sum() < features.shape[1] and not tolerate_dependence:
+            raise FeddrmError(
+                f"only {kept.sum()} of the {features.shape[1]} basis functions are independent on these samples: "
+                f"take fewer (basis identity, or a function of yours), or a ridge above 0"
+            )
+        directions = right[kept].T / size[kept] * np.sqrt(len(features)) / np.where(still, 1.0, spread)[:, None]
+        return Whitening(centre, directions)
+
+    def design(self, features: Floats) -> Floats:
+        """A leading column of ones, then the whitened features."""
+        z = (features - self.centre) @ self.directions
+        return np.hstack([np.ones((len(z), 1)), z])
+
+    @property
+    def back(self) -> Floats:
+        """The matrix that takes (intercept, slopes) in whitened coordinates to those of the basis itself."""
+        d, r = self.directions.shape
+        matrix = np.zeros((1 + d, 1 + r))
+        matrix[0, 0] = 1.0
+        matrix[0, 1:] = -self.centre @ self.directions
+        matrix[1:, 1:] = self.directions
+        return matrix
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """The maximiser: one row of (intercept, slopes) per population, the first row zero."""
+
+    coefficients: Floats
+    posterior: Floats  # of every pooled observation, one column per population
+    log_likelihood: float
+    gradient: float  # largest component of the penalised score
+    steps: int
+
+
+def maximise(design: Floats, owner: NDArray[np.intp], names: tuple[str, ...], penalty: Floats) -> Optimum:
+    """Newton's method with a line search.
+
+    ``penalty`` is the matrix M of the ridge term ``sum_l (b_l - mean b)' M (b_l - mean b) / 2``, which is the same
+    whichever population is the reference. Without it the maximum may not exist: then one line says so.
+    """
+    problem = _Problem(design, owner, len(names), penalty)
+    b = np.zeros((len(names) - 1, design.shape[1]))
+    counts = np.bincount(owner, minlength=len(names))
+    b[:, 0] = np.log(counts[1:] / counts[0])
+    value, posterior = problem.value(b)
+    tolerance = 1e-12 * len(owner)
+    moved = np.inf
+    for step in range(1, MOST_STEPS + 1):
+        gradient = problem.gradient(b, posterior)
+        if np.abs(gradient).max() <= tolerance and moved <= SETTLED:
+            break
+        if not penalty.any():
+            _refuse_if_all_told_apart(posterior, owner, names)
+            if step == SUSPICIOUS:
+                _refuse_if_separated(design, owner, names)
+        direction = problem.newton_direction(gradient, posterior)
+        slope = float((gradient * direction).sum())
+        size = 1.0
+        while True:
+            trial, trial_posterior = problem.value(b + size * direction)
+            # Near the optimum the gain drowns in rounding: a step that small may be taken as it is.
+            if trial <= value + 1e-4 * size * slope + 1e-13 * abs(value) or size < 1e-10:
+                break
+            size /= 2
+        moved = size * float(np.ptp(design @ direction.T, axis=0).max(initial=0.0))
+        b, value, posterior = b + size * direction, trial, trial_posterior
+    else:
+        raise FeddrmError(
+            f"the density ratio model did not converge in {MOST_STEPS} steps (score {np.abs(gradient).max():.1e}): "
+            f"take fewer basis functions, or a larger ridge"
+        )
+    coefficients = np.vstack([np.zeros(design.shape[1]), b])
+    own = np.take_along_axis(problem.log_posterior(b), owner[:, None], 1)
+    return Optimum(coefficients, posterior, float(own.sum()), float(np.abs(gradient).max()), step - 1)
+
+
+def information(design: Floats, posterior: Floats, penalty: Floats) -> Floats:
+    """Minus the second derivative of the penalised log likelihood; the first population is the reference."""
+    m, k = posterior.shape[1] - 1, design.shape[1]
+    if m * k > 4 * MOST_DENSE:
+        raise FeddrmError(
+            f"standard errors of {m * k} parameters would need a matrix of that size: take fewer basis functions"
+        )
+    out = np.zeros((m * k, m * k))
+    blocks = out.reshape(m, k, m, k)  # a view
+    rows = max(1, MOST_CELLS // (m * k))
+    for start in range(0, len(design), rows):
+        z, p = design[start : start + rows], posterior[start : start + rows, 1:]
+        weighted = p[:, :, None] * z[:, None, :]
+        flat = weighted.reshape(len(z), m * k)
+        out -= flat.T @ flat
+        for a in range(m):
+            blocks[a, :, a, :] += weighted[:, a].T @ z
+    share = np.eye(m) - 1 / (m + 1)
+    blocks += share[:, None, :, None] * penalty[None, :, None, :]
+    return out
+
+
+def log_softmax(logits: Floats) -> Floats:
+    """By rows. SciPy's does the same with ten times the overhead, which is most of a small fit."""
+    shifted = logits - logits.max(1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """Minus the penalised log likelihood as a function of the rows after the first."""
+
+    design: Floats
+    owner: NDArray[np.intp]
+    populations: int
+    penalty: Floats
+
+    def log_posterior(self, b: Floats) -> Floats:
+        logits = np.hstack([np.zeros((len(self.design), 1)), self.design @ b.T])
+        return log_softmax(logits)
+
+    def value(self, b: Floats) -> tuple[float, Floats]:
+        logs = self.log_posterior(b)
+        fit = -float(np.take_along_axis(logs, self.owner[:, None], 1).sum())
+        return fit + 0.5 * float((b * self._pull(b)).sum()), np.exp(logs)
+
+    def _pull(self, b: Floats) -> Floats:
+        """Derivative of the ridge term: slopes are drawn to their mean over all populations."""
+        return np.asarray((b - b.sum(0) / self.populations) @ self.penalty)
+
+    def gradient(self, b: Floats, posterior: Floats) -> Floats:
+        surprise = posterior.copy()
+        surprise[np.arange(len(self.owner)), self.owner] -= 1
+        return np.asarray(surprise[:, 1:].T @ self.design + self._pull(b))
+
+    def newton_direction(self, gradient: Floats, posterior: Floats) -> Floats:
+        if gradient.size <= MOST_DENSE:
+            matrix = information(self.design, posterior, self.penalty)
+            # Where data are separated the matrix fades to nothing; a breath of it keeps the direction defined.
+            matrix[np.diag_indices_from(matrix)] += 1e-14 * np.trace(matrix) / len(matrix) + 1e-300
+            try:
+                return np.asarray(-cho_solve(cho_factor(matrix), gradient.ravel()).reshape(gradient.shape))
+            except np.linalg.LinAlgError:
+                return -gradient / max(1.0, float(np.abs(gradient).max()))
+
+        def times(v: Floats) -> Floats:
+            along = self.design @ v.T
+            p = posterior[:, 1:]
+            return np.asarray((p * (along - (p * along).sum(1, keepdims=True))).T @ self.design + self._pull(v))
+
+        size = float(np.linalg.norm(gradient))
+        return _conjugate_gradients(times, -gradient, size * min(0.1, (size / len(self.owner)) ** 0.5))
+
+
+def _conjugate_gradients(times: Callable[[Floats], Floats], goal: Floats, tolerance: float) -> Floats:
+    x = np.zeros_like(goal)
+    left = goal.copy()
+    direction = left.copy()
+    square = float((left * left).sum())
+    for _ in range(goal.size):
+        image = times(direction)
+        curvature = float((direction * image).sum())
+        if square**0.5 <= tolerance or curvature <= 0:
+            break
+        size = square / curvature
+        x += size * direction
+        left -= size * image
+        previous, square = square, float((left * left).sum())
+        direction = left + square / previous * direction
+    return x if x.any() else goal
+
+
+def _refuse_if_all_told_apart(posterior: Floats, owner: NDArray[np.intp], names: tuple[str, ...]) -> None:
+    """Coefficients that give every observation to its own population can be made larger for ever."""
+    own = np.take_along_axis(posterior, owner[:, None], 1)
+    if ((posterior >= own).sum(1) == 1).all():
+        _refuse("all populations" if len(names) > 2 else f"'{names[0]}' and '{names[1]}'")
+
+
+def _refuse_if_separated(design: Floats, owner: NDArray[np.intp], names: tuple[str, ...]) -> None:
+    if pairs := separated_pairs(design, owner, len(names)):
+        first, second = (names[i] for i in pairs[0])
+        _refuse(f"'{first}' and '{second}'" + (f" (and {len(pairs) - 1} more pairs)" if len(pairs) > 1 else ""))
+
+
+def _refuse(which: str) -> NoReturn:
+    raise FeddrmError(
+        f"the basis tells {which} apart without error, so the fit has no finite optimum: "
+        f"give a ridge (ridge=1.0, or --ridge 1.0), or fewer basis functions"
+    )

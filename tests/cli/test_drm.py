@@ -1,0 +1,173 @@
+"""``feddrm drm`` as a person calls it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from feddrm.cli import main
+from feddrm.drm import DensityRatioModel, inference
+
+ROOT = Path(__file__).parents[2]
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Run the command line in this process: exit code, standard output, standard error."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["feddrm", "drm", *words])
+        with pytest.raises(SystemExit) as stop:
+            main()
+    out, err = capsys.readouterr()
+    assert isinstance(stop.value.code, int)
+    return stop.value.code, out, err
+
+
+@pytest.fixture
+def files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    code, out, _ = call(capsys, "example", str(tmp_path))
+    assert code == 0
+    paths = [str(tmp_path / f"{name}.csv") for name in "abc"]
+    assert out.strip() == f"wrote {', '.join(paths)}"
+    return paths
+
+
+def test_fit_prints_what_the_library_says(files: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, err = call(capsys, "fit", *files, "--json")
+    assert (code, err) == (0, "")
+    facts = json.loads(out)
+    fit = DensityRatioModel().fit({Path(f).stem: np.loadtxt(f, skiprows=1) for f in files})
+    tilts, test = inference.tilts(fit), inference.homogeneity(fit)
+    assert facts["terms"] == ["1", "x", "x^2"]
+    assert facts["reference"] == "a"
+    assert facts["homogeneity"] == {"statistic": test.statistic, "degrees": 4, "p_value": test.p_value}
+    for i, population in enumerate(facts["populations"]):
+        assert (population["name"], population["n"]) == ("abc"[i], (200, 100, 300)[i])
+        assert population["tilt"] == tilts.value[i].tolist()
+        assert population["standard_error"] == tilts.error[i].tolist()
+        assert population["quantiles"][1]["value"] == inference.quantile(fit, 0.5)[i, 0]
+        assert population["quantiles"][1]["low"] <= population["quantiles"][1]["value"]
+    picture = tmp_path / "density.png"
+    code, out, _ = call(capsys, "fit", *files, "--out", str(picture))
+    assert code == 0
+    for number in (tilts.value[2, 1], tilts.error[2, 1]):
+        assert f"{number:.4f}" in out
+    assert f"chi-square {test.statistic:.2f} on 4 degrees of freedom" in out
+    assert out.strip().endswith(f"wrote {picture}")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_several_columns_and_a_ridge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    for name in ("north", "south"):
+        rows = rng.gamma(2 + (name == "south"), 1, (40, 2))
+        (tmp_path / f"{name}.csv").write_text("age,dose\n" + "".join(f"{a},{b}\n" for a, b in rows.tolist()))
+    paths = [str(tmp_path / f"{name}.csv") for name in ("north", "south")]
+    code, out, _ = call(capsys, "fit", *paths, "--basis", "gamma", "--ridge", "2", "--out", str(tmp_path / "d.svg"))
+    assert code == 0
+    assert "log dose" in out
+    assert "not tested: the fit has a ridge" in out
+    assert "quartiles" not in out
+
+
+def test_drift_and_tradeoff(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "drift", "--rounds", "3", "--json", "--out", str(tmp_path / "drift.png"))
+    facts = json.loads(out)
+    assert code == 0
+    assert len(facts) == 6
+    assert all(f["relative_client"]["mean"] > f["relative_class"]["mean"] for f in facts)
+    code, out, _ = call(capsys, "tradeoff", "--rounds", "3", "--json", "--out", str(tmp_path / "tradeoff.png"))
+    facts = json.loads(out)
+    assert code == 0
+    assert facts["lambda"] == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
+    assert facts["statistical_error"][0]["ridge"] == 0
+    assert len(set(facts["statistical_error"][0]["client"])) == 1
+    for name in ("drift", "tradeoff"):
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["fit", "nowhere.csv", "else.csv"], 1, "nowhere.csv does not exist"),
+        (["fit", "A"], 1, "two populations"),
+        (["fit", "A", "A"], 1, "another file called 'a'"),
+        (["fit", "A", "B", "--basis", "norml"], 2, "did you mean 'normal'?"),
+        (["fit", "A", "B", "--basis", "gamma"], 1, "population 'a': the gamma basis takes logarithms"),
+        (["fit", "A", "B", "--ridge", "-1"], 2, "ridge=-1.0"),
+        (["fit", "A", "B", "--out", "x.gif"], 2, "end its name in .png"),
+        (["fit"], 2, "Missing argument"),
+        (["drift", "--rounds", "1"], 2, "--rounds"),
+        (["tradeoff", "--seed", "-1"], 2, "--seed"),
+        (["tradeoff", "--out", "x.gif"], 2, "end its name in .png"),
+    ],
+)
+def test_mistakes_are_one_line(
+    words: list[str], code: int, says: str, files: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = {"A": files[0], "B": files[1]}
+    got, out, err = call(capsys, *(named.get(word, word) for word in words))
+    assert (got, out) == (code, "")
+    assert err.startswith("feddrm: error: ")
+    assert err.count("\n") == 1
+    assert says in err
+
+
+def test_separated_files_name_the_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, start in (("low", 0), ("high", 100)):
+        (tmp_path / f"{name}.csv").write_text("".join(f"{start + i}\n" for i in range(9)))
+    words = ("fit", str(tmp_path / "low.csv"), str(tmp_path / "high.csv"), "--basis", "identity")
+    code, _, err = call(capsys, *words)
+    assert code == 1
+    assert "'low' and 'high'" in err
+    assert "--ridge 1.0" in err
+    assert call(capsys, *words, "--ridge", "1.0")[0] == 0
+
+
+def test_the_example_overwrites_nothing(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    before = Path(files[0]).read_bytes()
+    code, _, err = call(capsys, "example", str(Path(files[0]).parent), "--seed", "1")
+    assert code == 1
+    assert "exists and is not overwritten" in err
+    assert Path(files[0]).read_bytes() == before
+
+
+@pytest.mark.parametrize("verb", ["fit", "example", "drift", "tradeoff"])
+def test_help_has_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, verb, "--help")
+    assert code == 0
+    assert f"Example: feddrm drm {verb}" in " ".join(out.split())
+
+
+def test_the_page_on_theory_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every command and every Python block of docs/theory.md, in order; and every test it names exists."""
+    text = (ROOT / "docs" / "theory.md").read_text()
+    commands = [
+        line for body in re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL) for line in body.splitlines()
+    ]
+    scripts = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    assert len(commands) == 4
+    assert len(scripts) == 1
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        program, group, *words = command.split()
+        assert (program, group) == ("feddrm", "drm")
+        code, out, err = call(capsys, *words)
+        assert (code, err) == (0, "")
+        assert "wrote" in out
+    for script in scripts:
+        run = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False)
+        assert run.returncode == 0, run.stderr
+        assert "Homogeneity(" in run.stdout
+    tests = "".join(path.read_text() for path in (ROOT / "tests" / "drm").glob("test_*.py"))
+    named = re.findall(r"`(test_\w+)`", text)
+    assert len(named) > 15
+    for name in named:
+        assert f"def {name}(" in tests, name

@@ -1,0 +1,157 @@
+"""Uncertainty that can be believed: coverage and size by simulation, consistency against known populations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import binom, chi2, kstest, norm
+
+from feddrm.drm import DensityRatioModel, inference
+from feddrm.drm.basis import Floats
+from feddrm.drm.logistic import information
+from refusal import refused
+
+MEANS, DEVIATIONS = np.array([0.0, 0.4, -0.3]), np.array([1.0, 1.2, 0.9])
+PRECISION = DEVIATIONS**-2
+TRUTH = np.column_stack(
+    [-np.log(DEVIATIONS) - MEANS**2 * PRECISION / 2, MEANS * PRECISION, (1 - PRECISION) / 2]
+)  # against the first, a standard normal
+LEVELS = (0.25, 0.5)
+QUANTILES = MEANS[:, None] + DEVIATIONS[:, None] * norm.ppf(LEVELS)
+POINTS = (-1.0, 0.5)
+HEIGHTS = norm.cdf((np.array(POINTS) - MEANS[:, None]) / DEVIATIONS[:, None])
+
+
+def draw(rng: np.random.Generator, sizes: tuple[int, ...] = (120, 80, 150)) -> list[Floats]:
+    return [rng.normal(*p) for p in zip(MEANS, DEVIATIONS, sizes, strict=True)]
+
+
+def plausible(hits: Floats, probability: float) -> bool:
+    """Within the 99.9 % range of a binomial count with this probability."""
+    low, high = binom.interval(0.999, len(hits), probability)
+    return bool(low <= np.sum(hits) <= high)
+
+
+def test_95_percent_intervals_cover_95_percent() -> None:
+    rng = np.random.default_rng(5)
+    hits: dict[str, list[Floats]] = {"tilts": [], "mean": [], "quantile": [], "distribution": []}
+    for _ in range(400):
+        fit = DensityRatioModel().fit(draw(rng))
+        for name, (low, high), truth in (
+            ("tilts", inference.tilts(fit).interval(), TRUTH),
+            ("mean", inference.mean(fit).interval(), MEANS[:, None]),
+            ("quantile", inference.quantile_interval(fit, LEVELS), QUANTILES),
+            ("distribution", inference.distribution(fit, POINTS).interval(), HEIGHTS),
+        ):
+            hits[name].append((low <= truth) & (truth <= high))
+    for name, rows in hits.items():
+        table = np.array(rows).reshape(len(rows), 3, -1)[:, 1:] if name == "tilts" else np.array(rows)
+        for column in table.reshape(len(rows), -1).T:
+            assert plausible(column, 0.95), (name, column.mean())
+
+
+def test_homogeneity_rejects_5_percent_of_equal_populations() -> None:
+    rng = np.random.default_rng(6)
+    p_values = np.array(
+        [
+            inference.homogeneity(DensityRatioModel().fit([rng.normal(0, 1, n) for n in (120, 80, 150)])).p_value
+            for _ in range(800)
+        ]
+    )
+    assert plausible(p_values < 0.05, 0.05)
+    assert plausible(p_values < 0.5, 0.5)
+    assert kstest(p_values, "uniform").pvalue > 0.001
+
+
+def test_homogeneity_finds_what_differs() -> None:
+    fit = DensityRatioModel().fit(draw(np.random.default_rng(7)))
+    found = inference.homogeneity(fit)
+    assert found.degrees == 4
+    assert found.p_value < 1e-4
+    null = sum(n * np.log(n / 350) for n in (120, 80, 150))
+    assert found.statistic == pytest.approx(2 * (fit.log_likelihood - null))
+    assert found.p_value == pytest.approx(chi2.sf(found.statistic, 4))
+    same = DensityRatioModel().fit([np.arange(9.0), np.arange(9.0)])
+    assert inference.homogeneity(same).p_value == pytest.approx(1)
+
+
+def test_the_sandwich_agrees_with_the_formula_for_fixed_sizes() -> None:
+    """Inverse information, less 1/n_1 + 1/n_l between the intercepts (Prentice and Pyke, 1979)."""
+    sizes = (20_000, 12_000, 30_000)
+    fit = DensityRatioModel("identity").fit(draw(np.random.default_rng(8), sizes))
+    fit = DensityRatioModel().fit([np.asarray(s) for s in fit.samples])
+    design = np.column_stack([np.ones(sum(sizes)), fit.features])
+    inverse = np.linalg.inv(information(design, fit.optimum.posterior, np.zeros((3, 3))))
+    inverse[np.ix_([0, 3], [0, 3])] -= 1 / sizes[0] + np.diag([1 / sizes[1], 1 / sizes[2]])
+    np.testing.assert_allclose(inference.coefficient_covariance(fit), inverse, atol=0.04 * np.diag(inverse).max())
+    np.testing.assert_allclose(inference.tilts(fit).error[1:].ravel() ** 2, np.diag(inverse), rtol=0.05)
+
+
+def test_estimates_approach_the_known_populations() -> None:
+    fit = DensityRatioModel().fit(draw(np.random.default_rng(9), (40_000, 20_000, 30_000)))
+    tilts, mean = inference.tilts(fit), inference.mean(fit)
+    assert np.abs((tilts.value - TRUTH)[1:] / tilts.error[1:]).max() < 4
+    assert np.abs(mean.value[:, 0] - MEANS).max() < 0.03
+    np.testing.assert_allclose(inference.quantile(fit, LEVELS), QUANTILES, atol=0.03)
+    np.testing.assert_allclose(inference.distribution(fit, POINTS).value, HEIGHTS, atol=0.01)
+    square = inference.expectation(fit, lambda x: np.asarray(x) ** 2)
+    np.testing.assert_allclose(square.value[:, 0], MEANS**2 + DEVIATIONS**2, atol=0.05)
+
+
+def test_gamma_populations_are_recovered() -> None:
+    rng = np.random.default_rng(10)
+    shapes, rates = (2.0, 3.0), (1.0, 1.5)
+    fit = DensityRatioModel("gamma").fit([rng.gamma(a, 1 / b, 20_000) for a, b in zip(shapes, rates, strict=True)])
+    tilts = inference.tilts(fit)
+    assert np.abs((tilts.value[1, 1:] - [rates[0] - rates[1], shapes[1] - shapes[0]]) / tilts.error[1, 1:]).max() < 4
+
+
+def test_means_of_the_basis_are_the_sample_s_own_and_medians_are_better() -> None:
+    """Nothing is gained where the constraints already fix the answer, and something everywhere else."""
+    rng = np.random.default_rng(11)
+    own, pooled = [], []
+    for _ in range(300):
+        samples = draw(rng, (60, 60, 60))
+        fit = DensityRatioModel().fit(samples)
+        own.append([np.median(s) for s in samples])
+        pooled.append(inference.quantile(fit, 0.5)[:, 0])
+    estimate = inference.mean(fit)
+    np.testing.assert_allclose(estimate.value[:, 0], [s.mean() for s in samples], atol=1e-12)
+    np.testing.assert_allclose(estimate.error[:, 0], [s.std(ddof=1) / 60**0.5 for s in samples], rtol=1e-9)
+    gain = (np.array(own) - MEANS) ** 2 - (np.array(pooled) - MEANS) ** 2
+    assert (gain.mean(0) > 2 * gain.std(0) / len(gain) ** 0.5).all()
+
+
+def test_distribution_and_quantiles_are_inverse() -> None:
+    fit = DensityRatioModel().fit(draw(np.random.default_rng(12)))
+    levels = np.array([0.1, 0.37, 0.5, 0.9])
+    at = inference.quantile(fit, levels)
+    for i in range(3):
+        reached = inference.distribution(fit, at[i]).value[i]
+        below = inference.distribution(fit, np.nextafter(at[i], -np.inf)).value[i]
+        assert (reached >= levels - 1e-12).all()
+        assert (below < levels).all()
+    whole = inference.distribution(fit, [-100.0, 100.0]).value
+    np.testing.assert_allclose(whole, [[0, 1]] * 3, atol=1e-12)
+
+
+def test_what_cannot_be_answered_is_refused() -> None:
+    rng = np.random.default_rng(13)
+    fit = DensityRatioModel().fit(draw(rng))
+    with refused("between 0 and 1"):
+        inference.quantile(fit, [0.5, 1.0])
+    with refused("confidence 95"):
+        inference.tilts(fit).interval(95)
+    with refused("fit with ridge=0"):
+        inference.homogeneity(DensityRatioModel(ridge=1.0).fit(draw(rng)))
+    wide = DensityRatioModel("identity").fit([rng.normal(size=(30, 2)), rng.normal(size=(30, 2))])
+    with refused("need one column, not 2"):
+        inference.quantile(wide, 0.5)
+    assert inference.mean(wide).value.shape == (2, 2)
+
+
+def test_too_many_parameters_for_standard_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feddrm.drm.logistic.MOST_DENSE", 1)
+    fit = DensityRatioModel().fit(draw(np.random.default_rng(14)))
+    with refused("standard errors of 6 parameters"):
+        inference.tilts(fit)
