@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,6 +22,7 @@ from feddrm.registry import Named
 from feddrm.router.colour import colour_statistics
 
 Leaves = Mapping[str, Tensor]
+CPU_BATCH, GPU_BATCH = 512, 2048
 PIXELS = 256  # raw values are features of their own up to this many
 
 
@@ -206,7 +207,7 @@ def _possible(member: type[Feature], shape: tuple[int, ...], net: Net | None) ->
 
 
 def extract(
-    recipe: Recipe, net: Net | None, leaves: Leaves, x: Tensor, batch_size: int = 512, on_batch: Callable[[], None] | None = None
+    recipe: Recipe, net: Net | None, leaves: Leaves, x: Tensor, batch_size: int | None = None
 ) -> dict[str, Tensor]:
     """Every feature of network inputs [n, ...], by name, in float32; no gradient, batch by batch."""
     recipe.check(tuple(x.shape[1:]), net)
@@ -215,12 +216,10 @@ def extract(
     reader = _Reader(recipe, net)
     own = {f"net.{leaf}": value for leaf, value in wanted.items()}
     with torch.no_grad():
-        for part in x.split(batch_size):
+        for part in x.split(batch_size or (GPU_BATCH if x.is_cuda else CPU_BATCH)):
             rows = functional_call(reader, own, (part,)) if own else reader(part)
             for name, row in rows.items():
                 found[name].append(row)
-            if on_batch is not None:
-                on_batch()
     return {name: torch.cat(rows) for name, rows in found.items()}
 
 
