@@ -14,7 +14,16 @@ def make_router(clients: int = 3, recipe: str = "raw+multiscale+colour", **more:
     leaves = {leaf: value.detach() for leaf, value in net.named_parameters() if not leaf.startswith("head.")}
     chosen = Recipe.parse(recipe)
     g = torch.Generator().manual_seed(0)
-    blank = Router((), chosen, Scaler(torch.zeros(1), torch.ones(1)), torch.zeros(1, 1), torch.zeros(1), torch.zeros(1), net=net, leaves=leaves)
+    blank = Router(
+        (),
+        chosen,
+        Scaler(torch.zeros(1), torch.ones(1)),
+        torch.zeros(1, 1),
+        torch.zeros(1),
+        torch.zeros(1),
+        net=net,
+        leaves=leaves,
+    )
     width = blank.features(torch.zeros(1, 1, 8, 8)).shape[1]
     settings: dict[str, object] = {
         "names": ("oslo", "lima", "kyoto", "quito")[:clients],

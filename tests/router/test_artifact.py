@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from refusal import refused
 from safetensors.torch import load_file, save_file
 
 from feddrm.models import is_head
 from feddrm.router import Router, leave, load_heads, load_router, save_router
+from refusal import refused
 
 MODEL = {"name": "mlp", "hidden": [8, 4], "branch": 4}
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from refusal import refused
 
 from feddrm.models import LeNet, Mlp, Net, ResNet18
 from feddrm.router.features import Feature, Recipe, extract, possible_features
+from refusal import refused
 
 
 def leaves(net: Net) -> dict[str, torch.Tensor]:
@@ -36,7 +36,12 @@ def test_multiscale_is_mean_and_deviation_per_channel() -> None:
 def test_tables_have_their_columns_and_hidden_layers() -> None:
     net = Mlp(hidden=(8, 4), branch=5).build((6,), 2, 3)
     found = extract(Recipe.parse("raw+multiscale+hidden+client"), net, leaves(net), torch.randn(7, 6))
-    assert {name: rows.shape[1] for name, rows in found.items()} == {"raw": 6, "multiscale": 18, "hidden": 5, "client": 5}
+    assert {name: rows.shape[1] for name, rows in found.items()} == {
+        "raw": 6,
+        "multiscale": 18,
+        "hidden": 5,
+        "client": 5,
+    }
     with refused("'colour' cannot be used", "no images", "multiscale"):
         extract(Recipe.parse("colour"), net, leaves(net), torch.randn(7, 6))
 
@@ -55,8 +60,12 @@ def test_given_leaves_are_used_and_the_network_stays_as_it_is() -> None:
     other = Mlp(hidden=(8,), branch=4).build((5,), 2, None, seed=2)
     x = torch.randn(3, 5)
     recipe = Recipe.parse("embedding")
-    assert torch.equal(extract(recipe, net, leaves(other), x)["embedding"], extract(recipe, other, leaves(other), x)["embedding"])
-    assert not torch.equal(extract(recipe, net, leaves(net), x)["embedding"], extract(recipe, net, leaves(other), x)["embedding"])
+    assert torch.equal(
+        extract(recipe, net, leaves(other), x)["embedding"], extract(recipe, other, leaves(other), x)["embedding"]
+    )
+    assert not torch.equal(
+        extract(recipe, net, leaves(net), x)["embedding"], extract(recipe, net, leaves(other), x)["embedding"]
+    )
 
 
 def test_colour_undoes_the_networks_scale() -> None:
@@ -77,7 +86,9 @@ def test_recipes_survive_a_manifest() -> None:
     assert recipe.name == "multiscale+colour"
 
 
-@pytest.mark.parametrize(("text", "parts"), [("multi", ["unknown feature 'multi'", "multiscale"]), ("", ["unknown feature ''"])])
+@pytest.mark.parametrize(
+    ("text", "parts"), [("multi", ["unknown feature 'multi'", "multiscale"]), ("", ["unknown feature ''"])]
+)
 def test_unknown_names(text: str, parts: list[str]) -> None:
     with refused(*parts):
         Recipe.parse(text)

@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from refusal import refused
 from safetensors.torch import load, save
 from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
@@ -28,12 +27,17 @@ from feddrm.router.fit import (
     scaler_of,
     solve,
 )
+from refusal import refused
 
 
-def federation(clients: int = 4, features: int = 12, seed: int = 0, sizes: tuple[int, ...] = (60, 150, 90, 40)) -> list[Sample]:
+def federation(
+    clients: int = 4, features: int = 12, seed: int = 0, sizes: tuple[int, ...] = (60, 150, 90, 40)
+) -> list[Sample]:
     """Correlated features that overlap between clients, standardised together."""
     g = torch.Generator().manual_seed(seed)
-    mix = torch.randn(features, features, generator=g, dtype=torch.float64) * torch.logspace(0, -1.5, features, dtype=torch.float64)
+    mix = torch.randn(features, features, generator=g, dtype=torch.float64) * torch.logspace(
+        0, -1.5, features, dtype=torch.float64
+    )
     raw = []
     for size in sizes[:clients]:
         mean = 0.5 * torch.randn(features, generator=g, dtype=torch.float64)
@@ -59,7 +63,11 @@ def objective(problem: Problem, samples: list[Sample]) -> tuple[float, Tensor]:
         return float(loss.detach()), gradient.numpy().ravel()
 
     found = minimize(
-        f, np.zeros(shape).ravel(), jac=True, method="L-BFGS-B", options={"maxiter": 20000, "maxfun": 40000, "ftol": 1e-17, "gtol": 1e-10}
+        f,
+        np.zeros(shape).ravel(),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": 20000, "maxfun": 40000, "ftol": 1e-17, "gtol": 1e-10},
     )
     return float(found.fun), torch.from_numpy(found.x.reshape(shape))
 
@@ -129,7 +137,10 @@ def test_a_feature_that_never_varies_is_harmless() -> None:
     x[:, 1] = torch.arange(50)
     scaled = Scaler.of(client_sums(x))(x)
     assert scaled[:, 0].abs().max() < 1e-5
-    samples = [Sample(scaled[:25], torch.zeros(25, dtype=torch.int64)), Sample(scaled[25:], torch.ones(25, dtype=torch.int64))]
+    samples = [
+        Sample(scaled[:25], torch.zeros(25, dtype=torch.int64)),
+        Sample(scaled[25:], torch.ones(25, dtype=torch.int64)),
+    ]
     assert solve(Problem(2, 2, 1e-2), samples, moments_of(samples)).point.isfinite().all()
 
 
@@ -161,9 +172,7 @@ def test_clients_that_miss_rounds_delay_the_optimum_but_do_not_move_it(seed: int
     state = first_state(problem, 4)
     for _ in range(300):
         here = [i for i in range(4) if rng.random() < 0.7]
-        state = advance(
-            problem, state, {i: client_gradient(samples[i], state.point) for i in here}, whitening, 1e-13
-        )
+        state = advance(problem, state, {i: client_gradient(samples[i], state.point) for i in here}, whitening, 1e-13)
         if state.done:
             break
     assert state.done
@@ -204,7 +213,14 @@ def test_few_rounds_suffice_when_whitened() -> None:
     samples = federation(features=40, sizes=(400, 700, 500, 300))
     problem = Problem(4, 40, 1e-3)
     seen: list[float] = []
-    solve(problem, samples, moments_of(samples), rounds=200, tolerance=1e-12, watch=lambda s: seen.append(_accuracy(samples, s.at)))
+    solve(
+        problem,
+        samples,
+        moments_of(samples),
+        rounds=200,
+        tolerance=1e-12,
+        watch=lambda s: seen.append(_accuracy(samples, s.at)),
+    )
     assert min(seen[14:]) > seen[-1] - 0.003
 
 

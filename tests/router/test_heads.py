@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import torch
-from refusal import refused
 
 from feddrm.router.choose import Holdout, choose_ridge, split
 from feddrm.router.fit import Problem, Sample, add, client_scores, logits_at, moments_of, scaler_of, solve
@@ -16,6 +15,7 @@ from feddrm.router.heads import (
     probe_problem,
 )
 from feddrm.router.stack import Stack, client_curves, fit_stack
+from refusal import refused
 
 
 def shifted_clients(sizes: tuple[int, ...] = (200, 120, 40), features: int = 5, classes: int = 3) -> list[Sample]:
@@ -102,7 +102,9 @@ def test_strengths_are_chosen_by_held_out_losses_of_all_clients() -> None:
     chosen = choose_ridge(lambda ridge: probe_problem(3, 5, ridge), folds, whitening)
     assert chosen.loss == min(step[1] for step in chosen.path)
     assert len(chosen.folds) == 2
-    again = add([client_scores(s, point) for (_, inside), point in zip(folds, chosen.folds, strict=True) for s in inside])
+    again = add(
+        [client_scores(s, point) for (_, inside), point in zip(folds, chosen.folds, strict=True) for s in inside]
+    )
     assert float(again["loss"] / again["count"]) == chosen.loss
     own, heads = choose_private(folds, chosen.folds, whitening)
     assert own.loss < chosen.loss
@@ -131,7 +133,9 @@ def test_ridge_protects_small_clients() -> None:
     samples = [Sample(x[:30], torch.zeros(30, dtype=torch.int64)), Sample(x[30:], torch.ones(30, dtype=torch.int64))]
     parts = Holdout(3, 3).draw([30, 30], seed=0)
     folds = [split(samples, parts, fold) for fold in range(3)]
-    chosen = choose_ridge(lambda ridge: Problem(2, 80, ridge), folds, moments_of(samples), ridges=(10.0, 1.0, 0.1, 1e-3))
+    chosen = choose_ridge(
+        lambda ridge: Problem(2, 80, ridge), folds, moments_of(samples), ridges=(10.0, 1.0, 0.1, 1e-3)
+    )
     assert chosen.ridge == 10.0
 
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from refusal import refused
 
 from feddrm.evaluation import route
 from feddrm.router.policy import (
@@ -19,6 +18,7 @@ from feddrm.router.policy import (
     masked,
     reliability,
 )
+from refusal import refused
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 import torch
-from refusal import refused
 
 from feddrm.router import Calibration, Router, leave
 from feddrm.router.change import join
 from feddrm.router.fit import Problem, Sample, moments_of, scaler_of, solve
 from feddrm.router.router import DOWN, UNLIKE, UNSURE
+from refusal import refused
 
 
 def test_the_arithmetic(router: Router, images: torch.Tensor) -> None:
@@ -79,7 +79,9 @@ def test_leaving_is_exact(router: Router, images: torch.Tensor) -> None:
     without = leave(router, "lima")
     assert without.names == ("oslo", "kyoto")
     assert torch.allclose(
-        without.route(images).probabilities, router.route(images, available=["oslo", "kyoto"]).probabilities[:, [0, 2]], atol=1e-6
+        without.route(images).probabilities,
+        router.route(images, available=["oslo", "kyoto"]).probabilities[:, [0, 2]],
+        atol=1e-6,
     )
     assert torch.allclose(without.log_prior.exp(), torch.tensor([5 / 7, 2 / 7]))
     with refused("unknown client 'rome'"):
@@ -91,7 +93,10 @@ def test_leaving_is_exact(router: Router, images: torch.Tensor) -> None:
 @pytest.mark.parametrize("newcomer", [40, 200])
 def test_joining_ends_where_a_fit_from_nothing_does_and_sooner(newcomer: int) -> None:
     g = torch.Generator().manual_seed(1)
-    raw = [torch.randn(n, 8, generator=g, dtype=torch.float64) + torch.randn(8, generator=g, dtype=torch.float64) for n in (120, 80, newcomer)]
+    raw = [
+        torch.randn(n, 8, generator=g, dtype=torch.float64) + torch.randn(8, generator=g, dtype=torch.float64)
+        for n in (120, 80, newcomer)
+    ]
     scaler = scaler_of(raw[:2])
     samples = [Sample(scaler(x), torch.full((len(x),), i)) for i, x in enumerate(raw)]
     before = solve(Problem(2, 8, 1e-3), samples[:2], moments_of(samples[:2]), rounds=300, tolerance=1e-13)

@@ -163,7 +163,7 @@ def read_samples(
 
 
 def read_rows(path: Path, columns: tuple[str, ...] | None, width: int) -> tuple[NDArray[np.float32], list[str]]:
-    """Rows without labels, in the order of ``columns`` (None: the file's own, which must be ``width``), and their places."""
+    """Rows without labels and their places; columns as named, or the file's own, of which there must be ``width``."""
     table = read_table(path)
     if columns is None and len(table.header) != width:
         raise FeddrmError(f"{path} has {len(table.header)} columns, {width} are wanted: give the columns of training")

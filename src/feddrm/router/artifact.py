@@ -67,7 +67,9 @@ def save_router(
         "model": dict(model) if model is not None else None,
         "classes": classes,
         # Clients of the published head, where the network has one; the router may have lost or won some since.
-        "client_branch": None if router.net is None or router.net.client_head is None else router.net.client_head.out_features,
+        "client_branch": None
+        if router.net is None or router.net.client_head is None
+        else router.net.client_head.out_features,
         "input": {"shape": list(router.shape), "mean": list(router.input_mean), "std": list(router.input_std)},
         "calibration": calibration,
         "notes": dict(notes or {}),

@@ -71,7 +71,10 @@ def _by_hue(hue: Tensor, saturation: Tensor, value: Tensor, chroma: Tensor) -> l
     plain = _counts(_levels(hue[:, None], LEVELS), LEVELS)[:, 0]
     # Whole numbers, so that the order of the sum does not matter on any device.
     weighted = _counts(_levels(hue[:, None], LEVELS), LEVELS, _levels(chroma[:, None], LEVELS))[:, 0] / (LEVELS - 1)
-    pairs = [(_levels(hue, 16) * 6 + _levels(saturation, 6), 96), (_levels(saturation, 10) * 10 + _levels(value, 10), 100)]
+    pairs = [
+        (_levels(hue, 16) * 6 + _levels(saturation, 6), 96),
+        (_levels(saturation, 10) * 10 + _levels(value, 10), 100),
+    ]
     joint = [_counts(cell[:, None], cells)[:, 0] for cell, cells in pairs]
     return [(plain @ circle).sqrt(), (weighted @ circle).sqrt(), *(counts.sqrt() for counts in joint)]
 

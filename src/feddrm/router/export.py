@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import warnings
 from pathlib import Path
 
@@ -31,7 +30,6 @@ def export_onnx(router: Router, path: Path, *, rule: str = "density", features_o
     width = router.weight.shape[1]
     example = torch.zeros(2, width) if features_only else torch.zeros(2, *router.shape)
     module = _Decide(router.to("cpu"), rule, features_only).eval()
-    held = io.BytesIO()
     # The exporter warns about its own inner workings; what comes out is compared in the tests.
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
@@ -45,8 +43,7 @@ def export_onnx(router: Router, path: Path, *, rule: str = "density", features_o
             verbose=False,
         )
     assert program is not None
-    program.save(held)
-    write_atomically(path, held.getvalue())
+    write_atomically(path, program.model_proto.SerializeToString())
 
 
 class _Decide(nn.Module):

@@ -32,7 +32,7 @@ class Feature(Named, ABC):
 
     needs: ClassVar[str] = "trunk"
 
-    def unfit(self, shape: tuple[int, ...], net: Net | None) -> str | None:
+    def unfit(self, shape: tuple[int, ...], net: Net | None) -> str | None:  # noqa: ARG002
         """Why it cannot be had for samples of this shape and this network; None where it can."""
         return None if self.needs == "nothing" or net is not None else "it needs a shared trunk, and there is none"
 
@@ -66,7 +66,7 @@ class Embedding(Feature):
 
     name: ClassVar[str] = "embedding"
 
-    def __call__(self, net: Net | None, stages: Mapping[str, Tensor]) -> Tensor:
+    def __call__(self, net: Net | None, stages: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002
         return stages["embedding"].flatten(1).float()
 
 
@@ -196,9 +196,7 @@ def possible_features(shape: tuple[int, ...], net: Net | None, shared: Leaves) -
         return names
     leaves = [leaf for leaf, _ in net.named_parameters()]
     return [
-        name
-        for name in names
-        if all(leaf in shared for leaf in leaves if Recipe((Feature.make(name),)).wants(leaf))
+        name for name in names if all(leaf in shared for leaf in leaves if Recipe((Feature.make(name),)).wants(leaf))
     ]
 
 
@@ -216,7 +214,7 @@ def extract(
     reader = _Reader(recipe, net)
     own = {f"net.{leaf}": value for leaf, value in wanted.items()}
     with torch.no_grad():
-        for part in x.split(batch_size or (GPU_BATCH if x.is_cuda else CPU_BATCH)):
+        for part in torch.split(x, batch_size or (GPU_BATCH if x.is_cuda else CPU_BATCH)):
             rows = functional_call(reader, own, (part,)) if own else reader(part)
             for name, row in rows.items():
                 found[name].append(row)

@@ -95,7 +95,7 @@ class Problem:
 
 def client_sums(x: Tensor) -> Message:
     """For standardisation, once: the number of samples, the sums and the sums of squares of every feature."""
-    wide = [part.double() for part in x.split(4096)]
+    wide = [part.double() for part in torch.split(x, 4096)]
     return {
         "count": torch.tensor(float(len(x)), dtype=torch.float64, device=x.device),
         "sum": torch.stack([part.sum(0) for part in wide]).sum(0),
@@ -233,7 +233,7 @@ def first_state(problem: Problem, clients: int, *, like: Tensor | None = None, s
     point = torch.zeros(shape, dtype=torch.float64, device=device) if start is None else start.double()
 
     def zeros(*size: int) -> Tensor:
-        return torch.zeros(*size, dtype=torch.float64, device=device)
+        return torch.zeros(size, dtype=torch.float64, device=device)
 
     return FitState(
         point=point,
@@ -245,8 +245,8 @@ def first_state(problem: Problem, clients: int, *, like: Tensor | None = None, s
         steps=zeros(0, *shape),
         changes=zeros(0, *shape),
         # At zero the Hessian of the softmax is (I - 11'/outputs) / outputs; Boehning's bound anywhere is 1/2.
-        curvature=zeros(()) + 1 / problem.outputs,
-        promised=zeros(()),
+        curvature=zeros() + 1 / problem.outputs,
+        promised=zeros(),
         rounds=torch.zeros((), dtype=torch.int64, device=device),
         done=torch.zeros((), dtype=torch.bool, device=device),
     )

@@ -122,7 +122,7 @@ def fit_router(
     net: Net | None,
     shared: Leaves,
     federation: Federation,
-    settings: RouterSettings = RouterSettings(),
+    settings: RouterSettings | None = None,
     *,
     on_step: Progress | None = None,
 ) -> FittedRouter:
@@ -130,6 +130,7 @@ def fit_router(
 
     ``shared`` are the leaves that the server holds; no private one is looked at.
     """
+    settings = settings or RouterSettings()
     settings.check()
     say = on_step or (lambda _: None)
     clock = _Clock()
@@ -156,11 +157,16 @@ def fit_router(
     table, chosen, tried = _choose(recipes, found, clients, parts, holdout, client_problem, say)
     problem = Problem(len(federation), table.width, chosen.ridge)
     fit = _final(problem, table, clients, settings, chosen.folds)
-    held = _held(table, clients, parts, holdout, chosen.folds)
+    held = _held(table, parts, holdout, chosen.folds)
     router = _router(fit, table, federation, held, usable, shared)
     clock("router")
     told: dict[str, Any] = {
-        "router": {"recipe": table.recipe.name, **_told(chosen, table), "rounds": fit.rounds, "converged": fit.converged},
+        "router": {
+            "recipe": table.recipe.name,
+            **_told(chosen, table),
+            "rounds": fit.rounds,
+            "converged": fit.converged,
+        },
         "candidates": tried,
         "holdout": {"parts": holdout.parts, "used": holdout.used},
         "crops": settings.crops,
@@ -168,9 +174,7 @@ def fit_router(
     if not settings.heads:
         return FittedRouter(router, None, {}, told, clock.seconds)
     say("heads")
-    heads, private, more = _fit_heads(
-        table, found, labels, parts, holdout, federation, router, held, extra, settings
-    )
+    heads, private, more = _fit_heads(table, found, labels, parts, holdout, federation, router, held, extra, settings)
     clock("heads")
     return FittedRouter(router, heads, private, {**told, **more}, clock.seconds)
 
@@ -261,9 +265,7 @@ def _pooled_folds(
     return [([pooled(a)], [pooled(b)]) for a, b in _folds(table, targets, parts, holdout)]
 
 
-def _held(
-    table: _Table, targets: Sequence[Tensor], parts: Sequence[Tensor], holdout: Holdout, points: Sequence[Tensor]
-) -> list[Tensor]:
+def _held(table: _Table, parts: Sequence[Tensor], holdout: Holdout, points: Sequence[Tensor]) -> list[Tensor]:
     """Every client's held-out logits, each by the fit that did not see the sample; NaN where none was held out."""
     found = []
     for x, part in zip(table.x, parts, strict=True):
@@ -308,7 +310,8 @@ def _router(
     origin = torch.cat([torch.full((int(mask.sum()),), i, device=mask.device) for i, mask in enumerate(seen)])
     temperature = fit_temperature(logits, origin)
     calm = logits / temperature
-    confidence, conformal = {}, {}
+    confidence: dict[str, tuple[float, ...]] = {}
+    conformal: dict[str, float] = {}
     for rule in RULES:
         log_weights = by_rule(calm, log_prior, rule)
         top = log_weights.exp().amax(1).cpu()
@@ -374,7 +377,7 @@ def _fit_heads(
         fit_private(Sample(x, y), probe, own.ridge, table.whitening) for x, y in zip(table.x, labels, strict=True)
     ]
     answers = {
-        "global_probe": [z.log_softmax(1) for z in _held(table, labels, parts, holdout, chosen.folds)],
+        "global_probe": [z.log_softmax(1) for z in _held(table, parts, holdout, chosen.folds)],
         "refit_all": _held_mixture(table, parts, holdout, chosen.folds, corrections, held_clients, router),
     }
     told: dict[str, Any] = {
@@ -398,7 +401,7 @@ def _fit_heads(
         )
         problem = joint_problem(clients, classes, table.width, picked.ridge, probe.device)
         joint = _final(problem, table, pairs, settings, picked.folds).point
-        answers["joint"] = [joint_classes(z, clients) for z in _held(table, pairs, parts, holdout, picked.folds)]
+        answers["joint"] = [joint_classes(z, clients) for z in _held(table, parts, holdout, picked.folds)]
         told["joint"] = _told(picked, table)
     stacks = {"stacked": _stack(answers, labels)}
     told["stacked"] = dict(stacks["stacked"].weights)

@@ -46,14 +46,12 @@ def joint_label(client: int, y: Tensor, classes: int) -> Tensor:
 
 def joint_classes(logits: Tensor, clients: int) -> Tensor:
     """Log class probabilities [N, K] of joint logits [N, m K]: whoever the client is."""
-    pairs = logits.log_softmax(-1).unflatten(-1, (clients, -1))
-    return pairs.logsumexp(-2)
+    return logits.log_softmax(-1).view(len(logits), clients, -1).logsumexp(1)
 
 
 def joint_clients(logits: Tensor, clients: int) -> Tensor:
     """Log client probabilities [N, m] of joint logits."""
-    pairs = logits.log_softmax(-1).unflatten(-1, (clients, -1))
-    return pairs.logsumexp(-1)
+    return logits.log_softmax(-1).view(len(logits), clients, -1).logsumexp(2)
 
 
 def fit_private(

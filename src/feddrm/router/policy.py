@@ -31,7 +31,9 @@ def masked(log_weights: Tensor, available: Tensor | None) -> Tensor:
     if available is None:
         return log_weights
     if available.shape != log_weights.shape[-1:]:
-        raise FeddrmError(f"availability of {len(available)} clients for a router of {log_weights.shape[-1]}: give one each")
+        raise FeddrmError(
+            f"availability of {len(available)} clients for a router of {log_weights.shape[-1]}: give one each"
+        )
     left = log_weights.masked_fill(~available.to(log_weights.device), -math.inf)
     return left - left.logsumexp(-1, keepdim=True) if bool(available.any()) else left
 

@@ -67,7 +67,7 @@ def fit_run_router(
     models = [method.serve(method.send(state.shared, i), p) for i, p in enumerate(state.private)]
     answers = ask(net, models, test, workers=config.threads)
     found = evaluate_router(fitted, net, state.shared, test, answers, federation.weights)
-    _write(folder, run, config, federation, fitted, found)
+    _write(folder, config, federation, fitted, found)
     return fitted.router
 
 
@@ -105,7 +105,7 @@ def _possible(device: str) -> str:
 
 
 def _write(
-    folder: RunFolder, run: Run, config: Config, federation: Federation, fitted: FittedRouter, found: dict[str, Any]
+    folder: RunFolder, config: Config, federation: Federation, fitted: FittedRouter, found: dict[str, Any]
 ) -> None:
     """Server files, then every client's own, then the figures; what was there before is replaced."""
     router = fitted.router
@@ -164,6 +164,3 @@ def read_inputs(router: Router, columns: list[str] | None, paths: list[Path]) ->
         found.append(torch.from_numpy(rows))
         names += places
     return torch.cat(found), names
-
-
-
