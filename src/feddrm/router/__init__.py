@@ -10,8 +10,9 @@ from feddrm.router.change import join, leave
 from feddrm.router.choose import Holdout
 from feddrm.router.evaluating import evaluate_router
 from feddrm.router.features import Feature, Recipe
-from feddrm.router.fitting import FittedRouter, RouterSettings, fit_router
+from feddrm.router.fitting import FittedRouter, fit_router
 from feddrm.router.router import Calibration, Decision, Router
+from feddrm.router.tables import RouterSettings
 
 __all__ = [
     "Calibration",

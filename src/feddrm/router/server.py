@@ -229,7 +229,7 @@ def advance(
 def objective(
     problem: Problem, point: Tensor, losses: Tensor, gradients: Tensor, counts: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Objective and gradient over these clients."""
+    """Mean loss with penalty, and its gradient, over these clients."""
     penalty, slope = problem.penalty(point)
     count = counts.sum()
     return losses.sum() / count + penalty, gradients.sum(0) / count + slope

@@ -61,6 +61,7 @@ def input_scale(federation: Federation) -> tuple[tuple[float, ...], tuple[float,
 
 
 def table_of(recipe: Recipe, found: Sequence[Mapping[str, Tensor]]) -> Table:
+    """Standardise one recipe's features, and diagonalise their second moments."""
     plain = [torch.cat([rows[f.name] for f in recipe.features], dim=1) for rows in found]
     scaler = scaler_of(plain)
     x = [scaler(rows) for rows in plain]
@@ -131,6 +132,7 @@ def fit_all(
 
 
 def told_of(chosen: Chosen, table: Table) -> dict[str, Any]:
+    """A choice in plain values, for the manifest."""
     return {
         "features": table.width,
         "ridge": chosen.ridge,
