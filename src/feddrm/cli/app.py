@@ -12,6 +12,7 @@ from feddrm import __version__
 from feddrm.cli import bench, data
 from feddrm.cli import data, drm
 from feddrm.cli import report as reports
+from feddrm.cli import router as routing
 from feddrm.cli import train as training
 from feddrm.cli.output import JsonFlag, print_json, print_table
 from feddrm.errors import FeddrmError
@@ -79,6 +80,8 @@ app.command()(training.train)
 app.command()(training.evaluate)
 app.command()(training.demo)
 app.command()(reports.report)
+app.command(name="fit-router")(routing.fit_router)
+app.command()(routing.route)
 
 
 def _list(family: dict[str, type], json: bool) -> None:

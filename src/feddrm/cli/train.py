@@ -139,7 +139,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of data and training.")] = 0,
     json: JsonFlag = False,
 ) -> None:
-    """Train FedDRM, FedAvg, FedAvg with fine-tuning and local-only on the digits, and compare them.
+    """Train FedDRM with its exact router, FedAvg, FedAvg with fine-tuning and local-only on the digits, and compare.
 
     Example: feddrm demo --out runs/demo
     """
@@ -148,7 +148,9 @@ def demo(
         parts: dict[str, dict[str, Any]] = {"data": {"name": "digits"}, "method": {"name": method}}
         parts |= {"model": {}, "evaluation": {}}
         folders.append(out / method)
-        _train(parts, {"rounds": rounds, "seed": seed}, folders[-1], track=False, quiet=json)
+        run = _train(parts, {"rounds": rounds, "seed": seed}, folders[-1], track=False, quiet=json)
+        if method == "feddrm" and not (run.path / "router" / "manifest.json").exists():
+            run.fit_router()
     from feddrm.cli.report import report
 
     report(folders, out=out, json=json)

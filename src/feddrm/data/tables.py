@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from feddrm.data.samples import Label, Samples, listed, shown
 from feddrm.errors import FeddrmError
@@ -159,6 +160,16 @@ def read_samples(
         for owner in numbers
     }
     return columns or (), out
+
+
+def read_rows(path: Path, columns: tuple[str, ...] | None, width: int) -> tuple[NDArray[np.float32], list[str]]:
+    """Rows without labels and their places; columns as named, or the file's own, of which there must be ``width``."""
+    table = read_table(path)
+    if columns is None and len(table.header) != width:
+        raise FeddrmError(f"{path} has {len(table.header)} columns, {width} are wanted: give the columns of training")
+    at = [table.column(name, "a query") for name in columns or table.header]
+    rows = [[_number(table, row, column) for column in at] for row in range(len(table.rows))]
+    return np.array(rows, dtype=np.float32), [table.place(row) for row in range(len(rows))]
 
 
 def _check_roles(tables: Sequence[Table], label: str, client: str | None, drop: Collection[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import torch
@@ -13,31 +12,12 @@ from torch import Tensor
 
 from feddrm.engine.rounds import State
 from feddrm.errors import FeddrmError
+from feddrm.files import write_atomically
 from feddrm.methods import Slots, Tensors
 
 FORMAT = "feddrm-state-1"
 
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write under a temporary name, reach the disk, then rename: a crash leaves the old file whole."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise FeddrmError(
-            f"cannot write {path} ({error.strerror}): free the disk or choose another --out; "
-            f"what was written before is whole"
-        ) from error
+__all__ = ["load_state", "save_state", "write_atomically"]
 
 
 def save_state(path: Path, state: State) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -131,6 +131,28 @@ def confusion_figure(names: Sequence[str], confusion: Confusion) -> Figure:
     for axes in list(panels):
         axes.remove()
     return figure
+
+
+def reliability_figure(curve: Mapping[str, Any]) -> Figure:
+    """How often the router is right, by how sure it is; the bars below say how many samples that is."""
+    figure, (above, below) = _over_and_under()
+    some = [(c, a, n) for c, a, n in zip(curve["confidence"], curve["accuracy"], curve["count"], strict=True) if n]
+    above.plot([0, 100], [0, 100], color=GRID, linestyle="--")
+    above.plot([100 * c for c, _, _ in some], [100 * a for _, a, _ in some], color=SERIES[5], marker="o")
+    above.set_ylabel("sent home, percent")
+    width = 100 / len(curve["count"])
+    below.bar([(i + 0.5) * width for i in range(len(curve["count"]))], curve["count"], 0.9 * width, color=SERIES[5])
+    below.set_ylabel("samples")
+    below.set_xlabel("the router's confidence, percent")
+    above.set_xlim(0, 100)
+    return figure
+
+
+def _over_and_under() -> tuple[Figure, tuple[Axes, Axes]]:
+    """A square diagram with a low one under it."""
+    figure = Figure(figsize=(WIDTH / 2, 4.6), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+    return figure, (above, below)
 
 
 def comparison_figure(names: Sequence[str], records: Sequence[RunRecord]) -> Figure:

@@ -189,6 +189,20 @@ def _routing(record: RunRecord, key: str) -> Parts:
         False,
         figure(svg, f"Where every client's test samples are sent, in percent of its samples{_when(record)}. {told}"),
     )
+    curve = record.reliability
+    if curve is not None:
+        total = max(1, sum(curve["count"]))
+        gap = sum(
+            n * abs(c - a) for n, c, a in zip(curve["count"], curve["confidence"], curve["accuracy"], strict=True)
+        )
+        told = f"Expected calibration error {gap / total:.1%}."
+        svg = inline_svg(
+            lambda: figures.reliability_figure(curve), f"{key}-reliability", "Reliability of the router", told
+        )
+        yield (
+            False,
+            figure(svg, f"The exact router's confidence against how often it is right (posterior rule). {told}"),
+        )
 
 
 def _data(portrait: Portrait, key: str) -> Parts:

@@ -51,6 +51,7 @@ class RunRecord:
     clients: tuple[ClientResult, ...] = ()
     confusion: Confusion | None = None
     evaluated_round: int | None = None
+    reliability: Mapping[str, Any] | None = None
     portrait: Portrait | None = None
 
     @property
@@ -133,6 +134,7 @@ class RunRecord:
             clients=_read_clients(evaluation, where),
             confusion=_read_confusion(evaluation, where),
             evaluated_round=evaluation.get("round"),
+            reliability=_read_reliability(evaluation, where),
             portrait=Portrait.read(folder) if (folder / "data.json").exists() else None,
         )
 
@@ -214,3 +216,16 @@ def _read_confusion(evaluation: Mapping[str, Any], path: Path) -> Confusion:
             raise broken(path, f"confusion.{rule} should be {clients} by {clients} counts")
         matrices[rule] = counts
     return matrices
+
+
+def _read_reliability(evaluation: Mapping[str, Any], path: Path) -> Mapping[str, Any] | None:
+    """Counts, mean confidence and accuracy per bin of the exact router's confidence."""
+    if evaluation.get("reliability") is None:
+        return None
+    curve = mapping(evaluation["reliability"], path, "reliability")
+    columns = [curve.get(key) for key in ("count", "confidence", "accuracy")]
+    if not all(isinstance(c, list) and all(isinstance(v, int | float) for v in c) for c in columns):
+        raise broken(path, "reliability should have lists of numbers: count, confidence, accuracy")
+    if len({len(c) for c in columns if isinstance(c, list)}) != 1:
+        raise broken(path, "reliability's lists should be of one length")
+    return curve

@@ -22,6 +22,7 @@ from feddrm.evaluation import Answers, ask, confusion, evaluate, per_client, poo
 from feddrm.methods import Method
 from feddrm.models import Model, Net
 from feddrm.report.portrait import Portrait
+from feddrm.router import Router, load_router
 from feddrm.runs.config import Config, known_fields, read_config, resolve
 from feddrm.runs.folder import RunFolder
 
@@ -51,6 +52,16 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """One entry per evaluated round."""
         return RunFolder(self.path).metrics()
+
+    def fit_router(self, federation: Federation | None = None, **settings: Any) -> Router:
+        """Fit the exact router into the run's folder; settings as for :func:`feddrm.runs.routing.fit_run_router`."""
+        from feddrm.runs.routing import fit_run_router
+
+        return fit_run_router(self, federation, **settings)
+
+    def router(self, device: str = "cpu") -> Router:
+        """The router that was fitted before."""
+        return load_router(self.path / "router", device)
 
 
 def train(

@@ -1,0 +1,108 @@
+"""``feddrm fit-router`` and ``feddrm route``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from feddrm.cli.output import JsonFlag, print_json, print_table, progress_bar
+from feddrm.cli.settings import DataDir, given_settings
+
+RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that 'feddrm train' wrote.")]
+
+
+def fit_router(
+    run: RunFolderArgument,
+    features: Annotated[
+        str | None,
+        typer.Option(help="multiscale, colour, raw, embedding, hidden, client, joined by +; tried on held-out data."),
+    ] = None,
+    crops: Annotated[int | None, typer.Option(help="Random crops per training image.")] = None,
+    heads: Annotated[bool, typer.Option(help="Also fit the class heads: probe, private, joint, stack.")] = True,
+    joint: Annotated[bool | None, typer.Option(help="Fit the joint model (default: where it is quick).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of crops and held-out parts.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda (default: the run's).")] = None,
+    data_dir: DataDir = None,
+    json: JsonFlag = False,
+) -> None:
+    """Fit the exact router of a finished run and measure it; writes router/ and adds to the summary.
+
+    Example: feddrm fit-router runs/first
+    """
+    from feddrm.runs import Run
+
+    settings: dict[str, Any] = given_settings(features=features, crops=crops, seed=seed)
+    settings |= {"heads": heads, "joint": joint}
+    opened = Run.open(run)
+    if json:
+        opened.fit_router(device=device, data_dir=data_dir, **settings)
+    else:
+        with progress_bar("fit router") as advance:
+            done = 0
+
+            def step(what: str) -> None:
+                nonlocal done
+                advance(done, done + 1, what, True)
+                done += 1
+
+            opened.fit_router(device=device, data_dir=data_dir, on_step=step, **settings)
+    summary = Run.open(run).summary or {}
+    if json:
+        print_json({key: summary[key] for key in ("client_accuracy", "system_accuracy", "router")})
+        return
+    rows = [
+        [kind, rule, f"{100 * value['mean']:.2f}"]
+        for kind in ("client", "system")
+        for rule, value in summary[f"{kind}_accuracy"].items()
+        if value is not None
+    ]
+    rows.append(["oracle", "own heads", f"{100 * summary['oracle_accuracy']['mean']:.2f}"])
+    print_table(["accuracy", "by", "percent"], rows)
+    typer.echo(f"wrote {run / 'router'}")
+
+
+def route(
+    run: RunFolderArgument,
+    inputs: Annotated[list[Path], typer.Argument(metavar="INPUT...", help="Images, or csv tables of the columns.")],
+    rule: Annotated[str, typer.Option(help="density (all clients alike beforehand) or posterior.")] = "density",
+    coverage: Annotated[float, typer.Option(help="Abstain from the least sure beyond this fraction.")] = 1.0,
+    without: Annotated[list[str] | None, typer.Option(help="A client that is not available; repeatable.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Say which client should answer each query.
+
+    Example: feddrm route runs/first scan.png
+    """
+    from feddrm.errors import FeddrmError
+    from feddrm.router import read_manifest
+    from feddrm.runs import Run
+    from feddrm.runs.routing import read_inputs
+
+    router = Run.open(run).router()
+    notes = read_manifest(run / "router")["notes"]
+    x, names = read_inputs(router, notes.get("columns"), inputs)
+    for name in without or ():
+        if name not in router.names:
+            raise FeddrmError(f"unknown client '{name}' (there are: {', '.join(router.names)})")
+    available = [name for name in router.names if name not in set(without or ())]
+    decision = router.route(x, rule=rule, coverage=coverage, available=available if without else None)
+    answers = [
+        {
+            "query": name,
+            "client": None if client < 0 else router.names[client],
+            "probability": float(decision.probabilities[i].max()),
+            "margin": float(decision.margin[i]),
+            "abstain": bool(decision.abstain[i]),
+            "reason": decision.reason[i],
+        }
+        for i, (name, client) in enumerate(zip(names, decision.client.tolist(), strict=True))
+    ]
+    if json:
+        print_json(answers)
+        return
+    rows = [
+        [a["query"], a["client"] or "-", f"{a['probability']:.3f}", f"{a['margin']:.3f}", a["reason"]] for a in answers
+    ]
+    print_table(["query", "client", "probability", "margin", "abstains because"], rows)

@@ -1,0 +1,157 @@
+"""Fitting the class heads on a router's features: probe, private corrections, joint model, stack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from feddrm.data import Federation
+from feddrm.router.choose import Holdout, choose_ridge
+from feddrm.router.features import Recipe
+from feddrm.router.fit import Problem, Sample, Scaler, logits_at
+from feddrm.router.heads import (
+    STRENGTHS,
+    choose_private,
+    fit_private,
+    joint_classes,
+    joint_label,
+    joint_problem,
+    probe_problem,
+)
+from feddrm.router.policy import consult
+from feddrm.router.router import Router
+from feddrm.router.stack import Stack, fit_stack
+from feddrm.router.tables import (
+    RouterSettings,
+    Table,
+    choose_recipe,
+    fit_all,
+    folds_of,
+    held_out,
+    input_scale,
+    pooled_folds,
+    told_of,
+)
+
+JOINT_WORK = {"cpu": 3e10, "cuda": 3e13}  # multiplications per round beyond which the joint model is left out
+
+
+@dataclass(frozen=True, eq=False)
+class LinearHeads:
+    """The server's exact class heads: points [outputs, d + 1] on their own standardised features."""
+
+    recipe: Recipe
+    scaler: Scaler
+    probe: Tensor
+    joint: Tensor | None
+    stacks: Mapping[str, Stack]
+
+    def tensors(self) -> dict[str, Tensor]:
+        found = {"mean": self.scaler.mean, "scale": self.scaler.scale, "probe": self.probe}
+        return found if self.joint is None else {**found, "joint": self.joint}
+
+
+def fit_heads(
+    base: Table,
+    found: Sequence[Mapping[str, Tensor]],
+    labels: Sequence[Tensor],
+    parts: Sequence[Tensor],
+    holdout: Holdout,
+    federation: Federation,
+    router: Router,
+    held_clients: Sequence[Tensor],
+    extra: Sequence[str],
+    settings: RouterSettings,
+) -> tuple[LinearHeads, dict[str, Tensor], dict[str, Any]]:
+    """Probe, private corrections, joint model, stack: every one with its held-out answers."""
+    classes, clients = len(federation.classes), len(federation)
+    mean, std = input_scale(federation)
+    recipes = [base.recipe]
+    if extra:
+        recipes.append(Recipe.parse("+".join([base.recipe.name, *extra]), mean, std))
+
+    def class_problem(width: int) -> Callable[[float], Problem]:
+        return lambda ridge: probe_problem(classes, width, ridge)
+
+    table, chosen, tried = choose_recipe(recipes, found, labels, parts, holdout, class_problem, lambda _: None)
+    folds = folds_of(table, labels, parts, holdout)
+    probe = fit_all(probe_problem(classes, table.width, chosen.ridge), table, labels, settings, chosen.folds).point
+    own, corrections = choose_private(folds, chosen.folds, table.whitening)
+    private = [
+        fit_private(Sample(x, y), probe, own.ridge, table.whitening) for x, y in zip(table.x, labels, strict=True)
+    ]
+    answers = {
+        "global_probe": [z.log_softmax(1) for z in held_out(table, parts, holdout, chosen.folds)],
+        "refit_all": _held_mixture(table, parts, holdout, chosen.folds, corrections, held_clients, router),
+    }
+    told: dict[str, Any] = {
+        "probe": {"recipe": table.recipe.name, **told_of(chosen, table)},
+        "probe_candidates": tried,
+        "private": {"ridge": own.ridge, "held_out_loss": own.loss, "held_out_accuracy": own.accuracy},
+    }
+    joint = None
+    work = sum(len(y) for y in labels) * table.width * clients * classes
+    wanted = settings.joint
+    if wanted is None:
+        wanted = work <= JOINT_WORK["cuda" if probe.is_cuda else "cpu"]
+    if wanted:
+        pairs = [joint_label(i, y, classes) for i, y in enumerate(labels)]
+        picked = choose_ridge(
+            lambda ridge: joint_problem(clients, classes, table.width, ridge, probe.device),
+            pooled_folds(table, pairs, parts, holdout),
+            table.whitening,
+            ridges=STRENGTHS[1:],
+            rounds=20,
+        )
+        problem = joint_problem(clients, classes, table.width, picked.ridge, probe.device)
+        joint = fit_all(problem, table, pairs, settings, picked.folds).point
+        answers["joint"] = [joint_classes(z, clients) for z in held_out(table, parts, holdout, picked.folds)]
+        told["joint"] = told_of(picked, table)
+    stacks = {"stacked": _stack(answers, labels)}
+    told["stacked"] = dict(stacks["stacked"].weights)
+    like = table.x[0]
+    heads = LinearHeads(
+        table.recipe,
+        Scaler(table.scaler.mean.to(like), table.scaler.scale.to(like)),
+        probe.to(like),
+        None if joint is None else joint.to(like),
+        stacks,
+    )
+    return heads, {n: head.to(like) for n, head in zip(federation.names, private, strict=True)}, told
+
+
+def _held_mixture(
+    table: Table,
+    parts: Sequence[Tensor],
+    holdout: Holdout,
+    probes: Sequence[Tensor],
+    corrections: Sequence[Sequence[Tensor]],
+    held_clients: Sequence[Tensor],
+    router: Router,
+) -> list[Tensor]:
+    """Log class probabilities of all clients' refitted heads, mixed by the router, on held-out samples."""
+    found = []
+    for x, part, logits in zip(table.x, parts, held_clients, strict=True):
+        mixed = torch.full((len(x), len(probes[0])), torch.nan, dtype=torch.float64, device=x.device)
+        for fold in range(holdout.used):
+            inside = (part == fold).to(x.device)
+            rows = x[inside]
+            answers = torch.stack([logits_at(rows, probes[fold] + head).log_softmax(1) for head in corrections[fold]])
+            weights = (logits[inside] / router.calibration.temperature).log_softmax(1)
+            mixed[inside] = consult(weights, answers)
+        found.append(mixed)
+    return found
+
+
+def _stack(answers: Mapping[str, Sequence[Tensor]], labels: Sequence[Tensor]) -> Stack:
+    names = list(answers)
+    clients = []
+    for number, y in enumerate(labels):
+        rows = torch.stack([answers[name][number] for name in names])
+        seen = ~rows[0, :, 0].isnan()
+        clients.append((rows[:, seen], y[seen]))
+    return fit_stack(names, clients)

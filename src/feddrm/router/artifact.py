@@ -1,0 +1,174 @@
+"""A router as files: ``manifest.json`` and safetensors, checked when read; no pickle, no private leaf."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from feddrm.errors import FeddrmError
+from feddrm.files import write_atomically
+from feddrm.models import Model, is_head
+from feddrm.router.features import Recipe
+from feddrm.router.fit import Scaler
+from feddrm.router.router import Calibration, Router
+
+FORMAT = "feddrm-router-1"
+MANIFEST, ROUTER, TRUNK, HEADS = "manifest.json", "router.safetensors", "trunk.safetensors", "heads.safetensors"
+AGAIN = "fit it again with 'feddrm fit-router'"
+
+
+def save_router(
+    folder: Path,
+    router: Router,
+    *,
+    model: Mapping[str, Any] | None = None,
+    classes: int = 0,
+    heads: Mapping[str, Tensor] | None = None,
+    notes: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the router, the shared leaves it needs, and the server's class heads; the manifest last.
+
+    ``model`` is the network's name and settings, as in ``config.yaml``. A head's leaf among the
+    shared ones is refused: it may be private.
+    """
+    leaves = {leaf: value for leaf, value in router.leaves.items() if router.recipe.wants(leaf)}
+    private = [leaf for leaf in leaves if is_head(leaf)]
+    if private:
+        raise FeddrmError(f"leaf '{private[0]}' may be private: a router holds shared leaves only")
+    tensors = {
+        "mean": router.scaler.mean,
+        "scale": router.scaler.scale,
+        "weight": router.weight,
+        "bias": router.bias,
+        "log_prior": router.log_prior,
+    }
+    contents = {ROUTER: tensors, TRUNK: leaves, HEADS: dict(heads or {})}
+    written = {
+        name: save({key: value.detach().cpu().contiguous().clone() for key, value in sorted(part.items())})
+        for name, part in contents.items()
+        if part
+    }
+    calibration = asdict(router.calibration)
+    if calibration["unlike_above"] == float("inf"):
+        calibration["unlike_above"] = None  # JSON has no infinity
+    manifest = {
+        "format": FORMAT,
+        "clients": list(router.names),
+        "features": router.recipe.as_list(),
+        "model": dict(model) if model is not None else None,
+        "classes": classes,
+        # Clients of the published head, where the network has one; the router may have lost or won some since.
+        "client_branch": None
+        if router.net is None or router.net.client_head is None
+        else router.net.client_head.out_features,
+        "input": {"shape": list(router.shape), "mean": list(router.input_mean), "std": list(router.input_std)},
+        "calibration": calibration,
+        "notes": dict(notes or {}),
+        "files": {name: {"sha256": _digest(content), "bytes": len(content)} for name, content in written.items()},
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FeddrmError(f"cannot create {folder} ({error.strerror}): choose another folder") from error
+    for name, content in written.items():
+        write_atomically(folder / name, content)
+    text = json.dumps(manifest, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    write_atomically(folder / MANIFEST, text.encode())
+
+
+def load_router(folder: str | Path, device: torch.device | str = "cpu") -> Router:
+    """Read a router; a wrong version, a missing or altered file or a number that is none is refused."""
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    tensors = _read(folder, ROUTER, manifest)
+    leaves = _read(folder, TRUNK, manifest) if TRUNK in manifest["files"] else {}
+    try:
+        names = tuple(manifest["clients"])
+        recipe = Recipe.of(manifest["features"])
+        given = dict(manifest["calibration"])
+        given["unlike_above"] = float("inf") if given["unlike_above"] is None else given["unlike_above"]
+        given["confidence"] = {rule: tuple(values) for rule, values in given["confidence"].items()}
+        shape = tuple(manifest["input"]["shape"])
+        net = None
+        if manifest["model"] is not None and recipe.needs:
+            settings = dict(manifest["model"])
+            branch = manifest["client_branch"]
+            net = Model.make(settings.pop("name"), **settings).build(shape, manifest["classes"], branch)
+            net = net.requires_grad_(False).to(device)
+        router = Router(
+            names=names,
+            recipe=recipe,
+            scaler=Scaler(tensors["mean"], tensors["scale"]),
+            weight=tensors["weight"],
+            bias=tensors["bias"],
+            log_prior=tensors["log_prior"],
+            calibration=Calibration(**given),
+            net=net,
+            leaves=leaves,
+            shape=shape,
+            input_mean=tuple(manifest["input"]["mean"]),
+            input_std=tuple(manifest["input"]["std"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise FeddrmError(f"{folder / MANIFEST} is incomplete ({error}): {AGAIN}") from error
+    if router.weight.shape[0] != len(names) or router.bias.shape != (len(names),):
+        raise FeddrmError(f"{folder} names {len(names)} clients but has {router.weight.shape[0]} columns: {AGAIN}")
+    if net is not None:
+        missing = [leaf for leaf, _ in net.named_parameters() if recipe.wants(leaf) and leaf not in leaves]
+        if missing:
+            raise FeddrmError(f"{folder / TRUNK} has no leaf '{missing[0]}': {AGAIN}")
+    return router.to(device)
+
+
+def load_heads(folder: str | Path) -> dict[str, Tensor]:
+    """The server's class heads, empty where none were fitted."""
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    return _read(folder, HEADS, manifest) if HEADS in manifest["files"] else {}
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of this version of the format."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+    except FileNotFoundError as error:
+        raise FeddrmError(f"{folder} holds no router (no {MANIFEST}): {AGAIN}") from error
+    except (OSError, ValueError) as error:
+        raise FeddrmError(f"cannot read {folder / MANIFEST} ({error}): {AGAIN}") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        found = manifest.get("format") if isinstance(manifest, dict) else None
+        raise FeddrmError(f"{folder} holds a router of format {found!r}, this version reads '{FORMAT}': {AGAIN}")
+    if not isinstance(manifest.get("files"), dict) or ROUTER not in manifest["files"]:
+        raise FeddrmError(f"{folder / MANIFEST} lists no {ROUTER}: {AGAIN}")
+    return manifest
+
+
+def _read(folder: Path, name: str, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
+    path = folder / name
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise FeddrmError(f"cannot read {path} ({error.strerror}): copy it again, or {AGAIN}") from error
+    if _digest(content) != manifest["files"][name].get("sha256"):
+        raise FeddrmError(f"{path} is not the file the manifest lists (checksum differs): copy it again, or {AGAIN}")
+    try:
+        tensors = load(content)
+    except SafetensorError as error:
+        raise FeddrmError(f"{path} is no safetensors file ({error}): copy it again, or {AGAIN}") from error
+    for key, value in tensors.items():
+        if not bool(value.isfinite().all()):
+            raise FeddrmError(f"{path}: tensor '{key}' holds a number that is not finite: {AGAIN}")
+    return tensors
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

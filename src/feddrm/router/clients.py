@@ -1,0 +1,82 @@
+"""The client's half of the exact fit: what leaves a client, and nothing else does.
+
+Sums over the client's own samples: once their second moments, every round loss and gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Message = dict[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """What a client holds: standardised features [n, d], labels [n], perhaps fixed logits [n, outputs]."""
+
+    x: Tensor
+    y: Tensor
+    offset: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def rows(self, index: Tensor) -> Sample:
+        """Some of the samples, by index or mask."""
+        return Sample(self.x[index], self.y[index], None if self.offset is None else self.offset[index])
+
+
+def client_sums(x: Tensor) -> Message:
+    """For standardisation, once: the number of samples, the sums and the sums of squares of every feature."""
+    wide = [part.double() for part in torch.split(x, 4096)]
+    return {
+        "count": torch.tensor(float(len(x)), dtype=torch.float64, device=x.device),
+        "sum": torch.stack([part.sum(0) for part in wide]).sum(0),
+        "square": torch.stack([part.square().sum(0) for part in wide]).sum(0),
+    }
+
+
+def client_moments(x: Tensor) -> Message:
+    """For whitening, once: the sum over samples of x x' (features standardised)."""
+    return {
+        "count": torch.tensor(float(len(x)), dtype=torch.float64, device=x.device),
+        "moments": (x.T @ x).double(),
+    }
+
+
+def client_gradient(sample: Sample, point: Tensor) -> Message:
+    """Every round: loss and gradient at the point [outputs, d + 1], summed over the client's samples."""
+    log_p, chosen = _log_likelihood(sample, point)
+    residual = log_p.exp()
+    residual[torch.arange(len(sample), device=residual.device), sample.y] -= 1
+    gradient = (residual.to(sample.x.dtype).T @ sample.x).double()
+    return {
+        "count": torch.tensor(float(len(sample)), dtype=torch.float64, device=point.device),
+        "loss": -chosen.sum(),
+        "gradient": torch.cat([gradient, residual.sum(0)[:, None]], dim=1),
+    }
+
+
+def client_scores(sample: Sample, point: Tensor) -> Message:
+    """For choosing by validation: loss and number of right answers, summed over held-out samples."""
+    log_p, chosen = _log_likelihood(sample, point)
+    right = (log_p.argmax(1) == sample.y).sum().double()
+    return {
+        "count": torch.tensor(float(len(sample)), dtype=torch.float64, device=point.device),
+        "loss": -chosen.sum(),
+        "correct": right,
+    }
+
+
+def logits_at(x: Tensor, point: Tensor, offset: Tensor | None = None) -> Tensor:
+    """W x + b (+ offset) in float64, for a point [outputs, d + 1]; the product itself in the precision of x."""
+    z = (x @ point[:, :-1].to(x.dtype).T).double() + point[:, -1]
+    return z if offset is None else z + offset
+
+
+def _log_likelihood(sample: Sample, point: Tensor) -> tuple[Tensor, Tensor]:
+    log_p = logits_at(sample.x, point, sample.offset).log_softmax(1)
+    return log_p, log_p.gather(1, sample.y[:, None])[:, 0]

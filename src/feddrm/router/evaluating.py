@@ -1,0 +1,122 @@
+"""What a fitted router is worth on the pooled test set, under the names of ``summary.json``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from feddrm.evaluation import (
+    Answers,
+    Queries,
+    client_accuracy,
+    confusion,
+    route,
+    routed_predictions,
+    system_accuracy,
+)
+from feddrm.models import Net
+from feddrm.router.features import Leaves, extract
+from feddrm.router.fit import logits_at
+from feddrm.router.fitting import FittedRouter
+from feddrm.router.heads import joint_classes, joint_clients
+from feddrm.router.policy import RULES, by_rule, consult, reliability
+
+COVERAGES = (0.5, 0.8, 0.9, 0.95, 1.0)
+
+
+def evaluate_router(
+    fitted: FittedRouter, net: Net | None, shared: Leaves, test: Queries, answers: Answers, weights: Tensor
+) -> dict[str, Any]:
+    """Client and system accuracy by every rule, calibration, and what abstaining brings; fractions.
+
+    ``exact_...`` and ``consult_...`` ask the published private heads; ``refit_...`` the refitted ones;
+    ``global_probe``, ``joint`` and ``stacked`` answer at the server (the stack with the clients' help).
+    Mixtures weigh by the posterior.
+    """
+    router, labels, origin = fitted.router, answers.labels, answers.origin
+    recipe = router.recipe
+    if fitted.heads is not None and len(fitted.heads.recipe.features) > len(recipe.features):
+        recipe = fitted.heads.recipe
+    found = extract(recipe, net, shared, test.x)
+    features = torch.cat([found[f.name] for f in router.recipe.features], dim=1)
+    logits = router.logits(features).double()
+    published = answers.logits.double().log_softmax(-1)
+    log_weights = {rule: by_rule(logits, router.log_prior, rule) for rule in RULES}
+    client: dict[str, float] = {}
+    system: dict[str, float] = {}
+    confusions = {}
+    for rule in RULES:
+        routes = route(logits, weights.to(logits.device), rule)
+        client[f"exact_{rule}"] = client_accuracy(logits, origin, weights, rule)
+        system[f"exact_{rule}"] = system_accuracy(routed_predictions(answers.logits, routes), labels)
+        confusions[f"exact_{rule}"] = confusion(routes, origin, router.clients).tolist()
+    mixture = consult(log_weights["posterior"], published)
+    two = consult(log_weights["posterior"], published, 2)
+    system["consult_2"] = system_accuracy(two.argmax(-1), labels)
+    system["consult_all"] = system_accuracy(mixture.argmax(-1), labels)
+    oracle: dict[str, float] = {}
+    if fitted.heads is not None:
+        more, clients, home = _heads(fitted, found, log_weights, labels, origin, weights)
+        system |= more
+        client |= clients
+        oracle["refit"] = home
+    curve = reliability(log_weights["posterior"], origin)
+    return {
+        "client_accuracy": client,
+        "system_accuracy": system,
+        "refit_oracle_accuracy": oracle.get("refit"),
+        "router": {
+            "features": router.recipe.name,
+            "ece": curve.error,
+            "ece_density": reliability(log_weights["density"], origin).error,
+            "reliability": curve.as_dict(),
+            "selective": _selective(mixture, labels),
+            "temperature": router.calibration.temperature,
+        },
+        "confusion": confusions,
+    }
+
+
+def _heads(
+    fitted: FittedRouter,
+    found: dict[str, Tensor],
+    log_weights: dict[str, Tensor],
+    labels: Tensor,
+    origin: Tensor,
+    weights: Tensor,
+) -> tuple[dict[str, float], dict[str, float], float]:
+    heads = fitted.heads
+    assert heads is not None
+    x = heads.scaler(torch.cat([found[f.name] for f in heads.recipe.features], dim=1))
+    clients = fitted.router.clients
+    probe = logits_at(x, heads.probe.double())
+    own = torch.stack(
+        [(probe + logits_at(x, fitted.private[name].double())).log_softmax(1) for name in fitted.router.names]
+    )
+    answers = {"global_probe": probe.log_softmax(1), "refit_all": consult(log_weights["posterior"], own)}
+    client: dict[str, float] = {}
+    if heads.joint is not None:
+        pairs = logits_at(x, heads.joint.double())
+        answers["joint"] = joint_classes(pairs, clients)
+        client["joint_posterior"] = client_accuracy(joint_clients(pairs, clients), origin, weights, "posterior")
+    for name, stack in heads.stacks.items():
+        answers[name] = stack(answers)
+    system = {name: system_accuracy(value.argmax(-1), labels) for name, value in answers.items()}
+    for rule in RULES:
+        hard = consult(log_weights[rule], own, 1)
+        system[f"refit_{rule}"] = system_accuracy(hard.argmax(-1), labels)
+    home = system_accuracy(routed_predictions(own, origin), labels)
+    return system, client, home
+
+
+def _selective(mixture: Tensor, labels: Tensor) -> list[dict[str, float]]:
+    """System accuracy of the most confident queries, by the fraction that is answered."""
+    confidence, answer = mixture.max(-1)
+    right = (answer == labels).double()[confidence.argsort(descending=True, stable=True)]
+    rows = []
+    for coverage in COVERAGES:
+        kept = max(1, round(coverage * len(right)))
+        rows.append({"coverage": coverage, "accuracy": float(right[:kept].mean())})
+    return rows

@@ -1,0 +1,65 @@
+"""A router as one ONNX file, from network input or from features to probabilities; extra ``export``."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from feddrm.errors import FeddrmError, SettingError
+from feddrm.files import write_atomically
+from feddrm.router.policy import RULES, by_rule
+from feddrm.router.router import Router
+
+
+def export_onnx(router: Router, path: Path, *, rule: str = "density", features_only: bool = False) -> None:
+    """Write the decisions of one rule: input [N, ...] to ``probabilities`` [N, m].
+
+    The input is what the network takes (``router.inputs`` scales raw images), or with
+    ``features_only`` the features. N may vary.
+    """
+    if rule not in RULES:
+        raise SettingError(f"unknown rule '{rule}': choose {' or '.join(RULES)}")
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise FeddrmError("ONNX export needs more packages: pip install 'feddrm[export]'") from error
+    width = router.weight.shape[1]
+    example = torch.zeros(2, width) if features_only else torch.zeros(2, *router.shape)
+    module = _Decide(router.to("cpu"), rule, features_only).eval()
+    # The exporter warns about its own inner workings; what comes out is compared in the tests.
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            module,
+            (example,),
+            input_names=["features" if features_only else "input"],
+            output_names=["probabilities"],
+            dynamic_shapes=({0: torch.export.Dim("samples", min=1)},),
+            dynamo=True,
+            verbose=False,
+        )
+    assert program is not None
+    write_atomically(path, program.model_proto.SerializeToString())
+
+
+class _Decide(nn.Module):
+    """The router's arithmetic with everything it needs as constants."""
+
+    def __init__(self, router: Router, rule: str, features_only: bool) -> None:
+        super().__init__()
+        self.router, self.rule, self.features_only = router, rule, features_only
+        self.net = None if features_only or not router.recipe.needs else router.net
+        if self.net is not None:
+            self.net.load_state_dict({**self.net.state_dict(), **router.leaves})
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.features_only:
+            stages = {"input": x}
+            if self.net is not None:
+                _, stages = self.net.embed(x)
+            x = torch.cat([feature(self.net, stages) for feature in self.router.recipe.features], dim=1)
+        return by_rule(self.router.logits(x), self.router.log_prior, self.rule).exp()

@@ -1,0 +1,208 @@
+"""From a trained federation to a router: features, held-out choices, the exact fits, in one call.
+
+What is fitted on what: ridge strengths, features, temperature, thresholds and stacking scalars come
+from samples held out of the fits (:mod:`feddrm.router.choose`); the fits that are kept use all
+training data with the strengths so chosen. Test data is only ever seen by ``evaluate_router``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from feddrm.data import Federation, generator_for
+from feddrm.errors import FeddrmError
+from feddrm.models import Net
+from feddrm.router.answering import LinearHeads, fit_heads
+from feddrm.router.choose import Holdout
+from feddrm.router.features import Leaves, Recipe, extract, possible_features
+from feddrm.router.fit import Fit, Problem, Scaler
+from feddrm.router.policy import RULES, by_rule, conformal_threshold, fit_temperature
+from feddrm.router.router import Calibration, Router
+from feddrm.router.tables import (
+    Progress,
+    RouterSettings,
+    Table,
+    choose_recipe,
+    fit_all,
+    held_out,
+    input_scale,
+    told_of,
+)
+
+ROUTER = int.from_bytes(b"rout", "big")
+MISSES = (0.01, 0.05, 0.1, 0.2)
+
+
+@dataclass(frozen=True, eq=False)
+class FittedRouter:
+    """The server's router and heads; every client's private correction apart from them; how it was chosen."""
+
+    router: Router
+    heads: LinearHeads | None
+    private: Mapping[str, Tensor]
+    chosen: Mapping[str, Any]
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+def candidates(possible: Sequence[str]) -> list[str]:
+    """Recipes worth trying. The client branch is not among them: it was trained on the held-out samples' clients.
+
+    Its layers have seen, for every training sample, the very answer that is asked here, so that it
+    looks better on held-out training samples than it is.
+    """
+    known = [name for name in ("raw", "multiscale", "colour") if name in possible]
+    if not known:
+        raise FeddrmError("no feature can be computed from what is shared: give a method with a shared trunk")
+    tried = [*known, "+".join(known)]
+    if len(known) == 3:
+        tried += ["multiscale+colour", "raw+multiscale"]
+    return list(dict.fromkeys(tried))
+
+
+def fit_router(
+    net: Net | None,
+    shared: Leaves,
+    federation: Federation,
+    settings: RouterSettings | None = None,
+    *,
+    on_step: Progress | None = None,
+) -> FittedRouter:
+    """Fit the exact router and, where asked, the heads, on the federation's training data.
+
+    ``shared`` are the leaves that the server holds; no private one is looked at.
+    """
+    settings = settings or RouterSettings()
+    settings.check()
+    say = on_step or (lambda _: None)
+    clock = _Clock()
+    shape = federation.shape
+    usable = net if net is not None and any(leaf.startswith("trunk.") for leaf in shared) else None
+    possible = possible_features(shape, usable, shared)
+    names = [settings.features] if settings.features is not None else candidates(possible)
+    mean, std = input_scale(federation)
+    recipes = [Recipe.parse(name, mean, std) for name in names]
+    for recipe in recipes:
+        recipe.check(shape, usable)
+    extra = ["hidden"] if settings.heads and "hidden" in possible else []
+    everything = Recipe.parse("+".join([*(f.name for r in recipes for f in r.features), *extra]), mean, std)
+    say("features")
+    found, labels = _training_features(everything, usable, shared, federation, settings)
+    clock("features")
+    holdout = settings.holdout or Holdout.suggested(int(federation.sizes.sum()))
+    parts = holdout.draw(federation.sizes.tolist(), settings.seed, settings.crops)
+    clients = [torch.full_like(y, i) for i, y in enumerate(labels)]
+
+    def client_problem(width: int) -> Callable[[float], Problem]:
+        return lambda ridge: Problem(len(federation), width, ridge)
+
+    table, chosen, tried = choose_recipe(recipes, found, clients, parts, holdout, client_problem, say)
+    problem = Problem(len(federation), table.width, chosen.ridge)
+    fit = fit_all(problem, table, clients, settings, chosen.folds)
+    held = held_out(table, parts, holdout, chosen.folds)
+    router = _router(fit, table, federation, held, usable, shared)
+    clock("router")
+    told: dict[str, Any] = {
+        "router": {
+            "recipe": table.recipe.name,
+            **told_of(chosen, table),
+            "rounds": fit.rounds,
+            "converged": fit.converged,
+        },
+        "candidates": tried,
+        "holdout": {"parts": holdout.parts, "used": holdout.used},
+        "crops": settings.crops,
+    }
+    if not settings.heads:
+        return FittedRouter(router, None, {}, told, clock.seconds)
+    say("heads")
+    heads, private, more = fit_heads(table, found, labels, parts, holdout, federation, router, held, extra, settings)
+    clock("heads")
+    return FittedRouter(router, heads, private, {**told, **more}, clock.seconds)
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.last = time.perf_counter()
+
+    def __call__(self, what: str) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        self.seconds[what], self.last = now - self.last, now
+
+
+def _training_features(
+    recipe: Recipe, net: Net | None, shared: Leaves, federation: Federation, settings: RouterSettings
+) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
+    """Every client's features (on the client) and labels, ``crops`` times over where the data has random crops."""
+    found, labels = [], []
+    height, width = federation.shape[-2:] if federation.crop is not None else (0, 0)
+    for number, client in enumerate(federation.clients):
+        rows = []
+        for copy in range(settings.crops):
+            boxes = None
+            if federation.crop is not None:
+                generator = generator_for(settings.seed, ROUTER, number, copy)
+                boxes = federation.crop.boxes(len(client.train), height, width, generator).to(client.train.x.device)
+            rows.append(extract(recipe, net, shared, client.view(client.train.x, boxes)))
+        found.append({name: torch.cat([row[name] for row in rows]) for name in rows[0]})
+        labels.append(client.train.y.repeat(settings.crops))
+    return found, labels
+
+
+def _router(
+    fit: Fit,
+    table: Table,
+    federation: Federation,
+    held: Sequence[Tensor],
+    net: Net | None,
+    shared: Leaves,
+) -> Router:
+    log_prior = federation.weights.log()
+    seen = [~logits[:, 0].isnan() for logits in held]
+    logits = torch.cat([rows[mask] for rows, mask in zip(held, seen, strict=True)])
+    origin = torch.cat([torch.full((int(mask.sum()),), i, device=mask.device) for i, mask in enumerate(seen)])
+    temperature = fit_temperature(logits, origin)
+    calm = logits / temperature
+    confidence: dict[str, tuple[float, ...]] = {}
+    conformal: dict[str, float] = {}
+    for rule in RULES:
+        log_weights = by_rule(calm, log_prior, rule)
+        top = log_weights.exp().amax(1).cpu()
+        grid = torch.linspace(0, 1, 101, dtype=top.dtype)
+        confidence[rule] = tuple(_quantiles(top, grid).tolist())
+        conformal |= {f"{rule}_{miss}": conformal_threshold(log_weights, origin, miss) for miss in MISSES}
+    strange = torch.cat([x[m].square().mean(1) for x, m in zip(table.x, seen, strict=True)])
+    like = table.x[0]
+    mean, std = input_scale(federation)
+    return Router(
+        names=federation.names,
+        recipe=table.recipe,
+        scaler=Scaler(table.scaler.mean.to(like), table.scaler.scale.to(like)),
+        weight=fit.point[:, :-1].to(like),
+        bias=fit.point[:, -1].to(like),
+        log_prior=log_prior.to(like),
+        # Half as strange again as the strangest held-out sample: for what is no query of this federation at all.
+        calibration=Calibration(temperature, confidence, conformal, 1.5 * float(strange.max())),
+        net=net if table.recipe.needs else None,
+        leaves={leaf: value for leaf, value in shared.items() if table.recipe.wants(leaf)},
+        shape=federation.shape,
+        input_mean=mean,
+        input_std=std,
+    )
+
+
+def _quantiles(values: Tensor, grid: Tensor) -> Tensor:
+    """As torch.quantile, which refuses more than 16 million values."""
+    ordered = values.sort().values
+    place = grid * (len(ordered) - 1)
+    low = place.long()
+    high = (low + 1).clamp(max=len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])

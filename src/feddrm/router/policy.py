@@ -1,0 +1,158 @@
+"""What to do with a router's scores: whom to ask, how many, when to abstain, and how sure to be.
+
+All functions take log-weights over clients [N, m]; clients that are down or full are masked, which is
+exact: the density ratio model of the remaining clients is what is left after renormalising.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from feddrm.errors import FeddrmError, SettingError
+
+RULES = ("density", "posterior")
+
+
+def by_rule(logits: Tensor, log_prior: Tensor, rule: str) -> Tensor:
+    """Normalised log-weights [N, m]: ``posterior`` as fitted, ``density`` with the prior n_i / N taken off."""
+    if rule not in RULES:
+        raise SettingError(f"unknown rule '{rule}': choose {' or '.join(RULES)}")
+    scores = logits if rule == "posterior" else logits - log_prior.to(logits)
+    return scores.log_softmax(-1)
+
+
+def masked(log_weights: Tensor, available: Tensor | None) -> Tensor:
+    """Without the clients that are not ``available`` (bool [m]), renormalised; -inf everywhere if none is left."""
+    if available is None:
+        return log_weights
+    if available.shape != log_weights.shape[-1:]:
+        raise FeddrmError(
+            f"availability of {len(available)} clients for a router of {log_weights.shape[-1]}: give one each"
+        )
+    left = log_weights.masked_fill(~available.to(log_weights.device), -math.inf)
+    return left - left.logsumexp(-1, keepdim=True) if bool(available.any()) else left
+
+
+def consult(log_weights: Tensor, log_classes: Tensor, k: int | None = None) -> Tensor:
+    """Log class probabilities [N, K] of the ``k`` best clients' mixture, weights renormalised; None asks all.
+
+    ``log_classes`` [m, N, K] are the clients' own log-probabilities. k = 1 is hard routing.
+    """
+    clients = log_weights.shape[-1]
+    if k is not None and not 1 <= k <= clients:
+        raise SettingError(f"consult {k} of {clients} clients: give 1 to {clients}")
+    if k is not None and k < clients:
+        top = log_weights.topk(k, dim=-1)
+        log_weights = torch.full_like(log_weights, -math.inf).scatter(-1, top.indices, top.values.log_softmax(-1))
+    return (log_weights.T[:, :, None] + log_classes).logsumexp(0)
+
+
+def margins(log_weights: Tensor) -> Tensor:
+    """Difference between the two largest weights of every row; zero is a tie, which goes to the smaller number."""
+    if log_weights.shape[-1] == 1:
+        return log_weights[..., 0].exp()
+    two = log_weights.exp().topk(2, dim=-1).values
+    return two[..., 0] - two[..., 1]
+
+
+def assign(log_weights: Tensor, capacity: Tensor, available: Tensor | None = None) -> Tensor:
+    """Clients for the rows in their order, no client more often than its ``capacity``; -1 where all are full."""
+    left = capacity.clone().cpu()
+    order = masked(log_weights, available).argsort(dim=-1, descending=True, stable=True).cpu()
+    possible = masked(log_weights, available).isfinite().cpu()
+    routes = torch.full((len(log_weights),), -1, dtype=torch.int64)
+    for row in range(len(routes)):
+        for client in order[row].tolist():
+            if possible[row, client] and left[client] > 0:
+                routes[row] = client
+                left[client] -= 1
+                break
+    return routes.to(log_weights.device)
+
+
+def coverage_threshold(confidence: Tensor, coverage: float) -> float:
+    """The confidence below which to abstain so that the wanted fraction of validation queries is answered."""
+    if not 0 < coverage <= 1:
+        raise SettingError(f"coverage={coverage}: give a fraction above 0, at most 1")
+    if coverage == 1:
+        return 0.0
+    ordered = confidence.sort(descending=True).values
+    return float(ordered[max(0, math.ceil(coverage * len(ordered)) - 1)])
+
+
+def conformal_threshold(log_weights: Tensor, origin: Tensor, miss: float) -> float:
+    """The least weight a client may have to belong to the set, by split conformal prediction.
+
+    If validation and new queries are exchangeable, the set holds the true client with a probability
+    of at least 1 - ``miss`` (Vovk et al., 2005). Zero, every client, where there are too few
+    validation samples to promise it.
+    """
+    if not 0 < miss < 1:
+        raise SettingError(f"miss={miss}: give a probability between 0 and 1")
+    own = log_weights.gather(1, origin[:, None])[:, 0].exp().sort().values
+    rank = math.floor((len(own) + 1) * miss)  # of the weights in rising order; those below are outside the set
+    return float(own[rank - 1]) if rank >= 1 else 0.0
+
+
+def conformal_set(log_weights: Tensor, threshold: float) -> Tensor:
+    """Which clients belong to each query's set: bool [N, m]."""
+    return log_weights.exp() >= threshold
+
+
+def fit_temperature(logits: Tensor, target: Tensor, steps: int = 50) -> float:
+    """The T for which softmax(logits / T) has the least loss on held-out samples; convex in 1 / T (Newton)."""
+    z = logits.double()
+    scale = 1.0
+    own = z.gather(1, target[:, None])[:, 0].mean()
+    for _ in range(steps):
+        p = (scale * z).softmax(1)
+        mean = (p * z).sum(1)
+        slope = float(mean.mean() - own)
+        bend = float(((p * z.square()).sum(1) - mean.square()).mean())
+        if bend <= 0 or abs(slope) < 1e-12:
+            break
+        scale = min(max(scale - slope / bend, scale / 2), scale * 2)
+    return 1 / min(max(scale, 1e-2), 1e2)
+
+
+@dataclass(frozen=True, eq=False)
+class Reliability:
+    """A reliability diagram: per bin of confidence how many samples, their mean confidence and accuracy."""
+
+    edges: Tensor
+    count: Tensor
+    confidence: Tensor
+    accuracy: Tensor
+
+    @property
+    def error(self) -> float:
+        """Expected calibration error: the gap of the bins, weighted by their samples."""
+        return float((self.count * (self.confidence - self.accuracy).abs()).sum() / self.count.sum())
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "edges": self.edges.tolist(),
+            "count": self.count.long().tolist(),
+            "confidence": self.confidence.tolist(),
+            "accuracy": self.accuracy.tolist(),
+        }
+
+
+def reliability(log_weights: Tensor, target: Tensor, bins: int = 15) -> Reliability:
+    """How often the top answer is right, by how sure it was."""
+    confidence, answer = log_weights.double().exp().max(1)
+    right = (answer == target).double()
+    place = (confidence * bins).long().clamp(0, bins - 1)
+
+    def total(values: Tensor) -> Tensor:
+        return torch.zeros(bins, dtype=torch.float64, device=values.device).index_add(0, place, values)
+
+    count = total(torch.ones_like(confidence))
+    some = count.clamp(min=1)
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
+    return Reliability(edges, count.cpu(), (total(confidence) / some).cpu(), (total(right) / some).cpu())

@@ -1,0 +1,186 @@
+"""The router: from a sample, or its features alone, to the client that should answer it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from feddrm.errors import FeddrmError, SettingError
+from feddrm.models import Net
+from feddrm.registry import nearest
+from feddrm.router.features import Recipe, extract
+from feddrm.router.fit import Scaler
+from feddrm.router.policy import RULES, by_rule, margins, masked
+
+NOBODY = -1
+UNSURE, UNLIKE, DOWN = "unsure between clients", "unlike the training data", "no client is available"
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """Where a batch of N samples should go.
+
+    ``client`` is a number, -1 where nobody is available; an abstaining sample still has its best
+    client. ``log_density_ratio`` [N, m] is log dP_i / dP of each client against the pooled data,
+    whoever is available. A ``margin`` of zero is a tie, which goes to the smaller number.
+    """
+
+    client: Tensor
+    probabilities: Tensor
+    log_density_ratio: Tensor
+    margin: Tensor
+    abstain: Tensor
+    reason: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.client)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was learned on held-out samples: see :mod:`feddrm.router.choose` for what they are held out from.
+
+    ``confidence`` has, per rule, the 101 percentiles of the largest weight; ``conformal`` the least
+    weight of a client in the set, by the probability of missing the true one.
+    """
+
+    temperature: float = 1.0
+    confidence: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    conformal: Mapping[str, float] = field(default_factory=dict)
+    unlike_above: float = float("inf")
+
+    def threshold(self, rule: str, coverage: float) -> float:
+        """The confidence that the wanted fraction of held-out samples reaches."""
+        if not 0 < coverage <= 1:
+            raise SettingError(f"coverage={coverage}: give a fraction above 0, at most 1")
+        if coverage == 1:
+            return 0.0
+        if rule not in self.confidence:
+            raise FeddrmError(f"this router has no held-out confidences for rule '{rule}': fit it again")
+        percentiles = self.confidence[rule]
+        place = (1 - coverage) * (len(percentiles) - 1)
+        low = int(place)
+        high = min(low + 1, len(percentiles) - 1)
+        return percentiles[low] + (place - low) * (percentiles[high] - percentiles[low])
+
+
+@dataclass(frozen=True, eq=False)
+class Router:
+    """Names, features, and a linear density ratio model on them. ``net`` and ``leaves`` only serve raw samples."""
+
+    names: tuple[str, ...]
+    recipe: Recipe
+    scaler: Scaler
+    weight: Tensor  # [m, d], on standardised features
+    bias: Tensor  # [m]
+    log_prior: Tensor  # [m]
+    calibration: Calibration = field(default_factory=Calibration)
+    net: Net | None = None
+    leaves: Mapping[str, Tensor] = field(default_factory=dict)
+    shape: tuple[int, ...] = ()
+    input_mean: tuple[float, ...] = (0.5,)
+    input_std: tuple[float, ...] = (0.5,)
+
+    def __post_init__(self) -> None:
+        # (x - mean) / scale * weight = (x - mean) * (weight / scale): one pass less per query.
+        object.__setattr__(self, "_folded", (self.weight / self.scaler.scale.to(self.weight)).T.contiguous())
+
+    @property
+    def clients(self) -> int:
+        return len(self.names)
+
+    def to(self, device: torch.device | str) -> Router:
+        """The same router on another device."""
+        return replace(
+            self,
+            scaler=Scaler(self.scaler.mean.to(device), self.scaler.scale.to(device)),
+            weight=self.weight.to(device),
+            bias=self.bias.to(device),
+            log_prior=self.log_prior.to(device),
+            net=None if self.net is None else self.net.to(device),
+            leaves={leaf: value.to(device) for leaf, value in self.leaves.items()},
+        )
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Raw uint8 images scaled as the network wants them; anything else as it is."""
+        if self.shape and tuple(x.shape[1:]) != self.shape:
+            raise FeddrmError(f"samples of shape {tuple(x.shape[1:])}, the router wants {self.shape}: resize them")
+        if x.dtype != torch.uint8:
+            return x
+        mean, std = (torch.tensor(v, device=x.device).view(-1, 1, 1) for v in (self.input_mean, self.input_std))
+        return x.float().div_(255).sub_(mean).div_(std)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Features [N, d] of raw samples or network inputs."""
+        found = extract(self.recipe, self.net, self.leaves, self.inputs(x))
+        return torch.cat([found[feature.name] for feature in self.recipe.features], dim=1)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Posterior log-odds of the clients, up to a constant per sample, calibrated."""
+        if features.shape[-1] != self.weight.shape[1]:
+            raise FeddrmError(
+                f"{features.shape[-1]} features per sample, the router was fitted on {self.weight.shape[1]} "
+                f"({self.recipe.name}): compute them with Router.features"
+            )
+        folded: Tensor = self.__dict__["_folded"]
+        x = features.to(folded.dtype)
+        return torch.addmm(self.bias, x - self.scaler.mean.to(x), folded) / self.calibration.temperature
+
+    def route(self, x: Tensor, **options: Any) -> Decision:
+        """Decide for raw samples or network inputs [N, ...]; options as for :meth:`route_features`."""
+        return self.route_features(self.features(x), **options)
+
+    def route_features(
+        self,
+        features: Tensor,
+        *,
+        rule: str = "density",
+        coverage: float = 1.0,
+        available: Sequence[str] | Tensor | None = None,
+    ) -> Decision:
+        """Decide for features [N, d].
+
+        ``density``: all clients alike beforehand; ``posterior``: large ones likelier. ``coverage``
+        below one abstains from the least sure, so that about that fraction is answered.
+        ``available`` names who can answer now.
+        """
+        if rule not in RULES:
+            raise SettingError(f"unknown rule '{rule}'{nearest(rule, RULES)}: choose {' or '.join(RULES)}")
+        logits = self.logits(features)
+        log_weights = masked(by_rule(logits, self.log_prior, rule), self._mask(available))
+        probabilities = log_weights.exp()
+        top, client = probabilities.max(1)
+        nobody = ~log_weights.isfinite().any(1)
+        unlike = self.strangeness(features) > self.calibration.unlike_above
+        unsure = top < self.calibration.threshold(rule, coverage)
+        reasons = [
+            DOWN if down else UNLIKE if strange else UNSURE if weak else ""
+            for down, strange, weak in zip(nobody.tolist(), unlike.tolist(), unsure.tolist(), strict=True)
+        ]
+        return Decision(
+            client=torch.where(nobody, NOBODY, client),
+            probabilities=probabilities,
+            log_density_ratio=logits.log_softmax(1) - self.log_prior.to(logits),
+            margin=margins(log_weights),
+            abstain=nobody | unlike | unsure,
+            reason=tuple(reasons),
+        )
+
+    def strangeness(self, features: Tensor) -> Tensor:
+        """Mean square of the standardised features: one for usual samples, large for what no client has seen."""
+        x = features.to(self.weight.dtype)
+        return (x - self.scaler.mean.to(x)).div_(self.scaler.scale.to(x)).square_().mean(1)
+
+    def _mask(self, available: Sequence[str] | Tensor | None) -> Tensor | None:
+        if available is None or isinstance(available, Tensor):
+            return available
+        for name in available:
+            if name not in self.names:
+                raise FeddrmError(
+                    f"unknown client '{name}'{nearest(name, self.names)} (there are: {', '.join(self.names)})"
+                )
+        return torch.tensor([name in set(available) for name in self.names])

@@ -1,0 +1,340 @@
+"""The server's half of the exact fit: L-BFGS on what clients return, as a state that can be saved at any moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from feddrm.errors import FeddrmError, SettingError
+from feddrm.router.clients import Message
+
+MEMORY = 20  # pairs of steps and gradient changes that L-BFGS remembers
+ARMIJO = 1e-4
+HALF = 0.5  # of the discriminant: features have heavier tails than Gaussians, and all of it is overconfident
+LDA_RIDGE = 10.0  # the softmax is some ten times flatter than the square it is compared with
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Minimise mean cross-entropy + ridge / 2 * tr(W' P W) + bias_ridge / 2 * b' P b over W [outputs, features], b.
+
+    ``precision`` P couples the outputs (None: the identity). A ``bias_ridge`` above zero keeps the
+    intercept of an output that no sample has finite.
+    """
+
+    outputs: int
+    features: int
+    ridge: float
+    bias_ridge: float = 0.0
+    precision: Tensor | None = None
+
+    def check(self) -> None:
+        """Refuse what has no optimum or no meaning."""
+        if self.outputs < 2 or self.features < 1:
+            raise SettingError(
+                f"a softmax of {self.outputs} outputs on {self.features} features: give at least two and one"
+            )
+        if not (self.ridge >= 0 and self.bias_ridge >= 0):
+            raise SettingError(f"ridge={self.ridge}, bias_ridge={self.bias_ridge}: give numbers from zero up")
+
+    @cached_property
+    def spectrum(self) -> tuple[Tensor, Tensor] | None:
+        """Eigenvalues and eigenvectors of P; None for the identity."""
+        if self.precision is None:
+            return None
+        values, vectors = torch.linalg.eigh(self.precision.double())
+        return values.clamp(min=0), vectors
+
+    def penalty(self, point: Tensor) -> tuple[Tensor, Tensor]:
+        """Its value and gradient at a point [outputs, features + 1], the bias last."""
+        coupled = point if self.precision is None else self.precision.to(point) @ point
+        gradient = torch.cat([self.ridge * coupled[:, :-1], self.bias_ridge * coupled[:, -1:]], dim=1)
+        return (point * gradient).sum() / 2, gradient
+
+
+def add(messages: Sequence[Message]) -> Message:
+    """The sum of the clients' messages, field by field: all that the server needs of most of them."""
+    if not messages:
+        raise FeddrmError("no client answered: there is nothing to add")
+    return {key: torch.stack([message[key] for message in messages]).sum(0) for key in messages[0]}
+
+
+@dataclass(frozen=True, eq=False)
+class Scaler:
+    """Pooled means and deviations; a feature that never varies is only centred."""
+
+    mean: Tensor
+    scale: Tensor
+
+    @classmethod
+    def of(cls, sums: Message) -> Self:
+        """From the added :func:`client_sums`."""
+        mean = sums["sum"] / sums["count"]
+        variance = (sums["square"] / sums["count"] - mean.square()).clamp(min=0)
+        # Below this the difference of squares is rounding, not variation.
+        constant = variance <= 1e-10 * (sums["square"] / sums["count"])
+        return cls(mean, torch.where(constant, 1.0, variance.sqrt()))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Standardised, in the precision of x."""
+        return (x - self.mean.to(x)) / self.scale.to(x)
+
+
+@dataclass(frozen=True, eq=False)
+class Whitening:
+    """The pooled second moments, diagonalised: values [d], vectors [d, d] in columns."""
+
+    values: Tensor
+    vectors: Tensor
+
+    @classmethod
+    def of(cls, moments: Message) -> Self:
+        """From the added :func:`client_moments`."""
+        values, vectors = torch.linalg.eigh(moments["moments"] / moments["count"])
+        return cls(values.clamp(min=0), vectors)
+
+
+@dataclass(frozen=True, eq=False)
+class FitState:
+    """All the server remembers between rounds: ``point`` is what clients are asked about next.
+
+    ``at`` is the best point so far; ``losses`` and ``gradients`` are what every client last said, and
+    ``fresh`` marks those who said it about ``at``. Saved with :meth:`tensors`, read by :meth:`load`.
+    """
+
+    point: Tensor  # [outputs, d + 1]
+    at: Tensor
+    losses: Tensor  # [clients]
+    gradients: Tensor  # [clients, outputs, d + 1]
+    counts: Tensor  # [clients]
+    fresh: Tensor  # [clients], bool
+    steps: Tensor  # [pairs, outputs, d + 1]
+    changes: Tensor
+    curvature: Tensor
+    promised: Tensor  # decrease of the loss that the next step should bring, by its quadratic model
+    rounds: Tensor
+    done: Tensor
+
+    def tensors(self) -> dict[str, Tensor]:
+        """For a file or a message."""
+        return {name: getattr(self, name).contiguous() for name in self.__dataclass_fields__}
+
+    @classmethod
+    def load(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """The inverse of :meth:`tensors`."""
+        missing = [name for name in cls.__dataclass_fields__ if name not in tensors]
+        if missing:
+            raise FeddrmError(f"the saved fit lacks '{missing[0]}': start the fit again")
+        return cls(**{name: tensors[name] for name in cls.__dataclass_fields__})
+
+
+def first_state(problem: Problem, clients: int, *, like: Tensor | None = None, start: Tensor | None = None) -> FitState:
+    """Before the first round: at zero, or at ``start``, on the device of either tensor."""
+    problem.check()
+    device = like.device if like is not None else start.device if start is not None else torch.device("cpu")
+    shape = (problem.outputs, problem.features + 1)
+    point = torch.zeros(shape, dtype=torch.float64, device=device) if start is None else start.double()
+
+    def zeros(*size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.float64, device=device)
+
+    return FitState(
+        point=point,
+        at=point,
+        losses=zeros(clients),
+        gradients=zeros(clients, *shape),
+        counts=zeros(clients),
+        fresh=torch.zeros(clients, dtype=torch.bool, device=device),
+        steps=zeros(0, *shape),
+        changes=zeros(0, *shape),
+        # At zero the Hessian of the softmax is (I - 11'/outputs) / outputs; Boehning's bound anywhere is 1/2.
+        curvature=zeros() + 1 / problem.outputs,
+        promised=zeros(),
+        rounds=torch.zeros((), dtype=torch.int64, device=device),
+        done=torch.zeros((), dtype=torch.bool, device=device),
+    )
+
+
+def advance(
+    problem: Problem,
+    state: FitState,
+    messages: Mapping[int, Message],
+    whitening: Whitening | None = None,
+    tolerance: float = 1e-7,
+    noise: float = 1e-12,
+) -> FitState:
+    """One round of the server: judge ``state.point`` by the answers, and say which point to ask about next.
+
+    ``tolerance`` is the decrease of the mean loss below which the fit is done, ``noise`` the relative
+    error of the losses (float32 data: about 1e-6).
+
+    Clients may miss rounds. Whether a step was good, and how the gradient changed along it, is then
+    judged by those who answered at both ends; the others' last gradients stand in for new ones. What
+    is exact: ``done`` is only ever set when every client answered at the same point and the gradient
+    of all of them is small, so a finished fit is the pooled optimum whoever was missing on the way.
+    Until a client has answered once, the others fit without it.
+    """
+    if bool(state.done) or not messages:
+        return replace(state, rounds=state.rounds + (0 if bool(state.done) else 1))
+    answered = torch.zeros_like(state.fresh)
+    losses, gradients, counts = state.losses.clone(), state.gradients.clone(), state.counts.clone()
+    for number, message in messages.items():
+        answered[number] = True
+        losses[number], gradients[number], counts[number] = message["loss"], message["gradient"], message["count"]
+    both = answered & state.fresh
+    moved = not torch.equal(state.point, state.at)
+    good, step, change = True, None, None
+    if moved and bool(both.any()):
+        step = state.point - state.at
+        before = objective(problem, state.at, state.losses[both], state.gradients[both], counts[both])
+        after = objective(problem, state.point, losses[both], gradients[both], counts[both])
+        good = _acceptable(before, after, step, noise)
+        change = after[1] - before[1]
+    rounds = state.rounds + 1
+    if not good and step is not None:
+        return replace(state, point=state.at + _shorter(before, after, step) * step, rounds=rounds)
+    curvature, steps, changes = state.curvature, state.steps, state.changes
+    if step is not None and change is not None and float((step * change).sum()) > 0:
+        steps = torch.cat([steps, step[None]])[-MEMORY:]
+        changes = torch.cat([changes, change[None]])[-MEMORY:]
+        curvature = _curvature(problem, step, change, curvature, whitening)
+    known = counts > 0
+    _, gradient = objective(problem, state.point, losses[known], gradients[known], counts[known])
+    direction = _direction(problem, gradient, steps, changes, curvature, whitening)
+    if bool(answered.all()) and not bool(state.point.any()) and whitening is not None:
+        direction = _discriminant(problem, gradients.sum(0) / counts.sum(), whitening, direction)
+    promised = -(gradient * direction).sum() / 2
+    done = bool(answered.all()) and float(promised) <= tolerance
+    return FitState(
+        point=state.point if done else state.point + direction,
+        at=state.point,
+        losses=losses,
+        gradients=gradients,
+        counts=counts,
+        fresh=answered,
+        steps=steps,
+        changes=changes,
+        curvature=curvature,
+        promised=promised,
+        rounds=rounds,
+        done=torch.tensor(done, device=state.done.device),
+    )
+
+
+def objective(
+    problem: Problem, point: Tensor, losses: Tensor, gradients: Tensor, counts: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Mean loss with penalty, and its gradient, over these clients."""
+    penalty, slope = problem.penalty(point)
+    count = counts.sum()
+    return losses.sum() / count + penalty, gradients.sum(0) / count + slope
+
+
+def _acceptable(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], step: Tensor, noise: float) -> bool:
+    """Armijo's condition; where the losses differ by rounding only, Hager and Zhang's by slopes (2005)."""
+    slope, slope_after = float((before[1] * step).sum()), float((after[1] * step).sum())
+    rise, allowed = float(after[0] - before[0]), noise * max(1.0, abs(float(before[0])))
+    if slope >= 0:  # stale gradients made the direction: nothing to judge it by but the loss itself
+        return rise <= 0.1 * abs(float(before[0]))
+    return rise <= ARMIJO * slope or (rise <= allowed and slope_after <= (2 * ARMIJO - 1) * slope)
+
+
+def _shorter(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], step: Tensor) -> float:
+    """The minimum of the parabola through value and slope before and value after, kept between 0.1 and 0.5."""
+    slope, rise = float((before[1] * step).sum()), float(after[0] - before[0])
+    if not rise > slope:
+        return 0.5
+    return min(0.5, max(0.1, -slope / (2 * (rise - slope))))
+
+
+def _direction(
+    problem: Problem,
+    gradient: Tensor,
+    steps: Tensor,
+    changes: Tensor,
+    curvature: Tensor,
+    whitening: Whitening | None,
+) -> Tensor:
+    """The two loops of L-BFGS (Nocedal, 1980) around the first guess of the inverse Hessian."""
+    q, kept = gradient.clone(), []
+    for s, y in zip(reversed(steps.unbind()), reversed(changes.unbind()), strict=True):
+        weight = 1 / (s * y).sum()
+        a = weight * (s * q).sum()
+        q -= a * y
+        kept.append((s, y, weight, a))
+    r = _solve_first(problem, q, curvature, whitening)
+    for s, y, weight, a in reversed(kept):
+        r += (a - weight * (y * r).sum()) * s
+    return -r
+
+
+def _discriminant(problem: Problem, gradient: Tensor, whitening: Whitening, otherwise: Tensor) -> Tensor:
+    """Round zero: the linear discriminant, in closed form, of what the first messages hold already.
+
+    At zero the gradient of an output is its frequency times minus its mean (features being centred),
+    so with the pooled second moments the server knows means and covariance within outputs. Where an
+    output has no sample, or outputs are coupled, the first step of the solver is taken instead.
+    """
+    share = 1 / problem.outputs - gradient[:, -1]
+    if problem.precision is not None or bool((share <= 0).any()):
+        return otherwise
+    means = -gradient[:, :-1] / share[:, None]
+    rotated = means @ whitening.vectors
+    total = whitening.values.clamp(min=0) + LDA_RIDGE * problem.ridge + 1e-6 * whitening.values.max()
+    solved = rotated / total  # by the total covariance; within it is lower by the spread of the means (Woodbury)
+    inner = torch.eye(problem.outputs).to(means) - share[:, None] * (rotated @ solved.T)
+    weight = torch.linalg.solve(inner.T, solved)
+    bias = share.log() - (weight * rotated).sum(1) / 2
+    found = torch.cat([weight @ whitening.vectors.T, bias[:, None]], dim=1)
+    found = HALF * (found - found.mean(0))
+    return found if bool(found.isfinite().all()) and float((found * gradient).sum()) < 0 else otherwise
+
+
+def _rotate(problem: Problem, w: Tensor, whitening: Whitening | None, back: bool = False) -> Tensor:
+    """Into the basis in which moments and penalty are diagonal, or back."""
+    body, bias = w[:, :-1], w[:, -1:]
+    if whitening is not None:
+        vectors = whitening.vectors
+        body = body @ (vectors.T if back else vectors)
+    out = torch.cat([body, bias], dim=1)
+    if problem.spectrum is not None:
+        basis = problem.spectrum[1].to(out)
+        out = (basis if back else basis.T) @ out
+    return out
+
+
+def _diagonals(problem: Problem, w: Tensor, whitening: Whitening | None) -> tuple[Tensor, Tensor]:
+    """Second moments and penalty in that basis, each broadcast to [outputs, d + 1]."""
+    moments = torch.ones(w.shape[1], dtype=w.dtype, device=w.device)
+    if whitening is not None:
+        moments[:-1] = whitening.values
+    ridge = torch.full_like(moments, problem.ridge)
+    ridge[-1] = problem.bias_ridge
+    precision = torch.ones(w.shape[0], dtype=w.dtype, device=w.device)
+    if problem.spectrum is not None:
+        precision = problem.spectrum[0].to(w)
+    return moments.expand_as(w), precision[:, None] * ridge
+
+
+def _solve_first(problem: Problem, gradient: Tensor, curvature: Tensor, whitening: Whitening | None) -> Tensor:
+    """(curvature * moments + penalty)^-1 gradient."""
+    moments, penalty = _diagonals(problem, gradient, whitening)
+    floor = 1e-9 * moments.max()  # directions in which features do not vary have no gradient either
+    scaled = _rotate(problem, gradient, whitening) / (curvature * moments.clamp(min=floor) + penalty)
+    return _rotate(problem, scaled, whitening, back=True)
+
+
+def _curvature(
+    problem: Problem, step: Tensor, change: Tensor, curvature: Tensor, whitening: Whitening | None
+) -> Tensor:
+    """The multiple of the moments that explains the last change of the gradient, its steepest directions first.
+
+    Explaining the step instead would be bolder, and half of the steps would have to be cut back.
+    """
+    guess = (change * _solve_first(problem, change, curvature, whitening)).sum() / (step * change).sum()
+    return (curvature * guess).clamp(1e-4, 0.5)

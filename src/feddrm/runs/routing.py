@@ -1,0 +1,166 @@
+"""The exact router of a finished run: fitted, measured, written into its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save
+
+from feddrm.data import Federation, load
+from feddrm.engine import Plan, load_state
+from feddrm.errors import FeddrmError
+from feddrm.evaluation import ask, pooled_queries
+from feddrm.files import write_atomically
+from feddrm.methods import Method
+from feddrm.models import Model
+from feddrm.router import FittedRouter, Router, RouterSettings, evaluate_router, fit_router, save_router
+from feddrm.runs.config import Config, known_fields, resolve
+from feddrm.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from feddrm.runs.run import Run
+
+PRIVATE_HEAD = "head.safetensors"
+
+
+def fit_run_router(
+    run: Run,
+    federation: Federation | None = None,
+    *,
+    device: str | None = None,
+    data_dir: str | None = None,
+    on_step: Callable[[str], None] | None = None,
+    **settings: Any,
+) -> Router:
+    """Fit, evaluate on the test set, and write ``router/``, ``clients/<name>/`` and the summary.
+
+    The federation is loaded again from the run's configuration; one that was made in Python must be
+    given. ``settings`` are those of :class:`feddrm.router.RouterSettings`.
+    """
+    chosen = RouterSettings(**known_fields(RouterSettings, settings, "router"))
+    chosen.check()
+    if run.summary is None:
+        raise FeddrmError(f"{run.path} is not finished: train it to the end ('feddrm train' resumes it) first")
+    folder = RunFolder(run.path)
+    federation = federation if federation is not None else _load_again(run, data_dir)
+    config = _config_again(run, federation, device)
+    federation = federation.to(config.device)
+    state = load_state(folder.state_file, config.device)
+    method = config.method
+    clients = len(federation) if method.client_branch else None
+    if len(state.private) != len(federation):
+        raise FeddrmError(f"{run.path} has {len(state.private)} clients, the data {len(federation)}: give its own data")
+    net = config.model.build(federation.shape, len(federation.classes), clients, config.plan.seed).to(config.device)
+    net.requires_grad_(False)
+    fitted = fit_router(net, state.shared, federation, chosen, on_step=on_step)
+    test = pooled_queries(
+        federation,
+        crop=config.evaluation.test_crop,
+        seed=config.plan.seed,
+        round=state.round,
+        workers=config.threads,
+    )
+    models = [method.serve(method.send(state.shared, i), p) for i, p in enumerate(state.private)]
+    answers = ask(net, models, test, workers=config.threads)
+    found = evaluate_router(fitted, net, state.shared, test, answers, federation.weights)
+    _write(folder, config, federation, fitted, found)
+    return fitted.router
+
+
+def _load_again(run: Run, data_dir: str | None) -> Federation:
+    settings = dict(run.config["data"])
+    name = settings.pop("name")
+    if data_dir is not None:
+        settings["data_dir"] = data_dir
+    try:
+        return load(name, **settings)
+    except FeddrmError as error:
+        raise FeddrmError(f"cannot load the data of {run.path} again ({error}); or give the federation") from error
+
+
+def _config_again(run: Run, federation: Federation, device: str | None) -> Config:
+    """The run's own configuration as values, on another device where asked."""
+    given = dict(run.config)
+    parts = {part: dict(given.pop(part)) for part in ("data", "method", "model", "evaluation")}
+    parts["data"].pop("name")
+    known = {key: given[key] for key in asdict(Plan()) if key in given}
+    return resolve(
+        federation,
+        data=parts["data"],
+        method=Method.make(parts["method"].pop("name"), **parts["method"]),
+        model=Model.make(parts["model"].pop("name"), **parts["model"]),
+        device=device or _possible(str(given.get("device", "cpu"))),
+        threads=given.get("threads"),
+        evaluation=parts["evaluation"],
+        **known,
+    )
+
+
+def _possible(device: str) -> str:
+    return "cpu" if device.startswith("cuda") and not torch.cuda.is_available() else device
+
+
+def _write(
+    folder: RunFolder, config: Config, federation: Federation, fitted: FittedRouter, found: dict[str, Any]
+) -> None:
+    """Server files, then every client's own, then the figures; what was there before is replaced."""
+    router = fitted.router
+    save_router(
+        folder.path / "router",
+        router,
+        model=config.as_dict()["model"],
+        classes=len(federation.classes),
+        heads=None if fitted.heads is None else fitted.heads.tensors(),
+        notes={
+            "columns": None if federation.columns is None else list(federation.columns),
+            "chosen": fitted.chosen,
+            "heads": None if fitted.heads is None else fitted.heads.recipe.as_list(),
+            "stacks": {} if fitted.heads is None else {n: dict(s.weights) for n, s in fitted.heads.stacks.items()},
+        },
+    )
+    for name, head in fitted.private.items():
+        path = folder.path / "clients" / name / PRIVATE_HEAD
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, save({"correction": head.detach().cpu().contiguous()}))
+    summary = dict(folder.read_json("summary.json"))
+    for kind in ("client_accuracy", "system_accuracy"):
+        measured = {rule: {"mean": value, "std": None} for rule, value in found[kind].items()}
+        summary[kind] = {**(summary.get(kind) or {}), **measured}
+    curve = found["router"].pop("reliability")
+    summary["router"] = {
+        **found["router"],
+        "refit_oracle_accuracy": found["refit_oracle_accuracy"],
+        "recipe": fitted.chosen["router"]["recipe"],
+        "ridge": fitted.chosen["router"]["ridge"],
+        "rounds": fitted.chosen["router"]["rounds"],
+        "held_out_accuracy": fitted.chosen["router"]["held_out_accuracy"],
+        "seconds": dict(fitted.seconds),
+    }
+    evaluation = folder.read_json("evaluation.json") or {}
+    evaluation["confusion"] = {**(evaluation.get("confusion") or {}), **found["confusion"]}
+    evaluation["reliability"] = curve
+    folder.write_json("evaluation.json", evaluation)
+    folder.write_json("summary.json", summary)
+
+
+def read_inputs(router: Router, columns: list[str] | None, paths: list[Path]) -> tuple[torch.Tensor, list[str]]:
+    """Queries from files, as the router wants them, with a name each: images, or tables of its columns."""
+    from feddrm.data.images import read_images
+    from feddrm.data.tables import read_rows
+
+    if len(router.shape) == 3:
+        channels, height, width = router.shape
+        pixels = read_images(paths, (height, width), grey=channels == 1)
+        if pixels.shape[1] != channels:
+            raise FeddrmError(f"{paths[0]} has {pixels.shape[1]} channels, the router wants {channels}: convert it")
+        return torch.from_numpy(pixels), [str(path) for path in paths]
+    found, names = [], []
+    for path in paths:
+        rows, places = read_rows(path, tuple(columns) if columns else None, router.shape[0])
+        found.append(torch.from_numpy(rows))
+        names += places
+    return torch.cat(found), names

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feddrm.evaluation import route
+from feddrm.router.policy import (
+    assign,
+    by_rule,
+    conformal_set,
+    conformal_threshold,
+    consult,
+    coverage_threshold,
+    fit_temperature,
+    margins,
+    masked,
+    reliability,
+)
+from refusal import refused
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_rules_are_those_of_the_evaluation() -> None:
+    logits, weights = random(50, 4), torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    for rule in ("density", "posterior"):
+        assert torch.equal(by_rule(logits, weights.log(), rule).argmax(1), route(logits, weights, rule))
+    with refused("unknown rule 'odds'"):
+        by_rule(logits, weights.log(), "odds")
+
+
+def test_consulting_one_is_hard_routing_and_all_is_the_mixture() -> None:
+    log_weights, log_classes = random(20, 4).log_softmax(1), random(4, 20, 3, seed=1).log_softmax(-1)
+    best = log_weights.argmax(1)
+    assert torch.allclose(consult(log_weights, log_classes, 1), log_classes[best, torch.arange(20)])
+    mixture = torch.einsum("nm,mnk->nk", log_weights.exp(), log_classes.exp())
+    assert torch.allclose(consult(log_weights, log_classes).exp(), mixture)
+    assert torch.allclose(consult(log_weights, log_classes, 4), consult(log_weights, log_classes))
+    two = consult(log_weights, log_classes, 2)
+    assert torch.allclose(two.exp().sum(1), torch.ones(20, dtype=torch.float64))
+    with refused("consult 5 of 4"):
+        consult(log_weights, log_classes, 5)
+
+
+@given(st.lists(st.booleans(), min_size=4, max_size=4).filter(any))
+def test_leaving_clients_out_is_renormalising(up: list[bool]) -> None:
+    log_weights, mask = random(10, 4).log_softmax(1), torch.tensor(up)
+    left = masked(log_weights, mask).exp()
+    assert torch.all(left[:, ~mask] == 0)
+    expected = log_weights.exp()[:, mask]
+    assert torch.allclose(left[:, mask], expected / expected.sum(1, keepdim=True))
+
+
+def test_nobody_is_left() -> None:
+    assert not masked(random(3, 2).log_softmax(1), torch.tensor([False, False])).isfinite().any()
+
+
+def test_margins_and_ties() -> None:
+    log_weights = torch.tensor([[0.5, 0.3, 0.2], [0.4, 0.4, 0.2]]).log()
+    assert torch.allclose(margins(log_weights), torch.tensor([0.2, 0.0]), atol=1e-7)
+    assert int(log_weights[1].argmax()) == 0
+
+
+def test_full_clients_hand_over_to_the_next_best() -> None:
+    log_weights = torch.tensor([[0.7, 0.2, 0.1]] * 4).log()
+    assert assign(log_weights, torch.tensor([2, 1, 0])).tolist() == [0, 0, 1, -1]
+    up = torch.tensor([False, True, True])
+    assert assign(log_weights, torch.tensor([2, 1, 5]), up).tolist() == [1, 2, 2, 2]
+
+
+@pytest.mark.parametrize("coverage", [0.2, 0.5, 0.9, 1.0])
+def test_the_wanted_fraction_is_answered(coverage: float) -> None:
+    confidence = torch.rand(1000, generator=torch.Generator().manual_seed(0))
+    threshold = coverage_threshold(confidence, coverage)
+    assert float((confidence >= threshold).double().mean()) == pytest.approx(coverage, abs=1e-9)
+
+
+@pytest.mark.parametrize("miss", [0.05, 0.1, 0.3])
+def test_conformal_sets_hold_the_true_client_as_often_as_promised(miss: float) -> None:
+    """Simulation, with a router that is badly overconfident: the promise does not need a good model."""
+    g = torch.Generator().manual_seed(7)
+    hits, trials, n = 0.0, 400, 79
+    for _ in range(trials):
+        logits = 2 * torch.randn(n + 40, 5, generator=g, dtype=torch.float64)
+        origin = torch.multinomial((0.5 * logits).softmax(1), 1, generator=g)[:, 0]
+        log_weights = logits.log_softmax(1)
+        threshold = conformal_threshold(log_weights[:n], origin[:n], miss)
+        inside = conformal_set(log_weights[n:], threshold)
+        hits += float(inside.gather(1, origin[n:, None]).double().mean())
+    # Exactly 1 - floor(80 miss) / 80 on average; three standard errors of the simulation.
+    promised = 1 - int(80 * miss) / 80
+    assert promised >= 1 - miss
+    assert abs(hits / trials - promised) < 0.01
+
+
+def test_too_few_samples_promise_everything() -> None:
+    assert conformal_threshold(random(5, 3).log_softmax(1), torch.zeros(5, dtype=torch.int64), 0.01) == 0.0
+
+
+@pytest.mark.parametrize("true", [0.5, 1.0, 3.0])
+def test_temperature_undoes_overconfidence(true: float) -> None:
+    logits = 2 * random(20000, 4)
+    target = torch.multinomial(logits.softmax(1), 1, generator=torch.Generator().manual_seed(1))[:, 0]
+    assert fit_temperature(logits * true, target) == pytest.approx(true, rel=0.05)
+
+
+def test_calibration_error() -> None:
+    log_weights = torch.tensor([[0.8, 0.2]] * 10).log()
+    target = torch.tensor([0] * 8 + [1] * 2)
+    assert reliability(log_weights, target).error == pytest.approx(0, abs=1e-6)
+    assert reliability(log_weights, torch.ones(10, dtype=torch.int64)).error == pytest.approx(0.8, abs=1e-6)
+    curve = reliability(log_weights, target)
+    assert int(curve.count.sum()) == 10
+    assert len(curve.as_dict()["edges"]) == 16

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from feddrm.router import Calibration, Router, leave
+from feddrm.router.change import join
+from feddrm.router.fit import Problem, Sample, moments_of, scaler_of, solve
+from feddrm.router.router import DOWN, UNLIKE, UNSURE
+from refusal import refused
+
+
+def test_the_arithmetic(router: Router, images: torch.Tensor) -> None:
+    features = router.features(images)
+    decision = router.route(images)
+    z = ((features - router.scaler.mean) / router.scaler.scale) @ router.weight.T + router.bias
+    z = z / 1.3
+    assert torch.allclose(decision.probabilities, (z - router.log_prior).softmax(1), atol=1e-5)
+    assert torch.allclose(decision.log_density_ratio, z.log_softmax(1) - router.log_prior, atol=1e-4)
+    assert torch.equal(decision.client, decision.probabilities.argmax(1))
+    assert torch.allclose(router.route(images, rule="posterior").probabilities, z.softmax(1), atol=1e-5)
+    assert len(decision) == 20
+    assert not decision.abstain.any()
+    assert set(decision.reason) == {""}
+
+
+def test_raw_images_and_network_inputs_agree(router: Router, images: torch.Tensor) -> None:
+    inputs = images.float() / 255 * 2 - 1
+    assert torch.allclose(router.route(images).probabilities, router.route(inputs).probabilities, atol=1e-5)
+    features = router.features(images)
+    assert torch.equal(router.route_features(features).client, router.route(images).client)
+
+
+def test_density_ratios_average_to_one_under_the_mixture(router: Router, images: torch.Tensor) -> None:
+    """sum_i prior_i dP_i / dP = 1 for every sample: that is what a density ratio against the pool means."""
+    decision = router.route(images)
+    assert torch.allclose((decision.log_density_ratio.exp() * router.log_prior.exp()).sum(1), torch.ones(20), atol=1e-5)
+
+
+def test_unavailable_clients(router: Router, images: torch.Tensor) -> None:
+    everyone = router.route(images)
+    some = router.route(images, available=["oslo", "kyoto"])
+    assert not (some.client == 1).any()
+    kept = everyone.probabilities[:, [0, 2]]
+    assert torch.allclose(some.probabilities[:, [0, 2]], kept / kept.sum(1, keepdim=True), atol=1e-6)
+    nobody = router.route(images, available=[])
+    assert set(nobody.client.tolist()) == {-1}
+    assert set(nobody.reason) == {DOWN}
+    assert nobody.abstain.all()
+    with refused("unknown client 'osl'", "did you mean 'oslo'"):
+        router.route(images, available=["osl"])
+
+
+def test_abstaining(router: Router, images: torch.Tensor) -> None:
+    top = router.route(images).probabilities.amax(1)
+    decision = router.route(images, coverage=0.5)
+    assert torch.equal(decision.abstain, top < 0.5)  # the percentiles of the fixture are the identity
+    assert {r for r, a in zip(decision.reason, decision.abstain.tolist(), strict=True) if a} <= {UNSURE}
+    strange = dataclasses.replace(router, calibration=Calibration(unlike_above=0.0)).route(images)
+    assert set(strange.reason) == {UNLIKE}
+    with refused("coverage=1.5"):
+        router.route(images, coverage=1.5)
+    with refused("no held-out confidences"):
+        router.route(images, coverage=0.5, rule="posterior")
+
+
+def test_refusals(router: Router) -> None:
+    with refused("(3, 8, 8)", "(1, 8, 8)"):
+        router.route(torch.zeros(1, 3, 8, 8))
+    with refused("5 features", "raw+multiscale+colour"):
+        router.route_features(torch.zeros(2, 5))
+    with refused("unknown rule 'densty'"):
+        router.route_features(torch.zeros(2, router.weight.shape[1]), rule="densty")
+
+
+def test_leaving_is_exact(router: Router, images: torch.Tensor) -> None:
+    without = leave(router, "lima")
+    assert without.names == ("oslo", "kyoto")
+    assert torch.allclose(
+        without.route(images).probabilities,
+        router.route(images, available=["oslo", "kyoto"]).probabilities[:, [0, 2]],
+        atol=1e-6,
+    )
+    assert torch.allclose(without.log_prior.exp(), torch.tensor([5 / 7, 2 / 7]))
+    with refused("unknown client 'rome'"):
+        leave(router, "rome")
+    with refused("one client alone"):
+        leave(without, "oslo")
+
+
+@pytest.mark.parametrize("newcomer", [40, 200])
+def test_joining_ends_where_a_fit_from_nothing_does_and_sooner(newcomer: int) -> None:
+    g = torch.Generator().manual_seed(1)
+    raw = [
+        torch.randn(n, 8, generator=g, dtype=torch.float64) + torch.randn(8, generator=g, dtype=torch.float64)
+        for n in (120, 80, newcomer)
+    ]
+    scaler = scaler_of(raw[:2])
+    samples = [Sample(scaler(x), torch.full((len(x),), i)) for i, x in enumerate(raw)]
+    before = solve(Problem(2, 8, 1e-3), samples[:2], moments_of(samples[:2]), rounds=300, tolerance=1e-13)
+    problem, whitening = Problem(3, 8, 1e-3), moments_of(samples)
+    joined = join(before.point, problem, samples, whitening, rounds=300, tolerance=1e-13)
+    refit = solve(problem, samples, whitening, rounds=300, tolerance=1e-13)
+    assert joined.converged
+    assert (joined.point - refit.point).abs().max() < 1e-4
+    assert abs(joined.loss - refit.loss) < 1e-9

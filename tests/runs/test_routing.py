@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from feddrm.data import Federation, load
+from feddrm.evaluation import pooled_queries, system_accuracy
+from feddrm.models import Mlp, is_head
+from feddrm.router import load_router
+from feddrm.runs import Run, train
+from refusal import refused
+
+SMALL = {"rounds": 4, "local_steps": 2, "batch_size": 16, "seed": 3, "model": Mlp(hidden=(16,), branch=8)}
+
+
+@pytest.fixture(scope="module")
+def digits() -> Federation:
+    return load("digits", clients=3, seed=3)
+
+
+@pytest.fixture(scope="module")
+def fitted(digits: Federation, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "run"
+    train(digits, "feddrm", out=path, **SMALL).fit_router()
+    return path
+
+
+def test_the_summary_gains_the_routers_names(fitted: Path) -> None:
+    summary = Run.open(fitted).summary
+    assert summary is not None
+    assert set(summary["system_accuracy"]) >= {
+        "vote", "head_density", "head_posterior", "exact_density", "exact_posterior", "consult_2", "consult_all",
+        "stacked", "global_probe", "joint", "refit_density", "refit_all",
+    }  # fmt: skip
+    assert set(summary["client_accuracy"]) >= {"head_density", "exact_density", "exact_posterior"}
+    for kind in ("client_accuracy", "system_accuracy"):
+        assert all(0 <= value["mean"] <= 1 for value in summary[kind].values())
+    assert 0 <= summary["router"]["ece"] <= 1
+    assert summary["client_accuracy"]["exact_density"]["mean"] > summary["client_accuracy"]["head_density"]["mean"]
+    evaluation = json.loads((fitted / "evaluation.json").read_text())
+    assert {"head_density", "exact_density", "exact_posterior"} <= set(evaluation["confusion"])
+    assert sum(evaluation["reliability"]["count"]) == sum(map(sum, evaluation["confusion"]["exact_density"]))
+
+
+def test_server_and_clients_hold_what_they_may(fitted: Path, digits: Federation) -> None:
+    for path in (fitted / "router").glob("*.safetensors"):
+        assert not [leaf for leaf in load_file(path) if is_head(leaf)]
+    for name in digits.names:
+        assert set(load_file(fitted / "clients" / name / "head.safetensors")) == {"correction"}
+
+
+def test_the_saved_router_reaches_what_the_summary_says(fitted: Path, digits: Federation) -> None:
+    summary = Run.open(fitted).summary
+    assert summary is not None
+    router = load_router(fitted / "router")
+    test = pooled_queries(digits, crop=True, seed=3, round=4)
+    home = router.route(test.x).client == test.origin
+    by_client = torch.stack([home[test.origin == i].double().mean() for i in range(3)])
+    expected = summary["client_accuracy"]["exact_density"]["mean"]
+    assert float((by_client * digits.weights).sum()) == pytest.approx(expected, abs=1e-6)
+    raw = torch.cat([client.test.x for client in digits.clients])
+    assert torch.equal(router.route(raw).client, router.route(test.x).client)
+    assert system_accuracy(router.route(raw).client, test.origin) > 0.9
+
+
+def test_fitting_again_gives_the_same(fitted: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(fitted, copy)
+    before = (copy / "router" / "manifest.json").read_bytes()
+    Run.open(copy).fit_router()
+    assert (copy / "router" / "manifest.json").read_bytes() == before
+
+
+def test_named_features_without_heads(fitted: Path, tmp_path: Path, digits: Federation) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(fitted, copy)
+    router = Run.open(copy).fit_router(digits, features="embedding+client", heads=False)
+    assert router.recipe.name == "embedding+client"
+    assert load_router(copy / "router").recipe.name == "embedding+client"
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg", "ditto"])
+def test_any_method_can_be_given_a_router(method: str, digits: Federation, tmp_path: Path) -> None:
+    run = train(digits, method, out=tmp_path / "run", **SMALL)
+    router = run.fit_router(digits, heads=method != "local")
+    found = Run.open(run.path).summary
+    assert found is not None
+    assert found["client_accuracy"]["exact_density"]["mean"] > 0.8
+    if method == "local":  # nothing is shared: only what needs no network
+        assert not router.recipe.needs
+
+
+def test_refusals(fitted: Path, tmp_path: Path, digits: Federation) -> None:
+    with refused("no router setting 'feature'", "did you mean 'features'"):
+        Run.open(fitted).fit_router(feature="raw")
+    with refused("unknown feature 'multi'"):
+        Run.open(fitted).fit_router(features="multi")
+    with refused("give its own data"):
+        Run.open(fitted).fit_router(load("digits", clients=4, seed=3))
+    copy = tmp_path / "copy"
+    shutil.copytree(fitted, copy)
+    (copy / "summary.json").unlink()
+    with refused("not finished", "feddrm train"):
+        Run.open(copy).fit_router(digits)
+    with refused("holds no router"):
+        Run.open(train(digits, "fedavg", out=tmp_path / "plain", **SMALL).path).router()
