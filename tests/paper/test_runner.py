@@ -18,8 +18,7 @@ from feddrm.errors import FeddrmError
 from feddrm.paper import Cell, Grid, Record, Runner, read_budget, read_records, runner
 from feddrm.paper.estimate import cost, estimate
 from feddrm.paper.records import _head
-from feddrm.runs import Run, RunFolder
-from feddrm.runs.run import hardware
+from feddrm.runs import Run, RunFolder, hardware
 from refusal import refused
 
 Make = Callable[..., Record]
@@ -192,10 +191,12 @@ def test_one_broken_cell_does_not_cost_the_others(smoke: Grid, tmp_path: Path, m
     assert (tmp_path / "work" / FIRST / "thesis.txt").read_text() == "keep"
 
 
-def fake_router(run: Run) -> None:
+def fake_router(run: Run, federation: Any = None, *, device: str) -> None:
     """What the router layer leaves in a summary; its numbers do not matter here."""
     summary = json.loads((run.path / "summary.json").read_text())
-    score = {"mean": 0.75, "std": 0.0}
+    score = {"mean": 0.75, "std": None}
+    assert len(federation.clients) == 3
+    assert device == "cpu"
     summary["client_accuracy"] |= {"exact_density": score}
     rules = ("exact_density", "exact_posterior", "consult_2", "consult_all", "stacked", "global_probe")
     summary["system_accuracy"] |= dict.fromkeys(rules, score)
@@ -223,7 +224,7 @@ def test_a_router_comes_later_to_cells_whose_runs_are_still_there(
 
 
 def test_a_router_that_fails_leaves_the_result(smoke: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(run: Run) -> None:
+    def refuse(run: Run, *_: Any, **__: Any) -> None:
         raise FeddrmError("no features")
 
     monkeypatch.setattr(Run, "fit_router", refuse, raising=False)

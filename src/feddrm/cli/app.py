@@ -9,7 +9,7 @@ import click
 import typer
 
 from feddrm import __version__
-from feddrm.cli import data, paper
+from feddrm.cli import bench, data, paper
 from feddrm.cli import report as reports
 from feddrm.cli import train as training
 from feddrm.cli.output import JsonFlag, print_json, print_table
@@ -24,6 +24,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(data.app, name="data")
+app.add_typer(bench.app, name="bench")
 app.add_typer(paper.app, name="paper")
 
 

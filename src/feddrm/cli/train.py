@@ -53,6 +53,8 @@ def train(
     window: Annotated[int | None, typer.Option(help="Last rounds that the summary averages.")] = None,
     test_crop: Annotated[bool | None, typer.Option(help="Crop test images at random, as the paper does.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, sequential, or graph (all clients at once).")] = None,
+    precision: Annotated[str | None, typer.Option(help="On a GPU: auto, bf16, tf32 or fp32.")] = None,
     threads: Annotated[int | None, typer.Option(help="Clients that train side by side on CPU.")] = None,
     track: Annotated[bool, typer.Option("--track", help="Write TensorBoard scalars.")] = False,
     data_dir: DataDir = None,
@@ -97,6 +99,8 @@ def train(
         dropout=dropout,
         seed=seed,
         device=device,
+        engine=engine,
+        precision=precision,
         threads=threads,
     )
     for key, value in keyed_settings(extra).items():

@@ -9,6 +9,7 @@ from feddrm.data.federation import Client, Federation, Split
 from feddrm.data.heart import Heart
 from feddrm.data.own_datasets import Csv, Folders
 from feddrm.data.partition import PARTITIONS, partition
+from feddrm.data.pool import Pool
 from feddrm.data.retina import Retina
 from feddrm.data.shift import SHIFTS, ColourShift, colour_shifts
 from feddrm.data.view import View
@@ -29,6 +30,7 @@ __all__ = [
     "Federation",
     "Folders",
     "Heart",
+    "Pool",
     "RandomResizedCrop",
     "Retina",
     "Split",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,7 +14,10 @@ from feddrm.data import Batch, Federation, batch, draw_for, generator_for
 from feddrm.engine.update import Update, client_update
 from feddrm.errors import SettingError
 from feddrm.methods import Forward, Method, Sgd, Slots, Stage, Tensors
+from feddrm.registry import nearest
 from feddrm.threads import Spread, side_by_side
+
+ENGINES = ("auto", "sequential", "graph")
 
 # Tags keep these draws apart from the batches', whose second key is a client's number.
 ASKED, FAILED = 1_000_001, 1_000_002
@@ -90,16 +94,47 @@ def first_state(method: Method, leaves: Tensors, clients: int) -> State:
 
 def participants(plan: Plan, clients: int, round: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(asked, answered) of a round, in client order: drawn from the seed and the round alone."""
-    count = max(1, round_half_up(plan.participation * clients))
+    count = _asked(plan, clients)
     order = torch.randperm(clients, generator=generator_for(plan.seed, ASKED, round))
     asked = tuple(sorted(order[:count].tolist()))
     chance = torch.rand(clients, generator=generator_for(plan.seed, FAILED, round), dtype=torch.float64)
     return asked, tuple(i for i in asked if chance[i] >= plan.dropout)
 
 
+def _asked(plan: Plan, clients: int) -> int:
+    return max(1, round_half_up(plan.participation * clients))
+
+
 def round_half_up(x: float) -> int:
     """Halves up, as people count; Python rounds them to even."""
     return math.floor(x + 0.5)
+
+
+@dataclass(frozen=True)
+class Agenda:
+    """What happens in which round (1, 2, ...): a function of the plan alone, known long before.
+
+    ``only`` names the clients that answer in each round instead of drawing them.
+    """
+
+    method: Method
+    plan: Plan
+    clients: int
+    only: tuple[tuple[int, ...], ...] | None = None
+
+    def stage(self, round: int) -> Stage:
+        """Fine-tuning comes last."""
+        tuned = self.plan.rounds - self.method.tuning_rounds(self.plan.rounds)
+        return Stage(self.plan.local_steps, tuning=round > tuned)
+
+    def answering(self, round: int) -> tuple[int, ...]:
+        """Who answers, in client order."""
+        return self.only[round - 1] if self.only is not None else participants(self.plan, self.clients, round)[1]
+
+    @property
+    def seats(self) -> int:
+        """The most that may answer in a round."""
+        return max(map(len, self.only), default=0) if self.only is not None else _asked(self.plan, self.clients)
 
 
 def federate(
@@ -111,21 +146,53 @@ def federate(
     *,
     only: Sequence[Sequence[int]] | None = None,
     workers: int = 1,
+    engine: str = "sequential",
 ) -> Iterator[Played]:
     """Play the rounds that are left after ``state``; each one is a function of the state and the seed.
 
     ``only`` names the clients that answer in each round (by round number from 1) instead of drawing
-    them. ``workers`` clients train side by side; that changes no bit of the result.
+    them. The ``sequential`` engine trains ``workers`` clients side by side, which changes no bit of
+    the result; ``graph`` trains all of them at once on a GPU.
     """
-    tuned = plan.rounds - method.tuning_rounds(plan.rounds)
-    with side_by_side(workers) as spread:
+    agenda = Agenda(method, plan, len(federation), None if only is None else tuple(map(tuple, only)))
+    with _player(engine, method, net, federation, agenda, workers) as play:
         while state.round < plan.rounds:
-            number = state.round + 1
-            stage = Stage(plan.local_steps, tuning=number > tuned)
-            answering = tuple(only[number - 1]) if only is not None else participants(plan, len(federation), number)[1]
-            played = play_round(method, net, federation, plan, state, stage, answering, spread)
+            played = play(state)
             state = played.state
             yield played
+
+
+@contextmanager
+def _player(
+    engine: str, method: Method, net: Forward, federation: Federation, agenda: Agenda, workers: int
+) -> Iterator[Callable[[State], Played]]:
+    if engine == "graph":
+        from feddrm.engine.graph import GraphEngine
+
+        graphs = GraphEngine(method, net, federation, agenda)
+        try:
+            yield graphs.play
+        finally:
+            graphs.close()
+        return
+    with side_by_side(workers) as spread:
+
+        def play(state: State) -> Played:
+            number = state.round + 1
+            stage, answering = agenda.stage(number), agenda.answering(number)
+            return play_round(method, net, federation, agenda.plan, state, stage, answering, spread)
+
+        yield play
+
+
+def engine_for(engine: str, device: str) -> str:
+    """``auto``: graph on a GPU, sequential elsewhere."""
+    if engine not in ENGINES:
+        raise SettingError(f"unknown engine '{engine}'{nearest(engine, ENGINES)} (known: {', '.join(ENGINES)})")
+    on_gpu = torch.device(device).type == "cuda"
+    if engine == "graph" and not on_gpu:
+        raise SettingError(f"engine 'graph' needs a GPU, not {device}: use --device cuda, or --engine sequential")
+    return ("graph" if on_gpu else "sequential") if engine == "auto" else engine
 
 
 def play_round(

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from feddrm.data import Batch
+from feddrm.engine.precision import Arithmetic
 from feddrm.methods import Forward, Method, Phase, Sgd, Slots, Stage, Survey, Tensors
 from feddrm.models import Net, Outputs
 
@@ -26,8 +27,8 @@ class Update(NamedTuple):
     loss: Tensor
 
 
-def functional(net: Net) -> Forward:
-    """The network as a function of its leaves.
+def functional(net: Net, arithmetic: Arithmetic | None = None) -> Forward:
+    """The network as a function of its leaves, its outputs in their precision whatever is used inside.
 
     Calling it swaps the leaves into a module for a moment, so every thread has a module of its own.
     """
@@ -36,8 +37,12 @@ def functional(net: Net) -> Forward:
     def forward(leaves: Tensors, x: Tensor) -> Outputs:
         if not hasattr(here, "net"):
             here.net = copy.deepcopy(net)
-        out: Outputs = functional_call(here.net, leaves, (x,), tie_weights=False)  # no two leaves are one
-        return out
+        if arithmetic is None or arithmetic.autocast is None:
+            out: Outputs = functional_call(here.net, leaves, (x,), tie_weights=False)  # no two leaves are one
+            return out
+        with arithmetic.casting():
+            out = functional_call(here.net, arithmetic.leaves(leaves), (x,), tie_weights=False)
+        return out._replace(features=out.features.to(out.logits))
 
     return forward
 
@@ -75,7 +80,7 @@ def _train(
 ) -> tuple[Slots, list[Tensor]]:
     slots = phase.enter(slots)
     names = [leaf for leaf in slots[phase.slot] if phase.train(leaf)]
-    values = [slots[phase.slot][leaf] for leaf in names]
+    values = [slots[phase.slot][leaf].clone() for leaf in names]  # our own: the optimiser works in place
     velocity = [torch.zeros_like(value) for value in values]  # a fresh optimiser: momentum never carries over
     rate = lr if sgd.lr is None else torch.full_like(lr, sgd.lr)
     losses: list[Tensor] = []
@@ -90,9 +95,10 @@ def _train(
             norm = torch.stack([g.square().sum() for g in gradient]).sum().sqrt()
             step = phase.sam_radius / (norm + NORM_FLOOR)
             gradient, _ = gradient_and_value(loss_of, [v + step * g for v, g in zip(values, gradient, strict=True)])
-        values, velocity = _sgd_step(values, gradient, velocity, sgd, rate)
+        _sgd_step(values, gradient, velocity, sgd, rate)
         if phase.clamp is not None:
-            values = [value.clamp(*phase.clamp) for value in values]
+            for value in values:
+                value.clamp_(*phase.clamp)
         losses.append(loss.to(lr))
     trained = {**slots[phase.slot], **dict(zip(names, values, strict=True))}
     return {**slots, phase.slot: trained}, losses
@@ -107,15 +113,26 @@ def gradient_and_value(loss_of: Callable[[list[Tensor]], Tensor], values: list[T
     return list(gradient), loss.detach()
 
 
-def _sgd_step(
-    values: list[Tensor], gradient: list[Tensor], velocity: list[Tensor], sgd: Sgd, lr: Tensor
-) -> tuple[list[Tensor], list[Tensor]]:
-    """One step of momentum SGD with decay on every leaf, exactly as torch.optim.SGD does it."""
-    decayed = torch._foreach_add(gradient, values, alpha=sgd.weight_decay) if sgd.weight_decay else gradient
-    if sgd.momentum:
-        velocity = list(torch._foreach_add(torch._foreach_mul(velocity, sgd.momentum), decayed))
-        decayed = velocity
-    return list(torch._foreach_sub(values, torch._foreach_mul(decayed, lr))), velocity
+def _sgd_step(values: list[Tensor], gradient: list[Tensor], velocity: list[Tensor], sgd: Sgd, lr: Tensor) -> None:
+    """One step of momentum SGD with decay on every leaf, in place: torch.optim.SGD's own kernel."""
+    if not values:
+        return
+    torch._fused_sgd_(
+        values,
+        # The kernel walks all tensors of a leaf alike, so they must lie in memory alike.
+        [
+            g if g.stride() == v.stride() else torch.empty_like(v).copy_(g)
+            for g, v in zip(gradient, values, strict=True)
+        ],
+        velocity if sgd.momentum else [],
+        weight_decay=sgd.weight_decay,
+        momentum=sgd.momentum,
+        lr=lr,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+        is_first_step=False,
+    )
 
 
 def _look(survey: Survey, net: Forward, slots: Slots, batches: Iterable[Batch]) -> Slots:

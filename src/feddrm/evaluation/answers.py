@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from feddrm.data import Federation, generator_for
+from feddrm.data import Federation, Pool, generator_for
+from feddrm.engine.precision import Arithmetic
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.models import Net, is_client_branch, is_head, is_project, is_trunk, part
 from feddrm.threads import side_by_side
@@ -47,21 +49,33 @@ class Answers(NamedTuple):
     global_logits: Tensor | None = None  # [N, K]
 
 
-def pooled_queries(federation: Federation, *, crop: bool, seed: int, round: int, workers: int = 1) -> Queries:
+def pooled_queries(
+    federation: Federation, *, crop: bool, seed: int, round: int, workers: int = 1, pool: Pool | None = None
+) -> Queries:
     """The pooled test set, with one random crop per sample where ``crop`` (as in the paper) and the data has any.
 
     The crops depend on (seed, round, client) alone: evaluating more or less often, or not at all,
     leaves training untouched. Average and system accuracy share them, where the paper's code draws
-    twice.
+    twice. ``workers`` clients are seen side by side; with a ``pool`` of the test samples, as a GPU
+    wants it, all of them at once.
     """
 
+    def boxes(number: int) -> Tensor | None:
+        if not crop or federation.crop is None:
+            return None
+        height, width = federation.shape[-2:]
+        generator = generator_for(seed, TEST, round, number)
+        return federation.crop.boxes(len(federation.clients[number].test), height, width, generator)
+
+    if pool is not None:
+        drawn = [one for one in map(boxes, range(len(federation))) if one is not None]
+        places = torch.cat(drawn).to(pool.x.device) if drawn else None
+        return Queries(pool.see(pool.x, pool.owners, places), pool.y, pool.owners)
+
     def seen(number: int) -> tuple[Tensor, Tensor, Tensor]:
-        client, boxes = federation.clients[number], None
-        if crop and federation.crop is not None:
-            height, width = federation.shape[-2:]
-            generator = generator_for(seed, TEST, round, number)
-            boxes = federation.crop.boxes(len(client.test), height, width, generator).to(client.test.x.device)
-        return client.view(client.test.x, boxes), client.test.y, torch.full_like(client.test.y, number)
+        client, places = federation.clients[number], boxes(number)
+        places = None if places is None else places.to(client.test.x.device)
+        return client.view(client.test.x, places), client.test.y, torch.full_like(client.test.y, number)
 
     with side_by_side(workers) as spread:
         parts = list(spread(seen, range(len(federation))))
@@ -83,10 +97,13 @@ def ask(
     *,
     client_branch: Leaves | None = None,
     global_model: Leaves | None = None,
+    arithmetic: Arithmetic | None = None,
     batch_size: int = 512,
     workers: int = 1,
 ) -> Answers:
     """Ask every client's model about every sample, on the device and in the precision of the models.
+
+    ``arithmetic`` may let the trunk compute in less; logits never do.
 
     ``client_branch`` are the leaves of the model that the client logits come from, its trunk
     included (a class head it need not have); ``global_model`` those of the model without a private
@@ -119,7 +136,8 @@ def ask(
         who = None
         with torch.no_grad():
             for one in passes:
-                u, found = one(readers.own, x)
+                with nullcontext() if arithmetic is None else arithmetic.casting():
+                    u, found = one(readers.own, x)
                 if u is not None:
                     for row, logits in zip(one.rows, _all_heads(u, [answering[row] for row in one.rows]), strict=True):
                         said[row] = logits
@@ -217,5 +235,5 @@ def _all_heads(u: Tensor, models: Sequence[Leaves]) -> Tensor:
     """Logits [model, sample, class] of all heads by one matrix product."""
     heads = [part(model, "head") for model in models]
     weight, bias = (torch.stack([head[name] for head in heads]) for name in ("weight", "bias"))
-    flat = F.linear(u, weight.flatten(0, 1), bias.flatten())
+    flat = F.linear(u.to(weight.dtype), weight.flatten(0, 1), bias.flatten())
     return flat.view(len(u), len(heads), -1).transpose(0, 1)

@@ -86,8 +86,8 @@ def _class_means_stay(net: Forward, slots: Slots, batch: Batch) -> Tensor:
 def _fisher_trace(net: Forward, slots: Slots, batch: Batch) -> Tensors:
     """Squared norm of the batch's gradient: the empirical Fisher information's trace, summed over batches."""
 
-    def loss(model: Tensors) -> Tensor:
-        return classify(net, {"model": model}, batch)
-
-    gradient = torch.func.grad(loss)(slots["model"])
-    return {FISHER: sum((g.square().sum() for g in gradient.values()), start=batch.x.new_zeros(()))}
+    with torch.enable_grad():
+        model = {leaf: value.detach().requires_grad_() for leaf, value in slots["model"].items()}
+        loss = classify(net, {"model": model}, batch)
+    gradient = torch.autograd.grad(loss, list(model.values()), allow_unused=True, materialize_grads=True)
+    return {FISHER: sum((g.square().sum() for g in gradient), start=batch.x.new_zeros(()))}

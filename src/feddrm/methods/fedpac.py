@@ -53,6 +53,10 @@ class FedPAC(Method):
     variant: str = "paper"
     align: float = 1.0
 
+    @property
+    def device_aggregate(self) -> bool:
+        return self.variant == "paper"  # the quadratic programmes are solved on the CPU
+
     def check(self, rounds: int) -> None:
         super().check(rounds)
         check_variant(self)

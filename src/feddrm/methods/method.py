@@ -94,6 +94,11 @@ class Method(Named, ABC):
 
     client_branch: ClassVar[bool] = False
 
+    @property
+    def device_aggregate(self) -> bool:
+        """Whether ``aggregate`` is tensor arithmetic alone, which a GPU can repeat without Python."""
+        return True
+
     def check(self, rounds: int) -> None:
         """Refuse impossible hyper-parameters before anything is loaded."""
         if not 0 <= self.tuning_rounds(rounds) <= rounds:

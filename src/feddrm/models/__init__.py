@@ -7,7 +7,7 @@ class branch and a client branch. Its parameters are its whole state.
 from feddrm.models.lenet import LeNet
 from feddrm.models.mlp import Mlp
 from feddrm.models.model import ImageModel, Model
-from feddrm.models.net import Dense, Net, Outputs, is_client_branch, is_head, is_project, is_trunk, part
+from feddrm.models.net import Dense, Net, Outputs, is_client_branch, is_head, is_output, is_project, is_trunk, part
 from feddrm.models.resnet import ResNet18, ResNet18Retina
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "ResNet18Retina",
     "is_client_branch",
     "is_head",
+    "is_output",
     "is_project",
     "is_trunk",
     "part",

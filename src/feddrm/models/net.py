@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -68,7 +69,7 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Outputs:
         features, stages = self.embed(x)
-        return Outputs(self.head(self.hidden(features)), features, self.client_logits(stages), stages)
+        return Outputs(_logits(self.head, self.hidden(features)), features, self.client_logits(stages), stages)
 
     def embed(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """b(x) and every stage on the way: all that needs the trunk, once for any number of heads."""
@@ -86,12 +87,20 @@ class Net(nn.Module):
         """Which client a sample may come from; None without a client branch."""
         if self.client_project is None or self.client_head is None:
             return None
-        logits: Tensor = self.client_head(self.client_project(stages[self.client_stage]))
-        return logits
+        return _logits(self.client_head, self.client_project(stages[self.client_stage]))
 
     def sizes(self) -> dict[str, int]:
         """Number of parameters of every part."""
         return {name: sum(p.numel() for p in part.parameters()) for name, part in self.named_children()}
+
+
+def _logits(head: nn.Linear, u: Tensor) -> Tensor:
+    """In the head's own precision, whatever the trunk's: rounded logits would tie."""
+    if u.is_cuda and torch.is_autocast_enabled("cuda"):
+        with torch.autocast("cuda", enabled=False):
+            return F.linear(u.to(head.weight.dtype), head.weight, head.bias)
+    out: Tensor = head(u)
+    return out
 
 
 def is_trunk(leaf: str) -> bool:
@@ -107,6 +116,11 @@ def is_project(leaf: str) -> bool:
 def is_head(leaf: str) -> bool:
     """Whether the leaf belongs to the class head, the part that personalised methods keep private."""
     return _part_of(leaf) == "head"
+
+
+def is_output(leaf: str) -> bool:
+    """Whether the leaf makes logits, of classes or of clients."""
+    return _part_of(leaf) in ("head", "client_head")
 
 
 def is_client_branch(leaf: str) -> bool:

@@ -7,10 +7,10 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddrm.errors import FeddrmError
+from feddrm.models.groupnorm import group_norm
 from feddrm.models.model import ImageModel, check_width
 from feddrm.models.net import Branch, Dense, Net
 
@@ -44,7 +44,7 @@ class ResNet18(ImageModel):
     def network(self, shape: tuple[int, ...], classes: int, clients: int | None) -> Net:
         channels, *sides = shape
         width = self.widths[0]
-        layers: OrderedDict[str, nn.Module] = OrderedDict(stem=_normed(channels, width, size=3, relu=True))
+        layers: OrderedDict[str, nn.Module] = OrderedDict(stem=Normed(channels, width, relu=True))
         for number, wider in enumerate(self.widths, start=1):
             layers[f"stage{number}"] = nn.Sequential(Block(width, wider, 1 if number == 1 else 2), Block(wider, wider))
             width = wider
@@ -82,25 +82,31 @@ class Block(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__()
-        self.first = _normed(inputs, outputs, size=3, stride=stride, relu=True)
-        self.second = _normed(outputs, outputs, size=3)
-        nn.init.zeros_(self.second.get_parameter("norm.weight"))
+        self.first = Normed(inputs, outputs, stride=stride, relu=True)
+        self.second = Normed(outputs, outputs, relu=True)
+        nn.init.zeros_(self.second.norm.weight)
         same = inputs == outputs and stride == 1
-        self.shortcut = nn.Identity() if same else _normed(inputs, outputs, size=1, stride=stride)
+        self.shortcut = nn.Identity() if same else Normed(inputs, outputs, size=1, stride=stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.second(self.first(x)) + self.shortcut(x))
+        out: Tensor = self.second(self.first(x), self.shortcut(x))
+        return out
 
 
-def _normed(inputs: int, outputs: int, *, size: int, stride: int = 1, relu: bool = False) -> nn.Sequential:
-    """A convolution that keeps the size of the map (but for its stride), GroupNorm and perhaps ReLU."""
-    layers: OrderedDict[str, nn.Module] = OrderedDict(
-        conv=nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False),
-        norm=nn.GroupNorm(GROUPS, outputs),
-    )
-    if relu:
-        layers["relu"] = nn.ReLU()
-    return nn.Sequential(layers)
+class Normed(nn.Module):
+    """A convolution that keeps the size of the map (but for its stride), GroupNorm, and perhaps ReLU.
+
+    What is carried around it comes in after the norm.
+    """
+
+    def __init__(self, inputs: int, outputs: int, *, size: int = 3, stride: int = 1, relu: bool = False) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
+        self.norm = nn.GroupNorm(GROUPS, outputs)
+        self.relu = relu
+
+    def forward(self, x: Tensor, carried: Tensor | None = None) -> Tensor:
+        return group_norm(self.conv(x), self.norm, relu=self.relu, residual=carried)
 
 
 def _initialise(module: nn.Module) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gc
-import os
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,8 +20,8 @@ from feddrm.errors import FeddrmError, SettingError
 from feddrm.paper.estimate import estimate
 from feddrm.paper.grid import Cell, Grid
 from feddrm.paper.records import Record, read_records, write_record
-from feddrm.runs import Run, RunFolder, train
-from feddrm.runs.run import OnRound, hardware
+from feddrm.runs import Run, RunFolder, hardware, train
+from feddrm.runs.run import OnRound
 
 SAVING = 10.0  # seconds kept back for the last checkpoint
 
@@ -111,13 +110,14 @@ class Runner:
         if standing.state == "missing" and standing.seconds is not None and standing.seconds > left:
             yield "skipped", f"takes about {standing.seconds:.0f} s, {left:.0f} s are left"
             return
+        began = self.clock()
         try:
             federation = self._load(cell)
         except FeddrmError as error:
             yield "skipped", f"no data: {error}"
             return
         try:
-            self._train(cell, federation, resumed=standing.state == "half done")
+            self._train(cell, federation, None if standing.state == "half done" else began)
         except OutOfTime:
             yield "interrupted", "the budget is used up: the next call goes on from here"
             return
@@ -132,8 +132,7 @@ class Runner:
         yield "finished", ""
         yield from self._router(cell)
 
-    def _train(self, cell: Cell, federation: Federation, resumed: bool) -> None:
-        began = self.clock()
+    def _train(self, cell: Cell, federation: Federation, began: float | None) -> None:
         settings = {**cell.protocol(), **self.settings, "device": self.device}
         settings = {key: value for key, value in settings.items() if key not in ("data", "method", "model")}
         self.work.mkdir(parents=True, exist_ok=True)
@@ -151,8 +150,8 @@ class Runner:
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-        # Wall time says most for the next estimate, but only where all of it was seen.
-        wall = None if resumed else self.clock() - began
+        # Wall time, loading included, says most for the next estimate, but only where all of it was seen.
+        wall = None if began is None else self.clock() - began
         self.records[cell.id] = write_record(cell, run, self.results, {"wall": wall})
 
     def _until_deadline(self, listen: OnRound | None) -> OnRound:
@@ -175,8 +174,7 @@ class Runner:
             return
         began = self.clock()
         try:
-            with _data_at(self.data_dir):
-                fit(Run.open(folder.path))
+            fit(Run.open(folder.path), self._load(cell), device=self.device)
         except FeddrmError as error:
             yield "failed", f"router: {error}"
             return
@@ -212,21 +210,6 @@ class Runner:
 def _machine(hardware: str) -> str:
     """Without the number of threads, which training sets for itself."""
     return hardware.partition(",")[0]
-
-
-@contextmanager
-def _data_at(folder: str | None) -> Iterator[None]:
-    """A run's folder does not say where its data are, so whoever opens it again looks in FEDDRM_DATA."""
-    before = os.environ.get("FEDDRM_DATA")
-    if folder is not None:
-        os.environ["FEDDRM_DATA"] = folder
-    try:
-        yield
-    finally:
-        if folder is not None:
-            os.environ.pop("FEDDRM_DATA")
-            if before is not None:
-                os.environ["FEDDRM_DATA"] = before
 
 
 def default_device() -> str:

@@ -17,7 +17,7 @@ from feddrm.report.measures import BY_RULE, RULES, Score, rule_label
 
 Gap = Literal["", "missing", "no router", "none"]
 BEYOND = "beyond"
-ROUTER_RULES = ("exact_density", "exact_posterior", "consult_2", "consult_all", "stacked", "global_probe")
+WITHOUT_ROUTER = ("vote", "head_density", "head_posterior", "global")  # every other rule needs the exact router
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,8 @@ def _entry(
 
 
 def _gap(measure: str, rule: str | None, record: Record | None, ours: Score | None) -> Gap:
-    by_router = measure.partition(".")[2] in ROUTER_RULES
+    asked = measure.partition(".")[2]
+    by_router = bool(asked) and asked not in WITHOUT_ROUTER
     if ours is not None:
         return ""
     if by_router and rule == BEFORE:  # a router is fitted once, to what the run ended with
@@ -159,7 +160,7 @@ def _beyond(grid: Grid, setting: str, records: Mapping[str, Record]) -> Table:
         {"setting": setting, "measure": f"{kind}.{rule}", "label": rule_label(rule), "group": f"{kind.capitalize()}"}
         for kind in BY_RULE
         for rule in RULES
-        if rule != "global" and (kind == "system" or not rule.startswith(("vote", "consult", "stacked", "global")))
+        if rule != "global" and (kind == "system" or rule.startswith(("head_", "exact_")))
     ]
     rows: list[dict[str, Any]] = []
     for cell in grid.cells:

@@ -2,6 +2,6 @@
 
 from feddrm.runs.config import Config, Evaluation, read_config, resolve
 from feddrm.runs.folder import RunFolder
-from feddrm.runs.run import Run, train
+from feddrm.runs.run import Run, hardware, train, versions
 
-__all__ = ["Config", "Evaluation", "Run", "RunFolder", "read_config", "resolve", "train"]
+__all__ = ["Config", "Evaluation", "Run", "RunFolder", "hardware", "read_config", "resolve", "train", "versions"]

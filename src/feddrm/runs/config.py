@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from feddrm.data import Federation
-from feddrm.engine import Plan
+from feddrm.engine import Plan, arithmetic, engine_for
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import Method
 from feddrm.models import Model
@@ -60,6 +60,8 @@ class Config:
     plan: Plan = field(default_factory=Plan)
     evaluation: Evaluation = field(default_factory=Evaluation)
     device: str = "cpu"
+    engine: str = "sequential"
+    precision: str = "auto"
     threads: int = 1
 
     def check(self) -> None:
@@ -67,6 +69,8 @@ class Config:
         self.plan.check()
         self.evaluation.check()
         self.method.check(self.plan.rounds)
+        engine_for(self.engine, self.device)
+        arithmetic(self.precision, self.device)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as they stand in ``config.yaml``."""
@@ -77,6 +81,8 @@ class Config:
             **_plain(asdict(self.plan)),
             "evaluation": _plain(asdict(self.evaluation)),
             "device": self.device,
+            "engine": self.engine,
+            "precision": self.precision,
             "threads": self.threads,
         }
 
@@ -91,6 +97,8 @@ def resolve(
     method: str | Method = "feddrm",
     model: str | Model | None = None,
     device: str = "cpu",
+    engine: str = "auto",
+    precision: str = "auto",
     threads: int | None = None,
     evaluation: Mapping[str, Any] | None = None,
     **plan: Any,
@@ -111,6 +119,8 @@ def resolve(
         plan=chosen,
         evaluation=Evaluation(**seen),
         device=device,
+        engine=engine_for(engine, device),
+        precision=precision,
         threads=threads if threads is not None else threads_for(small, device),
     )
     resolved.check()

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from feddrm import __version__
-from feddrm.data import Dataset, Federation, load
-from feddrm.engine import Plan, Played, State, federate, first_state, functional
+from feddrm.data import Dataset, Federation, Pool, load
+from feddrm.engine import Plan, Played, State, arithmetic, engine_for, federate, first_state, functional
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import Answers, ask, confusion, evaluate, per_client, pooled_queries, route, summarise
 from feddrm.methods import Method
@@ -26,6 +26,8 @@ from feddrm.runs.config import Config, known_fields, read_config, resolve
 from feddrm.runs.folder import RunFolder
 
 CHECKPOINT_SECONDS = 20.0  # between checkpoints: what a crash may cost
+
+CPU_QUERIES, GPU_QUERIES = 512, 3072  # asked at once: what the caches hold, or what fills a GPU
 
 OnRound = Callable[[Played, dict[str, Any] | None, int], None]  # the round, its metrics if evaluated, of how many
 
@@ -65,7 +67,7 @@ def train(
     """Train and evaluate; an interrupted run in ``out`` is resumed, any other folder refused.
 
     ``settings`` are those of :class:`feddrm.engine.Plan` (rounds, lr, seed, ...) and of
-    :func:`feddrm.runs.config.resolve` (device, threads, evaluation).
+    :func:`feddrm.runs.config.resolve` (device, engine, precision, threads, evaluation).
     """
     _check_early(data, method, model, settings)
     federation = load(data, **(data_settings or {})) if isinstance(data, str) else data
@@ -74,7 +76,11 @@ def train(
     state = folder.open(config)
     if folder.summary_file.exists():
         return Run.open(out)
-    with _one_thread_each(), _tracker(folder, track) as track_round:
+    with (
+        _one_thread_each(),
+        arithmetic(config.precision, config.device).set(),
+        _tracker(folder, track) as track_round,
+    ):
         _Training(config, federation.to(config.device), folder).go(state, [on_round, track_round])
     return Run.open(out)
 
@@ -86,7 +92,8 @@ def _check_early(data: str | Federation, method: str | Method, model: str | Mode
     chosen = Method.make(method) if isinstance(method, str) else method
     if isinstance(model, str):
         Model.find(model)
-    plan = {k: v for k, v in settings.items() if k not in ("device", "threads", "evaluation", "data")}
+    others = ("device", "engine", "precision", "threads", "evaluation", "data")
+    plan = {k: v for k, v in settings.items() if k not in others}
     early = Plan(**known_fields(Plan, plan, "training"))
     early.check()
     if "rounds" in plan:
@@ -94,6 +101,8 @@ def _check_early(data: str | Federation, method: str | Method, model: str | Mode
     device = str(settings.get("device", "cpu"))
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise FeddrmError("device 'cuda' was asked for, but torch sees no GPU here: use --device cpu")
+    engine_for(settings.get("engine", "auto"), device)
+    arithmetic(settings.get("precision", "auto"), device)
 
 
 class _Training:
@@ -104,6 +113,9 @@ class _Training:
         clients = len(federation) if config.method.client_branch else None
         self.net: Net = config.model.build(federation.shape, len(federation.classes), clients, config.plan.seed)
         self.net = self.net.to(config.device)
+        self.arithmetic = arithmetic(config.precision, config.device)
+        self.on_gpu = torch.device(config.device).type == "cuda"
+        self.tests = Pool.of(federation, "test") if self.on_gpu else None
         self.seconds = folder.read_json("checkpoint/seconds.json") or {"train": 0.0, "evaluate": 0.0}
 
     def go(self, state: State | None, listeners: list[OnRound | None]) -> None:
@@ -116,11 +128,12 @@ class _Training:
         try:
             for played in federate(
                 self.config.method,
-                functional(self.net),
+                functional(self.net, self.arithmetic),
                 self.federation,
                 self.config.plan,
                 state,
                 workers=self.config.threads,
+                engine=self.config.engine,
             ):
                 self.seconds["train"] += time.perf_counter() - began
                 last, metrics = played.state, None
@@ -153,6 +166,7 @@ class _Training:
             seed=config.plan.seed,
             round=state.round,
             workers=config.threads,
+            pool=self.tests,
         )
         models = [method.serve(method.send(state.shared, i), p) for i, p in enumerate(state.private)]
         return ask(
@@ -161,6 +175,8 @@ class _Training:
             test,
             client_branch=state.shared if method.client_branch else None,
             global_model=method.global_model(state.shared),
+            arithmetic=self.arithmetic,
+            batch_size=GPU_QUERIES if self.on_gpu else CPU_QUERIES,
             workers=config.threads,
         )
 
@@ -211,6 +227,7 @@ class _Training:
             "window": len(entries),
             "rounds": state.round,
             "seconds": {**self.seconds, "total": sum(self.seconds.values())},
+            **({"peak_memory_gib": torch.cuda.max_memory_allocated() / 2**30} if self.on_gpu else {}),
             "hardware": hardware(self.config.device),
             "versions": versions(),
             "date": datetime.date.today().isoformat(),

@@ -1,0 +1,1 @@
+"""Speed, measured: each benchmark compares ways of doing the same work within one run."""

@@ -1,0 +1,234 @@
+"""How fast a GPU plays FedDRM's rounds with the paper's network: loop, compiled loop, graph, more clients.
+
+The work is the paper's: ResNet-18 with GroupNorm, every client 10 steps of 128 cropped and shifted
+images, made ones, since their content costs nothing more or less. A client step is one forward,
+backward and SGD step of one client, its share of data, aggregation and copies included.
+"""
+
+from __future__ import annotations
+
+import datetime
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from feddrm.data import Client, Federation, RandomResizedCrop, Split, View, colour_shifts
+from feddrm.engine import Agenda, Plan, Played, State, arithmetic, first_state, functional, play_round
+from feddrm.engine.graph import STREAMS, GraphEngine
+from feddrm.errors import FeddrmError
+from feddrm.methods import FedDRM, Forward
+from feddrm.models import Net, Outputs, ResNet18
+from feddrm.runs import hardware, train, versions
+
+CLASSES, SAMPLES, SHAPE = 10, 1000, (3, 32, 32)
+PRODUCT = 8192  # side of the matrices whose product sets the card's own pace
+PRODUCTS = 20
+REPEATS = 3
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is measured: the plan of a round, and for how many clients."""
+
+    plan: Plan
+    clients: int = 8
+
+    @property
+    def steps(self) -> int:
+        return self.clients * self.plan.local_steps
+
+    def federation(self) -> Federation:
+        generator = torch.Generator().manual_seed(0)
+        clients = []
+        for i, shift in enumerate(colour_shifts("high", self.clients)):
+            x = torch.randint(0, 256, (SAMPLES, *SHAPE), dtype=torch.uint8, generator=generator)
+            y = torch.randint(0, CLASSES, (SAMPLES,), generator=generator)
+            split = Split(x, y)
+            clients.append(Client(f"client-{i}", split, Split(x[:1], y[:1]), View(shift)))
+        names = tuple(map(str, range(CLASSES)))
+        made = Federation("made", tuple(clients), names, "made images", crop=RandomResizedCrop())
+        return made.to("cuda")
+
+    def network(self) -> Net:
+        return ResNet18().build(SHAPE, CLASSES, self.clients, seed=0).to("cuda")
+
+
+def bench_engine(
+    *,
+    streams: Sequence[int] = (1, 2, 4, 8),
+    scaling: Sequence[int] = (8, 16, 32, 64),
+    compiled: bool = True,
+    paper: bool = True,
+    data_dir: str | None = None,
+    keep: Path | None = None,
+    say: Say = print,
+) -> dict[str, Any]:
+    """All measurements as one plain value; ``keep`` is where the paper run's folder stays, if anywhere."""
+    if not torch.cuda.is_available():
+        raise FeddrmError("the engine's benchmark needs a CUDA GPU, and torch sees none here: run it on one")
+    bench = Bench(Plan())
+    flops = _flops(bench)
+    rate = _product_rate()
+    say(f"bf16 matrix product: {rate:.0f} TFLOP/s; a client step: {flops / 1e12:.3f} TFLOP")
+    ways: dict[str, dict[str, float]] = {}
+
+    def note(name: str, found: dict[str, float]) -> None:
+        ms = found["ms_per_client_step"]
+        found["images_per_second"] = bench.plan.batch_size / ms * 1e3
+        found["tflops"] = flops / ms / 1e9
+        found["of_matrix_product"] = found["tflops"] / rate
+        ways[name] = {key: round(value, 4) for key, value in found.items()}
+        say(f"{name:>18}: {ms:6.2f} ms per client step, {found['tflops']:5.0f} TFLOP/s, "
+            f"{found['peak_memory_gib']:.1f} GiB")  # fmt: skip
+
+    note("eager fp32", _loop(bench, "fp32"))
+    note("eager tf32", _loop(bench, "tf32"))
+    note("eager bf16", _loop(bench, "bf16"))
+    if compiled:
+        note("compiled bf16", _loop(bench, "bf16", compiled=True))
+    for count in streams:
+        note(f"graph, {count} streams" if count > 1 else "graph, 1 stream", _graph(bench, count))
+    eager = min(found["ms_per_client_step"] for name, found in ways.items() if name.startswith("eager"))
+    graphs = {name: found for name, found in ways.items() if name.startswith("graph")}
+    best = min(graphs, key=lambda name: graphs[name]["ms_per_client_step"])
+    default = f"graph, {STREAMS} streams"
+    chosen = graphs.get(default, graphs[best])["ms_per_client_step"]
+    sizes: dict[str, float] = {}
+    for clients in scaling:
+        found = _graph(Bench(bench.plan, clients), STREAMS)
+        sizes[str(clients)] = round(found["ms_per_client_step"], 3)
+        say(f"{clients:>7} clients: {found['ms_per_client_step']:6.2f} ms per client step, "
+            f"{found['peak_memory_gib']:.1f} GiB, captured in {found['capture_seconds']:.1f} s")  # fmt: skip
+    result: dict[str, Any] = {
+        "ms_per_client_step": chosen,
+        "ratio_to_eager": round(eager / chosen, 2),
+        "fastest": best,
+        "ways": ways,
+        "scaling": sizes,
+        "matrix_product_tflops": round(rate, 1),
+        "tflop_per_client_step": round(flops / 1e12, 4),
+    }
+    if paper:
+        result |= _paper_run(data_dir, keep, say)
+    return result | {
+        "hardware": hardware("cuda"),
+        "versions": versions(),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def _loop(bench: Bench, precision: str, *, compiled: bool = False) -> dict[str, float]:
+    """The sequential engine on the GPU."""
+    how, net, federation = arithmetic(precision, "cuda"), bench.network(), bench.federation()
+    began = time.perf_counter()
+    forward = _compiled(functional(net, how)) if compiled else functional(net, how)
+    agenda = Agenda(FedDRM(), bench.plan, bench.clients)
+
+    def play(state: State) -> Played:
+        stage, everyone = agenda.stage(1), tuple(range(bench.clients))
+        return play_round(FedDRM(), forward, federation, bench.plan, state, stage, everyone)
+
+    with how.set():
+        found = _time(play, net, bench)
+    if compiled:
+        found["compile_seconds"] = time.perf_counter() - began - found.pop("seconds")
+    found.pop("seconds", None)
+    return found
+
+
+def _graph(bench: Bench, streams: int) -> dict[str, float]:
+    how, net, federation = arithmetic("bf16", "cuda"), bench.network(), bench.federation()
+    engine = GraphEngine(
+        FedDRM(), functional(net, how), federation, Agenda(FedDRM(), bench.plan, bench.clients), streams
+    )
+    try:
+        with how.set():
+            found = _time(engine.play, net, bench)
+    finally:
+        engine.close()
+    found.pop("seconds")
+    return found
+
+
+def _time(play: Callable[[State], Played], net: Net, bench: Bench) -> dict[str, float]:
+    """Milliseconds per client step: the median of some rounds, after two that warm up and capture."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    leaves = {leaf: value.detach() for leaf, value in net.named_parameters()}
+    state = play(first_state(FedDRM(), leaves, bench.clients)).state
+    began = time.perf_counter()
+    state = play(state).state
+    second = time.perf_counter() - began
+    times = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        state = play(state).state  # reads the loss, so the round is over
+        times.append(time.perf_counter() - start)
+    return {
+        "ms_per_client_step": 1e3 * statistics.median(times) / bench.steps,
+        "capture_seconds": max(second - statistics.median(times), 0.0),
+        "peak_memory_gib": torch.cuda.max_memory_allocated() / 2**30,
+        "seconds": sum(times),
+    }
+
+
+def _compiled(forward: Forward) -> Forward:
+    """The forward pass through torch.compile; stages are left out, as they would all have to be kept."""
+    fast = torch.compile(lambda leaves, x: forward(leaves, x)[:3])
+
+    def run(leaves: dict[str, torch.Tensor], x: torch.Tensor) -> Outputs:
+        return Outputs(*fast(leaves, x), stages={})
+
+    return run
+
+
+def _flops(bench: Bench) -> float:
+    """Floating-point operations of a client step: forward and backward, products alone."""
+    net = bench.network()
+    x = torch.randn(bench.plan.batch_size, *SHAPE, device="cuda")
+    with FlopCounterMode(display=False) as counter:
+        out = net(x)
+        (out.logits.sum() + out.client_logits.sum()).backward()
+    return float(counter.get_total_flops())
+
+
+def _product_rate() -> float:
+    """What the card reaches on one large bf16 product, in TFLOP/s: the ceiling that figures are held against."""
+    a, b = torch.randn(2, PRODUCT, PRODUCT, device="cuda", dtype=torch.bfloat16)
+    for _ in range(3):
+        a @ b
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(PRODUCTS):
+        a @ b
+    torch.cuda.synchronize()
+    return PRODUCTS * 2 * PRODUCT**3 / (time.perf_counter() - began) / 1e12
+
+
+def _paper_run(data_dir: str | None, keep: Path | None, say: Say) -> dict[str, Any]:
+    """One cell of the paper's main table from the files on the disk to the summary, everything included."""
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        settings = {"data_dir": data_dir} if data_dir else {}
+        run = train("cifar10", "feddrm", out=keep or Path(folder) / "run", data_settings=settings, device="cuda")
+        seconds = time.perf_counter() - began
+        summary = run.summary or {}
+    say(f"paper run: {seconds:.0f} s, average accuracy {summary['average_accuracy']['mean']:.4f}")
+    return {
+        "paper_run_seconds": round(seconds, 1),
+        "paper_run": {
+            key: summary[key]
+            for key in ("average_accuracy", "system_accuracy", "client_accuracy", "oracle_accuracy", "seconds",
+                        "peak_memory_gib")
+        },
+    }  # fmt: skip

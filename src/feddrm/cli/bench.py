@@ -1,0 +1,71 @@
+"""``feddrm bench``: how fast it is here, every way measured in one run."""
+
+from __future__ import annotations
+
+from json import dumps
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from feddrm.cli.output import JsonFlag, print_json, print_table
+from feddrm.cli.settings import DataDir
+from feddrm.errors import SettingError
+
+app = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def bench() -> None:
+    """Measure speed on this machine."""
+
+
+@app.command()
+def engine(
+    streams: Annotated[str, typer.Option(help="Numbers of parallel streams to try.")] = "1,2,4,8",
+    scaling: Annotated[str, typer.Option(help="Numbers of clients to try.")] = "8,16,32,64",
+    compiled: Annotated[bool, typer.Option(help="Also measure torch.compile in the plain loop.")] = True,
+    paper: Annotated[bool, typer.Option(help="Also one whole paper run on CIFAR-10.")] = True,
+    data_dir: DataDir = None,
+    keep: Annotated[Path | None, typer.Option(help="Keep the paper run in this folder.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the figures here as JSON.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Compare the engines on one GPU: plain loop, compiled, CUDA graph, more streams, more clients.
+
+    Example: feddrm bench engine --no-paper
+    """
+    from feddrm.bench.engine import bench_engine
+    from feddrm.engine.checkpoint import write_atomically
+
+    found = bench_engine(
+        streams=_numbers("--streams", streams),
+        scaling=_numbers("--scaling", scaling),
+        compiled=compiled,
+        paper=paper,
+        data_dir=data_dir,
+        keep=keep,
+        say=lambda line: typer.echo(line, err=True),
+    )
+    if out is not None:
+        write_atomically(out, (dumps(found, indent=2) + "\n").encode())
+    if json:
+        print_json(found)
+        return
+    columns = ["ms_per_client_step", "images_per_second", "tflops", "of_matrix_product", "peak_memory_gib"]
+    rows = [[name, *(f"{way[column]:.4g}" for column in columns)] for name, way in found["ways"].items()]
+    print_table(["way", "ms per client step", "images/s", "TFLOP/s", "of matrix product", "GiB"], rows)
+    print_table(["clients", "ms per client step"], [[m, f"{ms:.3g}"] for m, ms in found["scaling"].items()])
+    typer.echo(f"the graph is {found['ratio_to_eager']} times as fast as the fastest plain loop")
+    if paper:
+        typer.echo(f"a whole paper run took {found['paper_run_seconds']} s")
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        numbers = [int(word) for word in text.split(",") if word.strip()]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise SettingError(f"{option} {text!r}: give whole numbers from 1, such as 1,2,4")
+    return numbers

@@ -1,0 +1,75 @@
+"""GroupNorm with what follows it, in one pass over memory where a kernel for that is at hand.
+
+On a GPU in bfloat16 the norms, not the convolutions, would take most of a network's time: torch
+computes them in float32, one operation after another. There Triton kernels read every activation
+twice and write it once. Everywhere else it is torch's own arithmetic.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def group_norm(x: Tensor, norm: nn.GroupNorm, *, relu: bool, residual: Tensor | None = None) -> Tensor:
+    """GroupNorm(x), plus ``residual``, then ReLU where wanted; [n, channels, height, width]."""
+    if x.is_cuda and x.dtype == torch.bfloat16 and _fits(x.shape[1], norm.num_groups):
+        fused = _Fused.apply(x, norm.weight, norm.bias, residual, norm.num_groups, norm.eps, relu)  # type: ignore[no-untyped-call]
+        return cast(Tensor, fused[0])
+    out: Tensor = norm(x)
+    if residual is not None:
+        out = out + residual
+    return F.relu(out) if relu else out
+
+
+def _fits(channels: int, groups: int) -> bool:
+    """The kernels work on blocks of channels whose sizes are powers of two."""
+    per_group = channels // groups
+    return channels % 32 == 0 and per_group & (per_group - 1) == 0 and _has_triton()
+
+
+@lru_cache(maxsize=1)
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+class _Fused(torch.autograd.Function):
+    """The kernels as one differentiable operation; mean and deviation are outputs to keep them for the way back."""
+
+    @staticmethod
+    def forward(
+        x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, groups: int, eps: float, relu: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        from feddrm.models.kernels import forward
+
+        x = x.contiguous(memory_format=torch.channels_last)
+        if residual is not None:
+            residual = residual.to(x.dtype).contiguous(memory_format=torch.channels_last)
+        return forward(x, weight, bias, residual, groups, eps, relu)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        x, weight, bias, residual, _, _, relu = inputs
+        y, mean, deviation = output
+        ctx.mark_non_differentiable(mean, deviation)
+        ctx.relu, ctx.residual = relu, residual is not None
+        # Only a residual hides the sign of y: without one it follows from x.
+        ctx.save_for_backward(x, weight, bias, mean, deviation, y if relu and ctx.residual else None)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        from feddrm.models.kernels import backward
+
+        x, weight, bias, mean, deviation, y = ctx.saved_tensors
+        last = torch.channels_last
+        gradient = gradients[0].to(x.dtype).contiguous(memory_format=last)
+        dx, masked, dweight, dbias = backward(
+            gradient, x.contiguous(memory_format=last), y, weight, bias, mean, deviation, ctx.relu
+        )
+        dresidual = (masked if ctx.relu else gradient) if ctx.residual else None
+        return dx, dweight, dbias, dresidual, None, None, None
