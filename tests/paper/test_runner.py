@@ -346,3 +346,17 @@ def test_commits_are_read_without_git(tmp_path: Path) -> None:
     assert _head(tmp_path / "w" / ".git") == "123"
     (tree / "HEAD").write_text("456\n")
     assert _head(tmp_path / "w" / ".git") == "456"
+
+
+def test_a_router_is_not_begun_without_the_time_it_took_before(
+    smoke: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = smoke.by_id[FIRST]
+    assert events(opened(smoke, tmp_path), [cell]) == [(FIRST, "finished")]
+    monkeypatch.setattr(Run, "fit_router", fake_router, raising=False)
+    assert events(opened(smoke, tmp_path, router=False), [cell]) == []
+    made = opened(smoke, tmp_path, deadline=runner.SAVING + 20.0, clock=lambda: 0.0)
+    made.router_seconds = 30.0
+    assert events(made, [cell]) == [(FIRST, "skipped")]
+    made.router_seconds = 10.0
+    assert events(made, [cell]) == [(FIRST, "router")]

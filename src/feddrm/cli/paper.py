@@ -93,6 +93,7 @@ def run(
     results: Results = None,
     data_dir: DataDir = None,
     grid: GridName = "paper",
+    router: Annotated[bool, typer.Option(help="Fit the exact router to every cell that is trained.")] = True,
     extra: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="How to run, e.g. engine=graph; the protocol is fixed."),
@@ -108,7 +109,8 @@ def run(
     started = time.monotonic()
     deadline = None if budget is None else started + read_budget(budget)
     settings = keyed_settings(extra)
-    opened, runner = _open(grid, results, work, device, deadline=deadline, data_dir=data_dir, settings=settings)
+    options = {"deadline": deadline, "data_dir": data_dir, "settings": settings, "router": router}
+    opened, runner = _open(grid, results, work, device, **options)
     runner.watch = _quiet if json else _progress
     cells = opened.choose(only or (), _seeds(seeds))
     outcomes = []

@@ -64,6 +64,7 @@ class Runner:
     device: str
     data_dir: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    router: bool = True  # fit the exact router once a cell is trained
     deadline: float | None = None  # by time.monotonic()
     clock: Callable[[], float] = time.monotonic
     watch: Watch = lambda cell: nullcontext(None)  # noqa: ARG005
@@ -76,7 +77,8 @@ class Runner:
             key = min(fixed)
             raise SettingError(f"--set {key}=...: '{key}' belongs to the protocol of the grid '{self.grid.name}'")
         self.records = read_records(self.grid, self.results)
-        self.router_seconds: float = 0.0
+        spent = [record.content["seconds"].get("router") or 0.0 for record in self._measured()]
+        self.router_seconds: float = max(spent, default=0.0)
         self._federation: tuple[Any, Federation] | None = None
 
     def standing(self, cell: Cell) -> Standing:
@@ -116,21 +118,25 @@ class Runner:
         except FeddrmError as error:
             yield "skipped", f"no data: {error}"
             return
+        seen_whole = standing.state == "missing"
+        event, why = self._attempt(cell, lambda: self._train(cell, federation, began if seen_whole else None))
+        yield event, why
+        if event == "finished":
+            yield from self._router(cell)
+
+    def _attempt(self, cell: Cell, work: Callable[[], None]) -> tuple[Event, str]:
+        """One broken cell must not cost the rest of the budget."""
         try:
-            self._train(cell, federation, None if standing.state == "half done" else began)
+            work()
         except OutOfTime:
-            yield "interrupted", "the budget is used up: the next call goes on from here"
-            return
+            return "interrupted", "the budget is used up: the next call goes on from here"
         except FeddrmError as error:
-            yield "failed", str(error)
-            return
-        except Exception as error:  # one broken cell must not cost the rest of the budget
+            return "failed", str(error)
+        except Exception as error:
             trace = self.work / f"{cell.id}.error.txt"
             trace.write_text(traceback.format_exc())
-            yield "failed", f"{type(error).__name__}: {error} (see {trace})"
-            return
-        yield "finished", ""
-        yield from self._router(cell)
+            return "failed", f"{type(error).__name__}: {error} (see {trace})"
+        return "finished", ""
 
     def _train(self, cell: Cell, federation: Federation, began: float | None) -> None:
         settings = {**cell.protocol(), **self.settings, "device": self.device}
@@ -167,16 +173,15 @@ class Runner:
         """Fit the exact router of a finished cell whose run folder is still there, if it has none yet."""
         record, folder = self.records[cell.id], RunFolder(self.work / cell.id)
         fit = getattr(Run, "fit_router", None)  # the layer below may not have it yet
-        if record.routed or not folder.summary_file.exists() or fit is None:
+        if not self.router or record.routed or not folder.summary_file.exists() or fit is None:
             return
         if self._left() <= self.router_seconds:
             yield "skipped", "the budget is used up: the next call fits the router"
             return
         began = self.clock()
-        try:
-            fit(Run.open(folder.path), self._load(cell), device=self.device)
-        except FeddrmError as error:
-            yield "failed", f"router: {error}"
+        event, why = self._attempt(cell, lambda: fit(Run.open(folder.path), self._load(cell), device=self.device))
+        if event != "finished":
+            yield event, f"router: {why}"
             return
         took = self.clock() - began
         self.router_seconds = max(self.router_seconds, took)
