@@ -8,11 +8,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 EXTRAS := dev,track
 DEMO ?= --out runs/demo
+SMOKE ?= runs/paper-smoke
 
-.PHONY: help demo test lint format clean
+.PHONY: help demo paper-smoke test lint format clean
 
 help: ## Show what can be made
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # torch goes first and alone: its pinned version decides which build the rest agrees with.
 $(READY): pyproject.toml constraints.txt
@@ -24,6 +25,12 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY) ## Train on the embedded digits, and see what guiding queries is worth
 	$(BIN)/feddrm demo $(DEMO)
+
+paper-smoke: $(READY) ## Run the paper's machinery on the digits, in seconds: no results, only proof that it works
+	$(BIN)/feddrm paper run --grid smoke --device cpu --results $(SMOKE)/results --work $(SMOKE)/work
+	$(BIN)/feddrm paper table main --grid smoke --results $(SMOKE)/results
+	$(BIN)/feddrm paper figure lambda --grid smoke --results $(SMOKE)/results --out $(SMOKE)/lambda.png
+	$(BIN)/feddrm paper page --grid smoke --results $(SMOKE)/results --out $(SMOKE)/results.md
 
 test: $(READY) ## Run all tests
 	$(BIN)/python -m pytest

@@ -11,6 +11,7 @@ import typer
 from feddrm import __version__
 from feddrm.cli import bench, data
 from feddrm.cli import data, drm
+from feddrm.cli import bench, data, paper
 from feddrm.cli import report as reports
 from feddrm.cli import router as routing
 from feddrm.cli import train as training
@@ -28,6 +29,7 @@ app = typer.Typer(
 app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")
 app.add_typer(drm.app, name="drm")
+app.add_typer(paper.app, name="paper")
 
 
 def _version(asked: bool) -> None:

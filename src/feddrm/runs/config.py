@@ -23,12 +23,17 @@ TIES = ("smallest", "cuda")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """When and how to evaluate: every round of the last ``window``, every ``every`` rounds before."""
+    """When and how to evaluate: every round of the last ``window``, every ``every`` rounds before.
+
+    ``also`` names the first and the last of further rounds to evaluate, all of them: the window before
+    tuning starts, where a method's clients still hold one global model.
+    """
 
     window: int = 50
     every: int = 40
     test_crop: bool = True
     ties: str = "smallest"
+    also: tuple[int, int] | None = None
 
     def check(self) -> None:
         """Refuse what cannot be."""
@@ -36,10 +41,13 @@ class Evaluation:
             raise SettingError(f"window={self.window}, every={self.every}: give at least 1")
         if self.ties not in TIES:
             raise SettingError(f"ties='{self.ties}': choose {' or '.join(TIES)}")
+        if self.also is not None and not 1 <= self.also[0] <= self.also[-1]:
+            raise SettingError(f"also={self.also}: give the first and the last round, as in [651, 700]")
 
     def due(self, round: int, rounds: int) -> bool:
         """Whether a round is evaluated."""
-        return round > rounds - self.window or round % self.every == 0
+        further = self.also is not None and self.also[0] <= round <= self.also[-1]
+        return further or round > rounds - self.window or round % self.every == 0
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,257 @@
+"""``feddrm paper``: the whole paper, reproduced cell by cell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from feddrm.cli.output import JsonFlag, print_json, print_table, progress_bar
+from feddrm.cli.settings import DataDir, keyed_settings
+from feddrm.errors import FeddrmError, SettingError
+
+if TYPE_CHECKING:
+    from feddrm.paper import Cell, Grid, Outcome, Record, Runner
+    from feddrm.runs.run import OnRound
+
+app = typer.Typer(
+    help="Reproduce the paper: run its grid, print its tables, draw its figures.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+GridName = Annotated[str, typer.Option("--grid", help="'paper', 'smoke' (seconds, no result), or a YAML file.")]
+Results = Annotated[
+    Path | None, typer.Option(help="Folder of finished cells (paper: results/paper; else: runs/paper-GRID/results).")
+]
+Work = Annotated[Path | None, typer.Option(help="Folder of run folders (runs/paper, runs/paper-GRID/work).")]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PATTERN", help="A table, a step, or part of a cell's name (* and ? allowed); repeatable."),
+]
+Seeds = Annotated[str | None, typer.Option(help="Seeds of all chosen cells, e.g. 2025,2026 (else the grid's own).")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda (cuda where there is one).")]
+
+
+@app.command("list")
+def list_cells(
+    only: Only = None,
+    seeds: Seeds = None,
+    grid: GridName = "paper",
+    results: Results = None,
+    work: Work = None,
+    device: Device = None,
+    json: JsonFlag = False,
+) -> None:
+    """Say what is done, half done and missing, and how long it took or will probably take.
+
+    Example: feddrm paper list --only lambda
+    """
+    opened, runner = _open(grid, results, work, device)
+    standings = [runner.standing(cell) for cell in opened.choose(only or (), _seeds(seeds))]
+    if json:
+        print_json(
+            [
+                {
+                    "cell": s.cell.id,
+                    "state": s.state,
+                    "round": s.round,
+                    "rounds": s.cell.plan.rounds,
+                    "seconds": s.seconds,
+                    "step": s.cell.step,
+                    "used_by": list(opened.used_by(s.cell)),
+                }
+                for s in standings
+            ]
+        )
+        return
+    rows = []
+    for s in standings:
+        state = f"half done, round {s.round} of {s.cell.plan.rounds}" if s.state == "half done" else s.state
+        about = "" if s.state in ("done", "no router") else "about "
+        rows.append([s.cell.step, s.cell.id, state, "unknown" if s.seconds is None else f"{about}{s.seconds:.0f} s"])
+    print_table(["step", "cell", "state", "time"], rows)
+    finished = sum(s.state in ("done", "no router") for s in standings)
+    routed = sum(s.state == "done" for s in standings)
+    left = [s.seconds for s in standings if s.state in ("missing", "half done")]
+    known = [seconds for seconds in left if seconds is not None]
+    rest = f", about {sum(known) / 3600:.1f} h left" if left and len(known) == len(left) else ""
+    typer.echo(f"{finished} of {len(standings)} cells done, {routed} with the exact router{rest}")
+
+
+@app.command()
+def run(
+    only: Only = None,
+    budget: Annotated[str | None, typer.Option(help="Stop in time: 25m, 90s, 1.5h.")] = None,
+    seeds: Seeds = None,
+    device: Device = None,
+    work: Work = None,
+    results: Results = None,
+    data_dir: DataDir = None,
+    grid: GridName = "paper",
+    router: Annotated[bool, typer.Option(help="Fit the exact router to every cell that is trained.")] = True,
+    extra: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="How to run, e.g. engine=graph; the protocol is fixed."),
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Run what is missing, the most valuable first; half-done cells go on where they stopped.
+
+    Example: feddrm paper run --only main --budget 25m
+    """
+    from feddrm.paper import read_budget
+
+    started = time.monotonic()
+    deadline = None if budget is None else started + read_budget(budget)
+    settings = keyed_settings(extra)
+    options = {"deadline": deadline, "data_dir": data_dir, "settings": settings, "router": router}
+    opened, runner = _open(grid, results, work, device, **options)
+    runner.watch = _quiet if json else _progress
+    cells = opened.choose(only or (), _seeds(seeds))
+    outcomes = []
+    for outcome in runner.go(cells):
+        outcomes.append(outcome)
+        if not json and outcome.event != "skipped":
+            typer.echo(f"{outcome.cell.id}: {outcome.event}, {outcome.seconds:.0f} s{_because(outcome)}")
+    if json:
+        print_json(
+            [{"cell": o.cell.id, "event": o.event, "seconds": round(o.seconds, 1), "why": o.why} for o in outcomes]
+        )
+    else:
+        _echo_skipped(outcomes)
+        standings = [runner.standing(cell) for cell in cells]
+        done = sum(s.state in ("done", "no router") for s in standings)
+        typer.echo(f"{done} of {len(cells)} chosen cells done; results in {runner.results}")
+    failed = [o for o in outcomes if o.event == "failed"]
+    without_data = [o for o in outcomes if o.why.startswith("no data")]
+    if failed:
+        raise FeddrmError(f"{len(failed)} cells failed, first {failed[0].cell.id}: {failed[0].why}")
+    if without_data and len(without_data) == len(cells):
+        raise FeddrmError(without_data[0].why)
+
+
+@app.command()
+def table(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="main, alpha, clients, lambda, ..., beyond.")],
+    format: Annotated[str, typer.Option(help="md, latex, csv or html.")] = "md",
+    grid: GridName = "paper",
+    results: Results = None,
+) -> None:
+    """Print a table: ours, the paper's, the difference; what has not been run is marked as missing.
+
+    Example: feddrm paper table main --format latex
+    """
+    from feddrm.paper import read_notes, render, tables
+
+    opened, records, folder = _records(grid, results)
+    notes = read_notes(opened, records, folder)
+    typer.echo(render(tables(opened, name, records), format, notes), nl=False)
+
+
+@app.command()
+def figure(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="lambda, covariate, sharing, drift, shifts, ...")],
+    out: Annotated[Path | None, typer.Option(help="Where to write it (NAME.png); .png, .svg or .pdf.")] = None,
+    grid: GridName = "paper",
+    results: Results = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Draw a figure of the paper.
+
+    Example: feddrm paper figure drift --out drift.png
+    """
+    from feddrm.paper import figure as draw
+    from feddrm.report.pictures import check_target, save
+
+    target = out or Path(f"{name}.png")
+    check_target(target)
+    opened, records, _ = _records(grid, results)
+    save(draw(name, opened, records, data_dir), target)
+    typer.echo(f"wrote {target}")
+
+
+@app.command()
+def page(
+    out: Annotated[Path, typer.Option(help="Where to write it.")] = Path("docs/results.md"),
+    grid: GridName = "paper",
+    results: Results = None,
+) -> None:
+    """Write the results page from the finished cells.
+
+    Example: feddrm paper page --out docs/results.md
+    """
+    from feddrm.paper import read_notes, results_page
+    from feddrm.report.writing import write_whole
+
+    opened, records, folder = _records(grid, results)
+    write_whole({out: results_page(opened, records, read_notes(opened, records, folder)).encode()})
+    typer.echo(f"wrote {out}")
+
+
+def _records(grid: str, results: Path | None) -> tuple[Grid, dict[str, Record], Path]:
+    from feddrm.paper import Grid, read_records
+
+    opened = Grid.read(grid)
+    folder = results or _home(opened)[0]
+    return opened, read_records(opened, folder), folder
+
+
+def _open(
+    grid: str, results: Path | None, work: Path | None, device: str | None, **options: Any
+) -> tuple[Grid, Runner]:
+    from feddrm.paper import Grid, Runner, default_device
+
+    opened = Grid.read(grid)
+    places = _home(opened)
+    return opened, Runner(opened, results or places[0], work or places[1], device or default_device(), **options)
+
+
+def _home(grid: Grid) -> tuple[Path, Path]:
+    """Results and work; only the paper's own grid ever reaches results/paper by itself."""
+    if grid.name == "paper":
+        return Path("results/paper"), Path("runs/paper")
+    base = Path("runs") / f"paper-{grid.name}"
+    return base / "results", base / "work"
+
+
+def _seeds(text: str | None) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")] if text else []
+    except ValueError as error:
+        raise SettingError(f"--seeds '{text}': give numbers with commas, as in 2025,2026") from error
+
+
+@contextmanager
+def _quiet(cell: Cell) -> Iterator[OnRound | None]:  # noqa: ARG001
+    yield None
+
+
+@contextmanager
+def _progress(cell: Cell) -> Iterator[OnRound | None]:
+    with progress_bar(cell.id) as advance:
+
+        def on_round(played: Any, metrics: dict[str, Any] | None, rounds: int) -> None:
+            note = f"average accuracy {100 * metrics['average_accuracy']:.1f} %" if metrics else ""
+            advance(played.state.round, rounds, note, metrics is not None)
+
+        yield on_round
+
+
+def _because(outcome: Outcome) -> str:
+    return f" ({outcome.why})" if outcome.why else ""
+
+
+def _echo_skipped(outcomes: list[Outcome]) -> None:
+    """Cells left out, one line per reason."""
+    reasons: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        if outcome.event == "skipped":
+            shared = outcome.why if outcome.why.startswith(("no data", "the budget")) else "too long for what is left"
+            reasons.setdefault(shared, []).append(outcome.cell.id)
+    for why, cells in reasons.items():
+        typer.echo(f"left out: {len(cells)} cells, first {cells[0]} ({why})")

@@ -1,0 +1,180 @@
+"""What the paper says in words, held against the tables; and what it leaves unsaid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+from feddrm.paper.grid import Grid
+from feddrm.paper.records import Record
+from feddrm.paper.tables import Row, Table, tables
+from feddrm.report.measures import Score
+
+Status = Literal["holds", "does not hold", "open"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim, whether it holds, and the figures behind that. One counterexample decides; silence does not.
+
+    ``contradicted`` says what in the paper's own tables speaks against it.
+    """
+
+    text: str
+    status: Status
+    evidence: str
+    contradicted: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two ways of answering side by side, setting by setting, in points."""
+
+    text: str
+    settings: int
+    gains: Mapping[str, tuple[Score, Score]]
+
+    @property
+    def evidence(self) -> str:
+        if not self.gains:
+            return f"not measured yet (0 of {self.settings} settings)"
+        ahead = sum(left.mean > right.mean for left, right in self.gains.values())
+        figures = [f"{name} {_percent(left)} : {_percent(right)}" for name, (left, right) in self.gains.items()]
+        return f"ahead in {ahead} of {len(self.gains)} settings measured (of {self.settings}): {', '.join(figures)}"
+
+
+def verdicts(grid: Grid, records: Mapping[str, Record]) -> list[Verdict]:
+    """Every claim of the grid."""
+    found = []
+    for claim in grid.content["claims"]:
+        table = tables(grid, claim["table"], records)[claim.get("part", 0)]
+        status, evidence = KINDS[claim["kind"]](table, claim)
+        theirs = table.as_published()
+        said, against = ("open", "") if theirs is None else KINDS[claim["kind"]](theirs, claim)
+        found.append(Verdict(claim["text"], status, evidence, against if said == "does not hold" else ""))
+    return found
+
+
+def comparisons(grid: Grid, records: Mapping[str, Record]) -> list[Comparison]:
+    """Every comparison that the paper does not make."""
+    found = []
+    for item in grid.content["unreported"]:
+        gains = {}
+        for setting in item["settings"]:
+            left, right = (_score(grid, setting, item[side], records) for side in ("left", "right"))
+            if left is not None and right is not None:
+                gains[grid.label("settings", setting)] = (left, right)
+        found.append(Comparison(item["text"], len(item["settings"]), gains))
+    return found
+
+
+def _score(grid: Grid, setting: str, side: Mapping[str, str], records: Mapping[str, Record]) -> Score | None:
+    record = records.get(f"{setting}_{side['method']}_seed{grid.seed}")
+    return None if record is None else record.score(side["measure"], side.get("rule"))
+
+
+def _leads(table: Table, claim: Mapping[str, Any]) -> tuple[Status, str]:
+    """One row is the best of every column, against every rival."""
+    own = next(row for row in table.rows if row.label == claim["row"])
+    rivals = [r for r in table.rows if r is not own and (r.published or claim.get("among") != "published")]
+    columns = [j for j, name in enumerate(table.columns) if name in claim.get("columns", table.columns)]
+    led, behind, incomplete = 0, [], 0
+    for j in columns:
+        ours = own.entries[j].ours
+        others = [(r.entries[j].ours, r.label) for r in rivals]
+        known = [(score.mean, label) for score, label in others if score is not None]
+        ahead = [(mean, label) for mean, label in known if ours is not None and mean >= ours.mean]
+        if ours is not None and ahead:
+            mean, label = max(ahead)
+            behind.append(f"{label} is {100 * (mean - ours.mean):.2f} ahead in {_column(table, j)}")
+        elif ours is None or len(known) < len(others):
+            incomplete += 1
+        else:
+            led += 1
+    text = f"leads {led} of {len(columns)} columns"
+    text += f"; {'; '.join(behind)}" if behind else ""
+    text += f"; {incomplete} incomplete" if incomplete else ""
+    return _status(bool(behind), incomplete == 0), text
+
+
+def _above(table: Table, claim: Mapping[str, Any]) -> tuple[Status, str]:
+    """One column is above another in every row of the paper's."""
+    left, right = table.columns.index(claim["left"]), table.columns.index(claim["right"])
+    rows = [row for row in table.rows if row.published]
+    pairs = {row.label: (row.entries[left].ours, row.entries[right].ours) for row in rows}
+    known = {label: (a.mean, b.mean) for label, (a, b) in pairs.items() if a is not None and b is not None}
+    wrong = [label for label, (a, b) in known.items() if a <= b]
+    text = f"for {len(known) - len(wrong)} of {len(known)} methods measured (of {len(rows)})"
+    text += f"; not for {', '.join(wrong)}" if wrong else ""
+    return _status(bool(wrong), len(known) == len(rows)), text
+
+
+def _declines(table: Table, claim: Mapping[str, Any]) -> tuple[Status, str]:  # noqa: ARG001
+    """Every row of the paper's falls from column to column within each group."""
+    wrong, known, wanted = [], 0, 0
+    for row in (row for row in table.rows if row.published):
+        for group in dict.fromkeys(table.groups):
+            scores = [e.ours for e, g in zip(row.entries, table.groups, strict=True) if g == group]
+            means = [score.mean for score in scores if score is not None]
+            wanted, known = wanted + len(scores), known + len(means)
+            if any(b >= a for a, b in pairwise(means)):
+                figures = ", ".join(f"{100 * mean:.2f}" for mean in means)
+                wrong.append(f"{row.label}, {group[:1].lower()}{group[1:]}: {figures}")
+    text = f"{wanted - known} of {wanted} figures missing" if known < wanted else "everywhere"
+    return _status(bool(wrong), known == wanted), f"not for {'; '.join(wrong)}" if wrong else text
+
+
+def _order(rising: bool) -> Callable[[Table, Mapping[str, Any]], tuple[Status, str]]:
+    def check(table: Table, claim: Mapping[str, Any]) -> tuple[Status, str]:
+        """A column goes one way all the way down its rows."""
+        values, text = _along(table, claim["column"])
+        known = [value for value in values if value is not None]
+        wrong = any((b <= a) if rising else (b >= a) for a, b in pairwise(known))
+        return _status(wrong, len(known) == len(values)), text
+
+    return check
+
+
+def _peaks(table: Table, claim: Mapping[str, Any]) -> tuple[Status, str]:
+    """A column is highest in one row."""
+    values, text = _along(table, claim["column"])
+    labels = [row.label for row in table.rows]
+    at = values[labels.index(claim["row"])]
+    higher = at is not None and any(v is not None and v > at for v in values)
+    return _status(higher, all(v is not None for v in values)), text
+
+
+KINDS: dict[str, Callable[[Table, Mapping[str, Any]], tuple[Status, str]]] = {
+    "leads": _leads,
+    "above": _above,
+    "declines": _declines,
+    "rises": _order(rising=True),
+    "falls": _order(rising=False),
+    "peaks": _peaks,
+}
+
+
+def _along(table: Table, column: str) -> tuple[list[float | None], str]:
+    j = table.columns.index(column)
+    scores = [row.entries[j].ours for row in table.rows]
+    return [None if s is None else s.mean for s in scores], _listing(table.rows, scores)
+
+
+def _listing(rows: Sequence[Row], scores: Sequence[Score | None]) -> str:
+    known = [f"{row.label}: {_percent(s)}" for row, s in zip(rows, scores, strict=True) if s is not None]
+    missing = len(rows) - len(known)
+    return ", ".join([*known, *([f"{missing} of {len(rows)} missing"] if missing else [])])
+
+
+def _column(table: Table, j: int) -> str:
+    return f"{table.groups[j]}, {table.columns[j]}" if table.groups[j] else table.columns[j]
+
+
+def _status(refuted: bool, complete: bool) -> Status:
+    return "does not hold" if refuted else "holds" if complete else "open"
+
+
+def _percent(score: Score) -> str:
+    return f"{100 * score.mean:.2f}"

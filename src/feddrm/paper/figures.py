@@ -1,0 +1,154 @@
+"""The paper's figures, drawn from finished cells, from the data, or from a small simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from feddrm.data.cifar import Cifar10, read_pool
+from feddrm.data.partition import partition
+from feddrm.data.shift import LEVELS, colour_shifts
+from feddrm.errors import FeddrmError, SettingError
+from feddrm.paper.drift import gradient_drift
+from feddrm.paper.grid import Grid
+from feddrm.paper.records import Record
+from feddrm.paper.tables import tables
+from feddrm.registry import nearest
+from feddrm.report.pictures import draw_heat_map, draw_shift_grid
+from feddrm.report.portrait import SAMPLES, Portrait
+from feddrm.report.svg import SERIES
+
+MARKERS = "osD^vP*"
+DIVISIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("Dir-0.3", {"kind": "dirichlet", "alpha": 0.3, "shards": 5}),
+    ("Dir-1.3", {"kind": "dirichlet", "alpha": 1.3, "shards": 5}),
+    ("Dir-2.3", {"kind": "dirichlet", "alpha": 2.3, "shards": 5}),
+    ("5-SPC", {"kind": "shards", "alpha": 0.3, "shards": 5}),
+)
+
+
+def figure(name: str, grid: Grid, records: Mapping[str, Record], data_dir: str | None = None) -> Figure:
+    """A figure by name; one without a single finished cell is refused, gaps stay gaps."""
+    if name not in FIGURES:
+        raise SettingError(f"unknown figure '{name}'{nearest(name, FIGURES)} (known: {', '.join(FIGURES)})")
+    return FIGURES[name][1](grid, records, data_dir)
+
+
+def _sweep(name: str) -> Callable[[Grid, Mapping[str, Record], str | None], Figure]:
+    """A table's columns as lines over its rows."""
+
+    def draw(grid: Grid, records: Mapping[str, Record], data_dir: str | None) -> Figure:  # noqa: ARG001
+        table = tables(grid, name, records)[0]
+        done = sum(row.entries[0].ours is not None for row in table.rows)
+        if not done:
+            raise FeddrmError(f"no cell of '{name}' has been run: feddrm paper run --only {name}")
+        drawn, axes = _single(6.4, 4.2)
+        for j, column in enumerate(table.columns):
+            scores = [row.entries[j].ours for row in table.rows]
+            if any(scores):
+                y = [np.nan if score is None else 100 * score.mean for score in scores]
+                bars = [0.0 if score is None or score.std is None else 100 * score.std for score in scores]
+                look: dict[str, Any] = {
+                    "color": SERIES[j % len(SERIES)],
+                    "marker": MARKERS[j % len(MARKERS)],
+                    "markersize": 5,
+                }
+                axes.errorbar(range(len(y)), y, bars, capsize=3, label=column, **look)
+        axes.set_xticks(range(len(table.rows)), [row.label for row in table.rows])
+        axes.set_ylabel("accuracy (%)")
+        axes.set_title(f"{table.title}\n{done} of {len(table.rows)} cells run", fontsize=10)
+        _finish(axes)
+        return drawn
+
+    return draw
+
+
+def _drift(grid: Grid, records: Mapping[str, Record], data_dir: str | None) -> Figure:  # noqa: ARG001
+    found = gradient_drift(grid.seed)
+    drawn, axes = _single(6.4, 4.2)
+    axes.plot(found.clients, color=SERIES[1], label="client classification")
+    axes.plot(found.classes, color=SERIES[0], linestyle="--", label="target classification")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("round")
+    axes.set_ylabel("relative gradient drift")
+    axes.set_title("FedAvg on a random embedding: 10 classes, 3 clients", fontsize=10)
+    _finish(axes)
+    return drawn
+
+
+def _shifts(grid: Grid, records: Mapping[str, Record], data_dir: str | None) -> Figure:  # noqa: ARG001
+    drawn = Figure(figsize=(12, 9.5), layout="constrained")
+    places = drawn.subplot_mosaic([[level, "pool"] for level in LEVELS])
+    pool = read_pool(Cifar10.origin, data_dir=data_dir, download=False)
+    first = [int(np.flatnonzero(pool.fine == k)[0]) for k in range(SAMPLES)]
+    x = torch.from_numpy(pool.images[first]).permute(0, 3, 1, 2)
+    for level, axes in places.items():
+        shifts = [shift for shift in colour_shifts(level, 32 if level == "pool" else 8) if shift is not None]
+        draw_shift_grid(axes, _portrait(len(shifts), gallery=torch.stack([shift.direct(x) for shift in shifts])))
+        axes.set_yticklabels([f"{i}: {shift}" for i, shift in enumerate(shifts)], fontsize=6)
+        axes.set_title({"pool": "number of clients (pool)", "high": "high (main)"}.get(level, level), fontsize=9)
+    return drawn
+
+
+def _labels(grid: Grid, records: Mapping[str, Record], data_dir: str | None) -> Figure:  # noqa: ARG001
+    drawn = Figure(figsize=(15, 10), layout="constrained")
+    labels = read_pool(Cifar10.origin, data_dir=data_dir, download=False).fine
+    for axes, (title, division) in zip(drawn.subplots(2, 2).flat, DIVISIONS, strict=True):
+        parts = partition(labels, clients=8, seed=grid.seed, **division)
+        counts = [np.bincount(labels[np.concatenate(part)], minlength=len(Cifar10.names)).tolist() for part in parts]
+        draw_heat_map(axes, _portrait(8, counts))
+        axes.set_title(title)
+    return drawn
+
+
+def _portrait(clients: int, counts: list[list[int]] | None = None, gallery: torch.Tensor | None = None) -> Portrait:
+    held: list[list[int]] = [[]] * clients if counts is None else counts
+    facts = [{"name": f"client {i}", "class_counts": row, "train": 0} for i, row in enumerate(held)]
+    return Portrait({"name": Cifar10.name, "clients": facts, "classes": Cifar10.names}, gallery)
+
+
+def _retina(grid: Grid, records: Mapping[str, Record], data_dir: str | None) -> Figure:  # noqa: ARG001
+    cells = [c for c in grid.cells if c.setting == "retina" and c.seed == grid.seed]
+    done = [(c, records[c.id]) for c in cells if c.id in records]
+    if not done:
+        raise FeddrmError("no cell of 'retina' has been run: get the data (see FedLGD), then paper run --only retina")
+    drawn = Figure(figsize=(15, 4.6), layout="constrained")
+    for axes, key in zip(drawn.subplots(1, 3), ("average", "system", "loss"), strict=True):
+        for i, (cell, record) in enumerate(done):
+            curve = record.content["curve"]
+            scale = 1.0 if key == "loss" else 100.0
+            y = [np.nan if value is None else scale * value for value in curve[key]]
+            style = "-" if i < len(SERIES) else "--"
+            label = grid.label("methods", cell.method)
+            axes.plot(curve["round"], y, style, color=SERIES[i % len(SERIES)], label=label, linewidth=1.2)
+        axes.set_title("training loss" if key == "loss" else f"{key} accuracy (%)")
+        axes.set_xlabel("round")
+    axes.legend(fontsize=7)
+    drawn.suptitle(f"RETINA: {len(done)} of {len(cells)} methods run")
+    return drawn
+
+
+FIGURES: dict[str, tuple[str, Callable[[Grid, Mapping[str, Record], str | None], Figure]]] = {
+    "lambda": ("accuracies against the weight of the class loss", _sweep("lambda")),
+    "covariate": ("accuracies against the intensity of covariate shift", _sweep("covariate")),
+    "sharing": ("accuracies against what the two branches share", _sweep("sharing")),
+    "drift": ("relative gradient drift of both heads, simulated", _drift),
+    "shifts": ("how the clients see, for all four kinds of shift (needs CIFAR-10)", _shifts),
+    "labels": ("samples per client and class, for four divisions (needs CIFAR-10)", _labels),
+    "retina": ("accuracies and training loss over rounds on RETINA", _retina),
+}
+
+
+def _single(width: float, height: float) -> tuple[Figure, Axes]:
+    drawn = Figure(figsize=(width, height), layout="constrained")
+    return drawn, drawn.subplots()
+
+
+def _finish(axes: Axes) -> None:
+    axes.grid(axis="y", linewidth=0.6)
+    axes.legend(fontsize=8)

@@ -1,0 +1,170 @@
+"""``docs/results.md``: what holds, what does not, what the paper did not report; then the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from feddrm.errors import FeddrmError
+from feddrm.paper.claims import Verdict, comparisons, verdicts
+from feddrm.paper.grid import Grid
+from feddrm.paper.records import Record, cell_of
+from feddrm.paper.render import CAPTION, markdown, signed
+from feddrm.paper.tables import BEYOND, Entry, seed_rows, tables
+from feddrm.report.reading import read_text
+
+NOTABLE = 1.5  # points between ours and the paper's beyond which somebody must say why
+NOTES = "notes.yaml"
+
+
+def results_page(grid: Grid, records: Mapping[str, Record], notes: Mapping[str, str]) -> str:
+    """The whole page as Markdown; the same results give the same text."""
+    sections = [_opening(grid, records), _differences(grid, records, notes), _seeds(grid, records)]
+    sections += [_table_section(grid, records, notes, name) for name in grid.content["tables"]]
+    sections += [_beyond(grid, records), _measured(records)]
+    return "\n\n".join(section.strip() for section in sections if section) + "\n"
+
+
+def read_notes(grid: Grid, records: Mapping[str, Record], folder: Path) -> dict[str, str]:
+    """``cell measure`` to note, from ``notes.yaml``; a note on a cell that does not exist is refused."""
+    path = folder / NOTES
+    if not path.exists():
+        return {}
+    try:
+        content = yaml.safe_load(read_text(path)) or {}
+    except yaml.YAMLError as error:
+        raise FeddrmError(f"{path} is not YAML: correct it") from error
+    known = {*grid.by_id, *(r.id for r in records.values() if cell_of(grid, r) is not None)}
+    notes: dict[str, str] = {}
+    for cell, said in content.items() if isinstance(content, dict) else [(str(content), None)]:
+        if cell not in known:
+            raise FeddrmError(f"{path} has a note on '{cell}', which is no cell (see: feddrm paper list): correct it")
+        if not isinstance(said, dict) or not all(isinstance(text, str) for text in said.values()):
+            raise FeddrmError(f"{path}, '{cell}': write a note per measure, as in 'system: why'")
+        notes |= {f"{cell} {measure}": " ".join(text.split()) for measure, text in said.items()}
+    return notes
+
+
+def _opening(grid: Grid, records: Mapping[str, Record]) -> str:
+    done = sum(cell.id in records for cell in grid.cells)
+    routed = sum(record.routed for record in records.values())
+    found = verdicts(grid, records)
+    near, far, known = _agreement(grid, records)
+    published = sum(entry.paper is not None for _, entry in _all_entries(grid, records))
+    lines = [
+        "# Results",
+        "",
+        "<!-- Written by 'feddrm paper page' from results/paper: change those, not this. -->",
+        "",
+        f"**{done} of {len(grid.cells)} cells** of the paper's grid have been run by the full protocol, {routed} of "
+        f"them with the exact router. Of the paper's {published} figures {known} can be compared: {near} lie within "
+        f"{NOTABLE} points of ours, {far} do not. Everything else on this page is still open.",
+        "",
+    ]
+    lines += ["## Holds", "", *_bullets([v for v in found if v.status == "holds"]), ""]
+    lines += ["## Does not hold", "", *_bullets([v for v in found if v.status == "does not hold"]), ""]
+    against = [f"- {v.text}: {v.contradicted}." for v in found if v.contradicted]
+    lines += ["Contradicted by the paper's own tables, whatever ours say:", "", *(against or ["- nothing"]), ""]
+    lines += ["## Not reported in the paper", ""]
+    lines += [f"- {item.text}: {item.evidence}." for item in comparisons(grid, records)]
+    lines += ["", "## Open", "", *_bullets([v for v in found if v.status == "open"], "nothing")]
+    return "\n".join(lines)
+
+
+def _bullets(found: Sequence[Verdict], nothing: str = "nothing yet") -> list[str]:
+    return [f"- {verdict.text}: {verdict.evidence}." for verdict in found] or [f"- {nothing}"]
+
+
+def _all_entries(grid: Grid, records: Mapping[str, Record]) -> list[tuple[str, Entry]]:
+    return [
+        (f"{table.title}: {row.label}, {column}", entry)
+        for name in grid.content["tables"]
+        for table in tables(grid, name, records)
+        for row, column, entry in table.entries()
+    ]
+
+
+def _agreement(grid: Grid, records: Mapping[str, Record]) -> tuple[int, int, int]:
+    gaps = [d for _, entry in _all_entries(grid, records) if (d := entry.difference) is not None]
+    far = sum(abs(gap) > NOTABLE for gap in gaps)
+    return len(gaps) - far, far, len(gaps)
+
+
+def _differences(grid: Grid, records: Mapping[str, Record], notes: Mapping[str, str]) -> str:
+    lines = [
+        f"## Differences from the paper of more than {NOTABLE} points",
+        "",
+        "One seed (2025) on either side; spreads across seeds are below.",
+        "",
+    ]
+    explained: list[str] = []
+    unexplained: list[str] = []
+    for where, entry in _all_entries(grid, records):
+        gap = entry.difference
+        if gap is None or abs(gap) <= NOTABLE:
+            continue
+        note = notes.get(f"{entry.cell} {entry.measure}")
+        said = f"- {where}: {signed(gap)}"
+        (explained if note else unexplained).append(f"{said}. {note}" if note else f"{said}.")
+    lines += ["Explained:", "", *(explained or ["- none"]), "", "Unexplained:", "", *(unexplained or ["- none"])]
+    return "\n".join(lines)
+
+
+def _seeds(grid: Grid, records: Mapping[str, Record]) -> str:
+    rows = seed_rows(grid, records, ("average", "system", "system.exact_density"))
+    lines = [
+        "## Seeds",
+        "",
+        "The paper's ± is the spread across the last rounds of one run. Across seeds (2025, 2026, 2027: another "
+        "division of the data, another start) it is another matter:",
+        "",
+    ]
+    if not rows:
+        return "\n".join([*lines, "No setting has been run with more than one seed yet."])
+    lines += ["| setting | method | measure | seeds | mean | ± across seeds | ± across rounds |", "|" + "---|" * 7]
+    for row in rows:
+        rounds = "–" if row["across_rounds"] is None else f"{100 * row['across_rounds']:.2f}"
+        numbers = f"{row['seeds']} | {100 * row['mean']:.2f} | {100 * row['across_seeds']:.2f} | {rounds}"
+        lines.append(f"| {row['setting']} | {row['method']} | {row['measure']} | {numbers} |")
+    return "\n".join(lines)
+
+
+def _table_section(grid: Grid, records: Mapping[str, Record], notes: Mapping[str, str], name: str) -> str:
+    parts = tables(grid, name, records)
+    shown = {f"{e.cell} {e.measure}" for table in parts for _, _, e in table.entries()}
+    said = [f"- \\* `{key.replace(' ', '`, ')}: {note}" for key, note in notes.items() if key in shown]
+    body = markdown(parts, notes).replace(f"\n\n{CAPTION}\n", "\n")
+    lines = [f"## Table: {name}", "", body, *said]
+    if name == next(iter(grid.content["tables"])):
+        lines += ["", CAPTION]
+    return "\n".join(lines)
+
+
+def _beyond(grid: Grid, records: Mapping[str, Record]) -> str:
+    parts = tables(grid, BEYOND, records)
+    begun = [table for table in parts if table.count[0]]
+    lines = [
+        "## Everything measured, setting by setting",
+        "",
+        f"{len(begun)} of {len(parts)} settings have been begun; `feddrm paper table beyond` prints all of them. "
+        "*Before tuning* is the window before a method's clients tune alone: one global model for everybody.",
+    ]
+    for table in begun:
+        lines += ["", markdown([table], {}).replace(f"\n\n{CAPTION}\n", "")]
+    return "\n".join(lines)
+
+
+def _measured(records: Mapping[str, Record]) -> str:
+    """On what, with what, when and how long."""
+    lines = ["## How it was measured", "", "`feddrm paper run` on each machine; one JSON per cell in `results/paper`."]
+    groups: dict[str, list[Record]] = {}
+    for record in records.values():
+        versions = ", ".join(f"{name} {version}" for name, version in record.content["versions"].items())
+        groups.setdefault(f"{record.hardware}; {versions}", []).append(record)
+    for where, several in sorted(groups.items()):
+        dates = sorted({str(record.content["date"]) for record in several})
+        hours = sum(record.seconds for record in several) / 3600
+        lines += ["", f"- {where}: {len(several)} cells, {hours:.2f} h, {dates[0]} to {dates[-1]}"]
+    return "\n".join(lines)

@@ -1,0 +1,235 @@
+"""Running the grid: the most valuable cells first, within a budget, losing nothing that is finished."""
+
+from __future__ import annotations
+
+import gc
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from feddrm.data import Federation
+from feddrm.data.dataset import FileDataset
+from feddrm.engine import Played
+from feddrm.errors import FeddrmError, SettingError
+from feddrm.paper.estimate import estimate
+from feddrm.paper.grid import Cell, Grid
+from feddrm.paper.records import Record, read_records, write_record
+from feddrm.runs import Run, RunFolder, hardware, train
+from feddrm.runs.run import OnRound
+
+SAVING = 10.0  # seconds kept back for the last checkpoint
+
+State = Literal["done", "no router", "half done", "missing"]
+Event = Literal["finished", "router", "interrupted", "skipped", "failed"]
+Watch = Callable[[Cell], AbstractContextManager[OnRound | None]]
+
+
+class OutOfTime(KeyboardInterrupt):
+    """The budget is used up: the run saves whole rounds and stops, as on Ctrl-C."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a cell in this call, and why."""
+
+    cell: Cell
+    event: Event
+    seconds: float
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a cell stands: its state, the last evaluated round of a half-done one, and its time."""
+
+    cell: Cell
+    state: State
+    round: int
+    seconds: float | None  # measured where done, estimated otherwise
+
+
+@dataclass
+class Runner:
+    """One call of ``feddrm paper run``. ``settings`` go to the training as they are (engine, precision, ...)."""
+
+    grid: Grid
+    results: Path
+    work: Path
+    device: str
+    data_dir: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    router: bool = True  # fit the exact router once a cell is trained
+    deadline: float | None = None  # by time.monotonic()
+    clock: Callable[[], float] = time.monotonic
+    watch: Watch = lambda cell: nullcontext(None)  # noqa: ARG005
+
+    def __post_init__(self) -> None:
+        if self.device.startswith("cuda") and not torch.cuda.is_available():
+            raise FeddrmError(f"device '{self.device}' was asked for, but torch sees no GPU here: use --device cpu")
+        fixed = set(self.grid.cells[0].protocol()) & set(self.settings)
+        if fixed:
+            key = min(fixed)
+            raise SettingError(f"--set {key}=...: '{key}' belongs to the protocol of the grid '{self.grid.name}'")
+        self.records = read_records(self.grid, self.results)
+        spent = [record.content["seconds"].get("router") or 0.0 for record in self._measured()]
+        self.router_seconds: float = max(spent, default=0.0)
+        self._federation: tuple[Any, Federation] | None = None
+
+    def standing(self, cell: Cell) -> Standing:
+        """Where a cell stands; nothing is started."""
+        record, folder = self.records.get(cell.id), RunFolder(self.work / cell.id)
+        if record is not None:
+            return Standing(cell, "done" if record.routed else "no router", cell.plan.rounds, record.seconds)
+        guess = estimate(cell, self.grid.by_id, self._measured())
+        begun = folder.state_file.exists()
+        lines = folder.metrics() if begun else []
+        return Standing(cell, "half done" if begun else "missing", lines[-1]["round"] if lines else 0, guess)
+
+    def go(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
+        """Half-done cells first, then by value; one outcome for everything that was tried or left out."""
+        begun = [cell for cell in cells if self.standing(cell).state == "half done"]
+        for cell in [*begun, *(cell for cell in cells if cell not in begun)]:
+            started = self.clock()
+            for event, why in self._cell(cell):
+                yield Outcome(cell, event, self.clock() - started, why)
+                started = self.clock()
+
+    def _cell(self, cell: Cell) -> Iterator[tuple[Event, str]]:
+        standing = self.standing(cell)
+        if standing.state in ("done", "no router"):
+            yield from self._router(cell)
+            return
+        left = self._left()
+        if left <= 0:
+            yield "skipped", "the budget is used up"
+            return
+        if standing.state == "missing" and standing.seconds is not None and standing.seconds > left:
+            yield "skipped", f"takes about {standing.seconds:.0f} s, {left:.0f} s are left"
+            return
+        began = self.clock()
+        try:
+            federation = self._load(cell)
+        except FeddrmError as error:
+            yield "skipped", f"no data: {error}"
+            return
+        seen_whole = standing.state == "missing"
+        event, why = self._attempt(cell, lambda: self._train(cell, federation, began if seen_whole else None))
+        yield event, why
+        if event == "finished":
+            yield from self._router(cell)
+
+    def _attempt(self, cell: Cell, work: Callable[[], None]) -> tuple[Event, str]:
+        """One broken cell must not cost the rest of the budget."""
+        try:
+            work()
+        except OutOfTime:
+            return "interrupted", "the budget is used up: the next call goes on from here"
+        except FeddrmError as error:
+            return "failed", str(error)
+        except Exception as error:
+            trace = self.work / f"{cell.id}.error.txt"
+            trace.write_text(traceback.format_exc())
+            return "failed", f"{type(error).__name__}: {error} (see {trace})"
+        return "finished", ""
+
+    def _train(self, cell: Cell, federation: Federation, began: float | None) -> None:
+        settings = {**cell.protocol(), **self.settings, "device": self.device}
+        settings = {key: value for key, value in settings.items() if key not in ("data", "method", "model")}
+        self.work.mkdir(parents=True, exist_ok=True)
+        try:
+            with self.watch(cell) as listen:
+                run = train(
+                    federation,
+                    cell.learner,
+                    model=cell.model,
+                    out=self.work / cell.id,
+                    on_round=self._until_deadline(listen),
+                    **settings,
+                )
+        finally:
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        # Wall time, loading included, says most for the next estimate, but only where all of it was seen.
+        wall = None if began is None else self.clock() - began
+        self.records[cell.id] = write_record(cell, run, self.results, {"wall": wall})
+
+    def _until_deadline(self, listen: OnRound | None) -> OnRound:
+        def on_round(played: Played, metrics: dict[str, Any] | None, rounds: int) -> None:
+            if listen is not None:
+                listen(played, metrics, rounds)
+            if played.state.round < rounds and self._left() <= 0:
+                raise OutOfTime
+
+        return on_round
+
+    def _router(self, cell: Cell) -> Iterator[tuple[Event, str]]:
+        """Fit the exact router of a finished cell whose run folder is still there, if it has none yet."""
+        record, folder = self.records[cell.id], RunFolder(self.work / cell.id)
+        fit = getattr(Run, "fit_router", None)  # the layer below may not have it yet
+        if not self.router or record.routed or not folder.summary_file.exists() or fit is None:
+            return
+        if self._left() <= self.router_seconds:
+            yield "skipped", "the budget is used up: the next call fits the router"
+            return
+        began = self.clock()
+        event, why = self._attempt(cell, lambda: fit(Run.open(folder.path), self._load(cell), device=self.device))
+        if event != "finished":
+            yield event, f"router: {why}"
+            return
+        took = self.clock() - began
+        self.router_seconds = max(self.router_seconds, took)
+        seconds = {"wall": record.content["seconds"].get("wall"), "router": took}
+        self.records[cell.id] = write_record(cell, Run.open(folder.path), self.results, seconds)
+        if self.records[cell.id].routed:
+            yield "router", ""
+        else:
+            yield "failed", f"router: {folder.summary_file} has no exact_density: its numbers stay missing"
+
+    def _load(self, cell: Cell) -> Federation:
+        """The cell's data; kept for the next cell, which often has the same."""
+        dataset = cell.dataset
+        if self.data_dir is not None and isinstance(dataset, FileDataset):
+            dataset = replace(dataset, data_dir=self.data_dir)
+        if self._federation is None or self._federation[0] != dataset:
+            self._federation = None  # two at once would fill the memory
+            dataset.check()
+            self._federation = (dataset, dataset.load())
+        return self._federation[1]
+
+    def _left(self) -> float:
+        return float("inf") if self.deadline is None else self.deadline - SAVING - self.clock()
+
+    def _measured(self) -> list[Record]:
+        """Results of this hardware alone: others' times say nothing here."""
+        here = _machine(hardware(self.device))
+        return [record for record in self.records.values() if _machine(record.hardware) == here]
+
+
+def _machine(hardware: str) -> str:
+    """Without the number of threads, which training sets for itself."""
+    return hardware.partition(",")[0]
+
+
+def default_device() -> str:
+    """The GPU where there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def read_budget(text: str) -> float:
+    """``25m``, ``90s``, ``1.5h`` or plain seconds."""
+    unit = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    number, factor = (text[:-1], unit[text[-1]]) if text[-1:] in unit else (text, 1.0)
+    try:
+        seconds = float(number) * factor
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise SettingError(f"--budget '{text}': give a time such as 25m, 90s or 1.5h")
+    return seconds
