@@ -9,9 +9,7 @@ import click
 import typer
 
 from feddrm import __version__
-from feddrm.cli import bench, data
-from feddrm.cli import data, drm
-from feddrm.cli import bench, data, paper
+from feddrm.cli import bench, data, drm, paper
 from feddrm.cli import report as reports
 from feddrm.cli import router as routing
 from feddrm.cli import train as training
