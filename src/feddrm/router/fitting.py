@@ -61,7 +61,7 @@ def candidates(possible: Sequence[str]) -> list[str]:
         raise FeddrmError("no feature can be computed from what is shared: give a method with a shared trunk")
     tried = [*known, "+".join(known)]
     if len(known) == 3:
-        tried += ["multiscale+colour", "raw+multiscale"]
+        tried.append("multiscale+colour")
     return list(dict.fromkeys(tried))
 
 
