@@ -67,6 +67,7 @@ def fit_heads(
     held_clients: Sequence[Tensor],
     extra: Sequence[str],
     settings: RouterSettings,
+    published: Sequence[Tensor] = (),
 ) -> tuple[LinearHeads, dict[str, Tensor], dict[str, Any]]:
     """Probe, private corrections, joint model, stack: every one with its held-out answers."""
     classes, clients = len(federation.classes), len(federation)
@@ -121,7 +122,14 @@ def fit_heads(
         answers["joint"] = [joint_classes(z, clients) for z in held_out(table, parts, holdout, picked.folds)]
         told["joint"] = told_of(picked, table)
     stacks = {"stacked": _stack(answers, labels)}
-    told["stacked"] = dict(stacks["stacked"].weights)
+    if published:
+        # The published heads have been trained on these very samples: they are trusted too much here.
+        mixed = [
+            consult((logits / router.calibration.temperature).log_softmax(1), said)
+            for logits, said in zip(held_clients, published, strict=True)
+        ]
+        stacks["stacked_published"] = _stack({**answers, "consult_all": mixed}, labels)
+    told |= {name: dict(stack.weights) for name, stack in stacks.items()}
     like = table.x[0]
     heads = LinearHeads(
         table.recipe,

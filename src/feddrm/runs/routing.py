@@ -59,8 +59,9 @@ def fit_run_router(
         raise FeddrmError(f"{run.path} has {len(state.private)} clients, the data {len(federation)}: give its own data")
     net = config.model.build(federation.shape, len(federation.classes), clients, config.plan.seed).to(config.device)
     net.requires_grad_(False)
+    models = [method.serve(method.send(state.shared, i), p) for i, p in enumerate(state.private)]
     with _one_thread_each() if int(federation.sizes.sum()) < SMALL else contextlib.nullcontext():
-        fitted = fit_router(net, state.shared, federation, chosen, on_step=on_step)
+        fitted = fit_router(net, state.shared, federation, chosen, models=models, on_step=on_step)
     test = pooled_queries(
         federation,
         crop=config.evaluation.test_crop,
@@ -68,7 +69,6 @@ def fit_run_router(
         round=state.round,
         workers=config.threads,
     )
-    models = [method.serve(method.send(state.shared, i), p) for i, p in enumerate(state.private)]
     answers = ask(net, models, test, workers=config.threads)
     found = evaluate_router(fitted, net, state.shared, test, answers, federation.weights)
     _write(folder, config, federation, fitted, found)
