@@ -6,12 +6,13 @@ from feddrm.router.choose import Holdout, choose_ridge, split
 from feddrm.router.fit import Problem, Sample, add, client_scores, logits_at, moments_of, scaler_of, solve
 from feddrm.router.heads import (
     MAIN_EFFECTS,
-    choose_private,
     fit_private,
     joint_classes,
     joint_clients,
     joint_label,
     joint_problem,
+    private_problem,
+    private_sample,
     probe_problem,
 )
 from feddrm.router.stack import Stack, client_curves, fit_stack
@@ -84,6 +85,19 @@ def test_private_heads_shrink_to_the_probe() -> None:
     assert own["loss"] < client_scores(samples[0], probe)["loss"]
 
 
+def test_all_local_clients_at_once_are_each_on_its_own() -> None:
+    samples = shifted_clients()
+    whitening = moments_of(samples)
+    probe = solve(probe_problem(3, 5, 1e-3), samples, whitening, rounds=100).point
+    total = sum(len(s) for s in samples)
+    at_once = solve(
+        private_problem(3, 5, 1e-2, 3), [private_sample(samples, probe)], whitening, rounds=300, tolerance=1e-13
+    )
+    for sample, together in zip(samples, torch.split(at_once.point, 3), strict=True):
+        alone = fit_private(sample, probe, 1e-2, whitening, share=len(sample) / total, rounds=300)
+        assert (alone - together).abs().max() < 1e-2 * together.abs().max()
+
+
 def test_a_class_a_client_never_saw_stays_finite() -> None:
     sample = shifted_clients()[0]
     only = sample.rows(sample.y != 2)
@@ -106,10 +120,13 @@ def test_strengths_are_chosen_by_held_out_losses_of_all_clients() -> None:
         [client_scores(s, point) for (_, inside), point in zip(folds, chosen.folds, strict=True) for s in inside]
     )
     assert float(again["loss"] / again["count"]) == chosen.loss
-    own, heads = choose_private(folds, chosen.folds, whitening)
+    both = [
+        ([private_sample(a, point)], [private_sample(b, point)])
+        for (a, b), point in zip(folds, chosen.folds, strict=True)
+    ]
+    own = choose_ridge(lambda ridge: private_problem(3, 5, ridge, 3), both, whitening)
     assert own.loss < chosen.loss
-    assert len(heads) == 2
-    assert len(heads[0]) == 3
+    assert own.folds[0].shape == (9, 6)
 
 
 def test_parts_are_disjoint_and_cover_everything() -> None:

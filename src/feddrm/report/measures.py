@@ -20,6 +20,7 @@ RULES = {
     "joint": "joint model",
     "joint_posterior": "joint model, posterior",
     "stacked": "stacked",
+    "stacked_published": "stacked with published heads",
     "global": "global model",
     "global_probe": "global probe",
 }

@@ -12,14 +12,14 @@ from torch import Tensor
 from feddrm.data import Federation
 from feddrm.router.choose import Holdout, choose_ridge
 from feddrm.router.features import Recipe
-from feddrm.router.fit import Problem, Sample, Scaler, logits_at
+from feddrm.router.fit import Problem, Sample, Scaler, logits_at, solve
 from feddrm.router.heads import (
     STRENGTHS,
-    choose_private,
-    fit_private,
     joint_classes,
     joint_label,
     joint_problem,
+    private_problem,
+    private_sample,
     probe_problem,
 )
 from feddrm.router.policy import consult
@@ -37,6 +37,7 @@ from feddrm.router.tables import (
     told_of,
 )
 
+HEAD_PARTS = 2  # held out in turn at most: enough for a few strengths and scalars
 JOINT_WORK = {"cpu": 3e10, "cuda": 3e13}  # multiplications per round beyond which the joint model is left out
 
 
@@ -66,9 +67,11 @@ def fit_heads(
     held_clients: Sequence[Tensor],
     extra: Sequence[str],
     settings: RouterSettings,
+    published: Sequence[Tensor] = (),
 ) -> tuple[LinearHeads, dict[str, Tensor], dict[str, Any]]:
     """Probe, private corrections, joint model, stack: every one with its held-out answers."""
     classes, clients = len(federation.classes), len(federation)
+    holdout = Holdout(holdout.parts, min(HEAD_PARTS, holdout.used))
     mean, std = input_scale(federation)
     recipes = [base.recipe]
     if extra:
@@ -78,15 +81,22 @@ def fit_heads(
         return lambda ridge: probe_problem(classes, width, ridge)
 
     table, chosen, tried = choose_recipe(recipes, found, labels, parts, holdout, class_problem, lambda _: None)
-    folds = folds_of(table, labels, parts, holdout)
     probe = fit_all(probe_problem(classes, table.width, chosen.ridge), table, labels, settings, chosen.folds).point
-    own, corrections = choose_private(folds, chosen.folds, table.whitening)
-    private = [
-        fit_private(Sample(x, y), probe, own.ridge, table.whitening) for x, y in zip(table.x, labels, strict=True)
+    folds = [
+        ([private_sample(outside, point)], [private_sample(inside, point)])
+        for (outside, inside), point in zip(folds_of(table, labels, parts, holdout), chosen.folds, strict=True)
     ]
+
+    def own_problem(ridge: float) -> Problem:
+        return private_problem(classes, table.width, ridge, clients)
+
+    own = choose_ridge(own_problem, folds, table.whitening, ridges=STRENGTHS)
+    everyone = private_sample([Sample(x, y) for x, y in zip(table.x, labels, strict=True)], probe)
+    start = torch.stack(list(own.folds)).mean(0)
+    private = solve(own_problem(own.ridge), [everyone], table.whitening, start=start, rounds=settings.rounds).point
     answers = {
         "global_probe": [z.log_softmax(1) for z in held_out(table, parts, holdout, chosen.folds)],
-        "refit_all": _held_mixture(table, parts, holdout, chosen.folds, corrections, held_clients, router),
+        "refit_all": _held_mixture(table, parts, holdout, chosen.folds, own.folds, held_clients, router),
     }
     told: dict[str, Any] = {
         "probe": {"recipe": table.recipe.name, **told_of(chosen, table)},
@@ -104,7 +114,7 @@ def fit_heads(
             lambda ridge: joint_problem(clients, classes, table.width, ridge, probe.device),
             pooled_folds(table, pairs, parts, holdout),
             table.whitening,
-            ridges=STRENGTHS[1:],
+            ridges=STRENGTHS[:4],
             rounds=20,
         )
         problem = joint_problem(clients, classes, table.width, picked.ridge, probe.device)
@@ -112,7 +122,14 @@ def fit_heads(
         answers["joint"] = [joint_classes(z, clients) for z in held_out(table, parts, holdout, picked.folds)]
         told["joint"] = told_of(picked, table)
     stacks = {"stacked": _stack(answers, labels)}
-    told["stacked"] = dict(stacks["stacked"].weights)
+    if published:
+        # The published heads have been trained on these very samples: they are trusted too much here.
+        mixed = [
+            consult((logits / router.calibration.temperature).log_softmax(1), said)
+            for logits, said in zip(held_clients, published, strict=True)
+        ]
+        stacks["stacked_published"] = _stack({**answers, "consult_all": mixed}, labels)
+    told |= {name: dict(stack.weights) for name, stack in stacks.items()}
     like = table.x[0]
     heads = LinearHeads(
         table.recipe,
@@ -121,7 +138,8 @@ def fit_heads(
         None if joint is None else joint.to(like),
         stacks,
     )
-    return heads, {n: head.to(like) for n, head in zip(federation.names, private, strict=True)}, told
+    each = torch.split(private.to(like), classes)
+    return heads, dict(zip(federation.names, each, strict=True)), told
 
 
 def _held_mixture(
@@ -129,7 +147,7 @@ def _held_mixture(
     parts: Sequence[Tensor],
     holdout: Holdout,
     probes: Sequence[Tensor],
-    corrections: Sequence[Sequence[Tensor]],
+    corrections: Sequence[Tensor],
     held_clients: Sequence[Tensor],
     router: Router,
 ) -> list[Tensor]:
@@ -140,7 +158,8 @@ def _held_mixture(
         for fold in range(holdout.used):
             inside = (part == fold).to(x.device)
             rows = x[inside]
-            answers = torch.stack([logits_at(rows, probes[fold] + head).log_softmax(1) for head in corrections[fold]])
+            heads = torch.split(corrections[fold], len(probes[fold]))
+            answers = torch.stack([logits_at(rows, probes[fold] + head).log_softmax(1) for head in heads])
             weights = (logits[inside] / router.calibration.temperature).log_softmax(1)
             mixed[inside] = consult(weights, answers)
         found.append(mixed)

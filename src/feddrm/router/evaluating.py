@@ -58,7 +58,7 @@ def evaluate_router(
     system["consult_all"] = system_accuracy(mixture.argmax(-1), labels)
     oracle: dict[str, float] = {}
     if fitted.heads is not None:
-        more, clients, home = _heads(fitted, found, log_weights, labels, origin, weights)
+        more, clients, home = _heads(fitted, found, log_weights, mixture, labels, origin, weights)
         system |= more
         client |= clients
         oracle["refit"] = home
@@ -83,6 +83,7 @@ def _heads(
     fitted: FittedRouter,
     found: dict[str, Tensor],
     log_weights: dict[str, Tensor],
+    mixture: Tensor,
     labels: Tensor,
     origin: Tensor,
     weights: Tensor,
@@ -102,7 +103,7 @@ def _heads(
         answers["joint"] = joint_classes(pairs, clients)
         client["joint_posterior"] = client_accuracy(joint_clients(pairs, clients), origin, weights, "posterior")
     for name, stack in heads.stacks.items():
-        answers[name] = stack(answers)
+        answers[name] = stack({**answers, "consult_all": mixture})
     system = {name: system_accuracy(value.argmax(-1), labels) for name, value in answers.items()}
     for rule in RULES:
         hard = consult(log_weights[rule], own, 1)

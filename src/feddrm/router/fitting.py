@@ -17,6 +17,7 @@ from torch import Tensor
 
 from feddrm.data import Federation, generator_for
 from feddrm.errors import FeddrmError
+from feddrm.evaluation import Queries, ask
 from feddrm.models import Net
 from feddrm.router.answering import LinearHeads, fit_heads
 from feddrm.router.choose import Holdout
@@ -61,7 +62,7 @@ def candidates(possible: Sequence[str]) -> list[str]:
         raise FeddrmError("no feature can be computed from what is shared: give a method with a shared trunk")
     tried = [*known, "+".join(known)]
     if len(known) == 3:
-        tried += ["multiscale+colour", "raw+multiscale"]
+        tried.append("multiscale+colour")
     return list(dict.fromkeys(tried))
 
 
@@ -71,11 +72,13 @@ def fit_router(
     federation: Federation,
     settings: RouterSettings | None = None,
     *,
+    models: Sequence[Leaves] | None = None,
     on_step: Progress | None = None,
 ) -> FittedRouter:
     """Fit the exact router and, where asked, the heads, on the federation's training data.
 
-    ``shared`` are the leaves that the server holds; no private one is looked at.
+    ``shared`` are the leaves that the server holds. ``models``, the clients' own, are asked about
+    training samples for one more stack, ``stacked_published``.
     """
     settings = settings or RouterSettings()
     settings.check()
@@ -92,7 +95,8 @@ def fit_router(
     extra = ["hidden"] if settings.heads and "hidden" in possible else []
     everything = Recipe.parse("+".join([*(f.name for r in recipes for f in r.features), *extra]), mean, std)
     say("features")
-    found, labels = _training_features(everything, usable, shared, federation, settings)
+    published = None if models is None or not settings.heads or net is None else _published(net, models)
+    found, labels, said = _training_features(everything, usable, shared, federation, settings, published)
     clock("features")
     holdout = settings.holdout or Holdout.suggested(int(federation.sizes.sum()))
     parts = holdout.draw(federation.sizes.tolist(), settings.seed, settings.crops)
@@ -121,7 +125,9 @@ def fit_router(
     if not settings.heads:
         return FittedRouter(router, None, {}, told, clock.seconds)
     say("heads")
-    heads, private, more = fit_heads(table, found, labels, parts, holdout, federation, router, held, extra, settings)
+    heads, private, more = fit_heads(
+        table, found, labels, parts, holdout, federation, router, held, extra, settings, said
+    )
     clock("heads")
     return FittedRouter(router, heads, private, {**told, **more}, clock.seconds)
 
@@ -139,22 +145,45 @@ class _Clock:
 
 
 def _training_features(
-    recipe: Recipe, net: Net | None, shared: Leaves, federation: Federation, settings: RouterSettings
-) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
-    """Every client's features (on the client) and labels, ``crops`` times over where the data has random crops."""
-    found, labels = [], []
+    recipe: Recipe,
+    net: Net | None,
+    shared: Leaves,
+    federation: Federation,
+    settings: RouterSettings,
+    published: Callable[[Tensor], Tensor] | None,
+) -> tuple[list[dict[str, Tensor]], list[Tensor], list[Tensor]]:
+    """Every client's features (on the client) and labels, ``crops`` times over where the data has random crops.
+
+    Third what the ``published`` models say about the same inputs, where asked for.
+    """
+    found, labels, said = [], [], []
     height, width = federation.shape[-2:] if federation.crop is not None else (0, 0)
     for number, client in enumerate(federation.clients):
-        rows = []
+        rows, answers = [], []
         for copy in range(settings.crops):
             boxes = None
             if federation.crop is not None:
                 generator = generator_for(settings.seed, ROUTER, number, copy)
                 boxes = federation.crop.boxes(len(client.train), height, width, generator).to(client.train.x.device)
-            rows.append(extract(recipe, net, shared, client.view(client.train.x, boxes)))
+            x = client.view(client.train.x, boxes)
+            rows.append(extract(recipe, net, shared, x))
+            if published is not None:
+                answers.append(published(x))
         found.append({name: torch.cat([row[name] for row in rows]) for name in rows[0]})
         labels.append(client.train.y.repeat(settings.crops))
-    return found, labels
+        if answers:
+            said.append(torch.cat(answers, dim=1))
+    return found, labels, said
+
+
+def _published(net: Net, models: Sequence[Leaves]) -> Callable[[Tensor], Tensor]:
+    """Log class probabilities [m, n, K] of the clients' own models."""
+
+    def answer(x: Tensor) -> Tensor:
+        nobody = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+        return ask(net, models, Queries(x, nobody, nobody)).logits.double().log_softmax(-1)
+
+    return answer
 
 
 def _router(

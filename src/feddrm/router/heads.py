@@ -13,11 +13,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from feddrm.router.choose import Chosen
-from feddrm.router.fit import Problem, Sample, Whitening, add, client_scores, logits_at, solve
+from feddrm.router.fit import Problem, Sample, Whitening, logits_at, pooled, solve
 
 BIAS_RIDGE = 1e-5  # a class that a client has never seen is unlikely there, not impossible
-STRENGTHS = (1e0, 1e-1, 1e-2, 1e-3, 1e-4)
+STRENGTHS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 MAIN_EFFECTS = 4.0  # how much freer A and B are than D
 
 
@@ -54,45 +53,33 @@ def joint_clients(logits: Tensor, clients: int) -> Tensor:
     return logits.log_softmax(-1).view(len(logits), clients, -1).logsumexp(2)
 
 
+def private_problem(classes: int, features: int, ridge: float, clients: int = 1) -> Problem:
+    """A client's correction of the probe; or those of several local clients, which do not touch each other, at once."""
+    return Problem(clients * classes, features, ridge, BIAS_RIDGE)
+
+
 def fit_private(
-    sample: Sample,
-    probe: Tensor,
-    ridge: float,
-    whitening: Whitening | None,
-    *,
-    start: Tensor | None = None,
-    rounds: int = 30,
+    sample: Sample, probe: Tensor, ridge: float, whitening: Whitening | None, share: float = 1.0, rounds: int = 60
 ) -> Tensor:
-    """A client's own correction [K, d + 1] of the probe, from its samples alone; it stays with the client."""
+    """A client's own correction [K, d + 1] of the probe, from its samples alone; it stays with the client.
+
+    ``share`` is n_i / N: the fewer samples a client has, the more of the probe it keeps.
+    """
     shifted = Sample(sample.x, sample.y, logits_at(sample.x, probe))
-    problem = Problem(probe.shape[0], probe.shape[1] - 1, ridge, 10 * BIAS_RIDGE)
-    return solve(problem, [shifted], whitening, start=start, rounds=rounds, tolerance=1e-5).point
+    problem = Problem(probe.shape[0], probe.shape[1] - 1, ridge / share, BIAS_RIDGE / share)
+    return solve(problem, [shifted], whitening, rounds=rounds, tolerance=1e-7).point
 
 
-def choose_private(
-    folds: Sequence[tuple[Sequence[Sample], Sequence[Sample]]],
-    probes: Sequence[Tensor],
-    whitening: Whitening | None,
-    ridges: Sequence[float] = STRENGTHS,
-) -> tuple[Chosen, list[list[Tensor]]]:
-    """One strength for all clients by the held-out losses of all; also every fold's corrections with it."""
-    best: tuple[float, float, float, list[list[Tensor]]] | None = None
-    path: list[tuple[float, float, float]] = []
-    for ridge in ridges:
-        found, scores = [], []
-        for number, ((outside, inside), probe) in enumerate(zip(folds, probes, strict=True)):
-            before: Sequence[Tensor | None] = [None] * len(outside) if best is None else best[3][number]
-            heads = [
-                fit_private(sample, probe, ridge, whitening, start=start, rounds=12)
-                for sample, start in zip(outside, before, strict=True)
-            ]
-            scores += [client_scores(s, probe + head) for s, head in zip(inside, heads, strict=True) if len(s)]
-            found.append(heads)
-        total = add(scores)
-        loss, accuracy = float(total["loss"] / total["count"]), float(total["correct"] / total["count"])
-        path.append((ridge, loss, accuracy))
-        if best is not None and loss >= best[1]:
-            break
-        best = ridge, loss, accuracy, found
-    assert best is not None
-    return Chosen(best[0], best[1], best[2], (), tuple(path)), best[3]
+def private_sample(samples: Sequence[Sample], probe: Tensor) -> Sample:
+    """All local clients' samples for :func:`private_problem` of all of them.
+
+    The label is the pair (client, class); the pairs of other clients are impossible, so every sample
+    moves the head of its own client only.
+    """
+    clients, classes = len(samples), probe.shape[0]
+    rows = []
+    for number, sample in enumerate(samples):
+        offset = torch.full((len(sample), clients * classes), -torch.inf, dtype=torch.float64, device=probe.device)
+        offset[:, number * classes : (number + 1) * classes] = logits_at(sample.x, probe)
+        rows.append(Sample(sample.x, joint_label(number, sample.y, classes), offset))
+    return pooled(rows)

@@ -15,6 +15,8 @@ from feddrm.router.choose import FINER, Chosen, Holdout, choose_ridge, split
 from feddrm.router.features import Recipe
 from feddrm.router.fit import Fit, Problem, Sample, Scaler, Whitening, logits_at, moments_of, pooled, scaler_of, solve
 
+COARSE_ROUNDS = 8  # enough to tell recipes and orders of magnitude apart
+
 Progress = Callable[[str], None]
 
 
@@ -84,7 +86,8 @@ def choose_recipe(
     for recipe in recipes:
         say(recipe.name)
         table = table_of(recipe, found)
-        chosen = choose_ridge(problem(table.width), pooled_folds(table, targets, parts, few), table.whitening)
+        folds = pooled_folds(table, targets, parts, few)
+        chosen = choose_ridge(problem(table.width), folds, table.whitening, rounds=COARSE_ROUNDS)
         tried[recipe.name] = told_of(chosen, table)
         if chosen.loss < least:
             best, least = (table, chosen.ridge), chosen.loss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -18,8 +19,10 @@ from feddrm.files import write_atomically
 from feddrm.methods import Method
 from feddrm.models import Model
 from feddrm.router import FittedRouter, Router, RouterSettings, evaluate_router, fit_router, save_router
+from feddrm.router.choose import SMALL
 from feddrm.runs.config import Config, known_fields, resolve
 from feddrm.runs.folder import RunFolder
+from feddrm.runs.run import _one_thread_each
 
 if TYPE_CHECKING:
     from feddrm.runs.run import Run
@@ -56,7 +59,9 @@ def fit_run_router(
         raise FeddrmError(f"{run.path} has {len(state.private)} clients, the data {len(federation)}: give its own data")
     net = config.model.build(federation.shape, len(federation.classes), clients, config.plan.seed).to(config.device)
     net.requires_grad_(False)
-    fitted = fit_router(net, state.shared, federation, chosen, on_step=on_step)
+    models = [method.serve(method.send(state.shared, i), p) for i, p in enumerate(state.private)]
+    with _one_thread_each() if int(federation.sizes.sum()) < SMALL else contextlib.nullcontext():
+        fitted = fit_router(net, state.shared, federation, chosen, models=models, on_step=on_step)
     test = pooled_queries(
         federation,
         crop=config.evaluation.test_crop,
@@ -64,7 +69,6 @@ def fit_run_router(
         round=state.round,
         workers=config.threads,
     )
-    models = [method.serve(method.send(state.shared, i), p) for i, p in enumerate(state.private)]
     answers = ask(net, models, test, workers=config.threads)
     found = evaluate_router(fitted, net, state.shared, test, answers, federation.weights)
     _write(folder, config, federation, fitted, found)
