@@ -106,8 +106,9 @@ def _above(table: Table, claim: Mapping[str, Any]) -> tuple[Status, str]:
     pairs = {row.label: (row.entries[left].ours, row.entries[right].ours) for row in rows}
     known = {label: (a.mean, b.mean) for label, (a, b) in pairs.items() if a is not None and b is not None}
     wrong = [label for label, (a, b) in known.items() if a <= b]
-    text = f"for {len(known) - len(wrong)} of {len(known)} methods measured (of {len(rows)})"
+    text = f"for {len(known) - len(wrong)} of {len(known)} methods"
     text += f"; not for {', '.join(wrong)}" if wrong else ""
+    text += f"; {len(rows) - len(known)} missing" if len(known) < len(rows) else ""
     return _status(bool(wrong), len(known) == len(rows)), text
 
 
