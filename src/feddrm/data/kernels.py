@@ -76,8 +76,8 @@ def _resize(
         raise IndexError("a crop box reaches beyond its image")
     _stretch(columns, left, across[0][w], across[1][w], wide)
     for c in range(columns.shape[1] // height):
-        for x in range(width):
-            for y in range(height):
+        for y in range(height):
+            for x in range(width):
                 rows[y, c * width + x] = wide[x, c * height + y]
     _stretch(rows, top, down[0][h], down[1][h], out)
 
