@@ -45,7 +45,11 @@ def ours(federation: Federation, net: Net) -> dict[str, float]:
     state = next(rounds).state
     models = [method.serve(method.send(state.shared, i), private) for i, private in enumerate(state.private)]
     answers = ask(
-        net, models, pooled_queries(federation, crop=True, seed=0, round=1), client_branch=state.shared, workers=workers
+        net,
+        models,
+        pooled_queries(federation, crop=True, seed=0, round=1, workers=workers),
+        client_branch=state.shared,
+        workers=workers,
     )
     return evaluate(answers, federation.weights)["system_accuracy"]
 

@@ -2,19 +2,22 @@
 
 Pillow resizes in two passes of fixed-point arithmetic, first along the width, then along the
 height, rounding to uint8 between them. A crop that is no larger than its target has two taps per
-output, so a pass is two gathers of whole lines and one interpolation.
+output, so a pass is two gathers of whole lines and one interpolation. Where numba is installed (the
+extra ``fast``), batches on CPU go through ``kernels.py`` instead, with the same bits.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
 PILLOW_BITS = 22  # Pillow's fixed-point precision for 8-bit images
+FAST_SIDES = (8, 16, 32, 64)  # sides whose fractions, multiples of 1 / (2 side), are exact in 8 bits
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,16 @@ class RandomResizedCrop:
 def resized_crop(images: Tensor, boxes: Tensor) -> Tensor:
     """Cut each uint8 image [n, c, height, width] at its box and resize it to full size (bilinear)."""
     n, c, height, width = images.shape
+    if (fast := kernels_for(images)) is None:
+        return gathered_crop(images, boxes)
+    out = torch.empty(n, height, c, width, dtype=torch.uint8)
+    fast.crop(*kernel_input(images, boxes), out.view(n, height, c * width).numpy())
+    return out.permute(0, 2, 1, 3)
+
+
+def gathered_crop(images: Tensor, boxes: Tensor) -> Tensor:
+    """:func:`resized_crop` by tensor operations: any device, any size."""
+    n, c, height, width = images.shape
     if width == height == 1:
         return images
     columns = images.permute(0, 3, 1, 2).reshape(n * width, c * height)
@@ -62,6 +75,19 @@ def resized_crop(images: Tensor, boxes: Tensor) -> Tensor:
     return tall.view(n, height, c, width).permute(0, 2, 1, 3)
 
 
+def kernels_for(images: Tensor) -> ModuleType | None:
+    """The compiled kernels, where they are installed and made for such images."""
+    fits = images.device.type == "cpu" and all(side in FAST_SIDES for side in images.shape[2:])
+    return _kernels() if fits else None
+
+
+def kernel_input(images: Tensor, boxes: Tensor) -> tuple[object, ...]:
+    """Images, boxes and taps as the kernels take them; no copy if the images are :func:`column_first`."""
+    n, c, height, width = images.shape
+    columns = images.permute(0, 3, 1, 2).reshape(n, width, c * height)
+    return columns.numpy(), boxes.numpy(), _kernel_taps(width), _kernel_taps(height)
+
+
 def column_first(images: Tensor) -> Tensor:
     """The same images, laid out in memory column by column: cropping starts with whole columns."""
     return images.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
@@ -69,7 +95,8 @@ def column_first(images: Tensor) -> Tensor:
 
 def take(images: Tensor, index: Tensor) -> Tensor:
     """``images[index]``, keeping the layout of :func:`column_first`."""
-    return images.permute(0, 3, 1, 2)[index].permute(0, 2, 3, 1)
+    # index_select copies whole images: 14 times as fast as indexing on CPU.
+    return images.permute(0, 3, 1, 2).index_select(0, index).permute(0, 2, 3, 1)
 
 
 def _interpolate(lines: Tensor, start: Tensor, size: Tensor, full: int) -> Tensor:
@@ -104,3 +131,18 @@ def _taps(full: int, device: str) -> tuple[Tensor, Tensor, int]:
         bits = PILLOW_BITS
         fraction = torch.floor(remainder.double() / (2 * full) * (1 << bits) + 0.5).to(torch.int32)
     return position.to(device), fraction.to(device), bits
+
+
+@cache
+def _kernel_taps(full: int) -> tuple[object, object]:
+    position, fraction, bits = _taps(full, "cpu")
+    return position.numpy(), (fraction.numpy() << (8 - bits)).astype("uint16")
+
+
+@cache
+def _kernels() -> ModuleType | None:
+    try:
+        from feddrm.data import kernels  # here, as numba takes half a second to import
+    except ImportError:
+        return None
+    return kernels

@@ -9,6 +9,7 @@ from typing import ClassVar
 from torch import nn
 
 from feddrm.errors import FeddrmError
+from feddrm.models.convolution import Convolution
 from feddrm.models.model import ImageModel
 from feddrm.models.net import Branch, Dense, Net
 from feddrm.registry import nearest
@@ -68,6 +69,9 @@ def _convolution(inputs: int, outputs: int, groups: int) -> nn.Sequential:
     # The maximum before the ReLU: they commute, and the ReLU has a quarter of the work left.
     return nn.Sequential(
         OrderedDict(
-            conv=nn.Conv2d(inputs, outputs, 5), norm=nn.GroupNorm(groups, outputs), pool=nn.MaxPool2d(2), relu=nn.ReLU()
+            conv=Convolution(inputs, outputs, 5),
+            norm=nn.GroupNorm(groups, outputs),
+            pool=nn.MaxPool2d(2),
+            relu=nn.ReLU(),
         )
     )
