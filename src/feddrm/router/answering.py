@@ -73,9 +73,9 @@ def fit_heads(
     classes, clients = len(federation.classes), len(federation)
     holdout = Holdout(holdout.parts, min(HEAD_PARTS, holdout.used))
     mean, std = input_scale(federation)
-    recipes = [base.recipe]
-    if extra:
-        recipes.append(Recipe.parse("+".join([base.recipe.name, *extra]), mean, std))
+    # Features that do not tell clients apart may still tell classes apart.
+    names = [base.recipe.name, "+".join([base.recipe.name, *extra]), "+".join(found[0])]
+    recipes = [Recipe.parse(name, mean, std) for name in dict.fromkeys(names)]
 
     def class_problem(width: int) -> Callable[[float], Problem]:
         return lambda ridge: probe_problem(classes, width, ridge)

@@ -17,7 +17,7 @@ from feddrm.evaluation import (
     system_accuracy,
 )
 from feddrm.models import Net
-from feddrm.router.features import Leaves, extract
+from feddrm.router.features import Leaves, Recipe, extract
 from feddrm.router.fit import logits_at
 from feddrm.router.fitting import FittedRouter
 from feddrm.router.heads import joint_classes, joint_clients
@@ -36,12 +36,9 @@ def evaluate_router(
     Mixtures weigh by the posterior.
     """
     router, labels, origin = fitted.router, answers.labels, answers.origin
-    recipe = router.recipe
-    if fitted.heads is not None and len(fitted.heads.recipe.features) > len(recipe.features):
-        recipe = fitted.heads.recipe
-    found = extract(recipe, net, shared, test.x)
-    features = torch.cat([found[f.name] for f in router.recipe.features], dim=1)
-    logits = router.logits(features).double()
+    features = router.recipe.features if fitted.heads is None else router.recipe.features + fitted.heads.recipe.features
+    found = extract(Recipe(tuple(dict.fromkeys(features))), net, shared, test.x)
+    logits = router.logits(torch.cat([found[f.name] for f in router.recipe.features], dim=1)).double()
     published = answers.logits.double().log_softmax(-1)
     log_weights = {rule: by_rule(logits, router.log_prior, rule) for rule in RULES}
     client: dict[str, float] = {}

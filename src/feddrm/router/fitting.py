@@ -96,10 +96,11 @@ def fit_router(
     everything = Recipe.parse("+".join([*(f.name for r in recipes for f in r.features), *extra]), mean, std)
     say("features")
     published = None if models is None or not settings.heads or net is None else _published(net, models)
-    found, labels, said = _training_features(everything, usable, shared, federation, settings, published)
+    crops = settings.crops_for(federation)
+    found, labels, said = _training_features(everything, usable, shared, federation, settings.seed, crops, published)
     clock("features")
     holdout = settings.holdout or Holdout.suggested(int(federation.sizes.sum()))
-    parts = holdout.draw(federation.sizes.tolist(), settings.seed, settings.crops)
+    parts = holdout.draw(federation.sizes.tolist(), settings.seed, crops)
     clients = [torch.full_like(y, i) for i, y in enumerate(labels)]
 
     def client_problem(width: int) -> Callable[[float], Problem]:
@@ -120,7 +121,7 @@ def fit_router(
         },
         "candidates": tried,
         "holdout": {"parts": holdout.parts, "used": holdout.used},
-        "crops": settings.crops,
+        "crops": crops,
     }
     if not settings.heads:
         return FittedRouter(router, None, {}, told, clock.seconds)
@@ -149,7 +150,8 @@ def _training_features(
     net: Net | None,
     shared: Leaves,
     federation: Federation,
-    settings: RouterSettings,
+    seed: int,
+    crops: int,
     published: Callable[[Tensor], Tensor] | None,
 ) -> tuple[list[dict[str, Tensor]], list[Tensor], list[Tensor]]:
     """Every client's features (on the client) and labels, ``crops`` times over where the data has random crops.
@@ -160,17 +162,17 @@ def _training_features(
     height, width = federation.shape[-2:] if federation.crop is not None else (0, 0)
     for number, client in enumerate(federation.clients):
         rows, answers = [], []
-        for copy in range(settings.crops):
+        for copy in range(crops):
             boxes = None
             if federation.crop is not None:
-                generator = generator_for(settings.seed, ROUTER, number, copy)
+                generator = generator_for(seed, ROUTER, number, copy)
                 boxes = federation.crop.boxes(len(client.train), height, width, generator).to(client.train.x.device)
             x = client.view(client.train.x, boxes)
             rows.append(extract(recipe, net, shared, x))
             if published is not None:
                 answers.append(published(x))
         found.append({name: torch.cat([row[name] for row in rows]) for name in rows[0]})
-        labels.append(client.train.y.repeat(settings.crops))
+        labels.append(client.train.y.repeat(crops))
         if answers:
             said.append(torch.cat(answers, dim=1))
     return found, labels, said

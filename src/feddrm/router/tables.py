@@ -11,22 +11,29 @@ from torch import Tensor
 
 from feddrm.data import Federation
 from feddrm.errors import SettingError
-from feddrm.router.choose import FINER, Chosen, Holdout, choose_ridge, split
+from feddrm.router.choose import FINER, RIDGES, Chosen, Holdout, choose_ridge, split
 from feddrm.router.features import Recipe
 from feddrm.router.fit import Fit, Problem, Sample, Scaler, Whitening, logits_at, moments_of, pooled, scaler_of, solve
 
 COARSE_ROUNDS = 8  # enough to tell recipes and orders of magnitude apart
+GPU_CROPS = 8
+AROUND = (30.0, 10.0, 3.0, 1.0, 0.3)  # times the strongest of the features' own strengths
 
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class RouterSettings:
-    """How to fit. ``features`` None tries the candidates on held-out data; ``crops`` random crops per sample."""
+    """How to fit. ``features`` None tries the candidates on held-out data.
+
+    ``crops`` random crops are made of every training sample, where the data has any: queries are
+    cropped too, and fits on several are less taken by the accidents of one. None: eight on a GPU,
+    one on a CPU, where the trunk's passes would take most of the time.
+    """
 
     features: str | None = None
     holdout: Holdout | None = None
-    crops: int = 1
+    crops: int | None = None
     rounds: int = 60
     tolerance: float = 1e-6
     heads: bool = True
@@ -34,12 +41,19 @@ class RouterSettings:
     seed: int = 0
 
     def check(self) -> None:
-        if self.crops < 1 or self.rounds < 1:
+        if (self.crops is not None and self.crops < 1) or self.rounds < 1:
             raise SettingError(f"crops={self.crops}, rounds={self.rounds}: give at least 1")
         if self.holdout is not None:
             self.holdout.check()
         if self.features is not None:
             Recipe.parse(self.features)
+
+    def crops_for(self, federation: Federation) -> int:
+        """How many crops are made of every training sample."""
+        if federation.crop is None:
+            return 1
+        on_gpu = federation.clients[0].train.x.is_cuda
+        return self.crops if self.crops is not None else GPU_CROPS if on_gpu else 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,10 +76,22 @@ def input_scale(federation: Federation) -> tuple[tuple[float, ...], tuple[float,
     return view.mean, view.std
 
 
-def table_of(recipe: Recipe, found: Sequence[Mapping[str, Tensor]]) -> Table:
-    """Standardise one recipe's features, and diagonalise their second moments."""
+def table_of(recipe: Recipe, found: Sequence[Mapping[str, Tensor]], alone: Mapping[str, float] | None = None) -> Table:
+    """Standardise one recipe's features, and diagonalise their second moments.
+
+    ``alone`` are the strengths that suit each feature alone. A few hundred colour statistics want
+    a thousandth of the ridge of two thousand channel means, and one strength for all would silence
+    or overfit one of them; so each is scaled to want the same.
+    """
     plain = [torch.cat([rows[f.name] for f in recipe.features], dim=1) for rows in found]
     scaler = scaler_of(plain)
+    if alone is not None:
+        most = max(alone[f.name] for f in recipe.features)
+        shrink = [
+            torch.full((found[0][f.name].shape[1],), (alone[f.name] / most) ** 0.5).to(scaler.scale)
+            for f in recipe.features
+        ]
+        scaler = Scaler(scaler.mean, scaler.scale * torch.cat(shrink))
     x = [scaler(rows) for rows in plain]
     return Table(recipe, scaler, x, moments_of([Sample(rows, torch.empty(0)) for rows in x]))
 
@@ -79,17 +105,26 @@ def choose_recipe(
     problem: Callable[[int], Callable[[float], Problem]],
     say: Progress,
 ) -> tuple[Table, Chosen, dict[str, Any]]:
-    """The recipe with the least held-out loss on at most two parts, then its strength more finely on all."""
+    """The recipe with the least held-out loss on at most two parts, then its strength more finely on all.
+
+    Every feature is tried alone first: the strength that suits it best is its weight among others.
+    """
     few = Holdout(holdout.parts, min(2, holdout.used))
-    best: tuple[Table, float] | None = None
-    least, tried = float("inf"), {}
-    for recipe in recipes:
+    tried: dict[str, Any] = {}
+    least, best = float("inf"), None
+    alone: dict[str, float] = {}
+    singles = [Recipe((feature,)) for feature in dict.fromkeys(f for r in recipes for f in r.features)]
+    for recipe in [*singles, *(r for r in recipes if len(r.features) > 1)]:
         say(recipe.name)
-        table = table_of(recipe, found)
+        several = len(recipe.features) > 1
+        table = table_of(recipe, found, alone if several else None)
+        ridges = [max(alone[f.name] for f in recipe.features) * around for around in AROUND] if several else RIDGES
         folds = pooled_folds(table, targets, parts, few)
-        chosen = choose_ridge(problem(table.width), folds, table.whitening, rounds=COARSE_ROUNDS)
+        chosen = choose_ridge(problem(table.width), folds, table.whitening, ridges=ridges, rounds=COARSE_ROUNDS)
         tried[recipe.name] = told_of(chosen, table)
-        if chosen.loss < least:
+        if not several:
+            alone[recipe.name] = chosen.ridge
+        if recipe in recipes and chosen.loss < least:
             best, least = (table, chosen.ridge), chosen.loss
     assert best is not None
     table, ridge = best
