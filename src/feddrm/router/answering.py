@@ -114,7 +114,7 @@ def fit_heads(
             lambda ridge: joint_problem(clients, classes, table.width, ridge, probe.device),
             pooled_folds(table, pairs, parts, holdout),
             table.whitening,
-            ridges=STRENGTHS[:4],
+            ridges=STRENGTHS[1:7],
             rounds=20,
         )
         problem = joint_problem(clients, classes, table.width, picked.ridge, probe.device)
