@@ -13,7 +13,13 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize(
-    ("words", "key"), [("data_pipeline --random", "batch_of_128"), ("digits_gap --rounds 1", "gap_points")]
+    ("words", "key"),
+    [
+        ("data_pipeline --random", "batch_of_128"),
+        ("digits_gap --rounds 1", "gap_points"),
+        ("digits_router --rounds 1 --seeds 1", "over_global_points"),
+        ("router --features 40 --scale 0.02", "fit"),
+    ],
 )
 def test_short_benchmarks(words: str, key: str, tmp_path: Path) -> None:
     name, *options = words.split()

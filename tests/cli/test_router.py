@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +33,21 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+def test_the_commands_of_the_documentation(run: Path, tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "router.md").read_text()
+    blocks = re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
+    commands = [line.split() for block in blocks for line in block.splitlines()]
+    assert [c[1] for c in commands] == ["fit-router", "route"]
+    shutil.copytree(run, tmp_path / "runs" / "first")
+    shutil.copy(run.parent / "fax.png", tmp_path)
+    for command in commands:
+        found = subprocess.run(
+            [sys.executable, "-m", *command], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert found.returncode == 0, found.stderr
+        assert found.stdout.strip()
+
+
 def test_fit_then_route(run: Path) -> None:
     fitted = feddrm("fit-router", run, "--features", "raw+colour", "--no-heads", "--json")
     assert fitted.returncode == 0, fitted.stderr
@@ -45,7 +62,6 @@ def test_fit_then_route(run: Path) -> None:
     table = feddrm("route", run, run.parent / "fax.png")
     assert "fax" in table.stdout
     assert "margin" in table.stdout
-    assert "system" in feddrm("fit-router", run, "--features", "raw", "--no-heads").stdout
 
 
 @pytest.mark.parametrize(

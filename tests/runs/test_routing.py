@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from feddrm.data import Federation, load
 from feddrm.evaluation import pooled_queries, system_accuracy
 from feddrm.models import Mlp, is_head
+from feddrm.report.build import build_report
 from feddrm.router import load_router
 from feddrm.runs import Run, train
 from refusal import refused
@@ -109,3 +110,17 @@ def test_refusals(fitted: Path, tmp_path: Path, digits: Federation) -> None:
         Run.open(copy).fit_router(digits)
     with refused("holds no router"):
         Run.open(train(digits, "fedavg", out=tmp_path / "plain", **SMALL).path).router()
+
+
+def test_the_report_shows_the_router(fitted: Path, tmp_path: Path) -> None:
+    build_report([fitted], tmp_path / "report")
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "Reliability of the router" in page
+    assert "exact, density" in page
+    assert "Expected calibration error" in page
+    evaluation = json.loads((fitted / "evaluation.json").read_text())
+    copy = tmp_path / "copy"
+    shutil.copytree(fitted, copy)
+    (copy / "evaluation.json").write_text(json.dumps({**evaluation, "reliability": {"count": [1], "confidence": [1]}}))
+    with refused("evaluation.json", "reliability"):
+        build_report([copy], tmp_path / "other")

@@ -151,9 +151,32 @@ def demo(
         run = _train(parts, {"rounds": rounds, "seed": seed}, folders[-1], track=False, quiet=json)
         if method == "feddrm" and not (run.path / "router" / "manifest.json").exists():
             run.fit_router()
-    from feddrm.cli.report import report
+    from feddrm.report.build import report_table, write_report
 
-    report(folders, out=out, json=json)
+    table = report_table(folders)
+    page = write_report(table, out)
+    if json:
+        print_json(table.values())
+        return
+    print_table(*_demo_table(table.values()), title="accuracy in percent")
+    typer.echo(f"wrote {page}")
+
+
+def _demo_table(runs: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """One row per way to answer: narrow enough for a terminal; the page has the rest."""
+    ways = {"feddrm": (("published head", "head_density"), ("exact router", "exact_density"), ("stacked", "stacked"))}
+    rows = []
+    for run in runs:
+        for way, rule in ways.get(run["method"], (("vote", "vote"),)):
+            values = [
+                run["average_accuracy"],
+                run["system_accuracy"].get(rule),
+                (run.get("client_accuracy") or {}).get(rule),
+                run.get("global_accuracy"),
+                run["oracle_accuracy"],
+            ]
+            rows.append([run["method"], way, *("-" if v is None else f"{100 * v['mean']:.2f}" for v in values)])
+    return ["method", "answered by", "average", "system", "client", "global", "oracle"], rows
 
 
 def _train(
