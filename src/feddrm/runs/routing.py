@@ -22,7 +22,8 @@ from feddrm.router import FittedRouter, Router, RouterSettings, evaluate_router,
 from feddrm.router.choose import SMALL
 from feddrm.runs.config import Config, known_fields, resolve
 from feddrm.runs.folder import RunFolder
-from feddrm.runs.run import _one_thread_each
+from feddrm.runs.run import one_thread_each
+from feddrm.threads import small_products
 
 if TYPE_CHECKING:
     from feddrm.runs.run import Run
@@ -60,7 +61,10 @@ def fit_run_router(
     net = config.model.build(federation.shape, len(federation.classes), clients, config.plan.seed).to(config.device)
     net.requires_grad_(False)
     models = [method.serve(method.send(state.shared, i), p) for i, p in enumerate(state.private)]
-    with _one_thread_each() if int(federation.sizes.sum()) < SMALL else contextlib.nullcontext():
+    with contextlib.ExitStack() as habits:
+        if int(federation.sizes.sum()) < SMALL:
+            habits.enter_context(one_thread_each())
+            habits.enter_context(small_products(0))
         fitted = fit_router(net, state.shared, federation, chosen, models=models, on_step=on_step)
     test = pooled_queries(
         federation,

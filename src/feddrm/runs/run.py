@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import math
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +26,7 @@ from feddrm.report.portrait import Portrait
 from feddrm.router import Router, load_router
 from feddrm.runs.config import Config, known_fields, read_config, resolve
 from feddrm.runs.folder import RunFolder
+from feddrm.threads import small_products
 
 CHECKPOINT_SECONDS = 20.0  # between checkpoints: what a crash may cost
 
@@ -88,11 +90,13 @@ def train(
     if folder.summary_file.exists():
         return Run.open(out)
     with (
-        _one_thread_each(),
+        one_thread_each(),
         arithmetic(config.precision, config.device).set(),
         _tracker(folder, track) as track_round,
     ):
-        _Training(config, federation.to(config.device), folder).go(state, [on_round, track_round])
+        training = _Training(config, federation.to(config.device), folder)
+        with small_products(largest_product(training.net, max(config.plan.batch_size, CPU_QUERIES))):
+            training.go(state, [on_round, track_round])
     return Run.open(out)
 
 
@@ -247,6 +251,12 @@ class _Training:
         }
 
 
+def largest_product(net: Net, batch: int) -> float:
+    """Multiplications of the largest matrix product for a batch; without limit where the network convolves."""
+    sizes = [math.inf if leaf.dim() > 2 else batch * leaf.numel() for leaf in net.parameters() if leaf.dim() > 1]
+    return max(sizes, default=0)
+
+
 def hardware(device: str) -> str:
     """What the numbers were measured on."""
     if device.startswith("cuda"):
@@ -265,7 +275,7 @@ def versions() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _one_thread_each() -> Iterator[None]:
+def one_thread_each() -> Iterator[None]:
     """No operation is shared between threads: whole clients are; see docs/decisions/0001-threads.md."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
