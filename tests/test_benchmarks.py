@@ -32,7 +32,7 @@ def test_short_benchmarks(words: str, key: str, tmp_path: Path) -> None:
     assert {key, "hardware", "versions", "date"} <= set(figures)
 
 
-@pytest.mark.parametrize("name", ["cpu_round", "threads"])
+@pytest.mark.parametrize("name", ["cpu_round", "router_rounds", "stacked_clients", "threads"])
 def test_long_ones_load(name: str) -> None:
     subprocess.run([sys.executable, "-c", f"import benchmarks.{name}"], cwd=ROOT, check=True)
 

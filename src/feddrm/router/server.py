@@ -16,6 +16,7 @@ from feddrm.router.clients import Message
 MEMORY = 20  # pairs of steps and gradient changes that L-BFGS remembers
 ARMIJO = 1e-4
 HALF = 0.5  # of the discriminant: features have heavier tails than Gaussians, and all of it is overconfident
+CURVATURES = (1e-4, 0.5)  # of a softmax: Boehning's bound, and as flat as confident answers make it
 LDA_RIDGE = 10.0  # the softmax is some ten times flatter than the square it is compared with
 
 
@@ -332,9 +333,15 @@ def _solve_first(problem: Problem, gradient: Tensor, curvature: Tensor, whitenin
 def _curvature(
     problem: Problem, step: Tensor, change: Tensor, curvature: Tensor, whitening: Whitening | None
 ) -> Tensor:
-    """The multiple of the moments that explains the last change of the gradient, its steepest directions first.
+    """The multiple of the moments that explains the last step: between the careful guess and the bold one.
 
-    Explaining the step instead would be bolder, and half of the steps would have to be cut back.
+    Explaining the change of the gradient weighs its steepest directions most and is careful;
+    explaining the step itself is bold, and half of the steps would have to be cut back. The
+    geometric mean of both (Barzilai and Borwein, 1988, have either) needs the fewest rounds.
     """
-    guess = (change * _solve_first(problem, change, curvature, whitening)).sum() / (step * change).sum()
-    return (curvature * guess).clamp(1e-4, 0.5)
+    along = (step * change).sum()
+    careful = curvature * (change * _solve_first(problem, change, curvature, whitening)).sum() / along
+    moments, penalty = _diagonals(problem, step, whitening)
+    turned = _rotate(problem, step, whitening).square()
+    bold = (along - (penalty * turned).sum()) / (moments * turned).sum()
+    return (careful.clamp(*CURVATURES) * bold.clamp(*CURVATURES)).sqrt()
