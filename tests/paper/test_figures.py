@@ -7,25 +7,9 @@ import numpy as np
 import pytest
 
 from feddrm.paper import Grid, Record, figure, read_records
-from feddrm.paper.drift import gradient_drift, relative_drift
 from refusal import refused
 
 Make = Callable[..., Record]
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2025])
-def test_the_client_head_drifts_more(seed: int) -> None:
-    found = gradient_drift(seed, rounds=60)
-    assert (found.clients > found.classes).all()
-
-
-def test_drift_by_hand() -> None:
-    """At zero weights client i's gradient is x_i (1/3 - e_i): with x = 1, 1, 2 everything can be written down."""
-    x = np.array([1.0, 1.0, 2.0])
-    found = relative_drift([np.array([[v]]) for v in x], [np.eye(3)[[i]] for i in range(3)], np.zeros((1, 3)))
-    pooled = np.array([1, 1, -2]) / 9  # mean of (-2, 1, 1)/3, (1, -2, 1)/3 and (2, 2, -4)/3
-    squared = (2 / 3 + 2 / 3 + 8 / 3) / 3 - pooled @ pooled  # mean of squared norms less that of the mean
-    assert found == pytest.approx((squared / (pooled @ pooled)) ** 0.5)
 
 
 def test_sweeps_leave_gaps_where_cells_are_missing(paper: Grid, make: Make, tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from feddrm.data.cifar import Cifar10, read_pool
 from feddrm.data.partition import partition
 from feddrm.data.shift import LEVELS, colour_shifts
+from feddrm.drm.drift import drift_experiment
+from feddrm.drm.figures import drift_figure
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.paper.drift import gradient_drift
 from feddrm.paper.grid import Grid
 from feddrm.paper.records import Record
 from feddrm.paper.tables import tables
@@ -69,16 +70,7 @@ def _sweep(name: str) -> Callable[[Grid, Mapping[str, Record], str | None], Figu
 
 
 def _drift(grid: Grid, records: Mapping[str, Record], data_dir: str | None) -> Figure:  # noqa: ARG001
-    found = gradient_drift(grid.seed)
-    drawn, axes = _single(6.4, 4.2)
-    axes.plot(found.clients, color=SERIES[1], label="client classification")
-    axes.plot(found.classes, color=SERIES[0], linestyle="--", label="target classification")
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("round")
-    axes.set_ylabel("relative gradient drift")
-    axes.set_title("FedAvg on a random embedding: 10 classes, 3 clients", fontsize=10)
-    _finish(axes)
-    return drawn
+    return drift_figure(drift_experiment(seed=grid.seed))
 
 
 def _shifts(grid: Grid, records: Mapping[str, Record], data_dir: str | None) -> Figure:  # noqa: ARG001
