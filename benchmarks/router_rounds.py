@@ -2,7 +2,7 @@
 
     FEDDRM_DATA=folder python -m benchmarks.router_rounds [--json results/bench/router_rounds.json]
 
-Client accuracy on the pooled test set by the point that the server has after so many rounds, against the
+Client accuracy on the pooled test set by the best point that the server has after so many rounds, against the
 point after 200 rounds, with and without the pooled second moments. No network: anyone can repeat it.
 """
 
@@ -46,7 +46,7 @@ def main() -> None:
             found: list[float] = []
 
             def watch(state: FitState, found: list[float] = found) -> None:
-                right = logits_at(queries, state.point).argmax(1) == test.origin
+                right = logits_at(queries, state.at).argmax(1) == test.origin
                 found.append(round(100 * float(right.double().mean()), 2))
 
             problem = Problem(len(federation), queries.shape[1], ridge)
