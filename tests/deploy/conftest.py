@@ -15,12 +15,14 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
+from safetensors import safe_open
 
 from feddrm.deploy.flower import client_app, site_at, unwrap, wrap
 from feddrm.deploy.letters import load_private_key, load_public_key
 from feddrm.deploy.project import make_project
 from feddrm.deploy.rounds import Server
 from feddrm.deploy.settings import ServerSettings
+from feddrm.models import is_head
 
 NAMES = ("oslo", "lima", "pune")
 
@@ -107,3 +109,12 @@ def deployed(tmp_path: Path) -> Callable[..., Deployed]:
         return Deployed(tmp_path / "federation", chosen)
 
     return make
+
+
+def private_leaves(folder: Path) -> list[str]:
+    """Names of private leaves in any file of tensors under a folder: FedDRM's class heads."""
+    found = []
+    for path in folder.rglob("*.safetensors"):
+        with safe_open(str(path), framework="pt") as file:
+            found += [f"{path}: {name}" for name in file.keys() if is_head(name.split("/")[-1])]  # noqa: SIM118
+    return found

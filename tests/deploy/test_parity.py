@@ -7,13 +7,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from deploy.conftest import NAMES, Deployed
 from feddrm.data import load
 from feddrm.deploy.rounds import Progress
 from feddrm.deploy.store import PrivateStore
 from feddrm.engine import Plan, State, federate, first_state, functional
 from feddrm.methods import Method
 from feddrm.models import Model
+
+from .conftest import NAMES, Deployed
 
 
 def in_one_process(method: str, plan: Plan, only: list[list[int]] | None = None) -> State:

@@ -23,7 +23,7 @@ from feddrm.errors import FeddrmError
 from feddrm.files import write_atomically
 
 SERVER_FOLDER = "FEDDRM_SERVER"  # the environment variable that tells the ServerApp where the server's folder is
-POLL_SECONDS = 0.1
+POLL_SECONDS, LOOK_SECONDS = 0.1, 2.0
 LETTER = "letter"
 SHORT = 2**20  # bytes
 
@@ -114,15 +114,20 @@ class GridCourier:
             Message(wrap(letter), dst_node_id=node, message_type=kind, ttl=deadline)
             for node, letter in letters.items()
         ]
-        waiting = {number for number in self.grid.push_messages(messages) if number}
+        pushed = zip(self.grid.push_messages(messages), letters, strict=True)
+        waiting = {number: node for number, node in pushed if number}
         found: dict[int, bytes] = {}
+        look = time.monotonic() + LOOK_SECONDS
         while waiting and time.monotonic() < end:
-            for reply in self.grid.pull_messages(waiting):
-                waiting.discard(reply.metadata.reply_to_message_id)
-                if reply.has_content():
-                    found[reply.metadata.src_node_id] = unwrap(reply.content)
+            for reply in self.grid.pull_messages(list(waiting)):
+                node = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if node is not None and reply.has_content():
+                    found[node] = unwrap(reply.content)
             if waiting:
                 self.sleep(POLL_SECONDS)
+            if time.monotonic() > look:  # nobody waits for a site that has gone
+                here, look = self.nodes(), time.monotonic() + LOOK_SECONDS
+                waiting = {number: node for number, node in waiting.items() if node in here}
         return found
 
 

@@ -29,6 +29,7 @@ from flwr.proto.runtime_pb2 import (
 from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -48,6 +49,8 @@ from feddrm.errors import FeddrmError
 ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 HEARTBEAT_SECONDS = 10.0
 TRIES = 8
+
+_answering = threading.Lock()
 
 LinkError = (httpx.HTTPError, RuntimeError, OSError)  # what a link that is gone, or not yet there, raises
 
@@ -93,19 +96,26 @@ def take_task(client: RuntimeHttpClient, kind: TaskType) -> str | None:
 
 
 def answer_one(line: Line, token: str) -> None:
-    """On a site: one message in, one out."""
+    """On a site: one message in, one out.
+
+    Meant for a thread of its own: a message of a run that broke off may never arrive in full, and
+    Flower waits for it for minutes. Whatever arrives is answered one at a time.
+    """
     client = line.client(token)
     try:
         with _heartbeat(client):
             message, context, _, _ = pull_task_input(client)
             status, details = SubStatus.COMPLETED, ""
             try:
-                reply = client_app(message=message, context=context)
+                with _answering:
+                    reply = client_app(message=message, context=context)
             except FeddrmError as error:  # not signed by our server, not a letter: nothing is told but that
                 status, details = SubStatus.FAILED, str(error)
                 reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "refused"), reply_to=message)
             push_message(client, reply, context)
             push_task_output(client, context, status, details)
+    except (*LinkError, ObjectPullError):
+        return  # the server has given up on this message, or the line is down: it will ask again
     finally:
         client.close()
 

@@ -100,10 +100,14 @@ class Server:
                 continue
             progress = played
             progress.save(self.checkpoint)
-            lines = b"".join(json.dumps(entry).encode() + b"\n" for entry in progress.history)
-            write_atomically(self.run.metrics_file, lines)
             self.say("training", {"round": progress.round, "rounds": plan.rounds, **progress.history[-1]})
+            self._write_metrics(progress)
+        self._write_metrics(progress)  # the last line may be missing after a crash
         self._finish(brief, method, progress)
+
+    def _write_metrics(self, progress: Progress) -> None:
+        lines = b"".join(json.dumps(entry).encode() + b"\n" for entry in progress.history)
+        write_atomically(self.run.metrics_file, lines)
 
     def _brief(self) -> Brief:
         """What all agree on: made once, when every site has said what it holds, and kept."""

@@ -192,7 +192,7 @@ def _calibrate(ask: Ask, folds: Sequence[Tensor], log_prior: Tensor) -> Calibrat
         total = add([a.tensors for a in ask({"step": "slope", "scale": scale}, points).values()])
         slope = float((total["mean"] - total["own"]) / total["count"])
         bend = float(total["bend"] / total["count"])
-        if bend <= 0 or abs(slope) < 1e-9:
+        if bend <= 0 or abs(slope) < 1e-6:
             break
         scale = min(max(scale - slope / bend, scale / 2), scale * 2)
     scale = min(max(scale, 1e-2), 1e2)

@@ -107,7 +107,7 @@ def run_site(folder: Path) -> None:
                 try:
                     token = take_task(client, TaskType.CLIENT_APP)
                     if token is not None:
-                        answer_one(line, token)
+                        threading.Thread(target=answer_one, args=(line, token), daemon=True).start()
                         continue
                 except LinkError:
                     time.sleep(5 * IDLE_SECONDS)

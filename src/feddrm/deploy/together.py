@@ -20,6 +20,8 @@ from feddrm.files import write_atomically
 LOG = "feddrm.log"
 STOP_SECONDS = 20.0
 
+_started: list[subprocess.Popen[bytes]] = []  # they outlive us on purpose: nobody is to warn of that
+
 
 def folders(project: Path) -> dict[str, Path]:
     """The server's folder and every site's, by name."""
@@ -43,13 +45,14 @@ def up(project: Path) -> list[str]:
             continue
         verb = "server" if name == "server" else "site"
         with (folder / LOG).open("ab") as log:
-            subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "feddrm", "deploy", verb, str(folder.resolve())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
+        _started.append(process)
         started.append(name)
     for name in started:
         _wait(name, folders(project)[name])
@@ -96,6 +99,14 @@ def _summary(server: Path, settings: ServerSettings) -> dict[str, Any] | None:
     return dict(json.loads(path.read_text())) if path.exists() else None
 
 
+def begin(project: Path) -> None:
+    """Ask the server to train; it goes on by itself, also after a restart."""
+    server = server_folder(project)
+    if running(server) is None:
+        raise FeddrmError(f"no server runs in {server}: start it with 'feddrm deploy up {project}'")
+    write_atomically(server / JOB, json.dumps({"run": ServerSettings.read(server).run}).encode())
+
+
 def run(project: Path, on_status: Callable[[Mapping[str, Any]], None], seconds: float | None = None) -> dict[str, Any]:
     """Ask the server to train, and follow it to the end: the summary. Ctrl-C only stops the watching."""
     server = server_folder(project)
@@ -103,10 +114,8 @@ def run(project: Path, on_status: Callable[[Mapping[str, Any]], None], seconds: 
     done = _summary(server, settings)
     if done is not None:
         return done
-    if running(server) is None:
-        raise FeddrmError(f"no server runs in {server}: start it with 'feddrm deploy up {project}'")
     asked = time.time()
-    write_atomically(server / JOB, json.dumps({"run": settings.run}).encode())
+    begin(project)
     while seconds is None or time.time() < asked + seconds:
         found = read_status(server)
         if found is not None and found["time"] > asked:
