@@ -9,7 +9,7 @@ import click
 import typer
 
 from feddrm import __version__
-from feddrm.cli import bench, data, drm, paper
+from feddrm.cli import bench, data, deploy, drm, paper
 from feddrm.cli import report as reports
 from feddrm.cli import router as routing
 from feddrm.cli import train as training
@@ -28,6 +28,7 @@ app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")
 app.add_typer(drm.app, name="drm")
 app.add_typer(paper.app, name="paper")
+app.add_typer(deploy.app, name="deploy")
 
 
 def _version(asked: bool) -> None:

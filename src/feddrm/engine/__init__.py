@@ -13,6 +13,7 @@ from feddrm.engine.rounds import (
     first_state,
     participants,
     play_round,
+    train_client,
 )
 from feddrm.engine.update import Update, client_update, functional
 
@@ -35,5 +36,6 @@ __all__ = [
     "participants",
     "play_round",
     "save_state",
+    "train_client",
     "write_atomically",
 ]

@@ -227,14 +227,28 @@ def play_round(
 def _update(
     method: Method, net: Forward, federation: Federation, plan: Plan, state: State, stage: Stage, client: int
 ) -> Update:
-    number = state.round + 1
+    received = method.send(state.shared, client)
+    return train_client(method, net, federation, plan, received, state.private[client], stage, client, state.round + 1)
+
+
+def train_client(
+    method: Method,
+    net: Forward,
+    federation: Federation,
+    plan: Plan,
+    received: Tensors,
+    private: Slots,
+    stage: Stage,
+    client: int,
+    number: int,
+) -> Update:
+    """What one client does in round ``number``, from its own samples and what it received: wherever it is."""
     device = federation.clients[client].train.x.device
     streams = [
         _stream(federation, plan, client, number, k, phase.steps) for k, phase in enumerate(method.phases(stage))
     ]
     lr = torch.tensor(plan.rate(number), device=device)
-    received = method.send(state.shared, client)
-    return client_update(method, net, received, state.private[client], streams, stage, plan.sgd, lr)
+    return client_update(method, net, received, private, streams, stage, plan.sgd, lr)
 
 
 def _stream(federation: Federation, plan: Plan, client: int, round: int, phase: int, steps: int) -> Iterator[Batch]:

@@ -1,0 +1,100 @@
+"""Certificates and keys of a federation: its own authority, the server's certificate, one key per site."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
+
+
+def new_key() -> ec.EllipticCurvePrivateKey:
+    """ECDSA on P-384: what Flower's node authentication wants, and ``ssh-keygen -t ecdsa -b 384`` makes."""
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def write_secret(path: Path, content: bytes) -> None:
+    """For the owner's eyes only, from the first byte on."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o600, exist_ok=False)
+    path.write_bytes(content)
+
+
+def write_key_pair(folder: Path, name: str) -> bytes:
+    """``name.key`` and ``name.pub`` as ssh-keygen would write them; the public half is returned."""
+    key = new_key()
+    write_secret(folder / f"{name}.key", key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
+    (folder / f"{name}.pub").write_bytes(public)
+    return public
+
+
+def write_certificates(authority: Path, server: Path, hosts: list[str]) -> bytes:
+    """The authority (``ca.key`` can be taken off line), the server's certificate for ``hosts``; returns the CA's."""
+    ca_key, now = new_key(), datetime.datetime.now(datetime.UTC)
+    ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "feddrm federation authority")])
+    ca = (
+        x509.CertificateBuilder()
+        .subject_name(ca_name)
+        .issuer_name(ca_name)
+        .public_key(ca_key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=AUTHORITY_DAYS))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, SHA384())
+    )
+    key = new_key()
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])]))
+        .issuer_name(ca_name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=SERVER_DAYS))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, SHA384())
+    )
+    plain = (Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    write_secret(authority / "ca.key", ca_key.private_bytes(*plain))
+    write_secret(server / "tls.key", key.private_bytes(*plain))
+    public = ca.public_bytes(Encoding.PEM)
+    (authority / "ca.crt").write_bytes(public)
+    (server / "ca.crt").write_bytes(public)
+    (server / "tls.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
+    return public
+
+
+def _usage(signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)

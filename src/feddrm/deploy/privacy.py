@@ -1,0 +1,63 @@
+"""Differential privacy on uploads: a site's change is clipped and blurred before it leaves.
+
+What is protected is everything a site holds, at once, against whoever sees its uploads, the server
+included: exchanging all its samples for any others changes a clipped upload by at most twice the clip.
+That is a strong promise and a costly one. It is no promise about single samples of a site.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from dataclasses import dataclass
+
+import torch
+
+from feddrm.errors import SettingError
+from feddrm.methods import Method, Tensors
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """``clip``: the longest change (Euclidean, all leaves together); ``noise``: deviation in units of ``clip``."""
+
+    clip: float
+    noise: float
+    delta: float = 1e-5
+
+    def check(self, method: Method) -> None:
+        """Refuse what would promise nothing."""
+        if not (0 < self.clip < math.inf and 0 < self.noise < math.inf and 0 < self.delta < 1):
+            raise SettingError(f"clip={self.clip}, noise={self.noise}, delta={self.delta}: give positive numbers")
+        if method.extras():
+            raise SettingError(
+                f"{method.name} sends {', '.join(method.extras())} beside its leaves, which noise on leaves does "
+                f"not cover: choose another method, or leave privacy out"
+            )
+
+    def protect(self, upload: Tensors, received: Tensors) -> Tensors:
+        """The upload with its change clipped and blurred by noise that nobody can repeat."""
+        change = {leaf: upload[leaf].double() - received[leaf].double() for leaf in upload}
+        norm = math.sqrt(sum(float(value.square().sum()) for value in change.values()))
+        shrink = min(1.0, self.clip / norm) if norm > 0 else 1.0
+        generator = torch.Generator().manual_seed(secrets.randbits(63))
+        out: Tensors = {}
+        for leaf, value in change.items():
+            blur = torch.randn(value.shape, generator=generator, dtype=torch.float64) * (self.noise * self.clip)
+            out[leaf] = (received[leaf].double() + shrink * value + blur.to(value.device)).to(upload[leaf])
+        return out
+
+    def epsilon(self, uploads: int) -> float:
+        """What ``uploads`` uploads have cost at ``delta``: Rényi accounting of the Gaussian mechanism.
+
+        k releases of sensitivity 2 clip are (a, 2 k a / noise^2)-Rényi private for every order a; the
+        order is chosen best, and the conversion is that of Balle et al. (2020, theorem 21).
+        """
+        if uploads == 0:
+            return 0.0
+        rho = 2 * uploads / self.noise**2
+        orders = [1 + 10 ** (k / 50) for k in range(-200, 200)]
+        return max(0.0, min(self._converted(order, rho * order) for order in orders))
+
+    def _converted(self, order: float, renyi: float) -> float:
+        return renyi + math.log1p(-1 / order) - (math.log(self.delta) + math.log(order)) / (order - 1)

@@ -1,0 +1,241 @@
+"""The two programs of a deployment, server and site: each looks after its Flower process and works beside it."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from flwr.supercore.constant import TaskType
+
+from feddrm.deploy.flower import SERVER_FOLDER, Status, site_at
+from feddrm.deploy.node import fetch_eagerly
+from feddrm.deploy.resident import Line, LinkError, answer_one, register, serve_one, start_run, take_task
+from feddrm.deploy.settings import ServerSettings
+from feddrm.deploy.site import SiteConfig
+from feddrm.errors import FeddrmError
+
+LOCK, JOB, FLOWER_LOG = ".running", "job.json", "flower.log"
+IDLE_SECONDS, LONGEST_PAUSE = 0.1, 10.0
+PR_SET_PDEATHSIG = 1
+SUPERLINK = "from flwr.superlink.cli import flower_superlink; flower_superlink()"
+
+
+class Child:
+    """A Flower process that is started again whenever it ends, with longer and longer pauses, until :meth:`stop`.
+
+    A SuperNode that comes back within a minute of being killed is refused by the SuperLink and ends;
+    so the pauses. It ends with us: on Linux the kernel sees to that even if we are killed.
+    """
+
+    def __init__(self, command: list[str], folder: Path, **more: str) -> None:
+        self.command, self.folder = command, folder
+        quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_HOME": str(folder / ".flwr")}
+        self.environment = {**os.environ, **quiet, **more}
+        self.process: subprocess.Popen[bytes] | None = None
+        self.stopping = threading.Event()
+        self.thread = threading.Thread(target=self._keep, daemon=True)
+        self.thread.start()
+
+    def _keep(self) -> None:
+        pause = 1.0
+        while not self.stopping.is_set():
+            began = time.monotonic()
+            with (self.folder / FLOWER_LOG).open("ab") as log:
+                self.process = subprocess.Popen(
+                    self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment,
+                    preexec_fn=_end_with_parent,
+                )  # fmt: skip
+            self.process.wait()
+            pause = 1.0 if time.monotonic() - began > 60 else min(2 * pause, LONGEST_PAUSE)
+            self.stopping.wait(pause)
+
+    def stop(self) -> None:
+        self.stopping.set()
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        self.thread.join(timeout=5)
+
+
+def _end_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def run_site(folder: Path) -> None:
+    """Stay, and answer whatever the server asks; until a signal."""
+    folder = folder.resolve()
+    config = SiteConfig.read(folder)
+    fetch_eagerly()
+    with _alone(folder), _until_signal():
+        site_at(str(folder))  # data that cannot be read are complained of now, not in a round
+        port = _free_port()
+        secure = [
+            "--root-certificates",
+            str(folder / "ca.crt"),
+            "--auth-supernode-private-key",
+            str(folder / "node.key"),
+        ]
+        command = [
+            *(sys.executable, "-m", "feddrm.deploy.node", str(config.poll_seconds)),
+            *("--superlink", config.server),
+            *(["--insecure"] if config.insecure else secure),
+            *("--isolation", "process", "--superexec-auth-secret-file", str(folder / "secret")),
+            *("--host", "127.0.0.1", "--port", str(port), "--node-config", f'site="{folder}"'),
+        ]
+        node = Child(command, folder)
+        line = Line(f"127.0.0.1:{port}", folder / "secret", None)
+        client = line.client()
+        try:
+            while True:
+                try:
+                    token = take_task(client, TaskType.CLIENT_APP)
+                    if token is not None:
+                        threading.Thread(target=answer_one, args=(line, token), daemon=True).start()
+                        continue
+                except LinkError:
+                    time.sleep(5 * IDLE_SECONDS)
+                time.sleep(IDLE_SECONDS)
+        finally:
+            client.close()
+            node.stop()
+
+
+def run_server(folder: Path) -> None:
+    """Stay, and train whatever is asked for by ``feddrm deploy run``; until a signal."""
+    folder = folder.resolve()
+    settings = ServerSettings.read(folder)
+    os.environ[SERVER_FOLDER] = str(folder)
+    fetch_eagerly()
+    with _alone(folder), _until_signal():
+        local = settings.host in ("127.0.0.1", "localhost")
+        tls = {"--ssl-ca-certfile": "ca.crt", "--ssl-certfile": "tls.crt", "--ssl-keyfile": "tls.key"}
+        secure = [word for option, name in tls.items() for word in (option, str(folder / name))]
+        command = [
+            *(sys.executable, "-c", SUPERLINK),
+            *("--host", "127.0.0.1" if local else "0.0.0.0", "--port", str(settings.port)),
+            *(["--insecure"] if settings.insecure else [*secure, "--enable-supernode-auth"]),
+            *("--isolation", "process", "--superexec-auth-secret-file", str(folder / "secret")),
+            *("--database", str(folder / "link.db"), "--disable-runtime-dependency-installation"),
+        ]
+        link = Child(command, folder)
+        line = Line(f"127.0.0.1:{settings.port}", folder / "secret", None if settings.insecure else folder / "ca.crt")
+        try:
+            _Runs(folder, line, settings.insecure).go()
+        finally:
+            link.stop()
+
+
+class _Runs:
+    """Whenever there is a job, a Flower run for it; another one should that break, until the job is done."""
+
+    def __init__(self, folder: Path, line: Line, insecure: bool) -> None:
+        self.folder, self.line, self.insecure = folder, line, insecure
+        self.status = Status(folder)
+
+    def go(self) -> None:
+        known = self.insecure  # without authentication there is nobody to register
+        while True:
+            try:
+                if not known:
+                    keys = {path.stem: path for path in (self.folder / "keys").glob("*.pub") if path.stem != "server"}
+                    register(self.line, keys)
+                    known = True
+                if not (self.folder / JOB).exists():
+                    time.sleep(5 * IDLE_SECONDS)
+                    continue
+                start_run(self.line, self.folder / "app")
+                self._serve()
+                (self.folder / JOB).unlink(missing_ok=True)
+            except FeddrmError as error:
+                self.status.tell("failed", {"text": str(error)})
+                (self.folder / JOB).unlink(missing_ok=True)
+            except LinkError:
+                time.sleep(1)
+
+    def _serve(self) -> None:
+        client = self.line.client()
+        try:
+            for _ in range(600):
+                token = take_task(client, TaskType.SERVER_APP)
+                if token is not None:
+                    serve_one(self.line, token)
+                    return
+                time.sleep(IDLE_SECONDS)
+        finally:
+            client.close()
+        raise RuntimeError("the run that was submitted did not come")
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process per folder; its number stands in the file that it has locked."""
+    with (folder / LOCK).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise FeddrmError(f"{folder} is already running: stop that first ('feddrm deploy down')") from error
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def running(folder: Path) -> int | None:
+    """The process that runs in a folder, None where there is none."""
+    path = folder / LOCK
+    if not path.exists():
+        return None
+    with path.open("r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return int(file.read() or 0) or None
+    return None
+
+
+@contextmanager
+def _until_signal() -> Iterator[None]:
+    """SIGTERM ends as Ctrl-C does: by way of every ``finally``."""
+
+    def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except KeyboardInterrupt:
+        return
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def read_status(folder: Path) -> dict[str, Any] | None:
+    """What the server last said of itself."""
+    try:
+        found = json.loads((folder / "status.json").read_text())
+    except FileNotFoundError:
+        return None
+    return dict(found)

@@ -1,0 +1,70 @@
+"""``federation.yaml``: what the consortium has settled on, on the server's machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from feddrm.data.federation import check_clients
+from feddrm.deploy.privacy import Privacy
+from feddrm.deploy.routing import RoutingSettings
+from feddrm.engine import Plan
+from feddrm.errors import SettingError
+from feddrm.methods import Method
+from feddrm.models import Model
+from feddrm.runs.config import known_fields, read_config
+
+CONFIG = "federation.yaml"
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Who takes part, what is trained, and how long a site may take.
+
+    ``training`` holds what ``feddrm train`` would be told: method, model, rounds, lr, seed and so on.
+    ``deadline`` is how many seconds a site has for one letter; ``quorum`` how many must answer for a
+    round to count. Another ``run`` is another training, from the beginning.
+    """
+
+    clients: tuple[str, ...]
+    run: str = "first"
+    training: dict[str, Any] = field(default_factory=dict)
+    deadline: float = 600.0
+    quorum: int = 1
+    router: bool = True
+    routing: dict[str, Any] = field(default_factory=dict)
+    privacy: dict[str, float] | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    insecure: bool = False
+
+    @classmethod
+    def read(cls, folder: Path) -> ServerSettings:
+        values = known_fields(cls, read_config(folder / CONFIG), "federation")
+        if not isinstance(values.get("clients"), list):
+            raise SettingError(f"{folder / CONFIG}: 'clients' must list the names of the sites")
+        values["clients"] = tuple(str(name) for name in values["clients"])
+        settings = cls(**values)
+        settings.check()
+        return settings
+
+    def check(self) -> None:
+        """Refuse what could never work before anything is started."""
+        check_clients(CONFIG, self.clients)
+        if not (self.run and all(c.isalnum() or c in "-_" for c in self.run)):
+            raise SettingError(f"run '{self.run}' names folders: use letters, digits, '-' or '_'")
+        if not self.deadline > 0 or not 1 <= self.quorum <= len(self.clients):
+            raise SettingError(
+                f"deadline={self.deadline}, quorum={self.quorum}: give positive seconds, and 1 to {len(self.clients)}"
+            )
+        allowed = {f.name for f in fields(Plan)} | {"method", "model"}
+        if unknown := [key for key in self.training if key not in allowed]:
+            raise SettingError(f"no training setting '{unknown[0]}' (there are: {', '.join(sorted(allowed))})")
+        method = Method.make(self.training.get("method", "feddrm"))
+        if self.training.get("model") is not None:
+            Model.find(self.training["model"])
+        Plan(**{k: v for k, v in self.training.items() if k not in ("method", "model")}).check()
+        RoutingSettings(**known_fields(RoutingSettings, self.routing, "routing")).check()
+        if self.privacy is not None:
+            Privacy(**known_fields(Privacy, self.privacy, "privacy")).check(method)

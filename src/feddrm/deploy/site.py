@@ -1,0 +1,230 @@
+"""A site's half: it answers the server's letters from its own samples, and keeps what is private."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors.torch import save
+
+from feddrm import __version__
+from feddrm.data import Federation
+from feddrm.deploy.brief import Brief
+from feddrm.deploy.fitting import SiteFit
+from feddrm.deploy.holdings import Holdings, read_holdings
+from feddrm.deploy.letters import ANYBODY, Letter, digest, load_private_key, load_public_key, opened, pack, seal, unpack
+from feddrm.deploy.privacy import Privacy
+from feddrm.deploy.store import PrivateStore
+from feddrm.engine import Agenda, first_state, functional, train_client
+from feddrm.errors import FeddrmError, SettingError
+from feddrm.files import write_atomically
+from feddrm.methods import Forward, Method, Slots, Tensors
+from feddrm.models import Net
+from feddrm.runs.config import SMALL_SIDE, threads_for
+
+CONFIG, KEY, SERVER_KEY = "site.yaml", "node.key", "server.pub"
+
+
+@dataclass(frozen=True)
+class SiteConfig:
+    """``site.yaml``: what only this site decides."""
+
+    name: str
+    server: str
+    data: dict[str, Any]
+    device: str = "cpu"
+    insecure: bool = False
+    poll_seconds: float = 0.25
+
+    @classmethod
+    def read(cls, folder: Path) -> SiteConfig:
+        path = folder / CONFIG
+        try:
+            values = yaml.safe_load(path.read_text())
+        except (OSError, yaml.YAMLError) as error:
+            raise FeddrmError(f"cannot read {path} ({error}): give a folder that 'feddrm deploy init' made") from error
+        unknown = [key for key in values if key not in cls.__dataclass_fields__]
+        missing = [key for key in ("name", "server", "data") if not values.get(key)]
+        if unknown or missing:
+            what = f"no setting '{unknown[0]}'" if unknown else f"'{missing[0]}' is missing"
+            raise SettingError(f"{path}: {what} (there are: {', '.join(cls.__dataclass_fields__)})")
+        return cls(**values)
+
+
+@dataclass(eq=False)
+class _Work:
+    """A run on this site, ready to train: made from the server's brief and the site's own samples."""
+
+    brief: Brief
+    method: Method
+    net: Net
+    forward: Forward
+    federation: Federation
+    number: int
+    store: PrivateStore
+    agenda: Agenda
+    fit: SiteFit = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.fit = SiteFit(self.net, self.federation, self.number, self.store)
+
+
+class Site:
+    """Answers letters, whoever carries them; the only state is on disk, so it may be killed at any time."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.config = SiteConfig.read(self.folder)
+        self.name = self.config.name
+        self.key = load_private_key(self.folder / KEY)
+        self.server_key = load_public_key(self.folder / SERVER_KEY)
+        self.holdings: Holdings = read_holdings(self.name, self.config.data, self.folder)
+        self._work: _Work | None = None
+        self._answers: dict[str, Callable[[Letter], bytes]] = {
+            "hello": self._hello,
+            "train": self._train,
+            "finish": self._finish,
+            "fit": self._fit,
+        }
+
+    def handle(self, sealed: bytes) -> bytes:
+        """The signed answer to a letter of the server; anything else is refused without an answer."""
+        content = opened(sealed, self.server_key, "the server")
+        letter = unpack(content)
+        if letter.header.get("to") != (ANYBODY if letter.header.get("kind") == "hello" else self.name):
+            raise FeddrmError(f"a letter to '{letter.header.get('to')}' reached '{self.name}': check who has which key")
+        began = time.perf_counter()
+        try:
+            body = self._answers[letter.header["kind"]](letter)
+        except FeddrmError as error:
+            body = pack({"error": str(error)})
+        except Exception as error:  # whatever it is, the server must not wait for ever
+            body = pack({"error": f"{type(error).__name__} at {self.name}: see its log"})
+            _log(self.folder, error)
+        told, tensors = unpack(body)
+        told |= {"from": self.name, "answers": digest(content), "seconds": time.perf_counter() - began}
+        return seal(pack(told, tensors), self.key)
+
+    def _hello(self, letter: Letter) -> bytes:  # noqa: ARG002
+        """What the server must know of a site's samples: how many, of which form, which classes."""
+        own = self.holdings.client(self.holdings.classes)
+        return pack(
+            {
+                "samples": len(own.train),
+                "shape": list(own.train.x.shape[1:]),
+                "dtype": str(own.train.x.dtype).removeprefix("torch."),
+                "classes": list(self.holdings.classes),
+                "columns": None if self.holdings.columns is None else list(self.holdings.columns),
+                "crop": self.holdings.crop,
+                "scale": [list(own.view.mean), list(own.view.std)],
+                "version": __version__,
+            }
+        )
+
+    def _train(self, letter: Letter) -> bytes:
+        """One round, from the private part that the server's state goes with."""
+        work = self._ready(letter)
+        number, after = int(letter.header["round"]), int(letter.header["after"])
+        received = {leaf: value.to(self.config.device) for leaf, value in letter.tensors.items()}
+        private = self._private(work, after)
+        stage = work.agenda.stage(number)
+        told: dict[str, Any] = {"round": number}
+        if work.brief.privacy is None:
+            told |= self._measured(work, received, private)
+        plan = work.agenda.plan
+        update = train_client(
+            work.method, work.forward, work.federation, plan, received, private, stage, work.number, number
+        )
+        upload = update.upload
+        if work.brief.privacy is not None:
+            told["uploads"] = self._count_upload(work)  # on disk before the noise is drawn: it can only say too many
+            upload = Privacy(**work.brief.privacy).protect(upload, received) if upload else upload
+        else:
+            told["loss"] = float(update.loss)
+        work.store.save(number, update.private)
+        work.store.forget_before(after)
+        return pack(told, upload)
+
+    def _finish(self, letter: Letter) -> bytes:
+        """After the last round: ``clients/<name>/`` is what this site answers queries with."""
+        work = self._ready(letter)
+        received = {leaf: value.to(self.config.device) for leaf, value in letter.tensors.items()}
+        private = self._private(work, int(letter.header["after"]))
+        own = self.folder / "clients" / self.name
+        own.mkdir(parents=True, exist_ok=True)
+        flat = {f"{slot}/{leaf}": value for slot, leaves in private.items() for leaf, value in leaves.items()}
+        for name, leaves in (("private", flat), ("shared", received)):
+            plain = {leaf: value.detach().cpu().contiguous().clone() for leaf, value in leaves.items()}
+            write_atomically(own / f"{name}.safetensors", save(plain))
+        write_atomically(own / "brief.yaml", yaml.safe_dump(_plain(work.brief.as_dict()), sort_keys=False).encode())
+        return pack({} if work.brief.privacy is not None else self._measured(work, received, private))
+
+    def _fit(self, letter: Letter) -> bytes:
+        return self._ready(letter).fit.answer(letter)
+
+    def _ready(self, letter: Letter) -> _Work:
+        """The run that a letter speaks of; made once, from its brief."""
+        brief = Brief.of(letter.header["brief"])
+        if self._work is None or self._work.brief != brief:
+            if self.name not in brief.names:
+                raise FeddrmError(f"'{self.name}' takes no part in run '{brief.run}' ({', '.join(brief.names)})")
+            device = self.config.device
+            own = self.holdings.client(brief.classes)
+            small = len(brief.shape) != 3 or min(brief.shape[1:]) < SMALL_SIDE
+            torch.set_num_threads(threads_for(small, device))
+            method, net = brief.make_method(), brief.make_net().to(device)
+            if brief.privacy is not None:
+                Privacy(**brief.privacy).check(method)
+            self._work = _Work(
+                brief,
+                method,
+                net,
+                functional(net),
+                brief.federation(own).to(device),
+                brief.names.index(self.name),
+                PrivateStore(self.folder / "runs" / brief.run),
+                Agenda(method, brief.make_plan(), len(brief.names)),
+            )
+        return self._work
+
+    def _private(self, work: _Work, after: int) -> Slots:
+        if after > 0:
+            return work.store.load(after, self.config.device)
+        leaves = {leaf: value.detach() for leaf, value in work.net.named_parameters()}
+        return first_state(work.method, leaves, 1).private[0]
+
+    def _measured(self, work: _Work, received: Tensors, private: Slots) -> dict[str, Any]:
+        """How many of the site's own test samples its own model gets right: two numbers travel."""
+        own = work.federation.clients[work.number]
+        model = work.method.serve(received, private)
+        with torch.no_grad():
+            parts = [
+                work.forward(model, own.view(x)).logits.argmax(1) == y
+                for x, y in zip(torch.split(own.test.x, 512), torch.split(own.test.y, 512), strict=True)
+            ]
+        return {"right": int(torch.cat(parts).sum()), "tested": len(own.test)}
+
+    def _count_upload(self, work: _Work) -> int:
+        before = work.store.recall("uploads")
+        count = (before.header["uploads"] if before is not None else 0) + 1
+        work.store.keep("uploads", {"uploads": count}, {})
+        return int(count)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(v) for key, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def _log(folder: Path, error: Exception) -> None:
+    """A fault of ours, in full, on the site's own disk: the server learns only that there was one."""
+    import traceback
+
+    with (folder / "faults.log").open("a") as file:
+        file.write(f"{time.strftime('%F %T')} {''.join(traceback.format_exception(error))}\n")

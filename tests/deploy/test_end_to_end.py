@@ -1,0 +1,131 @@
+"""Real processes over loopback: TLS, node authentication, a site and the server killed on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from feddrm.deploy import together
+from feddrm.deploy.keys import write_key_pair
+from feddrm.deploy.rounds import Progress
+from feddrm.deploy.settings import ServerSettings
+from feddrm.engine import Plan
+from feddrm.router import load_router
+
+from .conftest import NAMES, Deployed, private_leaves
+from .test_parity import assert_same, in_one_process
+
+pytestmark = pytest.mark.deploy
+ROUNDS = 40
+ROUTING = {"ridges": [1e-2], "finer": [], "path_rounds": 3, "rounds": 6}
+
+
+@pytest.fixture
+def project(deployed: Callable[..., Deployed]) -> Iterator[Deployed]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    training = {"method": "feddrm", "rounds": ROUNDS}
+    made = deployed(training=training, port=port, deadline=60.0, routing=ROUTING)
+    try:
+        yield made
+    finally:
+        together.down(made.folder)
+
+
+def until(condition: Callable[[], Any], what: str, seconds: float = 150.0) -> Any:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"waited {seconds} s for {what}")
+
+
+def history(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "server" / "runs" / "first" / "checkpoint.safetensors"
+    return [dict(entry) for entry in Progress.load(path).history] if path.exists() else []
+
+
+def test_killed_and_restarted(project: Deployed) -> None:
+    folder = project.folder
+    together.up(folder)
+    pids = together.status(folder)["processes"]
+    assert all(pids.values())
+    together.begin(folder)
+    until(lambda: len(history(folder)) >= 2, "two rounds")
+
+    os.kill(pids["lima"], signal.SIGKILL)
+    until(lambda: any(entry["answered"] == ["oslo", "pune"] for entry in history(folder)), "a round without lima")
+    assert together.up(folder) == ["lima"]
+    until(lambda: "lima" in history(folder)[-1]["answered"], "lima to come back")
+
+    before = len(history(folder))
+    os.kill(pids["server"], signal.SIGKILL)
+    until(lambda: together.running(folder / "server") is None, "the server to be gone", 10)
+    assert together.up(folder) == ["server"]
+    summary = together.run(folder, lambda status: None, 240)
+    assert summary["rounds"] == ROUNDS
+    assert len(history(folder)) == ROUNDS > before
+
+    # What came out is what one process comes to with the same sites in the same rounds.
+    only = [[NAMES.index(name) for name in entry["answered"]] for entry in history(folder)]
+    assert any(len(who) < 3 for who in only)
+    plan = Plan(rounds=ROUNDS, local_steps=4, batch_size=16, lr=0.05)
+    expected = in_one_process("feddrm", plan, only)
+    assert_same(project, expected)
+    assert load_router(folder / "server" / "runs" / "first" / "router").names == NAMES
+    for name in NAMES:
+        assert (folder / "sites" / name / "clients" / name / "private.safetensors").exists()
+        assert not [p for p in (folder / "sites" / name / "clients").iterdir() if p.name != name]
+    assert not private_leaves(folder / "server")
+
+    _refuses_strangers(folder, project.settings)
+
+
+def _refuses_strangers(folder: Path, settings: ServerSettings) -> None:
+    address = ("127.0.0.1", settings.port)
+    trusting = ssl.create_default_context(cafile=str(folder / "sites" / "oslo" / "ca.crt"))
+    with socket.create_connection(address) as raw, trusting.wrap_socket(raw, server_hostname="127.0.0.1") as line:
+        assert line.version() in ("TLSv1.2", "TLSv1.3")
+    with socket.create_connection(address) as raw, pytest.raises(ssl.SSLCertVerificationError):
+        ssl.create_default_context().wrap_socket(raw, server_hostname="127.0.0.1")
+    write_key_pair(folder / "stranger", "node")
+    stranger = subprocess.run(
+        [
+            *(sys.executable, "-m", "feddrm.deploy.node", "0.2", "--superlink", f"127.0.0.1:{settings.port}"),
+            *("--root-certificates", str(folder / "sites" / "oslo" / "ca.crt")),
+            *("--auth-supernode-private-key", str(folder / "stranger" / "node.key")),
+            *("--isolation", "process", "--host", "127.0.0.1", "--port", str(_port())),
+        ],
+        env={**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(folder / "stranger")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert stranger.returncode != 0
+    assert "Failed to initialize the connection" in stranger.stdout + stranger.stderr
+
+
+def _port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_configuration_is_secure_by_default(project: Deployed) -> None:
+    site = yaml.safe_load((project.folder / "sites" / "oslo" / "site.yaml").read_text())
+    assert "insecure" not in site
+    assert ServerSettings.read(project.folder / "server").insecure is False

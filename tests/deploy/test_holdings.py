@@ -1,0 +1,95 @@
+"""A site's own data: folders, tables, arrays, shares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from feddrm.deploy.flower import site_at
+from feddrm.deploy.holdings import in_order, read_holdings
+from feddrm.deploy.project import make_project
+from feddrm.deploy.settings import ServerSettings
+from feddrm.errors import FeddrmError
+
+from .conftest import NAMES, Deployed
+
+
+def test_arrays(tmp_path: Path) -> None:
+    x, y = np.arange(80, dtype=np.float32).reshape(20, 4), np.array([3, 5] * 10)
+    np.savez(tmp_path / "own.npz", x=x, y=y)
+    holdings = read_holdings("oslo", {"npz": "own.npz", "test_fraction": 0.25}, tmp_path)
+    assert holdings.classes == ("3", "5")
+    client = holdings.client(("1", "3", "5"))
+    assert (len(client.train), len(client.test)) == (15, 5)
+    both = torch.cat([client.train.x, client.test.x])
+    assert sorted(both[:, 0].tolist()) == x[:, 0].tolist()
+    assert set(client.train.y.tolist()) == {1, 2}
+
+
+def test_a_site_with_one_class(tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", x=np.zeros((10, 2)), y=np.full(10, "ill"))
+    client = read_holdings("oslo", {"npz": "own.npz"}, tmp_path).client(("ill", "well"))
+    assert client.train.y.tolist() == [0] * 7
+
+
+def test_folder(tmp_path: Path) -> None:
+    for label in ("cat", "dog"):
+        (tmp_path / "data" / label).mkdir(parents=True)
+        for i in range(4):
+            Image.new("RGB", (9, 9), (i, 20, 30)).save(tmp_path / "data" / label / f"{i}.png")
+    client = read_holdings("oslo", {"folder": "data", "size": 8}, tmp_path).client(("cat", "dog"))
+    assert client.train.x.shape == (5, 3, 8, 8)
+    assert client.train.x.dtype == torch.uint8
+
+
+def test_numbers_are_put_in_order_as_numbers() -> None:
+    assert in_order({"10", "9", "-1"}) == ("-1", "9", "10")
+    assert in_order({"10", "b", "a"}) == ("10", "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        ({}, "exactly one of"),
+        ({"folder": "a", "csv": "b"}, "exactly one of"),
+        ({"csv": "none.csv"}, "need 'label'"),
+        ({"csv": "none.csv", "label": "y"}, "none.csv"),
+        ({"npz": "none.npz"}, "none.npz"),
+        ({"folder": "nowhere"}, "nowhere"),
+        ({"npz": "a.npz", "lable": "y"}, "no setting 'lable'"),
+        ({"dataset": "digits", "clients": 3, "client": 3}, "shares 0 to 2"),
+    ],
+)
+def test_what_cannot_be_read_is_named(data: dict[str, Any], complaint: str, tmp_path: Path) -> None:
+    with pytest.raises(FeddrmError, match=complaint):
+        read_holdings("oslo", data, tmp_path)
+
+
+def test_tables_of_three_sites_train_together(tmp_path: Path) -> None:
+    """Real files at every site; classes that only one of them has are known to all."""
+    site_at.cache_clear()
+    training = {"rounds": 2, "local_steps": 2, "batch_size": 8}
+    settings = ServerSettings(clients=NAMES, training=training, router=False)
+    make_project(tmp_path / "f", settings)
+    rng = np.random.default_rng(0)
+    for i, name in enumerate(NAMES):
+        site = tmp_path / "f" / "sites" / name
+        labels = ["ill", "well", "unknown"][: 2 + (i == 2)]
+        lines = [f"{rng.normal():.3f},{rng.normal():.3f},{labels[k % len(labels)]}" for k in range(30)]
+        (site / "visits.csv").write_text("age,dose,outcome\n" + "\n".join(lines) + "\n")
+        config = yaml.safe_load((site / "site.yaml").read_text())
+        config["data"] = {"csv": "visits.csv", "label": "outcome"}
+        (site / "site.yaml").write_text(yaml.safe_dump(config))
+    deployment = Deployed(tmp_path / "f", settings)
+    deployment.server().go()
+    assert not deployment.complaints
+    brief = deployment.server()._brief()
+    assert brief.classes == ("ill", "unknown", "well")
+    assert brief.columns == ("age", "dose")
+    assert brief.sizes == (21, 21, 21)

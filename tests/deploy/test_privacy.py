@@ -1,0 +1,66 @@
+"""Clipping, noise, and what they cost in epsilon."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from scipy.stats import norm
+
+from feddrm.deploy.privacy import Privacy
+from feddrm.errors import SettingError
+from feddrm.methods import Method
+
+from .conftest import Deployed
+
+
+def exact_delta(epsilon: float, mu: float) -> float:
+    """Of the Gaussian mechanism with sensitivity over deviation ``mu`` (Balle and Wang, 2018)."""
+    return float(norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu))
+
+
+@pytest.mark.parametrize(("noise", "uploads"), [(2.0, 1), (8.0, 10), (50.0, 40)])
+def test_epsilon_is_an_upper_bound_and_a_near_one(noise: float, uploads: int) -> None:
+    privacy = Privacy(clip=1.0, noise=noise, delta=1e-5)
+    epsilon = privacy.epsilon(uploads)
+    mu = 2 / noise * math.sqrt(uploads)  # k Gaussian releases are one with sqrt(k) times the sensitivity
+    assert exact_delta(epsilon, mu) <= 1e-5
+    assert exact_delta(0.85 * epsilon, mu) > 1e-5
+    assert privacy.epsilon(uploads + 1) > epsilon
+    assert privacy.epsilon(0) == 0
+
+
+def test_changes_are_clipped_and_blurred() -> None:
+    received = {"a": torch.zeros(20_000), "b": torch.ones(20_000)}
+    upload = {"a": torch.full((20_000,), 3.0), "b": torch.full((20_000,), 5.0)}
+    privacy = Privacy(clip=2.0, noise=0.5)
+    sent = privacy.protect(upload, received)
+    change = torch.cat([sent[leaf] - received[leaf] for leaf in sent]).double()
+    meant = torch.cat([upload[leaf] - received[leaf] for leaf in sent]).double()
+    meant *= 2.0 / meant.norm()
+    blur = change - meant
+    assert abs(float(blur.std()) - 1.0) < 0.03
+    assert abs(float(blur.mean())) < 0.03
+    again = privacy.protect(upload, received)
+    assert not torch.equal(sent["a"], again["a"])
+
+
+def test_methods_with_statistics_beside_their_leaves_are_refused() -> None:
+    """FedPAC and FedAS as first published send prototypes and Fisher traces."""
+    for name in ("fedpac", "fedas"):
+        method = Method.make(name, variant="original")
+        assert method.extras()
+        with pytest.raises(SettingError, match="beside its leaves"):
+            Privacy(1.0, 1.0).check(method)
+
+
+def test_a_deployment_counts_what_it_spends_and_tells_nothing_else(deployed: Callable[..., Deployed]) -> None:
+    deployment = deployed(privacy={"clip": 1.0, "noise": 3.0})
+    deployment.server().go()
+    summary = deployment.server().run.read_json("summary.json")
+    assert summary["privacy"]["epsilon"] == dict.fromkeys(("oslo", "lima", "pune"), Privacy(1.0, 3.0).epsilon(2))
+    assert summary["router"] is None
+    assert "average_accuracy" not in summary
+    assert all(entry["loss"] is None for entry in deployment.server().run.metrics())

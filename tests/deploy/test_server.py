@@ -1,0 +1,158 @@
+"""What the server does when sites are late, away, lost or not who they say; and after a crash at any moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from feddrm.deploy.letters import pack, seal, unpack
+from feddrm.deploy.rounds import Progress, Server
+from feddrm.deploy.store import PrivateStore
+from feddrm.engine import Plan
+from feddrm.errors import FeddrmError
+from feddrm.models import is_head
+
+from .conftest import NAMES, Deployed, HandCourier, private_leaves
+from .test_parity import assert_same, in_one_process
+
+Make = Callable[..., Deployed]
+PLAN = Plan(rounds=4, local_steps=4, batch_size=16, lr=0.05)
+
+
+class Crash(Exception):
+    """Stands for kill -9: nothing is tidied up."""
+
+
+@pytest.mark.parametrize("method", ["feddrm", "ditto", "fedala"])
+def test_a_late_site_is_left_out_and_goes_on_from_what_was_taken(method: str, deployed: Make) -> None:
+    """Lima trains in round 2, but its answer comes too late: its private part after round 2 must not be used."""
+    deployment = deployed(training={"method": method, "rounds": 4}, router=False)
+    courier = HandCourier(deployment.folder, away=lambda name, count: name == "lima" and count == 3)  # 1 is hello
+    deployment.server(courier).go()
+    only = [[0, 1, 2], [0, 2], [0, 1, 2], [0, 1, 2]]
+    assert_same(deployment, in_one_process(method, PLAN, only))
+
+
+@pytest.mark.parametrize("crash_at", [2, 3, 4])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_the_server_goes_on_after_a_crash(
+    crash_at: int, moment: str, deployed: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It dies with all answers in hand, right before or right after its checkpoint; the sites die with it."""
+    deployment = deployed(training={"rounds": 4}, router=False)
+    save = Progress.save
+
+    def dying(self: Progress, path: Any) -> None:
+        if self.round == crash_at and moment == "before":
+            raise Crash
+        save(self, path)
+        if self.round == crash_at:
+            raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "save", dying)
+        with pytest.raises(Crash):
+            deployment.server().go()
+    deployment.restart_sites()
+    deployment.server().go()
+    assert_same(deployment, in_one_process("feddrm", PLAN))
+    lines = deployment.server().run.metrics()
+    assert [entry["round"] for entry in lines] == [1, 2, 3, 4]
+
+
+def test_a_site_that_lost_its_private_part_says_so_and_is_left_out(deployed: Make) -> None:
+    deployment = deployed(training={"rounds": 2}, router=False)
+    server = deployment.server()
+    progress = server._progress(brief := server._brief(), brief.make_method())
+    from feddrm.engine import Agenda
+
+    agenda = Agenda(brief.make_method(), brief.make_plan(), 3)
+    progress = server._round(brief, brief.make_method(), agenda, progress)
+    assert progress is not None
+    for path in (deployment.folder / "sites" / "lima" / "runs" / "first").iterdir():
+        path.unlink()
+    progress = server._round(brief, brief.make_method(), agenda, progress)
+    assert progress is not None
+    assert progress.history[-1]["answered"] == ["oslo", "pune"]
+    assert "no private part after round 1" in deployment.complaints[0]
+
+
+def test_too_few_answers_make_no_round(deployed: Make) -> None:
+    deployment = deployed(training={"rounds": 2}, router=False, quorum=3)
+    away = HandCourier(deployment.folder, away=lambda name, count: name == "lima" and count in (2, 3))
+    deployment.server(away).go()
+    assert away.asked >= 1 + 2 + 2
+    assert_same(deployment, in_one_process("feddrm", Plan(rounds=2, local_steps=4, batch_size=16, lr=0.05)))
+
+
+def test_old_private_parts_are_forgotten(deployed: Make) -> None:
+    deployment = deployed(training={"rounds": 4}, router=False)
+    deployment.server().go()
+    assert PrivateStore(deployment.folder / "sites" / "oslo" / "runs" / "first").rounds() == [3, 4]
+
+
+def test_letters_not_signed_by_the_server_are_refused(deployed: Make) -> None:
+    from feddrm.deploy.flower import site_at
+    from feddrm.deploy.keys import new_key
+
+    deployment = deployed(router=False)
+    site = site_at(str(deployment.folder / "sites" / "oslo"))
+    with pytest.raises(FeddrmError, match="the server has not signed"):
+        site.handle(seal(pack({"kind": "hello", "to": "*"}), new_key()))
+    with pytest.raises(FeddrmError, match="reached 'oslo'"):
+        site.handle(seal(pack({"kind": "train", "to": "lima"}), deployment.server().key))
+
+
+def test_answers_not_signed_by_the_site_are_not_believed(deployed: Make) -> None:
+    deployment = deployed(router=False)
+    server = deployment.server()
+    keys = dict(server.site_keys)
+    server.site_keys = {**keys, "lima": keys["oslo"]}
+    assert set(server._meet()) == {"oslo", "pune"}
+    assert any("none of this federation's keys" in text for text in deployment.complaints)
+
+
+def test_an_old_answer_is_no_answer(deployed: Make) -> None:
+    deployment = deployed(router=False)
+    courier = HandCourier(deployment.folder)
+    server: Server = deployment.server(courier)
+    server._meet()
+    old = next(letter for way, name, letter in courier.letters if (way, name) == ("from", "oslo"))
+    assert server._believe(old, pack({"kind": "train", "to": "oslo"}), "oslo") is None
+    assert "another letter" in deployment.complaints[-1]
+
+
+def test_no_message_and_no_server_file_holds_private_leaves_or_samples(deployed: Make) -> None:
+    """FedDRM keeps class heads private: not in any letter, not in any file of the server; nor is any sample."""
+    routing = {"ridges": [1e-2], "finer": [], "path_rounds": 3, "rounds": 5}
+    deployment = deployed(routing=routing)
+    courier = HandCourier(deployment.folder)
+    deployment.server(courier).go()
+    kinds = set()
+    samples = _samples(deployment)
+    for way, name, sealed in courier.letters:
+        content = sealed[2 + int.from_bytes(sealed[:2], "big") :]
+        header, tensors = unpack(content)
+        kinds.add(header.get("kind") or header.get("step") or "answer")
+        assert not [leaf for leaf in tensors if is_head(leaf)], (way, name, header)
+        own = samples[NAMES.index(name)].shape[0]
+        assert way == "to" or not [n for n, value in tensors.items() if own in value.shape], "a number per sample"
+        for row in samples[NAMES.index(name)][:20]:
+            assert row.numpy().tobytes() not in content
+            assert row.float().numpy().tobytes() not in content
+    assert {"hello", "train", "fit", "finish", "gradient", "spread"} <= kinds
+    server = deployment.folder / "server"
+    assert not private_leaves(server)
+    assert (server / "runs" / "first" / "router" / "manifest.json").exists()
+    for name in NAMES:
+        assert private_leaves(deployment.folder / "sites" / name / "clients" / name)
+
+
+def _samples(deployment: Deployed) -> list[torch.Tensor]:
+    from feddrm.deploy.flower import site_at
+
+    sites = [site_at(str(deployment.folder / "sites" / name)) for name in NAMES]
+    return [site.holdings.client(site.holdings.classes).train.x for site in sites]
