@@ -17,9 +17,10 @@ from torch import Tensor
 from feddrm.router.policy import consult
 from feddrm.serve.holding import Row
 from feddrm.serve.inference import write_infer
-from feddrm.serve.registry import Peer
+from feddrm.serve.registry import Declined, Peer
 
 Classes = NDArray[np.float64]
+DECLINED = "does not take this"
 
 
 class NoAnswer(Exception):
@@ -105,13 +106,17 @@ async def _ask(peer: Peer, kind: str, x: Tensor, classes: int, left: float) -> t
             found = _probabilities(answer, len(x), classes)
     except (TimeoutError, httpx.TimeoutException):
         return "time-out", 0.0
-    except (NoAnswer, httpx.HTTPError) as error:
-        return str(error) if isinstance(error, NoAnswer) else type(error).__name__, 0.0
+    except (NoAnswer, Declined) as error:
+        return str(error), 0.0
+    except httpx.HTTPError as error:
+        return type(error).__name__, 0.0
     return found, 1e3 * (time.perf_counter() - began)
 
 
 def _probabilities(answer: httpx.Response, rows: int, classes: int) -> Classes:
     """Checked as strictly as a stranger's input: a client may be broken."""
+    if answer.status_code in (413, 415, 422):
+        raise Declined(DECLINED)
     if answer.status_code != 200:
         raise NoAnswer(f"refused ({answer.status_code})")
     try:

@@ -83,7 +83,12 @@ def add_console(
     async def traffic(request: Request, after: int = Query(0, ge=0)) -> Response:
         """The latest decisions, those numbered above ``after``; no payloads."""
         authorise(request, gateway.keys, "admin")
-        return answer_json({"decisions": [d for d in gateway.recent if d["number"] > after]})
+        found = [
+            {"number": number, "label": label, **record._asdict()}
+            for number, label, record in gateway.recent
+            if number > after
+        ]
+        return answer_json({"decisions": found})
 
     @app.get(
         "/v1/samples/{client}/{number}",

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from feddrm import __version__
 from feddrm.errors import FeddrmError
-from feddrm.serve.asking import Outcome, ask_clients
+from feddrm.serve.asking import DECLINED, Outcome, ask_clients
 from feddrm.serve.audit import AuditLog, Record
 from feddrm.serve.guard import Guard, Refusal, install_errors, read_body
 from feddrm.serve.holding import Holding, Query, Row, version_of
@@ -52,7 +52,7 @@ class Gateway:
             settings.retention_days,
             on_count=lambda what, number: self.metrics.audit.labels(what).inc(number),
         )
-        self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
+        self.recent: deque[tuple[int, str | None, Record]] = deque(maxlen=RECENT)
         self.numbered = self.abstained = 0
         self.taken: Counter[str] = Counter()
         self.ready = False
@@ -129,10 +129,10 @@ class Gateway:
             kind, x, options.rule or self.settings.rule, options.coverage or self.settings.coverage, available
         )
         rows = await holding.batcher(query, len(x))
-        for row in rows:
-            self.metrics.decisions.labels(names[row.client] if row.client >= 0 else "nobody").inc()
-            if row.abstain:
-                self.metrics.abstentions.labels(row.reason).inc()
+        for client, number in Counter(row.client for row in rows).items():
+            self.metrics.decisions.labels(names[client] if client >= 0 else "nobody").inc(number)
+        for reason, number in Counter(row.reason for row in rows if row.abstain).items():
+            self.metrics.abstentions.labels(reason).inc(number)
         return rows
 
     async def ask(self, holding: Holding, kind: str, x: Any, rows: list[Row], options: PredictOptions) -> list[Outcome]:
@@ -158,6 +158,8 @@ class Gateway:
         silent = [i for i in asked if not outcomes[i].answers]
         if silent:
             tried = {holding.router.names[c]: reason for c, reason in outcomes[silent[0]].failed.items()}
+            if tried and set(tried.values()) == {DECLINED}:
+                raise Refusal(422, f"the clients do not take {kind} of this kind: send the sample itself")
             why = ", ".join(f"{name}: {reason}" for name, reason in tried.items()) or "none is available"
             raise Refusal(503, f"no client answered ({why}): try again in a while", {"Retry-After": "2"})
         return outcomes
@@ -182,11 +184,11 @@ class Gateway:
     ) -> None:
         """Into the audit log, and among the recent decisions."""
         names, now, ms = holding.router.names, time.time(), round(1e3 * (time.perf_counter() - began), 3)
-        state = request.state
+        caller = getattr(request.state, "caller", "")
         for i, row in enumerate(rows):
             outcome = outcomes[i] if outcomes else None
             record = Record(
-                now, state.request_id, getattr(state, "caller", ""), action, holding.version,
+                now, request.state.request_id, caller, action, holding.version,
                 names[row.client] if row.client >= 0 else None,
                 max(row.probabilities), row.margin, int(row.abstain), row.reason,
                 ",".join(names[c] for c in outcome.answers) if outcome else "",
@@ -194,11 +196,10 @@ class Gateway:
                 ms,
             )  # fmt: skip
             self.audit.add(record)
-            self.taken[record.client or ""] += 1
-            self.abstained += record.abstain
             self.numbered += 1
-            label = labels[i] if labels else None
-            self.recent.append({"number": self.numbered, "label": label, **record._asdict()})
+            self.recent.append((self.numbered, labels[i] if labels else None, record))
+        self.taken.update(names[row.client] if row.client >= 0 else "" for row in rows)
+        self.abstained += sum(row.abstain for row in rows)
 
 
 def build_gateway(

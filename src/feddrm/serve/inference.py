@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -126,6 +127,25 @@ def write_infer(name: str, rows: Tensor) -> tuple[bytes, dict[str, str]]:
     about = {"name": name, "shape": list(rows.shape), "datatype": datatype}
     head = json.dumps({"inputs": [{**about, "parameters": {"binary_data_size": len(content)}}]}).encode()
     return head + content, {HEADER: str(len(head)), "Content-Type": "application/octet-stream"}
+
+
+def write_answer(
+    about: Mapping[str, Any], outputs: Sequence[dict[str, Any]], binary: bool
+) -> tuple[bytes, dict[str, str]]:
+    """An answer and its headers; with ``binary``, tensors of numbers follow the JSON part as bytes."""
+    told, tail = [], b""
+    for output in outputs:
+        if binary and output["datatype"] in DTYPES:
+            content = np.asarray(output["data"], DTYPES[output["datatype"]]).tobytes()
+            bare = {key: value for key, value in output.items() if key != "data"}
+            told.append({**bare, "parameters": {"binary_data_size": len(content)}})
+            tail += content
+        else:
+            told.append(output)
+    head = json.dumps({**about, "outputs": told}, ensure_ascii=False, allow_nan=False).encode()
+    if not binary:
+        return head, {"Content-Type": "application/json"}
+    return head + tail, {"Content-Type": "application/octet-stream", HEADER: str(len(head))}
 
 
 def numbers(data: Any, kind: np.dtype[Any], name: str) -> np.ndarray[Any, Any]:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from feddrm import __version__
 from feddrm.errors import FeddrmError
 from feddrm.serve.asking import Outcome
 from feddrm.serve.guard import Refusal, answer_json, authorise, read_body
 from feddrm.serve.holding import Holding, Row
-from feddrm.serve.inference import InferAnswer, InferRequest, ModelAbout, ServerAbout, read_infer
+from feddrm.serve.inference import InferAnswer, InferRequest, ModelAbout, ServerAbout, read_infer, write_answer
 from feddrm.serve.messages import (
     ErrorAnswer,
     Options,
@@ -78,11 +80,25 @@ def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+class Direct(APIRoute):
+    """A path whose function takes the request and nothing else: FastAPI documents it, and is passed by when it runs."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        endpoint = self.endpoint
+
+        async def handle(request: Request) -> Response:
+            answer: Response = await endpoint(request)
+            return answer
+
+        return handle
+
+
 def add_pages(app: FastAPI, gateway: Gateway) -> None:
     """Every path but the console's."""
     limit = gateway.settings.max_body_bytes
+    direct = APIRouter(route_class=Direct)
 
-    @app.post(
+    @direct.post(
         "/v1/route", responses={200: {"model": RouteAnswer}, **REFUSALS}, openapi_extra=takes(RouteRequest, Options)
     )
     async def route(request: Request) -> Response:
@@ -100,7 +116,7 @@ def add_pages(app: FastAPI, gateway: Gateway) -> None:
             }
         )
 
-    @app.post(
+    @direct.post(
         "/v1/predict",
         responses={200: {"model": PredictAnswer}, **REFUSALS},
         openapi_extra=takes(PredictRequest, PredictOptions),
@@ -115,6 +131,8 @@ def add_pages(app: FastAPI, gateway: Gateway) -> None:
         answers = [predicted(*pair, holding, gateway) for pair in zip(rows, outcomes, strict=True)]
         gateway.note(request, "predict", holding, rows, outcomes, [a["label"] for a in answers], began)
         return answer_json({"request_id": request.state.request_id, "artifact": holding.version, "answers": answers})
+
+    app.include_router(direct)
 
     @app.post(
         "/v2/models/{model}/infer",
@@ -155,10 +173,9 @@ def add_pages(app: FastAPI, gateway: Gateway) -> None:
                 _output("label", "BYTES", [len(x)], [a["label"] for a in answers]),
                 _output("client", "BYTES", [len(x)], [a["client"] for a in answers]),
             ]  # fmt: skip
-        return answer_json(
-            {"model_name": model, "model_version": holding.version, "id": asked.id or request.state.request_id,
-             "outputs": outputs}
-        )  # fmt: skip
+        about = {"model_name": model, "model_version": holding.version, "id": asked.id or request.state.request_id}
+        content, headers = write_answer(about, outputs, asked.parameters.get("binary_data_output") is True)
+        return Response(content, headers=headers)
 
     @app.get("/v2/models/{model}", responses={200: {"model": ModelAbout}, 404: {"model": ErrorAnswer}})
     async def about(model: str) -> Response:
@@ -223,7 +240,7 @@ def add_pages(app: FastAPI, gateway: Gateway) -> None:
         authorise(request, gateway.keys, "admin")
         return answer_json({"clients": [peer.as_dict() for peer in gateway.registry.peers.values()]})
 
-    @app.get("/metrics", responses=REFUSALS)
+    @app.get("/metrics", response_class=PlainTextResponse, responses=REFUSALS)
     async def metrics(request: Request) -> Response:
         """For Prometheus."""
         authorise(request, gateway.keys, "admin")

@@ -14,7 +14,7 @@ from feddrm import __version__
 from feddrm.errors import FeddrmError
 from feddrm.serve.batching import Batcher
 from feddrm.serve.guard import Guard, Refusal, answer_json, authorise, install_errors, read_body
-from feddrm.serve.inference import HEADER, InferAnswer, InferRequest, ModelAbout, ServerAbout, read_infer
+from feddrm.serve.inference import HEADER, InferAnswer, InferRequest, ModelAbout, ServerAbout, read_infer, write_answer
 from feddrm.serve.keys import Keys
 from feddrm.serve.messages import ErrorAnswer
 from feddrm.serve.pages import REFUSALS, takes
@@ -114,13 +114,8 @@ def build_predictor(predictor: Predictor, settings: PredictorSettings) -> ASGIAp
             {"name": "probabilities", "datatype": "FP32", "shape": list(found.shape), "data": found.flatten().tolist()},
             {"name": "label", "datatype": "BYTES", "shape": [len(labels)], "data": labels},
         ]
-        return answer_json(
-            {
-                "model_name": model,
-                "model_version": predictor.version,
-                "id": asked.id or request.state.request_id,
-                "outputs": outputs,
-            }
-        )
+        told = {"model_name": model, "model_version": predictor.version, "id": asked.id or request.state.request_id}
+        content, headers = write_answer(told, outputs, asked.parameters.get("binary_data_output") is True)
+        return Response(content, headers=headers)
 
     return Guard(app, settings)

@@ -77,7 +77,7 @@ def check(kind: str, x: Tensor, wanted: Wanted) -> Tensor:
         raise FeddrmError(f"{len(x)} samples: give 1 to {wanted.rows} in one request")
     if x.dtype == torch.uint8 and not (kind == "inputs" and wanted.is_image):
         raise FeddrmError(f"{kind} of type uint8: give float32")
-    if x.dtype != torch.uint8 and not bool(x.isfinite().all()):
+    if x.dtype != torch.uint8 and not np.isfinite(x.numpy()).all():
         raise FeddrmError(f"{kind} hold a number that is not finite, or too large for float32")
     return x
 

@@ -21,6 +21,10 @@ from feddrm.serve.settings import ClientEntry, GatewaySettings, entry
 LONGEST_COOL_DOWN = 60.0
 
 
+class Declined(Exception):
+    """A client is well, but does not take what it was sent."""
+
+
 @dataclass(eq=False)
 class Peer:
     """One client's predictor, with a circuit breaker.
@@ -74,8 +78,8 @@ class Peer:
         began = time.monotonic()
         try:
             yield
-        except asyncio.CancelledError:
-            raise  # the caller went away: says nothing about the client
+        except (asyncio.CancelledError, Declined):
+            raise  # the caller went away, or sent what does not fit: says nothing about the client
         except Exception as error:
             self._failed(str(error))
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import multiprocessing
 import os
@@ -79,6 +80,10 @@ def run_app(app: ASGIApp, settings: ServerSettings, sock: socket.socket) -> None
         config.load()
     except (OSError, ValueError) as error:
         raise FeddrmError(f"cannot use the TLS files ({error}): check --tls-cert and --tls-key") from error
+    # What has been loaded stays: looking through all of it for garbage again and again is what long pauses are made of.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
     uvicorn.Server(config).run(sockets=[sock])
 
 
