@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from feddrm.methods import Method
     from feddrm.models import Model
     from feddrm.runs import Run, train
+    from feddrm.serve.client import Gateway
 
 __version__ = "0.1.0.dev0"
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "DensityRatioModel",
     "FeddrmError",
     "Federation",
+    "Gateway",
     "Method",
     "Model",
     "Run",
@@ -37,6 +39,7 @@ _HOMES = {
     "DensityRatioModel": "feddrm.drm",
     "Federation": "feddrm.data",
     "FeddrmError": "feddrm.errors",
+    "Gateway": "feddrm.serve.client",
     "Method": "feddrm.methods",
     "Model": "feddrm.models",
     "Run": "feddrm.runs",

@@ -10,6 +10,7 @@ import typer
 
 from feddrm import __version__
 from feddrm.cli import bench, data, deploy, drm, paper
+from feddrm.cli import bench, data, drm, paper, serve
 from feddrm.cli import report as reports
 from feddrm.cli import router as routing
 from feddrm.cli import train as training
@@ -83,6 +84,10 @@ app.command()(training.demo)
 app.command()(reports.report)
 app.command(name="fit-router")(routing.fit_router)
 app.command()(routing.route)
+app.command()(serve.serve)
+app.command(name="serve-client")(serve.serve_client)
+app.command(name="serve-key")(serve.serve_key)
+app.command()(serve.query)
 
 
 def _list(family: dict[str, type], json: bool) -> None:

@@ -65,6 +65,44 @@ def engine(
         typer.echo(f"a whole paper run took {found['paper_run_seconds']} s")
 
 
+@app.command()
+def serve(
+    callers: Annotated[str, typer.Option(help="Numbers of concurrent callers.")] = "1,8,64",
+    seconds: Annotated[float, typer.Option(help="Seconds for each measurement.")] = 5.0,
+    requests: Annotated[int, typer.Option(help="Requests over which memory is watched; 0: none.")] = 100_000,
+    out: Annotated[Path | None, typer.Option(help="Write the figures here as JSON.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Compare the gateway over HTTP with the same router in one process: speed, latency, memory.
+
+    Example: feddrm bench serve --seconds 2 --requests 10000
+    """
+    from feddrm.bench.serve import bench_serve
+    from feddrm.files import write_atomically
+
+    found = bench_serve(
+        callers=_numbers("--callers", callers),
+        seconds=seconds,
+        requests=requests,
+        say=lambda line: typer.echo(line, err=True),
+    )
+    if out is not None:
+        write_atomically(out, (dumps(found, indent=2) + "\n").encode())
+    if json:
+        print_json(found)
+        return
+    rows = [
+        [way, number, figures["requests_per_second"], figures["p50_ms"], figures["p99_ms"], figures["of_bare"]]
+        for way, by_callers in found["http"].items()
+        for number, figures in by_callers.items()
+    ]
+    print_table(["way", "callers", "requests/s", "p50 ms", "p99 ms", "of bare"], rows)
+    bare = found["bare"]
+    typer.echo(f"bare: {bare['images_per_second']} images/s, {bare['embeddings_per_second']} embeddings/s")
+    if found["memory"]["mib"]:
+        typer.echo(f"memory, MiB: {', '.join(map(str, found['memory']['mib']))}")
+
+
 def _numbers(option: str, text: str) -> list[int]:
     try:
         numbers = [int(word) for word in text.split(",") if word.strip()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,24 +83,33 @@ def read_image(path: Path, size: tuple[int, int] | None = None) -> Pixels:
 
     Transparency is dropped, and of several frames the first counts. Resizing is Pillow's bilinear.
     """
+    return decode_image(path, str(path), size)
+
+
+def decode_image(
+    source: Path | BinaryIO, name: str, size: tuple[int, int] | None = None, *, limit: int | None = None
+) -> Pixels:
+    """:func:`read_image` of a file or of bytes; more than ``limit`` pixels are refused before they are decoded."""
     try:
         # Pillow only warns of an image so large that decoding it could exhaust the memory.
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=FORMATS) as file:
+            with Image.open(source, formats=FORMATS) as file:
+                if limit is not None and file.width * file.height > limit:
+                    raise FeddrmError(f"{name} has {file.width} x {file.height} pixels: shrink it below {limit}")
                 # More than 8 bits would be clipped to white on conversion.
                 if file.mode.startswith(("I", "F")):
-                    raise FeddrmError(f"{path} has more than 8 bits per pixel: convert it to 8 bits")
+                    raise FeddrmError(f"{name} has more than 8 bits per pixel: convert it to 8 bits")
                 image = _plain(ImageOps.exif_transpose(file))
     except FeddrmError:
         raise
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
-        raise FeddrmError(f"{path} is too large to be decoded safely: shrink it below {_limit()}") from error
+        raise FeddrmError(f"{name} is too large to be decoded safely: shrink it below {_limit()}") from error
     except UnidentifiedImageError as error:
-        raise FeddrmError(f"{path} cannot be read as an image: replace or remove it") from error
+        raise FeddrmError(f"{name} cannot be read as an image: replace or remove it") from error
     except Exception as error:  # decoders fail on broken files in too many ways to list
         reason = " ".join(str(error).split())
-        raise FeddrmError(f"{path} cannot be read as an image ({reason}): replace or remove it") from error
+        raise FeddrmError(f"{name} cannot be read as an image ({reason}): replace or remove it") from error
     if size is not None and image.size != size[::-1]:
         image = image.resize(size[::-1], Image.Resampling.BILINEAR)
     return np.asarray(image)

@@ -1,0 +1,186 @@
+"""``feddrm serve``, ``serve-client``, ``serve-key`` and ``query``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from feddrm.cli.output import JsonFlag, print_json, print_table
+from feddrm.errors import FeddrmError, SettingError
+
+Host = Annotated[str | None, typer.Option(help="Address to listen on (default: this machine only).")]
+Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")]
+KeysFile = Annotated[Path | None, typer.Option(help="API keys, made by 'feddrm serve-key'.")]
+Open = Annotated[bool | None, typer.Option("--open", help="Serve anybody, without keys, beyond this machine.")]
+TlsCert = Annotated[Path | None, typer.Option(help="Certificate (PEM).")]
+TlsKey = Annotated[Path | None, typer.Option(help="Its private key (PEM).")]
+Proxy = Annotated[str | None, typer.Option(help="Proxies whose X-Forwarded-* headers are believed.")]
+Rate = Annotated[float | None, typer.Option(help="Requests per second and caller (default: no limit).")]
+LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.")]
+
+
+def serve(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run with a router ('feddrm fit-router').")],
+    clients: Annotated[Path | None, typer.Option(help="clients.yaml: where the clients' predictors are.")] = None,
+    demo: Annotated[bool, typer.Option("--demo", help="Start all clients of the run here, too.")] = False,
+    host: Host = None,
+    port: Port = None,
+    keys: KeysFile = None,
+    open_: Open = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    proxy: Proxy = None,
+    audit: Annotated[str | None, typer.Option(help="SQLite file or postgresql:// URL (default: in RUN).")] = None,
+    retention_days: Annotated[float | None, typer.Option(help="Days the audit log goes back.")] = None,
+    reload_seconds: Annotated[float | None, typer.Option(help="Look for a new router this often.")] = None,
+    rule: Annotated[str | None, typer.Option(help="density (default) or posterior.")] = None,
+    coverage: Annotated[float | None, typer.Option(help="Abstain from the least sure beyond this fraction.")] = None,
+    rate: Rate = None,
+    samples: Annotated[bool, typer.Option(help="Let the console show the samples that the run keeps.")] = True,
+    log_level: LogLevel = None,
+) -> None:
+    """Serve a run's router: route queries, ask the clients, show it in a console.
+
+    Example: feddrm serve runs/first --demo
+    """
+    with _packages():
+        from feddrm.serve.console import add_console
+        from feddrm.serve.gateway import build_gateway
+        from feddrm.serve.predictor import class_names
+        from feddrm.serve.settings import GatewaySettings, make
+        from feddrm.serve.starting import address, bind, demo_clients, run_app, settle_torch
+    from feddrm.router import read_manifest
+
+    if demo and clients is not None:
+        raise SettingError("--demo starts its own clients: leave out --clients")
+    given: dict[str, Any] = {
+        "host": host, "port": port, "keys": keys, "open": open_, "tls_cert": tls_cert, "tls_key": tls_key,
+        "proxy": proxy, "audit": audit, "retention_days": retention_days, "reload_seconds": reload_seconds,
+        "rule": rule, "coverage": coverage, "rate": rate, "log_level": log_level,
+    }  # fmt: skip
+    settings = make(GatewaySettings, clients=clients, **given)
+    manifest = read_manifest(run / "router")
+    portrait = _portrait(run)
+    facts, gallery = (None, None) if portrait is None else (portrait.facts, portrait.gallery if samples else None)
+    settle_torch()
+    with contextlib.ExitStack() as stack:
+        if demo:  # before anything else starts threads
+            settings = settings.model_copy(update={"clients": stack.enter_context(demo_clients(run))})
+        sock = bind(settings)
+        app = build_gateway(
+            run,
+            settings,
+            class_names(run, int(manifest["classes"])),
+            partial(add_console, facts=facts, gallery=gallery),
+        )
+        print(f"feddrm gateway at {address(settings, sock)}", flush=True)
+        run_app(app, settings, sock)
+
+
+def serve_client(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A client's folder, RUN/clients/NAME.")],
+    run: Annotated[Path | None, typer.Option(help="Its run: config.yaml and router/ (default: above DIR).")] = None,
+    answer: Annotated[str | None, typer.Option(help="trained (the method's model), or refit (fit-router's).")] = None,
+    host: Host = None,
+    port: Port = None,
+    keys: KeysFile = None,
+    open_: Open = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    rate: Rate = None,
+    log_level: LogLevel = None,
+) -> None:
+    """Answer queries with a client's private part (Open Inference Protocol v2); it stays where it is.
+
+    Example: feddrm serve-client runs/first/clients/fax --port 9001
+    """
+    with _packages():
+        from feddrm.serve.predictor import Predictor
+        from feddrm.serve.predictor_app import build_predictor
+        from feddrm.serve.settings import PredictorSettings, make
+        from feddrm.serve.starting import address, bind, run_app, settle_torch
+
+    given: dict[str, Any] = {
+        "host": host, "port": port, "keys": keys, "open": open_, "tls_cert": tls_cert, "tls_key": tls_key,
+        "rate": rate, "log_level": log_level, "answer": answer,
+    }  # fmt: skip
+    settings = make(PredictorSettings, **given)
+    settle_torch()
+    predictor = Predictor.load(folder, run, settings.answer)
+    sock = bind(settings)
+    app = build_predictor(predictor, settings)
+    print(f"feddrm client {predictor.name} at {address(settings, sock)}", flush=True)
+    run_app(app, settings, sock)
+
+
+def serve_key(
+    name: Annotated[str, typer.Argument(help="Whose key it is.")],
+    scopes: Annotated[str, typer.Option(help="Some of route, predict, admin, with commas.")] = "route,predict",
+    keys: Annotated[Path, typer.Option(help="File to add it to.")] = Path("keys.yaml"),
+    json: JsonFlag = False,
+) -> None:
+    """Make an API key: print it once, keep only its hash.
+
+    Example: feddrm serve-key lab --scopes route,predict
+    """
+    with _packages():
+        from feddrm.serve.keys import add_key
+
+    key = add_key(keys, name, [scope.strip() for scope in scopes.split(",") if scope.strip()])
+    if json:
+        print_json({"name": name, "key": key})
+    else:
+        typer.echo(key)
+
+
+def query(
+    url: Annotated[str, typer.Argument(help="The gateway, such as http://127.0.0.1:8080.")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Picture files.")],
+    predict: Annotated[bool, typer.Option("--predict", help="Also ask the client.")] = False,
+    consult: Annotated[int, typer.Option(help="With --predict: ask this many clients, and mix.")] = 1,
+    key: Annotated[str | None, typer.Option(envvar="FEDDRM_KEY", help="API key.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Ask a gateway where pictures belong, or what they show.
+
+    Example: feddrm query http://127.0.0.1:8080 scan.png --predict
+    """
+    from feddrm.serve.client import Gateway
+
+    with Gateway(url, key) as gateway:
+        if predict:
+            answers = [{"query": str(path), **gateway.predict(path, consult=consult)[0]} for path in images]
+        else:
+            answers = [{"query": str(path), **gateway.route(path)[0]} for path in images]
+    if json:
+        print_json(answers)
+        return
+    rows = []
+    for answer in answers:
+        route = answer.get("route", answer)
+        label = [answer["label"] or "-"] if predict else []
+        rows.append([answer["query"], *label, answer["client"] or "-", f"{route['probability']:.3f}", route["reason"]])
+    print_table(["query", *(["label"] if predict else []), "client", "probability", "abstains because"], rows)
+
+
+@contextlib.contextmanager
+def _packages() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise FeddrmError(f"serving needs more packages ({error}): pip install 'feddrm[serve]'") from error
+
+
+def _portrait(run: Path) -> Any:
+    """What the run keeps of its data; a router without it is served all the same."""
+    from feddrm.report.portrait import Portrait
+
+    try:
+        return Portrait.read(run)
+    except FeddrmError:
+        return None

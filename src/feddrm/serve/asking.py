@@ -1,0 +1,130 @@
+"""Asking clients in the order of the ranking: the next one where one fails, several where they are consulted."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from feddrm.router.policy import consult
+from feddrm.serve.holding import Row
+from feddrm.serve.inference import write_infer
+from feddrm.serve.registry import Declined, Peer
+
+Classes = NDArray[np.float64]
+DECLINED = "does not take this"
+
+
+class NoAnswer(Exception):
+    """A client did not give a usable answer; the text says why, without what it sent."""
+
+
+@dataclass
+class Outcome:
+    """What became of one sample: answers by client, with milliseconds, and who failed."""
+
+    answers: dict[int, Classes] = field(default_factory=dict)
+    milliseconds: dict[int, float] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+
+    def mixture(self, row: Row) -> tuple[Classes, dict[int, float]] | None:
+        """The answers mixed by the router's weights, renormalised over who answered; None if nobody did."""
+        if not self.answers:
+            return None
+        clients = row.order(self.answers)
+        weights = torch.tensor([[row.probabilities[c] for c in clients]], dtype=torch.float64)
+        if float(weights.sum()) <= 0:
+            weights = torch.ones_like(weights)  # fallbacks so unlikely that their weights are zero
+        log_weights = weights.log().log_softmax(1)
+        answers = torch.from_numpy(np.stack([self.answers[c] for c in clients])).log()[:, None, :]
+        mixed = consult(log_weights, answers)[0].exp().numpy()
+        return mixed, dict(zip(clients, log_weights[0].exp().tolist(), strict=True))
+
+
+async def ask_clients(
+    kind: str,
+    x: Tensor,
+    rows: Sequence[Row],
+    names: Sequence[str],
+    peers: Mapping[str, Peer],
+    *,
+    classes: int,
+    k: int = 1,
+    without: Sequence[str] = (),
+    deadline: float,
+) -> list[Outcome]:
+    """``k`` answers for every sample from its best clients, or as many as can be had before the deadline.
+
+    Samples that go to one client go in one request. Where a client fails, its samples go to the next
+    of their own rankings.
+    """
+    until = time.monotonic() + deadline
+    possible = [c for c, name in enumerate(names) if name in peers and name not in without]
+    orders = [row.order(possible) for row in rows]
+    outcomes = [Outcome() for _ in rows]
+    while (left := until - time.monotonic()) > 0:
+        groups: dict[int, list[int]] = {}
+        for number, (order, outcome) in enumerate(zip(orders, outcomes, strict=True)):
+            for _ in range(k - len(outcome.answers)):
+                if order:
+                    groups.setdefault(order.pop(0), []).append(number)
+        if not groups:
+            break
+        found = await asyncio.gather(
+            *(_ask(peers[names[client]], kind, x[places], classes, left) for client, places in groups.items())
+        )
+        for (client, places), (answer, milliseconds) in zip(groups.items(), found, strict=True):
+            for at, number in enumerate(places):
+                if isinstance(answer, str):
+                    outcomes[number].failed[client] = answer
+                else:
+                    outcomes[number].answers[client] = answer[at]
+                    outcomes[number].milliseconds[client] = milliseconds
+    return outcomes
+
+
+async def _ask(peer: Peer, kind: str, x: Tensor, classes: int, left: float) -> tuple[Classes | str, float]:
+    """Class probabilities [n, K], or why there are none."""
+    if (reason := peer.why_not) is not None:
+        return reason, 0.0
+    body, headers = write_infer("input" if kind == "inputs" else "features", x)
+    began = time.perf_counter()
+    try:
+        with peer.request():
+            async with asyncio.timeout(min(peer.entry.timeout, left)):  # httpx limits single steps, not the whole
+                answer = await peer.http.post(
+                    f"/v2/models/{peer.name}/infer", content=body, headers=headers, timeout=peer.entry.timeout
+                )
+            found = _probabilities(answer, len(x), classes)
+    except (TimeoutError, httpx.TimeoutException):
+        return "time-out", 0.0
+    except (NoAnswer, Declined) as error:
+        return str(error), 0.0
+    except httpx.HTTPError as error:
+        return type(error).__name__, 0.0
+    return found, 1e3 * (time.perf_counter() - began)
+
+
+def _probabilities(answer: httpx.Response, rows: int, classes: int) -> Classes:
+    """Checked as strictly as a stranger's input: a client may be broken."""
+    if answer.status_code in (413, 415, 422):
+        raise Declined(DECLINED)
+    if answer.status_code != 200:
+        raise NoAnswer(f"refused ({answer.status_code})")
+    try:
+        outputs: list[dict[str, Any]] = answer.json()["outputs"]
+        data = next(out["data"] for out in outputs if out["name"] == "probabilities")
+        found = np.asarray(data, dtype=np.float64).reshape(rows, classes)
+    except (ValueError, KeyError, TypeError, StopIteration) as error:
+        raise NoAnswer("answered something else than probabilities") from error
+    if not np.isfinite(found).all() or (found < 0).any() or (abs(found.sum(1) - 1) > 1e-3).any():
+        raise NoAnswer("answered numbers that are no probabilities")
+    return found

@@ -1,0 +1,114 @@
+"""Queries that arrive while others are computed are computed together; a queue that is full says so at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+Query = TypeVar("Query")
+Answer = TypeVar("Answer")
+
+INLINE_SECONDS = 0.004  # a batch this short is computed in the event loop: handing it to a thread costs more
+
+
+class Busy(Exception):
+    """No room left: come back after ``seconds``."""
+
+    def __init__(self, seconds: int = 1) -> None:
+        super().__init__(f"too many queries are waiting: try again in {seconds} s")
+        self.seconds = seconds
+
+
+class Batcher(Generic[Query, Answer]):
+    """``await batcher(query, rows)``: one answer for one query, computed in the company of others.
+
+    There is no waiting for company: a batch is whatever came while the one before was computed, so a
+    lone query is not delayed and a crowd makes large batches. ``work`` gets the queries in the order
+    they came. If it fails for several, each is tried alone: nobody fails by another's query.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Sequence[Query]], Sequence[Answer]],
+        *,
+        batch_rows: int = 256,
+        waiting_rows: int = 4096,
+        on_batch: Callable[[int], None] | None = None,
+    ) -> None:
+        self.work, self.batch_rows, self.waiting_rows = work, batch_rows, waiting_rows
+        self.waiting = 0
+        self._on_batch = on_batch
+        self._queue: deque[tuple[Query, int, asyncio.Future[Answer]]] = deque()
+        self._busy = False
+        self._last = (float("inf"), 1)  # seconds and rows of the batch before; unknown: the first goes to the thread
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batch")
+
+    async def __call__(self, query: Query, rows: int = 1) -> Answer:
+        if self.waiting + rows > self.waiting_rows and self.waiting > 0:
+            raise Busy
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answer] = loop.create_future()
+        self._queue.append((query, rows, future))
+        self.waiting += rows
+        if not self._busy:
+            self._busy = True
+            loop.call_soon(self._next, loop)  # after everything that is ready now has joined the queue
+        return await future
+
+    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+        batch: list[tuple[Query, asyncio.Future[Answer]]] = []
+        rows = 0
+        while self._queue and (not batch or rows + self._queue[0][1] <= self.batch_rows):
+            query, count, future = self._queue.popleft()
+            self.waiting -= count
+            if not future.cancelled():  # the caller has gone
+                batch.append((query, future))
+                rows += count
+        if not batch:
+            self._busy = False
+            return
+        if self._on_batch is not None:
+            self._on_batch(rows)
+        queries, futures = [query for query, _ in batch], [future for _, future in batch]
+        seconds, before = self._last
+        if seconds * max(1.0, rows / before) < INLINE_SECONDS:
+            self._deliver(futures, self._compute(queries, rows))
+            loop.call_soon(self._next, loop)
+            return
+        computing = loop.run_in_executor(self._thread, self._compute, queries, rows)
+
+        def done(found: asyncio.Future[list[Answer | Exception]]) -> None:
+            self._deliver(futures, found.result())
+            self._next(loop)
+
+        computing.add_done_callback(done)
+
+    def _compute(self, queries: Sequence[Query], rows: int) -> list[Answer | Exception]:
+        began = time.perf_counter()
+        answers: list[Answer | Exception]
+        try:
+            answers = list(self.work(queries))
+        except Exception as error:
+            answers = [error] if len(queries) == 1 else [self._alone(query) for query in queries]
+        self._last = time.perf_counter() - began, rows
+        return answers
+
+    def _alone(self, query: Query) -> Answer | Exception:
+        try:
+            return self.work([query])[0]
+        except Exception as error:
+            return error
+
+    @staticmethod
+    def _deliver(futures: Sequence[asyncio.Future[Answer]], answers: Sequence[Answer | Exception]) -> None:
+        for future, answer in zip(futures, answers, strict=True):
+            if future.done():
+                continue
+            if isinstance(answer, Exception):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)

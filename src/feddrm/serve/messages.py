@@ -1,0 +1,124 @@
+"""What travels between caller and gateway, as types: they check requests and make the OpenAPI page."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Kind = Literal["inputs", "features"]
+
+
+class Options(BaseModel):
+    """How to decide; in the body of a JSON request, in the query string of any other."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    rule: Literal["density", "posterior"] | None = Field(default=None, description="all clients alike, or by size")
+    coverage: Annotated[float, Field(gt=0, le=1)] | None = Field(default=None, description="abstain from the rest")
+    without: list[str] = Field(default=[], max_length=1024, description="clients that must not be asked")
+
+
+class PredictOptions(Options):
+    """How to decide and whom to ask."""
+
+    consult: int = Field(default=1, ge=1, le=1024, description="ask this many clients and mix their answers")
+    abstain: Literal["mark", "refuse"] = Field(default="mark", description="refuse: then ask nobody")
+
+
+class RawOptions(BaseModel):
+    """What the bytes of an application/octet-stream body are."""
+
+    kind: Kind = "features"
+    datatype: Literal["uint8", "float32"] = "float32"
+
+
+class Samples(BaseModel):
+    """Exactly one of the four ways to give samples."""
+
+    image: str | None = Field(default=None, description="one picture file, as base64")
+    inputs: list[Any] | None = Field(default=None, description="nested numbers [n, channels, height, width]")
+    datatype: Literal["uint8", "float32"] | None = Field(
+        None, description="of inputs: raw pixels, or what the network takes (the only kind for tables)"
+    )
+    rows: list[dict[str, float]] | None = Field(default=None, description="table rows by column name")
+    features: list[list[float]] | None = Field(
+        None, description="what Router.features gives: computed at the edge, so that the sample need not travel"
+    )
+
+
+class RouteRequest(Options, Samples):
+    """Samples and how to decide."""
+
+
+class PredictRequest(PredictOptions, Samples):
+    """Samples, how to decide and whom to ask."""
+
+
+class Ranked(BaseModel):
+    """One client's standing."""
+
+    client: str
+    probability: float
+    log_density_ratio: float
+    available: bool
+
+
+class Routed(BaseModel):
+    """Where one sample should go; ``client`` is null where nobody is available."""
+
+    client: str | None
+    probability: float
+    margin: float
+    abstain: bool
+    reason: str
+    ranked: list[Ranked]
+
+
+class RouteAnswer(BaseModel):
+    """One decision per sample, in their order."""
+
+    request_id: str
+    artifact: str
+    decisions: list[Routed]
+
+
+class Answered(BaseModel):
+    """A client that answered, and what its answer weighs."""
+
+    client: str
+    weight: float
+    milliseconds: float
+
+
+class Failed(BaseModel):
+    """A client that was asked in vain."""
+
+    client: str
+    reason: str
+
+
+class Predicted(BaseModel):
+    """The answer for one sample; ``label`` is null where nobody was asked because the router abstained."""
+
+    label: str | None
+    probabilities: dict[str, float] | None
+    client: str | None
+    answered: list[Answered]
+    failed: list[Failed]
+    route: Routed
+
+
+class PredictAnswer(BaseModel):
+    """One answer per sample, in their order."""
+
+    request_id: str
+    artifact: str
+    answers: list[Predicted]
+
+
+class ErrorAnswer(BaseModel):
+    """What was wrong, and what to do."""
+
+    error: str
+    request_id: str

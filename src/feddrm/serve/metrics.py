@@ -1,0 +1,43 @@
+"""What Prometheus reads at /metrics."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class Metrics:
+    """Every figure, each with a sentence on what it is."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter("feddrm_requests", "Requests by path and status", ["path", "status"], registry=registry)
+        self.seconds = Histogram(
+            "feddrm_request_seconds", "From the first byte to the last", ["path"], buckets=SECONDS, registry=registry
+        )
+        self.decisions = Counter("feddrm_decisions", "Samples by the client chosen", ["client"], registry=registry)
+        self.abstentions = Counter(
+            "feddrm_abstentions", "Samples the router was not sure of", ["reason"], registry=registry
+        )
+        self.answers = Counter("feddrm_client_answers", "Samples answered", ["client"], registry=registry)
+        self.failures = Counter(
+            "feddrm_client_failures", "Samples asked in vain, by reason", ["client", "reason"], registry=registry
+        )
+        self.unanswered = Counter("feddrm_unanswered", "Samples that no client answered", registry=registry)
+        self.available = Gauge("feddrm_client_available", "1 if the client can be asked", ["client"], registry=registry)
+        self.circuit = Gauge(
+            "feddrm_client_circuit_open", "1 while nobody asks the client", ["client"], registry=registry
+        )
+        self.batch_rows = Histogram("feddrm_batch_rows", "Samples computed at once", buckets=ROWS, registry=registry)
+        self.waiting_rows = Gauge("feddrm_waiting_rows", "Samples in the queue", registry=registry)
+        self.in_flight = Gauge("feddrm_in_flight", "Requests being answered", registry=registry)
+        self.refused = Counter("feddrm_refused", "Requests turned away, by reason", ["reason"], registry=registry)
+        self.audit = Counter("feddrm_audit_records", "Decisions written or dropped", ["outcome"], registry=registry)
+        self.audit_ok = Gauge("feddrm_audit_ok", "0 while the audit log cannot be written", registry=registry)
+        self.reloads = Counter("feddrm_reloads", "Artifacts read anew, by outcome", ["outcome"], registry=registry)
+        self.artifact = Gauge("feddrm_artifact", "1 for the version that is served", ["version"], registry=registry)
+
+    def page(self) -> bytes:
+        return generate_latest(self.registry)

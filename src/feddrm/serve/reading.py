@@ -1,0 +1,144 @@
+"""From a request's bytes to samples: strict, and bounded before anything large is made of them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from feddrm.data.images import decode_image
+from feddrm.errors import FeddrmError
+from feddrm.serve.inference import numbers
+from feddrm.serve.messages import Options, PredictOptions, PredictRequest, RawOptions, RouteRequest, Samples
+from feddrm.serve.settings import explain
+
+IMAGES = ("image/png", "image/jpeg", "image/bmp", "image/webp", "image/gif", "image/tiff", "image/x-portable-anymap")
+Checked = TypeVar("Checked", bound=Options)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What samples must look like: the router's own shape and width, and the limits of one request."""
+
+    shape: tuple[int, ...]
+    features: int
+    columns: tuple[str, ...] | None
+    rows: int
+    pixels: int
+
+    @property
+    def is_image(self) -> bool:
+        return len(self.shape) == 3
+
+
+def read_query(
+    body: bytes, content_type: str, query: dict[str, str], wanted: Wanted, kind: type[Checked]
+) -> tuple[str, Tensor, Checked]:
+    """``"inputs"`` or ``"features"``, the samples [n, ...], and the options."""
+    sort = content_type.partition(";")[0].strip().lower()
+    try:
+        if sort == "application/json":
+            request = (PredictRequest if kind is PredictOptions else RouteRequest).model_validate_json(body)
+            options = kind(**{name: getattr(request, name) for name in kind.model_fields})
+            return (*_samples(request, wanted), options)
+        if sort in IMAGES:
+            return "inputs", _picture(body, wanted), kind.model_validate(_listed(query))
+        if sort == "application/octet-stream":
+            own = {name: query[name] for name in RawOptions.model_fields if name in query}
+            rest = {name: value for name, value in query.items() if name not in own}
+            raw, options = RawOptions.model_validate(own), kind.model_validate(_listed(rest))
+            return raw.kind, _bytes(body, raw, wanted), options
+    except ValidationError as error:
+        raise FeddrmError(explain(error)) from error
+    raise WrongKind(
+        f"content type '{sort[:64]}' is not read here: send application/json, a picture ({', '.join(IMAGES)}) "
+        f"or application/octet-stream"
+    )
+
+
+class WrongKind(FeddrmError):
+    """A body of a kind that is not read."""
+
+
+def check(kind: str, x: Tensor, wanted: Wanted) -> Tensor:
+    """Samples of the right shape, not too many, all finite."""
+    shape = wanted.shape if kind == "inputs" else (wanted.features,)
+    if tuple(x.shape[1:]) != shape:
+        raise FeddrmError(f"{kind} of shape {list(x.shape)}: give [n, {', '.join(map(str, shape))}]")
+    if not 1 <= len(x) <= wanted.rows:
+        raise FeddrmError(f"{len(x)} samples: give 1 to {wanted.rows} in one request")
+    if x.dtype == torch.uint8 and not (kind == "inputs" and wanted.is_image):
+        raise FeddrmError(f"{kind} of type uint8: give float32")
+    if x.dtype != torch.uint8 and not np.isfinite(x.numpy()).all():
+        raise FeddrmError(f"{kind} hold a number that is not finite, or too large for float32")
+    return x
+
+
+def _listed(query: dict[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = dict(query)
+    if "without" in found:
+        found["without"] = [name for name in found["without"].split(",") if name]
+    return found
+
+
+def _samples(request: Samples, wanted: Wanted) -> tuple[str, Tensor]:
+    given = [name for name in ("image", "inputs", "rows", "features") if getattr(request, name) is not None]
+    if len(given) != 1:
+        raise FeddrmError(f"give one of image, inputs, rows, features, not {' and '.join(given) or 'none'}")
+    if request.image is not None:
+        try:
+            return "inputs", _picture(base64.b64decode(request.image, validate=True), wanted)
+        except (binascii.Error, ValueError) as error:
+            raise FeddrmError("image is not base64") from error
+    if request.features is not None:
+        rows = _array(request.features, np.dtype("float32"), "features")
+        return "features", check("features", rows, wanted)
+    if request.rows is not None:
+        return "inputs", check("inputs", _table(request.rows, wanted), wanted)
+    datatype = request.datatype or ("uint8" if wanted.is_image else "float32")
+    return "inputs", check("inputs", _array(request.inputs, np.dtype(datatype), "inputs"), wanted)
+
+
+def _array(data: Any, kind: np.dtype[Any], name: str) -> Tensor:
+    array = numbers(data, kind, name)
+    return torch.from_numpy(array)
+
+
+def _bytes(body: bytes, raw: RawOptions, wanted: Wanted) -> Tensor:
+    shape = wanted.shape if raw.kind == "inputs" else (wanted.features,)
+    kind = np.dtype(raw.datatype).newbyteorder("<")
+    size = int(np.prod(shape)) * kind.itemsize
+    if not body or len(body) % size:
+        raise FeddrmError(f"{len(body)} bytes: one sample of {raw.kind} in {raw.datatype} has {size}")
+    return check(raw.kind, torch.from_numpy(np.frombuffer(body, kind).reshape(-1, *shape).copy()), wanted)
+
+
+def _table(rows: Sequence[dict[str, float]], wanted: Wanted) -> Tensor:
+    if wanted.columns is None:
+        raise FeddrmError("this router knows no column names: give inputs")
+    for row in rows:
+        if other := sorted(set(row) ^ set(wanted.columns)):
+            verb = "misses" if other[0] in wanted.columns else "has an unknown"
+            raise FeddrmError(f"a row {verb} column '{other[0][:64]}': give {', '.join(wanted.columns)}")
+    with np.errstate(over="ignore"):
+        return torch.from_numpy(np.array([[row[c] for c in wanted.columns] for row in rows], dtype=np.float32))
+
+
+def _picture(content: bytes, wanted: Wanted) -> Tensor:
+    if not wanted.is_image:
+        raise FeddrmError(f"this router takes rows of {wanted.shape[0]} numbers, not pictures")
+    channels, height, width = wanted.shape
+    pixels = decode_image(io.BytesIO(content), "the picture", (height, width), limit=wanted.pixels)
+    if pixels.ndim == 2:
+        pixels = pixels[:, :, None].repeat(channels, 2)
+    elif channels == 1:
+        raise FeddrmError("the picture has colours, the router wants shades of grey: convert it")
+    return torch.from_numpy(pixels.transpose(2, 0, 1).copy())[None]

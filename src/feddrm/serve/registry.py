@@ -1,0 +1,183 @@
+"""The clients the gateway may ask: where they are, whether they are well, and when to leave them alone for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from feddrm.errors import FeddrmError
+from feddrm.serve.settings import ClientEntry, GatewaySettings, entry
+
+LONGEST_COOL_DOWN = 60.0
+
+
+class Declined(Exception):
+    """A client is well, but does not take what it was sent."""
+
+
+@dataclass(eq=False)
+class Peer:
+    """One client's predictor, with a circuit breaker.
+
+    After ``limit`` failures in a row the circuit opens: nobody asks until the cool-down is over. Then
+    one real request may try; if it fails, the next cool-down is twice as long. A health check alone
+    never closes a circuit: a client may be well and yet too slow.
+    """
+
+    name: str
+    entry: ClientEntry
+    limit: int
+    cool_down: float
+    http: httpx.AsyncClient
+    healthy: bool | None = None
+    failures: int = 0
+    in_flight: int = 0
+    asked: int = 0
+    answered: int = 0
+    seconds: float = 0.0  # of the latest answer
+    reason: str = ""
+    _opened: float | None = None
+    _pause: float = field(default=0.0)
+
+    @property
+    def circuit(self) -> str:
+        if self._opened is None:
+            return "closed"
+        return "open" if time.monotonic() - self._opened < self._pause else "trying"
+
+    @property
+    def why_not(self) -> str | None:
+        """Why it cannot be asked now; None if it can."""
+        if self.healthy is False:
+            return "unhealthy"
+        if self.circuit == "open" or (self.circuit == "trying" and self.in_flight > 0):
+            return "circuit open"
+        if self.in_flight >= self.entry.capacity:
+            return "at capacity"
+        return None
+
+    @property
+    def available(self) -> bool:
+        return self.why_not is None
+
+    @contextlib.contextmanager
+    def request(self) -> Iterator[None]:
+        """Around one request: counts it, and judges the circuit by whether it raised."""
+        self.in_flight += 1
+        self.asked += 1
+        began = time.monotonic()
+        try:
+            yield
+        except (asyncio.CancelledError, Declined):
+            raise  # the caller went away, or sent what does not fit: says nothing about the client
+        except Exception as error:
+            self._failed(str(error))
+            raise
+        else:
+            self.answered += 1
+            self.failures, self._opened, self._pause, self.reason = 0, None, 0.0, ""
+            self.seconds = time.monotonic() - began
+            self.healthy = True
+        finally:
+            self.in_flight -= 1
+
+    def _failed(self, reason: str) -> None:
+        self.failures += 1
+        self.reason = reason
+        if self._opened is not None or self.failures >= self.limit:
+            self._pause = min(LONGEST_COOL_DOWN, 2 * self._pause) if self._pause else self.cool_down
+            self._opened = time.monotonic()
+
+    async def check(self) -> None:
+        """Ask for its health."""
+        try:
+            answer = await self.http.get("/v2/health/ready", timeout=self.entry.timeout)
+            self.healthy = answer.status_code == 200
+            if not self.healthy:
+                self.reason = f"health check says {answer.status_code}"
+        except httpx.HTTPError as error:
+            self.healthy, self.reason = False, f"health check failed ({type(error).__name__})"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "client": self.name,
+            "healthy": self.healthy,
+            "circuit": self.circuit,
+            "available": self.available,
+            "in_flight": self.in_flight,
+            "capacity": self.entry.capacity,
+            "asked": self.asked,
+            "answered": self.answered,
+            "milliseconds": round(1e3 * self.seconds, 2),
+            "reason": self.reason,
+        }
+
+
+class Registry:
+    """All peers by name, and the task that keeps an eye on them."""
+
+    def __init__(self, entries: Mapping[str, ClientEntry], settings: GatewaySettings) -> None:
+        self.seconds = settings.health_seconds
+        self.peers = {
+            name: Peer(name, given, settings.failures, settings.cool_down_seconds, _http(name, given))
+            for name, given in entries.items()
+        }
+
+    @classmethod
+    def read(cls, path: Path | None, settings: GatewaySettings) -> Registry:
+        """From ``clients.yaml``: ``name: {url: ..., key_env: ..., capacity: ..., timeout: ...}``."""
+        if path is None:
+            return cls({}, settings)
+        try:
+            found = yaml.safe_load(path.read_text())
+        except OSError as error:
+            raise FeddrmError(f"cannot read {path} ({error.strerror}): give a file of clients") from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise FeddrmError(f"{path} is no YAML file: write 'name: {{url: http://...}}' for each client") from error
+        if not isinstance(found, dict) or not found:
+            raise FeddrmError(f"{path} lists no clients: write 'name: {{url: http://...}}' for each")
+        return cls({str(name): entry(path, str(name), value) for name, value in found.items()}, settings)
+
+    def can_answer(self, name: str) -> bool:
+        """Whether it can be asked now; without a list of clients everybody is taken to be there."""
+        return not self.peers or (name in self.peers and self.peers[name].available)
+
+    async def watch(self) -> None:
+        """Check the health of all, for ever."""
+        while True:
+            await asyncio.gather(*(peer.check() for peer in self.peers.values()))
+            await asyncio.sleep(self.seconds)
+
+    async def close(self) -> None:
+        for peer in self.peers.values():
+            await peer.http.aclose()
+
+
+def _http(name: str, given: ClientEntry) -> httpx.AsyncClient:
+    key = None
+    if given.key_env is not None:
+        key = os.environ.get(given.key_env)
+        if not key:
+            raise FeddrmError(f"client '{name}': {given.key_env} is not set: export the client's API key there")
+    elif given.key_file is not None:
+        try:
+            key = given.key_file.read_text().strip()
+        except OSError as error:
+            raise FeddrmError(f"client '{name}': cannot read {given.key_file} ({error.strerror})") from error
+    return httpx.AsyncClient(
+        base_url=given.url,
+        headers={"Authorization": f"Bearer {key}"} if key else {},
+        verify=ssl.create_default_context(cafile=given.ca) if given.url.startswith("https") else True,
+        limits=httpx.Limits(max_connections=given.capacity, max_keepalive_connections=given.capacity),
+        trust_env=False,
+    )

@@ -1,0 +1,52 @@
+"""A small trained run, and real processes on this machine that serve it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi", reason="pip install 'feddrm[serve]' to run this")
+pytest.importorskip("uvicorn", reason="pip install 'feddrm[serve]' to run this")
+
+import httpx
+
+from feddrm.data import load
+from feddrm.models import Mlp
+from feddrm.runs import train
+from serving import NAMES, Launch, launcher
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three scanners' digits, a few rounds, with a router on the trunk's embedding."""
+    path = tmp_path_factory.mktemp("serve") / "run"
+    digits = load("digits", clients=3, seed=3)
+    assert digits.names == NAMES
+    settings = {"rounds": 4, "local_steps": 4, "batch_size": 16, "seed": 3, "model": Mlp(hidden=(32, 16), branch=16)}
+    train(digits, "feddrm", out=path, **settings).fit_router(features="embedding", joint=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
+    """Starts ``feddrm WORDS``; all are stopped at the end of the module."""
+    yield from launcher(tmp_path_factory.mktemp("logs"))
+
+
+@pytest.fixture(scope="session")
+def demo(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a gateway with all its clients on this machine."""
+    logs = tmp_path_factory.mktemp("demo")
+    for start in launcher(logs):
+        process = start("serve", run, "--demo", "--port", 0, "--audit", logs / "audit.sqlite")
+        url = process.wait_ready()
+        until = time.monotonic() + 60  # the clients start a moment later
+        while not all(c["healthy"] for c in httpx.get(f"{url}/v1/clients").json()["clients"]):
+            assert time.monotonic() < until, process.log.read_text()
+            time.sleep(0.1)
+        yield url
+        assert process.stop() == 0
+        assert "Traceback" not in process.log.read_text()

@@ -1,0 +1,162 @@
+"""The console in a real Chromium, against a real gateway with real clients."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="pip install 'feddrm[dev]' to run this")
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
+
+BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    BROWSER is None or DRIVER is None, reason="needs Debian's chromium and chromium-driver: apt-get install both"
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[webdriver.Chrome]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for word in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--window-size=1200,1400",
+    ):
+        options.add_argument(word)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    made = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield made
+    made.quit()
+
+
+@pytest.fixture
+def page(browser: webdriver.Chrome, demo: str) -> webdriver.Chrome:
+    browser.get(demo)
+    wait(browser, lambda: len(browser.find_elements(By.CSS_SELECTOR, "#sample-list button")) == 8)
+    return browser
+
+
+def wait(browser: webdriver.Chrome, condition: object, seconds: float = 30) -> None:
+    WebDriverWait(browser, seconds, ignored_exceptions=[Exception]).until(lambda _: condition())  # type: ignore[operator]
+
+
+def text(browser: webdriver.Chrome, place: str) -> str:
+    found: str = browser.find_element(By.ID, place).text
+    return found
+
+
+def picture(browser: webdriver.Chrome, name: str, folder: Path) -> None:
+    """Kept as test output; FEDDRM_SCREENSHOTS names a folder of one's own."""
+    place = Path(os.environ.get("FEDDRM_SCREENSHOTS") or folder)
+    place.mkdir(parents=True, exist_ok=True)
+    browser.save_screenshot(str(place / f"{name}.png"))
+
+
+def test_a_sample_is_routed_answered_and_seen(page: webdriver.Chrome, tmp_path: Path) -> None:
+    Select(page.find_element(By.ID, "sample-client")).select_by_visible_text("negative")
+    wait(page, lambda: "negative" in page.find_element(By.CSS_SELECTOR, "#sample-list img").get_attribute("alt"))
+    page.find_elements(By.CSS_SELECTOR, "#sample-list button")[2].click()
+    page.find_element(By.ID, "send").click()
+    wait(page, lambda: text(page, "headline").startswith("Answer: "))
+    assert text(page, "headline").endswith("by negative")
+    rows = page.find_elements(By.CSS_SELECTOR, "#ranked tr")
+    assert len(rows) == 3
+    assert rows[0].text.startswith("negative")
+    assert rows[0].find_element(By.TAG_NAME, "meter").get_attribute("aria-label") == "probability of negative"
+    assert len(page.find_elements(By.CSS_SELECTOR, "#classes tr")) == 10
+    wait(page, lambda: "negative" in text(page, "traffic"))
+    federation = page.find_element(By.ID, "clients")
+    assert len(federation.find_elements(By.TAG_NAME, "tr")) == 3
+    assert len(federation.find_elements(By.CSS_SELECTOR, "svg rect")) == 30
+    wait(page, lambda: "well" in text(page, "clients"))
+    picture(page, "console-light", tmp_path)
+
+
+def test_consulting_and_routing_only(page: webdriver.Chrome) -> None:
+    page.find_elements(By.CSS_SELECTOR, "#sample-list button")[0].click()
+    field = page.find_element(By.ID, "consult")
+    field.clear()
+    field.send_keys("3")
+    page.find_element(By.ID, "send").click()
+    wait(page, lambda: text(page, "detail").count(" ms)") == 3)
+    Select(page.find_element(By.ID, "action")).select_by_value("route")
+    page.find_element(By.ID, "send").click()
+    wait(page, lambda: text(page, "headline").startswith("Belongs to "))
+    assert not page.find_element(By.ID, "classes-table").is_displayed()
+
+
+def test_a_file_that_is_no_picture_is_explained(page: webdriver.Chrome, tmp_path: Path) -> None:
+    (tmp_path / "scan.png").write_bytes(b"not a picture")
+    page.find_element(By.ID, "file").send_keys(str(tmp_path / "scan.png"))
+    page.find_element(By.ID, "send").click()
+    wait(page, lambda: "cannot be read as an image" in text(page, "error"))
+    assert page.find_element(By.ID, "error").get_attribute("role") == "alert"
+
+
+def test_the_keyboard_is_enough(page: webdriver.Chrome) -> None:
+    """From the top of the page: to a sample, to the button, to the answer."""
+    page.find_element(By.TAG_NAME, "body").click()
+    page.execute_script("document.activeElement.blur(); window.scrollTo(0, 0)")
+    seen: list[str] = []
+
+    def press(key: str) -> None:
+        webdriver.ActionChains(page).send_keys(key).perform()
+
+    for _ in range(40):
+        press(Keys.TAB)
+        here = page.switch_to.active_element
+        seen.append(here.get_attribute("id") or here.get_attribute("class") or here.tag_name)
+        if here.get_attribute("aria-pressed") == "false" and "pressed" not in seen:
+            press(Keys.SPACE)
+            seen.append("pressed")
+        if seen[-1] == "send":
+            press(Keys.ENTER)
+            break
+    assert "pressed" in seen
+    wait(page, lambda: text(page, "headline") != "")
+
+
+def test_everything_has_a_name_and_nothing_comes_from_elsewhere(page: webdriver.Chrome, demo: str) -> None:
+    assert page.find_element(By.TAG_NAME, "html").get_attribute("lang") == "en"
+    for field in page.find_elements(By.CSS_SELECTOR, "input, select, textarea, button"):
+        name = field.accessible_name
+        assert name or not field.is_displayed(), field.get_attribute("outerHTML")
+    for image in page.find_elements(By.TAG_NAME, "img"):
+        assert image.get_attribute("alt")
+    loaded = page.execute_script("return performance.getEntriesByType('resource').map(e => e.name)")
+    assert loaded
+    assert all(name.startswith((demo, "blob:" + demo)) for name in loaded)
+    severe = [line for line in page.get_log("browser") if line["level"] == "SEVERE" and "422" not in line["message"]]
+    assert not [line for line in severe if "favicon" not in line["message"]]
+
+
+def test_light_and_dark_are_both_readable(page: webdriver.Chrome, tmp_path: Path) -> None:
+    """Text against its ground: at least 4.5 to 1, as WCAG asks."""
+    script = """
+      const channel = (v) => { v /= 255; return v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; };
+      const light = (c) => { const [r, g, b] = c.match(/[0-9.]+/g).map(Number).map(channel);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+      const ground = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
+        if (c !== 'rgba(0, 0, 0, 0)') return c; } return 'rgb(255, 255, 255)'; };
+      return [...document.querySelectorAll('h1, h2, p, caption, th, td, label, button, footer')]
+        .filter((e) => e.innerText && e.offsetParent).map((e) => {
+          const [a, b] = [light(getComputedStyle(e).color), light(ground(e))].sort((x, y) => y - x);
+          return [(a + 0.05) / (b + 0.05), e.tagName + ' ' + e.innerText.slice(0, 30)]; });
+    """
+    for scheme in ("light", "dark"):
+        feature = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        page.execute_cdp_cmd("Emulation.setEmulatedMedia", feature)
+        found = page.execute_script(script)
+        assert len(found) > 20
+        assert min(found)[0] >= 4.5, (scheme, min(found))
+        picture(page, f"console-{scheme}-plain", tmp_path)
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})

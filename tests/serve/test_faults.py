@@ -1,0 +1,250 @@
+"""What goes wrong in real life, made to go wrong in real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+import yaml
+
+from feddrm.data import load
+from feddrm.router import load_router
+from serving import NAMES, Launch, Process
+
+FEW = {"FEDDRM_SERVE_HEALTH_SECONDS": "60", "FEDDRM_SERVE_COOL_DOWN_SECONDS": "0.5", "FEDDRM_SERVE_FAILURES": "2"}
+
+
+class Site:
+    """Three client processes and a gateway that knows them, with an artifact of its own."""
+
+    def __init__(self, run: Path, folder: Path, launch: Launch) -> None:
+        self.run = folder / "run"
+        shutil.copytree(run, self.run)
+        self.clients: dict[str, Process] = {
+            name: launch("serve-client", self.run / "clients" / name, "--port", 0) for name in NAMES
+        }
+        entries = {name: {"url": process.url, "timeout": 1.0} for name, process in self.clients.items()}
+        (folder / "clients.yaml").write_text(yaml.safe_dump(entries))
+        words = ["serve", self.run, "--clients", folder / "clients.yaml", "--port", 0, "--log-level", "warning"]
+        self.gateway = launch(*words, **FEW)
+        self.url = self.gateway.wait_ready()
+        for process in self.clients.values():
+            process.wait_ready()
+        self.http = httpx.Client(base_url=self.url, timeout=20)
+        test = torch.cat([client.test.x for client in load("digits", clients=3, seed=3).clients])
+        decision = load_router(run / "router").route(test)
+        self.queries = {name: test[decision.client == i][:8] for i, name in enumerate(NAMES)}
+
+    def predict(self, name: str, number: int = 0) -> httpx.Response:
+        """About a sample that belongs to the client."""
+        return self.http.post("/v1/predict", json={"inputs": self.queries[name][number % 4][None].tolist()})
+
+    def peer(self, name: str) -> dict[str, object]:
+        return next(c for c in self.http.get("/v1/clients").json()["clients"] if c["client"] == name)
+
+    def until(self, condition: Callable[[], bool], seconds: float = 20) -> None:
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, self.gateway.log.read_text()
+            time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def site(run: Path, launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    made = Site(run, tmp_path_factory.mktemp("site"), launch)
+    for name in NAMES:
+        assert made.predict(name).json()["answers"][0]["client"] == name
+    yield made
+    made.http.close()
+
+
+def test_a_slow_client_times_out_its_circuit_opens_and_it_recovers(site: Site) -> None:
+    os.kill(site.clients["fax"].process.pid, signal.SIGSTOP)  # it accepts connections and answers nothing
+    try:
+        first = site.predict("fax").json()["answers"][0]
+        assert first["client"] != "fax"
+        assert first["failed"] == [{"client": "fax", "reason": "time-out"}]
+        site.predict("fax")
+        site.until(lambda: site.peer("fax")["circuit"] == "open")
+        began = time.monotonic()
+        quick = site.predict("fax").json()["answers"][0]  # nobody waits for it any more
+        if site.peer("fax")["circuit"] == "open":
+            assert time.monotonic() - began < 1.0
+            assert "fax" not in {a["client"] for a in quick["answered"]}
+    finally:
+        os.kill(site.clients["fax"].process.pid, signal.SIGCONT)
+    site.until(lambda: site.predict("fax").json()["answers"][0]["client"] == "fax")
+    assert site.peer("fax")["circuit"] == "closed"
+
+
+def test_a_client_killed_under_load_loses_no_request(site: Site) -> None:
+    answers: list[tuple[int, str]] = []
+    stop = threading.Event()
+
+    def load_it() -> None:
+        with httpx.Client(base_url=site.url, timeout=20) as http:
+            number = 0
+            while not stop.is_set():
+                image = site.queries["negative"][number % len(site.queries["negative"])]
+                answer = http.post("/v1/predict", json={"inputs": image[None].tolist()})
+                found = answer.json()["answers"][0]["client"] if answer.status_code == 200 else answer.text
+                answers.append((answer.status_code, found))
+                number += 1
+
+    threads = [threading.Thread(target=load_it) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    site.until(lambda: len(answers) > 40)
+    site.clients["negative"].process.kill()
+    site.clients["negative"].process.wait()
+    killed = len(answers)
+    site.until(lambda: len(answers) > killed + 60)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    codes = Counter(code for code, _ in answers)
+    assert set(codes) == {200}, [text for code, text in answers if code != 200][:3]
+    assert {client for _, client in answers[:20]} == {"negative"}
+    assert "negative" not in {client for _, client in answers[killed + 20 :]}
+    port = site.clients["negative"].url.rpartition(":")[2]
+    again = Process(
+        ["serve-client", str(site.run / "clients" / "negative"), "--port", port], site.gateway.log.with_suffix(".again")
+    )
+    try:
+        again.wait_ready()
+        site.until(lambda: site.predict("negative").json()["answers"][0]["client"] == "negative")
+    finally:
+        again.stop()
+
+
+def test_nobody_left_is_a_clear_503(site: Site) -> None:
+    stopped = [p for n, p in site.clients.items() if n != "negative"]  # that one is gone already
+    for process in stopped:
+        os.kill(process.process.pid, signal.SIGSTOP)
+    try:
+        answer = site.predict("flatbed")
+        assert answer.status_code == 503
+        assert "no client answered" in answer.json()["error"]
+        assert int(answer.headers["Retry-After"]) > 0
+        assert site.http.post("/v1/route", json={"inputs": site.queries["fax"][:1].tolist()}).status_code == 200
+    finally:
+        for process in stopped:
+            os.kill(process.process.pid, signal.SIGCONT)
+    site.until(lambda: site.predict("flatbed").status_code == 200)
+
+
+def test_a_corrupted_artifact_is_refused_and_a_new_one_taken_without_a_lost_request(site: Site) -> None:
+    folder = site.run / "router"
+    before = site.http.get("/v2/health/ready").json()["artifact"]
+    codes: list[int] = []
+    stop = threading.Event()
+    query = {"inputs": site.queries["fax"][:1].tolist()}
+
+    def load_it() -> None:
+        with httpx.Client(base_url=site.url, timeout=20) as http:
+            while not stop.is_set():
+                codes.append(http.post("/v1/route", json=query).status_code)
+
+    thread = threading.Thread(target=load_it)
+    thread.start()
+    try:
+        whole = {path.name: path.read_bytes() for path in folder.iterdir()}
+        for name in ("router.safetensors", "trunk.safetensors", "manifest.json"):
+            (folder / name).write_bytes(whole[name][:-7])
+            answer = site.http.post("/v1/admin/reload")
+            assert answer.status_code == 422
+            assert "the old artifact stays" in answer.json()["error"]
+            assert site.http.get("/v2/health/ready").json()["artifact"] == before
+            (folder / name).write_bytes(whole[name])
+        (folder / "manifest.json").write_bytes(whole["manifest.json"] + b"\n")
+        after = site.http.post("/v1/admin/reload").json()["artifact"]
+        assert after != before
+        assert site.http.post("/v1/route", json=query).json()["artifact"] == after
+        seen = len(codes)
+        site.until(lambda: len(codes) > seen + 10)
+    finally:
+        stop.set()
+        thread.join()
+    assert set(codes) == {200}
+    page = site.http.get("/metrics").text
+    assert 'feddrm_reloads_total{outcome="failed"} 3.0' in page
+    assert 'feddrm_reloads_total{outcome="done"} 1.0' in page
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits on file sizes")
+def test_a_full_disk_for_the_audit_log_does_not_stop_the_service(run: Path, tmp_path: Path, launch: Launch) -> None:
+    """The process may write no file beyond 100 kB: what the kernel says then is what SQLite sees on a full disk."""
+    import resource
+
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, old[1]))
+    try:
+        process = launch("serve", run, "--port", 0, "--audit", tmp_path / "audit.sqlite", "--log-level", "error")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    url = process.wait_ready()
+    features = [[0.1] * 16] * 500
+    with httpx.Client(base_url=url, timeout=20) as http:
+        end = time.monotonic() + 20
+        assert http.post("/v1/route", json={"features": features[:1]}).status_code == 200
+        while 'feddrm_audit_records_total{outcome="written"} 1.0' not in http.get("/metrics").text:
+            assert time.monotonic() < end
+        while 'outcome="dropped"' not in http.get("/metrics").text:
+            assert http.post("/v1/route", json={"features": features}).status_code == 200
+            assert time.monotonic() < end
+        assert "feddrm_audit_ok 0.0" in http.get("/metrics").text
+        assert http.post("/v1/route", json={"features": features}).status_code == 200
+
+
+def test_more_than_it_can_take_is_turned_away_at_once(run: Path, tmp_path: Path, launch: Launch) -> None:
+    process = launch("serve", run, "--port", 0, "--audit", tmp_path / "a.sqlite", "--log-level", "warning",
+                     FEDDRM_SERVE_MAX_IN_FLIGHT="2", FEDDRM_SERVE_MAX_WAITING_ROWS="64")  # fmt: skip
+    url = process.wait_ready()
+    codes: Counter[int] = Counter()
+    retry: set[str] = set()
+
+    def ask() -> None:
+        with httpx.Client(base_url=url, timeout=20) as http:
+            for _ in range(10):
+                answer = http.post("/v1/route", json={"features": [[0.1] * 16] * 1000})
+                codes[answer.status_code] += 1
+                if answer.status_code == 429:
+                    retry.add(answer.headers["Retry-After"])
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(codes) == {200, 429}
+    assert retry == {"1"}
+    assert httpx.post(f"{url}/v1/route", json={"features": [[0.1] * 16]}).status_code == 200
+
+
+def test_sigterm_lets_requests_finish(run: Path, tmp_path: Path, launch: Launch) -> None:
+    """A request of which half has arrived when the signal comes is read to its end and answered."""
+    process = launch("serve", run, "--port", 0, "--audit", tmp_path / "a.sqlite")
+    url = process.wait_ready()
+    body = json.dumps({"features": [[0.1] * 16]}).encode()
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20) as connection:
+        head = f"POST /v1/route HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        connection.sendall(head.encode() + b"\r\n\r\n" + body[:20])
+        while "feddrm_in_flight 1.0" not in httpx.get(f"{url}/metrics").text:
+            time.sleep(0.02)
+        process.process.terminate()
+        time.sleep(0.5)
+        connection.sendall(body[20:])
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+    assert process.stop() == 0

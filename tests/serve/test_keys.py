@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+from feddrm.serve.keys import Keys, add_key
+from feddrm.serve.settings import GatewaySettings, make
+from refusal import refused
+
+
+def test_only_the_hash_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    key, other = add_key(path, "lab", ["route"]), add_key(path, "boss", ["admin", "predict"])
+    assert key not in path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    keys = Keys.read(path)
+    lab, boss = keys.find(key), keys.find(other)
+    assert lab is not None
+    assert boss is not None
+    assert (lab.name, lab.scopes) == ("lab", {"route"})
+    assert (boss.name, boss.scopes) == ("boss", {"admin", "predict"})
+    assert keys.find(key + "x") is None
+    assert keys.find("") is None
+
+
+def test_bad_files_and_names_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    add_key(path, "lab", ["route"])
+    with refused("lab", "already"):
+        add_key(path, "lab", ["route"])
+    with refused("rout", "did you mean 'route'"):
+        add_key(path, "new", ["rout"])
+    with refused("opens nothing"):
+        add_key(path, "new", [])
+    with refused("missing.yaml", "serve-key"):
+        Keys.read(tmp_path / "missing.yaml")
+    (tmp_path / "list.yaml").write_text("- a\n")
+    with refused("holds no keys"):
+        Keys.read(tmp_path / "list.yaml")
+    (tmp_path / "plain.yaml").write_text("lab: secret\n")
+    with refused("plain.yaml", "'lab'", "sha256"):
+        Keys.read(tmp_path / "plain.yaml")
+
+
+def test_other_machines_need_keys() -> None:
+    with refused("0.0.0.0", "--keys"):
+        make(GatewaySettings, host="0.0.0.0")
+    assert make(GatewaySettings, host="0.0.0.0", open=True).host == "0.0.0.0"
+    assert make(GatewaySettings, host="::1").host == "::1"
+    with refused("port"):
+        make(GatewaySettings, port=70000)
+    with refused("--tls-key"):
+        make(GatewaySettings, tls_cert="cert.pem")
