@@ -9,8 +9,7 @@ import click
 import typer
 
 from feddrm import __version__
-from feddrm.cli import bench, data, deploy, drm, paper
-from feddrm.cli import bench, data, drm, paper, serve
+from feddrm.cli import bench, data, deploy, drm, paper, serve
 from feddrm.cli import report as reports
 from feddrm.cli import router as routing
 from feddrm.cli import train as training
