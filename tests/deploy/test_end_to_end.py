@@ -27,7 +27,7 @@ from .conftest import NAMES, Deployed, private_leaves
 from .test_parity import assert_same, in_one_process
 
 pytestmark = pytest.mark.deploy
-ROUNDS = 40
+ROUNDS = 32
 ROUTING = {"ridges": [1e-2], "finer": [], "path_rounds": 3, "rounds": 6}
 
 
@@ -64,7 +64,7 @@ def test_killed_and_restarted(project: Deployed) -> None:
     pids = together.status(folder)["processes"]
     assert all(pids.values())
     together.begin(folder)
-    until(lambda: len(history(folder)) >= 2, "two rounds")
+    until(lambda: len(history(folder)) >= 1, "a round")
 
     os.kill(pids["lima"], signal.SIGKILL)
     until(lambda: any(entry["answered"] == ["oslo", "pune"] for entry in history(folder)), "a round without lima")

@@ -103,6 +103,39 @@ def serve(
         typer.echo(f"memory, MiB: {', '.join(map(str, found['memory']['mib']))}")
 
 
+@app.command()
+def deploy(
+    rounds: Annotated[int, typer.Option(help="Rounds to measure.")] = 6,
+    per_message: Annotated[bool, typer.Option(help="Also Flower's own way, a process per message.")] = True,
+    out: Annotated[Path | None, typer.Option(help="Write the figures here as JSON.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Compare rounds over Flower on this machine (digits, three sites, TLS) with the same in one process.
+
+    Example: feddrm bench deploy --no-per-message
+    """
+    from feddrm.cli.deploy import needed
+    from feddrm.files import write_atomically
+
+    needed()
+    from feddrm.deploy.bench import bench_deploy
+
+    found = bench_deploy(rounds, per_message, say=lambda line: typer.echo(line, err=True))
+    if out is not None:
+        write_atomically(out, (dumps(found, indent=2) + "\n").encode())
+    if json:
+        print_json(found)
+        return
+    columns = ["round_seconds", "overhead_seconds", "first_round_seconds", "bytes_to_a_site", "bytes_from_a_site"]
+    rows = [
+        [way, *(round(found[way][c], 2) for c in columns)]
+        for way in ("resident", "process_per_message")
+        if way in found
+    ]
+    print_table(["way", "s per round", "overhead s", "first round s", "bytes to a site", "bytes back"], rows)
+    typer.echo(f"in one process a round takes {found['one_process_seconds']:.3f} s")
+
+
 def _numbers(option: str, text: str) -> list[int]:
     try:
         numbers = [int(word) for word in text.split(",") if word.strip()]

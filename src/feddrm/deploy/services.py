@@ -31,6 +31,7 @@ LOCK, JOB, FLOWER_LOG = ".running", "job.json", "flower.log"
 IDLE_SECONDS, LONGEST_PAUSE = 0.1, 10.0
 PR_SET_PDEATHSIG = 1
 SUPERLINK = "from flwr.superlink.cli import flower_superlink; flower_superlink()"
+SUPERNODE = "from flwr.supernode.cli import flower_supernode; flower_supernode()"
 
 
 class Child:
@@ -86,35 +87,47 @@ def run_site(folder: Path) -> None:
     with _alone(folder), _until_signal():
         site_at(str(folder))  # data that cannot be read are complained of now, not in a round
         port = _free_port()
-        secure = [
-            "--root-certificates",
-            str(folder / "ca.crt"),
-            "--auth-supernode-private-key",
-            str(folder / "node.key"),
-        ]
-        command = [
-            *(sys.executable, "-m", "feddrm.deploy.node", str(config.poll_seconds)),
-            *("--superlink", config.server),
-            *(["--insecure"] if config.insecure else secure),
-            *("--isolation", "process", "--superexec-auth-secret-file", str(folder / "secret")),
-            *("--host", "127.0.0.1", "--port", str(port), "--node-config", f'site="{folder}"'),
-        ]
-        node = Child(command, folder)
-        line = Line(f"127.0.0.1:{port}", folder / "secret", None)
-        client = line.client()
+        node = Child(_node_command(folder, config, port), folder, PATH=_path())
         try:
+            if config.resident:
+                _answer_all(Line(f"127.0.0.1:{port}", folder / "secret", None))
             while True:
-                try:
-                    token = take_task(client, TaskType.CLIENT_APP)
-                    if token is not None:
-                        threading.Thread(target=answer_one, args=(line, token), daemon=True).start()
-                        continue
-                except LinkError:
-                    time.sleep(5 * IDLE_SECONDS)
-                time.sleep(IDLE_SECONDS)
+                signal.pause()
         finally:
-            client.close()
             node.stop()
+
+
+def _node_command(folder: Path, config: SiteConfig, port: int) -> list[str]:
+    secure = ["--root-certificates", str(folder / "ca.crt"), "--auth-supernode-private-key", str(folder / "node.key")]
+    ours = [sys.executable, "-m", "feddrm.deploy.node", str(config.poll_seconds)]
+    return [
+        *(ours if config.resident else [sys.executable, "-c", SUPERNODE]),
+        *("--superlink", config.server),
+        *(["--insecure"] if config.insecure else secure),
+        *(["--isolation", "process", "--superexec-auth-secret-file", str(folder / "secret")] * config.resident),
+        *("--host", "127.0.0.1", "--port", str(port), "--node-config", f'site="{folder}"'),
+    ]
+
+
+def _path() -> str:
+    """Flower starts its own programs by name; they lie beside the Python that runs us."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+
+def _answer_all(line: Line) -> None:
+    client = line.client()
+    try:
+        while True:
+            try:
+                token = take_task(client, TaskType.CLIENT_APP)
+                if token is not None:
+                    threading.Thread(target=answer_one, args=(line, token), daemon=True).start()
+                    continue
+            except LinkError:
+                time.sleep(5 * IDLE_SECONDS)
+            time.sleep(IDLE_SECONDS)
+    finally:
+        client.close()
 
 
 def run_server(folder: Path) -> None:

@@ -32,7 +32,11 @@ CONFIG, KEY, SERVER_KEY = "site.yaml", "node.key", "server.pub"
 
 @dataclass(frozen=True)
 class SiteConfig:
-    """``site.yaml``: what only this site decides."""
+    """``site.yaml``: what only this site decides.
+
+    ``resident: false`` leaves messages to Flower's own way: a process for each, which runs the app
+    that the run was submitted with. It is there to be compared with.
+    """
 
     name: str
     server: str
@@ -40,6 +44,7 @@ class SiteConfig:
     device: str = "cpu"
     insecure: bool = False
     poll_seconds: float = 0.25
+    resident: bool = True
 
     @classmethod
     def read(cls, folder: Path) -> SiteConfig:

@@ -78,6 +78,8 @@ def down(project: Path) -> list[str]:
             if time.monotonic() > end:
                 os.kill(alive[name], signal.SIGKILL)
             time.sleep(0.1)
+    for process in _started:
+        process.poll()  # those that were ours leave nothing behind
     return list(alive)
 
 

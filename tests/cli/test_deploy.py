@@ -1,0 +1,92 @@
+"""``feddrm deploy`` as a person calls it, short of starting anything: that is in tests/deploy."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+
+
+def feddrm(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "feddrm", "deploy", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_init_writes_a_project_that_only_its_owner_can_read(tmp_path: Path) -> None:
+    folder = tmp_path / "federation"
+    made = feddrm("init", str(folder), "--clients", "oslo,lima,pune", "--data", "digits", "--rounds", "3")
+    assert made.returncode == 0, made.stderr
+    for name in ("oslo", "lima", "pune"):
+        inside = {path.name for path in (folder / "sites" / name).iterdir()}
+        assert {
+            "site.yaml",
+            "node.key",
+            "node.pub",
+            "server.pub",
+            "ca.crt",
+            "secret",
+            "start.sh",
+            "README.md",
+        } == inside
+        assert name in (folder / "sites" / name / "README.md").read_text()
+    secrets = [*folder.rglob("*.key"), *folder.rglob("secret")]
+    assert len(secrets) == 3 + 3 + 4  # the sites' keys; authority, TLS and signature; the secrets
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in secrets)
+    server = {path.name for path in (folder / "server").rglob("*.key")}
+    assert server == {"tls.key", "server.key"}, "the server holds no site's private key, nor the authority's"
+    check = ["openssl", "verify", "-CAfile", str(folder / "authority" / "ca.crt"), str(folder / "server" / "tls.crt")]
+    assert subprocess.run(check, capture_output=True, check=False).returncode == 0
+    key = ["ssh-keygen", "-l", "-f", str(folder / "sites" / "oslo" / "node.pub")]
+    assert "ECDSA" in subprocess.run(key, capture_output=True, text=True, check=True).stdout
+
+    again = feddrm("init", str(folder), "--clients", "oslo,lima")
+    assert again.returncode == 1
+    assert "not empty" in again.stderr
+
+    found = feddrm("status", str(folder), "--json")
+    assert found.returncode == 0, found.stderr
+    told = json.loads(found.stdout)
+    assert told["processes"] == dict.fromkeys(("server", "lima", "oslo", "pune"))
+    asked = feddrm("run", str(folder))
+    assert asked.returncode == 1
+    assert "feddrm deploy up" in asked.stderr
+    assert feddrm("down", str(folder)).stdout.strip() == "nothing runs here"
+
+
+def test_plain_text_says_so(tmp_path: Path) -> None:
+    made = feddrm("init", str(tmp_path / "f"), "--clients", "oslo,lima", "--plain-text")
+    assert made.returncode == 0
+    assert "plain text" in made.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint", "code"),
+    [
+        (["--clients", "oslo"], "at least two clients", 1),
+        (["--clients", "oslo,../lima"], "cannot name a folder", 1),
+        (["--clients", "oslo,lima", "--method", "fedrdm"], "feddrm", 2),
+        (["--clients", "oslo,lima", "--quorum", "3"], "quorum=3", 2),
+        (["--clients", "oslo,lima", "--rounds", "0"], "rounds=0", 2),
+        (["--clients", "oslo,lima", "--clip", "1"], "both --clip and --noise", 2),
+    ],
+)
+def test_mistakes_are_one_line(words: list[str], complaint: str, code: int, tmp_path: Path) -> None:
+    made = feddrm("init", str(tmp_path / "f"), *words)
+    assert (made.returncode, made.stderr.count("\n")) == (code, 1), made.stderr
+    assert complaint in made.stderr
+    assert not (tmp_path / "f").exists()
+
+
+def test_other_folders_are_refused(tmp_path: Path) -> None:
+    for verb in ("up", "run", "status", "down"):
+        done = feddrm(verb, str(tmp_path))
+        assert done.returncode == 1
+        assert "feddrm deploy init" in done.stderr
+    assert "site.yaml" in feddrm("site", str(tmp_path)).stderr
+    assert "federation.yaml" in feddrm("server", str(tmp_path)).stderr
