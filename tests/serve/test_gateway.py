@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import math
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -250,16 +251,32 @@ def test_python_and_shell_ask_alike(demo: str, run: Path, images: torch.Tensor, 
         feddrm.Gateway("http://127.0.0.1:9").route(path)
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_curl(demo: str, images: torch.Tensor, tmp_path: Path) -> None:
-    """The README's example, word for word but for the address."""
+ROOT = Path(__file__).parents[2]
+SHELL = re.findall(r"```shell\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)[0].splitlines()
+
+
+@pytest.mark.parametrize("example", SHELL)
+def test_the_readmes_examples(demo: str, images: torch.Tensor, tmp_path: Path, example: str) -> None:
+    """Word for word but for the address."""
+    if example.startswith("curl") and shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
     (tmp_path / "scan.png").write_bytes(png(images[0]))
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    example = next(line for line in readme.splitlines() if line.startswith("curl "))
-    command = example.replace("http://127.0.0.1:8080", demo)
-    assert command != example
+    command = example.replace("http://127.0.0.1:8080", demo).replace("feddrm ", f"{sys.executable} -m feddrm ")
+    assert demo in command
     out = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, check=True, text=True).stdout
-    assert json.loads(out)["answers"][0]["client"] in NAMES
+    assert any(name in out for name in NAMES)
+    if example.startswith("curl"):
+        assert json.loads(out)["answers"][0]["client"] in NAMES
+
+
+def test_the_pages_python(demo: str, images: torch.Tensor, tmp_path: Path) -> None:
+    (tmp_path / "scan.png").write_bytes(png(images[0]))
+    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "serve.md").read_text(), flags=re.DOTALL)
+    script = script.replace("http://127.0.0.1:8080", demo)
+    run = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, check=True, text=True)
+    client, label = run.stdout.split()
+    assert client in NAMES
+    assert label.isdigit()
 
 
 def test_keys_and_limits(run: Path, launch: Launch, tmp_path: Path) -> None:

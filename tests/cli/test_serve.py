@@ -1,0 +1,77 @@
+"""The commands that serve, where they must refuse: one line, the right exit code, nothing left running."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi", reason="pip install 'feddrm[serve]' to run this")
+
+from feddrm.cli.app import main
+from feddrm.serve.keys import Keys
+
+
+def feddrm(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: object) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["feddrm", *map(str, words)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    out = capsys.readouterr()
+    return int(end.value.code or 0), out.out, out.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "parts"),
+    [
+        (["serve", "nowhere"], 1, ["nowhere", "no router", "fit-router"]),
+        (["serve", "nowhere", "--port", "99999"], 2, ["port"]),
+        (["serve", "nowhere", "--host", "0.0.0.0"], 2, ["0.0.0.0", "--keys", "--open"]),
+        (["serve", "nowhere", "--tls-key", "k.pem"], 2, ["--tls-cert"]),
+        (["serve", "nowhere", "--demo", "--clients", "c.yaml"], 2, ["--demo"]),
+        (["serve", "nowhere", "--coverage", "0"], 2, ["coverage"]),
+        (["serve-client", "nowhere"], 1, ["nowhere", "RUN/clients/NAME"]),
+        (["serve-client", "nowhere", "--answer", "maybe"], 2, ["maybe", "trained or refit"]),
+        (["serve-key", "lab", "--scopes", "root", "--keys", "k.yaml"], 2, ["root", "route, predict, admin"]),
+        (["query", "http://127.0.0.1:9", "scan.png"], 1, ["scan.png"]),
+        (["query", "ftp://127.0.0.1:9", __file__], 1, ["ftp"]),
+        (["query", "http://127.0.0.1:9", __file__], 1, ["is it running"]),
+    ],
+)
+def test_refusals(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    words: list[str],
+    code: int,
+    parts: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found, out, err = feddrm(capsys, monkeypatch, *words)
+    assert (found, out) == (code, ""), err
+    assert err.startswith("feddrm: error: ")
+    assert err.count("\n") == 1
+    for part in parts:
+        assert part in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_key_is_printed_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "keys.yaml"
+    _, plain, _ = feddrm(capsys, monkeypatch, "serve-key", "lab", "--keys", path)
+    _, out, _ = feddrm(capsys, monkeypatch, "serve-key", "boss", "--scopes", "admin", "--keys", path, "--json")
+    keys = Keys.read(path)
+    lab, boss = keys.find(plain.strip()), keys.find(json.loads(out)["key"])
+    assert lab is not None
+    assert boss is not None
+    assert (lab.scopes, boss.scopes) == ({"route", "predict"}, {"admin"})
+
+
+@pytest.mark.parametrize("command", ["serve", "serve-client", "serve-key", "query"])
+def test_help_has_an_example(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    code, out, _ = feddrm(capsys, monkeypatch, command, "--help")
+    assert code == 0
+    assert f"Example: feddrm {command} " in out
