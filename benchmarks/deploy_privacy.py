@@ -57,7 +57,7 @@ def main() -> None:
     out = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
-    for method in ("feddrm", "fedavg"):
+    for method in ("feddrm",):
         for noise in NOISES:
             found = [accuracy(method, noise, seed) for seed in range(out.seeds)]
             values = torch.tensor([value for value, _ in found])

@@ -6,19 +6,43 @@ import json
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flwr")
 
-
-def feddrm(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "feddrm", "deploy", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+from feddrm.cli import main
 
 
-def test_init_writes_a_project_that_only_its_owner_can_read(tmp_path: Path) -> None:
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def feddrm(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
+    """The whole command line in this process: a new one would import torch for every call."""
+
+    def call(*words: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["feddrm", "deploy", *words])
+        with pytest.raises(SystemExit) as left:
+            main()
+        captured = capsys.readouterr()
+        assert isinstance(left.value.code, int)
+        return Done(left.value.code, captured.out, captured.err)
+
+    return call
+
+
+Feddrm = Callable[..., Done]
+
+
+def test_init_writes_a_project_that_only_its_owner_can_read(feddrm: Feddrm, tmp_path: Path) -> None:
     folder = tmp_path / "federation"
     made = feddrm("init", str(folder), "--clients", "oslo,lima,pune", "--data", "digits", "--rounds", "3")
     assert made.returncode == 0, made.stderr
@@ -59,7 +83,7 @@ def test_init_writes_a_project_that_only_its_owner_can_read(tmp_path: Path) -> N
     assert feddrm("down", str(folder)).stdout.strip() == "nothing runs here"
 
 
-def test_plain_text_says_so(tmp_path: Path) -> None:
+def test_plain_text_says_so(feddrm: Feddrm, tmp_path: Path) -> None:
     made = feddrm("init", str(tmp_path / "f"), "--clients", "oslo,lima", "--plain-text")
     assert made.returncode == 0
     assert "plain text" in made.stderr
@@ -76,14 +100,14 @@ def test_plain_text_says_so(tmp_path: Path) -> None:
         (["--clients", "oslo,lima", "--clip", "1"], "both --clip and --noise", 2),
     ],
 )
-def test_mistakes_are_one_line(words: list[str], complaint: str, code: int, tmp_path: Path) -> None:
+def test_mistakes_are_one_line(feddrm: Feddrm, words: list[str], complaint: str, code: int, tmp_path: Path) -> None:
     made = feddrm("init", str(tmp_path / "f"), *words)
     assert (made.returncode, made.stderr.count("\n")) == (code, 1), made.stderr
     assert complaint in made.stderr
     assert not (tmp_path / "f").exists()
 
 
-def test_other_folders_are_refused(tmp_path: Path) -> None:
+def test_other_folders_are_refused(feddrm: Feddrm, tmp_path: Path) -> None:
     for verb in ("up", "run", "status", "down"):
         done = feddrm(verb, str(tmp_path))
         assert done.returncode == 1

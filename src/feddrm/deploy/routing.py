@@ -42,7 +42,7 @@ class RoutingSettings:
     ridges: tuple[float, ...] = RIDGES
     finer: tuple[float, ...] = FINER
     rounds: int = 60
-    path_rounds: int = 12
+    path_rounds: int = 6
     tolerance: float = 1e-6
     seed: int = 0
 
