@@ -45,7 +45,7 @@ def test_a_few_hundred_requests(demo: str, tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.skipif(not os.environ.get("FEDDRM_LONG"), reason="set FEDDRM_LONG=1: it takes minutes")
 def test_ten_thousand_requests_leave_memory_flat(run: Path, launch: Launch, tmp_path: Path) -> None:
-    process = launch("serve", run, "--port", 0, "--audit", tmp_path / "a.sqlite", "--log-level", "error")
+    process = launch("serve", run, "--demo", "--port", 0, "--audit", tmp_path / "a.sqlite", "--log-level", "error")
     url = process.wait_ready()
     made = fuzz(url, 50, tmp_path)
     before = rss(process.process.pid)

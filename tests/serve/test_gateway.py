@@ -9,6 +9,7 @@ import math
 import re
 import shutil
 import sqlite3
+import ssl
 import subprocess
 import sys
 import time
@@ -315,3 +316,17 @@ def test_too_many_requests_are_turned_away(run: Path, launch: Launch, tmp_path: 
     turned = [answer for answer in codes if answer.status_code == 429]
     assert turned
     assert all(int(answer.headers["Retry-After"]) >= 1 for answer in turned)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_tls(run: Path, launch: Launch, tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    words = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    subprocess.run([*words.split(), "-keyout", key, "-out", cert], check=True, capture_output=True)
+    files = ["--tls-cert", cert, "--tls-key", key, "--audit", tmp_path / "a.sqlite"]
+    url = launch("serve", run, "--port", 0, *files).url
+    assert url.startswith("https://")
+    with httpx.Client(base_url=url, verify=ssl.create_default_context(cafile=str(cert)), timeout=20) as http:
+        assert http.get("/v2/health/live").json() == {"live": True}
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/v2/health/live")
