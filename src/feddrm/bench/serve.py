@@ -70,6 +70,9 @@ def bench_serve(
         "http": found,
         "memory": memory,
         "cores": os.cpu_count(),
+        "load_average": round(
+            os.getloadavg()[0], 1
+        ),  # of the last minute: far above two means that others computed, too
         "hardware": hardware("cpu"),
         "versions": versions(),
         "date": datetime.date.today().isoformat(),
