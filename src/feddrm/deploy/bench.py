@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import socket
 import statistics
 import tempfile
@@ -37,7 +38,8 @@ def bench_deploy(
             say(name.replace("_", " "))
             found[name] = _deployed(training, resident)
             found[name]["overhead_seconds"] = found[name]["round_seconds"] - found["one_process_seconds"]
-    return {**found, "hardware": hardware("cpu"), "versions": versions()}
+    today = datetime.date.today().isoformat()
+    return {**found, "hardware": hardware("cpu"), "versions": versions(), "date": today}
 
 
 def _in_one_process(training: dict[str, Any]) -> float:
