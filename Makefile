@@ -10,7 +10,7 @@ EXTRAS := dev,track,fast,export,deploy,serve
 DEMO ?= --out runs/demo
 SMOKE ?= runs/paper-smoke
 
-.PHONY: help demo paper-smoke test lint format clean
+.PHONY: help demo paper-smoke test test-deploy lint format clean
 
 help: ## Show what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,8 +32,11 @@ paper-smoke: $(READY) ## Run the paper's machinery on the digits, in seconds: no
 	$(BIN)/feddrm paper figure lambda --grid smoke --results $(SMOKE)/results --out $(SMOKE)/lambda.png
 	$(BIN)/feddrm paper page --grid smoke --results $(SMOKE)/results --out $(SMOKE)/results.md
 
-test: $(READY) ## Run all tests
-	$(BIN)/python -m pytest
+test: $(READY) ## Run the tests
+	$(BIN)/python -m pytest -m 'not deploy'
+
+test-deploy: $(READY) ## Run a whole federation on this machine, with sites that fail: some minutes
+	$(BIN)/python -m pytest -m deploy
 
 lint: $(READY) ## Check style, types and the layers
 	$(BIN)/ruff check .
