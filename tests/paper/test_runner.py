@@ -155,7 +155,18 @@ def test_a_cell_that_would_not_finish_is_not_begun(smoke: Grid, tmp_path: Path, 
     assert made.standing(long).seconds == pytest.approx(50.0 * cost(long) / cost(done))
     outcome = next(iter(made.go([long])))
     assert (outcome.event, outcome.why) == ("skipped", "takes about 50 s, 40 s are left")
-    assert not (tmp_path / "work").exists()
+    assert not (tmp_path / "work" / long.id).exists()
+
+
+def test_calls_at_the_same_time_share_the_cells(smoke: Grid, tmp_path: Path) -> None:
+    first, second = (opened(smoke, tmp_path, router=False) for _ in range(2))
+    cells = list(smoke.cells[:2])
+    working = first.go(cells)
+    with first._claim(cells[0]):
+        assert events(second, cells) == [(cells[0].id, "skipped"), (cells[1].id, "finished")]
+    assert read_records(smoke, tmp_path / "results")[cells[1].id].content["seconds"]["beside"] == 1
+    assert [(o.cell.id, o.event) for o in working] == [(cells[0].id, "finished")]
+    assert "beside" not in read_records(smoke, tmp_path / "results")[cells[0].id].content["seconds"]
 
 
 def test_estimates(paper: Grid, make: Make) -> None:

@@ -24,6 +24,7 @@ from feddrm.router.fit import (
     logits_at,
     moments_of,
     pooled,
+    round_zero,
     scaler_of,
     solve,
 )
@@ -207,6 +208,27 @@ def test_round_zero_is_the_linear_discriminant() -> None:
     solve(problem, samples, whitening, rounds=30, watch=lambda s: seen.append(_accuracy(samples, s.at)))
     assert seen[1] > seen[-1] - 0.002  # after one step
     assert seen[1] > 0.8
+
+
+def test_round_zero_needs_no_asking() -> None:
+    """What clients would answer at zero follows from the sums that standardisation took."""
+    g = torch.Generator().manual_seed(1)
+    raw = [torch.randn(n, 5, generator=g, dtype=torch.float64) + i for i, n in enumerate((30, 80, 50))]
+    scaler = scaler_of(raw)
+    samples = [Sample(scaler(x), torch.full((len(x),), i)) for i, x in enumerate(raw)]
+    problem, whitening = Problem(3, 5, 1e-3), moments_of(samples)
+    start = first_state(problem, 3)
+    asked = advance(problem, start, {i: client_gradient(s, start.point) for i, s in enumerate(samples)}, whitening)
+    known = round_zero(problem, [client_sums(x) for x in raw], scaler, whitening)
+    assert int(known.rounds) == 0
+    for name, value in asked.tensors().items():
+        if name != "rounds":
+            torch.testing.assert_close(getattr(known, name), value, rtol=1e-9, atol=1e-9)
+    fits = [solve(problem, samples, whitening, start=begun, rounds=300, tolerance=1e-13) for begun in (None, known)]
+    assert fits[0].rounds == fits[1].rounds + 1
+    assert (fits[0].point - fits[1].point).abs().max() < 1e-6
+    with refused("2 clients for 3 outputs"):
+        round_zero(problem, [client_sums(x) for x in raw[:2]], scaler, whitening)
 
 
 def test_few_rounds_suffice_when_whitened() -> None:

@@ -102,6 +102,8 @@ def run(
 ) -> None:
     """Run what is missing, the most valuable first; half-done cells go on where they stopped.
 
+    Several calls may run at the same time, on one GPU or several: each takes cells that no other has.
+
     Example: feddrm paper run --only main --budget 25m
     """
     from feddrm.paper import read_budget

@@ -141,7 +141,7 @@ class GraphEngine:
         shape = self._draw(1, stage, (0,) * seats)
         captured = _Round(
             graph=torch.cuda.CUDAGraph(),
-            inputs={path: _buffer(value, device) for path, value in inputs.items()},
+            inputs={path: room_for(value, device) for path, value in inputs.items()},
             draws=[draw.to(device) for draw in shape],
             who=torch.zeros(seats, dtype=torch.int64, device=device),
             lr=torch.zeros((), device=device),
@@ -246,13 +246,13 @@ def _laid_out(state: State, device: torch.device) -> State:
     """The same in the graph's layout: libraries choose their algorithms by it, and cannot while capturing."""
 
     def copy(tensors: Tensors) -> Tensors:
-        return {leaf: _buffer(value, device).copy_(value) for leaf, value in tensors.items()}
+        return {leaf: room_for(value, device).copy_(value) for leaf, value in tensors.items()}
 
     private = tuple({name: copy(slot) for name, slot in slots.items()} for slots in state.private)
     return State(state.round, copy(state.shared), private)
 
 
-def _buffer(value: Tensor, device: torch.device) -> Tensor:
+def room_for(value: Tensor, device: torch.device) -> Tensor:
     """Room for such a tensor; weights of convolutions channels last, as cuDNN wants them."""
     layout = torch.channels_last if value.dim() == 4 else torch.contiguous_format
     return torch.empty(value.shape, dtype=value.dtype, device=device, memory_format=layout)

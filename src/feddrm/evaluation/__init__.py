@@ -20,6 +20,7 @@ from feddrm.evaluation.accuracy import (
     vote,
 )
 from feddrm.evaluation.answers import Answers, Queries, ask, pooled_queries, shared_trunk
+from feddrm.evaluation.replay import Replay
 from feddrm.evaluation.window import summarise
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "TIES",
     "Answers",
     "Queries",
+    "Replay",
     "ask",
     "average_accuracy",
     "client_accuracy",

@@ -107,7 +107,7 @@ def cell_of(grid: Grid, record: Record) -> Cell | None:
     return cell if cell.id == record.id else None
 
 
-def write_record(cell: Cell, run: Run, folder: Path, extra_seconds: Mapping[str, float | None]) -> Record:
+def write_record(cell: Cell, run: Run, folder: Path, extra_seconds: Mapping[str, float | int | None]) -> Record:
     """Distil a finished run into its JSON; a run that is not of the cell's protocol is refused."""
     summary = run.summary
     if summary is None:

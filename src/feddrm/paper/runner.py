@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from feddrm.paper.records import Record, read_records, write_record
 from feddrm.runs import Run, RunFolder, hardware, train
 from feddrm.runs.run import OnRound
 
+SKIPPED: Literal["skipped"] = "skipped"
 SAVING = 10.0  # seconds kept back for the last checkpoint
 
 State = Literal["done", "no router", "half done", "missing"]
@@ -96,9 +98,31 @@ class Runner:
         begun = [cell for cell in cells if self.standing(cell).state == "half done"]
         for cell in [*begun, *(cell for cell in cells if cell not in begun)]:
             started = self.clock()
-            for event, why in self._cell(cell):
-                yield Outcome(cell, event, self.clock() - started, why)
-                started = self.clock()
+            with self._claim(cell) as ours:
+                for event, why in self._cell(cell) if ours else [(SKIPPED, "another call is at it")]:
+                    yield Outcome(cell, event, self.clock() - started, why)
+                    started = self.clock()
+
+    @contextmanager
+    def _claim(self, cell: Cell) -> Iterator[bool]:
+        """Several calls may share a grid, on one GPU or many: whoever holds a cell's lock works on it.
+
+        Locks end with their process. What another call finished in the meantime is read first.
+        """
+        self.work.mkdir(parents=True, exist_ok=True)
+        with _lock(self.work / f"{cell.id}.lock") as ours:
+            if ours and cell.id not in self.records and (self.results / f"{cell.id}.json").exists():
+                self.records = read_records(self.grid, self.results)
+            yield ours
+
+    def _beside(self, cell: Cell) -> dict[str, int]:
+        """How many other cells are being worked on, for the record: they slow this one down."""
+        others = [path for path in self.work.glob("*.lock") if path.stem != cell.id]
+        held = 0
+        for path in others:
+            with _lock(path) as free:
+                held += not free
+        return {"beside": held} if held else {}
 
     def _cell(self, cell: Cell) -> Iterator[tuple[Event, str]]:
         standing = self.standing(cell)
@@ -158,7 +182,7 @@ class Runner:
                 torch.cuda.empty_cache()
         # Wall time, loading included, says most for the next estimate, but only where all of it was seen.
         wall = None if began is None else self.clock() - began
-        self.records[cell.id] = write_record(cell, run, self.results, {"wall": wall})
+        self.records[cell.id] = write_record(cell, run, self.results, {"wall": wall, **self._beside(cell)})
 
     def _until_deadline(self, listen: OnRound | None) -> OnRound:
         def on_round(played: Played, metrics: dict[str, Any] | None, rounds: int) -> None:
@@ -185,7 +209,8 @@ class Runner:
             return
         took = self.clock() - began
         self.router_seconds = max(self.router_seconds, took)
-        seconds = {"wall": record.content["seconds"].get("wall"), "router": took}
+        known = {key: value for key, value in record.content["seconds"].items() if key in ("wall", "beside")}
+        seconds = {**known, "router": took}
         self.records[cell.id] = write_record(cell, Run.open(folder.path), self.results, seconds)
         if self.records[cell.id].routed:
             yield "router", ""
@@ -210,6 +235,18 @@ class Runner:
         """Results of this hardware alone: others' times say nothing here."""
         here = _machine(hardware(self.device))
         return [record for record in self.records.values() if _machine(record.hardware) == here]
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[bool]:
+    """Whether the lock was free; if so it is held meanwhile."""
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
 
 
 def _machine(hardware: str) -> str:

@@ -34,7 +34,7 @@ from feddrm.router.clients import (
     client_sums,
     logits_at,
 )
-from feddrm.router.server import FitState, Problem, Scaler, Whitening, add, advance, first_state, objective
+from feddrm.router.server import FitState, Problem, Scaler, Whitening, add, advance, first_state, objective, round_zero
 
 __all__ = [
     "Fit",
@@ -55,6 +55,7 @@ __all__ = [
     "moments_of",
     "objective",
     "pooled",
+    "round_zero",
     "scaler_of",
     "solve",
 ]
@@ -95,16 +96,20 @@ def solve(
     samples: Sequence[Sample],
     whitening: Whitening | None = None,
     *,
-    start: Tensor | None = None,
+    start: Tensor | FitState | None = None,
     rounds: int = 60,
     tolerance: float = 1e-7,
     watch: Callable[[FitState], None] | None = None,
 ) -> Fit:
-    """Ask, advance, repeat: until the next step promises less than ``tolerance``, or for ``rounds``."""
+    """Ask, advance, repeat: until the next step promises less than ``tolerance``, or for ``rounds``.
+
+    ``start`` is a point, or a state to go on from.
+    """
     if rounds < 1:
         raise SettingError(f"rounds={rounds}: give at least one")
-    state = first_state(problem, len(samples), like=samples[0].x, start=start)
-    noise = 1e-12 if samples[0].x.dtype == torch.float64 else 1e-6
+    like = samples[0].x
+    state = start if isinstance(start, FitState) else first_state(problem, len(samples), like=like, start=start)
+    noise = 1e-12 if like.dtype == torch.float64 else 1e-6
     for _ in range(rounds):
         messages = {i: client_gradient(sample, state.point) for i, sample in enumerate(samples)}
         state = advance(problem, state, messages, whitening, tolerance, noise)

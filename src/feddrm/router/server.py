@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -159,6 +160,29 @@ def first_state(problem: Problem, clients: int, *, like: Tensor | None = None, s
         rounds=torch.zeros((), dtype=torch.int64, device=device),
         done=torch.zeros((), dtype=torch.bool, device=device),
     )
+
+
+def round_zero(problem: Problem, sums: Sequence[Message], scaler: Scaler, whitening: Whitening) -> FitState:
+    """The state after the round at zero without asking for it, where outputs are the clients themselves.
+
+    There every client is equally likely, so a client's gradient is made of its number of samples and the sum
+    of their features, which standardisation took already. What clients are asked about first is then
+    the linear discriminant.
+    """
+    if len(sums) != problem.outputs:
+        raise FeddrmError(f"{len(sums)} clients for {problem.outputs} outputs: round zero is for telling clients apart")
+    messages = {}
+    for number, own in enumerate(sums):
+        total = torch.cat([(own["sum"] - own["count"] * scaler.mean) / scaler.scale, own["count"][None]])
+        gradient = (total / problem.outputs).repeat(problem.outputs, 1)
+        gradient[number] -= total
+        messages[number] = {
+            "count": own["count"],
+            "loss": own["count"] * math.log(problem.outputs),
+            "gradient": gradient,
+        }
+    begun = advance(problem, first_state(problem, len(sums), like=scaler.mean), messages, whitening)
+    return replace(begun, rounds=torch.zeros_like(begun.rounds))
 
 
 def advance(

@@ -19,7 +19,7 @@ from feddrm import __version__
 from feddrm.data import Dataset, Federation, Pool, load
 from feddrm.engine import Plan, Played, State, arithmetic, engine_for, federate, first_state, functional
 from feddrm.errors import FeddrmError
-from feddrm.evaluation import Answers, ask, confusion, evaluate, per_client, pooled_queries, route, summarise
+from feddrm.evaluation import Answers, Replay, ask, confusion, evaluate, per_client, pooled_queries, route, summarise
 from feddrm.methods import Method
 from feddrm.models import Model, Net
 from feddrm.report.portrait import Portrait
@@ -131,6 +131,7 @@ class _Training:
         self.arithmetic = arithmetic(config.precision, config.device)
         self.on_gpu = torch.device(config.device).type == "cuda"
         self.tests = Pool.of(federation, "test") if self.on_gpu else None
+        self.replay = Replay() if engine_for(config.engine, config.device) == "graph" else None
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats()
         self.seconds = folder.read_json("checkpoint/seconds.json") or {"train": 0.0, "evaluate": 0.0}
@@ -195,6 +196,7 @@ class _Training:
             arithmetic=self.arithmetic,
             batch_size=GPU_QUERIES if self.on_gpu else CPU_QUERIES,
             workers=config.threads,
+            replay=self.replay,
         )
 
     def evaluate(self, played: Played) -> tuple[Answers, dict[str, Any]]:
