@@ -17,7 +17,6 @@ from torch import Tensor
 
 from feddrm.data import Federation, generator_for
 from feddrm.errors import FeddrmError
-from feddrm.evaluation import Queries, ask
 from feddrm.models import Net
 from feddrm.router.answering import LinearHeads, fit_heads
 from feddrm.router.choose import Holdout
@@ -38,6 +37,8 @@ from feddrm.router.tables import (
 
 ROUTER = int.from_bytes(b"rout", "big")
 MISSES = (0.01, 0.05, 0.1, 0.2)
+
+Published = Callable[[Tensor], Tensor]  # log class probabilities [m, n, K] of network inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,13 +73,13 @@ def fit_router(
     federation: Federation,
     settings: RouterSettings | None = None,
     *,
-    models: Sequence[Leaves] | None = None,
+    published: Published | None = None,
     on_step: Progress | None = None,
 ) -> FittedRouter:
     """Fit the exact router and, where asked, the heads, on the federation's training data.
 
-    ``shared`` are the leaves that the server holds. ``models``, the clients' own, are asked about
-    training samples for one more stack, ``stacked_published``.
+    ``shared`` are the leaves that the server holds. ``published``, the clients' own models, are asked
+    about training samples for one more stack, ``stacked_published``.
     """
     settings = settings or RouterSettings()
     settings.check()
@@ -95,7 +96,7 @@ def fit_router(
     extra = ["hidden"] if settings.heads and "hidden" in possible else []
     everything = Recipe.parse("+".join([*(f.name for r in recipes for f in r.features), *extra]), mean, std)
     say("features")
-    published = None if models is None or not settings.heads or net is None else _published(net, models)
+    published = published if settings.heads else None
     crops = settings.crops_for(federation)
     found, labels, said = _training_features(everything, usable, shared, federation, settings.seed, crops, published)
     clock("features")
@@ -152,7 +153,7 @@ def _training_features(
     federation: Federation,
     seed: int,
     crops: int,
-    published: Callable[[Tensor], Tensor] | None,
+    published: Published | None,
 ) -> tuple[list[dict[str, Tensor]], list[Tensor], list[Tensor]]:
     """Every client's features (on the client) and labels, ``crops`` times over where the data has random crops.
 
@@ -176,16 +177,6 @@ def _training_features(
         if answers:
             said.append(torch.cat(answers, dim=1))
     return found, labels, said
-
-
-def _published(net: Net, models: Sequence[Leaves]) -> Callable[[Tensor], Tensor]:
-    """Log class probabilities [m, n, K] of the clients' own models."""
-
-    def answer(x: Tensor) -> Tensor:
-        nobody = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-        return ask(net, models, Queries(x, nobody, nobody)).logits.double().log_softmax(-1)
-
-    return answer
 
 
 def _router(

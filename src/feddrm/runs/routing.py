@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save
+from torch import Tensor
 
 from feddrm.data import Federation, load
-from feddrm.engine import Plan, load_state
+from feddrm.engine import Plan, arithmetic, load_state
 from feddrm.errors import FeddrmError
-from feddrm.evaluation import ask, pooled_queries
+from feddrm.evaluation import Queries, ask, pooled_queries
 from feddrm.files import write_atomically
 from feddrm.methods import Method
 from feddrm.models import Model
@@ -22,7 +23,7 @@ from feddrm.router import FittedRouter, Router, RouterSettings, evaluate_router,
 from feddrm.router.choose import SMALL
 from feddrm.runs.config import Config, known_fields, resolve
 from feddrm.runs.folder import RunFolder
-from feddrm.runs.run import one_thread_each
+from feddrm.runs.run import CPU_QUERIES, GPU_QUERIES, one_thread_each
 from feddrm.threads import small_products
 
 if TYPE_CHECKING:
@@ -61,11 +62,20 @@ def fit_run_router(
     net = config.model.build(federation.shape, len(federation.classes), clients, config.plan.seed).to(config.device)
     net.requires_grad_(False)
     models = [method.serve(method.send(state.shared, i), p) for i, p in enumerate(state.private)]
+
+    def published(x: Tensor) -> Tensor:
+        """What the models say of training samples, in the arithmetic they were trained in."""
+        nobody = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+        how = arithmetic(config.precision, config.device)
+        batch = GPU_QUERIES if x.is_cuda else CPU_QUERIES
+        said = ask(net, models, Queries(x, nobody, nobody), arithmetic=how, batch_size=batch)
+        return said.logits.double().log_softmax(-1)
+
     with contextlib.ExitStack() as habits:
         if int(federation.sizes.sum()) < SMALL:
             habits.enter_context(one_thread_each())
             habits.enter_context(small_products(0))
-        fitted = fit_router(net, state.shared, federation, chosen, models=models, on_step=on_step)
+        fitted = fit_router(net, state.shared, federation, chosen, published=published, on_step=on_step)
     test = pooled_queries(
         federation,
         crop=config.evaluation.test_crop,
@@ -155,7 +165,7 @@ def _write(
     folder.write_json("summary.json", summary)
 
 
-def read_inputs(router: Router, columns: list[str] | None, paths: list[Path]) -> tuple[torch.Tensor, list[str]]:
+def read_inputs(router: Router, columns: list[str] | None, paths: list[Path]) -> tuple[Tensor, list[str]]:
     """Queries from files, as the router wants them, with a name each: images, or tables of its columns."""
     from feddrm.data.images import read_images
     from feddrm.data.tables import read_rows
