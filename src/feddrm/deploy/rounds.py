@@ -25,6 +25,7 @@ from feddrm.files import write_atomically
 from feddrm.methods import Method, Tensors
 from feddrm.runs.config import resolve
 from feddrm.runs.folder import RunFolder
+from feddrm.runs.run import cpu_kernels
 
 HELLO_SECONDS = 60.0
 AGAIN_SECONDS = 2.0
@@ -90,8 +91,14 @@ class Server:
             return
         brief = self._brief()
         method, plan = brief.make_method(), brief.make_plan()
-        agenda = Agenda(method, plan, len(self.names))
         progress = self._progress(brief, method)
+        with cpu_kernels(brief.make_net(), plan.batch_size):
+            progress = self._train(brief, method, plan, progress)
+        self._finish(brief, method, progress)
+
+    def _train(self, brief: Brief, method: Method, plan: Plan, progress: Progress) -> Progress:
+        """The rounds that are left."""
+        agenda = Agenda(method, plan, len(self.names))
         while progress.round < plan.rounds:
             played = self._round(brief, method, agenda, progress)
             if played is None:
@@ -103,7 +110,7 @@ class Server:
             self.say("training", {"round": progress.round, "rounds": plan.rounds, **progress.history[-1]})
             self._write_metrics(progress)
         self._write_metrics(progress)  # the last line may be missing after a crash
-        self._finish(brief, method, progress)
+        return progress
 
     def _write_metrics(self, progress: Progress) -> None:
         lines = b"".join(json.dumps(entry).encode() + b"\n" for entry in progress.history)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from feddrm.files import write_atomically
 from feddrm.methods import Forward, Method, Slots, Tensors
 from feddrm.models import Net
 from feddrm.runs.config import SMALL_SIDE, threads_for
+from feddrm.runs.routing import router_kernels
+from feddrm.runs.run import CPU_QUERIES, cpu_kernels
 
 CONFIG, KEY, SERVER_KEY = "site.yaml", "node.key", "server.pub"
 
@@ -77,6 +80,13 @@ class _Work:
 
     def __post_init__(self) -> None:
         self.fit = SiteFit(self.net, self.federation, self.number, self.store)
+
+    def kernels(self) -> AbstractContextManager[None]:
+        """The engine's own; only photographs get every core, as no second client is here to take the others."""
+        shape = self.brief.shape
+        small = len(shape) != 3 or min(shape[1:]) < SMALL_SIDE
+        threads = threads_for(small, str(self.federation.clients[self.number].train.x.device))
+        return cpu_kernels(self.net, self.agenda.plan.batch_size, threads)
 
 
 class Site:
@@ -142,9 +152,10 @@ class Site:
         if work.brief.privacy is None:
             told |= self._measured(work, received, private)
         plan = work.agenda.plan
-        update = train_client(
-            work.method, work.forward, work.federation, plan, received, private, stage, work.number, number
-        )
+        with work.kernels():
+            update = train_client(
+                work.method, work.forward, work.federation, plan, received, private, stage, work.number, number
+            )
         upload = update.upload
         if work.brief.privacy is not None:
             told["uploads"] = self._count_upload(work)  # on disk before the noise is drawn: it can only say too many
@@ -170,7 +181,9 @@ class Site:
         return pack({} if work.brief.privacy is not None else self._measured(work, received, private))
 
     def _fit(self, letter: Letter) -> bytes:
-        return self._ready(letter).fit.answer(letter)
+        work = self._ready(letter)
+        with router_kernels(sum(work.brief.sizes)):
+            return work.fit.answer(letter)
 
     def _ready(self, letter: Letter) -> _Work:
         """The run that a letter speaks of; made once, from its brief."""
@@ -180,8 +193,6 @@ class Site:
                 raise FeddrmError(f"'{self.name}' takes no part in run '{brief.run}' ({', '.join(brief.names)})")
             device = self.config.device
             own = self.holdings.client(brief.classes)
-            small = len(brief.shape) != 3 or min(brief.shape[1:]) < SMALL_SIDE
-            torch.set_num_threads(threads_for(small, device))
             method, net = brief.make_method(), brief.make_net().to(device)
             if brief.privacy is not None:
                 Privacy(**brief.privacy).check(method)
@@ -207,10 +218,10 @@ class Site:
         """How many of the site's own test samples its own model gets right: two numbers travel."""
         own = work.federation.clients[work.number]
         model = work.method.serve(received, private)
-        with torch.no_grad():
+        with torch.no_grad(), work.kernels():
             parts = [
                 work.forward(model, own.view(x)).logits.argmax(1) == y
-                for x, y in zip(torch.split(own.test.x, 512), torch.split(own.test.y, 512), strict=True)
+                for x, y in zip(torch.split(own.test.x, CPU_QUERIES), torch.split(own.test.y, CPU_QUERIES), strict=True)
             ]
         return {"right": int(torch.cat(parts).sum()), "tested": len(own.test)}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +22,7 @@ from feddrm.router import FittedRouter, Router, RouterSettings, evaluate_router,
 from feddrm.router.choose import SMALL
 from feddrm.runs.config import Config, known_fields, resolve
 from feddrm.runs.folder import RunFolder
-from feddrm.runs.run import one_thread_each
-from feddrm.threads import small_products
+from feddrm.threads import small_products, within_operations
 
 if TYPE_CHECKING:
     from feddrm.runs.run import Run
@@ -61,10 +60,7 @@ def fit_run_router(
     net = config.model.build(federation.shape, len(federation.classes), clients, config.plan.seed).to(config.device)
     net.requires_grad_(False)
     models = [method.serve(method.send(state.shared, i), p) for i, p in enumerate(state.private)]
-    with contextlib.ExitStack() as habits:
-        if int(federation.sizes.sum()) < SMALL:
-            habits.enter_context(one_thread_each())
-            habits.enter_context(small_products(0))
+    with router_kernels(int(federation.sizes.sum())):
         fitted = fit_router(net, state.shared, federation, chosen, models=models, on_step=on_step)
     test = pooled_queries(
         federation,
@@ -77,6 +73,16 @@ def fit_run_router(
     found = evaluate_router(fitted, net, state.shared, test, answers, federation.weights)
     _write(folder, config, federation, fitted, found)
     return fitted.router
+
+
+@contextlib.contextmanager
+def router_kernels(samples: int) -> Iterator[None]:
+    """As :func:`feddrm.runs.run.cpu_kernels`, for fits on so many samples."""
+    if samples >= SMALL:
+        yield
+        return
+    with within_operations(1), small_products(0):
+        yield
 
 
 def _load_again(run: Run, data_dir: str | None) -> Federation:
