@@ -29,6 +29,7 @@ from feddrm.errors import FeddrmError
 
 LOCK, JOB, FLOWER_LOG = ".running", "job.json", "flower.log"
 IDLE_SECONDS, LONGEST_PAUSE = 0.1, 10.0
+PORT_SECONDS = 15.0
 PR_SET_PDEATHSIG = 1
 SUPERLINK = "from flwr.superlink.cli import flower_superlink; flower_superlink()"
 SUPERNODE = "from flwr.supernode.cli import flower_supernode; flower_supernode()"
@@ -138,6 +139,7 @@ def run_server(folder: Path) -> None:
     fetch_eagerly()
     with _alone(folder), _until_signal():
         local = settings.host in ("127.0.0.1", "localhost")
+        _wait_for_port("127.0.0.1" if local else "", settings.port)
         tls = {"--ssl-ca-certfile": "ca.crt", "--ssl-certfile": "tls.crt", "--ssl-keyfile": "tls.key"}
         secure = [word for option, name in tls.items() for word in (option, str(folder / name))]
         command = [
@@ -225,7 +227,11 @@ def running(folder: Path) -> int | None:
 
 @contextmanager
 def _until_signal() -> Iterator[None]:
-    """SIGTERM ends as Ctrl-C does: by way of every ``finally``."""
+    """SIGTERM ends as Ctrl-C does: by way of every ``finally`` inside, and then at once.
+
+    One of Flower's threads may be fetching a message that will never come, for two hours, and Python
+    would wait for it.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         raise KeyboardInterrupt
@@ -234,9 +240,28 @@ def _until_signal() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        return
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _wait_for_port(host: str, port: int) -> None:
+    """The SuperLink of a server that was killed needs a moment to let go of it; anybody else will not."""
+    end = time.monotonic() + PORT_SECONDS
+    while True:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                if time.monotonic() > end:
+                    reason = f"port {port} cannot be used ({error.strerror})"
+                    raise FeddrmError(f"{reason}: choose another in federation.yaml and every site.yaml") from error
+            else:
+                return
+        time.sleep(IDLE_SECONDS)
 
 
 def _free_port() -> int:

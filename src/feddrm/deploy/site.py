@@ -26,7 +26,7 @@ from feddrm.errors import FeddrmError, SettingError
 from feddrm.files import write_atomically
 from feddrm.methods import Forward, Method, Slots, Tensors
 from feddrm.models import Net
-from feddrm.runs.config import SMALL_SIDE, threads_for
+from feddrm.runs.config import SMALL_SIDE, read_config, threads_for
 from feddrm.runs.routing import router_kernels
 from feddrm.runs.run import CPU_QUERIES, cpu_kernels
 
@@ -52,15 +52,23 @@ class SiteConfig:
     @classmethod
     def read(cls, folder: Path) -> SiteConfig:
         path = folder / CONFIG
-        try:
-            values = yaml.safe_load(path.read_text())
-        except (OSError, yaml.YAMLError) as error:
-            raise FeddrmError(f"cannot read {path} ({error}): give a folder that 'feddrm deploy init' made") from error
+        values = read_config(path)
         unknown = [key for key in values if key not in cls.__dataclass_fields__]
         missing = [key for key in ("name", "server", "data") if not values.get(key)]
         if unknown or missing:
             what = f"no setting '{unknown[0]}'" if unknown else f"'{missing[0]}' is missing"
             raise SettingError(f"{path}: {what} (there are: {', '.join(cls.__dataclass_fields__)})")
+        if not isinstance(values["data"], dict):
+            raise SettingError(f"{path}: data '{values['data']}' must be a setting like 'folder: PATH' (see the file)")
+        if not float(values.get("poll_seconds", 1)) > 0:
+            raise SettingError(f"{path}: poll_seconds={values['poll_seconds']}: give seconds above zero")
+        try:
+            torch.empty(0, device=values.get("device", "cpu"))
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise SettingError(
+                f"{path}: device '{values['device']}' cannot be used here ({reason}): use cpu"
+            ) from error
         return cls(**values)
 
 
@@ -76,10 +84,11 @@ class _Work:
     number: int
     store: PrivateStore
     agenda: Agenda
+    own: Path
     fit: SiteFit = field(init=False)
 
     def __post_init__(self) -> None:
-        self.fit = SiteFit(self.net, self.federation, self.number, self.store)
+        self.fit = SiteFit(self.net, self.federation, self.number, self.store, self.own)
 
     def kernels(self) -> AbstractContextManager[None]:
         """The engine's own; only photographs get every core, as no second client is here to take the others."""
@@ -171,13 +180,14 @@ class Site:
         work = self._ready(letter)
         received = {leaf: value.to(self.config.device) for leaf, value in letter.tensors.items()}
         private = self._private(work, int(letter.header["after"]))
-        own = self.folder / "clients" / self.name
-        own.mkdir(parents=True, exist_ok=True)
+        work.own.mkdir(parents=True, exist_ok=True)
         flat = {f"{slot}/{leaf}": value for slot, leaves in private.items() for leaf, value in leaves.items()}
         for name, leaves in (("private", flat), ("shared", received)):
             plain = {leaf: value.detach().cpu().contiguous().clone() for leaf, value in leaves.items()}
-            write_atomically(own / f"{name}.safetensors", save(plain))
-        write_atomically(own / "brief.yaml", yaml.safe_dump(_plain(work.brief.as_dict()), sort_keys=False).encode())
+            write_atomically(work.own / f"{name}.safetensors", save(plain))
+        write_atomically(
+            work.own / "brief.yaml", yaml.safe_dump(_plain(work.brief.as_dict()), sort_keys=False).encode()
+        )
         return pack({} if work.brief.privacy is not None else self._measured(work, received, private))
 
     def _fit(self, letter: Letter) -> bytes:
@@ -205,6 +215,7 @@ class Site:
                 brief.names.index(self.name),
                 PrivateStore(self.folder / "runs" / brief.run),
                 Agenda(method, brief.make_plan(), len(brief.names)),
+                self.folder / "clients" / self.name,
             )
         return self._work
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from feddrm.deploy.flower import COMPLAINTS
 from feddrm.deploy.services import JOB, read_status, running
 from feddrm.deploy.settings import CONFIG, ServerSettings
 from feddrm.errors import FeddrmError
@@ -78,8 +79,9 @@ def down(project: Path) -> list[str]:
             if time.monotonic() > end:
                 os.kill(alive[name], signal.SIGKILL)
             time.sleep(0.1)
-    for process in _started:
-        process.poll()  # those that were ours leave nothing behind
+    for process in [p for p in _started if p.pid in alive.values() or p.poll() is not None]:
+        process.wait(STOP_SECONDS)  # those that were ours leave nothing behind
+        _started.remove(process)
     return list(alive)
 
 
@@ -92,8 +94,15 @@ def status(project: Path) -> dict[str, Any]:
         "processes": {name: running(folder) for name, folder in folders(project).items()},
         "wanted": (server / JOB).exists(),
         "server": read_status(server),
+        "complaint": _last_complaint(server),
         "summary": _summary(server, settings),
     }
+
+
+def _last_complaint(server: Path) -> str | None:
+    path = server / COMPLAINTS
+    lines = path.read_text().splitlines() if path.exists() else []
+    return lines[-1] if lines else None
 
 
 def _summary(server: Path, settings: ServerSettings) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ from feddrm.router.choose import Holdout, choose_ridge
 from feddrm.router.features import Recipe
 from feddrm.router.fit import Problem, Sample, Scaler, logits_at, solve
 from feddrm.router.heads import (
+    JOINT_STRENGTHS,
     STRENGTHS,
     joint_classes,
     joint_label,
@@ -33,6 +34,8 @@ from feddrm.router.tables import (
     folds_of,
     held_out,
     input_scale,
+    local_choice,
+    local_tables,
     pooled_folds,
     told_of,
 )
@@ -74,13 +77,13 @@ def fit_heads(
     holdout = Holdout(holdout.parts, min(HEAD_PARTS, holdout.used))
     mean, std = input_scale(federation)
     # Features that do not tell clients apart may still tell classes apart.
-    names = [base.recipe.name, "+".join([base.recipe.name, *extra]), "+".join(found[0])]
-    recipes = [Recipe.parse(name, mean, std) for name in dict.fromkeys(names)]
+    recipes = [Recipe.parse(name, mean, std) for name in head_candidates(base.recipe.name, extra, list(found[0]))]
 
     def class_problem(width: int) -> Callable[[float], Problem]:
         return lambda ridge: probe_problem(classes, width, ridge)
 
-    table, chosen, tried = choose_recipe(recipes, found, labels, parts, holdout, class_problem, lambda _: None)
+    choose = local_choice(labels, parts, class_problem)
+    table, chosen, tried = choose_recipe(recipes, local_tables(found), choose, holdout, lambda _: None)
     probe = fit_all(probe_problem(classes, table.width, chosen.ridge), table, labels, settings, chosen.folds).point
     folds = [
         ([private_sample(outside, point)], [private_sample(inside, point)])
@@ -104,17 +107,16 @@ def fit_heads(
         "private": {"ridge": own.ridge, "held_out_loss": own.loss, "held_out_accuracy": own.accuracy},
     }
     joint = None
-    work = sum(len(y) for y in labels) * table.width * clients * classes
-    wanted = settings.joint
-    if wanted is None:
-        wanted = work <= JOINT_WORK["cuda" if probe.is_cuda else "cpu"]
-    if wanted:
+    samples = sum(len(y) for y in labels)
+    if settings.joint or (
+        settings.joint is None and joint_pays(samples, table.width, clients * classes, probe.is_cuda)
+    ):
         pairs = [joint_label(i, y, classes) for i, y in enumerate(labels)]
         picked = choose_ridge(
             lambda ridge: joint_problem(clients, classes, table.width, ridge, probe.device),
             pooled_folds(table, pairs, parts, holdout),
             table.whitening,
-            ridges=STRENGTHS[1:7],
+            ridges=JOINT_STRENGTHS,
             rounds=20,
         )
         problem = joint_problem(clients, classes, table.width, picked.ridge, probe.device)
@@ -140,6 +142,16 @@ def fit_heads(
     )
     each = torch.split(private.to(like), classes)
     return heads, dict(zip(federation.names, each, strict=True)), told
+
+
+def head_candidates(base: str, extra: Sequence[str], everything: Sequence[str]) -> list[str]:
+    """Recipes worth trying for class heads: the router's own, with the class projection, and all there is."""
+    return list(dict.fromkeys([base, "+".join([base, *extra]), "+".join(everything)]))
+
+
+def joint_pays(samples: int, features: int, pairs: int, on_gpu: bool) -> bool:
+    """Whether a round of the joint model is little enough work."""
+    return samples * features * pairs <= JOINT_WORK["cuda" if on_gpu else "cpu"]
 
 
 def _held_mixture(
