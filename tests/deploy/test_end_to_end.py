@@ -19,7 +19,7 @@ import yaml
 from feddrm.deploy import together
 from feddrm.deploy.keys import write_key_pair
 from feddrm.deploy.rounds import Progress
-from feddrm.deploy.services import read_status
+from feddrm.deploy.services import free_port, read_status
 from feddrm.deploy.settings import ServerSettings
 from feddrm.engine import Plan
 from feddrm.router import load_router
@@ -35,11 +35,8 @@ ROUTING = {"features": "multiscale", "path_rounds": 1, "rounds": 3}
 
 @pytest.fixture
 def project(deployed: Callable[..., Deployed]) -> Iterator[Deployed]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     training = {"method": "feddrm", "rounds": ROUNDS}
-    made = deployed(training=training, port=port, deadline=DEADLINE, routing=ROUTING)
+    made = deployed(training=training, port=free_port(), deadline=DEADLINE, routing=ROUTING)
     try:
         yield made
     finally:
@@ -134,7 +131,7 @@ def _refuses_strangers(folder: Path, settings: ServerSettings) -> None:
             *(sys.executable, "-m", "feddrm.deploy.node", "0.2", "--superlink", f"127.0.0.1:{settings.port}"),
             *("--root-certificates", str(folder / "sites" / "oslo" / "ca.crt")),
             *("--auth-supernode-private-key", str(folder / "stranger" / "node.key")),
-            *("--isolation", "process", "--host", "127.0.0.1", "--port", str(_port())),
+            *("--isolation", "process", "--host", "127.0.0.1", "--port", str(free_port())),
         ],
         env={**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(folder / "stranger")},
         capture_output=True,
@@ -144,12 +141,6 @@ def _refuses_strangers(folder: Path, settings: ServerSettings) -> None:
     )
     assert stranger.returncode != 0
     assert "Failed to initialize the connection" in stranger.stdout + stranger.stderr
-
-
-def _port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_configuration_is_secure_by_default(project: Deployed) -> None:

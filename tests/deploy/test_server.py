@@ -169,3 +169,24 @@ def site_of(deployment: Deployed, name: str) -> Site:
 def _samples(deployment: Deployed) -> list[torch.Tensor]:
     sites = [site_of(deployment, name) for name in NAMES]
     return [site.holdings.client(site.holdings.classes).train.x for site in sites]
+
+
+def test_a_broken_off_privacy_run_reports_every_site(deployed: Make) -> None:
+    """Lima misses the last round: what it has spent before is reported all the same."""
+    deployment = deployed(privacy={"clip": 1.0, "noise": 3.0})
+    courier = HandCourier(deployment.folder, away=lambda name, count: name == "lima" and count == 3)
+    deployment.server(courier).go()
+    spent = deployment.server().run.read_json("summary.json")["privacy"]["epsilon"]
+    assert set(spent) == set(NAMES)
+    assert spent["lima"] < spent["oslo"]
+
+
+def test_nobody_there_in_the_fit_is_waited_for_in_peace(deployed: Make) -> None:
+    """All sites are gone for a while: the server sleeps between its looks, and the fit goes on."""
+    deployment = deployed(routing={"features": "raw", "path_rounds": 1, "rounds": 1})
+    courier = HandCourier(deployment.folder, away=lambda name, count: count in (8, 9))
+    server, slept = deployment.server(courier), []
+    server.sleep = slept.append
+    server.go()
+    assert len(slept) == 2
+    assert (deployment.folder / "server" / "runs" / "first" / "router" / "manifest.json").exists()

@@ -87,7 +87,7 @@ def run_site(folder: Path) -> None:
     fetch_eagerly()
     with _alone(folder), _until_signal():
         site_at(str(folder))  # data that cannot be read are complained of now, not in a round
-        port = _free_port()
+        port = free_port()
         node = Child(_node_command(folder, config, port), folder, PATH=_path())
         try:
             if config.resident:
@@ -264,7 +264,8 @@ def _wait_for_port(host: str, port: int) -> None:
         time.sleep(IDLE_SECONDS)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """One that nobody uses just now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
