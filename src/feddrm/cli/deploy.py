@@ -103,10 +103,15 @@ def run(
     from feddrm.deploy import together
 
     with progress_bar("deployed") as advance:
+        last: list[Mapping[str, Any]] = []
 
         def show(status: Mapping[str, Any]) -> None:
+            if last == [status]:
+                return
+            last[:] = [status]
             done = status.get("round", 0)
             note = status["what"] + (f" for {status['for']}" if "for" in status else "")
+            note += f", letter {status['step']}" if "step" in status else ""
             advance(done, status.get("rounds") or done + 1, note, True)
 
         summary = together.run(folder, show, timeout)

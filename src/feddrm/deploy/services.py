@@ -13,11 +13,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import httpx
 from flwr.supercore.constant import TaskType
 
 from feddrm.deploy.flower import SERVER_FOLDER, Status, site_at
@@ -29,7 +30,7 @@ from feddrm.errors import FeddrmError
 
 LOCK, JOB, FLOWER_LOG = ".running", "job.json", "flower.log"
 IDLE_SECONDS, LONGEST_PAUSE = 0.1, 10.0
-PORT_SECONDS = 15.0
+PORT_SECONDS, LOCK_TRIES = 15.0, 10
 PR_SET_PDEATHSIG = 1
 SUPERLINK = "from flwr.superlink.cli import flower_superlink; flower_superlink()"
 SUPERNODE = "from flwr.supernode.cli import flower_supernode; flower_supernode()"
@@ -181,7 +182,9 @@ class _Runs:
             except FeddrmError as error:
                 self.status.tell("failed", {"text": str(error)})
                 (self.folder / JOB).unlink(missing_ok=True)
-            except LinkError:
+            except LinkError as error:
+                if not isinstance(error, httpx.HTTPError):  # a full disk, say; a link that is away needs no words
+                    self.status.tell("complaint", {"text": f"the run broke off ({error}): it is tried again"})
                 time.sleep(1)
 
     def _serve(self) -> None:
@@ -202,10 +205,13 @@ class _Runs:
 def _alone(folder: Path) -> Iterator[None]:
     """One process per folder; its number stands in the file that it has locked."""
     with (folder / LOCK).open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise FeddrmError(f"{folder} is already running: stop that first ('feddrm deploy down')") from error
+        for _ in range(LOCK_TRIES):  # whoever looks whether it runs holds it for a moment
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(IDLE_SECONDS)
+        else:
+            raise FeddrmError(f"{folder} is already running: stop that first ('feddrm deploy down')")
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()

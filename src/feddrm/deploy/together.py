@@ -19,7 +19,7 @@ from feddrm.errors import FeddrmError
 from feddrm.files import write_atomically
 
 LOG = "feddrm.log"
-STOP_SECONDS = 20.0
+START_SECONDS, STOP_SECONDS = 30.0, 20.0
 
 _started: list[subprocess.Popen[bytes]] = []  # they outlive us on purpose: nobody is to warn of that
 
@@ -40,7 +40,7 @@ def server_folder(project: Path) -> Path:
 
 def up(project: Path) -> list[str]:
     """Start what does not run yet; each in a process group of its own, with a log in its folder."""
-    started = []
+    started: dict[str, subprocess.Popen[bytes]] = {}
     for name, folder in folders(project).items():
         if running(folder) is not None:
             continue
@@ -54,14 +54,15 @@ def up(project: Path) -> list[str]:
                 start_new_session=True,
             )
         _started.append(process)
-        started.append(name)
-    for name in started:
-        _wait(name, folders(project)[name])
-    return started
+        started[name] = process
+    for name, process in started.items():
+        _wait(name, folders(project)[name], process)
+    return list(started)
 
 
-def _wait(name: str, folder: Path) -> None:
-    for _ in range(300):
+def _wait(name: str, folder: Path, process: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end and process.poll() is None:
         if running(folder) is not None:
             return
         time.sleep(0.1)
