@@ -14,7 +14,7 @@ from torch import Tensor
 from feddrm.deploy.brief import Brief
 from feddrm.deploy.solving import Measured, Solver, of_key, table_tensors
 from feddrm.router import Holdout, Recipe
-from feddrm.router.answering import HEAD_PARTS, LinearHeads, head_candidates, joint_pays
+from feddrm.router.answering import HEAD_PARTS, LinearHeads, head_candidates
 from feddrm.router.choose import Chosen, RidgePath
 from feddrm.router.clients import Message
 from feddrm.router.heads import JOINT_STRENGTHS, STRENGTHS, joint_problem, probe_problem
@@ -57,8 +57,7 @@ def fit_heads_over(
         "private": {"ridge": own.ridge, "held_out_loss": own.loss, "held_out_accuracy": own.accuracy},
     }
     joint, joint_folds = None, None
-    work = joint_pays(sum(brief.sizes), table.width, clients * classes, on_gpu=False)
-    if settings.joint or (settings.joint is None and work):
+    if settings.joint:
 
         def pair_problem(width: int) -> Callable[[float], Problem]:
             return lambda ridge: joint_problem(clients, classes, width, ridge, probe.device)

@@ -26,7 +26,7 @@ class RoutingSettings:
     """How to fit. ``features`` None tries on held-out samples which pay, as ``feddrm fit-router`` does.
 
     ``path_rounds`` bounds the fits that only choose, ``rounds`` those that are kept. ``heads`` fits the exact
-    class heads too, with some three times as many letters; ``joint`` None their joint model where it is little work.
+    class heads too, with some three times as many letters; ``joint`` their joint model, with still more.
     """
 
     features: str | None = None
@@ -34,7 +34,7 @@ class RoutingSettings:
     path_rounds: int = 12
     tolerance: float = 1e-6
     heads: bool = False
-    joint: bool | None = None
+    joint: bool = False
     seed: int = 0
 
     def check(self) -> None:

@@ -107,10 +107,11 @@ def fit_heads(
         "private": {"ridge": own.ridge, "held_out_loss": own.loss, "held_out_accuracy": own.accuracy},
     }
     joint = None
-    samples = sum(len(y) for y in labels)
-    if settings.joint or (
-        settings.joint is None and joint_pays(samples, table.width, clients * classes, probe.is_cuda)
-    ):
+    work = sum(len(y) for y in labels) * table.width * clients * classes
+    wanted = settings.joint
+    if wanted is None:
+        wanted = work <= JOINT_WORK["cuda" if probe.is_cuda else "cpu"]
+    if wanted:
         pairs = [joint_label(i, y, classes) for i, y in enumerate(labels)]
         picked = choose_ridge(
             lambda ridge: joint_problem(clients, classes, table.width, ridge, probe.device),
@@ -147,11 +148,6 @@ def fit_heads(
 def head_candidates(base: str, extra: Sequence[str], everything: Sequence[str]) -> list[str]:
     """Recipes worth trying for class heads: the router's own, with the class projection, and all there is."""
     return list(dict.fromkeys([base, "+".join([base, *extra]), "+".join(everything)]))
-
-
-def joint_pays(samples: int, features: int, pairs: int, on_gpu: bool) -> bool:
-    """Whether a round of the joint model is little enough work."""
-    return samples * features * pairs <= JOINT_WORK["cuda" if on_gpu else "cpu"]
 
 
 def _held_mixture(
