@@ -1,11 +1,12 @@
-"""What differential privacy on uploads costs: digits, three sites, 40 rounds, accuracy of each site on its own tests.
+"""What differential privacy on uploads costs: digits, three sites, accuracy of each site on its own test samples.
 
-python -m benchmarks.deploy_privacy --out results/bench/deploy_privacy.json
+python -m benchmarks.deploy_privacy --json results/bench/deploy_privacy.json
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -16,58 +17,68 @@ from feddrm.data import load
 from feddrm.deploy.privacy import Privacy
 from feddrm.engine import Agenda, first_state, functional, train_client
 from feddrm.runs.config import resolve
-from feddrm.runs.run import hardware, versions
+from feddrm.runs.run import cpu_kernels, hardware, versions
 
 SITES, CLIP = 3, 1.0
 NOISES = (None, 0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 
-def accuracy(method: str, noise: float | None, seed: int) -> tuple[float, int]:
-    """Average over sites after the last round; noise None: no privacy, 0: clipping alone."""
+def accuracy(noise: float | None, seed: int, rounds: int) -> float:
+    """Of FedDRM, over all sites' test samples after the last round; noise None: no privacy, 0: clipping alone."""
     federation = load("digits", clients=SITES, seed=seed)
-    config = resolve(federation, method=method, seed=seed)
-    chosen, plan = config.method, config.plan
-    net = config.model.build(federation.shape, 10, SITES if chosen.client_branch else None, seed)
-    forward, agenda = functional(net), Agenda(config.method, plan, SITES)
-    state = first_state(chosen, {leaf: value.detach() for leaf, value in net.named_parameters()}, SITES)
+    config = resolve(federation, method="feddrm", seed=seed, rounds=rounds)
+    method, plan = config.method, config.plan
+    net = config.model.build(federation.shape, 10, SITES, seed)
+    forward, agenda = functional(net), Agenda(method, plan, SITES)
+    state = first_state(method, {leaf: value.detach() for leaf, value in net.named_parameters()}, SITES)
     shared, private = state.shared, list(state.private)
-    for number in range(1, plan.rounds + 1):
-        uploads = []
-        for i in range(SITES):
-            received = chosen.send(shared, i)
-            stage = agenda.stage(number)
-            update = train_client(chosen, forward, federation, plan, received, private[i], stage, i, number)
-            private[i] = update.private
-            uploads.append(update.upload if noise is None else Privacy(CLIP, noise).protect(update.upload, received))
-        shared = chosen.aggregate(shared, uploads, federation.weights)
     right = tested = 0
-    for i, client in enumerate(federation.clients):
-        model = chosen.serve(chosen.send(shared, i), private[i])
-        with torch.no_grad():
-            right += int((forward(model, client.view(client.test.x)).logits.argmax(1) == client.test.y).sum())
-        tested += len(client.test)
-    return right / tested, plan.rounds
+    with cpu_kernels(net, plan.batch_size):
+        for number in range(1, plan.rounds + 1):
+            uploads = []
+            for i in range(SITES):
+                received = method.send(shared, i)
+                stage = agenda.stage(number)
+                update = train_client(method, forward, federation, plan, received, private[i], stage, i, number)
+                private[i] = update.private
+                blurred = update.upload if noise is None else Privacy(CLIP, noise).protect(update.upload, received)
+                uploads.append(blurred)
+            shared = method.aggregate(shared, uploads, federation.weights)
+        for i, client in enumerate(federation.clients):
+            model = method.serve(method.send(shared, i), private[i])
+            with torch.no_grad():
+                right += int((forward(model, client.view(client.test.x)).logits.argmax(1) == client.test.y).sum())
+            tested += len(client.test)
+    return right / tested
 
 
 def main() -> None:
-    """Measure and print; --out keeps the figures."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path)
+    """Measure and print; --json keeps the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=3)
-    out = parser.parse_args()
-    torch.set_num_threads(1)
+    given = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    for method in ("feddrm",):
-        for noise in NOISES:
-            found = [accuracy(method, noise, seed) for seed in range(out.seeds)]
-            values = torch.tensor([value for value, _ in found])
-            epsilon = Privacy(CLIP, noise).epsilon(found[0][1]) if noise else None
-            rows.append({"method": method, "clip": None if noise is None else CLIP, "noise": noise, "epsilon": epsilon,
-                         "accuracy": float(values.mean()), "std": float(values.std())})  # fmt: skip
-            print(rows[-1], flush=True)
-    if out.out is not None:
-        told = {"rows": rows, "seeds": out.seeds, "hardware": hardware("cpu"), "versions": versions()}
-        out.out.write_text(json.dumps(told, indent=2) + "\n")
+    for noise in NOISES:
+        values = torch.tensor([accuracy(noise, seed, given.rounds) for seed in range(given.seeds)])
+        epsilon = Privacy(CLIP, noise).epsilon(given.rounds) if noise else None
+        std = float(values.std()) if given.seeds > 1 else None
+        rows.append({"noise": noise, "epsilon": epsilon, "accuracy": float(values.mean()), "std": std})
+        print(rows[-1], flush=True)
+    figures = {
+        "method": "feddrm",
+        "sites": SITES,
+        "clip": CLIP,
+        "rounds": given.rounds,
+        "seeds": given.seeds,
+        "rows": rows,
+        "hardware": hardware("cpu"),
+        "versions": versions(),
+        "date": datetime.date.today().isoformat(),
+    }
+    if given.json is not None:
+        given.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from feddrm.models import Model, Net
 from feddrm.router import Holdout, Recipe
 from feddrm.router.features import extract
 from feddrm.router.fit import FitState, Problem, Sample, client_sums, logits_at, pooled, round_zero, solve
-from feddrm.router.tables import choose_recipe, input_scale
+from feddrm.router.tables import choose_recipe, input_scale, local_choice, local_tables
 from feddrm.runs import Run, hardware, versions
 
 WEAKER, ROUNDS, SHOWN = (1.0, 10.0, 100.0), 300, (1, 2, 5, 10, 15, 20, 30, 60, 100)
@@ -59,9 +59,8 @@ def main() -> None:
     targets = [torch.full_like(client.train.y, i) for i, client in enumerate(federation.clients)]
     holdout = Holdout.suggested(sum(map(len, targets)))
     parts = holdout.draw([len(y) for y in targets], 0)
-    table, chosen, _ = choose_recipe(
-        [recipe], found, targets, parts, holdout, lambda d: lambda ridge: Problem(len(targets), d, ridge), print
-    )
+    choose = local_choice(targets, parts, lambda d: lambda ridge: Problem(len(targets), d, ridge))
+    table, chosen, _ = choose_recipe([recipe], local_tables(found), choose, holdout, print)
     raw = [torch.cat([rows[f.name] for f in recipe.features], dim=1) for rows in found]
     queries = table.scaler(torch.cat([seen[f.name] for f in recipe.features], dim=1))
     sums = [client_sums(x) for x in raw]

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
     ("words", "key"),
     [
         ("data_pipeline --random", "batch_of_128"),
+        ("deploy_privacy --rounds 1 --seeds 1", "rows"),
         ("digits_gap --rounds 1", "gap_points"),
         ("digits_router --rounds 1 --seeds 1", "over_global_points"),
         ("router --features 40 --scale 0.02", "fit"),

@@ -37,6 +37,20 @@ def side_by_side(workers: int) -> Iterator[Spread]:
 
 
 @contextmanager
+def within_operations(threads: int) -> Iterator[None]:
+    """So many threads share an operation, in this process, until the end of the block.
+
+    One, wherever whole clients share the cores: see docs/decisions/0001-threads.md.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def small_products(largest: float) -> Iterator[None]:
     """Without oneDNN where no product has more than ``largest`` multiplications and that is few.
 

@@ -114,3 +114,35 @@ def test_other_folders_are_refused(feddrm: Feddrm, tmp_path: Path) -> None:
         assert "feddrm deploy init" in done.stderr
     assert "site.yaml" in feddrm("site", str(tmp_path)).stderr
     assert "federation.yaml" in feddrm("server", str(tmp_path)).stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "complaint"),
+    [
+        ("server/federation.yaml", "port: 99999", "port=99999"),
+        ("server/federation.yaml", "deadline: soon", "wrong kind"),
+        ("server/federation.yaml", "routing: {ridge: 1}", "no routing setting 'ridge'"),
+        ("sites/oslo/site.yaml", "device: abacus", "device 'abacus' cannot be used here"),
+        ("sites/oslo/site.yaml", "poll_seconds: 0", "poll_seconds=0"),
+        ("sites/oslo/site.yaml", "data: my.csv", "must be a setting"),
+    ],
+)
+def test_mistakes_in_the_files_are_one_line(
+    file: str, line: str, complaint: str, feddrm: Feddrm, tmp_path: Path
+) -> None:
+    folder = tmp_path / "federation"
+    feddrm("init", str(folder), "--clients", "oslo,lima", "--data", "digits")
+    path, key = folder / file, line.split(":")[0]
+    kept = [text for text in path.read_text().splitlines() if not text.startswith(f"{key}:")]
+    if key == "data":
+        kept = [text for text in kept if not text.startswith("  ")]
+    path.write_text("\n".join([*kept, line]) + "\n")
+    asked = feddrm("server" if "server/" in file else "site", str(path.parent))
+    assert asked.returncode == 2
+    assert complaint in asked.stderr
+    assert "Traceback" not in asked.stderr
+
+
+def test_heads_are_asked_for_by_a_flag(feddrm: Feddrm, tmp_path: Path) -> None:
+    feddrm("init", str(tmp_path / "federation"), "--clients", "oslo,lima", "--data", "digits", "--heads")
+    assert "heads: true" in (tmp_path / "federation" / "server" / "federation.yaml").read_text()

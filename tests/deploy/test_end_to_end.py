@@ -19,6 +19,7 @@ import yaml
 from feddrm.deploy import together
 from feddrm.deploy.keys import write_key_pair
 from feddrm.deploy.rounds import Progress
+from feddrm.deploy.services import free_port, read_status
 from feddrm.deploy.settings import ServerSettings
 from feddrm.engine import Plan
 from feddrm.router import load_router
@@ -27,17 +28,15 @@ from .conftest import NAMES, Deployed, private_leaves
 from .test_parity import assert_same, in_one_process
 
 pytestmark = pytest.mark.deploy
-ROUNDS = 32
-ROUTING = {"ridges": [1e-2], "finer": [], "path_rounds": 3, "rounds": 6}
+ROUNDS = 40
+DEADLINE = 25.0
+ROUTING = {"features": "multiscale", "path_rounds": 1, "rounds": 3}
 
 
 @pytest.fixture
 def project(deployed: Callable[..., Deployed]) -> Iterator[Deployed]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     training = {"method": "feddrm", "rounds": ROUNDS}
-    made = deployed(training=training, port=port, deadline=60.0, routing=ROUTING)
+    made = deployed(training=training, port=free_port(), deadline=DEADLINE, routing=ROUTING)
     try:
         yield made
     finally:
@@ -58,7 +57,14 @@ def history(folder: Path) -> list[dict[str, Any]]:
     return [dict(entry) for entry in Progress.load(path).history] if path.exists() else []
 
 
+def child_of(pid: int) -> int:
+    """The Flower process that a server or a site looks after; 0 while there is none."""
+    found = [number for path in Path(f"/proc/{pid}/task").glob("*/children") for number in path.read_text().split()]
+    return int(found[0]) if found else 0
+
+
 def test_killed_and_restarted(project: Deployed) -> None:
+    """Every process is killed once: two sites, SuperLink, server in training and in the fit; one site is too slow."""
     folder = project.folder
     together.up(folder)
     pids = together.status(folder)["processes"]
@@ -66,13 +72,31 @@ def test_killed_and_restarted(project: Deployed) -> None:
     together.begin(folder)
     until(lambda: len(history(folder)) >= 1, "a round")
 
+    os.kill(child_of(pids["lima"]), signal.SIGKILL)  # as when the power fails: no good-bye
     os.kill(pids["lima"], signal.SIGKILL)
-    until(lambda: any(entry["answered"] == ["oslo", "pune"] for entry in history(folder)), "a round without lima")
-    assert together.up(folder) == ["lima"]
-    until(lambda: "lima" in history(folder)[-1]["answered"], "lima to come back")
+    os.kill(pids["pune"], signal.SIGKILL)  # the resident trainer alone
+    until(lambda: any(entry["answered"] == ["oslo"] for entry in history(folder)), "a round with oslo alone")
+    assert set(together.up(folder)) == {"lima", "pune"}
+    until(lambda: history(folder)[-1]["answered"] == list(NAMES), "lima and pune to come back")
+
+    os.kill(together.running(folder / "sites" / "pune") or 0, signal.SIGSTOP)
+    until(lambda: history(folder)[-1]["answered"] == ["oslo", "lima"], "a round that does not wait for pune any longer")
+    os.kill(together.running(folder / "sites" / "pune") or 0, signal.SIGCONT)
+    until(lambda: history(folder)[-1]["answered"] == list(NAMES), "pune to take part again")
+
+    before, link = len(history(folder)), child_of(pids["server"])
+    os.kill(link, signal.SIGKILL)
+    until(lambda: child_of(pids["server"]) not in (0, link), "another SuperLink", 20)
+    until(lambda: len(history(folder)) > before + 1, "rounds over the new SuperLink")
 
     before = len(history(folder))
+    assert before < ROUNDS
     os.kill(pids["server"], signal.SIGKILL)
+    until(lambda: together.running(folder / "server") is None, "the server to be gone", 10)
+    assert together.up(folder) == ["server"]
+    fitting = until(lambda: (found := read_status(folder / "server")) and "step" in found and found, "the router's fit")
+    assert fitting["round"] == ROUNDS
+    os.kill(together.status(folder)["processes"]["server"], signal.SIGKILL)
     until(lambda: together.running(folder / "server") is None, "the server to be gone", 10)
     assert together.up(folder) == ["server"]
     summary = together.run(folder, lambda status: None, 240)
@@ -107,7 +131,7 @@ def _refuses_strangers(folder: Path, settings: ServerSettings) -> None:
             *(sys.executable, "-m", "feddrm.deploy.node", "0.2", "--superlink", f"127.0.0.1:{settings.port}"),
             *("--root-certificates", str(folder / "sites" / "oslo" / "ca.crt")),
             *("--auth-supernode-private-key", str(folder / "stranger" / "node.key")),
-            *("--isolation", "process", "--host", "127.0.0.1", "--port", str(_port())),
+            *("--isolation", "process", "--host", "127.0.0.1", "--port", str(free_port())),
         ],
         env={**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(folder / "stranger")},
         capture_output=True,
@@ -117,12 +141,6 @@ def _refuses_strangers(folder: Path, settings: ServerSettings) -> None:
     )
     assert stranger.returncode != 0
     assert "Failed to initialize the connection" in stranger.stdout + stranger.stderr
-
-
-def _port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_configuration_is_secure_by_default(project: Deployed) -> None:

@@ -1,7 +1,8 @@
-"""The commands of docs/deploy.md are those of the README, which are executed by its own test."""
+"""docs/deploy.md: its commands are those of the README, which a test executes; its figures those of results/bench."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -15,3 +16,23 @@ def commands(page: str) -> list[str]:
 
 def test_same_commands() -> None:
     assert commands("docs/deploy.md") == commands("README.md") != []
+
+
+def test_figures_of_privacy() -> None:
+    figures = json.loads((ROOT / "results" / "bench" / "deploy_privacy.json").read_text())
+    names = {None: "no privacy", 0.0: "clipping alone"}
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    for row in figures["rows"]:
+        epsilon = "-" if row["epsilon"] is None else f"{row['epsilon']:,.0f}"
+        accuracy = f"{100 * row['accuracy']:.1f} ({100 * row['std']:.1f})"
+        assert f"| {names.get(row['noise'], row['noise'])} | {epsilon} | {accuracy} |" in page
+    assert figures["date"] in page
+
+
+def test_figures_of_speed() -> None:
+    figures = json.loads((ROOT / "results" / "bench" / "deploy.json").read_text())
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    for way in ("one_process", "resident", "process_per_message"):
+        assert f"| {figures[way]['round_seconds']:.2f} |" in page
+    assert f"{figures['resident']['bytes_to_a_site']:,} bytes go to a site" in page
+    assert f"{figures['resident']['bytes_from_a_site']:,} come back" in page

@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from feddrm.deploy.letters import pack, seal, unpack
+from feddrm.deploy.flower import site_at
+from feddrm.deploy.keys import new_key
+from feddrm.deploy.letters import Letter, pack, seal, unpack
 from feddrm.deploy.rounds import Progress, Server
+from feddrm.deploy.site import Site
 from feddrm.deploy.store import PrivateStore
-from feddrm.engine import Plan
+from feddrm.engine import Agenda, Plan
 from feddrm.errors import FeddrmError
 from feddrm.models import is_head
 
@@ -67,8 +71,6 @@ def test_a_site_that_lost_its_private_part_says_so_and_is_left_out(deployed: Mak
     deployment = deployed(training={"rounds": 2}, router=False)
     server = deployment.server()
     progress = server._progress(brief := server._brief(), brief.make_method())
-    from feddrm.engine import Agenda
-
     agenda = Agenda(brief.make_method(), brief.make_plan(), 3)
     progress = server._round(brief, brief.make_method(), agenda, progress)
     assert progress is not None
@@ -95,23 +97,20 @@ def test_old_private_parts_are_forgotten(deployed: Make) -> None:
 
 
 def test_letters_not_signed_by_the_server_are_refused(deployed: Make) -> None:
-    from feddrm.deploy.flower import site_at
-    from feddrm.deploy.keys import new_key
-
     deployment = deployed(router=False)
-    site = site_at(str(deployment.folder / "sites" / "oslo"))
+    site = site_of(deployment, "oslo")
     with pytest.raises(FeddrmError, match="the server has not signed"):
         site.handle(seal(pack({"kind": "hello", "to": "*"}), new_key()))
     with pytest.raises(FeddrmError, match="reached 'oslo'"):
-        site.handle(seal(pack({"kind": "train", "to": "lima"}), deployment.server().key))
+        site.handle(seal(pack({"kind": "train", "to": "lima"}), deployment.server().post.key))
 
 
 def test_answers_not_signed_by_the_site_are_not_believed(deployed: Make) -> None:
     deployment = deployed(router=False)
     server = deployment.server()
-    keys = dict(server.site_keys)
-    server.site_keys = {**keys, "lima": keys["oslo"]}
-    assert set(server._meet()) == {"oslo", "pune"}
+    keys = dict(server.post.site_keys)
+    server.post.site_keys = {**keys, "lima": keys["oslo"]}
+    assert set(server.post.meet()) == {"oslo", "pune"}
     assert any("none of this federation's keys" in text for text in deployment.complaints)
 
 
@@ -119,15 +118,15 @@ def test_an_old_answer_is_no_answer(deployed: Make) -> None:
     deployment = deployed(router=False)
     courier = HandCourier(deployment.folder)
     server: Server = deployment.server(courier)
-    server._meet()
+    server.post.meet()
     old = next(letter for way, name, letter in courier.letters if (way, name) == ("from", "oslo"))
-    assert server._believe(old, pack({"kind": "train", "to": "oslo"}), "oslo") is None
+    assert server.post.believe(old, pack({"kind": "train", "to": "oslo"}), "oslo") is None
     assert "another letter" in deployment.complaints[-1]
 
 
 def test_no_message_and_no_server_file_holds_private_leaves_or_samples(deployed: Make) -> None:
     """FedDRM keeps class heads private: not in any letter, not in any file of the server; nor is any sample."""
-    routing = {"ridges": [1e-2], "finer": [], "path_rounds": 3, "rounds": 5}
+    routing = {"features": "raw", "path_rounds": 2, "rounds": 3, "heads": True, "joint": True}
     deployment = deployed(routing=routing)
     courier = HandCourier(deployment.folder)
     deployment.server(courier).go()
@@ -137,22 +136,57 @@ def test_no_message_and_no_server_file_holds_private_leaves_or_samples(deployed:
         content = sealed[2 + int.from_bytes(sealed[:2], "big") :]
         header, tensors = unpack(content)
         kinds.add(header.get("kind") or header.get("step") or "answer")
-        assert not [leaf for leaf in tensors if is_head(leaf)], (way, name, header)
+        assert not [leaf for leaf in tensors if is_head(leaf) or "correction" in leaf], (way, name, header)
         own = samples[NAMES.index(name)].shape[0]
         assert way == "to" or not [n for n, value in tensors.items() if own in value.shape], "a number per sample"
         for row in samples[NAMES.index(name)][:20]:
             assert row.numpy().tobytes() not in content
             assert row.float().numpy().tobytes() not in content
-    assert {"hello", "train", "fit", "finish", "gradient", "spread"} <= kinds
+    assert {"hello", "train", "fit", "finish"} <= kinds
+    assert set(site_of(deployment, "oslo")._ready(Letter({"brief": brief(deployment)}, {})).fit._steps) <= kinds
     server = deployment.folder / "server"
     assert not private_leaves(server)
+    letters = b"".join(sealed for _, _, sealed in courier.letters)
+    for name in NAMES:
+        own = load_file(deployment.folder / "sites" / name / "clients" / name / "head.safetensors")["correction"]
+        assert own.any()
+        for row in own:  # the refitted head that stays on the site, in either precision
+            assert row.numpy().tobytes() not in letters
+            assert row.double().numpy().tobytes() not in letters
     assert (server / "runs" / "first" / "router" / "manifest.json").exists()
     for name in NAMES:
         assert private_leaves(deployment.folder / "sites" / name / "clients" / name)
 
 
-def _samples(deployment: Deployed) -> list[torch.Tensor]:
-    from feddrm.deploy.flower import site_at
+def brief(deployment: Deployed) -> dict[str, Any]:
+    return deployment.server()._brief().as_dict()
 
-    sites = [site_at(str(deployment.folder / "sites" / name)) for name in NAMES]
+
+def site_of(deployment: Deployed, name: str) -> Site:
+    return site_at(str(deployment.folder / "sites" / name))
+
+
+def _samples(deployment: Deployed) -> list[torch.Tensor]:
+    sites = [site_of(deployment, name) for name in NAMES]
     return [site.holdings.client(site.holdings.classes).train.x for site in sites]
+
+
+def test_a_broken_off_privacy_run_reports_every_site(deployed: Make) -> None:
+    """Lima misses the last round: what it has spent before is reported all the same."""
+    deployment = deployed(privacy={"clip": 1.0, "noise": 3.0})
+    courier = HandCourier(deployment.folder, away=lambda name, count: name == "lima" and count == 3)
+    deployment.server(courier).go()
+    spent = deployment.server().run.read_json("summary.json")["privacy"]["epsilon"]
+    assert set(spent) == set(NAMES)
+    assert spent["lima"] < spent["oslo"]
+
+
+def test_nobody_there_in_the_fit_is_waited_for_in_peace(deployed: Make) -> None:
+    """All sites are gone for a while: the server sleeps between its looks, and the fit goes on."""
+    deployment = deployed(routing={"features": "raw", "path_rounds": 1, "rounds": 1})
+    courier = HandCourier(deployment.folder, away=lambda name, count: count in (8, 9))
+    server, slept = deployment.server(courier), []
+    server.sleep = slept.append
+    server.go()
+    assert len(slept) == 2
+    assert (deployment.folder / "server" / "runs" / "first" / "router" / "manifest.json").exists()

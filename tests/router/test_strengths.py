@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from scipy.optimize import minimize
@@ -10,7 +12,7 @@ from torch import Tensor
 from feddrm.router.choose import Holdout
 from feddrm.router.features import Embedding, Raw, Recipe
 from feddrm.router.fit import Problem, Sample, moments_of, pooled, solve
-from feddrm.router.tables import choose_recipe, table_of
+from feddrm.router.tables import choose_recipe, local_choice, local_tables, table_of
 
 CLIENTS = 3
 BOTH = Recipe((Raw(), Embedding()))
@@ -72,11 +74,12 @@ def test_together_they_lose_to_neither_alone() -> None:
     holdout = Holdout(5, 1)
     parts = holdout.draw([600] * CLIENTS, seed=0)
 
-    def problem(width: int) -> object:
+    def problem(width: int) -> Callable[[float], Problem]:
         return lambda ridge: Problem(CLIENTS, width, ridge)
 
     recipes = [Recipe((Raw(),)), Recipe((Embedding(),)), BOTH]
-    table, chosen, tried = choose_recipe(recipes, found, targets, parts, holdout, problem, lambda _: None)
+    choose = local_choice(targets, parts, problem)
+    table, chosen, tried = choose_recipe(recipes, local_tables(found), choose, holdout, lambda _: None)
     assert table.recipe == BOTH
     assert chosen.loss <= min(one["held_out_loss"] for one in tried.values()) + 1e-3
     assert moments_of([Sample(x, torch.empty(0)) for x in table.x]).values.shape == (42,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from json import dumps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -106,7 +106,7 @@ def serve(
 @app.command()
 def deploy(
     rounds: Annotated[int, typer.Option(help="Rounds to measure.")] = 6,
-    per_message: Annotated[bool, typer.Option(help="Also Flower's own way, a process per message.")] = True,
+    per_message: Annotated[bool, typer.Option(help="Also Flower's own way, a process per message: two rounds.")] = True,
     out: Annotated[Path | None, typer.Option(help="Write the figures here as JSON.")] = None,
     json: JsonFlag = False,
 ) -> None:
@@ -120,20 +120,21 @@ def deploy(
     needed()
     from feddrm.deploy.bench import bench_deploy
 
-    found = bench_deploy(rounds, per_message, say=lambda line: typer.echo(line, err=True))
-    if out is not None:
-        write_atomically(out, (dumps(found, indent=2) + "\n").encode())
+    def keep(found: dict[str, Any]) -> None:
+        if out is not None:
+            write_atomically(out, (dumps(found, indent=2) + "\n").encode())
+
+    found = bench_deploy(rounds, per_message, say=lambda line: typer.echo(line, err=True), keep=keep)
     if json:
         print_json(found)
         return
     columns = ["round_seconds", "overhead_seconds", "first_round_seconds", "bytes_to_a_site", "bytes_from_a_site"]
     rows = [
-        [way, *(round(found[way][c], 2) for c in columns)]
-        for way in ("resident", "process_per_message")
+        [way.replace("_", " "), *(round(found[way][c], 2) if c in found[way] else "" for c in columns)]
+        for way in ("one_process", "resident", "process_per_message")
         if way in found
     ]
     print_table(["way", "s per round", "overhead s", "first round s", "bytes to a site", "bytes back"], rows)
-    typer.echo(f"in one process a round takes {found['one_process_seconds']:.3f} s")
 
 
 def _numbers(option: str, text: str) -> list[int]:

@@ -33,6 +33,7 @@ def init(
     deadline: Annotated[float, typer.Option(help="Seconds a site has for one letter.")] = 600.0,
     quorum: Annotated[int, typer.Option(help="Sites that must answer for a round to count.")] = 1,
     router: Annotated[bool, typer.Option(help="Fit the exact router after training.")] = True,
+    heads: Annotated[bool, typer.Option(help="Fit exact class heads too: three times the letters.")] = False,
     clip: Annotated[float | None, typer.Option(help="Differential privacy: longest change of an upload.")] = None,
     noise: Annotated[float | None, typer.Option(help="Differential privacy: noise, in units of clip.")] = None,
     host: Annotated[str, typer.Option(help="By which name or address sites reach the server.")] = "127.0.0.1",
@@ -60,6 +61,7 @@ def init(
         deadline=deadline,
         quorum=quorum,
         router=router,
+        routing={"heads": True} if heads else {},
         privacy=None if clip is None or noise is None else {"clip": clip, "noise": noise},
         host=host,
         port=port,
@@ -101,10 +103,15 @@ def run(
     from feddrm.deploy import together
 
     with progress_bar("deployed") as advance:
+        last: list[Mapping[str, Any]] = []
 
         def show(status: Mapping[str, Any]) -> None:
+            if last == [status]:
+                return
+            last[:] = [status]
             done = status.get("round", 0)
             note = status["what"] + (f" for {status['for']}" if "for" in status else "")
+            note += f", letter {status['step']}" if "step" in status else ""
             advance(done, status.get("rounds") or done + 1, note, True)
 
         summary = together.run(folder, show, timeout)
@@ -137,6 +144,8 @@ def status(folder: Project, json: JsonFlag = False) -> None:
     typer.echo(f"run '{found['run']}': " + ("finished" if found["summary"] else said["what"] if said else "not begun"))
     if said is not None and "round" in said:
         typer.echo(f"round {said['round']}, answered by {', '.join(said.get('answered', [])) or 'nobody yet'}")
+    if found["complaint"] and not found["summary"]:
+        typer.echo(f"last complaint: {found['complaint']}")
 
 
 @app.command()

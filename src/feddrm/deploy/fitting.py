@@ -1,41 +1,56 @@
-"""A site's half of the exact router fit: sums over its own samples, and nothing else, leave it."""
+"""A site's half of the exact router fit and its class heads: sums over its own samples, and nothing else, leave it."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
 
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
-from feddrm.data import Federation, generator_for
+from feddrm.data import Federation
 from feddrm.deploy.letters import Letter, pack
 from feddrm.deploy.store import PrivateStore
 from feddrm.errors import FeddrmError
+from feddrm.files import write_atomically
 from feddrm.models import Net
 from feddrm.router import Holdout, Recipe
 from feddrm.router.clients import Sample, client_gradient, client_moments, client_scores, client_sums, logits_at
 from feddrm.router.features import extract
-from feddrm.router.policy import RULES, by_rule
+from feddrm.router.fit import moments_of
+from feddrm.router.fitting import training_view
+from feddrm.router.heads import fit_private, joint_classes, joint_label
+from feddrm.router.policy import RULES, by_rule, client_slopes
 from feddrm.router.server import Scaler
+from feddrm.router.stack import client_curves
+from feddrm.router.tables import FINE_ROUNDS
+from feddrm.runs.routing import PRIVATE_HEAD
 
 BINS = 1000
-CROPS = int.from_bytes(b"crop", "big")
 
 
 class SiteFit:
-    """Answers the steps of a fit. What later steps need of earlier ones is on disk: the site may restart between."""
+    """Answers the steps of a fit; ``own`` is the folder for what this site answers queries with.
 
-    def __init__(self, net: Net, federation: Federation, number: int, store: PrivateStore) -> None:
-        self.net, self.federation, self.number, self.store = net, federation, number, store
-        self._features: Tensor | None = None
-        self._sample: Sample | None = None
+    A letter says all that its step needs but the features, which are computed once from leaves that
+    are kept on disk: the site may restart between two letters.
+    """
+
+    def __init__(self, net: Net, federation: Federation, number: int, store: PrivateStore, own: Path) -> None:
+        self.net, self.federation, self.number, self.store, self.own = net, federation, number, store, own
+        self._found: dict[str, Tensor] | None = None
+        self._tables: dict[str, tuple[Scaler, Tensor]] = {}
         self._steps = {
             "features": self._start,
-            "moments": self._standardise,
+            "moments": self._moments,
             "gradient": self._gradient,
             "scores": self._scores,
             "slope": self._slope,
             "spread": self._spread,
+            "corrections": self._corrections,
+            "keep": self._keep,
+            "curves": self._curves,
         }
 
     def answer(self, letter: Letter) -> bytes:
@@ -48,99 +63,164 @@ class SiteFit:
     def _start(self, letter: Letter) -> dict[str, Tensor]:
         told = {key: letter.header[key] for key in ("recipe", "parts", "used", "seed", "sizes")}
         self.store.keep("fit-features", told, letter.tensors)
-        self._features = self._sample = None
-        return client_sums(self._raw())
+        self._found, self._tables = None, {}
+        out: dict[str, Tensor] = {}
+        for name, rows in self._features().items():
+            out |= _named(name, client_sums(rows))
+        return out
 
-    def _standardise(self, letter: Letter) -> dict[str, Tensor]:
-        self.store.keep("fit-scaler", {}, letter.tensors)
-        self._sample = None
-        return client_moments(self._own().x)
+    def _moments(self, letter: Letter) -> dict[str, Tensor]:
+        return client_moments(self._table(letter, letter.header["table"]))
 
     def _gradient(self, letter: Letter) -> dict[str, Tensor]:
+        samples = _Samples(self, letter)
         out: dict[str, Tensor] = {}
-        for key, point in letter.tensors.items():
-            out |= _named(
-                key, client_gradient(self._outside(letter.header["folds"][key]), point.to(self._own().x.device))
-            )
+        for key, (table, target, fold) in letter.header["fits"].items():
+            out |= _named(key, client_gradient(samples.outside(table, target, fold), self._point(letter, key)))
         return out
 
     def _scores(self, letter: Letter) -> dict[str, Tensor]:
+        samples = _Samples(self, letter)
         out: dict[str, Tensor] = {}
-        for key, point in letter.tensors.items():
-            out |= _named(key, client_scores(self._inside(letter.header["folds"][key]), point.to(self._own().x.device)))
+        for key, (table, target, fold) in letter.header["fits"].items():
+            out |= _named(key, client_scores(samples.inside(table, target, fold), self._point(letter, key)))
         return out
 
     def _slope(self, letter: Letter) -> dict[str, Tensor]:
-        """For the temperature: what Newton needs at one inverse temperature, summed over held-out samples."""
-        logits, _ = self._held_out(letter.tensors)
-        scale = float(letter.header["scale"])
-        p = (scale * logits).softmax(1)
-        mean = (p * logits).sum(1)
-        return {
-            "count": torch.tensor(float(len(logits)), dtype=torch.float64),
-            "mean": mean.sum(),
-            "own": logits[:, self.number].sum(),
-            "bend": ((p * logits.square()).sum(1) - mean.square()).sum(),
-        }
+        """For the temperature."""
+        logits, held = self._held_out(letter, "client")
+        return client_slopes(logits, held.y, float(letter.header["scale"]))
 
     def _spread(self, letter: Letter) -> dict[str, Tensor]:
         """For thresholds: how many held-out samples have how much weight on the best, and on this, client."""
-        points = {key: value for key, value in letter.tensors.items() if key != "log_prior"}
-        logits, x = self._held_out(points)
+        logits, held = self._held_out(letter, "client")
         calm = logits * float(letter.header["scale"])
-        out = {"strange": x.square().mean(1).max().double() if len(x) else torch.zeros((), dtype=torch.float64)}
+        strange = held.x.square().mean(1).double()
+        out = {"strange": strange.max() if len(strange) else strange.sum()}
         for rule in RULES:
             weights = by_rule(calm, letter.tensors["log_prior"].to(calm), rule).exp()
             for kind, values in (("top", weights.amax(1)), ("own", weights[:, self.number])):
                 out[f"{rule}/{kind}"] = torch.bincount((values * BINS).long().clamp(0, BINS - 1).cpu(), minlength=BINS)
         return out
 
-    def _told(self, name: str) -> Letter:
-        found = self.store.recall(name)
+    def _corrections(self, letter: Letter) -> dict[str, Tensor]:
+        """What this site's own corrections of the probe are worth on what was held out of them; they stay here."""
+        samples = _Samples(self, letter)
+        out: dict[str, Tensor] = {}
+        for fold in range(letter.header["folds"]):
+            probe = self._point(letter, str(fold))
+            outside, inside = (
+                part(letter.header["table"], "class", fold) for part in (samples.outside, samples.inside)
+            )
+            held = Sample(inside.x, inside.y, logits_at(inside.x, probe))
+            for i, ridge in enumerate(letter.header["ridges"]):
+                out |= _named(
+                    f"{i}.{fold}", client_scores(held, self._corrected(outside, probe, ridge, fold, FINE_ROUNDS))
+                )
+        return out
+
+    def _keep(self, letter: Letter) -> dict[str, Tensor]:
+        """The correction that this site will answer with, fitted on all its samples and written where only it reads."""
+        probe = self._point(letter, "probe")
+        sample = _Samples(self, letter).outside(letter.header["table"], "class", None)
+        correction = self._corrected(sample, probe, letter.header["ridge"], None)
+        self.own.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.own / PRIVATE_HEAD, save({"correction": correction.to(sample.x).cpu().contiguous()}))
+        return {}
+
+    def _curves(self, letter: Letter) -> dict[str, Tensor]:
+        """For the stack: held-out answers of the probe and, where there is one, the joint model."""
+        probe, held = self._held_out(letter, "class", "probe.")
+        answers = [probe.log_softmax(1)]
+        if letter.header["joint"]:
+            answers.append(joint_classes(self._held_out(letter, "class", "joint.")[0], len(self.federation)))
+        return client_curves(torch.stack(answers), held.y, letter.tensors["weights"].to(probe.device))
+
+    def _corrected(self, sample: Sample, probe: Tensor, ridge: float, fold: int | None, rounds: int = 60) -> Tensor:
+        """The site's own correction of the probe; none where it has no sample to fit it on."""
+        if not len(sample):
+            return torch.zeros_like(probe)
+        used = sum(len(part) if fold is None else int((part != fold).sum()) for part in self._parts())
+        return fit_private(sample, probe, ridge, moments_of([sample]), len(sample) / used, rounds)
+
+    def _point(self, letter: Letter, key: str) -> Tensor:
+        return letter.tensors[f"point/{key}"].to(self._device)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.federation.clients[self.number].train.x.device
+
+    def _told(self) -> Letter:
+        found = self.store.recall("fit-features")
         if found is None:
             raise FeddrmError("this site has not heard of the fit: let the server start it again")
         return found
 
-    def _raw(self) -> Tensor:
-        """Features of the site's training samples [n, d], of the recipe and the leaves it was told."""
-        if self._features is None:
-            told = self._told("fit-features")
-            recipe, own = Recipe.of(told.header["recipe"]), self.federation.clients[self.number]
-            boxes, crop = None, self.federation.crop
-            if crop is not None:
-                height, width = self.federation.shape[-2:]
-                generator = generator_for(told.header["seed"], CROPS, self.number)
-                boxes = crop.boxes(len(own.train), height, width, generator).to(own.train.x.device)
-            leaves = {leaf: value.to(own.train.x.device) for leaf, value in told.tensors.items()}
-            found = extract(recipe, self.net if recipe.needs else None, leaves, own.view(own.train.x, boxes))
-            self._features = torch.cat([found[feature.name] for feature in recipe.features], dim=1)
-        return self._features
+    def _features(self) -> dict[str, Tensor]:
+        """Of the site's training samples, by name: of the recipe and the leaves that it was told."""
+        if self._found is None:
+            told = self._told()
+            recipe = Recipe.of(told.header["recipe"])
+            leaves = {leaf: value.to(self._device) for leaf, value in told.tensors.items()}
+            x = training_view(self.federation, self.number, told.header["seed"])
+            self._found = extract(recipe, self.net if recipe.needs else None, leaves, x)
+        return self._found
 
-    def _own(self) -> Sample:
-        """Standardised features with the answer to the question whose they are."""
-        if self._sample is None:
-            scaler = self._told("fit-scaler").tensors
-            x = Scaler(scaler["mean"], scaler["scale"])(self._raw())
-            self._sample = Sample(x, torch.full((len(x),), self.number, device=x.device))
-        return self._sample
+    def _table(self, letter: Letter, name: str) -> Tensor:
+        """Standardised features [n, d] as the letter says; the last ones of that name are kept."""
+        scaler = Scaler(letter.tensors[f"table/{name}/mean"], letter.tensors[f"table/{name}/scale"])
+        before = self._tables.get(name)
+        if before is None or not (
+            torch.equal(before[0].mean, scaler.mean) and torch.equal(before[0].scale, scaler.scale)
+        ):
+            rows = torch.cat([self._features()[feature] for feature in name.split("+")], dim=1)
+            self._tables[name] = (scaler, scaler(rows))
+        return self._tables[name][1]
 
-    def _part(self) -> tuple[Tensor, int]:
-        told: dict[str, Any] = self._told("fit-features").header
-        parts = Holdout(told["parts"], told["used"]).draw(told["sizes"], told["seed"])[self.number]
-        return parts.to(self._own().x.device), told["used"]
+    def _target(self, kind: str) -> Tensor:
+        y, classes = self.federation.clients[self.number].train.y, len(self.federation.classes)
+        return {"client": torch.full_like(y, self.number), "class": y, "pair": joint_label(self.number, y, classes)}[
+            kind
+        ]
 
-    def _outside(self, fold: int | None) -> Sample:
-        return self._own() if fold is None else self._own().rows(self._part()[0] != fold)
+    def _parts(self) -> list[Tensor]:
+        told = self._told().header
+        return Holdout(told["parts"], told["used"]).draw(told["sizes"], told["seed"])
 
-    def _inside(self, fold: int) -> Sample:
-        return self._own().rows(self._part()[0] == fold)
+    def _held_out(self, letter: Letter, target: str, prefix: str = "") -> tuple[Tensor, Sample]:
+        """Logits of the held-out samples, each by the fit that did not see it, and these samples."""
+        samples, logits, held = _Samples(self, letter), [], []
+        for fold in range(letter.header["folds"]):
+            held.append(samples.inside(letter.header["table"], target, fold))
+            logits.append(logits_at(held[-1].x, self._point(letter, f"{prefix}{fold}")))
+        return torch.cat(logits), Sample(torch.cat([s.x for s in held]), torch.cat([s.y for s in held]))
 
-    def _held_out(self, points: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Logits of the held-out samples, each by the fit that did not see it, and their features."""
-        inside = [self._inside(fold) for fold in range(self._part()[1])]
-        logits = [logits_at(s.x, points[str(fold)].to(s.x.device)) for fold, s in enumerate(inside)]
-        return torch.cat(logits), torch.cat([s.x for s in inside])
+
+class _Samples:
+    """The rows that the fits of one letter need: several of them need the same."""
+
+    def __init__(self, fit: SiteFit, letter: Letter) -> None:
+        self.fit, self.letter = fit, letter
+        self.part = fit._parts()[fit.number].to(fit._device)
+        self.rows: dict[tuple[str, int, bool], Tensor] = {}
+
+    def outside(self, table: str, target: str, fold: int | None) -> Sample:
+        """What a fit is made on: all but its fold."""
+        if fold is None:
+            return Sample(self.fit._table(self.letter, table), self.fit._target(target))
+        return self._some(table, target, fold, False)
+
+    def inside(self, table: str, target: str, fold: int) -> Sample:
+        """What is held out of it."""
+        return self._some(table, target, fold, True)
+
+    def _some(self, table: str, target: str, fold: int, inside: bool) -> Sample:
+        mask = (self.part == fold) == inside
+        key = (table, fold, inside)
+        if key not in self.rows:
+            self.rows[key] = self.fit._table(self.letter, table)[mask]
+        return Sample(self.rows[key], self.fit._target(target)[mask])
 
 
-def _named(key: str, message: dict[str, Tensor]) -> dict[str, Tensor]:
+def _named(key: str, message: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"{key}/{name}": value for name, value in message.items()}

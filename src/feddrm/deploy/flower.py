@@ -25,6 +25,7 @@ from feddrm.files import write_atomically
 SERVER_FOLDER = "FEDDRM_SERVER"  # the environment variable that tells the ServerApp where the server's folder is
 POLL_SECONDS, LOOK_SECONDS = 0.1, 2.0
 LETTER = "letter"
+COMPLAINTS = "complaints.log"
 SHORT = 2**20  # bytes
 
 client_app = ClientApp()
@@ -132,15 +133,18 @@ class GridCourier:
 
 
 class Status:
-    """``status.json`` and ``log.jsonl`` in the server's folder: what ``feddrm deploy status`` shows."""
+    """``status.json`` and ``complaints.log`` in the server's folder: what ``feddrm deploy status`` shows."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.last = folder, ""
 
     def tell(self, what: str, more: Mapping[str, Any]) -> None:
-        entry = {"time": time.time(), "what": what, **more}
+        """A complaint is written down once, however often it is heard in a row."""
         if what == "complaint":
-            with (self.folder / "complaints.log").open("a") as file:
-                file.write(f"{time.strftime('%F %T')} {more['text']}\n")
+            if more["text"] != self.last:
+                with (self.folder / COMPLAINTS).open("a") as file:
+                    file.write(f"{time.strftime('%F %T')} {more['text']}\n")
+            self.last = more["text"]
             return
+        entry = {"time": time.time(), "what": what, **more}
         write_atomically(self.folder / "status.json", json.dumps(entry).encode())

@@ -17,9 +17,9 @@ from pathlib import Path
 import httpx
 from flwr.app import Error, Message
 from flwr.cli.build import build_fab_from_disk
-from flwr.common.constant import ErrorCode, SubStatus
+from flwr.common.constant import ErrorCode, Status, SubStatus
 from flwr.common.serde import context_from_proto, fab_to_proto, run_from_proto
-from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
+from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest, StartRunRequest, StopRunRequest
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
     PullTaskInputRequest,
@@ -146,9 +146,16 @@ def serve_one(line: Line, token: str) -> None:
 
 
 def start_run(line: Line, app: Path) -> None:
-    """Submit a run, which a server that takes tasks will find."""
+    """Submit a run, which a server that takes tasks will find; it ends those of a server that was killed.
+
+    Flower would believe in them for some 45 s more, and nodes would wait that long for what is left of their messages.
+    """
     content = build_fab_from_disk(app)
     with line.control() as control:
+        for number, run in control.ListRuns(ListRunsRequest()).run_dict.items():
+            if run.status.status != Status.FINISHED:
+                with suppress(httpx.HTTPStatusError):  # it has ended by itself just now
+                    control.StopRun(StopRunRequest(run_id=number))
         control.StartRun(StartRunRequest(fab=fab_to_proto(Fab(digest(content), content, {})), override_config={}))
 
 

@@ -13,11 +13,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import httpx
 from flwr.supercore.constant import TaskType
 
 from feddrm.deploy.flower import SERVER_FOLDER, Status, site_at
@@ -29,6 +30,7 @@ from feddrm.errors import FeddrmError
 
 LOCK, JOB, FLOWER_LOG = ".running", "job.json", "flower.log"
 IDLE_SECONDS, LONGEST_PAUSE = 0.1, 10.0
+PORT_SECONDS, LOCK_TRIES = 15.0, 10
 PR_SET_PDEATHSIG = 1
 SUPERLINK = "from flwr.superlink.cli import flower_superlink; flower_superlink()"
 SUPERNODE = "from flwr.supernode.cli import flower_supernode; flower_supernode()"
@@ -86,7 +88,7 @@ def run_site(folder: Path) -> None:
     fetch_eagerly()
     with _alone(folder), _until_signal():
         site_at(str(folder))  # data that cannot be read are complained of now, not in a round
-        port = _free_port()
+        port = free_port()
         node = Child(_node_command(folder, config, port), folder, PATH=_path())
         try:
             if config.resident:
@@ -138,6 +140,7 @@ def run_server(folder: Path) -> None:
     fetch_eagerly()
     with _alone(folder), _until_signal():
         local = settings.host in ("127.0.0.1", "localhost")
+        _wait_for_port("127.0.0.1" if local else "", settings.port)
         tls = {"--ssl-ca-certfile": "ca.crt", "--ssl-certfile": "tls.crt", "--ssl-keyfile": "tls.key"}
         secure = [word for option, name in tls.items() for word in (option, str(folder / name))]
         command = [
@@ -179,7 +182,9 @@ class _Runs:
             except FeddrmError as error:
                 self.status.tell("failed", {"text": str(error)})
                 (self.folder / JOB).unlink(missing_ok=True)
-            except LinkError:
+            except LinkError as error:
+                if not isinstance(error, httpx.HTTPError):  # a full disk, say; a link that is away needs no words
+                    self.status.tell("complaint", {"text": f"the run broke off ({error}): it is tried again"})
                 time.sleep(1)
 
     def _serve(self) -> None:
@@ -200,10 +205,13 @@ class _Runs:
 def _alone(folder: Path) -> Iterator[None]:
     """One process per folder; its number stands in the file that it has locked."""
     with (folder / LOCK).open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise FeddrmError(f"{folder} is already running: stop that first ('feddrm deploy down')") from error
+        for _ in range(LOCK_TRIES):  # whoever looks whether it runs holds it for a moment
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(IDLE_SECONDS)
+        else:
+            raise FeddrmError(f"{folder} is already running: stop that first ('feddrm deploy down')")
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
@@ -225,7 +233,11 @@ def running(folder: Path) -> int | None:
 
 @contextmanager
 def _until_signal() -> Iterator[None]:
-    """SIGTERM ends as Ctrl-C does: by way of every ``finally``."""
+    """SIGTERM ends as Ctrl-C does: by way of every ``finally`` inside, and then at once.
+
+    One of Flower's threads may be fetching a message that will never come, for two hours, and Python
+    would wait for it.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         raise KeyboardInterrupt
@@ -234,12 +246,32 @@ def _until_signal() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        return
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _free_port() -> int:
+def _wait_for_port(host: str, port: int) -> None:
+    """The SuperLink of a server that was killed needs a moment to let go of it; anybody else will not."""
+    end = time.monotonic() + PORT_SECONDS
+    while True:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                if time.monotonic() > end:
+                    reason = f"port {port} cannot be used ({error.strerror})"
+                    raise FeddrmError(f"{reason}: choose another in federation.yaml and every site.yaml") from error
+            else:
+                return
+        time.sleep(IDLE_SECONDS)
+
+
+def free_port() -> int:
+    """One that nobody uses just now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -46,7 +46,12 @@ class ServerSettings:
             raise SettingError(f"{folder / CONFIG}: 'clients' must list the names of the sites")
         values["clients"] = tuple(str(name) for name in values["clients"])
         settings = cls(**values)
-        settings.check()
+        try:
+            settings.check()
+        except (TypeError, AttributeError) as error:
+            raise SettingError(
+                f"{folder / CONFIG}: a value of the wrong kind ({error}): compare docs/deploy.md"
+            ) from error
         return settings
 
     def check(self) -> None:
@@ -58,6 +63,8 @@ class ServerSettings:
             raise SettingError(
                 f"deadline={self.deadline}, quorum={self.quorum}: give positive seconds, and 1 to {len(self.clients)}"
             )
+        if not 0 < self.port < 2**16:
+            raise SettingError(f"port={self.port}: give a number from 1 to {2**16 - 1}")
         allowed = {f.name for f in fields(Plan)} | {"method", "model"}
         if unknown := [key for key in self.training if key not in allowed]:
             raise SettingError(f"no training setting '{unknown[0]}' (there are: {', '.join(sorted(allowed))})")

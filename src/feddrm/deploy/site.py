@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ from feddrm.errors import FeddrmError, SettingError
 from feddrm.files import write_atomically
 from feddrm.methods import Forward, Method, Slots, Tensors
 from feddrm.models import Net
-from feddrm.runs.config import SMALL_SIDE, threads_for
+from feddrm.runs.config import SMALL_SIDE, read_config, threads_for
+from feddrm.runs.routing import router_kernels
+from feddrm.runs.run import CPU_QUERIES, cpu_kernels
 
 CONFIG, KEY, SERVER_KEY = "site.yaml", "node.key", "server.pub"
 
@@ -49,15 +52,23 @@ class SiteConfig:
     @classmethod
     def read(cls, folder: Path) -> SiteConfig:
         path = folder / CONFIG
-        try:
-            values = yaml.safe_load(path.read_text())
-        except (OSError, yaml.YAMLError) as error:
-            raise FeddrmError(f"cannot read {path} ({error}): give a folder that 'feddrm deploy init' made") from error
+        values = read_config(path)
         unknown = [key for key in values if key not in cls.__dataclass_fields__]
         missing = [key for key in ("name", "server", "data") if not values.get(key)]
         if unknown or missing:
             what = f"no setting '{unknown[0]}'" if unknown else f"'{missing[0]}' is missing"
             raise SettingError(f"{path}: {what} (there are: {', '.join(cls.__dataclass_fields__)})")
+        if not isinstance(values["data"], dict):
+            raise SettingError(f"{path}: data '{values['data']}' must be a setting like 'folder: PATH' (see the file)")
+        if not float(values.get("poll_seconds", 1)) > 0:
+            raise SettingError(f"{path}: poll_seconds={values['poll_seconds']}: give seconds above zero")
+        try:
+            torch.empty(0, device=values.get("device", "cpu"))
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise SettingError(
+                f"{path}: device '{values['device']}' cannot be used here ({reason}): use cpu"
+            ) from error
         return cls(**values)
 
 
@@ -73,10 +84,18 @@ class _Work:
     number: int
     store: PrivateStore
     agenda: Agenda
+    own: Path
     fit: SiteFit = field(init=False)
 
     def __post_init__(self) -> None:
-        self.fit = SiteFit(self.net, self.federation, self.number, self.store)
+        self.fit = SiteFit(self.net, self.federation, self.number, self.store, self.own)
+
+    def kernels(self) -> AbstractContextManager[None]:
+        """The engine's own; only photographs get every core, as no second client is here to take the others."""
+        shape = self.brief.shape
+        small = len(shape) != 3 or min(shape[1:]) < SMALL_SIDE
+        threads = threads_for(small, str(self.federation.clients[self.number].train.x.device))
+        return cpu_kernels(self.net, self.agenda.plan.batch_size, threads)
 
 
 class Site:
@@ -142,9 +161,10 @@ class Site:
         if work.brief.privacy is None:
             told |= self._measured(work, received, private)
         plan = work.agenda.plan
-        update = train_client(
-            work.method, work.forward, work.federation, plan, received, private, stage, work.number, number
-        )
+        with work.kernels():
+            update = train_client(
+                work.method, work.forward, work.federation, plan, received, private, stage, work.number, number
+            )
         upload = update.upload
         if work.brief.privacy is not None:
             told["uploads"] = self._count_upload(work)  # on disk before the noise is drawn: it can only say too many
@@ -160,17 +180,20 @@ class Site:
         work = self._ready(letter)
         received = {leaf: value.to(self.config.device) for leaf, value in letter.tensors.items()}
         private = self._private(work, int(letter.header["after"]))
-        own = self.folder / "clients" / self.name
-        own.mkdir(parents=True, exist_ok=True)
+        work.own.mkdir(parents=True, exist_ok=True)
         flat = {f"{slot}/{leaf}": value for slot, leaves in private.items() for leaf, value in leaves.items()}
         for name, leaves in (("private", flat), ("shared", received)):
             plain = {leaf: value.detach().cpu().contiguous().clone() for leaf, value in leaves.items()}
-            write_atomically(own / f"{name}.safetensors", save(plain))
-        write_atomically(own / "brief.yaml", yaml.safe_dump(_plain(work.brief.as_dict()), sort_keys=False).encode())
+            write_atomically(work.own / f"{name}.safetensors", save(plain))
+        write_atomically(
+            work.own / "brief.yaml", yaml.safe_dump(_plain(work.brief.as_dict()), sort_keys=False).encode()
+        )
         return pack({} if work.brief.privacy is not None else self._measured(work, received, private))
 
     def _fit(self, letter: Letter) -> bytes:
-        return self._ready(letter).fit.answer(letter)
+        work = self._ready(letter)
+        with router_kernels(sum(work.brief.sizes)):
+            return work.fit.answer(letter)
 
     def _ready(self, letter: Letter) -> _Work:
         """The run that a letter speaks of; made once, from its brief."""
@@ -180,8 +203,6 @@ class Site:
                 raise FeddrmError(f"'{self.name}' takes no part in run '{brief.run}' ({', '.join(brief.names)})")
             device = self.config.device
             own = self.holdings.client(brief.classes)
-            small = len(brief.shape) != 3 or min(brief.shape[1:]) < SMALL_SIDE
-            torch.set_num_threads(threads_for(small, device))
             method, net = brief.make_method(), brief.make_net().to(device)
             if brief.privacy is not None:
                 Privacy(**brief.privacy).check(method)
@@ -194,6 +215,7 @@ class Site:
                 brief.names.index(self.name),
                 PrivateStore(self.folder / "runs" / brief.run),
                 Agenda(method, brief.make_plan(), len(brief.names)),
+                self.folder / "clients" / self.name,
             )
         return self._work
 
@@ -207,10 +229,10 @@ class Site:
         """How many of the site's own test samples its own model gets right: two numbers travel."""
         own = work.federation.clients[work.number]
         model = work.method.serve(received, private)
-        with torch.no_grad():
+        with torch.no_grad(), work.kernels():
             parts = [
                 work.forward(model, own.view(x)).logits.argmax(1) == y
-                for x, y in zip(torch.split(own.test.x, 512), torch.split(own.test.y, 512), strict=True)
+                for x, y in zip(torch.split(own.test.x, CPU_QUERIES), torch.split(own.test.y, CPU_QUERIES), strict=True)
             ]
         return {"right": int(torch.cat(parts).sum()), "tested": len(own.test)}
 

@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from feddrm.deploy.flower import COMPLAINTS
 from feddrm.deploy.services import JOB, read_status, running
 from feddrm.deploy.settings import CONFIG, ServerSettings
 from feddrm.errors import FeddrmError
 from feddrm.files import write_atomically
 
 LOG = "feddrm.log"
-STOP_SECONDS = 20.0
+START_SECONDS, STOP_SECONDS = 30.0, 20.0
 
 _started: list[subprocess.Popen[bytes]] = []  # they outlive us on purpose: nobody is to warn of that
 
@@ -39,7 +40,7 @@ def server_folder(project: Path) -> Path:
 
 def up(project: Path) -> list[str]:
     """Start what does not run yet; each in a process group of its own, with a log in its folder."""
-    started = []
+    started: dict[str, subprocess.Popen[bytes]] = {}
     for name, folder in folders(project).items():
         if running(folder) is not None:
             continue
@@ -53,14 +54,15 @@ def up(project: Path) -> list[str]:
                 start_new_session=True,
             )
         _started.append(process)
-        started.append(name)
-    for name in started:
-        _wait(name, folders(project)[name])
-    return started
+        started[name] = process
+    for name, process in started.items():
+        _wait(name, folders(project)[name], process)
+    return list(started)
 
 
-def _wait(name: str, folder: Path) -> None:
-    for _ in range(300):
+def _wait(name: str, folder: Path, process: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end and process.poll() is None:
         if running(folder) is not None:
             return
         time.sleep(0.1)
@@ -78,8 +80,9 @@ def down(project: Path) -> list[str]:
             if time.monotonic() > end:
                 os.kill(alive[name], signal.SIGKILL)
             time.sleep(0.1)
-    for process in _started:
-        process.poll()  # those that were ours leave nothing behind
+    for process in [p for p in _started if p.pid in alive.values() or p.poll() is not None]:
+        process.wait(STOP_SECONDS)  # those that were ours leave nothing behind
+        _started.remove(process)
     return list(alive)
 
 
@@ -92,8 +95,15 @@ def status(project: Path) -> dict[str, Any]:
         "processes": {name: running(folder) for name, folder in folders(project).items()},
         "wanted": (server / JOB).exists(),
         "server": read_status(server),
+        "complaint": _last_complaint(server),
         "summary": _summary(server, settings),
     }
+
+
+def _last_complaint(server: Path) -> str | None:
+    path = server / COMPLAINTS
+    lines = path.read_text().splitlines() if path.exists() else []
+    return lines[-1] if lines else None
 
 
 def _summary(server: Path, settings: ServerSettings) -> dict[str, Any] | None:

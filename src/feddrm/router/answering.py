@@ -14,6 +14,7 @@ from feddrm.router.choose import Holdout, choose_ridge
 from feddrm.router.features import Recipe
 from feddrm.router.fit import Problem, Sample, Scaler, logits_at, solve
 from feddrm.router.heads import (
+    JOINT_STRENGTHS,
     STRENGTHS,
     joint_classes,
     joint_label,
@@ -33,6 +34,8 @@ from feddrm.router.tables import (
     folds_of,
     held_out,
     input_scale,
+    local_choice,
+    local_tables,
     pooled_folds,
     told_of,
 )
@@ -74,13 +77,13 @@ def fit_heads(
     holdout = Holdout(holdout.parts, min(HEAD_PARTS, holdout.used))
     mean, std = input_scale(federation)
     # Features that do not tell clients apart may still tell classes apart.
-    names = [base.recipe.name, "+".join([base.recipe.name, *extra]), "+".join(found[0])]
-    recipes = [Recipe.parse(name, mean, std) for name in dict.fromkeys(names)]
+    recipes = [Recipe.parse(name, mean, std) for name in head_candidates(base.recipe.name, extra, list(found[0]))]
 
     def class_problem(width: int) -> Callable[[float], Problem]:
         return lambda ridge: probe_problem(classes, width, ridge)
 
-    table, chosen, tried = choose_recipe(recipes, found, labels, parts, holdout, class_problem, lambda _: None)
+    choose = local_choice(labels, parts, class_problem)
+    table, chosen, tried = choose_recipe(recipes, local_tables(found), choose, holdout, lambda _: None)
     probe = fit_all(probe_problem(classes, table.width, chosen.ridge), table, labels, settings, chosen.folds).point
     folds = [
         ([private_sample(outside, point)], [private_sample(inside, point)])
@@ -114,7 +117,7 @@ def fit_heads(
             lambda ridge: joint_problem(clients, classes, table.width, ridge, probe.device),
             pooled_folds(table, pairs, parts, holdout),
             table.whitening,
-            ridges=STRENGTHS[1:7],
+            ridges=JOINT_STRENGTHS,
             rounds=20,
         )
         problem = joint_problem(clients, classes, table.width, picked.ridge, probe.device)
@@ -140,6 +143,11 @@ def fit_heads(
     )
     each = torch.split(private.to(like), classes)
     return heads, dict(zip(federation.names, each, strict=True)), told
+
+
+def head_candidates(base: str, extra: Sequence[str], everything: Sequence[str]) -> list[str]:
+    """Recipes worth trying for class heads: the router's own, with the class projection, and all there is."""
+    return list(dict.fromkeys([base, "+".join([base, *extra]), "+".join(everything)]))
 
 
 def _held_mixture(

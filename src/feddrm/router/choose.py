@@ -8,18 +8,19 @@ them are, if anything, too small. Test data is never looked at.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from feddrm.data import generator_for
 from feddrm.errors import SettingError
-from feddrm.router.fit import Fit, Problem, Sample, Whitening, add, client_scores, solve
+from feddrm.router.fit import Message, Problem, Sample, Whitening, add, client_scores, solve
 
 RIDGES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 FINER = (3.0, 1.0, 0.3)  # times the best of these
 FOLD = int.from_bytes(b"fold", "big")
+PATH_TOLERANCE = 1e-5  # of fits that only choose
 SMALL = 10_000  # samples; below, every part is held out in turn
 
 
@@ -71,6 +72,43 @@ def split(samples: Sequence[Sample], parts: Sequence[Tensor], fold: int) -> tupl
     return outside, inside
 
 
+class RidgePath:
+    """Strengths one after another, from strong to weak, each starting where the one before ended.
+
+    It ends with the first strength that is worse than the best: the loss falls, then rises. Of equal ones
+    the stronger is kept, and the path goes on: several may be so strong that nothing moves. Whoever fits
+    (:func:`choose_ridge` here, or letters to sites) asks for the next :attr:`ridge` and tells what came out.
+    """
+
+    def __init__(self, ridges: Sequence[float], folds: int) -> None:
+        self.left = list(ridges)
+        self.starts: list[Tensor | None] = [None] * folds
+        self._best: Chosen | None = None
+        self._path: list[tuple[float, float, float]] = []
+
+    @property
+    def ridge(self) -> float | None:
+        """The next strength to try; None at the end."""
+        return self.left[0] if self.left else None
+
+    def take(self, points: Sequence[Tensor], scores: Sequence[Message]) -> None:
+        """The fits of every fold with that strength, and what they are worth on what is held out of them."""
+        ridge, total = self.left.pop(0), add(scores)
+        loss, accuracy = float(total["loss"] / total["count"]), float(total["correct"] / total["count"])
+        self._path.append((ridge, loss, accuracy))
+        self.starts = list(points)
+        if self._best is None or loss < self._best.loss:
+            self._best = Chosen(ridge, loss, accuracy, tuple(points), ())
+        elif loss > self._best.loss:
+            self.left = []
+
+    @property
+    def chosen(self) -> Chosen:
+        """The best so far, with the whole path."""
+        assert self._best is not None
+        return replace(self._best, path=tuple(self._path))
+
+
 def choose_ridge(
     problem: Callable[[float], Problem],
     folds: Sequence[tuple[Sequence[Sample], Sequence[Sample]]],
@@ -78,29 +116,16 @@ def choose_ridge(
     *,
     ridges: Sequence[float] = RIDGES,
     rounds: int = 12,
-    tolerance: float = 1e-5,
+    tolerance: float = PATH_TOLERANCE,
 ) -> Chosen:
-    """Fit along a path from strong to weak on every fold, each strength starting where the one before ended.
-
-    The path ends with the first strength that is worse than the one before: the loss falls, then rises.
-    """
-    starts: list[Tensor | None] = [None] * len(folds)
-    best: Chosen | None = None
-    path: list[tuple[float, float, float]] = []
-    for ridge in ridges:
-        fits: list[Fit] = []
-        scores = []
-        for number, (outside, inside) in enumerate(folds):
-            fits.append(
-                solve(problem(ridge), outside, whitening, start=starts[number], rounds=rounds, tolerance=tolerance)
-            )
-            starts[number] = fits[-1].point
-            scores += [client_scores(sample, fits[-1].point) for sample in inside if len(sample)]
-        total = add(scores)
-        loss, accuracy = float(total["loss"] / total["count"]), float(total["correct"] / total["count"])
-        path.append((ridge, loss, accuracy))
-        if best is not None and loss >= best.loss:
-            break
-        best = Chosen(ridge, loss, accuracy, tuple(fit.point for fit in fits), ())
-    assert best is not None
-    return Chosen(best.ridge, best.loss, best.accuracy, best.folds, tuple(path))
+    """Fit along a path of strengths on every fold, and keep the one with the least held-out loss."""
+    path = RidgePath(ridges, len(folds))
+    while (ridge := path.ridge) is not None:
+        points: list[Tensor] = []
+        scores: list[Message] = []
+        for (outside, inside), start in zip(folds, path.starts, strict=True):
+            fit = solve(problem(ridge), outside, whitening, start=start, rounds=rounds, tolerance=tolerance)
+            points.append(fit.point)
+            scores += [client_scores(sample, fit.point) for sample in inside if len(sample)]
+        path.take(points, scores)
+    return path.chosen

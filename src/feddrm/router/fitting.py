@@ -32,11 +32,14 @@ from feddrm.router.tables import (
     fit_all,
     held_out,
     input_scale,
+    local_choice,
+    local_tables,
     told_of,
 )
 
 ROUTER = int.from_bytes(b"rout", "big")
 MISSES = (0.01, 0.05, 0.1, 0.2)
+STRANGER = 1.5  # half as strange again as the strangest held-out sample: no query of this federation at all
 
 Published = Callable[[Tensor], Tensor]  # log class probabilities [m, n, K] of network inputs
 
@@ -67,6 +70,29 @@ def candidates(possible: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(tried))
 
 
+def worth_trying(
+    net: Net | None,
+    shared: Leaves,
+    shape: tuple[int, ...],
+    scale: tuple[tuple[float, ...], tuple[float, ...]],
+    features: str | None,
+    heads: bool,
+) -> tuple[Net | None, list[Recipe], Recipe, list[str]]:
+    """The network as far as it is shared, recipes to try, all their features, and those that only heads look at.
+
+    ``features`` is the one recipe that is wanted, None where the candidates are to be tried.
+    """
+    usable = net if net is not None and any(leaf.startswith("trunk.") for leaf in shared) else None
+    possible = possible_features(shape, usable, shared)
+    names = [features] if features is not None else candidates(possible)
+    recipes = [Recipe.parse(name, *scale) for name in names]
+    for recipe in recipes:
+        recipe.check(shape, usable)
+    extra = ["hidden"] if heads and "hidden" in possible else []
+    everything = Recipe.parse("+".join([*(f.name for r in recipes for f in r.features), *extra]), *scale)
+    return usable, recipes, everything, extra
+
+
 def fit_router(
     net: Net | None,
     shared: Leaves,
@@ -85,16 +111,9 @@ def fit_router(
     settings.check()
     say = on_step or (lambda _: None)
     clock = _Clock()
-    shape = federation.shape
-    usable = net if net is not None and any(leaf.startswith("trunk.") for leaf in shared) else None
-    possible = possible_features(shape, usable, shared)
-    names = [settings.features] if settings.features is not None else candidates(possible)
-    mean, std = input_scale(federation)
-    recipes = [Recipe.parse(name, mean, std) for name in names]
-    for recipe in recipes:
-        recipe.check(shape, usable)
-    extra = ["hidden"] if settings.heads and "hidden" in possible else []
-    everything = Recipe.parse("+".join([*(f.name for r in recipes for f in r.features), *extra]), mean, std)
+    usable, recipes, everything, extra = worth_trying(
+        net, shared, federation.shape, input_scale(federation), settings.features, settings.heads
+    )
     say("features")
     published = published if settings.heads else None
     crops = settings.crops_for(federation)
@@ -107,7 +126,8 @@ def fit_router(
     def client_problem(width: int) -> Callable[[float], Problem]:
         return lambda ridge: Problem(len(federation), width, ridge)
 
-    table, chosen, tried = choose_recipe(recipes, found, clients, parts, holdout, client_problem, say)
+    choose = local_choice(clients, parts, client_problem)
+    table, chosen, tried = choose_recipe(recipes, local_tables(found), choose, holdout, say)
     problem = Problem(len(federation), table.width, chosen.ridge)
     fit = fit_all(problem, table, clients, settings, chosen.folds)
     held = held_out(table, parts, holdout, chosen.folds)
@@ -160,15 +180,10 @@ def _training_features(
     Third what the ``published`` models say about the same inputs, where asked for.
     """
     found, labels, said = [], [], []
-    height, width = federation.shape[-2:] if federation.crop is not None else (0, 0)
     for number, client in enumerate(federation.clients):
         rows, answers = [], []
         for copy in range(crops):
-            boxes = None
-            if federation.crop is not None:
-                generator = generator_for(seed, ROUTER, number, copy)
-                boxes = federation.crop.boxes(len(client.train), height, width, generator).to(client.train.x.device)
-            x = client.view(client.train.x, boxes)
+            x = training_view(federation, number, seed, copy)
             rows.append(extract(recipe, net, shared, x))
             if published is not None:
                 answers.append(published(x))
@@ -177,6 +192,16 @@ def _training_features(
         if answers:
             said.append(torch.cat(answers, dim=1))
     return found, labels, said
+
+
+def training_view(federation: Federation, number: int, seed: int, copy: int = 0) -> Tensor:
+    """A client's training samples as the network sees them, by the ``copy``-th draw of crops where there are any."""
+    client, boxes = federation.clients[number], None
+    if federation.crop is not None:
+        height, width = federation.shape[-2:]
+        generator = generator_for(seed, ROUTER, number, copy)
+        boxes = federation.crop.boxes(len(client.train), height, width, generator).to(client.train.x.device)
+    return client.view(client.train.x, boxes)
 
 
 def _router(
@@ -211,8 +236,7 @@ def _router(
         weight=fit.point[:, :-1].to(like),
         bias=fit.point[:, -1].to(like),
         log_prior=log_prior.to(like),
-        # Half as strange again as the strangest held-out sample: for what is no query of this federation at all.
-        calibration=Calibration(temperature, confidence, conformal, 1.5 * float(strange.max())),
+        calibration=Calibration(temperature, confidence, conformal, STRANGER * float(strange.max())),
         net=net if table.recipe.needs else None,
         leaves={leaf: value for leaf, value in shared.items() if table.recipe.wants(leaf)},
         shape=federation.shape,

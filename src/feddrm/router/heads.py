@@ -17,6 +17,7 @@ from feddrm.router.fit import Problem, Sample, Whitening, logits_at, pooled, sol
 
 BIAS_RIDGE = 1e-5  # a class that a client has never seen is unlikely there, not impossible
 STRENGTHS = (1.0, 3e-1, 1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 1e-5)
+JOINT_STRENGTHS = STRENGTHS[1:7]
 MAIN_EFFECTS = 4.0  # how much freer A and B are than D
 
 

@@ -7,6 +7,7 @@ exact: the density ratio model of the remaining clients is what is left after re
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from feddrm.errors import FeddrmError, SettingError
+from feddrm.router.clients import Message
 
 RULES = ("density", "posterior")
 
@@ -104,20 +106,33 @@ def conformal_set(log_weights: Tensor, threshold: float) -> Tensor:
     return log_weights.exp() >= threshold
 
 
-def fit_temperature(logits: Tensor, target: Tensor, steps: int = 50) -> float:
-    """The T for which softmax(logits / T) has the least loss on held-out samples; convex in 1 / T (Newton)."""
+def client_slopes(logits: Tensor, target: Tensor, scale: float) -> Message:
+    """The client's half of :func:`fit_temperature`: slope and curvature at one inverse temperature, summed."""
     z = logits.double()
+    p = (scale * z).softmax(1)
+    mean = (p * z).sum(1)
+    return {
+        "count": torch.tensor(float(len(z)), dtype=torch.float64, device=z.device),
+        "slope": (mean - z.gather(1, target[:, None])[:, 0]).sum(),
+        "bend": ((p * z.square()).sum(1) - mean.square()).sum(),
+    }
+
+
+def solve_temperature(slopes: Callable[[float], Message], steps: int = 50, tolerance: float = 1e-12) -> float:
+    """The server's half: Newton on the added :func:`client_slopes` of whatever inverse temperature it asks for."""
     scale = 1.0
-    own = z.gather(1, target[:, None])[:, 0].mean()
     for _ in range(steps):
-        p = (scale * z).softmax(1)
-        mean = (p * z).sum(1)
-        slope = float(mean.mean() - own)
-        bend = float(((p * z.square()).sum(1) - mean.square()).mean())
-        if bend <= 0 or abs(slope) < 1e-12:
+        found = slopes(scale)
+        slope, bend = (float(found[key] / found["count"]) for key in ("slope", "bend"))
+        if bend <= 0 or abs(slope) < tolerance:
             break
         scale = min(max(scale - slope / bend, scale / 2), scale * 2)
     return 1 / min(max(scale, 1e-2), 1e2)
+
+
+def fit_temperature(logits: Tensor, target: Tensor) -> float:
+    """The T for which softmax(logits / T) has the least loss on held-out samples; convex in 1 / T (Newton)."""
+    return solve_temperature(lambda scale: client_slopes(logits, target, scale))
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ heads come the way any query's do: the sample's features are sent to them and pr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -50,16 +50,25 @@ def client_curves(models: Tensor, y: Tensor, weights: Tensor) -> Message:
     }
 
 
-def fit_stack(
-    names: Sequence[str], clients: Sequence[tuple[Tensor, Tensor]], ridge: float = 1e-4, steps: int = 50
-) -> Stack:
+def fit_stack(names: Sequence[str], clients: Sequence[tuple[Tensor, Tensor]]) -> Stack:
     """The scalars with the least loss over all clients' held-out samples (answers [models, n, K], labels [n])."""
     device = clients[0][0].device
-    start = torch.full((len(names),), 1 / len(names), dtype=torch.float64, device=device)
+
+    def curves(at: Tensor) -> Message:
+        return add([client_curves(models, y, at.to(device)) for models, y in clients if len(y)])
+
+    return solve_stack(names, curves)
+
+
+def solve_stack(
+    names: Sequence[str], curves: Callable[[Tensor], Message], ridge: float = 1e-4, steps: int = 50
+) -> Stack:
+    """The server's half: Newton on the added :func:`client_curves` of whatever scalars it asks for."""
+    start = torch.full((len(names),), 1 / len(names), dtype=torch.float64)
     weights = start
 
     def total(at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        sums = add([client_curves(models, y, at) for models, y in clients if len(y)])
+        sums = {key: value.cpu() for key, value in curves(at).items()}
         away = at - start
         return (
             sums["loss"] / sums["count"] + ridge / 2 * away.square().sum(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from feddrm.router.choose import FINER, RIDGES, Chosen, Holdout, choose_ridge, s
 from feddrm.router.features import Recipe
 from feddrm.router.fit import Fit, Problem, Sample, Scaler, Whitening, logits_at, moments_of, pooled, scaler_of, solve
 
-COARSE_ROUNDS = 8  # enough to tell recipes and orders of magnitude apart
+COARSE_ROUNDS, FINE_ROUNDS = 8, 12  # enough to tell recipes and orders of magnitude apart; and near ones
 GPU_CROPS = 8
 AROUND = (30.0, 10.0, 3.0, 1.0, 0.3)  # times the strongest of the features' own strengths
 
@@ -58,7 +58,10 @@ class RouterSettings:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """One recipe's standardised features of every client's training samples, with what the solver needs."""
+    """One recipe's standardised features of every client's training samples, with what the solver needs.
+
+    ``x`` has those of the clients that are here: none at a server over a network.
+    """
 
     recipe: Recipe
     scaler: Scaler
@@ -67,7 +70,14 @@ class Table:
 
     @property
     def width(self) -> int:
-        return self.x[0].shape[1]
+        return len(self.scaler.mean)
+
+
+Job = tuple[Table, Sequence[float]]  # ridge strengths to be tried on it
+# A recipe's table; the strengths that suit its features alone, where it has several.
+MakeTable = Callable[[Recipe, Mapping[str, float] | None], Table]
+# Of every job its table and the strength with the least held-out loss, after so many rounds of fitting.
+Choose = Callable[[Iterable[Job], Holdout, int], Iterable[tuple[Table, Chosen]]]
 
 
 def input_scale(federation: Federation) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -86,24 +96,21 @@ def table_of(recipe: Recipe, found: Sequence[Mapping[str, Tensor]], alone: Mappi
     plain = [torch.cat([rows[f.name] for f in recipe.features], dim=1) for rows in found]
     scaler = scaler_of(plain)
     if alone is not None:
-        most = max(alone[f.name] for f in recipe.features)
-        shrink = [
-            torch.full((found[0][f.name].shape[1],), (alone[f.name] / most) ** 0.5).to(scaler.scale)
-            for f in recipe.features
-        ]
-        scaler = Scaler(scaler.mean, scaler.scale * torch.cat(shrink))
+        stretch = stretch_of(recipe, {f.name: found[0][f.name].shape[1] for f in recipe.features}, alone)
+        scaler = Scaler(scaler.mean, scaler.scale * stretch.to(scaler.scale))
     x = [scaler(rows) for rows in plain]
     return Table(recipe, scaler, x, moments_of([Sample(rows, torch.empty(0)) for rows in x]))
 
 
+def stretch_of(recipe: Recipe, widths: Mapping[str, int], alone: Mapping[str, float]) -> Tensor:
+    """By how much every column's scale changes for all features of a recipe to want the same strength."""
+    most = max(alone[f.name] for f in recipe.features)
+    parts = [torch.full((widths[f.name],), (alone[f.name] / most) ** 0.5) for f in recipe.features]
+    return torch.cat(parts)
+
+
 def choose_recipe(
-    recipes: Sequence[Recipe],
-    found: Sequence[Mapping[str, Tensor]],
-    targets: Sequence[Tensor],
-    parts: Sequence[Tensor],
-    holdout: Holdout,
-    problem: Callable[[int], Callable[[float], Problem]],
-    say: Progress,
+    recipes: Sequence[Recipe], make: MakeTable, choose: Choose, holdout: Holdout, say: Progress
 ) -> tuple[Table, Chosen, dict[str, Any]]:
     """The recipe with the least held-out loss on at most two parts, then its strength more finely on all.
 
@@ -113,24 +120,47 @@ def choose_recipe(
     tried: dict[str, Any] = {}
     least, best = float("inf"), None
     alone: dict[str, float] = {}
-    singles = [Recipe((feature,)) for feature in dict.fromkeys(f for r in recipes for f in r.features)]
-    for recipe in [*singles, *(r for r in recipes if len(r.features) > 1)]:
-        say(recipe.name)
-        several = len(recipe.features) > 1
-        table = table_of(recipe, found, alone if several else None)
-        ridges = [max(alone[f.name] for f in recipe.features) * around for around in AROUND] if several else RIDGES
-        folds = pooled_folds(table, targets, parts, few)
-        chosen = choose_ridge(problem(table.width), folds, table.whitening, ridges=ridges, rounds=COARSE_ROUNDS)
-        tried[recipe.name] = told_of(chosen, table)
-        if not several:
-            alone[recipe.name] = chosen.ridge
-        if recipe in recipes and chosen.loss < least:
-            best, least = (table, chosen.ridge), chosen.loss
+
+    def singly() -> Iterator[Job]:
+        for feature in dict.fromkeys(f for r in recipes for f in r.features):
+            say(feature.name)
+            yield make(Recipe((feature,)), None), RIDGES
+
+    def jointly() -> Iterator[Job]:
+        for recipe in recipes:
+            if len(recipe.features) > 1:
+                say(recipe.name)
+                most = max(alone[f.name] for f in recipe.features)
+                yield make(recipe, alone), [most * around for around in AROUND]
+
+    for jobs in (singly(), jointly()):
+        for table, chosen in choose(jobs, few, COARSE_ROUNDS):
+            tried[table.recipe.name] = told_of(chosen, table)
+            if len(table.recipe.features) == 1:
+                alone[table.recipe.name] = chosen.ridge
+            if table.recipe in recipes and chosen.loss < least:
+                best, least = (table, chosen.ridge), chosen.loss
     assert best is not None
     table, ridge = best
-    finer = [factor * ridge for factor in FINER]
-    folds = pooled_folds(table, targets, parts, holdout)
-    return table, choose_ridge(problem(table.width), folds, table.whitening, ridges=finer), tried
+    return (*next(iter(choose([(table, [factor * ridge for factor in FINER])], holdout, FINE_ROUNDS))), tried)
+
+
+def local_tables(found: Sequence[Mapping[str, Tensor]]) -> MakeTable:
+    """How tables are made of the features of local clients."""
+    return lambda recipe, alone: table_of(recipe, found, alone)
+
+
+def local_choice(
+    targets: Sequence[Tensor], parts: Sequence[Tensor], problem: Callable[[int], Callable[[float], Problem]]
+) -> Choose:
+    """How strengths are chosen where the clients are local: one table after another, along a path."""
+
+    def choose(jobs: Iterable[Job], holdout: Holdout, rounds: int) -> Iterator[tuple[Table, Chosen]]:
+        for table, ridges in jobs:
+            folds = pooled_folds(table, targets, parts, holdout)
+            yield table, choose_ridge(problem(table.width), folds, table.whitening, ridges=ridges, rounds=rounds)
+
+    return choose
 
 
 def folds_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,8 @@ from feddrm.router import FittedRouter, Router, RouterSettings, evaluate_router,
 from feddrm.router.choose import SMALL
 from feddrm.runs.config import Config, known_fields, resolve
 from feddrm.runs.folder import RunFolder
-from feddrm.runs.run import CPU_QUERIES, GPU_QUERIES, one_thread_each
-from feddrm.threads import small_products
+from feddrm.runs.run import CPU_QUERIES, GPU_QUERIES
+from feddrm.threads import small_products, within_operations
 
 if TYPE_CHECKING:
     from feddrm.runs.run import Run
@@ -71,10 +71,7 @@ def fit_run_router(
         said = ask(net, models, Queries(x, nobody, nobody), arithmetic=how, batch_size=batch)
         return said.logits.double().log_softmax(-1)
 
-    with contextlib.ExitStack() as habits:
-        if int(federation.sizes.sum()) < SMALL:
-            habits.enter_context(one_thread_each())
-            habits.enter_context(small_products(0))
+    with router_kernels(int(federation.sizes.sum())):
         fitted = fit_router(net, state.shared, federation, chosen, published=published, on_step=on_step)
     test = pooled_queries(
         federation,
@@ -87,6 +84,16 @@ def fit_run_router(
     found = evaluate_router(fitted, net, state.shared, test, answers, federation.weights)
     _write(folder, config, federation, fitted, found)
     return fitted.router
+
+
+@contextlib.contextmanager
+def router_kernels(samples: int) -> Iterator[None]:
+    """As :func:`feddrm.runs.run.cpu_kernels`, for fits on so many samples."""
+    if samples >= SMALL:
+        yield
+        return
+    with within_operations(1), small_products(0):
+        yield
 
 
 def _load_again(run: Run, data_dir: str | None) -> Federation:
