@@ -9,7 +9,7 @@ from refusal import refused
 
 
 def record(when: float, client: str = "oslo") -> Record:
-    return Record(when, "id", "lab", "route", "v1", client, 0.9, 0.8, 0, "", "", "", 1.5)
+    return Record(when, "id", "lab", "route", "v1", 2, "0,3", client, 0.9, 0.8, 0, "", "", "", 1.5)
 
 
 def stored(path: Path) -> list[str]:

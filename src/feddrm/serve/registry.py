@@ -7,7 +7,7 @@ import contextlib
 import os
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -151,6 +151,12 @@ class Registry:
     def can_answer(self, name: str) -> bool:
         """Whether it can be asked now; without a list of clients everybody is taken to be there."""
         return not self.peers or (name in self.peers and self.peers[name].available)
+
+    def available(self, names: Sequence[str], without: Collection[str] = ()) -> tuple[bool, ...]:
+        """Who of them can be asked now and shall be."""
+        if not self.peers and not without:
+            return (True,) * len(names)
+        return tuple(self.can_answer(name) and name not in without for name in names)
 
     async def watch(self) -> None:
         """Check the health of all, for ever."""
