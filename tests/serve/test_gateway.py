@@ -159,6 +159,19 @@ def test_the_open_inference_protocol(http: httpx.Client, images: torch.Tensor) -
         again = http.post(f"/v2/models/{model}/infer", content=body, headers=headers).json()
         assert again["outputs"][0]["data"] == pytest.approx(found["probabilities"]["data"], abs=1e-5)
         assert http.get(f"/v2/models/{model}/ready").status_code == 200
+    whole = {
+        out["name"]: out for out in http.post("/v2/models/router/infer", json={"inputs": [tensor]}).json()["outputs"]
+    }
+    wanted = [{"name": "margin", "parameters": {"binary_data": True}}, {"name": "client"}]
+    answer = http.post("/v2/models/router/infer", json={"inputs": [tensor], "outputs": wanted})
+    length = int(answer.headers["inference-header-content-length"])
+    margin, client = json.loads(answer.content[:length])["outputs"]
+    assert client == whole["client"]
+    assert margin == {"name": "margin", "datatype": "FP32", "shape": [len(images)],
+                      "parameters": {"binary_data_size": 4 * len(images)}}  # fmt: skip
+    assert np.frombuffer(answer.content[length:], "<f4") == pytest.approx(whole["margin"]["data"])
+    refusal = http.post("/v2/models/router/infer", json={"inputs": [tensor], "outputs": [{"name": "x"}]})
+    assert (refusal.status_code, "no output 'x'" in refusal.json()["error"]) == (422, True)
     assert http.get("/v2/models/other").status_code == 404
     assert http.post("/v2/models/other/infer", json={"inputs": [tensor]}).status_code == 404
 

@@ -37,8 +37,10 @@ class Drain(Generic[Item]):
         self._thread.join(patience)
 
     def _run(self) -> None:
-        while not self._end.is_set():
+        ended = False
+        while not ended:
             if self._some.wait(self.idle):
                 self._end.wait(self.seconds)  # one piece of work for many items
             self._some.clear()
+            ended = self._end.is_set()  # before the items are taken: what came during the last work is not lost
             self.work([self._items.popleft() for _ in range(len(self._items))])

@@ -92,14 +92,15 @@ def add_protocol(
         known(request.path_params["model"])
         return await infer(request)
 
-    responses = {200: {"model": InferAnswer}, 404: {"model": ErrorAnswer}, **REFUSALS}
+    binary = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    responses = {200: {"model": InferAnswer, "content": binary}, 404: {"model": ErrorAnswer}, **REFUSALS}
     route = Direct("/v2/models/{model}/infer", checked, name="infer", responses=responses,
-                   openapi_extra=_with_model(takes(InferRequest)))  # fmt: skip
+                   openapi_extra=_with_model(takes(InferRequest), models))  # fmt: skip
     app.router.routes.append(route)
     return {f"/v2/models/{model}/infer": (route, {"model": model}) for model in models}
 
 
-def _with_model(extra: dict[str, Any]) -> dict[str, Any]:
+def _with_model(extra: dict[str, Any], models: Sequence[str]) -> dict[str, Any]:
     """FastAPI finds the path's parameters among the function's, and this one takes the request alone."""
-    model = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+    model = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "enum": list(models)}}
     return {**extra, "parameters": [model]}
