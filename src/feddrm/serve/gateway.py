@@ -59,6 +59,7 @@ class Gateway:
         self.numbered = self.abstained = 0
         self.taken: Counter[str] = Counter()
         self.ready = False
+        self._reloading = asyncio.Lock()
 
     @property
     def folder(self) -> Path:
@@ -72,14 +73,15 @@ class Gateway:
 
     async def reload(self) -> Holding:
         """Put a new artifact in place; one that cannot be read or used leaves the old one."""
-        try:
-            found = await asyncio.to_thread(self._load)
-        except Exception as error:
-            self.metrics.reloads.labels("failed").inc()
-            log.error("reload failed, the old artifact stays", extra={"fields": {"reason": str(error)}})
-            raise
-        self.metrics.reloads.labels("done").inc()
-        self.holding = found
+        async with self._reloading:  # one after the other: the one that read last must be the one that stays
+            try:
+                found = await asyncio.to_thread(self._load)
+            except Exception as error:
+                self.metrics.reloads.labels("failed").inc()
+                log.error("reload failed, the old artifact stays", extra={"fields": {"reason": str(error)}})
+                raise
+            self.metrics.reloads.labels("done").inc()
+            self.holding = found
         log.info("artifact loaded", extra={"fields": {"artifact": found.version}})
         return found
 
@@ -88,7 +90,7 @@ class Gateway:
         tried = self.holding.version
         while True:
             await asyncio.sleep(self.settings.reload_seconds)
-            with contextlib.suppress(FeddrmError):
+            with contextlib.suppress(Exception):  # reload has logged it
                 version = version_of(self.folder)
                 if version not in (self.holding.version, tried):
                     tried = version
