@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-EXTRAS := dev,track,fast,export,deploy,serve
+EXTRAS := dev,track,fast,export,deploy,serve,postgres
 DEMO ?= --out runs/demo
 SMOKE ?= runs/paper-smoke
 

@@ -2,40 +2,73 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 NAMES = ("flatbed", "negative", "fax")
+Order = Callable[..., Any]
+
+
+@contextmanager
+def zygote() -> Iterator[Order]:
+    """Takes orders to start processes (see tests/zygote.py) and to say how they ended."""
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("zygote.py"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def order(**words: Any) -> Any:
+        process.stdin.write(json.dumps(words) + "\n")
+        process.stdin.flush()
+        return json.loads(process.stdout.readline())
+
+    with process:
+        yield order
+        process.stdin.close()
 
 
 class Process:
     """A ``feddrm`` command that serves; ``url`` is known once it listens."""
 
-    def __init__(self, words: list[str], log: Path, environment: dict[str, str] | None = None) -> None:
-        self.log = log
-        with log.open("wb") as file:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "feddrm", *words],
-                stdout=subprocess.PIPE,
-                stderr=file,
-                text=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
-            )
+    def __init__(
+        self, order: Order, words: list[str], log: Path, environment: dict[str, str], largest_file: int | None = None
+    ) -> None:
+        self.order, self.log, self._out = order, log, log.with_suffix(".out")
+        self._code: int | None = None
+        self.pid: int = order(
+            words=words, out=str(self._out), log=str(log), environment=environment, largest_file=largest_file
+        )
+
+    def code(self) -> int | None:
+        """As which it ended; None while it runs."""
+        if self._code is None:
+            self._code = self.order(pid=self.pid)
+        return self._code
 
     @property
     def url(self) -> str:
-        if not hasattr(self, "_url"):
-            assert self.process.stdout is not None
-            line = self.process.stdout.readline()
-            assert " at http" in line, line + self.log.read_text()
-            self._url = line.split()[-1]
-        return self._url
+        until = time.monotonic() + 60
+        while not (self._out.exists() and (line := self._out.read_text()).endswith("\n")):
+            assert self.code() is None, self.log.read_text()
+            assert time.monotonic() < until, self.log.read_text()
+            time.sleep(0.02)
+        assert " at http" in line
+        return line.split()[-1]
 
     def wait_ready(self, seconds: float = 60) -> str:
         until = time.monotonic() + seconds
@@ -48,32 +81,42 @@ class Process:
             time.sleep(0.05)
         raise AssertionError(self.log.read_text())
 
+    def send(self, number: signal.Signals) -> None:
+        if self.code() is None:
+            os.kill(self.pid, number)
+
+    def wait(self, seconds: float = 20) -> int:
+        until = time.monotonic() + seconds
+        while (found := self.code()) is None:
+            assert time.monotonic() < until, self.log.read_text()
+            time.sleep(0.02)
+        return found
+
     def stop(self) -> int:
-        if self.process.poll() is None:
-            self.process.terminate()
+        self.send(signal.SIGTERM)
         try:
-            code = self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            code = self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
-        return code
+            return self.wait()
+        except AssertionError:
+            self.send(signal.SIGKILL)
+            return self.wait()
 
 
 Launch = Callable[..., Process]
 
 
-def launcher(folder: Path) -> Iterator[Launch]:
+def launcher(folder: Path, order: Order) -> Iterator[Launch]:
     started: list[Process] = []
 
-    def launch(*words: object, **environment: str) -> Process:
-        process = Process([str(word) for word in words], folder / f"{len(started)}.log", environment)
+    def launch(*words: object, largest_file: int | None = None, **environment: str) -> Process:
+        log = folder / f"{len(started)}.log"
+        process = Process(order, [str(word) for word in words], log, environment, largest_file)
         started.append(process)
         return process
 
     try:
         yield launch
     finally:
+        for process in started:
+            process.send(signal.SIGTERM)  # all at once, then each to its end
         for process in started:
             process.stop()

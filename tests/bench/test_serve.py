@@ -10,7 +10,8 @@ from feddrm.bench.serve import bench_serve
 def test_every_way_is_measured() -> None:
     said: list[str] = []
     found = bench_serve(callers=[2], seconds=0.2, requests=200, say=said.append)
-    assert found["bare"]["images_per_second"] > 0
+    assert set(found["bare"]["images_per_second"]) == set(found["bare"]["embeddings_per_second"]) == {64, 256, 1024}
+    assert found["floor"][2]["requests"] >= 2
     assert len(found["http"]) == 4
     for by_callers in found["http"].values():
         figures = by_callers[2]

@@ -16,7 +16,7 @@ import httpx
 from feddrm.data import load
 from feddrm.models import Mlp
 from feddrm.runs import train
-from serving import NAMES, Launch, launcher
+from serving import NAMES, Launch, Order, launcher, zygote
 
 
 @pytest.fixture(scope="session")
@@ -30,17 +30,24 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def order() -> Iterator[Order]:
+    """Where processes come from."""
+    with zygote() as found:
+        yield found
+
+
 @pytest.fixture(scope="module")
-def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
+def launch(tmp_path_factory: pytest.TempPathFactory, order: Order) -> Iterator[Launch]:
     """Starts ``feddrm WORDS``; all are stopped at the end of the module."""
-    yield from launcher(tmp_path_factory.mktemp("logs"))
+    yield from launcher(tmp_path_factory.mktemp("logs"), order)
 
 
 @pytest.fixture(scope="session")
-def demo(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def demo(run: Path, tmp_path_factory: pytest.TempPathFactory, order: Order) -> Iterator[str]:
     """The address of a gateway with all its clients on this machine."""
     logs = tmp_path_factory.mktemp("demo")
-    for start in launcher(logs):
+    for start in launcher(logs, order):
         process = start("serve", run, "--demo", "--port", 0, "--audit", logs / "audit.sqlite")
         url = process.wait_ready()
         until = time.monotonic() + 60  # the clients start a moment later

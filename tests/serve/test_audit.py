@@ -1,33 +1,106 @@
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
+from feddrm.errors import FeddrmError
 from feddrm.serve.audit import AuditLog, Record
+from postgres import FOUND, Cluster, cluster
 from refusal import refused
 
 
-def record(when: float, client: str = "oslo") -> Record:
-    return Record(when, "id", "lab", "route", "v1", client, 0.9, 0.8, 0, "", "", "", 1.5)
+def record(when: float, client: str | None = "oslo") -> Record:
+    return Record(when, "id", "lab", "route", "v1", 2, "0,3", client, 0.9, 0.8, 0, "", "", "", 1.5)
 
 
-def stored(path: Path) -> list[str]:
-    base = sqlite3.connect(path)
-    try:
-        return [client for (client,) in base.execute("SELECT client FROM decisions ORDER BY time")]
-    finally:
-        base.close()
+def stored(path: Path | str) -> list[tuple[object, ...]]:
+    query = f"SELECT {', '.join(Record._fields)} FROM decisions ORDER BY time"
+    if "://" in str(path):
+        import psycopg
+
+        with psycopg.connect(str(path)) as base:
+            return list(base.execute(query))
+    with contextlib.closing(sqlite3.connect(path)) as base:
+        return list(base.execute(query))
 
 
-def test_old_decisions_are_forgotten(tmp_path: Path) -> None:
-    path = tmp_path / "audit.sqlite"
-    log = AuditLog(str(path), retention_days=1)
-    for days, client in ((3, "lima"), (0.5, "oslo"), (0, "rio")):
-        log.add(record(time.time() - days * 86400, client))
+@pytest.fixture(scope="module")
+def server() -> Iterator[Cluster]:
+    pytest.importorskip("psycopg", reason="pip install 'feddrm[postgres]' to run this")
+    if not FOUND:
+        pytest.skip("needs Debian's postgresql: apt-get install it")
+    with cluster() as found:
+        yield found
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where an audit log can be."""
+    if request.param == "sqlite":
+        return str(tmp_path / "audit.sqlite")
+    found: Cluster = request.getfixturevalue("server")
+    return found.url
+
+
+def test_old_decisions_are_forgotten_and_the_others_kept_to_the_last_digit(place: str) -> None:
+    now = time.time()
+    given = [record(now - days * 86400, client) for days, client in ((3, "lima"), (0.5, 'o"slo ü'), (0, None))]
+    log = AuditLog(place, retention_days=1)
+    for one in given:
+        log.add(one)
     log.close()
-    assert stored(path) == ["oslo", "rio"]
-    assert (log.written, log.dropped) == (3, 0)
+    assert stored(place) == [tuple(one) for one in given[1:]]
+    assert (log.written, log.dropped, log.trouble) == (3, 0, None)
+    again = AuditLog(place, retention_days=1)  # the second start finds the table there
+    for _ in range(1200):  # more than one statement takes
+        again.add(record(now + 1))
+    again.close()
+    assert len(stored(place)) == 1202
+
+
+def test_a_database_that_goes_away_and_comes_back(server: Cluster) -> None:
+    log = AuditLog(server.url, 1)
+    server.stop()
+    try:
+        log.add(record(time.time(), "lost"))
+        wait(lambda: log.dropped == 1)
+        assert log.trouble is not None
+    finally:
+        server.start()
+    log.add(record(time.time(), "found"))
+    log.close()
+    assert log.trouble is None
+    clients = [row[Record._fields.index("client")] for row in stored(server.url)]
+    assert "found" in clients
+    assert "lost" not in clients
+
+
+def test_a_database_that_is_not_there() -> None:
+    pytest.importorskip("psycopg", reason="pip install 'feddrm[postgres]' to run this")
+    with pytest.raises(FeddrmError) as caught:
+        AuditLog("postgresql://me:secret@127.0.0.1:9/x", 1)
+    assert str(caught.value).startswith("cannot open the audit log's database (")
+    assert "--audit" in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_log_of_another_version_is_not_written_into(tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / "audit.sqlite")) as base:
+        base.execute("CREATE TABLE decisions (time DOUBLE PRECISION, client TEXT)")
+    with refused("another version", "--audit"):
+        AuditLog(str(tmp_path / "audit.sqlite"), 1)
+
+
+def wait(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
 
 
 def test_it_recovers_when_there_is_room_again(tmp_path: Path) -> None:
@@ -38,13 +111,11 @@ def test_it_recovers_when_there_is_room_again(tmp_path: Path) -> None:
     other.execute("DROP TABLE decisions")  # whatever it is that goes wrong
     other.commit()
     log.add(record(time.time()))
-    until = time.monotonic() + 10
-    while not log.dropped and time.monotonic() < until:
-        time.sleep(0.02)
+    wait(lambda: log.dropped == 1)
     log.add(record(time.time(), "lima"))
     log.close()
     other.close()
-    assert stored(path) == ["lima"]
+    assert [row[Record._fields.index("client")] for row in stored(path)] == ["lima"]
     assert counted == [("dropped", 1), ("written", 1)]
 
 

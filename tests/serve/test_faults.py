@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import socket
@@ -71,7 +70,7 @@ def site(run: Path, launch: Launch, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def test_a_slow_client_times_out_its_circuit_opens_and_it_recovers(site: Site) -> None:
-    os.kill(site.clients["fax"].process.pid, signal.SIGSTOP)  # it accepts connections and answers nothing
+    site.clients["fax"].send(signal.SIGSTOP)  # it accepts connections and answers nothing
     try:
         first = site.predict("fax").json()["answers"][0]
         assert first["client"] != "fax"
@@ -84,12 +83,12 @@ def test_a_slow_client_times_out_its_circuit_opens_and_it_recovers(site: Site) -
             assert time.monotonic() - began < 1.0
             assert "fax" not in {a["client"] for a in quick["answered"]}
     finally:
-        os.kill(site.clients["fax"].process.pid, signal.SIGCONT)
+        site.clients["fax"].send(signal.SIGCONT)
     site.until(lambda: site.predict("fax").json()["answers"][0]["client"] == "fax")
     assert site.peer("fax")["circuit"] == "closed"
 
 
-def test_a_client_killed_under_load_loses_no_request(site: Site) -> None:
+def test_a_client_killed_under_load_loses_no_request(site: Site, launch: Launch) -> None:
     answers: list[tuple[int, str]] = []
     stop = threading.Event()
 
@@ -107,8 +106,8 @@ def test_a_client_killed_under_load_loses_no_request(site: Site) -> None:
     for thread in threads:
         thread.start()
     site.until(lambda: len(answers) > 40)
-    site.clients["negative"].process.kill()
-    site.clients["negative"].process.wait()
+    site.clients["negative"].send(signal.SIGKILL)
+    site.clients["negative"].wait()
     killed = len(answers)
     site.until(lambda: len(answers) > killed + 60)
     stop.set()
@@ -119,9 +118,7 @@ def test_a_client_killed_under_load_loses_no_request(site: Site) -> None:
     assert {client for _, client in answers[:20]} == {"negative"}
     assert "negative" not in {client for _, client in answers[killed + 20 :]}
     port = site.clients["negative"].url.rpartition(":")[2]
-    again = Process(
-        ["serve-client", str(site.run / "clients" / "negative"), "--port", port], site.gateway.log.with_suffix(".again")
-    )
+    again = launch("serve-client", site.run / "clients" / "negative", "--port", port)
     try:
         again.wait_ready()
         site.until(lambda: site.predict("negative").json()["answers"][0]["client"] == "negative")
@@ -132,7 +129,7 @@ def test_a_client_killed_under_load_loses_no_request(site: Site) -> None:
 def test_nobody_left_is_a_clear_503(site: Site) -> None:
     stopped = [p for n, p in site.clients.items() if n != "negative"]  # that one is gone already
     for process in stopped:
-        os.kill(process.process.pid, signal.SIGSTOP)
+        process.send(signal.SIGSTOP)
     try:
         answer = site.predict("flatbed")
         assert answer.status_code == 503
@@ -141,7 +138,7 @@ def test_nobody_left_is_a_clear_503(site: Site) -> None:
         assert site.http.post("/v1/route", json={"inputs": site.queries["fax"][:1].tolist()}).status_code == 200
     finally:
         for process in stopped:
-            os.kill(process.process.pid, signal.SIGCONT)
+            process.send(signal.SIGCONT)
     site.until(lambda: site.predict("flatbed").status_code == 200)
 
 
@@ -186,14 +183,8 @@ def test_a_corrupted_artifact_is_refused_and_a_new_one_taken_without_a_lost_requ
 @pytest.mark.skipif(sys.platform == "win32", reason="needs limits on file sizes")
 def test_a_full_disk_for_the_audit_log_does_not_stop_the_service(run: Path, tmp_path: Path, launch: Launch) -> None:
     """The process may write no file beyond 100 kB: what the kernel says then is what SQLite sees on a full disk."""
-    import resource
-
-    old = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, old[1]))
-    try:
-        process = launch("serve", run, "--port", 0, "--audit", tmp_path / "audit.sqlite", "--log-level", "error")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    words = ["serve", run, "--port", 0, "--audit", tmp_path / "audit.sqlite", "--log-level", "error"]
+    process = launch(*words, largest_file=100_000)
     url = process.wait_ready()
     features = [[0.1] * 16] * 500
     with httpx.Client(base_url=url, timeout=20) as http:
@@ -243,8 +234,30 @@ def test_sigterm_lets_requests_finish(run: Path, tmp_path: Path, launch: Launch)
         connection.sendall(head.encode() + b"\r\n\r\n" + body[:20])
         while "feddrm_in_flight 1.0" not in httpx.get(f"{url}/metrics").text:
             time.sleep(0.02)
-        process.process.terminate()
+        process.send(signal.SIGTERM)
         time.sleep(0.5)
         connection.sendall(body[20:])
         assert connection.recv(1000).startswith(b"HTTP/1.1 200")
     assert process.stop() == 0
+
+
+def test_a_caller_who_leaves_in_the_middle_is_no_error(run: Path, tmp_path: Path, launch: Launch) -> None:
+    process = launch("serve", run, "--port", 0, "--audit", tmp_path / "a.sqlite")
+    url = process.wait_ready()
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20) as connection:
+        connection.sendall(b"POST /v1/route HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf")
+        while "feddrm_in_flight 1.0" not in httpx.get(f"{url}/metrics").text:
+            time.sleep(0.02)
+    while "feddrm_in_flight 0.0" not in (page := httpx.get(f"{url}/metrics").text):
+        time.sleep(0.02)
+    assert 'feddrm_requests_total{path="/v1/route",status="499"} 1.0' in page
+    assert process.stop() == 0
+    assert "Traceback" not in process.log.read_text()
+
+
+def test_a_signal_before_it_is_ready_is_not_lost(run: Path, tmp_path: Path, launch: Launch) -> None:
+    """Sent as soon as it says where it is, which is before it serves."""
+    process = launch("serve", run, "--port", 0, "--audit", tmp_path / "a.sqlite")
+    assert process.url
+    process.send(signal.SIGTERM)
+    assert process.wait() in (0, -signal.SIGTERM)  # in time, or before anything was set up

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
+import random
 import re
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
 
-from serving import Launch
+from serving import Launch, Process
 
 pytest.importorskip("schemathesis", reason="pip install 'feddrm[dev]' to run this")
+SENDERS = 4
 
 
 def fuzz(url: str, examples: int, folder: Path) -> int:
-    """How many requests were made; no answer may be a server's error, nor differ from what the page says."""
+    """How many requests were made; no answer may be a server's error, nor differ from what the page says.
+
+    They are kept in ``folder/requests.har``.
+    """
     checks = "not_a_server_error,status_code_conformance,response_schema_conformance,content_type_conformance"
     words = [f"{url}/openapi.json", "--phases", "coverage,fuzzing", "--max-examples", str(examples), "--checks", checks,
              "--seed", "1", "--no-shrink", "--continue-on-failure", "--generation-database", "none",
-             "--exclude-path", "/v1/admin/reload", "--warnings", "off"]  # fmt: skip
+             "--exclude-path", "/v1/admin/reload", "--warnings", "off",
+             "--report", "har", "--report-har-path", "requests.har"]  # fmt: skip
     script = "from schemathesis.cli import schemathesis; schemathesis()"
     done = subprocess.run(
         [sys.executable, "-c", script, "run", *words], cwd=folder, capture_output=True, text=True, check=False
@@ -32,27 +44,146 @@ def fuzz(url: str, examples: int, folder: Path) -> int:
     return int(numbers[-1])
 
 
-def rss(pid: int) -> float:
-    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
-    return int(line.split()[1]) / 1024
+class Request(NamedTuple):
+    """One request, to be sent as it is."""
+
+    method: str
+    path: str
+    kind: str
+    body: bytes
 
 
-def test_a_few_hundred_requests(demo: str, tmp_path: Path) -> None:
-    assert fuzz(demo, 5, tmp_path) > 100
-    assert 'status="500"' not in httpx.get(f"{demo}/metrics").text
+def made_before(folder: Path) -> list[Request]:
+    """The requests with a body among those that the fuzzer made."""
+    found = []
+    for entry in json.loads((folder / "requests.har").read_text())["log"]["entries"]:
+        asked = entry["request"]
+        if (given := asked.get("postData")) is not None:
+            text = given.get("text") or ""
+            body = base64.b64decode(text) if given.get("encoding") == "base64" else text.encode(errors="replace")
+            url = httpx.URL(asked["url"])
+            found.append(Request(asked["method"], url.raw_path.decode(), given.get("mimeType", ""), body))
+    return found
+
+
+ODD: list[Any] = [None, True, -1, 0, 1e308, 2**63, 0.5, "", "a", "\x00", "ü" * 300, [], {}, [[]], [[0.0] * 16],
+                  [[[[7] * 8] * 8]], {"name": "input"}, "density", "uint8"]  # fmt: skip
+KINDS = ["application/json", "application/octet-stream", "image/png", "image/gif", "text/plain", "", "a" * 5000]
+QUERIES = ["", "?kind=inputs&datatype=uint8", "?without=,&coverage=", "?%"]
+PATHS = ["/v1/route", "/v1/predict", "/v2/models/router/infer", "/v2/models/federation/infer"]
+
+
+def valid() -> list[Request]:
+    """Requests that are answered: what differs from them by one thing gets further than what fits nowhere."""
+    features = [[0.1] * 16] * 2
+    tensor = {"name": "features", "datatype": "FP32", "shape": [2, 16], "data": features}
+    options = {"rule": "posterior", "coverage": 0.9, "without": ["fax"]}
+    bodies: dict[str, list[Any]] = {
+        "/v1": [{"features": features, **options}, {"inputs": [[[[7] * 8] * 8]], "datatype": "uint8"}],
+        "/v2": [{"id": "7", "inputs": [tensor], "outputs": [{"name": "client", "parameters": {"binary_data": True}}]}],
+    }
+    found = [
+        Request("POST", path, "application/json", json.dumps(body).encode())
+        for path in PATHS
+        for body in bodies[path[:3]]
+    ]
+    return [*found, Request("POST", "/v1/route?kind=features", "application/octet-stream", bytes(128))]
+
+
+def changed(request: Request, chance: random.Random) -> Request:
+    """The same with something broken: bytes, a value inside the JSON, the content type or the path."""
+    method, path, kind, body = request
+    match chance.randrange(6):
+        case 0 if body:
+            place = chance.randrange(len(body))
+            body = body[:place] + bytes([chance.randrange(256)]) + body[place + 1 :]
+        case 1 if body:
+            body = body[: chance.randrange(len(body))]
+        case 2:
+            kind = chance.choice(KINDS)
+        case 3:
+            path = chance.choice(PATHS) + chance.choice(QUERIES)
+        case _:
+            try:
+                body = json.dumps(_replaced(json.loads(body), chance)).encode()
+            except (ValueError, RecursionError):
+                body = json.dumps({chance.choice(["features", "inputs", "image", "rows"]): chance.choice(ODD)}).encode()
+    return Request(method, path, kind, body)
+
+
+def _replaced(value: Any, chance: random.Random) -> Any:
+    if isinstance(value, dict) and value and chance.random() < 0.8:
+        key = chance.choice(sorted(value))
+        return {**value, key: _replaced(value[key], chance)}
+    if isinstance(value, list) and value and chance.random() < 0.8:
+        place = chance.randrange(len(value))
+        return [*value[:place], _replaced(value[place], chance), *value[place + 1 :]]
+    return chance.choice(ODD)
+
+
+def send_all(url: str, requests: Iterator[Request]) -> Counter[int]:
+    """Statuses; every refusal must be one line of JSON that tells nothing of the inside."""
+
+    def send(part: list[Request]) -> Counter[int]:
+        codes: Counter[int] = Counter()
+        with httpx.Client(base_url=url, timeout=30) as http:
+            for method, path, kind, body in part:
+                answer = http.request(method, path, content=body, headers={"Content-Type": kind})
+                codes[answer.status_code] += 1
+                assert answer.status_code != 500, (method, path, kind, body[:500])
+                if answer.status_code >= 400:
+                    error = answer.json()["error"]
+                    assert error
+                    assert "\n" not in error
+                    assert "Traceback" not in error
+                    assert len(error) < 1000, error[:200]
+        return codes
+
+    listed = list(requests)
+    with ThreadPoolExecutor(SENDERS) as pool:
+        return sum(pool.map(send, [listed[i::SENDERS] for i in range(SENDERS)]), Counter())
+
+
+def rss(process: Process) -> float:
+    page = Path(f"/proc/{process.pid}/status").read_text()
+    return int(next(line for line in page.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
+
+
+@pytest.fixture
+def gateway(run: Path, launch: Launch, tmp_path: Path) -> Iterator[Process]:
+    """One of its own, with clients: its memory is looked at."""
+    process = launch("serve", run, "--demo", "--port", 0, "--audit", tmp_path / "a.sqlite", "--log-level", "error")
+    process.wait_ready()
+    yield process
+    assert 'status="500"' not in httpx.get(f"{process.url}/metrics").text
+    assert process.stop() == 0
+    assert "Traceback" not in process.log.read_text()
+
+
+def test_ten_thousand_requests_made_and_changed_leave_memory_flat(gateway: Process, tmp_path: Path) -> None:
+    """A few hundred by the fuzzer itself, then thousands that differ from them by something broken."""
+    made = fuzz(gateway.url, 5, tmp_path)
+    made_ones, chance = made_before(tmp_path), random.Random(1)
+    assert len(made_ones) > 100
+    assert set(send_all(gateway.url, iter(valid()))) == {200}
+    known = made_ones + valid() * (len(made_ones) // len(valid()))  # half and half
+    codes = send_all(gateway.url, (changed(chance.choice(known), chance) for _ in range(2000)))
+    before = rss(gateway)
+    codes += send_all(gateway.url, (changed(chance.choice(known), chance) for _ in range(10_000 - made - 2000)))
+    after = rss(gateway)
+    print(f"{made + codes.total()} requests: {dict(codes)}; {before:.1f} MiB, then {after:.1f} MiB")
+    assert made + codes.total() >= 10_000
+    assert {200, 415, 422} <= set(codes)
+    assert after < 1.05 * before
 
 
 @pytest.mark.long
 @pytest.mark.skipif(not os.environ.get("FEDDRM_LONG"), reason="set FEDDRM_LONG=1: it takes minutes")
-def test_ten_thousand_requests_leave_memory_flat(run: Path, launch: Launch, tmp_path: Path) -> None:
-    process = launch("serve", run, "--demo", "--port", 0, "--audit", tmp_path / "a.sqlite", "--log-level", "error")
-    url = process.wait_ready()
-    made = fuzz(url, 50, tmp_path)
-    before = rss(process.process.pid)
+def test_ten_thousand_requests_of_the_fuzzer_leave_memory_flat(gateway: Process, tmp_path: Path) -> None:
+    made = fuzz(gateway.url, 50, tmp_path)
+    before = rss(gateway)
     while made < 10_000:
-        made += fuzz(url, 300, tmp_path)
-    after = rss(process.process.pid)
+        made += fuzz(gateway.url, 300, tmp_path)
+    after = rss(gateway)
     print(f"{made} requests, {before:.1f} MiB then {after:.1f} MiB")
     assert after < 1.1 * before
-    assert 'status="500"' not in httpx.get(f"{url}/metrics").text
-    assert "Traceback" not in process.log.read_text()

@@ -8,7 +8,6 @@ import zlib
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -30,21 +29,23 @@ def png(*size: int, mode: str = "L") -> bytes:
     return out.getvalue()
 
 
-def ask(body: object, wanted: Wanted = GREY, kind: type[Options] = Options) -> tuple[str, torch.Tensor, Options]:
+def ask(body: object, wanted: Wanted = GREY, kind: type[Options] = Options) -> tuple[str, np.ndarray, Options]:
     return read_query(json.dumps(body).encode(), JSON, {}, wanted, kind)
 
 
 def test_every_way_to_give_a_sample() -> None:
-    pixels = torch.arange(16, dtype=torch.uint8).view(1, 1, 4, 4)
-    assert torch.equal(ask({"inputs": pixels.tolist()})[1], pixels)
-    kind, x, _ = ask({"inputs": pixels.float().tolist(), "datatype": "float32"})
-    assert (kind, x.dtype) == ("inputs", torch.float32)
+    pixels = np.arange(16, dtype=np.uint8).reshape(1, 1, 4, 4)
+    found = ask({"inputs": pixels.tolist()})[1]
+    assert found.dtype == np.uint8
+    assert np.array_equal(found, pixels)
+    kind, x, _ = ask({"inputs": pixels.astype(float).tolist(), "datatype": "float32"})
+    assert (kind, x.dtype) == ("inputs", np.float32)
     kind, x, options = ask({"features": [[1, 2, 3.5]], "rule": "posterior"})
     assert (kind, x.tolist(), options.rule) == ("features", [[1, 2, 3.5]], "posterior")
     assert ask({"rows": [{"dose": 2, "age": 1}]}, TABLE)[1].tolist() == [[1, 2]]
-    assert ask({"image": base64.b64encode(png()).decode()})[1].unique().tolist() == [7]
+    assert ask({"image": base64.b64encode(png()).decode()})[1].tolist() == [[[[7] * 4] * 4]]
     kind, x, options = read_query(png(9, 9), "image/png", {"without": "a,b", "consult": "2"}, GREY, PredictOptions)
-    assert (x.shape, options.without, options.consult) == ((1, 1, 4, 4), ["a", "b"], 2)
+    assert (x.shape, options.without, options.consult) == ((1, 1, 4, 4), ("a", "b"), 2)
     raw = np.array([[1, 2, 3], [4, 5, 6]], "<f4").tobytes()
     assert read_query(raw, "application/octet-stream", {}, GREY, Options)[1].tolist() == [[1, 2, 3], [4, 5, 6]]
     given = {"kind": "inputs", "datatype": "uint8"}
@@ -67,7 +68,7 @@ def test_every_way_to_give_a_sample() -> None:
         ({"inputs": [[[[0.5] * 4] * 4]]}, "whole numbers"),
         ({"inputs": [[[["a"] * 4] * 4]]}, "whole numbers"),
         ({"inputs": [[[[True] * 4] * 4]]}, "whole numbers"),
-        ({"inputs": [10**400]}, "inputs"),
+        ({"inputs": [10**400]}, "number is infinity"),
         ({"rows": [{"age": 1}]}, "no column names"),
         ({"features": [[1, 2, 3]], "coverage": 0}, "coverage"),
         ({"features": [[1, 2, 3]], "unknown": 0}, "unknown"),
@@ -117,16 +118,17 @@ def test_no_bytes_can_do_anything_but_be_refused_or_read(body: bytes, sort: str)
         kind, x, _ = read_query(body, sort, {}, GREY, Options)
     except FeddrmError:
         return
-    assert bool(x.float().isfinite().all())
+    assert np.isfinite(x).all()
     assert kind in ("inputs", "features")
 
 
-@given(st.sampled_from([torch.uint8, torch.float32]), st.integers(1, 5))
-def test_what_is_written_is_read(dtype: torch.dtype, rows: int) -> None:
-    x = (100 * torch.rand(rows, 2, 3)).to(dtype)
+@given(st.sampled_from([np.uint8, np.float32]), st.integers(1, 5))
+def test_what_is_written_is_read(dtype: type, rows: int) -> None:
+    x = np.linspace(0, 100, 6 * rows).reshape(rows, 2, 3).astype(dtype)
     body, headers = write_infer("input", x)
     _, tensors = read_infer(body, headers[HEADER])
-    assert torch.equal(tensors["input"], x)
+    assert tensors["input"].dtype == dtype
+    assert np.array_equal(tensors["input"], x)
 
 
 @given(st.binary(max_size=200), st.one_of(st.none(), st.text(max_size=5), st.integers(-5, 300).map(str)))

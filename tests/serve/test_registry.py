@@ -65,6 +65,8 @@ def test_bad_lists_of_clients_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
         "a: {url: 'http://x', capacity: 0}": ("client 'a'", "capacity"),
         "a: {url: 'http://x', speed: 1}": ("client 'a'", "speed"),
         "a: {url: 'http://x', key_env: NO_SUCH_KEY}": ("client 'a'", "NO_SUCH_KEY"),
+        "a: {url: 'https://x', ca: nowhere.pem}": ("client 'a'", "ca"),
+        "a: {url: 'http://x:port'}": ("client 'a'", "url"),
         "{": ("no YAML",),
     }.items():
         path.write_text(text)

@@ -1,7 +1,9 @@
 """The gateway's speed over HTTP against the same router in this process, and whether its memory grows.
 
 The gateway is a process of its own, started by the command a user would type; callers are connections
-that each wait for their answer before they ask again. With two cores the gateway has one of them.
+that each wait for their answer before they ask again. With two cores the gateway has one of them. The
+floor is the same server with an application that reads the request and answers the same bytes at once:
+what is above it is the gateway's own.
 """
 
 from __future__ import annotations
@@ -10,28 +12,31 @@ import asyncio
 import datetime
 import io
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-import numpy as np
 import torch
 from PIL import Image
 
+from feddrm.bench.load import ask_all, one_answer, post
 from feddrm.data import Federation, load
 from feddrm.errors import FeddrmError
 from feddrm.router import Router, load_router
 from feddrm.runs import train
 from feddrm.runs.run import hardware, versions
+from feddrm.threads import small_products
 
 Say = Callable[[str], None]
-MANY = 256  # images in one request, as many as the gateway computes at once
+MANY = 256  # images in one request
 
 
 def bench_serve(
@@ -46,64 +51,71 @@ def bench_serve(
         router = load_router(run / "router")
         images = torch.cat([client.test.x for client in digits.clients])
         bare = _bare(router, images, seconds / 2)
-        say(f"bare: {bare['images_per_second']:.0f} images/s, {bare['embeddings_per_second']:.0f} embeddings/s")
+        say(f"bare: {bare}")
         with _gateway(run) as (port, pid):
             ways = _ways(port, router, digits)
             found: dict[str, Any] = {name: {} for name in ways}
-            asyncio.run(_load(port, ways["embedding, JSON"][0], max(callers), 2.0))  # warm-up
+            asyncio.run(ask_all(port, ways["embedding, JSON"][0], max(callers), 2.0))  # warm-up
             for name, (bodies, rows) in ways.items():
                 for number in callers:
                     used = _cpu_seconds(pid)
-                    figures = asyncio.run(_load(port, bodies, number, seconds))
+                    figures = asyncio.run(ask_all(port, bodies, number, seconds))
                     used = _cpu_seconds(pid) - used
                     figures["gateway_cpu_ms_per_request"] = round(1e3 * used / figures["requests"], 4)
                     figures["samples_per_second"] = round(rows * figures["requests_per_second"], 1)
                     key = "images_per_second" if "image" in name else "embeddings_per_second"
-                    figures["of_bare"] = round(figures["samples_per_second"] / bare[key], 4)
+                    figures["of_bare"] = round(figures["samples_per_second"] / bare[key][MANY], 4)
                     found[name][number] = figures
                     say(f"{name}, {number} callers: {figures}")
             memory = _memory(port, pid, ways["embedding, JSON"][0], requests, say)
+            answer = one_answer(port, ways["embedding, JSON"][0][0])
+        with _floor(answer, Path(place) / "floor.py") as (port, pid):
+            bodies, _ = _ways(port, router, digits)["embedding, JSON"]
+            floor = {number: asyncio.run(ask_all(port, bodies, number, seconds)) for number in callers}
+            say(f"floor: {floor}")
     return {
         "what": "feddrm bench serve",
         "model": "digits, mlp 128-64, 8 clients, router on the embedding (64 numbers)",
         "bare": bare,
+        "floor": floor,
         "http": found,
         "memory": memory,
         "cores": os.cpu_count(),
-        "load_average": round(
-            os.getloadavg()[0], 1
-        ),  # of the last minute: far above two means that others computed, too
+        "load_average": round(os.getloadavg()[0], 1),  # far above two means that others computed, too
         "hardware": hardware("cpu"),
-        "versions": versions(),
+        "versions": versions() | {name: version(name) for name in ("uvicorn", "uvloop", "httptools", "orjson")},
         "date": datetime.date.today().isoformat(),
     }
 
 
-def _bare(router: Router, images: torch.Tensor, seconds: float) -> dict[str, float]:
-    """The same work without a network in between, in the best of some batch sizes, on one thread."""
+def _bare(router: Router, images: torch.Tensor, seconds: float) -> dict[str, dict[int, float]]:
+    """The same work without a network in between, on one thread, by the number of samples at once.
+
+    With and without oneDNN, the better of both: it suits some processors and batches, not others.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    rates: dict[str, dict[int, float]] = {"images": {}, "embeddings": {}}
+    rates: dict[str, dict[int, float]] = {"images_per_second": {}, "embeddings_per_second": {}}
+    images = images.repeat(2, 1, 1, 1)
     features = router.features(images)
     try:
-        for onednn in (True, False):  # the gateway runs without; the better of both is what it is compared with
-            torch.backends.mkldnn.set_flags(onednn)  # type: ignore[no-untyped-call]
-            for rows in (64, MANY):
-                for name, route, x in (
-                    ("images", router.route, images[:rows]),
-                    ("embeddings", router.route_features, features[:rows]),
-                ):
-                    route(x)
-                    began, done = time.perf_counter(), 0
-                    while time.perf_counter() - began < seconds / 4:
+        for largest in (0, math.inf):
+            with small_products(largest):
+                for rows in (64, MANY, 4 * MANY):
+                    for name, route, x in (
+                        ("images_per_second", router.route, images[:rows]),
+                        ("embeddings_per_second", router.route_features, features[:rows]),
+                    ):
                         route(x)
-                        done += rows
-                    rate = done / (time.perf_counter() - began)
-                    rates[name][rows] = max(rate, rates[name].get(rows, 0.0))
+                        began, done = time.perf_counter(), 0
+                        while time.perf_counter() - began < seconds / 6:
+                            route(x)
+                            done += rows
+                        rate = round(done / (time.perf_counter() - began), 1)
+                        rates[name][rows] = max(rate, rates[name].get(rows, 0.0))
     finally:
         torch.set_num_threads(before)
-        torch.backends.mkldnn.set_flags(True)  # type: ignore[no-untyped-call]
-    return {f"{name}_per_second": round(max(by_rows.values()), 1) for name, by_rows in rates.items()}
+    return rates
 
 
 def _ways(port: int, router: Router, digits: Federation) -> dict[str, tuple[list[bytes], int]]:
@@ -125,35 +137,62 @@ def _ways(port: int, router: Router, digits: Federation) -> dict[str, tuple[list
     return {
         "embedding, JSON": (
             [
-                _post(port, "/v1/route", "application/json", json.dumps({"features": [f.tolist()]}).encode())
+                post(port, "/v1/route", "application/json", json.dumps({"features": [f.tolist()]}).encode())
                 for f in features
             ],
             1,
         ),
-        "embedding, bytes": ([_post(port, "/v1/route", raw, f.numpy().astype("<f4").tobytes()) for f in features], 1),
-        "image, PNG": ([_post(port, "/v1/route", "image/png", pictures(image)) for image in images], 1),
+        "embedding, bytes": ([post(port, "/v1/route", raw, f.numpy().astype("<f4").tobytes()) for f in features], 1),
+        "image, PNG": ([post(port, "/v1/route", "image/png", pictures(image)) for image in images], 1),
         f"images, {MANY} in a request": (
-            [_post(port, *infer)],
+            [post(port, *infer)],
             MANY,
         ),
     }
 
 
-def _post(port: int, path: str, kind: str, body: bytes) -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: {kind}\r\n"
-    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+@contextmanager
+def _gateway(run: Path) -> Iterator[tuple[int, int]]:
+    """Port and process number of a gateway with its defaults; its log goes to a file, as a service's does."""
+    with (run.parent / "log").open("wb") as log:
+        # 64 callers with 256 images each are more than the default lets wait: they would be told to come back.
+        words = ["-m", "feddrm", "serve", str(run), "--port", "0"]
+        with _server(words, {"FEDDRM_SERVE_MAX_WAITING_ROWS": "65536"}, log) as found:
+            yield found
+
+
+FLOOR = """
+import sys, uvicorn
+from pathlib import Path
+head, _, body = Path(sys.argv[1]).read_bytes().partition(b"\\r\\n\\r\\n")
+lines = (line.partition(b": ") for line in head.split(b"\\r\\n")[1:])
+start = {"type": "http.response.start", "status": 200, "headers": [(name, value) for name, _, value in lines]}
+async def app(scope, receive, send):
+    while (await receive()).get("more_body"):
+        pass
+    await send(start)
+    await send({"type": "http.response.body", "body": body})
+config = uvicorn.Config(app, port=0, log_config=None, access_log=False, lifespan="off", ws="none",
+                        server_header=False, date_header=False)
+sock = config.bind_socket()
+print(f"floor at http://127.0.0.1:{sock.getsockname()[1]}", flush=True)
+uvicorn.Server(config).run(sockets=[sock])
+"""
 
 
 @contextmanager
-def _gateway(run: Path) -> Iterator[tuple[int, int]]:
-    """Port and process number of a gateway with its defaults; its log goes nowhere."""
+def _floor(answer: bytes, script: Path) -> Iterator[tuple[int, int]]:
+    """Port and process number of a server that does nothing but answer these bytes."""
+    script.write_text(FLOOR)
+    script.with_suffix(".answer").write_bytes(answer)
+    with _server([str(script), str(script.with_suffix(".answer"))], {}, subprocess.DEVNULL) as found:
+        yield found
+
+
+@contextmanager
+def _server(words: Sequence[str], environment: Mapping[str, str], log: IO[bytes] | int) -> Iterator[tuple[int, int]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "feddrm", "serve", str(run), "--port", "0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        # 64 callers with 256 images each are more than the default lets wait: they would be told to come back.
-        env={**os.environ, "FEDDRM_SERVE_MAX_WAITING_ROWS": "65536"},
+        [sys.executable, *words], stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, **environment}
     )
     try:
         assert process.stdout is not None
@@ -166,83 +205,6 @@ def _gateway(run: Path) -> Iterator[tuple[int, int]]:
         process.wait(20)
         if process.stdout is not None:
             process.stdout.close()
-
-
-class _Caller(asyncio.Protocol):
-    """Asks, waits for the whole answer, asks again; as little work as can be, to leave the core to the gateway."""
-
-    def __init__(
-        self, bodies: Sequence[bytes], first: int, until: Callable[[], bool], done: asyncio.Future[None]
-    ) -> None:
-        self.bodies, self.place, self.until, self.done = bodies, first, until, done
-        self.latencies: list[float] = []
-        self.buffer, self.missing, self.began = b"", 0, 0.0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        self._ask()
-
-    def _ask(self) -> None:
-        self.began = time.perf_counter()
-        self.transport.write(self.bodies[self.place % len(self.bodies)])
-        self.place += 1
-
-    def data_received(self, data: bytes) -> None:
-        if self.missing:
-            self.missing -= len(data)
-        else:
-            self.buffer += data
-            head, found, body = self.buffer.partition(b"\r\n\r\n")
-            if not found:
-                return
-            if not head.startswith(b"HTTP/1.1 200"):
-                self.done.set_exception(FeddrmError(f"the gateway answered {head[:40]!r}"))
-                return
-            at = head.lower().index(b"\r\ncontent-length: ") + 18
-            self.missing = int(head[at:].partition(b"\r\n")[0]) - len(body)
-            self.buffer = b""
-        if self.missing == 0:
-            self.latencies.append(time.perf_counter() - self.began)
-            if self.until():
-                self.transport.close()
-                self.done.set_result(None)
-            else:
-                self._ask()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.done.done():
-            self.done.set_exception(FeddrmError(f"the gateway closed a connection ({exc})"))
-
-
-async def _load(port: int, bodies: Sequence[bytes], callers: int, seconds: float, requests: int = 0) -> dict[str, Any]:
-    """Callers side by side for some seconds, or for a number of requests."""
-    loop = asyncio.get_running_loop()
-    began = time.perf_counter()
-    made: list[_Caller] = []
-
-    def until() -> bool:
-        if requests:
-            return sum(len(caller.latencies) for caller in made) >= requests
-        return time.perf_counter() - began >= seconds
-
-    ends = [loop.create_future() for _ in range(callers)]
-    for number, end in enumerate(ends):
-        _, caller = await loop.create_connection(
-            lambda number=number, end=end: _Caller(bodies, 7 * number, until, end),  # type: ignore[misc]
-            "127.0.0.1",
-            port,
-        )
-        made.append(caller)
-    await asyncio.gather(*ends)
-    took = time.perf_counter() - began
-    latencies = np.array([latency for caller in made for latency in caller.latencies])
-    return {
-        "requests": len(latencies),
-        "requests_per_second": round(len(latencies) / took, 1),
-        "p50_ms": round(1e3 * float(np.percentile(latencies, 50)), 3),
-        "p99_ms": round(1e3 * float(np.percentile(latencies, 99)), 3),
-    }
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -261,7 +223,7 @@ def _memory(port: int, pid: int, bodies: Sequence[bytes], requests: int, say: Sa
         return {"requests": 0, "mib": []}
     mib = []
     for _ in range(steps):
-        asyncio.run(_load(port, bodies, 64, 0, requests=requests // steps))
+        asyncio.run(ask_all(port, bodies, 64, 0, requests=requests // steps))
         line = next(line for line in path.read_text().splitlines() if line.startswith("VmRSS"))
         mib.append(round(int(line.split()[1]) / 1024, 1))
         say(f"memory after {len(mib) * requests // steps} requests: {mib[-1]} MiB")

@@ -92,13 +92,14 @@ def serve(
         print_json(found)
         return
     rows = [
-        [way, number, figures["requests_per_second"], figures["p50_ms"], figures["p99_ms"], figures["of_bare"]]
-        for way, by_callers in found["http"].items()
+        [way, number, figures["requests_per_second"], figures["p50_ms"], figures["p99_ms"], figures.get("of_bare", "")]
+        for way, by_callers in {**found["http"], "floor: the same bytes, no work": found["floor"]}.items()
         for number, figures in by_callers.items()
     ]
     print_table(["way", "callers", "requests/s", "p50 ms", "p99 ms", "of bare"], rows)
     bare = found["bare"]
-    typer.echo(f"bare: {bare['images_per_second']} images/s, {bare['embeddings_per_second']} embeddings/s")
+    by_rows = [[rows, rate, bare["embeddings_per_second"][rows]] for rows, rate in bare["images_per_second"].items()]
+    print_table(["bare, samples at once", "images/s", "embeddings/s"], by_rows)
     if found["memory"]["mib"]:
         typer.echo(f"memory, MiB: {', '.join(map(str, found['memory']['mib']))}")
 

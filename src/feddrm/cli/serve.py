@@ -53,7 +53,7 @@ def serve(
         from feddrm.serve.gateway import build_gateway
         from feddrm.serve.predictor import class_names
         from feddrm.serve.settings import GatewaySettings, make
-        from feddrm.serve.starting import address, bind, demo_clients, run_app, settle_torch
+        from feddrm.serve.starting import address, bind, demo_clients, run_app
     from feddrm.router import read_manifest
 
     if demo and clients is not None:
@@ -67,7 +67,6 @@ def serve(
     manifest = read_manifest(run / "router")
     portrait = _portrait(run)
     facts, gallery = (None, None) if portrait is None else (portrait.facts, portrait.gallery if samples else None)
-    settle_torch()
     with contextlib.ExitStack() as stack:
         if demo:  # before anything else starts threads
             settings = settings.model_copy(update={"clients": stack.enter_context(demo_clients(run))})
@@ -103,14 +102,13 @@ def serve_client(
         from feddrm.serve.predictor import Predictor
         from feddrm.serve.predictor_app import build_predictor
         from feddrm.serve.settings import PredictorSettings, make
-        from feddrm.serve.starting import address, bind, run_app, settle_torch
+        from feddrm.serve.starting import address, bind, run_app
 
     given: dict[str, Any] = {
         "host": host, "port": port, "keys": keys, "open": open_, "tls_cert": tls_cert, "tls_key": tls_key,
         "rate": rate, "log_level": log_level, "answer": answer,
     }  # fmt: skip
     settings = make(PredictorSettings, **given)
-    settle_torch()
     predictor = Predictor.load(folder, run, settings.answer)
     sock = bind(settings)
     app = build_predictor(predictor, settings)

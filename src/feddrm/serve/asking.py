@@ -12,11 +12,11 @@ import httpx
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from feddrm.router.policy import consult
 from feddrm.serve.holding import Row
 from feddrm.serve.inference import write_infer
+from feddrm.serve.reading import Array
 from feddrm.serve.registry import Declined, Peer
 
 Classes = NDArray[np.float64]
@@ -35,6 +35,11 @@ class Outcome:
     milliseconds: dict[int, float] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
 
+    def told(self, names: Sequence[str]) -> tuple[str, str]:
+        """Who answered and who failed, for the audit log."""
+        failed = ",".join(f"{names[c]}:{reason}" for c, reason in self.failed.items())
+        return ",".join(names[c] for c in self.answers), failed
+
     def mixture(self, row: Row) -> tuple[Classes, dict[int, float]] | None:
         """The answers mixed by the router's weights, renormalised over who answered; None if nobody did."""
         if not self.answers:
@@ -51,7 +56,7 @@ class Outcome:
 
 async def ask_clients(
     kind: str,
-    x: Tensor,
+    x: Array,
     rows: Sequence[Row],
     names: Sequence[str],
     peers: Mapping[str, Peer],
@@ -91,7 +96,7 @@ async def ask_clients(
     return outcomes
 
 
-async def _ask(peer: Peer, kind: str, x: Tensor, classes: int, left: float) -> tuple[Classes | str, float]:
+async def _ask(peer: Peer, kind: str, x: Array, classes: int, left: float) -> tuple[Classes | str, float]:
     """Class probabilities [n, K], or why there are none."""
     if (reason := peer.why_not) is not None:
         return reason, 0.0

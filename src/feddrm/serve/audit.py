@@ -7,28 +7,39 @@ counted, and the log goes on as soon as there is room again.
 from __future__ import annotations
 
 import contextlib
-import queue
+import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from feddrm.errors import FeddrmError, SettingError
+import orjson
 
+from feddrm.errors import FeddrmError, SettingError
+from feddrm.serve.draining import Drain
+
+log = logging.getLogger("feddrm.serve")
 ROOM = 20_000  # records waiting for the disk
 FLUSH_SECONDS = 0.25
 PRUNE_SECONDS = 3600.0
+TOGETHER = 500  # rows of one statement; SQLite takes 32,766 values
 
 
 class Record(NamedTuple):
-    """One decision."""
+    """One decision, or those of a request that are alike: the same client, the same answers, the same doubts.
+
+    ``samples`` says how many they are and ``places`` which of the request, from 0; probability and
+    margin are the least among them.
+    """
 
     time: float
     request_id: str
     caller: str
     action: str
     artifact: str
+    samples: int
+    places: str
     client: str | None
     probability: float
     margin: float
@@ -40,7 +51,8 @@ class Record(NamedTuple):
 
 
 TYPES = {"time": "DOUBLE PRECISION", "probability": "DOUBLE PRECISION", "margin": "DOUBLE PRECISION",
-         "abstain": "INTEGER", "milliseconds": "DOUBLE PRECISION"}  # fmt: skip
+         "abstain": "INTEGER", "samples": "INTEGER", "milliseconds": "DOUBLE PRECISION"}  # fmt: skip
+FIELDS = ", ".join(Record._fields)
 COLUMNS = ", ".join(f"{name} {TYPES.get(name, 'TEXT')}" for name in Record._fields)
 
 
@@ -61,65 +73,41 @@ class AuditLog:
         self.written = self.dropped = 0
         self.trouble: str | None = None
         self._count = on_count or (lambda *_: None)
-        self._mark = "?"
-        self._connect: Callable[[], Connection] = self._sqlite
-        if "://" in place:
-            self._connect, self._mark = self._postgres(place), "%s"
-        self._queue: queue.Queue[Record | None] = queue.Queue(ROOM)
-        self._connection: Connection | None = None
-        self._open()  # what cannot work at all is refused before anything is served
-        self._thread = threading.Thread(target=self._write, name="audit", daemon=True)
-        self._thread.start()
+        self._lock = threading.Lock()
+        self._pruned = float("-inf")
+        self._base: Sqlite | Postgres = Postgres(place) if "://" in place else Sqlite(place)
+        self._connection: Connection | None = self._open()  # what cannot work is refused before anything is served
+        self._drain: Drain[Record] = Drain("audit", self._write, room=ROOM, seconds=FLUSH_SECONDS, idle=PRUNE_SECONDS)
 
     def add(self, record: Record) -> None:
-        try:
-            self._queue.put_nowait(record)
-        except queue.Full:
+        if not self._drain.put(record):
             self._drop(1)
 
     def close(self) -> None:
         """Write what is waiting, then stop."""
-        with contextlib.suppress(queue.Full):
-            self._queue.put(None, timeout=5)
-        self._thread.join(timeout=5)
-
-    def _write(self) -> None:
-        pruned, last = float("-inf"), False
-        while not last:
-            batch = list(self._waiting())
-            last = None in batch
-            self._store([record for record in batch if record is not None])
-            if time.monotonic() - pruned > PRUNE_SECONDS:
-                pruned = time.monotonic()
-                self._run("DELETE FROM decisions WHERE time < " + self._mark, [(time.time() - self.retention,)])
+        self._drain.close()
         if self._connection is not None:
             self._connection.close()
 
-    def _waiting(self) -> Iterator[Record | None]:
-        yield self._queue.get()
-        time.sleep(FLUSH_SECONDS)  # one transaction for many decisions
-        for _ in range(ROOM):
-            try:
-                yield self._queue.get_nowait()
-            except queue.Empty:
-                return
+    def _write(self, records: Sequence[Record]) -> None:
+        if records:
+            if self._run(lambda cursor: self._base.insert(cursor, records)):
+                self.written += len(records)
+                self._count("written", len(records))
+            else:
+                self._drop(len(records))
+        if time.monotonic() - self._pruned > PRUNE_SECONDS:
+            self._pruned = time.monotonic()
+            self._run(lambda cursor: self._base.forget(cursor, time.time() - self.retention))
 
-    def _store(self, records: Sequence[Record]) -> None:
-        if not records:
-            return
-        marks = ", ".join([self._mark] * len(Record._fields))
-        if self._run(f"INSERT INTO decisions ({', '.join(Record._fields)}) VALUES ({marks})", records):
-            self.written += len(records)
-            self._count("written", len(records))
-        else:
-            self._drop(len(records))
-
-    def _run(self, statement: str, values: Sequence[Sequence[Any]]) -> bool:
+    def _run(self, work: Callable[[Any], None]) -> bool:
         try:
-            connection = self._connection or self._open()
-            connection.cursor().executemany(statement, values)
+            connection = self._connection = self._connection or self._open()
+            work(connection.cursor())
             connection.commit()
         except Exception as error:  # full disk, broken file, lost server: serving goes on whatever it is
+            if self.trouble is None:
+                log.error("the audit log cannot be written", extra={"fields": {"reason": _first_line(error)}})
             self.trouble = f"{type(error).__name__}: {error}"
             with contextlib.suppress(Exception):
                 if self._connection is not None:
@@ -127,46 +115,84 @@ class AuditLog:
                     self._connection.close()
             self._connection = None
             return False
+        if self.trouble is not None:
+            log.info("the audit log is written again", extra={"fields": {"dropped": self.dropped}})
         self.trouble = None
         return True
 
     def _drop(self, number: int) -> None:
-        self.dropped += number
+        with self._lock:  # by those who add and by the thread that writes
+            self.dropped += number
         self._count("dropped", number)
 
     def _open(self) -> Connection:
-        self._connection = self._connect()
-        self._connection.cursor().execute(f"CREATE TABLE IF NOT EXISTS decisions ({COLUMNS})")
-        self._connection.cursor().execute("CREATE INDEX IF NOT EXISTS decisions_time ON decisions (time)")
-        self._connection.commit()
-        return self._connection
-
-    def _sqlite(self) -> Connection:
+        where = "the audit log's database" if "://" in self.place else f"the audit log {self.place}"  # no passwords
         try:
-            connection = sqlite3.connect(self.place, timeout=5, check_same_thread=False)
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=NORMAL")
-        except sqlite3.Error as error:
-            raise FeddrmError(f"cannot open the audit log {self.place} ({error}): choose another --audit") from error
+            found = self._base.connect()
+            found.cursor().execute(f"CREATE TABLE IF NOT EXISTS decisions ({COLUMNS})")
+            found.cursor().execute("CREATE INDEX IF NOT EXISTS decisions_time ON decisions (time)")
+            found.commit()
+        except Exception as error:
+            raise FeddrmError(f"cannot open {where} ({_first_line(error)}): choose another --audit") from error
+        try:
+            found.cursor().execute(f"SELECT {FIELDS} FROM decisions LIMIT 0")
+            found.rollback()
+        except Exception as error:
+            found.close()
+            raise FeddrmError(
+                f"{where} was made by another version: move it away, or choose another --audit"
+            ) from error
+        return found
+
+
+class Sqlite:
+    """A file. Many rows go in by one statement, for between statements the interpreter is taken from the others."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+    def connect(self) -> Connection:
+        connection = sqlite3.connect(self.place, timeout=5, check_same_thread=False)
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")
         return connection
 
-    def _postgres(self, url: str) -> Callable[[], Connection]:
+    def insert(self, cursor: Any, records: Sequence[Record]) -> None:
+        row = f"({', '.join('?' * len(Record._fields))})"
+        for start in range(0, len(records), TOGETHER):
+            part = records[start : start + TOGETHER]
+            values = [value for record in part for value in record]
+            cursor.execute(f"INSERT INTO decisions ({FIELDS}) VALUES {', '.join([row] * len(part))}", values)
+
+    def forget(self, cursor: Any, before: float) -> None:
+        cursor.execute("DELETE FROM decisions WHERE time < ?", (before,))
+
+
+class Postgres:
+    """A server. Many rows go in as one JSON array, which it takes apart itself."""
+
+    def __init__(self, url: str) -> None:
         if not url.startswith(("postgresql://", "postgres://")):
             raise SettingError("the audit log goes to a SQLite file or a postgresql:// URL: give one of them")
         try:
             import psycopg
         except ImportError as error:
             raise FeddrmError(
-                "an audit log in PostgreSQL needs one more package: pip install 'psycopg[binary]'"
+                "an audit log in PostgreSQL needs one more package: pip install 'feddrm[postgres]'"
             ) from error
+        self._connect: Callable[[], Connection] = lambda: psycopg.connect(url, connect_timeout=5)
 
-        def connect() -> Connection:
-            try:
-                found: Connection = psycopg.connect(url, connect_timeout=5)
-            except psycopg.Error as error:
-                raise FeddrmError(
-                    f"cannot reach the audit log's database ({type(error).__name__}): check its URL"
-                ) from error
-            return found
+    def connect(self) -> Connection:
+        return self._connect()
 
-        return connect
+    def insert(self, cursor: Any, records: Sequence[Record]) -> None:
+        fields = ", ".join(f"(value->>{i})::{TYPES.get(name, 'TEXT')}" for i, name in enumerate(Record._fields))
+        text = orjson.dumps(records, default=tuple).decode()
+        cursor.execute(f"INSERT INTO decisions ({FIELDS}) SELECT {fields} FROM json_array_elements(%s::json)", (text,))
+
+    def forget(self, cursor: Any, before: float) -> None:
+        cursor.execute("DELETE FROM decisions WHERE time < %s", (before,))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -12,10 +12,10 @@ from PIL import Image
 from starlette.responses import Response
 from torch import Tensor
 
+from feddrm.serve.direct import authorise
 from feddrm.serve.gateway import Gateway
-from feddrm.serve.guard import Refusal, answer_json, authorise
 from feddrm.serve.messages import ErrorAnswer
-from feddrm.serve.pages import REFUSALS
+from feddrm.serve.refusals import REFUSALS, Refusal, answer_json
 
 FILES = Path(__file__).parent / "console"
 KINDS = {"index.html": "text/html", "console.css": "text/css", "console.js": "text/javascript"}

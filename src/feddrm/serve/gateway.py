@@ -8,8 +8,10 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
@@ -19,17 +21,18 @@ from feddrm import __version__
 from feddrm.errors import FeddrmError
 from feddrm.serve.asking import DECLINED, Outcome, ask_clients
 from feddrm.serve.audit import AuditLog, Record
-from feddrm.serve.guard import Guard, Refusal, install_errors, read_body
-from feddrm.serve.holding import Holding, Query, Row, version_of
+from feddrm.serve.direct import Shortcuts, header, read_body
+from feddrm.serve.guard import Guard
+from feddrm.serve.holding import Decided, Holding, Query, Row, version_of
 from feddrm.serve.keys import Keys
 from feddrm.serve.messages import Options, PredictOptions
 from feddrm.serve.metrics import Metrics
-from feddrm.serve.reading import read_query
+from feddrm.serve.reading import Array, Checked, read_query, takes_long
+from feddrm.serve.refusals import Refusal, install_errors
 from feddrm.serve.registry import Registry
 from feddrm.serve.settings import GatewaySettings
 
 log = logging.getLogger("feddrm.serve")
-LARGE = 4096  # bytes of a body beyond which it is read in a thread
 RECENT = 500  # decisions the console can show
 
 
@@ -56,27 +59,29 @@ class Gateway:
         self.numbered = self.abstained = 0
         self.taken: Counter[str] = Counter()
         self.ready = False
+        self._reloading = asyncio.Lock()
 
     @property
     def folder(self) -> Path:
         return self.run / "router"
 
     def _load(self) -> Holding:
-        found = Holding.load(self.folder, self.settings, self.metrics.batch_rows.observe)
+        found = Holding.load(self.folder, self.settings, self.metrics.batch_rows.observe, self.metrics.decided)
         self.metrics.artifact.clear()
         self.metrics.artifact.labels(found.version).set(1)
         return found
 
     async def reload(self) -> Holding:
         """Put a new artifact in place; one that cannot be read or used leaves the old one."""
-        try:
-            found = await asyncio.to_thread(self._load)
-        except Exception as error:
-            self.metrics.reloads.labels("failed").inc()
-            log.error("reload failed, the old artifact stays", extra={"fields": {"reason": str(error)}})
-            raise
-        self.metrics.reloads.labels("done").inc()
-        self.holding = found
+        async with self._reloading:  # one after the other: the one that read last must be the one that stays
+            try:
+                found = await asyncio.to_thread(self._load)
+            except Exception as error:
+                self.metrics.reloads.labels("failed").inc()
+                log.error("reload failed, the old artifact stays", extra={"fields": {"reason": str(error)}})
+                raise
+            self.metrics.reloads.labels("done").inc()
+            self.holding = found
         log.info("artifact loaded", extra={"fields": {"artifact": found.version}})
         return found
 
@@ -85,7 +90,7 @@ class Gateway:
         tried = self.holding.version
         while True:
             await asyncio.sleep(self.settings.reload_seconds)
-            with contextlib.suppress(FeddrmError):
+            with contextlib.suppress(Exception):  # reload has logged it
                 version = version_of(self.folder)
                 if version not in (self.holding.version, tried):
                     tried = version
@@ -108,34 +113,28 @@ class Gateway:
         await asyncio.to_thread(self.audit.close)
         log.info("stopped")
 
-    async def read(self, request: Request, holding: Holding, kind: type[Options]) -> tuple[str, Any, Any]:
+    async def read(self, request: Request, holding: Holding, kind: type[Checked]) -> tuple[str, Array, Checked]:
         """Samples and options of a request."""
         body = await read_body(request, self.settings.max_body_bytes)
+        sort = header(request, b"content-type")
+        query = dict(parse_qsl(str(request.scope["query_string"], "latin-1"), keep_blank_values=True))
+        if takes_long(body, sort):
+            return await asyncio.to_thread(read_query, body, sort, query, holding.wanted, kind)
+        return read_query(body, sort, query, holding.wanted, kind)
 
-        def read() -> tuple[str, Any, Any]:
-            sort, query = request.headers.get("content-type", ""), dict(request.query_params)
-            return read_query(body, sort, query, holding.wanted, kind)
-
-        return await asyncio.to_thread(read) if len(body) > LARGE else read()
-
-    async def decide(self, holding: Holding, kind: str, x: Any, options: Options) -> list[Row]:
+    async def decide(self, holding: Holding, kind: str, x: Array, options: Options) -> Decided:
         """The router's decisions, with the clients that can be asked now."""
         names = holding.router.names
         for name in options.without:
             if name not in names:
                 raise FeddrmError(f"unknown client '{name[:64]}' (there are: {', '.join(names)})")
-        available = tuple(self.registry.can_answer(name) and name not in options.without for name in names)
-        query = Query(
-            kind, x, options.rule or self.settings.rule, options.coverage or self.settings.coverage, available
-        )
-        rows = await holding.batcher(query, len(x))
-        for client, number in Counter(row.client for row in rows).items():
-            self.metrics.decisions.labels(names[client] if client >= 0 else "nobody").inc(number)
-        for reason, number in Counter(row.reason for row in rows if row.abstain).items():
-            self.metrics.abstentions.labels(reason).inc(number)
-        return rows
+        available = self.registry.available(names, options.without)
+        rule, coverage = options.rule or self.settings.rule, options.coverage or self.settings.coverage
+        return await holding.batcher(Query(kind, x, rule, coverage, available), len(x))
 
-    async def ask(self, holding: Holding, kind: str, x: Any, rows: list[Row], options: PredictOptions) -> list[Outcome]:
+    async def ask(
+        self, holding: Holding, kind: str, x: Array, rows: Sequence[Row], options: PredictOptions
+    ) -> list[Outcome]:
         """What the clients say; nobody is asked about samples that shall be refused."""
         if not self.registry.peers:
             raise Refusal(503, "no clients are registered: start the gateway with --clients or --demo")
@@ -177,29 +176,35 @@ class Gateway:
         request: Request,
         action: str,
         holding: Holding,
-        rows: Sequence[Row],
+        decided: Decided,
+        began: float,
         outcomes: Sequence[Outcome] = (),
         labels: Sequence[str | None] = (),
-        began: float = 0.0,
     ) -> None:
-        """Into the audit log, and among the recent decisions."""
-        names, now, ms = holding.router.names, time.time(), round(1e3 * (time.perf_counter() - began), 3)
-        caller = getattr(request.state, "caller", "")
-        for i, row in enumerate(rows):
-            outcome = outcomes[i] if outcomes else None
+        """Into the audit log, and among the recent decisions: those of a request that are alike as one."""
+        names, state = holding.router.names, request.scope["state"]
+        now, ms = time.time(), round(1e3 * (time.perf_counter() - began), 3)
+        clients, best, margins = decided.client.tolist(), decided.best.tolist(), decided.margin.tolist()
+        told = [outcome.told(names) for outcome in outcomes] or repeat(("", ""))
+        # Where nothing but the client can differ, it alone is the key: a request may hold a thousand samples.
+        keys = zip(clients, decided.reason, told, strict=False) if outcomes or any(decided.reason) else clients
+        alike: dict[Any, list[int]] = {}
+        for place, key in enumerate(keys):
+            alike.setdefault(key, []).append(place)
+        for key, places in alike.items():
+            client, reason, (answered, failed) = key if isinstance(key, tuple) else (key, "", ("", ""))
             record = Record(
-                now, request.state.request_id, caller, action, holding.version,
-                names[row.client] if row.client >= 0 else None,
-                max(row.probabilities), row.margin, int(row.abstain), row.reason,
-                ",".join(names[c] for c in outcome.answers) if outcome else "",
-                ",".join(f"{names[c]}:{reason}" for c, reason in outcome.failed.items()) if outcome else "",
-                ms,
+                now, state["request_id"], state.get("caller", ""), action, holding.version,
+                len(places), ",".join(map(str, places)), names[client] if client >= 0 else None,
+                min([best[i] for i in places]), min([margins[i] for i in places]), int(reason != ""), reason,
+                answered, failed, ms,
             )  # fmt: skip
             self.audit.add(record)
             self.numbered += 1
-            self.recent.append((self.numbered, labels[i] if labels else None, record))
-        self.taken.update(names[row.client] if row.client >= 0 else "" for row in rows)
-        self.abstained += sum(row.abstain for row in rows)
+            label = labels[places[0]] if labels and len(places) == 1 else None
+            self.recent.append((self.numbered, label, record))
+            self.taken[record.client or ""] += len(places)
+            self.abstained += len(places) * record.abstain
 
 
 def build_gateway(
@@ -223,21 +228,17 @@ def build_gateway(
     )
     app.state.gateway = gateway
     install_errors(app)
-    add_pages(app, gateway)
+    front: ASGIApp = Shortcuts(app, add_pages(app, gateway))
     if console is not None:
         console(app, gateway)
     if settings.cors:
-        app.add_middleware(
-            CORSMiddleware,
+        front = CORSMiddleware(
+            front,
             allow_origins=list(settings.cors),
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type", "X-API-Key"],
         )
 
-    def seen(path: str, status: int, seconds: float) -> None:
-        gateway.metrics.requests.labels(path, str(status)).inc()
-        gateway.metrics.seconds.labels(path).observe(seconds)
-
-    guard = Guard(app, settings, seen)
+    guard = Guard(front, settings, gateway.metrics.seen)
     gateway.metrics.in_flight.set_function(lambda: guard.in_flight)
     return guard

@@ -6,21 +6,21 @@ JSON ends, and a tensor's ``binary_data_size`` how many bytes are its own.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import torch
+import orjson
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from torch import Tensor
 
 from feddrm.errors import FeddrmError
 from feddrm.serve.settings import explain
 
 HEADER = "Inference-Header-Content-Length"
 DTYPES: dict[str, np.dtype[Any]] = {"UINT8": np.dtype("uint8"), "FP32": np.dtype("<f4"), "FP64": np.dtype("<f8")}
+Array = NDArray[Any]
 Size = Annotated[int, Field(ge=0, le=2**31)]
 
 
@@ -36,13 +36,20 @@ class TensorIn(BaseModel):
     data: list[Any] | None = None
 
 
+class OutputWanted(BaseModel):
+    """An output to be told; ``binary_data`` in its parameters asks for bytes."""
+
+    name: str = Field(max_length=64)
+    parameters: dict[str, Any] = {}
+
+
 class InferRequest(BaseModel):
     """What is asked."""
 
     id: str | None = Field(None, max_length=128)
     parameters: dict[str, Any] = {}
     inputs: list[TensorIn] = Field(min_length=1, max_length=8)
-    outputs: list[dict[str, Any]] | None = None
+    outputs: list[OutputWanted] | None = Field(None, min_length=1, max_length=8)
 
 
 class TensorOut(BaseModel):
@@ -90,7 +97,7 @@ class ServerAbout(BaseModel):
     extensions: list[str]
 
 
-def read_infer(body: bytes, header_length: str | None) -> tuple[InferRequest, dict[str, Tensor]]:
+def read_infer(body: bytes, header_length: str | None) -> tuple[InferRequest, dict[str, Array]]:
     """A request and its tensors by name; what does not fit together is refused."""
     at = len(body)
     if header_length is not None:
@@ -101,7 +108,7 @@ def read_infer(body: bytes, header_length: str | None) -> tuple[InferRequest, di
         request = InferRequest.model_validate_json(body[:at])
     except ValidationError as error:
         raise FeddrmError(explain(error)) from error
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Array] = {}
     for given in request.inputs:
         size = given.parameters.get("binary_data_size")
         if given.name in tensors:
@@ -113,42 +120,63 @@ def read_infer(body: bytes, header_length: str | None) -> tuple[InferRequest, di
         if not isinstance(size, int) or isinstance(size, bool) or size != wanted or at + size > len(body):
             raise FeddrmError(f"input '{given.name}' of shape {given.shape} needs {wanted} bytes after the JSON part")
         array = np.frombuffer(body, DTYPES[given.datatype], math.prod(given.shape), at)
-        tensors[given.name] = _tensor(array.reshape(given.shape))
+        tensors[given.name] = _narrowed(array.reshape(given.shape))
         at += size
     if header_length is not None and at != len(body):
         raise FeddrmError(f"{len(body) - at} bytes belong to no input: check binary_data_size")
     return request, tensors
 
 
-def write_infer(name: str, rows: Tensor) -> tuple[bytes, dict[str, str]]:
+def write_infer(name: str, rows: Array) -> tuple[bytes, dict[str, str]]:
     """A request with one tensor as bytes, and its headers."""
-    datatype = "UINT8" if rows.dtype == torch.uint8 else "FP32"
-    content = np.ascontiguousarray(rows.numpy(), DTYPES[datatype]).tobytes()
+    datatype = "UINT8" if rows.dtype == np.uint8 else "FP32"
+    content = rows.astype(DTYPES[datatype], copy=False).tobytes()
     about = {"name": name, "shape": list(rows.shape), "datatype": datatype}
-    head = json.dumps({"inputs": [{**about, "parameters": {"binary_data_size": len(content)}}]}).encode()
+    head = orjson.dumps({"inputs": [{**about, "parameters": {"binary_data_size": len(content)}}]})
     return head + content, {HEADER: str(len(head)), "Content-Type": "application/octet-stream"}
 
 
 def write_answer(
-    about: Mapping[str, Any], outputs: Sequence[dict[str, Any]], binary: bool
+    about: Mapping[str, Any], outputs: Mapping[str, Array | list[str]], asked: InferRequest
 ) -> tuple[bytes, dict[str, str]]:
-    """An answer and its headers; with ``binary``, tensors of numbers follow the JSON part as bytes."""
-    told, tail = [], b""
-    for output in outputs:
-        if binary and output["datatype"] in DTYPES:
-            content = np.asarray(output["data"], DTYPES[output["datatype"]]).tobytes()
-            bare = {key: value for key, value in output.items() if key != "data"}
-            told.append({**bare, "parameters": {"binary_data_size": len(content)}})
-            tail += content
+    """An answer and its headers: the outputs asked for, numbers as JSON or, where asked for, as bytes after it.
+
+    Words stay in the JSON part.
+    """
+    everything = asked.parameters.get("binary_data_output") is True
+    wanted = [(one.name, one.parameters) for one in asked.outputs] if asked.outputs else [(n, {}) for n in outputs]
+    told: list[dict[str, Any]] = []
+    tail: list[bytes] = []
+    for name, parameters in wanted:
+        if name not in outputs:
+            raise FeddrmError(f"no output '{name}' (there are: {', '.join(outputs)})")
+        data, binary = outputs[name], parameters.get("binary_data", everything) is True
+        if isinstance(data, list):
+            told.append({"name": name, "datatype": "BYTES", "shape": [len(data)], "data": data})
+            continue
+        datatype = "BOOL" if data.dtype == bool else "FP32"
+        flat = data.astype(bool if datatype == "BOOL" else "<f4").ravel()
+        output: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(data.shape)}
+        if binary:
+            tail.append(flat.tobytes())
+            told.append({**output, "parameters": {"binary_data_size": len(tail[-1])}})
         else:
-            told.append(output)
-    head = json.dumps({**about, "outputs": told}, ensure_ascii=False, allow_nan=False).encode()
-    if not binary:
+            told.append({**output, "data": flat})
+    head = orjson.dumps({**about, "outputs": told}, option=orjson.OPT_SERIALIZE_NUMPY)
+    if not tail:
         return head, {"Content-Type": "application/json"}
-    return head + tail, {"Content-Type": "application/octet-stream", HEADER: str(len(head))}
+    return b"".join((head, *tail)), {"Content-Type": "application/octet-stream", HEADER: str(len(head))}
 
 
-def numbers(data: Any, kind: np.dtype[Any], name: str) -> np.ndarray[Any, Any]:
+def the_tensor(tensors: Mapping[str, Array]) -> tuple[str, Array]:
+    """The one input our models take: ``"inputs"`` or ``"features"``, and its rows."""
+    kind = {"input": "inputs", "features": "features"}.get(next(iter(tensors)))
+    if len(tensors) != 1 or kind is None:
+        raise FeddrmError("give one tensor, named 'input' or 'features'")
+    return kind, next(iter(tensors.values()))
+
+
+def numbers(data: Any, kind: np.dtype[Any], name: str) -> Array:
     """Nested lists of numbers as an array of exactly this kind; anything else is refused."""
     try:
         array = np.asarray(data)
@@ -162,15 +190,17 @@ def numbers(data: Any, kind: np.dtype[Any], name: str) -> np.ndarray[Any, Any]:
         return array.astype(kind)
 
 
-def _from_numbers(given: TensorIn) -> Tensor:
+def _from_numbers(given: TensorIn) -> Array:
     if given.data is None:
-        raise FeddrmError(f"input '{given.name}' has neither data nor binary_data_size")
+        raise FeddrmError(f"input '{given.name}' has neither data nor binary_data_size: give one of them")
     array = numbers(given.data, DTYPES[given.datatype], f"input '{given.name}'")
     if array.size != math.prod(given.shape):
         raise FeddrmError(f"input '{given.name}' has {array.size} numbers, its shape {given.shape} wants others")
-    return _tensor(array.reshape(given.shape))
+    return _narrowed(array.reshape(given.shape))
 
 
-def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
+def _narrowed(array: Array) -> Array:
+    if array.dtype != np.float64:
+        return array
     with np.errstate(over="ignore"):
-        return torch.from_numpy(array.astype(array.dtype if array.dtype == np.uint8 else np.float32))
+        return array.astype(np.float32)

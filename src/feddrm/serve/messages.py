@@ -16,7 +16,7 @@ class Options(BaseModel):
 
     rule: Literal["density", "posterior"] | None = Field(default=None, description="all clients alike, or by size")
     coverage: Annotated[float, Field(gt=0, le=1)] | None = Field(default=None, description="abstain from the rest")
-    without: list[str] = Field(default=[], max_length=1024, description="clients that must not be asked")
+    without: tuple[str, ...] = Field(default=(), max_length=1024, description="clients that must not be asked")
 
 
 class PredictOptions(Options):
@@ -39,11 +39,11 @@ class Samples(BaseModel):
     image: str | None = Field(default=None, description="one picture file, as base64")
     inputs: list[Any] | None = Field(default=None, description="nested numbers [n, channels, height, width]")
     datatype: Literal["uint8", "float32"] | None = Field(
-        None, description="of inputs: raw pixels, or what the network takes (the only kind for tables)"
+        default=None, description="of inputs: raw pixels, or what the network takes (the only kind for tables)"
     )
     rows: list[dict[str, float]] | None = Field(default=None, description="table rows by column name")
     features: list[list[float]] | None = Field(
-        None, description="what Router.features gives: computed at the edge, so that the sample need not travel"
+        default=None, description="what Router.features gives: computed at the edge, so that the sample need not travel"
     )
 
 

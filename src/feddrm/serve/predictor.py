@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
@@ -61,20 +63,23 @@ class Predictor:
         head = kind.load(folder, run, manifest, router)
         return cls(folder.name, answer, class_names(run, int(manifest["classes"])), router, head)
 
-    def __call__(self, queries: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
+    def __call__(self, queries: Sequence[tuple[str, NDArray[Any]]]) -> list[NDArray[np.float64]]:
         """Probabilities [n, K] for every query, samples of one kind together."""
-        answers: list[Tensor] = [torch.empty(0)] * len(queries)
+        answers: dict[int, NDArray[np.float64]] = {}
         for sort in {(kind, x.dtype) for kind, x in queries}:
             places = [i for i, (kind, x) in enumerate(queries) if (kind, x.dtype) == sort]
-            rows = torch.cat([queries[i][1] for i in places])
+            rows = torch.from_numpy(np.concatenate([queries[i][1] for i in places]))
             inside = sort[0] == "features"
             logits = self.head.features(rows) if inside else self.head.samples(self.router.inputs(rows))
-            found = logits.double().softmax(1)
-            if not bool(found.isfinite().all()):
+            found = logits.double().softmax(1).numpy()
+            if not np.isfinite(found).all():
                 raise FeddrmError("the numbers are too large for this model: check their scale")
-            for i, rows in zip(places, torch.split(found, [len(queries[i][1]) for i in places]), strict=True):
-                answers[i] = rows
-        return answers
+            start = 0
+            for i in places:
+                stop = start + len(queries[i][1])
+                answers[i] = found[start:stop]
+                start = stop
+        return [answers[i] for i in range(len(queries))]
 
 
 @dataclass(frozen=True, eq=False)

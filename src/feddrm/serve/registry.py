@@ -7,7 +7,7 @@ import contextlib
 import os
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,7 @@ class Peer:
             self.healthy = answer.status_code == 200
             if not self.healthy:
                 self.reason = f"health check says {answer.status_code}"
-        except httpx.HTTPError as error:
+        except Exception as error:  # whatever it is, the others' health is looked at all the same
             self.healthy, self.reason = False, f"health check failed ({type(error).__name__})"
 
     def as_dict(self) -> dict[str, Any]:
@@ -152,6 +152,12 @@ class Registry:
         """Whether it can be asked now; without a list of clients everybody is taken to be there."""
         return not self.peers or (name in self.peers and self.peers[name].available)
 
+    def available(self, names: Sequence[str], without: Collection[str] = ()) -> tuple[bool, ...]:
+        """Who of them can be asked now and shall be."""
+        if not self.peers and not without:
+            return (True,) * len(names)
+        return tuple(self.can_answer(name) and name not in without for name in names)
+
     async def watch(self) -> None:
         """Check the health of all, for ever."""
         while True:
@@ -174,10 +180,13 @@ def _http(name: str, given: ClientEntry) -> httpx.AsyncClient:
             key = given.key_file.read_text().strip()
         except OSError as error:
             raise FeddrmError(f"client '{name}': cannot read {given.key_file} ({error.strerror})") from error
-    return httpx.AsyncClient(
-        base_url=given.url,
-        headers={"Authorization": f"Bearer {key}"} if key else {},
-        verify=ssl.create_default_context(cafile=given.ca) if given.url.startswith("https") else True,
-        limits=httpx.Limits(max_connections=given.capacity, max_keepalive_connections=given.capacity),
-        trust_env=False,
-    )
+    try:
+        return httpx.AsyncClient(
+            base_url=given.url,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            verify=ssl.create_default_context(cafile=given.ca) if given.url.startswith("https") else True,
+            limits=httpx.Limits(max_connections=given.capacity, max_keepalive_connections=given.capacity),
+            trust_env=False,
+        )
+    except (OSError, httpx.InvalidURL, ValueError) as error:  # ssl's own errors are OSErrors
+        raise FeddrmError(f"client '{name}': {error}: check its url, ca and key") from error

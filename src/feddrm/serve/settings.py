@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -29,12 +29,12 @@ class ServerSettings(BaseSettings):
     max_body_bytes: int = Field(8 * 2**20, ge=1024)
     max_pixels: int = Field(16 * 10**6, ge=1)
     max_rows: int = Field(1024, ge=1)  # of one request
-    max_batch_rows: int = Field(256, ge=1)
+    max_batch_rows: int = Field(1024, ge=1)
     max_waiting_rows: int = Field(4096, ge=1)
     max_in_flight: int = Field(512, ge=1)
     rate: float = Field(0.0, ge=0)  # requests per second and caller; 0: no limit
     grace_seconds: int = Field(10, ge=0)
-    log_level: str = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @model_validator(mode="after")
     def _safe(self) -> Self:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import logging
 import multiprocessing
 import os
 import signal
@@ -21,16 +20,10 @@ import yaml
 from starlette.types import ASGIApp
 
 from feddrm.errors import FeddrmError
-from feddrm.serve.guard import JsonLines
+from feddrm.serve.logs import logging_json
 from feddrm.serve.predictor import Predictor
 from feddrm.serve.predictor_app import build_predictor
 from feddrm.serve.settings import PredictorSettings, ServerSettings, make
-
-
-def settle_torch() -> None:
-    """One thread, and no oneDNN: queries are small, and its products have a fixed cost larger than they are."""
-    torch.set_num_threads(1)
-    torch.backends.mkldnn.set_flags(False)  # type: ignore[no-untyped-call]
 
 
 def bind(settings: ServerSettings) -> socket.socket:
@@ -58,7 +51,7 @@ def address(settings: ServerSettings, sock: socket.socket) -> str:
 
 def run_app(app: ASGIApp, settings: ServerSettings, sock: socket.socket) -> None:
     """Serve until SIGTERM or Ctrl-C; requests under way are answered first, for ``grace_seconds``."""
-    _log_json(settings.log_level)
+    torch.set_num_threads(1)  # queries are small, and the other cores have clients, callers and the log to serve
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -73,9 +66,11 @@ def run_app(app: ASGIApp, settings: ServerSettings, sock: socket.socket) -> None
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
     )
-    # uvicorn raises the signal again when it is done; a service that was told to stop has not failed.
+    server = uvicorn.Server(config)
+    # For signals that come before uvicorn listens to them, and when it raises them again at its end: a service
+    # that was told to stop has not failed.
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, lambda *_: setattr(server, "should_exit", True))
     try:
         config.load()
     except (OSError, ValueError) as error:
@@ -84,7 +79,8 @@ def run_app(app: ASGIApp, settings: ServerSettings, sock: socket.socket) -> None
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
-    uvicorn.Server(config).run(sockets=[sock])
+    with logging_json(settings.log_level):
+        server.run(sockets=[sock])
 
 
 @contextlib.contextmanager
@@ -129,15 +125,3 @@ def _demo_client(folder: Path, settings: PredictorSettings, sock: socket.socket,
     except FeddrmError as error:
         print(f"feddrm: error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-
-
-def _log_json(level: str) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines())
-    for name, least in (("feddrm.serve", level.upper()), ("uvicorn.error", "WARNING")):
-        logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [handler], False
-        try:
-            logger.setLevel(least)
-        except ValueError as error:
-            raise FeddrmError(f"log level '{level}': choose debug, info, warning or error") from error

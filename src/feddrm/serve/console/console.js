@@ -190,7 +190,7 @@ async function traffic() {
   last = found[found.length - 1].number;
   const lines = found.slice(-50).reverse().map((one) => row([
     new Date(1000 * one.time).toLocaleTimeString(), one.action, one.client || "nobody",
-    bar(one.probability, "probability"), one.label || "", one.reason, one.failed,
+    bar(one.probability, "probability"), one.samples > 1 ? `${one.samples} samples` : one.label || "", one.reason, one.failed,
     element("td", one.milliseconds.toFixed(1), { class: "number" }),
   ]));
   $("traffic").prepend(...lines);
