@@ -7,6 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 EXTRAS := dev,track,fast,export,deploy,serve,postgres
+WORKERS ?= 2
 DEMO ?= --out runs/demo
 SMOKE ?= runs/paper-smoke
 
@@ -33,7 +34,7 @@ paper-smoke: $(READY) ## Run the paper's machinery on the digits, in seconds: no
 	$(BIN)/feddrm paper page --grid smoke --results $(SMOKE)/results --out $(SMOKE)/results.md
 
 test: $(READY) ## Run the tests
-	$(BIN)/python -m pytest -m 'not deploy'
+	$(BIN)/python -m pytest -m 'not deploy' -n $(WORKERS) --dist loadfile
 
 test-deploy: $(READY) ## Run a whole federation on this machine, with sites that fail: some minutes
 	$(BIN)/python -m pytest -m deploy

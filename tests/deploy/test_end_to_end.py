@@ -23,6 +23,7 @@ from feddrm.deploy.services import free_port, read_status
 from feddrm.deploy.settings import ServerSettings
 from feddrm.engine import Plan
 from feddrm.router import load_router
+from refusal import refused
 
 from .conftest import NAMES, Deployed, private_leaves
 from .test_parity import assert_same, in_one_process
@@ -141,6 +142,14 @@ def _refuses_strangers(folder: Path, settings: ServerSettings) -> None:
     )
     assert stranger.returncode != 0
     assert "Failed to initialize the connection" in stranger.stdout + stranger.stderr
+
+
+def test_a_port_that_others_use_is_told_at_once(project: Deployed) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", project.settings.port))
+        other.listen()
+        with refused("server did not start", f"port {project.settings.port} cannot be used", "choose another"):
+            together.up(project.folder)
 
 
 def test_configuration_is_secure_by_default(project: Deployed) -> None:

@@ -73,3 +73,17 @@ def test_a_port_that_others_use_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         other.listen()
         with pytest.raises(FeddrmError, match=f"port {port} cannot be used"):
             services._wait_for_port("127.0.0.1", port)
+
+
+def test_a_process_is_ready_when_it_says_so(tmp_path: Path) -> None:
+    assert services.running(tmp_path) is None
+    with services._alone(tmp_path) as ready:
+        assert services.running(tmp_path) == os.getpid()
+        assert services.running(tmp_path, ready=True) is None
+        ready()
+        assert services.running(tmp_path, ready=True) == services.running(tmp_path) == os.getpid()
+        with pytest.raises(FeddrmError, match="already running"), services._alone(tmp_path):
+            pass
+    assert services.running(tmp_path) is None
+    with services._alone(tmp_path):
+        assert services.running(tmp_path, ready=True) is None  # nothing of the one before is left

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -86,8 +86,9 @@ def run_site(folder: Path) -> None:
     folder = folder.resolve()
     config = SiteConfig.read(folder)
     fetch_eagerly()
-    with _alone(folder), _until_signal():
+    with _alone(folder) as ready, _until_signal():
         site_at(str(folder))  # data that cannot be read are complained of now, not in a round
+        ready()
         port = free_port()
         node = Child(_node_command(folder, config, port), folder, PATH=_path())
         try:
@@ -138,9 +139,10 @@ def run_server(folder: Path) -> None:
     settings = ServerSettings.read(folder)
     os.environ[SERVER_FOLDER] = str(folder)
     fetch_eagerly()
-    with _alone(folder), _until_signal():
+    with _alone(folder) as ready, _until_signal():
         local = settings.host in ("127.0.0.1", "localhost")
         _wait_for_port("127.0.0.1" if local else "", settings.port)
+        ready()
         tls = {"--ssl-ca-certfile": "ca.crt", "--ssl-certfile": "tls.crt", "--ssl-keyfile": "tls.key"}
         secure = [word for option, name in tls.items() for word in (option, str(folder / name))]
         command = [
@@ -202,8 +204,8 @@ class _Runs:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process per folder; its number stands in the file that it has locked."""
+def _alone(folder: Path) -> Iterator[Callable[[], None]]:
+    """One process per folder; its number stands in the file that it has locked, and whether it has got going."""
     with (folder / LOCK).open("a+") as file:
         for _ in range(LOCK_TRIES):  # whoever looks whether it runs holds it for a moment
             with suppress(BlockingIOError):
@@ -213,13 +215,17 @@ def _alone(folder: Path) -> Iterator[None]:
         else:
             raise FeddrmError(f"{folder} is already running: stop that first ('feddrm deploy down')")
         file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
+
+        def say(words: str) -> None:
+            file.write(words)
+            file.flush()
+
+        say(str(os.getpid()))
+        yield lambda: say(" ready")
 
 
-def running(folder: Path) -> int | None:
-    """The process that runs in a folder, None where there is none."""
+def running(folder: Path, *, ready: bool = False) -> int | None:
+    """The process that runs in a folder, None where there is none; or none that is ``ready`` yet."""
     path = folder / LOCK
     if not path.exists():
         return None
@@ -227,7 +233,8 @@ def running(folder: Path) -> int | None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            return int(file.read() or 0) or None
+            words = file.read().split()
+            return int(words[0]) if len(words) > ready else None
     return None
 
 

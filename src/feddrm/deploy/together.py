@@ -19,7 +19,7 @@ from feddrm.errors import FeddrmError
 from feddrm.files import write_atomically
 
 LOG = "feddrm.log"
-START_SECONDS, STOP_SECONDS = 30.0, 20.0
+START_SECONDS, STOP_SECONDS = 120.0, 20.0  # whoever ends before that is not waited for
 
 _started: list[subprocess.Popen[bytes]] = []  # they outlive us on purpose: nobody is to warn of that
 
@@ -63,7 +63,7 @@ def up(project: Path) -> list[str]:
 def _wait(name: str, folder: Path, process: subprocess.Popen[bytes]) -> None:
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end and process.poll() is None:
-        if running(folder) is not None:
+        if running(folder, ready=True) is not None:
             return
         time.sleep(0.1)
     last = (folder / LOG).read_text().strip().splitlines()[-1:] or ["nothing in its log"]
