@@ -9,13 +9,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from feddrm.data import Client, Dataset, Federation, load
+    from feddrm.data import Dataset, Federation, load
     from feddrm.drm import DensityRatioModel
     from feddrm.errors import FeddrmError
     from feddrm.methods import Method
     from feddrm.models import Model
     from feddrm.runs import Run, train
-    from feddrm.serve.client import Gateway
+    from feddrm.serve.client import Client
 
 __version__ = "0.1.0.dev0"
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "DensityRatioModel",
     "FeddrmError",
     "Federation",
-    "Gateway",
     "Method",
     "Model",
     "Run",
@@ -34,12 +33,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Client": "feddrm.data",
+    "Client": "feddrm.serve.client",
     "Dataset": "feddrm.data",
     "DensityRatioModel": "feddrm.drm",
     "Federation": "feddrm.data",
     "FeddrmError": "feddrm.errors",
-    "Gateway": "feddrm.serve.client",
     "Method": "feddrm.methods",
     "Model": "feddrm.models",
     "Run": "feddrm.runs",

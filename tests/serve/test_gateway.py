@@ -258,7 +258,7 @@ def test_metrics(http: httpx.Client, images: torch.Tensor) -> None:
 def test_python_and_shell_ask_alike(demo: str, run: Path, images: torch.Tensor, tmp_path: Path) -> None:
     path = tmp_path / "scan.png"
     path.write_bytes(png(images[0]))
-    with feddrm.Gateway(demo) as gateway:
+    with feddrm.Client(demo) as gateway:
         found = gateway.route(path)[0]
         assert gateway.route(images[:1])[0]["client"] == found["client"]
         assert gateway.route(np.asarray(load_router(run / "router").inputs(images[:1])))[0]["client"] == found["client"]
@@ -273,7 +273,7 @@ def test_python_and_shell_ask_alike(demo: str, run: Path, images: torch.Tensor, 
     shell = json.loads(subprocess.run(words, capture_output=True, check=True, text=True).stdout)
     assert shell[0]["client"] == found["client"]
     with pytest.raises(FeddrmError, match="is it running"):
-        feddrm.Gateway("http://127.0.0.1:9").route(path)
+        feddrm.Client("http://127.0.0.1:9").route(path)
 
 
 ROOT = Path(__file__).parents[2]

@@ -148,9 +148,9 @@ def query(
 
     Example: feddrm query http://127.0.0.1:8080 scan.png --predict
     """
-    from feddrm.serve.client import Gateway
+    from feddrm.serve.client import Client
 
-    with Gateway(url, key) as gateway:
+    with Client(url, key) as gateway:
         if predict:
             answers = [{"query": str(path), **gateway.predict(path, consult=consult)[0]} for path in images]
         else:

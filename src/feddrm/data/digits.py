@@ -14,8 +14,6 @@ from typing import ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import ndimage
-from sklearn.datasets import load_digits
 
 from feddrm.data.dataset import DividedDataset
 from feddrm.data.federation import Client, Federation, Split
@@ -46,6 +44,8 @@ class Scanner:
 
     def __call__(self, images: Images, strength: float, rng: np.random.Generator) -> NDArray[np.uint8]:
         """Scan [n, height, width] images; ``strength`` 0 returns them as they are, 1 is the full effect."""
+        from scipy import ndimage  # slow to import: only the digits wait for it
+
         x = images
         if self.rotation:
             x = ndimage.rotate(x, strength * self.rotation, axes=(2, 1), order=1, reshape=False, mode="constant")
@@ -98,6 +98,8 @@ class Digits(DividedDataset):
             raise SettingError(f"digits have no shift '{self.shift}': choose one of {', '.join(STRENGTH)}")
 
     def load(self) -> Federation:
+        from sklearn.datasets import load_digits  # the same
+
         bundle = load_digits()
         images, labels = bundle.images / 16.0, bundle.target.astype(np.int64)
         parts = partition(

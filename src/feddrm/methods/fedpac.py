@@ -9,7 +9,6 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
 from feddrm.data import Batch
@@ -159,6 +158,8 @@ def head_shares(uploads: Sequence[Tensors]) -> Tensor:
 
 
 def _simplex_minimum(matrix: np.ndarray, m: int) -> np.ndarray:
+    from scipy.optimize import minimize  # slow to import: only this method waits for it
+
     found = minimize(
         lambda a: a @ matrix @ a,
         np.full(m, 1 / m),

@@ -1,4 +1,4 @@
-"""Asking a gateway from Python: ``Gateway("http://127.0.0.1:8080").route("scan.png")``."""
+"""Asking a gateway from Python: ``Client("http://127.0.0.1:8080").route("scan.png")``."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from feddrm.errors import FeddrmError
 PATIENCE = 3  # more tries where the gateway says it is busy
 
 
-class Gateway:
-    """A running gateway. ``key`` is the API key, by default what FEDDRM_KEY holds.
+class Client:
+    """Asks a running gateway. ``key`` is the API key, by default what FEDDRM_KEY holds.
 
     Samples are a picture file (path or bytes), an array of pixels or rows [n, ...], or a mapping (or a
     list of them) from column names to numbers. ``features`` takes what ``Router.features`` gives.
