@@ -209,3 +209,32 @@ def test_the_page_in_docs_is_current(paper: Grid) -> None:
     assert (ROOT / "docs" / "results.md").read_text() == results_page(
         paper, records, read_notes(paper, records, folder)
     )
+
+
+def test_the_readme_shows_what_was_measured(paper: Grid) -> None:
+    """Its table is written by hand from the cells."""
+    records = read_records(paper, ROOT / "results" / "paper")
+    table = (ROOT / "README.md").read_text().partition("| a query from nowhere")[2].partition("\n\n")[0]
+    lines = table.splitlines()[2:]
+    settings = (
+        "cifar10-dir0.3",
+        "cifar10-spc5",
+        "cifar20-dir0.3",
+        "cifar20-spc25",
+        "cifar100-dir0.3",
+        "cifar100-spc25",
+    )
+    drm = "feddrm-lam0.9"
+    wanted = [
+        ("fedavgft-tune100", "global", "before"),
+        (drm, "system", None),
+        (drm, "system.exact_density", None),
+        (drm, "system.stacked", None),
+        (drm, "average", None),
+    ]
+    for line, (method, measure, rule) in zip(lines, wanted, strict=True):
+        shown = [figure.strip(" *") for figure in line.split("|")[2:-1]]
+        for setting, figure in zip(settings, shown, strict=True):
+            record = records.get(f"{setting}_{method}_seed2025")
+            score = None if record is None else record.score(measure, rule)
+            assert figure == ("-" if score is None else f"{100 * score.mean:.1f}"), (line, setting)
