@@ -15,7 +15,7 @@ from feddrm.router import Calibration
 from feddrm.router.clients import Message
 from feddrm.router.fitting import MISSES, STRANGER
 from feddrm.router.policy import RULES, conformal_threshold, solve_temperature
-from feddrm.router.server import add
+from feddrm.router.problem import add
 from feddrm.router.tables import Table
 
 TEMPERATURE_STEPS, TEMPERATURE_TOLERANCE = 20, 1e-6

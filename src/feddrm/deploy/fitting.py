@@ -22,7 +22,7 @@ from feddrm.router.fit import moments_of
 from feddrm.router.fitting import training_view
 from feddrm.router.heads import fit_private, joint_classes, joint_label
 from feddrm.router.policy import RULES, by_rule, client_slopes
-from feddrm.router.server import Scaler
+from feddrm.router.problem import Scaler
 from feddrm.router.stack import client_curves
 from feddrm.router.tables import FINE_ROUNDS
 from feddrm.runs.routing import PRIVATE_HEAD

@@ -18,7 +18,7 @@ from feddrm.router.answering import HEAD_PARTS, LinearHeads, head_candidates
 from feddrm.router.choose import Chosen, RidgePath
 from feddrm.router.clients import Message
 from feddrm.router.heads import JOINT_STRENGTHS, STRENGTHS, joint_problem, probe_problem
-from feddrm.router.server import Problem, Scaler
+from feddrm.router.problem import Problem, Scaler
 from feddrm.router.stack import Stack, solve_stack
 from feddrm.router.tables import Table, choose_recipe, told_of
 

@@ -17,7 +17,7 @@ from feddrm.errors import SettingError
 from feddrm.methods import Tensors
 from feddrm.router import Holdout, Recipe, Router, save_router
 from feddrm.router.fitting import worth_trying
-from feddrm.router.server import Problem, Scaler
+from feddrm.router.problem import Problem, Scaler
 from feddrm.router.tables import choose_recipe, told_of
 
 

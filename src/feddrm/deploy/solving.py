@@ -19,7 +19,8 @@ from feddrm.methods import Tensors
 from feddrm.router import Holdout, Recipe
 from feddrm.router.choose import PATH_TOLERANCE, Chosen, RidgePath
 from feddrm.router.clients import Message
-from feddrm.router.server import FitState, Problem, Scaler, Whitening, add, advance, first_state
+from feddrm.router.problem import Problem, Scaler, Whitening, add
+from feddrm.router.server import FitState, advance, first_state
 from feddrm.router.tables import Choose, Job, Table, stretch_of
 
 # A question to every site; the answers by client number, of whoever answered in time.

@@ -34,7 +34,8 @@ from feddrm.router.clients import (
     client_sums,
     logits_at,
 )
-from feddrm.router.server import FitState, Problem, Scaler, Whitening, add, advance, first_state, objective, round_zero
+from feddrm.router.problem import Problem, Scaler, Whitening, add
+from feddrm.router.server import FitState, advance, first_state, objective, round_zero
 
 __all__ = [
     "Fit",
