@@ -152,6 +152,34 @@ def test_a_port_that_others_use_is_told_at_once(project: Deployed) -> None:
             together.up(project.folder)
 
 
+@pytest.mark.parametrize("insecure", [False, True], ids=["TLS", "plain text"])
+def test_the_folders_work_apart_by_their_start_scripts(
+    insecure: bool, deployed: Callable[..., Deployed], tmp_path: Path
+) -> None:
+    """As on separate machines: nothing lies where 'init' put it, and the authority is nowhere."""
+    made = deployed(port=free_port(), router=False, insecure=insecure)
+    homes = {"server": made.folder / "server", **{name: made.folder / "sites" / name for name in NAMES}}
+    apart = {name: tmp_path / f"machine-{name}" / "feddrm" for name in homes}
+    for name, home in homes.items():
+        apart[name].parent.mkdir()
+        home.rename(apart[name])
+    made.folder.rename(tmp_path / "safe")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    started = [subprocess.Popen([place / "start.sh"], env={**os.environ, "PATH": path}) for place in apart.values()]
+    try:
+        until(lambda: together.running(apart["server"]), "the server", 60)
+        assert together.run(apart["server"], lambda status: None, 120)["rounds"] == 2
+    finally:
+        for process in reversed(started):
+            process.terminate()
+        for process in started:
+            process.wait(30)
+    (tmp_path / "safe").rename(made.folder)
+    for name, home in homes.items():
+        apart[name].rename(home)
+    assert_same(made, in_one_process("feddrm", Plan(rounds=2, local_steps=4, batch_size=16, lr=0.05)))
+
+
 def test_configuration_is_secure_by_default(project: Deployed) -> None:
     site = yaml.safe_load((project.folder / "sites" / "oslo" / "site.yaml").read_text())
     assert "insecure" not in site

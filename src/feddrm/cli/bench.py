@@ -11,6 +11,7 @@ import typer
 from feddrm.cli.output import JsonFlag, print_json, print_table
 from feddrm.cli.settings import DataDir
 from feddrm.errors import SettingError
+from feddrm.files import write_atomically
 
 app = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -36,7 +37,6 @@ def engine(
     Example: feddrm bench engine --no-paper
     """
     from feddrm.bench.engine import bench_engine
-    from feddrm.engine.checkpoint import write_atomically
 
     found = bench_engine(
         streams=_numbers("--streams", streams),
@@ -45,10 +45,9 @@ def engine(
         paper=paper,
         data_dir=data_dir,
         keep=keep,
-        say=lambda line: typer.echo(line, err=True),
+        say=_say,
     )
-    if out is not None:
-        write_atomically(out, (dumps(found, indent=2) + "\n").encode())
+    _keep(found, out)
     if json:
         print_json(found)
         return
@@ -78,16 +77,14 @@ def serve(
     Example: feddrm bench serve --seconds 2 --requests 10000
     """
     from feddrm.bench.serve import bench_serve
-    from feddrm.files import write_atomically
 
     found = bench_serve(
         callers=_numbers("--callers", callers),
         seconds=seconds,
         requests=requests,
-        say=lambda line: typer.echo(line, err=True),
+        say=_say,
     )
-    if out is not None:
-        write_atomically(out, (dumps(found, indent=2) + "\n").encode())
+    _keep(found, out)
     if json:
         print_json(found)
         return
@@ -116,16 +113,11 @@ def deploy(
     Example: feddrm bench deploy --no-per-message
     """
     from feddrm.cli.deploy import needed
-    from feddrm.files import write_atomically
 
     needed()
     from feddrm.deploy.bench import bench_deploy
 
-    def keep(found: dict[str, Any]) -> None:
-        if out is not None:
-            write_atomically(out, (dumps(found, indent=2) + "\n").encode())
-
-    found = bench_deploy(rounds, per_message, say=lambda line: typer.echo(line, err=True), keep=keep)
+    found = bench_deploy(rounds, per_message, say=_say, keep=lambda so_far: _keep(so_far, out))
     if json:
         print_json(found)
         return
@@ -136,6 +128,15 @@ def deploy(
         if way in found
     ]
     print_table(["way", "s per round", "overhead s", "first round s", "bytes to a site", "bytes back"], rows)
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _keep(found: dict[str, Any], out: Path | None) -> None:
+    if out is not None:
+        write_atomically(out, (dumps(found, indent=2) + "\n").encode())
 
 
 def _numbers(option: str, text: str) -> list[int]:
