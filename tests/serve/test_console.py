@@ -78,6 +78,11 @@ def test_a_sample_is_routed_answered_and_seen(page: webdriver.Chrome, tmp_path: 
     assert len(federation.find_elements(By.TAG_NAME, "tr")) == 3
     assert len(federation.find_elements(By.CSS_SELECTOR, "svg rect")) == 30
     wait(page, lambda: "well" in text(page, "clients"))
+    wait(page, lambda: len(page.find_elements(By.CSS_SELECTOR, "#clients .shift img")) == 3 * 3)
+    script = "return [...document.querySelectorAll('#clients .shift img')].map((i) => [i.alt, i.naturalWidth])"
+    shown = page.execute_script(script)
+    assert shown[0] == ["sample 1 as flatbed sees it", 8]
+    assert all(width == 8 for _, width in shown)
     picture(page, "console-light", tmp_path)
 
 

@@ -6,6 +6,8 @@ let key = sessionStorage.getItem("key") || "";
 let federation = null;
 let chosen = null; // a sample as a Blob, where one was picked
 let last = 0;
+const SHOWN = 3; // samples in the federation's table
+const views = {}; // their addresses, by client: what its shift looks like
 
 function element(name, text, attributes = {}) {
   const made = document.createElement(name);
@@ -110,12 +112,15 @@ async function ask(event) {
   }
 }
 
+async function sample(client, number) {
+  return (await call(`v1/samples/${encodeURIComponent(client.client)}/${number}`)).blob();
+}
+
 async function showSamples() {
   const client = federation.clients.find((one) => one.client === $("sample-client").value);
   const buttons = [];
   for (let number = 0; number < client.samples; number += 1) {
-    const answer = await call(`v1/samples/${encodeURIComponent(client.client)}/${number}`);
-    const picture = await answer.blob();
+    const picture = await sample(client, number);
     const image = element("img", null, { alt: `sample ${number + 1} of ${client.client}` });
     image.src = URL.createObjectURL(picture);
     const button = element("button", null, { type: "button", "aria-pressed": "false" });
@@ -154,6 +159,29 @@ function labels(client) {
   return cell;
 }
 
+async function lookThrough(client) {
+  const numbers = [...Array(Math.min(SHOWN, client.samples)).keys()];
+  const pictures = await Promise.all(numbers.map((number) => sample(client, number)));
+  views[client.client] = pictures.map((picture) => URL.createObjectURL(picture));
+}
+
+function shift(client) {
+  const cell = element("td", null, { class: "shift" });
+  (views[client.client] || []).forEach((address, place) => {
+    const image = element("img", null, { alt: `sample ${place + 1} as ${client.client} sees it` });
+    image.src = address;
+    cell.append(image);
+  });
+  cell.append(element("span", client.shift));
+  return cell;
+}
+
+function showClients() {
+  $("clients").replaceChildren(...federation.clients.map((client) => row([
+    client.client, health(client), bar(client.share, `share of ${client.client}`), labels(client), shift(client),
+  ])));
+}
+
 function health(client) {
   const peer = client.peer;
   if (!peer) return element("td", "not registered");
@@ -169,9 +197,7 @@ async function refresh() {
   $("artifact").textContent = `artifact ${found.artifact}, features ${found.features}`;
   $("totals").textContent = `${found.decisions} decisions, ${found.abstained} abstentions; audit log: ` +
     `${found.audit.written} written, ${found.audit.dropped} dropped` + (found.audit.trouble ? " (cannot be written now)" : "");
-  $("clients").replaceChildren(...found.clients.map((client) => row([
-    client.client, health(client), bar(client.share, `share of ${client.client}`), labels(client), client.shift || "",
-  ])));
+  showClients();
   if (first) {
     const pictures = found.shape.length === 3;
     $("picture-input").hidden = !pictures;
@@ -181,6 +207,8 @@ async function refresh() {
     $("samples").hidden = !some.length;
     $("sample-client").replaceChildren(...some.map((client) => element("option", client.client)));
     if (some.length) await showSamples();
+    await Promise.all(some.map(lookThrough));
+    showClients();
   }
 }
 
