@@ -1,11 +1,14 @@
 """Triton kernels of GroupNorm, residual and ReLU for channels-last activations, forward and back.
 
 A program owns one sample and a block of whole groups. It goes over the pixels once for the sums
-and once more to write; the second reading comes from the cache. Sums are float32 whatever the
-activations are, and no two programs add to the same place, so the result is reproducible.
+and once more to write; in between, what it has read stays in registers as bfloat16, or is read
+again where a map is too large for that. Sums are float32, and no two programs add to the same
+place, so the result is reproducible.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -13,7 +16,15 @@ import triton.language as tl
 from torch import Tensor
 
 CHANNELS = 32  # of a block: 64 bytes in a row
-TILE = 8192  # elements that a program holds at once
+
+
+class Launch(NamedTuple):
+    """How a kernel is cut up: channels of a program, pixels of a tile, warps, and whether values stay in registers."""
+
+    block: int
+    tile: int
+    warps: int
+    keep: bool
 
 
 def forward(
@@ -23,11 +34,11 @@ def forward(
     samples, channels, height, width = x.shape
     y = torch.empty_like(x)
     mean, deviation = torch.empty(2, samples, groups, dtype=torch.float32, device=x.device)
-    block, per_group, pixels, tile, warps = _shape(channels, groups, height * width)
-    _forward[(samples, channels // block)](
-        x, x if residual is None else residual, weight, bias, y, mean, deviation, eps,
-        CHANNELS=channels, BLOCK=block, PER_GROUP=per_group, PIXELS=pixels, TILE=tile,
-        RELU=relu, RESIDUAL=residual is not None, num_warps=warps,
+    cut = launch(channels, groups, height * width, False)
+    _forward[(samples * (channels // cut.block),)](
+        x, x if residual is None else residual, weight, bias, y, mean, deviation, eps, 0,
+        CHANNELS=channels, BLOCK=cut.block, PER_GROUP=channels // groups, PIXELS=height * width, TILE=cut.tile,
+        KEEP=cut.keep, RELU=relu, RESIDUAL=residual is not None, num_warps=cut.warps,
     )  # fmt: skip
     return y, mean, deviation
 
@@ -42,23 +53,26 @@ def backward(
     dx = torch.empty_like(x)
     masked = dx if y is None else torch.empty_like(x)
     sums = torch.empty(2, samples, channels, dtype=torch.float32, device=x.device)
-    block, per_group, pixels, tile, warps = _shape(channels, groups, height * width)
-    _backward[(samples, channels // block)](
-        gradient, x, x if y is None else y, weight, bias, mean, deviation, dx, masked, sums, sums[1],
-        CHANNELS=channels, BLOCK=block, PER_GROUP=per_group, PIXELS=pixels, TILE=tile,
-        RELU=relu, SIGN=y is not None, num_warps=warps,
+    cut = launch(channels, groups, height * width, True)
+    _backward[(samples * (channels // cut.block),)](
+        gradient, x, x if y is None else y, weight, bias, mean, deviation, dx, masked, sums, sums[1], 0,
+        CHANNELS=channels, BLOCK=cut.block, PER_GROUP=channels // groups, PIXELS=height * width, TILE=cut.tile,
+        KEEP=cut.keep, RELU=relu, SIGN=y is not None, num_warps=cut.warps,
     )  # fmt: skip
     dweight, dbias = torch.empty(2, channels, dtype=torch.float32, device=x.device)
     rows = min(triton.next_power_of_2(samples), 128)
-    _total[(channels // block,)](sums, dweight, dbias, samples, CHANNELS=channels, BLOCK=block, ROWS=rows)
+    _total[(channels // CHANNELS,)](sums, dweight, dbias, samples, CHANNELS=channels, BLOCK=CHANNELS, ROWS=rows)
     return dx, masked, dweight.to(weight.dtype), dbias.to(bias.dtype)
 
 
-def _shape(channels: int, groups: int, pixels: int) -> tuple[int, int, int, int, int]:
-    per_group = channels // groups
-    block = max(CHANNELS, per_group)
-    tile = min(triton.next_power_of_2(pixels), max(TILE // block, 1))
-    return block, per_group, pixels, tile, max(1, min(8, tile * block // 1024))
+def launch(channels: int, groups: int, pixels: int, back: bool) -> Launch:
+    """Values are kept where at most 64 fall to a thread (128 on the way forward, which holds one tensor only)."""
+    block = max(CHANNELS, channels // groups)
+    values = block * triton.next_power_of_2(pixels)
+    warps = min(max(values // 2048, min(values // 1024, 2), 1), 16 if back else 8)
+    keep = values <= 32 * warps * (64 if back else 128)
+    tile = min(values, 256 * warps if keep else 8192) // block
+    return Launch(block, max(tile, 1), warps, keep)
 
 
 @triton.jit
@@ -70,25 +84,40 @@ def _by_group(of_channel, BLOCK: tl.constexpr, PER_GROUP: tl.constexpr):
 
 
 @triton.jit
+def _again(kept, nil):
+    """A kept value once more as float32.
+
+    By way of a zero that the compiler does not know: else it would keep the float32 of the first
+    pass instead, and run out of registers.
+    """
+    return (kept.to(tl.int16, bitcast=True) ^ nil.to(tl.int16)).to(tl.bfloat16, bitcast=True).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["nil"])
 def _forward(
-    x, residual, weight, bias, y, mean, deviation, eps,
+    x, residual, weight, bias, y, mean, deviation, eps, nil,
     CHANNELS: tl.constexpr, BLOCK: tl.constexpr, PER_GROUP: tl.constexpr, PIXELS: tl.constexpr, TILE: tl.constexpr,
-    RELU: tl.constexpr, RESIDUAL: tl.constexpr,
+    KEEP: tl.constexpr, RELU: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
-    sample, part = tl.program_id(0), tl.program_id(1)
+    parts: tl.constexpr = CHANNELS // BLOCK
+    sample, part = tl.program_id(0) // parts, tl.program_id(0) % parts
     channel = part * BLOCK + tl.arange(0, BLOCK)
     start = sample.to(tl.int64) * PIXELS * CHANNELS
-    total = tl.zeros((BLOCK,), tl.float32)
-    squares = tl.zeros((BLOCK,), tl.float32)
+    total = tl.zeros((TILE, BLOCK), tl.float32)
+    squares = tl.zeros((TILE, BLOCK), tl.float32)
+    kept = ()
     for first in tl.static_range(0, PIXELS, TILE):
         pixel = first + tl.arange(0, TILE)
         place = start + pixel[:, None] * CHANNELS + channel[None, :]
-        value = tl.load(x + place, mask=(pixel < PIXELS)[:, None], other=0.0).to(tl.float32)
-        total += tl.sum(value, 0)
-        squares += tl.sum(value * value, 0)
+        raw = tl.load(x + place, mask=(pixel < PIXELS)[:, None], other=0.0)
+        if KEEP:
+            kept = kept + (raw,)
+        value = raw.to(tl.float32)
+        total += value
+        squares += value * value
     count: tl.constexpr = PIXELS * PER_GROUP
-    m = _by_group(total, BLOCK, PER_GROUP) / count
-    variance = tl.maximum(_by_group(squares, BLOCK, PER_GROUP) / count - m * m, 0.0)
+    m = _by_group(tl.sum(total, 0), BLOCK, PER_GROUP) / count
+    variance = tl.maximum(_by_group(tl.sum(squares, 0), BLOCK, PER_GROUP) / count - m * m, 0.0)
     r = 1.0 / tl.sqrt(variance + eps)
     groups: tl.constexpr = CHANNELS // PER_GROUP
     # Every channel of a group writes the same number to the same place.
@@ -100,7 +129,11 @@ def _forward(
         pixel = first + tl.arange(0, TILE)
         inside = (pixel < PIXELS)[:, None]
         place = start + pixel[:, None] * CHANNELS + channel[None, :]
-        out = tl.load(x + place, mask=inside, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
+        if KEEP:
+            value = _again(kept[first // TILE], nil)
+        else:
+            value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+        out = value * scale[None, :] + shift[None, :]
         if RESIDUAL:
             out += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
         if RELU:
@@ -111,7 +144,7 @@ def _forward(
 @triton.jit
 def _masked(gradient, value, y, place, inside, scale, shift, RELU: tl.constexpr, SIGN: tl.constexpr):
     """The gradient behind the ReLU."""
-    d = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32)
+    d = tl.load(gradient + place, mask=inside, other=0.0)
     if RELU:
         if SIGN:
             passed = tl.load(y + place, mask=inside, other=0.0).to(tl.float32) > 0.0
@@ -121,13 +154,14 @@ def _masked(gradient, value, y, place, inside, scale, shift, RELU: tl.constexpr,
     return d
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["nil"])
 def _backward(
-    gradient, x, y, weight, bias, mean, deviation, dx, masked, dweight, dbias,
+    gradient, x, y, weight, bias, mean, deviation, dx, masked, dweight, dbias, nil,
     CHANNELS: tl.constexpr, BLOCK: tl.constexpr, PER_GROUP: tl.constexpr, PIXELS: tl.constexpr, TILE: tl.constexpr,
-    RELU: tl.constexpr, SIGN: tl.constexpr,
+    KEEP: tl.constexpr, RELU: tl.constexpr, SIGN: tl.constexpr,
 ):  # fmt: skip
-    sample, part = tl.program_id(0), tl.program_id(1)
+    parts: tl.constexpr = CHANNELS // BLOCK
+    sample, part = tl.program_id(0) // parts, tl.program_id(0) % parts
     channel = part * BLOCK + tl.arange(0, BLOCK)
     start = sample.to(tl.int64) * PIXELS * CHANNELS
     groups: tl.constexpr = CHANNELS // PER_GROUP
@@ -136,32 +170,48 @@ def _backward(
     w = tl.load(weight + channel).to(tl.float32)
     scale = r * w
     shift = tl.load(bias + channel).to(tl.float32) - m * scale
-    plain = tl.zeros((BLOCK,), tl.float32)
-    along = tl.zeros((BLOCK,), tl.float32)
+    plains = tl.zeros((TILE, BLOCK), tl.float32)
+    alongs = tl.zeros((TILE, BLOCK), tl.float32)
+    kept = ()
+    gated = ()
     for first in tl.static_range(0, PIXELS, TILE):
         pixel = first + tl.arange(0, TILE)
         inside = (pixel < PIXELS)[:, None]
         place = start + pixel[:, None] * CHANNELS + channel[None, :]
-        value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+        raw = tl.load(x + place, mask=inside, other=0.0)
+        value = raw.to(tl.float32)
         d = _masked(gradient, value, y, place, inside, scale, shift, RELU, SIGN)
-        plain += tl.sum(d, 0)
-        along += tl.sum(d * (value - m[None, :]), 0)
-    along *= r
+        if SIGN:
+            tl.store(masked + place, d, mask=inside)
+        if KEEP:
+            kept = kept + (raw,)
+            gated = gated + (d,)
+        wide = d.to(tl.float32)
+        plains += wide
+        alongs += wide * (value - m[None, :])
+    plain = tl.sum(plains, 0)
+    along = tl.sum(alongs, 0) * r
     tl.store(dweight + sample * CHANNELS + channel, along)
     tl.store(dbias + sample * CHANNELS + channel, plain)
     count: tl.constexpr = PIXELS * PER_GROUP
     centre = _by_group(plain * w, BLOCK, PER_GROUP) / count
     slope = _by_group(along * w, BLOCK, PER_GROUP) / count * r
+    # dx = r (w d - centre - (x - m) slope), with what does not depend on the pixel put together
+    by_d = r * w
+    by_x = -r * slope
+    rest = -r * centre - m * by_x
     for first in tl.static_range(0, PIXELS, TILE):
         pixel = first + tl.arange(0, TILE)
         inside = (pixel < PIXELS)[:, None]
         place = start + pixel[:, None] * CHANNELS + channel[None, :]
-        value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-        d = _masked(gradient, value, y, place, inside, scale, shift, RELU, SIGN)
-        out = r[None, :] * (d * w[None, :] - centre[None, :] - (value - m[None, :]) * slope[None, :])
+        if KEEP:
+            value = _again(kept[first // TILE], nil)
+            wide = _again(gated[first // TILE], nil)
+        else:
+            value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+            wide = _masked(gradient, value, y, place, inside, scale, shift, RELU, SIGN).to(tl.float32)
+        out = wide * by_d[None, :] + value * by_x[None, :] + rest[None, :]
         tl.store(dx + place, out.to(dx.dtype.element_ty), mask=inside)
-        if SIGN:
-            tl.store(masked + place, d.to(masked.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -10,6 +10,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -140,8 +141,14 @@ class Colour(Feature):
 
     def __call__(self, net: Net | None, stages: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002
         x = stages["input"].float()
-        mean, std = (torch.tensor(v, device=x.device).view(-1, 1, 1) for v in (self.mean, self.std))
+        mean, std = (_by_channel(v, x.device) for v in (self.mean, self.std))
         return colour_statistics((x * std + mean).clamp(0, 1))
+
+
+@lru_cache(maxsize=16)
+def _by_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Kept: to bring them to a GPU anew, every batch would wait for all before it."""
+    return torch.tensor(values, device=device).view(-1, 1, 1)
 
 
 @dataclass(frozen=True)

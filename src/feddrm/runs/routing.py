@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,13 +64,14 @@ def fit_run_router(
     net.requires_grad_(False)
     models = [method.serve(method.send(state.shared, i), p) for i, p in enumerate(state.private)]
 
+    how = arithmetic(config.precision, config.device)
+    batch = GPU_QUERIES if torch.device(config.device).type == "cuda" else CPU_QUERIES
+    asking = partial(ask, net, models, arithmetic=how, batch_size=batch)
+
     def published(x: Tensor) -> Tensor:
         """What the models say of training samples, in the arithmetic they were trained in."""
         nobody = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-        how = arithmetic(config.precision, config.device)
-        batch = GPU_QUERIES if x.is_cuda else CPU_QUERIES
-        said = ask(net, models, Queries(x, nobody, nobody), arithmetic=how, batch_size=batch)
-        return said.logits.double().log_softmax(-1)
+        return asking(Queries(x, nobody, nobody)).logits.double().log_softmax(-1)
 
     with router_kernels(int(federation.sizes.sum())):
         fitted = fit_router(net, state.shared, federation, chosen, published=published, on_step=on_step)
@@ -80,7 +82,7 @@ def fit_run_router(
         round=state.round,
         workers=config.threads,
     )
-    answers = ask(net, models, test, workers=config.threads)
+    answers = asking(test, workers=config.threads)
     found = evaluate_router(fitted, net, state.shared, test, answers, federation.weights)
     _write(folder, config, federation, fitted, found)
     return fitted.router
