@@ -75,6 +75,14 @@ def test_the_generator_decides() -> None:
     assert draw(1) == draw(1) != draw(2)
 
 
+def test_boxes_of_several_are_those_of_each() -> None:
+    """Random numbers and arithmetic alike: how many are made at once does not show."""
+    crop, counts = RandomResizedCrop(), (1, 300, 7, 0, 1031)
+    alone = [crop.boxes(n, 32, 48, torch.Generator().manual_seed(i)) for i, n in enumerate(counts)]
+    together = crop.boxes_of(counts, 32, 48, [torch.Generator().manual_seed(i) for i in range(len(counts))])
+    assert torch.equal(together, torch.cat(alone))
+
+
 def random_images(*shape: int) -> torch.Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(5))
 

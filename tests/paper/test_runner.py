@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -180,6 +181,11 @@ def test_estimates(paper: Grid, make: Make) -> None:
     measured = make(sam, wall=999.0)
     assert estimate(sam, paper.by_id, [record, measured]) == pytest.approx(999.0)
     assert estimate(ditto, paper.by_id, []) is None
+    shared = replace(
+        record, content={**record.content, "seconds": {**record.content["seconds"], "wall": 480.0, "beside": 2}}
+    )
+    assert estimate(cell, paper.by_id, [shared]) == pytest.approx(480.0)
+    assert estimate(cell, paper.by_id, [shared, record, shared]) == pytest.approx(160.0)
 
 
 def test_one_broken_cell_does_not_cost_the_others(smoke: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,11 @@ extra ``fast``), batches on CPU go through ``kernels.py`` instead, with the same
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,9 +39,12 @@ class RandomResizedCrop:
 
         The number of random values does not depend on what is drawn, so the shapes are fixed.
         """
-        device = generator.device
-        area, aspect = torch.rand(2, count, self.tries, dtype=torch.float64, device=device, generator=generator)
-        place = torch.rand(2, count, dtype=torch.float64, device=device, generator=generator)
+        return self.boxes_of([count], height, width, [generator])
+
+    def boxes_of(self, counts: Sequence[int], height: int, width: int, generators: Sequence[torch.Generator]) -> Tensor:
+        """The boxes of several generators, one after another."""
+        drawn = [self._draw(count, generator) for count, generator in zip(counts, generators, strict=True)]
+        area, aspect, place = (torch.cat(numbers) for numbers in zip(*drawn, strict=True))
         area = height * width * (self.scale[0] + (self.scale[1] - self.scale[0]) * area)
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         aspect = torch.exp(low + (high - low) * aspect)
@@ -49,8 +54,14 @@ class RandomResizedCrop:
         some = fits.any(dim=1)
         h = torch.where(some, h.gather(1, first)[:, 0], float(height))
         w = torch.where(some, w.gather(1, first)[:, 0], float(width))
-        top, left = (place[0] * (height - h + 1)).floor(), (place[1] * (width - w + 1)).floor()
+        top, left = (place[:, 0] * (height - h + 1)).floor(), (place[:, 1] * (width - w + 1)).floor()
         return torch.stack([top, left, h, w], dim=1).long()
+
+    def _draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """Numbers in [0, 1): [count, tries] for area and aspect, [count, 2] for the place."""
+        options: dict[str, Any] = {"dtype": torch.float64, "device": generator.device, "generator": generator}
+        area, aspect = torch.rand(2, count, self.tries, **options)
+        return area, aspect, torch.rand(2, count, **options).t()
 
 
 def resized_crop(images: Tensor, boxes: Tensor) -> Tensor:

@@ -55,21 +55,21 @@ def pooled_queries(
     wants it, all of them at once.
     """
 
-    def boxes(number: int) -> Tensor | None:
+    def boxes(numbers: Sequence[int], device: torch.device) -> Tensor | None:
         if not crop or federation.crop is None:
             return None
+        counts = [len(federation.clients[number].test) for number in numbers]
+        generators = [generator_for(seed, TEST, round, number) for number in numbers]
         height, width = federation.shape[-2:]
-        generator = generator_for(seed, TEST, round, number)
-        return federation.crop.boxes(len(federation.clients[number].test), height, width, generator)
+        return federation.crop.boxes_of(counts, height, width, generators).to(device)
 
     if pool is not None:
-        drawn = [one for one in map(boxes, range(len(federation))) if one is not None]
-        places = torch.cat(drawn).to(pool.x.device) if drawn else None
+        places = boxes(range(len(federation)), pool.x.device)
         return Queries(pool.see(pool.x, pool.owners, places), pool.y, pool.owners)
 
     def seen(number: int) -> tuple[Tensor, Tensor, Tensor]:
-        client, places = federation.clients[number], boxes(number)
-        places = None if places is None else places.to(client.test.x.device)
+        client = federation.clients[number]
+        places = boxes([number], client.test.x.device)
         return client.view(client.test.x, places), client.test.y, torch.full_like(client.test.y, number)
 
     with side_by_side(workers) as spread:

@@ -34,9 +34,12 @@ def estimate(cell: Cell, cells: Mapping[str, Cell], records: Iterable[Record]) -
     """Seconds a cell will probably take; None where nothing has been measured yet.
 
     ``records`` are those of one kind of hardware. The same method on the same network says most;
-    otherwise all of them together say how fast the hardware is.
+    otherwise all of them together say how fast the hardware is. Cells that shared it with others
+    say something only where there is nothing else.
     """
-    done = [(cells[record.id], record.seconds) for record in records if record.id in cells]
+    known = [record for record in records if record.id in cells]
+    alone = [record for record in known if not record.content["seconds"].get("beside")]
+    done = [(cells[record.id], record.seconds) for record in alone or known]
     if not done:
         return None
     like = [(c, s) for c, s in done if (c.learner.name, c.model.name) == (cell.learner.name, cell.model.name)]
