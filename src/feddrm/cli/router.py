@@ -20,6 +20,7 @@ def fit_router(
         typer.Option(help="multiscale, colour, raw, embedding, hidden, client, joined by +; tried on held-out data."),
     ] = None,
     crops: Annotated[int | None, typer.Option(help="Random crops per training image.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of a fit at most (default: 60).")] = None,
     heads: Annotated[bool, typer.Option(help="Also fit the class heads: probe, private, joint, stack.")] = True,
     joint: Annotated[bool | None, typer.Option(help="Fit the joint model (default: where it is quick).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of crops and held-out parts.")] = None,
@@ -33,7 +34,7 @@ def fit_router(
     """
     from feddrm.runs import Run
 
-    settings: dict[str, Any] = given_settings(features=features, crops=crops, seed=seed)
+    settings: dict[str, Any] = given_settings(features=features, crops=crops, rounds=rounds, seed=seed)
     settings |= {"heads": heads, "joint": joint}
     opened = Run.open(run)
     if json:
@@ -61,6 +62,10 @@ def fit_router(
     rows.append(["oracle", "own heads", f"{100 * summary['oracle_accuracy']['mean']:.2f}"])
     print_table(["accuracy", "by", "percent"], rows)
     typer.echo(f"wrote {run / 'router'}")
+    if not (fit := summary["router"])["converged"]:
+        typer.echo(
+            f"the fit stopped after {fit['rounds']} rounds, short of its optimum: --rounds {4 * fit['rounds']} goes on"
+        )
 
 
 def route(

@@ -67,9 +67,9 @@ def fit_over(ask: Ask, brief: Brief, shared: Tensors, settings: RoutingSettings,
     table, chosen, tried = choose_recipe(
         recipes, measured.table, solver.choice("client", problem), holdout, lambda _: None
     )
-    state = solver.fit_all(
-        table, "client", problem(table.width)(chosen.ridge), chosen.folds, settings.rounds, settings.tolerance
-    )
+    asked = table, "client", problem(table.width)(chosen.ridge)
+    folds = solver.finish_folds(*asked, chosen.folds, settings.rounds, settings.tolerance)
+    state = solver.fit_all(*asked, folds, settings.rounds, settings.tolerance)
     log_prior = torch.tensor(brief.sizes, dtype=torch.float64).div(sum(brief.sizes)).log()
     router = Router(
         names=brief.names,
@@ -78,7 +78,7 @@ def fit_over(ask: Ask, brief: Brief, shared: Tensors, settings: RoutingSettings,
         weight=state.at[:, :-1].float(),
         bias=state.at[:, -1].float(),
         log_prior=log_prior.float(),
-        calibration=calibrate(solver, table, chosen.folds, log_prior),
+        calibration=calibrate(solver, table, folds, log_prior),
         net=usable if table.recipe.needs else None,
         leaves={leaf: value for leaf, value in shared.items() if table.recipe.wants(leaf)},
         shape=brief.shape,

@@ -138,6 +138,13 @@ class Solver:
 
         return choose
 
+    def finish_folds(
+        self, table: Table, target: str, problem: Problem, folds: Sequence[Tensor], rounds: int, tolerance: float
+    ) -> list[Tensor]:
+        """As :func:`feddrm.router.tables.finish_folds`, all folds in the same letters."""
+        fits = {str(fold): Fit(table, target, problem, fold, start) for fold, start in enumerate(folds)}
+        return list(self.solve(fits, rounds, tolerance).values())
+
     def fit_all(
         self, table: Table, target: str, problem: Problem, folds: Sequence[Tensor], rounds: int, tolerance: float
     ) -> FitState:

@@ -184,4 +184,6 @@ def weighted_mean(uploads: Sequence[Tensors], weights: Tensor) -> Tensors:
 
 def halves(steps: int) -> tuple[int, int]:
     """Local steps shared by two phases; the second gets the odd one."""
+    if steps < 2:
+        raise SettingError(f"local_steps={steps}: this method divides its steps between two phases: give at least 2")
     return steps // 2, steps - steps // 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from feddrm.router.features import Leaves, Recipe, extract
 from feddrm.router.fit import logits_at
 from feddrm.router.fitting import FittedRouter
 from feddrm.router.heads import joint_classes, joint_clients
-from feddrm.router.policy import RULES, by_rule, consult, reliability
+from feddrm.router.policy import RULES, by_rule, conformal_set, consult, reliability
 
 COVERAGES = (0.5, 0.8, 0.9, 0.95, 1.0)
 
@@ -70,6 +71,7 @@ def evaluate_router(
             "ece_density": reliability(log_weights["density"], origin).error,
             "reliability": curve.as_dict(),
             "selective": _selective(mixture, labels),
+            "conformal": _conformal(router.calibration.conformal, log_weights, origin),
             "temperature": router.calibration.temperature,
         },
         "confusion": confusions,
@@ -107,6 +109,18 @@ def _heads(
         system[f"refit_{rule}"] = system_accuracy(hard.argmax(-1), labels)
     home = system_accuracy(routed_predictions(own, origin), labels)
     return system, client, home
+
+
+def _conformal(
+    thresholds: Mapping[str, float], log_weights: Mapping[str, Tensor], origin: Tensor
+) -> dict[str, dict[str, float]]:
+    """How often a set holds the right client, and how many clients it holds, by rule and promised miss."""
+    found = {}
+    for name, threshold in thresholds.items():
+        sets = conformal_set(log_weights[name.rpartition("_")[0]], threshold).double()
+        covered = sets.gather(1, origin[:, None])
+        found[name] = {"covered": float(covered.mean()), "size": float(sets.sum(1).mean())}
+    return found
 
 
 def _selective(mixture: Tensor, labels: Tensor) -> list[dict[str, float]]:

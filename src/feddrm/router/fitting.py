@@ -29,11 +29,13 @@ from feddrm.router.tables import (
     RouterSettings,
     Table,
     choose_recipe,
+    finish_folds,
     fit_all,
     held_out,
     input_scale,
     local_choice,
     local_tables,
+    pooled_folds,
     told_of,
 )
 
@@ -129,8 +131,9 @@ def fit_router(
     choose = local_choice(clients, parts, client_problem)
     table, chosen, tried = choose_recipe(recipes, local_tables(found), choose, holdout, say)
     problem = Problem(len(federation), table.width, chosen.ridge)
-    fit = fit_all(problem, table, clients, settings, chosen.folds)
-    held = held_out(table, parts, holdout, chosen.folds)
+    folds = finish_folds(problem, pooled_folds(table, clients, parts, holdout), table, settings, chosen.folds)
+    fit = fit_all(problem, table, clients, settings, folds)
+    held = held_out(table, parts, holdout, folds)
     router = _router(fit, table, federation, held, usable, shared)
     clock("router")
     told: dict[str, Any] = {

@@ -114,16 +114,22 @@ def client_slopes(logits: Tensor, target: Tensor, scale: float) -> Message:
     return {
         "count": torch.tensor(float(len(z)), dtype=torch.float64, device=z.device),
         "slope": (mean - z.gather(1, target[:, None])[:, 0]).sum(),
+        "even": (mean - z.mean(1)).sum(),
         "bend": ((p * z.square()).sum(1) - mean.square()).sum(),
     }
 
 
 def solve_temperature(slopes: Callable[[float], Message], steps: int = 50, tolerance: float = 1e-12) -> float:
-    """The server's half: Newton on the added :func:`client_slopes` of whatever inverse temperature it asks for."""
+    """The server's half: Newton on the added :func:`client_slopes` of whatever inverse temperature it asks for.
+
+    To the samples comes one more, like them all and from any client alike: where every sample is told
+    right, certainty would otherwise grow without bound (as Platt, 1999, smooths his targets).
+    """
     scale = 1.0
     for _ in range(steps):
         found = slopes(scale)
-        slope, bend = (float(found[key] / found["count"]) for key in ("slope", "bend"))
+        slope, even, bend = (float(found[key] / found["count"]) for key in ("slope", "even", "bend"))
+        slope, bend = slope + even / float(found["count"]), bend * (1 + 1 / float(found["count"]))
         if bend <= 0 or abs(slope) < tolerance:
             break
         scale = min(max(scale - slope / bend, scale / 2), scale * 2)
@@ -131,7 +137,7 @@ def solve_temperature(slopes: Callable[[float], Message], steps: int = 50, toler
 
 
 def fit_temperature(logits: Tensor, target: Tensor) -> float:
-    """The T for which softmax(logits / T) has the least loss on held-out samples; convex in 1 / T (Newton)."""
+    """The T for which softmax(logits / T) has the least loss on held-out samples and one more; convex in 1 / T."""
     return solve_temperature(lambda scale: client_slopes(logits, target, scale))
 
 

@@ -154,7 +154,9 @@ def advance(
     if bool(answered.all()) and not bool(state.point.any()) and whitening is not None:
         direction = _discriminant(problem, gradients.sum(0) / counts.sum(), whitening, direction)
     promised = -(gradient * direction).sum() / 2
-    done = bool(answered.all()) and float(promised) <= tolerance
+    # A promise is worth what its curvature is: known at zero, elsewhere only once a step has shown it.
+    shown = len(steps) > 0 or not bool(state.point.any())
+    done = bool(answered.all()) and shown and float(promised) <= tolerance
     return FitState(
         point=state.point if done else state.point + direction,
         at=state.point,

@@ -190,6 +190,26 @@ def held_out(table: Table, parts: Sequence[Tensor], holdout: Holdout, points: Se
     return found
 
 
+def finish_folds(
+    problem: Problem,
+    folds: Sequence[tuple[Sequence[Sample], Sequence[Sample]]],
+    table: Table,
+    settings: RouterSettings,
+    starts: Sequence[Tensor],
+) -> list[Tensor]:
+    """The fits of the chosen strength taken as far as the one that is kept: only then do they err as it does.
+
+    Fits along a path stop early, which is enough to compare strengths, but how sure they are says
+    little about how sure the finished one is.
+    """
+    return [
+        solve(
+            problem, outside, table.whitening, start=start, rounds=settings.rounds, tolerance=settings.tolerance
+        ).point
+        for (outside, _), start in zip(folds, starts, strict=True)
+    ]
+
+
 def fit_all(
     problem: Problem, table: Table, targets: Sequence[Tensor], settings: RouterSettings, folds: Sequence[Tensor]
 ) -> Fit:

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from feddrm.data import Federation
-from feddrm.engine import Plan, arithmetic, engine_for
+from feddrm.engine import Agenda, Plan, arithmetic, engine_for
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import Method
 from feddrm.models import Model
@@ -69,6 +69,7 @@ class Config:
         self.plan.check()
         self.evaluation.check()
         self.method.check(self.plan.rounds)
+        self.method.phases(Agenda(self.method, self.plan, 1).stage(1))  # some need two steps
         engine_for(self.engine, self.device)
         arithmetic(self.precision, self.device)
 

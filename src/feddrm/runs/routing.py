@@ -164,6 +164,7 @@ def _write(
         "recipe": fitted.chosen["router"]["recipe"],
         "ridge": fitted.chosen["router"]["ridge"],
         "rounds": fitted.chosen["router"]["rounds"],
+        "converged": fitted.chosen["router"]["converged"],
         "held_out_accuracy": fitted.chosen["router"]["held_out_accuracy"],
         "seconds": dict(fitted.seconds),
     }

@@ -223,7 +223,7 @@ class _Training:
             for rule in ("density", "posterior"):
                 chosen = route(answers.client_logits, weights, rule)
                 routes[f"head_{rule}"] = confusion(chosen, answers.origin, len(names)).tolist()
-        rows = per_client(answers, names, weights)
+        rows = per_client(answers, names, weights, self.config.evaluation.ties)
         for row, client in zip(rows, self.federation.clients, strict=True):
             row["train"] = len(client.train)
         self.folder.write_json("evaluation.json", {"round": state.round, "per_client": rows, "confusion": routes})
@@ -237,6 +237,8 @@ class _Training:
     def summary(self, state: State) -> dict[str, Any]:
         window = self.config.evaluation.window
         entries = self.folder.metrics()[-window:]
+        # Models before and after tuning are two things: a mean over both would be of neither.
+        entries = [entry for entry in entries if entry["stage"] == entries[-1]["stage"]]
         numbers = summarise(
             [{k: e[k] for k in e if k.endswith("_accuracy")} for e in entries],
             window,
