@@ -269,3 +269,21 @@ def test_refusals() -> None:
         add([])
     with refused("rounds=0"):
         solve(Problem(4, 12, 0.1), federation(), rounds=0)
+
+
+def test_a_warm_start_is_not_taken_for_the_end() -> None:
+    """Where clients lie far apart the loss is almost flat: by the curvature at zero any point is the optimum."""
+    g = torch.Generator().manual_seed(4)
+    raw = []
+    for _ in range(8):
+        centre = 2 * torch.randn(60, generator=g, dtype=torch.float64)
+        raw.append(centre + torch.randn(30, 60, generator=g, dtype=torch.float64))
+    scaler = scaler_of(raw)
+    samples = [Sample(scaler(x), torch.full((len(x),), i)) for i, x in enumerate(raw)]
+    whitening = moments_of(samples)
+    strong = solve(Problem(8, 60, 3e-4), samples, whitening, rounds=300, tolerance=1e-9)
+    weak = Problem(8, 60, 1e-4)
+    fit = solve(weak, samples, whitening, start=strong.point, rounds=300, tolerance=1e-6)
+    best, _ = objective(weak, samples)
+    assert fit.converged
+    assert fit.loss - best < 5e-6

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -116,3 +118,12 @@ def test_calibration_error() -> None:
     curve = reliability(log_weights, target)
     assert int(curve.count.sum()) == 10
     assert len(curve.as_dict()["edges"]) == 16
+
+
+@pytest.mark.parametrize("count", [1, 40, 3000])
+def test_certainty_is_bounded_where_everything_was_right(count: int) -> None:
+    """Two clients, a gap of g everywhere, nothing wrong: one more sample from either makes T = g / log(2 n + 1)."""
+    gap = 3.0
+    logits = torch.tensor([[gap, 0.0]], dtype=torch.float64).repeat(count, 1)
+    temperature = fit_temperature(logits, torch.zeros(count, dtype=torch.int64))
+    assert temperature == pytest.approx(gap / math.log(2 * count + 1), rel=1e-9)
