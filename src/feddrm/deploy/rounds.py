@@ -18,12 +18,14 @@ from feddrm.deploy.brief import Brief
 from feddrm.deploy.letters import Letter, pack, unpack
 from feddrm.deploy.post import Courier, Post, Say
 from feddrm.deploy.privacy import Privacy
+from feddrm.deploy.publishing import describe_run, public_files
 from feddrm.deploy.routing import RoutingSettings, fit_over
 from feddrm.deploy.settings import ServerSettings
 from feddrm.deploy.solving import SiteMissingError
 from feddrm.engine import Agenda, Plan, first_state
 from feddrm.files import write_atomically
 from feddrm.methods import Method, Tensors
+from feddrm.router.artifact import MANIFEST, read_manifest
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.run import cpu_kernels
 
@@ -73,10 +75,11 @@ class Server:
         return self.folder / "checkpoint.safetensors"
 
     def go(self) -> None:
-        """To the end: rounds, the sites' own parts, the router."""
+        """To the end: rounds, the router, the sites' own parts."""
         if self.run.summary_file.exists():
             return
         brief = self._brief()
+        describe_run(self.folder, brief)
         method, plan = brief.make_method(), brief.make_plan()
         progress = self._progress(brief, method)
         with cpu_kernels(brief.make_net(), plan.batch_size):
@@ -167,13 +170,16 @@ class Server:
         return Progress(number, shared, accepted, (*progress.history, entry))
 
     def _finish(self, brief: Brief, method: Method, progress: Progress) -> None:
-        """Every site writes down its own part; the server its own, the router, and last of all the summary."""
+        """The server writes its own part and the router, every site its own and what is public; last the summary."""
+        self.run.publish(progress.shared, {})
+        chosen = self._fit(brief, progress) if self.settings.router and brief.privacy is None else None
+        files = public_files(self.folder)
         done: dict[str, Letter] = {}
         while missing := [name for name in self.names if name not in done]:
             letters = {
                 name: (
                     {"kind": "finish", "brief": brief.as_dict(), "after": progress.accepted[name]},
-                    method.send(progress.shared, self.names.index(name)),
+                    {**method.send(progress.shared, self.names.index(name)), **files},
                 )
                 for name in missing
             }
@@ -181,10 +187,6 @@ class Server:
             if len(done) < len(self.names):
                 self.say("waiting", {"round": progress.round, "for": ", ".join(n for n in missing if n not in done)})
                 self.sleep(AGAIN_SECONDS)
-        self.run.publish(progress.shared, {})
-        chosen = None
-        if self.settings.router and brief.privacy is None:
-            chosen = self._fit(brief, progress)
         summary: dict[str, Any] = {
             "rounds": progress.round,
             **_accuracy(done, "average_accuracy"),
@@ -198,6 +200,9 @@ class Server:
         self.say("finished", {"round": progress.round, "rounds": progress.round})
 
     def _fit(self, brief: Brief, progress: Progress) -> dict[str, Any]:
+        place = self.folder / "router"
+        if (place / MANIFEST).exists():  # the server ended after the fit
+            return dict(read_manifest(place)["notes"]["chosen"])
         settings = RoutingSettings(**self.settings.routing)
         steps = 0
 
@@ -214,7 +219,7 @@ class Server:
 
         while True:
             try:
-                return fit_over(ask, brief, progress.shared, settings, self.folder / "router")
+                return fit_over(ask, brief, progress.shared, settings, place)
             except SiteMissingError as error:
                 self.say("waiting", {"round": progress.round, "for": str(error)})
                 self.sleep(AGAIN_SECONDS)
