@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import ssl
@@ -21,7 +22,7 @@ import yaml
 
 from feddrm.data import load
 from feddrm.deploy import together
-from feddrm.deploy.keys import write_key_pair
+from feddrm.deploy.keys import write_certificates, write_key_pair
 from feddrm.deploy.rounds import Progress
 from feddrm.deploy.services import free_port, read_status
 from feddrm.deploy.settings import ServerSettings
@@ -124,6 +125,7 @@ def test_killed_and_restarted(project: Deployed) -> None:
     assert not private_leaves(folder / "server")
 
     _refuses_strangers(folder, project.settings)
+    _says_why_it_cannot_connect(folder)
     together.down(folder)
     _answers_queries(folder, [client.test.x[0] for client in load("digits", clients=3, seed=7).clients])
 
@@ -161,6 +163,20 @@ def _answers_queries(folder: Path, samples: list[torch.Tensor]) -> None:
         assert answered == set(NAMES)
 
 
+def _says_why_it_cannot_connect(folder: Path) -> None:
+    """A site that was given another federation's authority: the reason stands in its own log."""
+    place = folder / "mistaken"
+    shutil.copytree(folder / "sites" / "oslo", place)
+    (place / "ca.crt").write_bytes(write_certificates(folder / "elsewhere", folder / "elsewhere", ["localhost"]))
+    with (place / "said.log").open("wb") as log:
+        site = subprocess.Popen([sys.executable, "-m", "feddrm", "deploy", "site", str(place)], stderr=log)
+    try:
+        until(lambda: "certificate verify failed" in (place / "said.log").read_text(), "the reason", 60)
+    finally:
+        site.terminate()
+        site.wait(30)
+
+
 def _refuses_strangers(folder: Path, settings: ServerSettings) -> None:
     address = ("127.0.0.1", settings.port)
     trusting = ssl.create_default_context(cafile=str(folder / "sites" / "oslo" / "ca.crt"))
@@ -192,6 +208,7 @@ def test_a_port_that_others_use_is_told_at_once(project: Deployed) -> None:
         other.listen()
         with refused("server did not start", f"port {project.settings.port} cannot be used", "choose another"):
             together.up(project.folder)
+    assert not any(together.status(project.folder)["processes"].values()), "sites go with the server"
 
 
 @pytest.mark.parametrize("insecure", [False, True], ids=["TLS", "plain text"])

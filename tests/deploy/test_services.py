@@ -48,6 +48,21 @@ def test_a_flower_process_that_is_killed_is_started_again(tmp_path: Path) -> Non
     assert second.poll() is not None
 
 
+def test_why_a_flower_process_ended_stands_in_our_own_log_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As the SuperNode of Flower 1.41 ends, which then shuts down with more lines."""
+    words = "ERROR: Exit Code: 305\nFailed to initialize.\ncertificate verify failed\n\nFor more, visit\nINFO: Finished"
+    (tmp_path / services.FLOWER_LOG).write_text("Exit Code: 1\nof another time\n\n")
+    count = tmp_path / "count"
+    script = f"print({words!r}); open({str(count)!r}, 'a').write('x')"
+    child = Child([sys.executable, "-c", script], tmp_path)
+    until(lambda: count.exists() and len(count.read_text()) == 2)
+    child.stop()
+    told = capfd.readouterr().err
+    assert told == "Flower's process ended and is started again: Failed to initialize. certificate verify failed\n"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel sees to it on Linux alone")
 def test_a_flower_process_ends_with_whoever_started_it(tmp_path: Path) -> None:
     script = (

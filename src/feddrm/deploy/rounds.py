@@ -92,7 +92,7 @@ class Server:
         while progress.round < plan.rounds:
             played = self._round(brief, method, agenda, progress)
             if played is None:
-                self.say("waiting", {"round": progress.round, "for": "sites"})
+                self.say("waiting", {"round": progress.round, "for": self._silent()})
                 self.sleep(AGAIN_SECONDS)
                 continue
             progress = played
@@ -102,6 +102,10 @@ class Server:
         self._write_metrics(progress)  # the last line may be missing after a crash
         return progress
 
+    def _silent(self) -> str:
+        """Who has not answered the last letters."""
+        return ", ".join(name for name in self.names if name not in self.post.sent)
+
     def _write_metrics(self, progress: Progress) -> None:
         lines = b"".join(json.dumps(entry).encode() + b"\n" for entry in progress.history)
         write_atomically(self.run.metrics_file, lines)
@@ -109,6 +113,7 @@ class Server:
     def _brief(self) -> Brief:
         """What all agree on: made once, when every site has said what it holds, and kept."""
         path = self.folder / "brief.json"
+        self.settings.check_same(self.folder)
         if path.exists():
             return Brief.of(json.loads(path.read_text()))
         told: dict[str, Letter] = {}
@@ -119,6 +124,7 @@ class Server:
                 self.say("waiting", {"round": 0, "for": ", ".join(missing)})
                 self.sleep(AGAIN_SECONDS)
         brief = make_brief(self.settings, {name: told[name].header for name in self.names})
+        self.settings.begin(self.folder)
         write_atomically(path, json.dumps(brief.as_dict(), indent=2).encode())
         return brief
 
@@ -213,7 +219,7 @@ class Server:
             full = {"kind": "fit", "brief": brief.as_dict(), **header}
             letters = dict.fromkeys(self.names, (full, tensors))
             while not (found := self.post.ask(letters, self.settings.deadline)):
-                self.say("waiting", {"round": progress.round, "for": "sites"})
+                self.say("waiting", {"round": progress.round, "for": self._silent()})
                 self.sleep(AGAIN_SECONDS)
             return {self.names.index(name): letter for name, letter in found.items()}
 

@@ -6,6 +6,7 @@ import ctypes
 import fcntl
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -53,15 +54,20 @@ class Child:
         self.thread.start()
 
     def _keep(self) -> None:
-        pause = 1.0
+        pause, said = 1.0, ""
         while not self.stopping.is_set():
             began = time.monotonic()
             with (self.folder / FLOWER_LOG).open("ab") as log:
+                start = log.tell()
                 self.process = subprocess.Popen(
                     self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment,
                     preexec_fn=_end_with_parent,
                 )  # fmt: skip
-            self.process.wait()
+            code = self.process.wait()
+            reason = _last_words(self.folder / FLOWER_LOG, start) or f"status {code}, without a word"
+            if not self.stopping.is_set() and reason != said:  # into our own log, once however often it happens
+                print(f"Flower's process ended and is started again: {reason}", file=sys.stderr, flush=True)
+                said = reason
             pause = 1.0 if time.monotonic() - began > 60 else min(2 * pause, LONGEST_PAUSE)
             self.stopping.wait(pause)
 
@@ -74,6 +80,15 @@ class Child:
             except subprocess.TimeoutExpired:
                 self.process.kill()
         self.thread.join(timeout=5)
+
+
+def _last_words(log: Path, start: int) -> str:
+    """Why a Flower process ended, as it says after its exit code; its last line where it gives none."""
+    with log.open("rb") as file:
+        file.seek(start)
+        text = file.read().decode(errors="replace").strip()
+    told = re.findall(r"Exit Code: \d+\n(.+?)(?:\n\n|$)", text, flags=re.DOTALL)
+    return " ".join(told[-1].split()) if told else text.rpartition("\n")[2]
 
 
 def _end_with_parent() -> None:
