@@ -52,7 +52,7 @@ def project(deployed: Callable[..., Deployed]) -> Iterator[Deployed]:
         together.down(made.folder)
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = 150.0) -> Any:
+def until(condition: Callable[[], Any], what: str, seconds: float = 300.0) -> Any:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if found := condition():

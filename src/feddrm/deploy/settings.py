@@ -44,6 +44,11 @@ class ServerSettings:
     port: int = 8000
     insecure: bool = False
 
+    @property
+    def local(self) -> bool:
+        """Whether all sites are on the server's machine: then nobody else can connect."""
+        return self.host in ("127.0.0.1", "localhost")
+
     @classmethod
     def read(cls, folder: Path) -> ServerSettings:
         values = known_fields(cls, read_config(folder / CONFIG), "federation")
