@@ -97,6 +97,9 @@ def test_plain_text_says_so(feddrm: Feddrm, tmp_path: Path) -> None:
         (["--clients", "oslo,lima", "--method", "fedrdm"], "feddrm", 2),
         (["--clients", "oslo,lima", "--quorum", "3"], "quorum=3", 2),
         (["--clients", "oslo,lima", "--rounds", "0"], "rounds=0", 2),
+        (["--clients", "oslo,lima", "--host", "münchen.example"], "xn--mnchen-3ya.example", 2),
+        (["--clients", "oslo,lima", "--host", ""], "give a host name", 2),
+        (["--clients", "oslo,lima", "--host", "server.example:8000"], "give a host name", 2),
         (["--clients", "oslo,lima", "--clip", "1"], "both --clip and --noise", 2),
     ],
 )
@@ -105,6 +108,32 @@ def test_mistakes_are_one_line(feddrm: Feddrm, words: list[str], complaint: str,
     assert (made.returncode, made.stderr.count("\n")) == (code, 1), made.stderr
     assert complaint in made.stderr
     assert not (tmp_path / "f").exists()
+
+
+@pytest.mark.parametrize(
+    ("status", "summary", "told"),
+    [
+        (None, None, "run 'first': not begun\n"),
+        ({"what": "waiting", "round": 0, "for": "lima"}, None, "run 'first': waiting for lima\n0 rounds done\n"),
+        (
+            {"what": "training", "round": 2, "answered": ["oslo"]},
+            None,
+            "run 'first': training\n2 rounds done, answered by oslo\n",
+        ),
+        ({"what": "finished", "round": 3}, {"rounds": 3}, "run 'first': finished, 3 rounds\n"),
+    ],
+)
+def test_status_says_who_is_waited_for(
+    status: dict[str, object] | None, summary: dict[str, object] | None, told: str, feddrm: Feddrm, tmp_path: Path
+) -> None:
+    folder = tmp_path / "federation"
+    feddrm("init", str(folder), "--clients", "oslo,lima", "--data", "digits")
+    if status is not None:
+        (folder / "server" / "status.json").write_text(json.dumps(status))
+    if summary is not None:
+        (folder / "server" / "runs" / "first").mkdir(parents=True)
+        (folder / "server" / "runs" / "first" / "summary.json").write_text(json.dumps(summary))
+    assert feddrm("status", str(folder)).stdout.endswith(told)
 
 
 def test_other_folders_are_refused(feddrm: Feddrm, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import socket
 import ssl
@@ -10,20 +12,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
+from feddrm.data import load
 from feddrm.deploy import together
-from feddrm.deploy.keys import write_key_pair
+from feddrm.deploy.keys import write_certificates, write_key_pair
 from feddrm.deploy.rounds import Progress
 from feddrm.deploy.services import free_port, read_status
 from feddrm.deploy.settings import ServerSettings
 from feddrm.engine import Plan
 from feddrm.router import load_router
+from feddrm.serve.client import Client
+from feddrm.serve.predictor import Predictor
 from refusal import refused
+from serving import launcher, zygote
 
 from .conftest import NAMES, Deployed, private_leaves
 from .test_parity import assert_same, in_one_process
@@ -44,7 +52,7 @@ def project(deployed: Callable[..., Deployed]) -> Iterator[Deployed]:
         together.down(made.folder)
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = 150.0) -> Any:
+def until(condition: Callable[[], Any], what: str, seconds: float = 300.0) -> Any:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if found := condition():
@@ -117,6 +125,56 @@ def test_killed_and_restarted(project: Deployed) -> None:
     assert not private_leaves(folder / "server")
 
     _refuses_strangers(folder, project.settings)
+    _says_why_it_cannot_connect(folder)
+    together.down(folder)
+    _answers_queries(folder, [client.test.x[0] for client in load("digits", clients=3, seed=7).clients])
+
+
+def documented(folder: Path, verb: str) -> dict[str, list[str]]:
+    """The commands of docs/deploy.md that begin with ``verb``, for this folder and free ports, by what they serve."""
+    page = (Path(__file__).parent.parent.parent / "docs" / "deploy.md").read_text()
+    lines = re.findall(rf"^feddrm ({verb} .*)$", page, flags=re.MULTILINE)
+    words = [line.replace("federation/", f"{folder}/").partition(" --port")[0].split() for line in lines]
+    return {Path(line[1]).name: [*line, "--port", "0"] for line in words}
+
+
+def _answers_queries(folder: Path, samples: list[torch.Tensor]) -> None:
+    """Every site answers from its own folder; the gateway has the server's, and knows no private part."""
+    (folder / "serving").mkdir()
+    with zygote() as order, contextmanager(launcher)(folder / "serving", order) as launch:
+        sites = {name: launch(*words) for name, words in documented(folder, "serve-client").items()}
+        assert set(sites) == set(NAMES)
+        peers = folder / "serving" / "clients.yaml"
+        peers.write_text(yaml.safe_dump({name: {"url": site.wait_ready()} for name, site in sites.items()}))
+        words = [str(peers) if word == "clients.yaml" else word for word in documented(folder, "serve")["first"]]
+        gateway = launch(*words).wait_ready()
+        answered = set()
+        with Client(gateway) as client:
+            for name, sample in zip(NAMES, samples, strict=True):
+                pixels = sample[None].numpy()
+                for asked in (
+                    client.predict(pixels)[0],
+                    client.predict(pixels, without=[n for n in NAMES if n != name])[0],
+                ):
+                    own = Predictor.load(folder / "sites" / asked["client"] / "clients" / asked["client"])
+                    (expected,) = own([("inputs", pixels)])
+                    assert asked["label"] == own.classes[int(expected.argmax())]
+                    answered.add(asked["client"])
+        assert answered == set(NAMES)
+
+
+def _says_why_it_cannot_connect(folder: Path) -> None:
+    """A site that was given another federation's authority: the reason stands in its own log."""
+    place = folder / "mistaken"
+    shutil.copytree(folder / "sites" / "oslo", place)
+    (place / "ca.crt").write_bytes(write_certificates(folder / "elsewhere", folder / "elsewhere", ["localhost"]))
+    with (place / "said.log").open("wb") as log:
+        site = subprocess.Popen([sys.executable, "-m", "feddrm", "deploy", "site", str(place)], stderr=log)
+    try:
+        until(lambda: "certificate verify failed" in (place / "said.log").read_text(), "the reason", 60)
+    finally:
+        site.terminate()
+        site.wait(30)
 
 
 def _refuses_strangers(folder: Path, settings: ServerSettings) -> None:
@@ -150,6 +208,7 @@ def test_a_port_that_others_use_is_told_at_once(project: Deployed) -> None:
         other.listen()
         with refused("server did not start", f"port {project.settings.port} cannot be used", "choose another"):
             together.up(project.folder)
+    assert not any(together.status(project.folder)["processes"].values()), "sites go with the server"
 
 
 @pytest.mark.parametrize("insecure", [False, True], ids=["TLS", "plain text"])

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
+from feddrm.deploy import together
 from feddrm.deploy.flower import site_at
 from feddrm.deploy.keys import new_key
 from feddrm.deploy.letters import Letter, pack, seal, unpack
@@ -18,6 +20,7 @@ from feddrm.deploy.store import PrivateStore
 from feddrm.engine import Agenda, Plan
 from feddrm.errors import FeddrmError
 from feddrm.models import is_head
+from refusal import refused
 
 from .conftest import NAMES, Deployed, HandCourier, private_leaves
 from .test_parity import assert_same, in_one_process
@@ -190,3 +193,29 @@ def test_nobody_there_in_the_fit_is_waited_for_in_peace(deployed: Make) -> None:
     server.go()
     assert len(slept) == 2
     assert (deployment.folder / "server" / "runs" / "first" / "router" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"training": {"rounds": 6, "local_steps": 4, "batch_size": 16}},
+            "training.rounds 2, federation.yaml now says 6",
+        ),
+        ({"training": {"rounds": 2, "local_steps": 4}}, "training.batch_size 16, federation.yaml now says not given"),
+        ({"router": True}, "router false, federation.yaml now says true"),
+        ({"privacy": {"clip": 1.0, "noise": 2.0}}, "privacy.clip not given, federation.yaml now says 1.0"),
+    ],
+)
+def test_other_settings_need_another_run(changes: dict[str, Any], told: str, deployed: Make) -> None:
+    """In the midst of a run and after it, by the server and by whoever asks it to train."""
+    deployment = deployed(router=False)
+    deployment.server()._brief()
+    with refused(told, "choose another 'run'"):
+        deployment.server(**changes).go()
+    deployment.server(deadline=5.0).go()  # how long to wait decides nothing
+    path = deployment.folder / "server" / "federation.yaml"
+    assert together.run(deployment.folder, lambda status: None)["rounds"] == 2
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **changes}))
+    with refused(told, "choose another 'run'"):
+        together.run(deployment.folder, lambda status: None)

@@ -110,9 +110,7 @@ def run(
                 return
             last[:] = [status]
             done = status.get("round", 0)
-            note = status["what"] + (f" for {status['for']}" if "for" in status else "")
-            note += f", letter {status['step']}" if "step" in status else ""
-            advance(done, status.get("rounds") or done + 1, note, True)
+            advance(done, status.get("rounds") or done + 1, _doing(status), True)
 
         summary = together.run(folder, show, timeout)
     if json:
@@ -141,10 +139,14 @@ def status(folder: Project, json: JsonFlag = False) -> None:
         return
     print_table(["process", "number"], [[n, pid or "not running here"] for n, pid in found["processes"].items()])
     said = found["server"]
-    typer.echo(f"run '{found['run']}': " + ("finished" if found["summary"] else said["what"] if said else "not begun"))
+    if found["summary"]:
+        typer.echo(f"run '{found['run']}': finished, {found['summary']['rounds']} rounds")
+        return
+    typer.echo(f"run '{found['run']}': {_doing(said) if said else 'not begun'}")
     if said is not None and "round" in said:
-        typer.echo(f"round {said['round']}, answered by {', '.join(said.get('answered', [])) or 'nobody yet'}")
-    if found["complaint"] and not found["summary"]:
+        answered = f", answered by {', '.join(said['answered']) or 'nobody'}" if "answered" in said else ""
+        typer.echo(f"{said['round']} rounds done{answered}")
+    if found["complaint"]:
         typer.echo(f"last complaint: {found['complaint']}")
 
 
@@ -186,6 +188,12 @@ def site(folder: Folder) -> None:
     from feddrm.deploy.services import run_site
 
     run_site(folder)
+
+
+def _doing(said: Mapping[str, Any]) -> str:
+    """What the server says of itself, in words."""
+    whom = f" for {said['for']}" if "for" in said else ""
+    return str(said["what"]) + whom + (f", letter {said['step']}" if "step" in said else "")
 
 
 def needed() -> None:

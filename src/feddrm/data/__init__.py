@@ -5,7 +5,7 @@ from feddrm.data.cifar import Cifar10, Cifar20, Cifar100
 from feddrm.data.crop import RandomResizedCrop, resized_crop
 from feddrm.data.dataset import Dataset, load
 from feddrm.data.digits import Digits
-from feddrm.data.federation import Client, Federation, Split
+from feddrm.data.federation import DEPLOYED, Client, Federation, Split
 from feddrm.data.heart import Heart
 from feddrm.data.own_datasets import Csv, Folders
 from feddrm.data.partition import PARTITIONS, partition
@@ -15,6 +15,7 @@ from feddrm.data.shift import SHIFTS, ColourShift, colour_shifts
 from feddrm.data.view import View
 
 __all__ = [
+    "DEPLOYED",
     "PARTITIONS",
     "SHIFTS",
     "Batch",

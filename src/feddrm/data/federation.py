@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from feddrm.data.own import Arrays, Paths
 
 
+DEPLOYED = "deployed"  # the name of data that nobody has in one place
+
+
 @dataclass(frozen=True, eq=False)
 class Split:
     """Samples and labels: uint8 images [n, channels, height, width] or float32 rows [n, columns]."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from feddrm.data import Client, Federation, RandomResizedCrop, Split
+from feddrm.data import DEPLOYED, Client, Federation, RandomResizedCrop, Split
 from feddrm.engine import Plan
 from feddrm.errors import FeddrmError
 from feddrm.methods import Method
@@ -88,7 +88,7 @@ def stand_in(
     nothing = Split(torch.zeros(1, *shape, dtype=DTYPES[dtype]), torch.zeros(1, dtype=torch.int64))
     clients = [own if own is not None and own.name == n else Client(n, nothing, nothing) for n in names]
     return Federation(
-        name="deployed",
+        name=DEPLOYED,
         clients=tuple(clients),
         classes=tuple(classes),
         source="sites that keep their own samples",

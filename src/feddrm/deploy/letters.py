@@ -1,8 +1,8 @@
 """What crosses the wire: a header and named tensors as safetensors, signed by whoever sends them.
 
-TLS and node authentication guard the line, but whoever reaches the server's port may start a run of
-his own there. A site therefore answers only what this federation's server has signed, and the server
-believes only what the site has signed. No pickle, no code: a letter is read or refused.
+TLS, node authentication and the SuperLink's secret guard the line; a letter does not rely on them. A site
+answers only what this federation's server has signed, and the server believes only what the site has
+signed. No pickle, no code: a letter is read or refused.
 """
 
 from __future__ import annotations

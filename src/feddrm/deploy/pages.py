@@ -36,6 +36,8 @@ SITE_PAGE = """# {name}: what your IT department needs to know
    right) and the training loss; for the router sums over samples. Not raw data, not labels, not the private part.
 6. **What stays:** `runs/` and `clients/{name}/` in this folder hold the private part. Back them up.
    `node.key` and `secret` are readable by their owner only and must not be copied elsewhere.
+7. **Answering queries.** When a run ends, `config.yaml`, `data.json` and `router/` come from the server, the same for
+   all sites. With them `feddrm serve-client clients/{name}` answers queries; that program does open a port.
 
     [Unit]
     Description=feddrm site {name}

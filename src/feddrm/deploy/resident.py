@@ -19,14 +19,21 @@ from flwr.app import Error, Message
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.constant import ErrorCode, Status, SubStatus
 from flwr.common.serde import context_from_proto, fab_to_proto, run_from_proto
-from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest, StartRunRequest, StopRunRequest
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+    UnregisterNodeRequest,
+)
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
     PullTaskInputRequest,
     PushTaskOutputRequest,
     SendTaskHeartbeatRequest,
 )
-from flwr.supercore.constant import TaskType
+from flwr.supercore.constant import NodeStatus, TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
@@ -44,6 +51,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 
 from feddrm.deploy.flower import client_app, server_app
 from feddrm.deploy.letters import digest, load_public_key
+from feddrm.deploy.link import ShowsTheToken, control_token
 from feddrm.errors import FeddrmError
 
 ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
@@ -81,11 +89,15 @@ class Line:
         )
 
     def control(self) -> ControlHttpClient:
+        """With the right to register nodes and to start runs."""
         return ControlHttpClient.from_server_address(
             server_address=self.address,
             insecure=self.insecure,
             root_certificates=self.certificates,
-            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+            interceptors=[
+                RuntimeVersionHttpInterceptor(component_name="flwr CLI"),
+                ShowsTheToken(control_token(self.secret)),
+            ],
         )
 
 
@@ -161,14 +173,23 @@ def start_run(line: Line, app: Path) -> None:
 
 def register(line: Line, keys: dict[str, Path]) -> None:
     """Let the nodes with these keys in, and nobody else; those already known stay known."""
-    with line.control() as control:
-        for name, path in keys.items():
-            try:
-                key = public_key_to_bytes(load_public_key(path))
-                control.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
-            except httpx.HTTPStatusError as error:
-                if "already" not in error.response.text.lower():
-                    raise FeddrmError(f"cannot register {name}: {error.response.text}") from error
+    ours = {public_key_to_bytes(load_public_key(path)): name for name, path in keys.items()}
+    try:
+        with line.control() as control:
+            known = {node.public_key: node for node in control.ListNodes(ListNodesRequest()).nodes_info}
+            for key, name in ours.items():
+                if key not in known:
+                    control.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+                elif known[key].status == NodeStatus.UNREGISTERED:
+                    raise FeddrmError(
+                        f"the key of {name} was struck off, and Flower does not take it again: "
+                        f"stop the server, remove its link.db, and start it"
+                    )
+            for key, node in known.items():
+                if key not in ours and node.status != NodeStatus.UNREGISTERED:
+                    control.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+    except httpx.HTTPStatusError as error:
+        raise FeddrmError(f"the SuperLink registers no sites ({error.response.text}): see flower.log") from error
 
 
 @contextmanager

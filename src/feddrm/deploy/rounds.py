@@ -18,12 +18,14 @@ from feddrm.deploy.brief import Brief
 from feddrm.deploy.letters import Letter, pack, unpack
 from feddrm.deploy.post import Courier, Post, Say
 from feddrm.deploy.privacy import Privacy
+from feddrm.deploy.publishing import describe_run, public_files
 from feddrm.deploy.routing import RoutingSettings, fit_over
 from feddrm.deploy.settings import ServerSettings
 from feddrm.deploy.solving import SiteMissingError
 from feddrm.engine import Agenda, Plan, first_state
 from feddrm.files import write_atomically
 from feddrm.methods import Method, Tensors
+from feddrm.router.artifact import MANIFEST, read_manifest
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.run import cpu_kernels
 
@@ -73,10 +75,11 @@ class Server:
         return self.folder / "checkpoint.safetensors"
 
     def go(self) -> None:
-        """To the end: rounds, the sites' own parts, the router."""
+        """To the end: rounds, the router, the sites' own parts."""
         if self.run.summary_file.exists():
             return
         brief = self._brief()
+        describe_run(self.folder, brief)
         method, plan = brief.make_method(), brief.make_plan()
         progress = self._progress(brief, method)
         with cpu_kernels(brief.make_net(), plan.batch_size):
@@ -89,7 +92,7 @@ class Server:
         while progress.round < plan.rounds:
             played = self._round(brief, method, agenda, progress)
             if played is None:
-                self.say("waiting", {"round": progress.round, "for": "sites"})
+                self.say("waiting", {"round": progress.round, "for": self._silent()})
                 self.sleep(AGAIN_SECONDS)
                 continue
             progress = played
@@ -99,6 +102,10 @@ class Server:
         self._write_metrics(progress)  # the last line may be missing after a crash
         return progress
 
+    def _silent(self) -> str:
+        """Who has not answered the last letters."""
+        return ", ".join(name for name in self.names if name not in self.post.sent)
+
     def _write_metrics(self, progress: Progress) -> None:
         lines = b"".join(json.dumps(entry).encode() + b"\n" for entry in progress.history)
         write_atomically(self.run.metrics_file, lines)
@@ -106,6 +113,7 @@ class Server:
     def _brief(self) -> Brief:
         """What all agree on: made once, when every site has said what it holds, and kept."""
         path = self.folder / "brief.json"
+        self.settings.check_same(self.folder)
         if path.exists():
             return Brief.of(json.loads(path.read_text()))
         told: dict[str, Letter] = {}
@@ -116,6 +124,7 @@ class Server:
                 self.say("waiting", {"round": 0, "for": ", ".join(missing)})
                 self.sleep(AGAIN_SECONDS)
         brief = make_brief(self.settings, {name: told[name].header for name in self.names})
+        self.settings.begin(self.folder)
         write_atomically(path, json.dumps(brief.as_dict(), indent=2).encode())
         return brief
 
@@ -167,13 +176,16 @@ class Server:
         return Progress(number, shared, accepted, (*progress.history, entry))
 
     def _finish(self, brief: Brief, method: Method, progress: Progress) -> None:
-        """Every site writes down its own part; the server its own, the router, and last of all the summary."""
+        """The server writes its own part and the router, every site its own and what is public; last the summary."""
+        self.run.publish(progress.shared, {})
+        chosen = self._fit(brief, progress) if self.settings.router and brief.privacy is None else None
+        files = public_files(self.folder)
         done: dict[str, Letter] = {}
         while missing := [name for name in self.names if name not in done]:
             letters = {
                 name: (
                     {"kind": "finish", "brief": brief.as_dict(), "after": progress.accepted[name]},
-                    method.send(progress.shared, self.names.index(name)),
+                    {**method.send(progress.shared, self.names.index(name)), **files},
                 )
                 for name in missing
             }
@@ -181,10 +193,6 @@ class Server:
             if len(done) < len(self.names):
                 self.say("waiting", {"round": progress.round, "for": ", ".join(n for n in missing if n not in done)})
                 self.sleep(AGAIN_SECONDS)
-        self.run.publish(progress.shared, {})
-        chosen = None
-        if self.settings.router and brief.privacy is None:
-            chosen = self._fit(brief, progress)
         summary: dict[str, Any] = {
             "rounds": progress.round,
             **_accuracy(done, "average_accuracy"),
@@ -198,6 +206,9 @@ class Server:
         self.say("finished", {"round": progress.round, "rounds": progress.round})
 
     def _fit(self, brief: Brief, progress: Progress) -> dict[str, Any]:
+        place = self.folder / "router"
+        if (place / MANIFEST).exists():  # the server ended after the fit
+            return dict(read_manifest(place)["notes"]["chosen"])
         settings = RoutingSettings(**self.settings.routing)
         steps = 0
 
@@ -208,13 +219,13 @@ class Server:
             full = {"kind": "fit", "brief": brief.as_dict(), **header}
             letters = dict.fromkeys(self.names, (full, tensors))
             while not (found := self.post.ask(letters, self.settings.deadline)):
-                self.say("waiting", {"round": progress.round, "for": "sites"})
+                self.say("waiting", {"round": progress.round, "for": self._silent()})
                 self.sleep(AGAIN_SECONDS)
             return {self.names.index(name): letter for name, letter in found.items()}
 
         while True:
             try:
-                return fit_over(ask, brief, progress.shared, settings, self.folder / "router")
+                return fit_over(ask, brief, progress.shared, settings, place)
             except SiteMissingError as error:
                 self.say("waiting", {"round": progress.round, "for": str(error)})
                 self.sleep(AGAIN_SECONDS)

@@ -6,6 +6,7 @@ import ctypes
 import fcntl
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -32,7 +33,6 @@ LOCK, JOB, FLOWER_LOG = ".running", "job.json", "flower.log"
 IDLE_SECONDS, LONGEST_PAUSE = 0.1, 10.0
 PORT_SECONDS, LOCK_TRIES = 15.0, 10
 PR_SET_PDEATHSIG = 1
-SUPERLINK = "from flwr.superlink.cli import flower_superlink; flower_superlink()"
 SUPERNODE = "from flwr.supernode.cli import flower_supernode; flower_supernode()"
 
 
@@ -53,15 +53,20 @@ class Child:
         self.thread.start()
 
     def _keep(self) -> None:
-        pause = 1.0
+        pause, said = 1.0, ""
         while not self.stopping.is_set():
             began = time.monotonic()
             with (self.folder / FLOWER_LOG).open("ab") as log:
+                start = log.tell()
                 self.process = subprocess.Popen(
                     self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment,
                     preexec_fn=_end_with_parent,
                 )  # fmt: skip
-            self.process.wait()
+            code = self.process.wait()
+            reason = _last_words(self.folder / FLOWER_LOG, start) or f"status {code}, without a word"
+            if not self.stopping.is_set() and reason != said:  # into our own log, once however often it happens
+                print(f"Flower's process ended and is started again: {reason}", file=sys.stderr, flush=True)
+                said = reason
             pause = 1.0 if time.monotonic() - began > 60 else min(2 * pause, LONGEST_PAUSE)
             self.stopping.wait(pause)
 
@@ -74,6 +79,15 @@ class Child:
             except subprocess.TimeoutExpired:
                 self.process.kill()
         self.thread.join(timeout=5)
+
+
+def _last_words(log: Path, start: int) -> str:
+    """Why a Flower process ended, as it says after its exit code; its last line where it gives none."""
+    with log.open("rb") as file:
+        file.seek(start)
+        text = file.read().decode(errors="replace").strip()
+    told = re.findall(r"Exit Code: \d+\n(.+?)(?:\n\n|$)", text, flags=re.DOTALL)
+    return " ".join(told[-1].split()) if told else text.rpartition("\n")[2]
 
 
 def _end_with_parent() -> None:
@@ -140,24 +154,27 @@ def run_server(folder: Path) -> None:
     os.environ[SERVER_FOLDER] = str(folder)
     fetch_eagerly()
     with _alone(folder) as ready, _until_signal():
-        local = settings.host in ("127.0.0.1", "localhost")
-        _wait_for_port("127.0.0.1" if local else "", settings.port)
+        _wait_for_port("127.0.0.1" if settings.local else "", settings.port)
         ready()
-        tls = {"--ssl-ca-certfile": "ca.crt", "--ssl-certfile": "tls.crt", "--ssl-keyfile": "tls.key"}
-        secure = [word for option, name in tls.items() for word in (option, str(folder / name))]
-        command = [
-            *(sys.executable, "-c", SUPERLINK),
-            *("--host", "127.0.0.1" if local else "0.0.0.0", "--port", str(settings.port)),
-            *(["--insecure"] if settings.insecure else [*secure, "--enable-supernode-auth"]),
-            *("--isolation", "process", "--superexec-auth-secret-file", str(folder / "secret")),
-            *("--database", str(folder / "link.db"), "--disable-runtime-dependency-installation"),
-        ]
-        link = Child(command, folder)
+        link = Child(link_command(folder, settings), folder)
         line = Line(f"127.0.0.1:{settings.port}", folder / "secret", None if settings.insecure else folder / "ca.crt")
         try:
             _Runs(folder, line, settings.insecure).go()
         finally:
             link.stop()
+
+
+def link_command(folder: Path, settings: ServerSettings) -> list[str]:
+    """The SuperLink of a server's folder."""
+    tls = {"--ssl-ca-certfile": "ca.crt", "--ssl-certfile": "tls.crt", "--ssl-keyfile": "tls.key"}
+    secure = [word for option, name in tls.items() for word in (option, str(folder / name))]
+    return [
+        *(sys.executable, "-m", "feddrm.deploy.link", str(folder / "secret")),
+        *("--host", "127.0.0.1" if settings.local else "0.0.0.0", "--port", str(settings.port)),
+        *(["--insecure"] if settings.insecure else [*secure, "--enable-supernode-auth"]),
+        *("--isolation", "process", "--superexec-auth-secret-file", str(folder / "secret")),
+        *("--database", str(folder / "link.db"), "--disable-runtime-dependency-installation"),
+    ]
 
 
 class _Runs:
@@ -184,6 +201,7 @@ class _Runs:
             except FeddrmError as error:
                 self.status.tell("failed", {"text": str(error)})
                 (self.folder / JOB).unlink(missing_ok=True)
+                time.sleep(1)
             except LinkError as error:
                 if not isinstance(error, httpx.HTTPError):  # a full disk, say; a link that is away needs no words
                     self.status.tell("complaint", {"text": f"the run broke off ({error}): it is tried again"})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,14 @@ from feddrm.deploy.privacy import Privacy
 from feddrm.deploy.routing import RoutingSettings
 from feddrm.engine import Plan
 from feddrm.errors import SettingError
+from feddrm.files import write_atomically
 from feddrm.methods import Method
 from feddrm.models import Model
 from feddrm.runs.config import known_fields, read_config
 
 CONFIG = "federation.yaml"
+BEGUN = "settings.json"  # in a run's folder: what decides it, as it was when the run began
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,11 @@ class ServerSettings:
     port: int = 8000
     insecure: bool = False
 
+    @property
+    def local(self) -> bool:
+        """Whether all sites are on the server's machine: then nobody else can connect."""
+        return self.host in ("127.0.0.1", "localhost")
+
     @classmethod
     def read(cls, folder: Path) -> ServerSettings:
         values = known_fields(cls, read_config(folder / CONFIG), "federation")
@@ -54,6 +64,27 @@ class ServerSettings:
             ) from error
         return settings
 
+    def begin(self, run: Path) -> None:
+        """Write down what decides a run when it begins."""
+        write_atomically(run / BEGUN, json.dumps(self._deciding(), indent=2).encode())
+
+    def check_same(self, run: Path) -> None:
+        """Refuse to go on with a run, or to show its outcome, under other settings than it began with."""
+        if not (run / BEGUN).exists():
+            return
+        before, now = json.loads((run / BEGUN).read_text()), self._deciding()
+        for key in [key for key in {**before, **now} if before.get(key) != now.get(key)]:
+            raise SettingError(
+                f"run '{self.run}' began with {key} {_told(before, key)}, {CONFIG} now says {_told(now, key)}: "
+                f"choose another 'run' there, or put the old value back"
+            )
+
+    def _deciding(self) -> dict[str, Any]:
+        """Plain values by dotted names; how long to wait for whom decides nothing."""
+        parts = {"training": self.training, "routing": self.routing, "privacy": self.privacy or {}}
+        nested = {f"{part}.{key}": value for part, values in parts.items() for key, value in values.items()}
+        return dict(json.loads(json.dumps({"clients": self.clients, "router": self.router, **nested})))
+
     def check(self) -> None:
         """Refuse what could never work before anything is started."""
         check_clients(CONFIG, self.clients)
@@ -62,6 +93,10 @@ class ServerSettings:
         if not self.deadline > 0 or not 1 <= self.quorum <= len(self.clients):
             raise SettingError(
                 f"deadline={self.deadline}, quorum={self.quorum}: give positive seconds, and 1 to {len(self.clients)}"
+            )
+        if not HOST.fullmatch(self.host):
+            raise SettingError(
+                f"host '{self.host}'{_ascii_form(self.host)}: give a host name in ASCII or an IPv4 address"
             )
         if not 0 < self.port < 2**16:
             raise SettingError(f"port={self.port}: give a number from 1 to {2**16 - 1}")
@@ -75,3 +110,15 @@ class ServerSettings:
         RoutingSettings(**known_fields(RoutingSettings, self.routing, "routing")).check()
         if self.privacy is not None:
             Privacy(**known_fields(Privacy, self.privacy, "privacy")).check(method)
+
+
+def _told(values: dict[str, Any], key: str) -> str:
+    return json.dumps(values[key], ensure_ascii=False) if key in values else "not given"
+
+
+def _ascii_form(host: str) -> str:
+    try:
+        form = host.encode("idna").decode()
+    except UnicodeError:
+        return ""
+    return f" (in ASCII: {form})" if form != host and HOST.fullmatch(form) else ""

@@ -20,6 +20,7 @@ from feddrm.deploy.fitting import SiteFit
 from feddrm.deploy.holdings import Holdings, read_holdings
 from feddrm.deploy.letters import ANYBODY, Letter, digest, load_private_key, load_public_key, opened, pack, seal, unpack
 from feddrm.deploy.privacy import Privacy
+from feddrm.deploy.publishing import keep_files, without_files
 from feddrm.deploy.store import PrivateStore
 from feddrm.engine import Agenda, first_state, functional, train_client
 from feddrm.errors import FeddrmError, SettingError
@@ -176,9 +177,9 @@ class Site:
         return pack(told, upload)
 
     def _finish(self, letter: Letter) -> bytes:
-        """After the last round: ``clients/<name>/`` is what this site answers queries with."""
+        """After the last letter this folder is what the site answers queries with (``feddrm serve-client``)."""
         work = self._ready(letter)
-        received = {leaf: value.to(self.config.device) for leaf, value in letter.tensors.items()}
+        received = {leaf: value.to(self.config.device) for leaf, value in without_files(letter.tensors).items()}
         private = self._private(work, int(letter.header["after"]))
         work.own.mkdir(parents=True, exist_ok=True)
         flat = {f"{slot}/{leaf}": value for slot, leaves in private.items() for leaf, value in leaves.items()}
@@ -188,6 +189,7 @@ class Site:
         write_atomically(
             work.own / "brief.yaml", yaml.safe_dump(_plain(work.brief.as_dict()), sort_keys=False).encode()
         )
+        keep_files(self.folder, letter.tensors)
         return pack({} if work.brief.privacy is not None else self._measured(work, received, private))
 
     def _fit(self, letter: Letter) -> bytes:

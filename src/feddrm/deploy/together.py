@@ -55,8 +55,12 @@ def up(project: Path) -> list[str]:
             )
         _started.append(process)
         started[name] = process
-    for name, process in started.items():
-        _wait(name, folders(project)[name], process)
+    try:
+        for name, process in started.items():
+            _wait(name, folders(project)[name], process)
+    except BaseException:  # or what did start would stay, and hold its port
+        _stop({name: process.pid for name, process in started.items() if process.poll() is None}, project)
+        raise
     return list(started)
 
 
@@ -73,6 +77,11 @@ def _wait(name: str, folder: Path, process: subprocess.Popen[bytes]) -> None:
 def down(project: Path) -> list[str]:
     """Stop what runs: sites first, so that they can say good-bye."""
     alive = {name: pid for name, folder in folders(project).items() if (pid := running(folder)) is not None}
+    _stop(alive, project)
+    return list(alive)
+
+
+def _stop(alive: Mapping[str, int], project: Path) -> None:
     for name in reversed(list(alive)):
         os.kill(alive[name], signal.SIGTERM)
         end = time.monotonic() + STOP_SECONDS
@@ -83,7 +92,6 @@ def down(project: Path) -> list[str]:
     for process in [p for p in _started if p.pid in alive.values() or p.poll() is not None]:
         process.wait(STOP_SECONDS)  # those that were ours leave nothing behind
         _started.remove(process)
-    return list(alive)
 
 
 def status(project: Path) -> dict[str, Any]:
@@ -123,6 +131,7 @@ def run(project: Path, on_status: Callable[[Mapping[str, Any]], None], seconds: 
     """Ask the server to train, and follow it to the end: the summary. Ctrl-C only stops the watching."""
     server = server_folder(project)
     settings = ServerSettings.read(server)
+    settings.check_same(server / "runs" / settings.run)
     done = _summary(server, settings)
     if done is not None:
         return done

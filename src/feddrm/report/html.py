@@ -212,13 +212,16 @@ def _data(portrait: Portrait, key: str) -> Parts:
     source = f", from {facts['source']}" if facts.get("source") else ""
     yield False, f'<p class="note">{escape(said + source)}.</p>'
     counts = portrait.counts
-    most = [portrait.classes[int(i)] for i in counts.argmax(1)] if len(portrait.classes) else []
-    told = "; ".join(
-        f"{name}: {int(n)} samples, most of class {top}"
-        for name, n, top in zip(portrait.names, counts.sum(1), most, strict=True)
-    )
-    svg = inline_svg(lambda: pictures.label_figure(portrait), f"{key}-labels", "Samples per client and class", told)
-    yield False, figure(svg, "Label shift: training and test samples of every class at every client.")
+    if counts is None:
+        yield False, '<p class="note">How many samples of which class a site holds, only that site knows.</p>'
+    else:
+        most = [portrait.classes[int(i)] for i in counts.argmax(1)] if len(portrait.classes) else []
+        told = "; ".join(
+            f"{name}: {int(n)} samples, most of class {top}"
+            for name, n, top in zip(portrait.names, counts.sum(1), most, strict=True)
+        )
+        svg = inline_svg(lambda: pictures.label_figure(portrait), f"{key}-labels", "Samples per client and class", told)
+        yield False, figure(svg, "Label shift: training and test samples of every class at every client.")
     if portrait.gallery is not None:
         title = "The same samples as every client sees them" if portrait.same_samples else "Samples of every client"
         svg = inline_svg(

@@ -88,6 +88,7 @@ def draw_column_means(axes: Axes, portrait: Portrait) -> None:
 
 def draw_heat_map(axes: Axes, portrait: Portrait) -> None:
     """Client by class, training and test samples together."""
+    assert portrait.counts is not None
     counts = portrait.counts.numpy()
     image = axes.imshow(counts, cmap="Blues", aspect="auto", interpolation="nearest")
     axes.set_yticks(range(len(portrait.names)), shortened(portrait.names), parse_math=False)

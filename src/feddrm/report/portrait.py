@@ -50,9 +50,10 @@ class Portrait:
         return tuple(str(name) for name in self.facts["classes"])
 
     @cached_property
-    def counts(self) -> Tensor:
-        """Training and test samples per client and class."""
-        return torch.tensor([client["class_counts"] for client in self.facts["clients"]], dtype=torch.int64)
+    def counts(self) -> Tensor | None:
+        """Training and test samples per client and class; None where sites keep that to themselves."""
+        counts = [client["class_counts"] for client in self.facts["clients"]]
+        return None if None in counts else torch.tensor(counts, dtype=torch.int64)
 
     @cached_property
     def sizes(self) -> Tensor:
@@ -104,7 +105,7 @@ class Portrait:
             _ = portrait.name, portrait.columns
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise broken(path, f"it does not describe a federation, {type(error).__name__}: {error}") from error
-        if not names or counts.shape != (len(names), len(classes)):
+        if not names or (counts is not None and counts.shape != (len(names), len(classes))):
             raise broken(path, "class_counts do not fit the clients and classes")
         _check_pictures(portrait, folder / TENSORS)
         return portrait

@@ -141,7 +141,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
     except FileNotFoundError as error:
-        raise FeddrmError(f"{folder} holds no router (no {MANIFEST}): {AGAIN}") from error
+        raise FeddrmError(
+            f"{folder} holds no router (no {MANIFEST}): fit it with 'feddrm fit-router'; a deployed federation fits "
+            "its own, unless federation.yaml says 'router: false' or asks for privacy"
+        ) from error
     except (OSError, ValueError) as error:
         raise FeddrmError(f"cannot read {folder / MANIFEST} ({error}): {AGAIN}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:

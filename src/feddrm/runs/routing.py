@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from feddrm.data import Federation, load
+from feddrm.data import DEPLOYED, Federation, load
 from feddrm.engine import Plan, arithmetic, load_state
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import Queries, ask, pooled_queries
@@ -101,6 +101,8 @@ def router_kernels(samples: int) -> Iterator[None]:
 def _load_again(run: Run, data_dir: str | None) -> Federation:
     settings = dict(run.config["data"])
     name = settings.pop("name")
+    if name == DEPLOYED:
+        raise FeddrmError(f"the samples of {run.path} lie on its sites: 'feddrm deploy run' fits the router there")
     if data_dir is not None:
         settings["data_dir"] = data_dir
     try:

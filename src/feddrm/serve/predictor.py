@@ -47,6 +47,8 @@ class Predictor:
     def load(cls, folder: Path, run: Path | None = None, answer: str = "trained") -> Predictor:
         """From a client's folder, with the public parts of its run (``config.yaml``, ``router/``) two levels above.
 
+        A site of a deployed federation has what it was sent in its own folder, not in ``router/``.
+
         ``trained`` answers with the model as the method left it, ``refit`` with the private head that
         'feddrm fit-router' fitted on the router's features.
         """
@@ -92,7 +94,7 @@ class TrainedHead:
 
     @classmethod
     def load(cls, folder: Path, run: Path, manifest: Mapping[str, Any], router: Router) -> TrainedHead:
-        shared, private = read_tensors(run / "router" / SHARED), read_tensors(folder / PRIVATE)
+        private = read_tensors(folder / PRIVATE)
         settings = _config(run / "config.yaml")
         method = Method.make(settings["method"].pop("name"), **settings["method"])
         model = Model.make(settings["model"].pop("name"), **settings["model"])
@@ -100,7 +102,10 @@ class TrainedHead:
         for name, value in private.items():
             slot, _, leaf = name.partition("/")
             slots.setdefault(slot, {})[leaf] = value
-        received = method.send(shared, router.names.index(folder.name))
+        if (folder / SHARED).is_file():
+            received = read_tensors(folder / SHARED)
+        else:
+            received = method.send(read_tensors(run / "router" / SHARED), router.names.index(folder.name))
         leaves = method.serve(received, slots)
         branch = leaves.get("client_head.bias")
         net = model.build(router.shape, int(manifest["classes"]), None if branch is None else len(branch))
@@ -142,7 +147,7 @@ class RefitHead:
         if not heads or notes is None or not (folder / HEAD).is_file():
             raise FeddrmError(f"{run} has no refitted heads: run 'feddrm fit-router {run}' first, or --answer trained")
         recipe = Recipe.of(notes)
-        shared = read_tensors(run / "router" / SHARED)
+        shared = read_tensors(folder / SHARED if (folder / SHARED).is_file() else run / "router" / SHARED)
         net = None
         if recipe.needs:
             settings = dict(manifest["model"])

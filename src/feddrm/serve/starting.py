@@ -88,7 +88,10 @@ def demo_clients(run: Path) -> Iterator[Path]:
     """A predictor for every client of a run, each in a process of its own on this machine; yields clients.yaml."""
     folders = sorted(path for path in (run / "clients").glob("*") if path.is_dir())
     if not folders:
-        raise FeddrmError(f"{run} has no clients: train it with 'feddrm train' first")
+        raise FeddrmError(
+            f"{run} has no clients to start: train it with 'feddrm train'; those of a deployed federation are started "
+            "on their sites with 'feddrm serve-client', and named here by --clients"
+        )
     settings = make(PredictorSettings, port=0, log_level="warning")
     fork, processes, entries = multiprocessing.get_context("fork"), [], {}
     alive, keep = os.pipe()  # nobody writes: its end tells the clients that the gateway has gone
