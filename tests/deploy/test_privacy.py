@@ -12,6 +12,7 @@ from scipy.stats import norm
 from feddrm.deploy.privacy import Privacy
 from feddrm.errors import SettingError
 from feddrm.methods import Method
+from refusal import refused
 
 from .conftest import Deployed
 
@@ -45,6 +46,17 @@ def test_changes_are_clipped_and_blurred() -> None:
     assert abs(float(blur.mean())) < 0.03
     again = privacy.protect(upload, received)
     assert not torch.equal(sent["a"], again["a"])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("whose", ["upload", "received"])
+def test_what_cannot_be_clipped_is_not_sent(bad: float, whose: str) -> None:
+    """One leaf of no length must not carry the others past the clip."""
+    tensors = {key: {"a": torch.zeros(3), "b": torch.zeros(1)} for key in ("upload", "received")}
+    tensors["upload"]["a"] += 50
+    tensors[whose]["b"] += bad
+    with refused("is not sent", "lr"):
+        Privacy(clip=1.0, noise=1e-6).protect(**tensors)
 
 
 def test_methods_with_statistics_beside_their_leaves_are_refused() -> None:

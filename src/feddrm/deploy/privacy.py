@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from feddrm.errors import SettingError
+from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import Method, Tensors
 
 
@@ -39,6 +39,8 @@ class Privacy:
         """The upload with its change clipped and blurred by noise that nobody can repeat."""
         change = {leaf: upload[leaf].double() - received[leaf].double() for leaf in upload}
         norm = math.sqrt(sum(float(value.square().sum()) for value in change.values()))
+        if not math.isfinite(norm):  # no factor clips it
+            raise FeddrmError(f"the change of an upload has length {norm}: it is not sent, a lower lr may help")
         shrink = min(1.0, self.clip / norm) if norm > 0 else 1.0
         generator = torch.Generator().manual_seed(secrets.randbits(63))
         out: Tensors = {}
