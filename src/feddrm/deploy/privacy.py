@@ -7,13 +7,16 @@ That is a strong promise and a costly one. It is no promise about single samples
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from feddrm.errors import FeddrmError, SettingError
+from feddrm.files import write_atomically
 from feddrm.methods import Method, Tensors
 
 
@@ -49,7 +52,7 @@ class Privacy:
             out[leaf] = (received[leaf].double() + shrink * value + blur.to(value.device)).to(upload[leaf])
         return out
 
-    def epsilon(self, uploads: int) -> float:
+    def epsilon(self, uploads: float) -> float:
         """What ``uploads`` uploads have cost at ``delta``: Rényi accounting of the Gaussian mechanism.
 
         k releases of sensitivity 2 clip are (a, 2 k a / noise^2)-Rényi private for every order a; the
@@ -63,3 +66,21 @@ class Privacy:
 
     def _converted(self, order: float, renyi: float) -> float:
         return renyi + math.log1p(-1 / order) - (math.log(self.delta) + math.log(order)) / (order - 1)
+
+
+@dataclass(frozen=True)
+class Account:
+    """A file that says how many uploads of which noise have left a site, in all runs: the data are the same."""
+
+    path: Path
+
+    def worth(self, noise: float) -> float:
+        """All of them in uploads of this noise: one of noise s has cost as much as (noise / s)^2 of these."""
+        return sum(count * (noise / float(s)) ** 2 for s, count in self._counts().items())
+
+    def add(self, noise: float) -> None:
+        counts, key = self._counts(), repr(float(noise))
+        write_atomically(self.path, json.dumps({**counts, key: counts.get(key, 0) + 1}).encode())
+
+    def _counts(self) -> dict[str, int]:
+        return dict(json.loads(self.path.read_text())) if self.path.exists() else {}

@@ -19,7 +19,7 @@ from feddrm.deploy.brief import Brief
 from feddrm.deploy.fitting import SiteFit
 from feddrm.deploy.holdings import Holdings, read_holdings
 from feddrm.deploy.letters import ANYBODY, Letter, digest, load_private_key, load_public_key, opened, pack, seal, unpack
-from feddrm.deploy.privacy import Privacy
+from feddrm.deploy.privacy import Account, Privacy
 from feddrm.deploy.store import PrivateStore
 from feddrm.engine import Agenda, first_state, functional, train_client
 from feddrm.errors import FeddrmError, SettingError
@@ -30,7 +30,7 @@ from feddrm.runs.config import SMALL_SIDE, read_config, threads_for
 from feddrm.runs.routing import router_kernels
 from feddrm.runs.run import CPU_QUERIES, cpu_kernels
 
-CONFIG, KEY, SERVER_KEY = "site.yaml", "node.key", "server.pub"
+CONFIG, KEY, SERVER_KEY, UPLOADS = "site.yaml", "node.key", "server.pub", "uploads.json"
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,7 @@ class Site:
         self.key = load_private_key(self.folder / KEY)
         self.server_key = load_public_key(self.folder / SERVER_KEY)
         self.holdings: Holdings = read_holdings(self.name, self.config.data, self.folder)
+        self.account = Account(self.folder / UPLOADS)
         self._work: _Work | None = None
         self._answers: dict[str, Callable[[Letter], bytes]] = {
             "hello": self._hello,
@@ -167,8 +168,11 @@ class Site:
             )
         upload = update.upload
         if work.brief.privacy is not None:
-            told["uploads"] = self._count_upload(work)  # on disk before the noise is drawn: it can only say too many
-            upload = Privacy(**work.brief.privacy).protect(upload, received) if upload else upload
+            privacy = Privacy(**work.brief.privacy)
+            if upload:
+                self.account.add(privacy.noise)  # on disk before the noise is drawn: it can only say too many
+                upload = privacy.protect(upload, received)
+            told["uploads"] = self.account.worth(privacy.noise)
         else:
             told["loss"] = float(update.loss)
         work.store.save(number, update.private)
@@ -235,12 +239,6 @@ class Site:
                 for x, y in zip(torch.split(own.test.x, CPU_QUERIES), torch.split(own.test.y, CPU_QUERIES), strict=True)
             ]
         return {"right": int(torch.cat(parts).sum()), "tested": len(own.test)}
-
-    def _count_upload(self, work: _Work) -> int:
-        before = work.store.recall("uploads")
-        count = (before.header["uploads"] if before is not None else 0) + 1
-        work.store.keep("uploads", {"uploads": count}, {})
-        return int(count)
 
 
 def _plain(value: Any) -> Any:
