@@ -129,6 +129,11 @@ def test_other_folders_are_refused(feddrm: Feddrm, tmp_path: Path) -> None:
         ("server/federation.yaml", "routing: {ridge: 1}", "no routing setting 'ridge'"),
         ("sites/oslo/site.yaml", "device: abacus", "device 'abacus' cannot be used here"),
         ("sites/oslo/site.yaml", "poll_seconds: 0", "poll_seconds=0"),
+        ("sites/oslo/site.yaml", "privacy: {clip: 1}", "'noise'"),
+        ("sites/oslo/site.yaml", "privacy: {clip: 1, noise: much}", "privacy"),
+        ("sites/oslo/site.yaml", "privacy: {clip: 1, noise: 0}", "noise=0"),
+        ("sites/oslo/site.yaml", "privacy: {clip: 1, noise: 3, budget: -1}", "budget=-1"),
+        ("sites/oslo/site.yaml", "privacy: 3", "privacy: {clip: 1, noise: 3}"),
         ("sites/oslo/site.yaml", "data: my.csv", "must be a setting"),
     ],
 )

@@ -136,15 +136,15 @@ class Status:
     """``status.json`` and ``complaints.log`` in the server's folder: what ``feddrm deploy status`` shows."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.last = folder, ""
+        self.folder, self.heard = folder, set[str]()
 
     def tell(self, what: str, more: Mapping[str, Any]) -> None:
-        """A complaint is written down once, however often it is heard in a row."""
+        """A complaint is written down once, however often it is heard; why a run failed, every time."""
+        if what == "failed" or (what == "complaint" and more["text"] not in self.heard):
+            with (self.folder / COMPLAINTS).open("a") as file:
+                file.write(f"{time.strftime('%F %T')} {more['text']}\n")
+            self.heard.add(more["text"])
         if what == "complaint":
-            if more["text"] != self.last:
-                with (self.folder / COMPLAINTS).open("a") as file:
-                    file.write(f"{time.strftime('%F %T')} {more['text']}\n")
-            self.last = more["text"]
             return
         entry = {"time": time.time(), "what": what, **more}
         write_atomically(self.folder / "status.json", json.dumps(entry).encode())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,11 +29,11 @@ class Privacy:
     noise: float
     delta: float = 1e-5
 
-    def check(self, method: Method) -> None:
+    def check(self, method: Method | None = None) -> None:
         """Refuse what would promise nothing."""
         if not (0 < self.clip < math.inf and 0 < self.noise < math.inf and 0 < self.delta < 1):
             raise SettingError(f"clip={self.clip}, noise={self.noise}, delta={self.delta}: give positive numbers")
-        if method.extras():
+        if method is not None and method.extras():
             raise SettingError(
                 f"{method.name} sends {', '.join(method.extras())} beside its leaves, which noise on leaves does "
                 f"not cover: choose another method, or leave privacy out"
@@ -66,6 +67,36 @@ class Privacy:
 
     def _converted(self, order: float, renyi: float) -> float:
         return renyi + math.log1p(-1 / order) - (math.log(self.delta) + math.log(order)) / (order - 1)
+
+
+@dataclass(frozen=True)
+class Demand(Privacy):
+    """A site's own least: ``clip`` at most, ``noise`` at least, and no more epsilon than ``budget`` in all its runs."""
+
+    budget: float = math.inf
+
+    def check(self, method: Method | None = None) -> None:
+        super().check(method)
+        if not self.budget > 0:
+            raise SettingError(f"budget={self.budget}: give the largest epsilon of all runs together, above zero")
+
+    def admit(self, offered: Mapping[str, float] | None, name: str) -> None:
+        """Refuse a run that offers ``name`` less than it demands."""
+        if offered is None or offered["clip"] > self.clip or offered["noise"] < self.noise:
+            found = "nothing" if offered is None else f"clip {offered['clip']:g} and noise {offered['noise']:g}"
+            raise FeddrmError(
+                f"{name} demands privacy, clip at most {self.clip:g} and noise at least {self.noise:g} (site.yaml), "
+                f"this run offers {found}: agree on 'privacy' in federation.yaml, and choose another run"
+            )
+
+    def afford(self, noise: float, uploads: float) -> None:
+        """Refuse to bring all uploads, counted in those of ``noise``, to ``uploads`` where that costs too much."""
+        cost = Privacy(self.clip, noise, self.delta).epsilon(uploads)
+        if cost > self.budget:
+            raise FeddrmError(
+                f"another upload would bring epsilon to {cost:.4g}, above the budget {self.budget:g} of its site.yaml: "
+                f"it takes no further part in training"
+            )
 
 
 @dataclass(frozen=True)
