@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -89,14 +90,19 @@ def serve(folder: Path, grid: Grid) -> None:
     """The server's rounds over a grid."""
     settings = ServerSettings.read(folder)
     status = Status(folder)
-    Server(
+    server = Server(
         settings,
         folder / "runs" / settings.run,
         GridCourier(grid),
         load_private_key(folder / "keys" / "server.key"),
         {name: load_public_key(folder / "keys" / f"{name}.pub") for name in settings.clients},
         status.tell,
-    ).go()
+    )
+    try:
+        server.go()
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:  # the run ends, the server does not
+        traceback.print_exc()
+        raise FeddrmError(f"{type(error).__name__} in the server: its log has more") from error
 
 
 class GridCourier:
@@ -123,13 +129,21 @@ class GridCourier:
             for reply in self.grid.pull_messages(list(waiting)):
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if node is not None and reply.has_content():
-                    found[node] = unwrap(reply.content)
+                    found[node] = _letter(reply)
             if waiting:
                 self.sleep(POLL_SECONDS)
             if time.monotonic() > look:  # nobody waits for a site that has gone
                 here, look = self.nodes(), time.monotonic() + LOOK_SECONDS
                 waiting = {number: node for number, node in waiting.items() if node in here}
         return found
+
+
+def _letter(reply: Message) -> bytes:
+    """Its letter, or one that nobody has signed: whatever a node sends, its site is complained of by name."""
+    try:
+        return unwrap(reply.content)
+    except Exception:  # Flower's arrays raise all sorts
+        return b""
 
 
 class Status:
