@@ -11,10 +11,10 @@ from feddrm.errors import FeddrmError
 
 
 @contextmanager
-def refused(*parts: str) -> Iterator[None]:
+def refused(*parts: str) -> Iterator[pytest.ExceptionInfo[FeddrmError]]:
     """One line that has every part."""
     with pytest.raises(FeddrmError) as caught:
-        yield
+        yield caught
     text = str(caught.value)
     assert "\n" not in text
     for part in parts:

@@ -94,6 +94,10 @@ def test_plain_text_says_so(feddrm: Feddrm, tmp_path: Path) -> None:
     [
         (["--clients", "oslo"], "at least two clients", 1),
         (["--clients", "oslo,../lima"], "cannot name a folder", 1),
+        *(
+            (["--clients", f"oslo,{name}"], f"'{name}' cannot name a site", 2)
+            for name in ("a?b", "a#b", "a%2fb", "Server")
+        ),
         (["--clients", "oslo,lima", "--method", "fedrdm"], "feddrm", 2),
         (["--clients", "oslo,lima", "--quorum", "3"], "quorum=3", 2),
         (["--clients", "oslo,lima", "--rounds", "0"], "rounds=0", 2),
@@ -149,10 +153,16 @@ def test_other_folders_are_refused(feddrm: Feddrm, tmp_path: Path) -> None:
     ("file", "line", "complaint"),
     [
         ("server/federation.yaml", "port: 99999", "port=99999"),
+        ("server/federation.yaml", "run: ../first", "run '../first' names folders"),
         ("server/federation.yaml", "deadline: soon", "wrong kind"),
         ("server/federation.yaml", "routing: {ridge: 1}", "no routing setting 'ridge'"),
         ("sites/oslo/site.yaml", "device: abacus", "device 'abacus' cannot be used here"),
         ("sites/oslo/site.yaml", "poll_seconds: 0", "poll_seconds=0"),
+        ("sites/oslo/site.yaml", "privacy: {clip: 1}", "'noise'"),
+        ("sites/oslo/site.yaml", "privacy: {clip: 1, noise: much}", "privacy"),
+        ("sites/oslo/site.yaml", "privacy: {clip: 1, noise: 0}", "noise=0"),
+        ("sites/oslo/site.yaml", "privacy: {clip: 1, noise: 3, budget: -1}", "budget=-1"),
+        ("sites/oslo/site.yaml", "privacy: 3", "privacy: {clip: 1, noise: 3}"),
         ("sites/oslo/site.yaml", "data: my.csv", "must be a setting"),
     ],
 )

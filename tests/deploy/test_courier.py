@@ -10,6 +10,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from feddrm.deploy import flower
 from feddrm.deploy.flower import SHORT, GridCourier, unwrap, wrap
+from feddrm.deploy.keys import new_key
+from feddrm.deploy.letters import opened
 from feddrm.errors import FeddrmError
 
 from .conftest import sent
@@ -78,3 +80,14 @@ def test_wrapped(size: int) -> None:
 def test_a_message_without_a_letter_is_refused() -> None:
     with pytest.raises(FeddrmError, match="without a letter"):
         unwrap(RecordDict())
+
+
+def test_a_message_without_a_letter_is_a_letter_that_nobody_signed(clock: list[float]) -> None:
+    """It must not end the whole run; who sent it is complained of by name, as for any letter that is not signed."""
+    grid = Grid()
+    grid.push_messages([Message(RecordDict(), dst_node_id=1, message_type="train")])
+    grid.push_messages = lambda messages: ["m1"]  # type: ignore[method-assign, assignment]
+    found = GridCourier(grid, lambda seconds: None).ask({1: b"a"}, 30.0, "train")  # type: ignore[arg-type]
+    assert found == {1: b""}
+    with pytest.raises(FeddrmError, match="lima has not signed"):
+        opened(found[1], new_key().public_key(), "lima")

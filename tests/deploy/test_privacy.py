@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from scipy.stats import norm
 
-from feddrm.deploy.privacy import Privacy
+from feddrm.deploy.privacy import Account, Privacy
 from feddrm.errors import SettingError
 from feddrm.methods import Method
+from refusal import refused
 
 from .conftest import Deployed
 
@@ -47,6 +50,17 @@ def test_changes_are_clipped_and_blurred() -> None:
     assert not torch.equal(sent["a"], again["a"])
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("whose", ["upload", "received"])
+def test_what_cannot_be_clipped_is_not_sent(bad: float, whose: str) -> None:
+    """One leaf of no length must not carry the others past the clip."""
+    tensors = {key: {"a": torch.zeros(3), "b": torch.zeros(1)} for key in ("upload", "received")}
+    tensors["upload"]["a"] += 50
+    tensors[whose]["b"] += bad
+    with refused("is not sent", "lr"):
+        Privacy(clip=1.0, noise=1e-6).protect(**tensors)
+
+
 def test_methods_with_statistics_beside_their_leaves_are_refused() -> None:
     """FedPAC and FedAS as first published send prototypes and Fisher traces."""
     for name in ("fedpac", "fedas"):
@@ -54,6 +68,36 @@ def test_methods_with_statistics_beside_their_leaves_are_refused() -> None:
         assert method.extras()
         with pytest.raises(SettingError, match="beside its leaves"):
             Privacy(1.0, 1.0).check(method)
+
+
+def test_uploads_of_all_runs_are_counted_together(tmp_path: Path) -> None:
+    """Of other noise too: two of noise 1 and one of noise 3 are 19 of noise 3, and cost what these cost."""
+    account = Account(tmp_path / "uploads.json")
+    assert account.worth(3.0) == 0
+    for noise in (1.0, 3.0, 1):
+        account.add(noise)
+    assert Account(account.path).worth(3.0) == 19.0
+    assert account.worth(1.0) == pytest.approx(19 / 9)
+    assert Privacy(1.0, 3.0).epsilon(19.0) == pytest.approx(Privacy(1.0, 1.0).epsilon(account.worth(1.0)))
+
+
+def test_another_run_goes_on_counting(deployed: Callable[..., Deployed]) -> None:
+    deployment = deployed(privacy={"clip": 1.0, "noise": 3.0})
+    deployment.server().go()
+    deployment.settings = replace(deployment.settings, run="second")
+    deployment.restart_sites()
+    deployment.server().go()
+    spent = deployment.server().run.read_json("summary.json")["privacy"]["epsilon"]
+    assert spent == dict.fromkeys(("oslo", "lima", "pune"), Privacy(1.0, 3.0).epsilon(4))
+
+
+def test_rounds_without_uploads_cost_nothing(deployed: Callable[..., Deployed]) -> None:
+    """FedBABU's last rounds stay at home."""
+    training = {"method": "fedbabu", "rounds": 4}
+    deployment = deployed(privacy={"clip": 1.0, "noise": 3.0}, training=training)
+    deployment.server().go()
+    spent = deployment.server().run.read_json("summary.json")["privacy"]["epsilon"]
+    assert spent == dict.fromkeys(("oslo", "lima", "pune"), Privacy(1.0, 3.0).epsilon(3))
 
 
 def test_a_deployment_counts_what_it_spends_and_tells_nothing_else(deployed: Callable[..., Deployed]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from feddrm.deploy.brief import Brief, stand_in
 from feddrm.deploy.holdings import in_order
-from feddrm.deploy.privacy import Privacy
+from feddrm.deploy.privacy import Demand, Privacy
 from feddrm.deploy.settings import ServerSettings
 from feddrm.engine import Plan
 from feddrm.errors import FeddrmError
@@ -23,6 +23,8 @@ def make_brief(settings: ServerSettings, told: Mapping[str, Mapping[str, Any]]) 
                 raise FeddrmError(
                     f"{name} has {key} {other[key]}, {first_name} {first[key]}: bring all sites to one form"
                 )
+        if other["privacy"] is not None:  # it would answer no letter of such a run
+            Demand(**other["privacy"]).admit(settings.privacy, name)
     shared_names = all(other["classes"] == first["classes"] for other in told.values())
     union = {label for other in told.values() for label in other["classes"]}
     classes = tuple(first["classes"]) if shared_names else in_order(union)

@@ -10,7 +10,7 @@ import torch
 
 from feddrm.data import DEPLOYED, Client, Federation, RandomResizedCrop, Split
 from feddrm.engine import Plan
-from feddrm.errors import FeddrmError
+from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import Method
 from feddrm.models import Model, Net
 from feddrm.runs.config import known_fields
@@ -49,6 +49,7 @@ class Brief:
         if missing:
             raise FeddrmError(f"the server's brief lacks '{missing[0]}': both ends need the same feddrm")
         known = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
+        check_run(known["run"])
         for name in ("names", "sizes", "classes", "shape"):
             known[name] = tuple(known[name])
         known["scale"] = tuple(tuple(part) for part in known["scale"])
@@ -73,6 +74,12 @@ class Brief:
         The engine draws a client's batches by its number in a federation; the others' samples stay where they are.
         """
         return stand_in(self.names, self.classes, self.shape, self.dtype, own=own, crop=self.crop)
+
+
+def check_run(name: object) -> None:
+    """A run names folders at both ends: neither lets the other lead it out of its own."""
+    if not (isinstance(name, str) and name and all(c.isalnum() or c in "-_" for c in name)):
+        raise SettingError(f"run {name!r} names folders: use letters, digits, '-' or '_'")
 
 
 def stand_in(

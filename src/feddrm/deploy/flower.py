@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -89,14 +90,19 @@ def serve(folder: Path, grid: Grid) -> None:
     """The server's rounds over a grid."""
     settings = ServerSettings.read(folder)
     status = Status(folder)
-    Server(
+    server = Server(
         settings,
         folder / "runs" / settings.run,
         GridCourier(grid),
         load_private_key(folder / "keys" / "server.key"),
         {name: load_public_key(folder / "keys" / f"{name}.pub") for name in settings.clients},
         status.tell,
-    ).go()
+    )
+    try:
+        server.go()
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:  # the run ends, the server does not
+        traceback.print_exc()
+        raise FeddrmError(f"{type(error).__name__} in the server: its log has more") from error
 
 
 class GridCourier:
@@ -123,7 +129,7 @@ class GridCourier:
             for reply in self.grid.pull_messages(list(waiting)):
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if node is not None and reply.has_content():
-                    found[node] = unwrap(reply.content)
+                    found[node] = _letter(reply)
             if waiting:
                 self.sleep(POLL_SECONDS)
             if time.monotonic() > look:  # nobody waits for a site that has gone
@@ -132,19 +138,27 @@ class GridCourier:
         return found
 
 
+def _letter(reply: Message) -> bytes:
+    """Its letter, or one that nobody has signed: whatever a node sends, its site is complained of by name."""
+    try:
+        return unwrap(reply.content)
+    except Exception:  # Flower's arrays raise all sorts
+        return b""
+
+
 class Status:
     """``status.json`` and ``complaints.log`` in the server's folder: what ``feddrm deploy status`` shows."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.last = folder, ""
+        self.folder, self.heard = folder, set[str]()
 
     def tell(self, what: str, more: Mapping[str, Any]) -> None:
-        """A complaint is written down once, however often it is heard in a row."""
+        """A complaint is written down once, however often it is heard; why a run failed, every time."""
+        if what == "failed" or (what == "complaint" and more["text"] not in self.heard):
+            with (self.folder / COMPLAINTS).open("a") as file:
+                file.write(f"{time.strftime('%F %T')} {more['text']}\n")
+            self.heard.add(more["text"])
         if what == "complaint":
-            if more["text"] != self.last:
-                with (self.folder / COMPLAINTS).open("a") as file:
-                    file.write(f"{time.strftime('%F %T')} {more['text']}\n")
-            self.last = more["text"]
             return
         entry = {"time": time.time(), "what": what, **more}
         write_atomically(self.folder / "status.json", json.dumps(entry).encode())

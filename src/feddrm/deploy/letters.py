@@ -47,7 +47,7 @@ def unpack(content: bytes) -> Letter:
         size = int.from_bytes(content[:8], "little")
         told = json.loads(json.loads(content[8 : 8 + size])["__metadata__"][FORMAT])
         return Letter(dict(told["header"]), {name: tensors[name] for name in told["order"]})
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise FeddrmError(f"not a letter of format {FORMAT} ({error}): both ends need the same feddrm") from error
 
 

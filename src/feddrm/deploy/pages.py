@@ -34,7 +34,9 @@ SITE_PAGE = """# {name}: what your IT department needs to know
 5. **What leaves the site:** the number of training samples, their form and class names; model
    parameters that the method shares; two counts per round (test samples, and how many of them were
    right) and the training loss; for the router sums over samples. Not raw data, not labels, not the private part.
-6. **What stays:** `runs/` and `clients/{name}/` in this folder hold the private part. Back them up.
+   With `privacy:` in `site.yaml` only blurred parameters leave, whatever the server asks for (docs/deploy.md).
+6. **What stays:** `runs/` and `clients/{name}/` in this folder hold the private part. Back them up,
+   and `uploads.json`, which counts what differential privacy has cost.
    `node.key` and `secret` are readable by their owner only and must not be copied elsewhere.
 7. **Answering queries.** When a run ends, `config.yaml`, `data.json` and `router/` come from the server, the same for
    all sites. With them `feddrm serve-client clients/{name}` answers queries; that program does open a port.

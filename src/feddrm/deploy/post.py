@@ -12,8 +12,10 @@ from feddrm.deploy.letters import ANYBODY, Letter, digest, opened, pack, seal, u
 from feddrm.errors import FeddrmError
 
 HELLO_SECONDS = 60.0
+LINE = 400  # characters of a site's complaint
 
 Say = Callable[[str, Mapping[str, Any]], None]  # what happens, for whoever watches
+Check = Callable[[str, Letter], Letter]  # what may be used of a site's answer; refuses what may not
 Question = tuple[Mapping[str, Any], Mapping[str, Tensor]]
 
 
@@ -43,8 +45,11 @@ class Post:
         self.sent: dict[str, int] = {}  # bytes of the last letter to every site that answered it
         self.got: dict[str, int] = {}
 
-    def ask(self, letters: Mapping[str, Question], deadline: float) -> dict[str, Letter]:
-        """Answers by name, of those who can be reached, answered in time, and had nothing to complain of."""
+    def ask(self, letters: Mapping[str, Question], deadline: float, check: Check) -> dict[str, Letter]:
+        """Answers by name, of those who can be reached, answered in time, and had nothing to complain of.
+
+        An answer that ``check`` refuses is complained of, and is none.
+        """
         self.meet()
         self.sent, self.got = {}, {}
         packed = {n: pack({**header, "to": n}, tensors) for n, (header, tensors) in letters.items() if n in self.at}
@@ -53,10 +58,18 @@ class Post:
         for node, content in self._carry({self.at[n]: packed[n] for n in packed}, deadline, kind).items():
             name = next(n for n in packed if self.at[n] == node)
             letter = self.believe(content, packed[name], name)
-            if letter is not None:
-                found[name] = letter
+            if letter is not None and (usable := self.usable(name, letter, check)) is not None:
+                found[name] = usable
                 self.sent[name], self.got[name] = len(packed[name]), len(content)
         return found
+
+    def usable(self, name: str, letter: Letter, check: Check) -> Letter | None:
+        """What may be used of a believed answer."""
+        try:
+            return check(name, letter)
+        except FeddrmError as error:
+            self.say("complaint", {"text": f"{name} is left out, its answer cannot be used: {error}"})
+            return None
 
     def meet(self) -> dict[str, Letter]:
         """Learn which of the reachable nodes are which sites; what new ones say of what they hold, by name.
@@ -92,7 +105,7 @@ class Post:
             if letter.header.get("answers") != digest(question):
                 raise FeddrmError(f"{name} answered another letter: it is left out")
             if "error" in letter.header:
-                raise FeddrmError(f"{name}: {letter.header['error']}")
+                raise FeddrmError(f"{name}: {' '.join(str(letter.header['error']).split())[:LINE]}")
         except FeddrmError as error:
             if not quiet:
                 self.say("complaint", {"text": str(error)})

@@ -75,6 +75,8 @@ def make_project(
             "device": "cpu",
             "data": own,
         }
+        if settings.privacy is not None:
+            config["privacy"] = dict(settings.privacy)
         if settings.insecure:
             config["insecure"] = True
         _write(site / "site.yaml", SITE_HEAD + _yaml(config))
@@ -89,6 +91,9 @@ SITE_HEAD = """# What only this site decides. 'data' names where its samples are
 #   data: {csv: visits.csv, label: outcome}   a table with a header
 #   data: {npz: samples.npz}               arrays x and y
 #   data: {dataset: digits, clients: 3, client: 0}   a share of a known dataset, for trying out
+# 'privacy' is the least that this site demands, whatever the server says: changes no longer than clip, noise of
+# at least so many clips, and perhaps an epsilon that all its runs together never exceed:
+#   privacy: {clip: 1.0, noise: 3.0, budget: 50}
 """
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -14,15 +15,17 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from torch import Tensor
 
 from feddrm.deploy.agreeing import make_brief
+from feddrm.deploy.answers import HELLO, MEASURED, BlankFit, blank_upload, check_header, check_sums, check_update
 from feddrm.deploy.brief import Brief
 from feddrm.deploy.letters import Letter, pack, unpack
-from feddrm.deploy.post import Courier, Post, Say
+from feddrm.deploy.post import Courier, Post, Question, Say
 from feddrm.deploy.privacy import Privacy
 from feddrm.deploy.publishing import describe_run, public_files
 from feddrm.deploy.routing import RoutingSettings, fit_over
 from feddrm.deploy.settings import ServerSettings
 from feddrm.deploy.solving import SiteMissingError
 from feddrm.engine import Agenda, Plan, first_state
+from feddrm.errors import FeddrmError
 from feddrm.files import write_atomically
 from feddrm.methods import Method, Tensors
 from feddrm.router.artifact import MANIFEST, read_manifest
@@ -68,6 +71,7 @@ class Server:
         self.names = settings.clients
         self.post = Post(courier, key, site_keys, say)
         self.run = RunFolder(folder)
+        self._forms: dict[bool, Tensors] = {}  # of an upload, while clients only tune and before
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -118,7 +122,12 @@ class Server:
             return Brief.of(json.loads(path.read_text()))
         told: dict[str, Letter] = {}
         while len(told) < len(self.names):
-            told |= self.post.meet()
+            for name, letter in self.post.meet().items():
+                usable = self.post.usable(name, letter, lambda _, said: Letter(check_header(said.header, *HELLO), {}))
+                if usable is None:
+                    self.post.at.pop(name)  # it is asked again
+                else:
+                    told[name] = usable
             missing = [name for name in self.names if name not in told]
             if missing:
                 self.say("waiting", {"round": 0, "for": ", ".join(missing)})
@@ -146,7 +155,7 @@ class Server:
             )
             for name in asked
         }
-        answers = self.post.ask(letters, self.settings.deadline) if asked else {}
+        answers = self._updates(brief, agenda, progress, letters) if asked else {}
         if asked and len(answers) < min(self.settings.quorum, len(asked)):
             return None
         answered = [name for name in self.names if name in answers]  # in the order of their numbers
@@ -155,6 +164,8 @@ class Server:
             sizes = torch.tensor([brief.sizes[self.names.index(n)] for n in answered]).double()
             weights = sizes / sizes.sum()
             shared = method.aggregate(progress.shared, [answers[n].tensors for n in answered], weights)
+            if not all(bool(value.isfinite().all()) for value in shared.values()):
+                raise FeddrmError(f"round {number} ends in a model that is not finite: lower lr, choose another run")
             losses = [answers[n].header.get("loss") for n in answered]
             loss = None if None in losses else float(weights @ torch.tensor(losses, dtype=torch.float64))
         entry: dict[str, Any] = {
@@ -175,12 +186,26 @@ class Server:
         accepted = {**progress.accepted, **dict.fromkeys(answered, number)}
         return Progress(number, shared, accepted, (*progress.history, entry))
 
+    def _updates(
+        self, brief: Brief, agenda: Agenda, progress: Progress, letters: Mapping[str, Question]
+    ) -> dict[str, Letter]:
+        number = progress.round + 1
+        tuning = agenda.stage(number).tuning
+        if tuning not in self._forms:
+            self._forms[tuning] = blank_upload(brief, agenda, progress.shared, number)
+
+        def check(name: str, letter: Letter) -> Letter:
+            return check_update(letter, self._forms[tuning], letters[name][1], brief.privacy is not None)
+
+        return self.post.ask(letters, self.settings.deadline, check)
+
     def _finish(self, brief: Brief, method: Method, progress: Progress) -> None:
         """The server writes its own part and the router, every site its own and what is public; last the summary."""
         self.run.publish(progress.shared, {})
         chosen = self._fit(brief, progress) if self.settings.router and brief.privacy is None else None
         files = public_files(self.folder)
         done: dict[str, Letter] = {}
+        fields = () if brief.privacy is not None else MEASURED
         while missing := [name for name in self.names if name not in done]:
             letters = {
                 name: (
@@ -189,7 +214,9 @@ class Server:
                 )
                 for name in missing
             }
-            done |= self.post.ask(letters, self.settings.deadline)
+            done |= self.post.ask(
+                letters, self.settings.deadline, lambda _, said: Letter(check_header(said.header, *fields), {})
+            )
             if len(done) < len(self.names):
                 self.say("waiting", {"round": progress.round, "for": ", ".join(n for n in missing if n not in done)})
                 self.sleep(AGAIN_SECONDS)
@@ -209,7 +236,12 @@ class Server:
         place = self.folder / "router"
         if (place / MANIFEST).exists():  # the server ended after the fit
             return dict(read_manifest(place)["notes"]["chosen"])
+        with TemporaryDirectory() as folder:
+            return self._fit_like(BlankFit(brief, Path(folder)), brief, progress)
+
+    def _fit_like(self, blank: BlankFit, brief: Brief, progress: Progress) -> dict[str, Any]:
         settings = RoutingSettings(**self.settings.routing)
+        sizes = dict(zip(brief.names, brief.sizes, strict=True))
         steps = 0
 
         def ask(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[int, Letter]:
@@ -218,14 +250,19 @@ class Server:
             self.say("fitting the router", {"round": progress.round, "step": steps})
             full = {"kind": "fit", "brief": brief.as_dict(), **header}
             letters = dict.fromkeys(self.names, (full, tensors))
-            while not (found := self.post.ask(letters, self.settings.deadline)):
+            form = blank.answer(header, tensors)
+
+            def check(name: str, letter: Letter) -> Letter:
+                return check_sums(letter, form, sizes[name])
+
+            while not (found := self.post.ask(letters, self.settings.deadline, check)):
                 self.say("waiting", {"round": progress.round, "for": self._silent()})
                 self.sleep(AGAIN_SECONDS)
             return {self.names.index(name): letter for name, letter in found.items()}
 
         while True:
             try:
-                return fit_over(ask, brief, progress.shared, settings, place)
+                return fit_over(ask, brief, progress.shared, settings, self.folder / "router")
             except SiteMissingError as error:
                 self.say("waiting", {"round": progress.round, "for": str(error)})
                 self.sleep(AGAIN_SECONDS)

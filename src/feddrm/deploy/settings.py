@@ -6,9 +6,11 @@ import json
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from string import punctuation
 from typing import Any
 
 from feddrm.data.federation import check_clients
+from feddrm.deploy.brief import check_run
 from feddrm.deploy.privacy import Privacy
 from feddrm.deploy.routing import RoutingSettings
 from feddrm.engine import Plan
@@ -21,6 +23,7 @@ from feddrm.runs.config import known_fields, read_config
 CONFIG = "federation.yaml"
 BEGUN = "settings.json"  # in a run's folder: what decides it, as it was when the run began
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
+UNFIT = set(punctuation) - set("-_.")
 
 
 @dataclass(frozen=True)
@@ -88,8 +91,11 @@ class ServerSettings:
     def check(self) -> None:
         """Refuse what could never work before anything is started."""
         check_clients(CONFIG, self.clients)
-        if not (self.run and all(c.isalnum() or c in "-_" for c in self.run)):
-            raise SettingError(f"run '{self.run}' names folders: use letters, digits, '-' or '_'")
+        for name in self.clients:
+            # Names are parts of addresses, paths and unit files; 'server' is the folder and the key beside theirs.
+            if name.casefold() == "server" or any(c in UNFIT for c in name):
+                raise SettingError(f"client {name!r} cannot name a site: use letters, digits, '-' or '_', not 'server'")
+        check_run(self.run)
         if not self.deadline > 0 or not 1 <= self.quorum <= len(self.clients):
             raise SettingError(
                 f"deadline={self.deadline}, quorum={self.quorum}: give positive seconds, and 1 to {len(self.clients)}"

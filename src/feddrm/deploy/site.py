@@ -19,7 +19,7 @@ from feddrm.deploy.brief import Brief
 from feddrm.deploy.fitting import SiteFit
 from feddrm.deploy.holdings import Holdings, read_holdings
 from feddrm.deploy.letters import ANYBODY, Letter, digest, load_private_key, load_public_key, opened, pack, seal, unpack
-from feddrm.deploy.privacy import Privacy
+from feddrm.deploy.privacy import Account, Demand, Privacy
 from feddrm.deploy.publishing import keep_files, without_files
 from feddrm.deploy.store import PrivateStore
 from feddrm.engine import Agenda, first_state, functional, train_client
@@ -27,11 +27,11 @@ from feddrm.errors import FeddrmError, SettingError
 from feddrm.files import write_atomically
 from feddrm.methods import Forward, Method, Slots, Tensors
 from feddrm.models import Net
-from feddrm.runs.config import SMALL_SIDE, read_config, threads_for
+from feddrm.runs.config import SMALL_SIDE, known_fields, read_config, threads_for
 from feddrm.runs.routing import router_kernels
 from feddrm.runs.run import CPU_QUERIES, cpu_kernels
 
-CONFIG, KEY, SERVER_KEY = "site.yaml", "node.key", "server.pub"
+CONFIG, KEY, SERVER_KEY, UPLOADS = "site.yaml", "node.key", "server.pub", "uploads.json"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class SiteConfig:
     """``site.yaml``: what only this site decides.
 
     ``resident: false`` leaves messages to Flower's own way: a process for each, which runs the app
-    that the run was submitted with. It is there to be compared with.
+    that the run was submitted with. It is there to be compared with. ``privacy`` is the least that this
+    site demands, whatever the server's brief says.
     """
 
     name: str
@@ -49,6 +50,7 @@ class SiteConfig:
     insecure: bool = False
     poll_seconds: float = 0.25
     resident: bool = True
+    privacy: dict[str, float] | None = None
 
     @classmethod
     def read(cls, folder: Path) -> SiteConfig:
@@ -63,6 +65,11 @@ class SiteConfig:
             raise SettingError(f"{path}: data '{values['data']}' must be a setting like 'folder: PATH' (see the file)")
         if not float(values.get("poll_seconds", 1)) > 0:
             raise SettingError(f"{path}: poll_seconds={values['poll_seconds']}: give seconds above zero")
+        if values.get("privacy") is not None:
+            try:
+                Demand(**known_fields(Demand, values["privacy"], "privacy")).check()
+            except (TypeError, SettingError) as error:
+                raise SettingError(f"{path}: privacy: {error} (as in 'privacy: {{clip: 1, noise: 3}}')") from error
         try:
             torch.empty(0, device=values.get("device", "cpu"))
         except (RuntimeError, AssertionError) as error:
@@ -109,6 +116,8 @@ class Site:
         self.key = load_private_key(self.folder / KEY)
         self.server_key = load_public_key(self.folder / SERVER_KEY)
         self.holdings: Holdings = read_holdings(self.name, self.config.data, self.folder)
+        self.demand = None if self.config.privacy is None else Demand(**self.config.privacy)
+        self.account = Account(self.folder / UPLOADS)
         self._work: _Work | None = None
         self._answers: dict[str, Callable[[Letter], bytes]] = {
             "hello": self._hello,
@@ -148,6 +157,7 @@ class Site:
                 "crop": self.holdings.crop,
                 "scale": [list(own.view.mean), list(own.view.std)],
                 "version": __version__,
+                "privacy": None if self.demand is None else {"clip": self.demand.clip, "noise": self.demand.noise},
             }
         )
 
@@ -168,8 +178,13 @@ class Site:
             )
         upload = update.upload
         if work.brief.privacy is not None:
-            told["uploads"] = self._count_upload(work)  # on disk before the noise is drawn: it can only say too many
-            upload = Privacy(**work.brief.privacy).protect(upload, received) if upload else upload
+            privacy = Privacy(**work.brief.privacy)
+            if upload:
+                if self.demand is not None:
+                    self.demand.afford(privacy.noise, self.account.worth(privacy.noise) + 1)
+                self.account.add(privacy.noise)  # on disk before the noise is drawn: it can only say too many
+                upload = privacy.protect(upload, received)
+            told["uploads"] = self.account.worth(privacy.noise)
         else:
             told["loss"] = float(update.loss)
         work.store.save(number, update.private)
@@ -194,6 +209,8 @@ class Site:
 
     def _fit(self, letter: Letter) -> bytes:
         work = self._ready(letter)
+        if work.brief.privacy is not None:
+            raise FeddrmError("its run is private, which sums for a router are not: none leave this site")
         with router_kernels(sum(work.brief.sizes)):
             return work.fit.answer(letter)
 
@@ -208,6 +225,8 @@ class Site:
             method, net = brief.make_method(), brief.make_net().to(device)
             if brief.privacy is not None:
                 Privacy(**brief.privacy).check(method)
+            if self.demand is not None:
+                self.demand.admit(brief.privacy, self.name)
             self._work = _Work(
                 brief,
                 method,
@@ -237,12 +256,6 @@ class Site:
                 for x, y in zip(torch.split(own.test.x, CPU_QUERIES), torch.split(own.test.y, CPU_QUERIES), strict=True)
             ]
         return {"right": int(torch.cat(parts).sum()), "tested": len(own.test)}
-
-    def _count_upload(self, work: _Work) -> int:
-        before = work.store.recall("uploads")
-        count = (before.header["uploads"] if before is not None else 0) + 1
-        work.store.keep("uploads", {"uploads": count}, {})
-        return int(count)
 
 
 def _plain(value: Any) -> Any:
