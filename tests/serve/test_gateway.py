@@ -26,7 +26,9 @@ from PIL import Image
 import feddrm
 from feddrm.data import load
 from feddrm.errors import FeddrmError
+from feddrm.models import Mlp
 from feddrm.router import load_router
+from feddrm.runs import train
 from feddrm.serve.audit import Record
 from feddrm.serve.inference import write_infer
 from feddrm.serve.predictor import Predictor
@@ -123,6 +125,24 @@ def test_predictions_are_the_clients_own_and_mixtures_are_exact(
         mixed = (weights[:, None] * own[top.indices, i]).sum(0)
         assert list(found["probabilities"].values()) == pytest.approx(mixed.tolist(), abs=1e-4)
         assert math.fsum(a["weight"] for a in found["answered"]) == pytest.approx(1)
+
+
+def test_names_that_mean_something_in_an_address(launch: Launch, tmp_path: Path) -> None:
+    """Every client is asked under its own name, whatever it is, and answers for itself."""
+    names, draw = ("ward#1", "50%", "a?b", "%2e"), np.random.default_rng(0)
+    arrays = {name: (draw.normal(9 * i, 1, (30, 4)), draw.integers(0, 2, 30)) for i, name in enumerate(names)}
+    own = feddrm.Federation.from_arrays(arrays)
+    settings = {"rounds": 1, "local_steps": 1, "batch_size": 8, "model": Mlp(hidden=(8,), branch=8)}
+    train(own, "feddrm", out=tmp_path / "run", **settings).fit_router(own, features="embedding", joint=False)
+    url = launch("serve", tmp_path / "run", "--demo", "--port", 0).wait_ready()
+    until = time.monotonic() + 60
+    while not all(c["healthy"] for c in httpx.get(f"{url}/v1/clients").json()["clients"]):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    for name in names:
+        body = {"inputs": [[0.0] * 4], "without": [other for other in names if other != name]}
+        (found,) = httpx.post(f"{url}/v1/predict", json=body).json()["answers"]
+        assert (found["client"], found["failed"]) == (name, [])
 
 
 def test_embeddings_alone_can_be_answered(run: Path, http: httpx.Client, images: torch.Tensor) -> None:

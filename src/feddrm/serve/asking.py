@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import numpy as np
@@ -105,9 +106,8 @@ async def _ask(peer: Peer, kind: str, x: Array, classes: int, left: float) -> tu
     try:
         with peer.request():
             async with asyncio.timeout(min(peer.entry.timeout, left)):  # httpx limits single steps, not the whole
-                answer = await peer.http.post(
-                    f"/v2/models/{peer.name}/infer", content=body, headers=headers, timeout=peer.entry.timeout
-                )
+                path = f"/v2/models/{quote(peer.name, safe='')}/infer"
+                answer = await peer.http.post(path, content=body, headers=headers, timeout=peer.entry.timeout)
             found = _probabilities(answer, len(x), classes)
     except (TimeoutError, httpx.TimeoutException):
         return "time-out", 0.0
