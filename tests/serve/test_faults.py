@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -86,6 +87,17 @@ def test_a_slow_client_times_out_its_circuit_opens_and_it_recovers(site: Site) -
         site.clients["fax"].send(signal.SIGCONT)
     site.until(lambda: site.predict("fax").json()["answers"][0]["client"] == "fax")
     assert site.peer("fax")["circuit"] == "closed"
+
+
+def test_a_hiccup_under_load_costs_one_pause(site: Site) -> None:
+    """Eight requests are under way when it stops; were each to double the pause of 0.5 s, it would last 32 s."""
+    site.clients["fax"].send(signal.SIGSTOP)
+    with ThreadPoolExecutor(8) as callers:
+        asked = [callers.submit(site.predict, "fax") for _ in range(8)]
+        failed = [found.result().json()["answers"][0]["failed"] for found in asked]
+    site.clients["fax"].send(signal.SIGCONT)
+    assert sum(one["reason"] == "time-out" for some in failed for one in some) > 6
+    site.until(lambda: site.predict("fax").json()["answers"][0]["client"] == "fax", seconds=10)
 
 
 def test_a_client_killed_under_load_loses_no_request(site: Site, launch: Launch) -> None:

@@ -81,7 +81,7 @@ class Peer:
         except (asyncio.CancelledError, Declined):
             raise  # the caller went away, or sent what does not fit: says nothing about the client
         except Exception as error:
-            self._failed(str(error))
+            self._failed(str(error), began)
             raise
         else:
             self.answered += 1
@@ -91,9 +91,11 @@ class Peer:
         finally:
             self.in_flight -= 1
 
-    def _failed(self, reason: str) -> None:
+    def _failed(self, reason: str, began: float) -> None:
         self.failures += 1
         self.reason = reason
+        if self._opened is not None and began <= self._opened:
+            return  # it was under way when the circuit opened: no trial, and the pause counts it already
         if self._opened is not None or self.failures >= self.limit:
             self._pause = min(LONGEST_COOL_DOWN, 2 * self._pause) if self._pause else self.cool_down
             self._opened = time.monotonic()
