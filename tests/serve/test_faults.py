@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 import signal
@@ -12,6 +13,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -98,6 +101,97 @@ def test_a_hiccup_under_load_costs_one_pause(site: Site) -> None:
     site.clients["fax"].send(signal.SIGCONT)
     assert sum(one["reason"] == "time-out" for some in failed for one in some) > 6
     site.until(lambda: site.predict("fax").json()["answers"][0]["client"] == "fax", seconds=10)
+
+
+class Broken(BaseHTTPRequestHandler):
+    """A client of which anything may come: what it says of its health, and what it answers."""
+
+    protocol_version = "HTTP/1.1"
+    health, answer, packed = b"{}", b"", False
+
+    def do_GET(self) -> None:
+        self.send(Broken.health)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send(Broken.answer, Broken.packed)
+
+    def send(self, content: bytes, packed: bool = False) -> None:
+        """Nothing at all stands for an answer that never ends, byte by byte."""
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content) or 10**9))
+        if packed:
+            self.send_header("Content-Encoding", "gzip")
+        self.end_headers()
+        with suppress(OSError):
+            self.wfile.write(content)
+            while not content:
+                self.wfile.write(b" ")
+                time.sleep(0.1)
+
+    def log_message(self, *_: object) -> None:
+        """To nobody."""
+
+
+@pytest.fixture
+def beside_a_broken_one(site: Site, launch: Launch, tmp_path: Path) -> Iterator[httpx.Client]:
+    """A gateway with two clients that are well, and ``Broken`` in the place of the third."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Broken) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        urls = {name: site.clients[name].url for name in ("flatbed", "negative")}
+        urls["fax"] = f"http://127.0.0.1:{server.server_port}"
+        entries = {name: {"url": url, "timeout": 1.0} for name, url in urls.items()}
+        (tmp_path / "clients.yaml").write_text(yaml.safe_dump(entries))
+        words = ["serve", site.run, "--clients", tmp_path / "clients.yaml", "--port", 0]
+        process = launch(*words, "--audit", tmp_path / "a.sqlite", **{**FEW, "FEDDRM_SERVE_HEALTH_SECONDS": "0.1",
+                         "FEDDRM_SERVE_FAILURES": "100"})  # fmt: skip
+        try:
+            with httpx.Client(base_url=process.wait_ready(), timeout=20) as http:
+                yield http
+            assert process.stop() == 0
+            assert "Traceback" not in process.log.read_text()
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_broken_client_harms_nobody(
+    site: Site, beside_a_broken_one: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    http = beside_a_broken_one
+    good = json.dumps({"outputs": [{"name": "probabilities", "data": [0.1] * 10}]}).encode()
+    something_else, too_much = "answered something else than probabilities", "answered too much"
+    for answer, packed, reason in (
+        (good, False, None),
+        (good.replace(b"0.1", b"1" + b"0" * 400), False, something_else),
+        (good.replace(b"0.1", b'"0.1"'), False, something_else),
+        (b"[" * 200_000, False, too_much),
+        (b"[" * 50_000, False, something_else),
+        (gzip.compress(good + b" " * 20_000_000), True, something_else),
+        (good + b" " * 20_000_000, False, too_much),
+        (b"", False, "time-out"),
+    ):
+        monkeypatch.setattr(Broken, "answer", answer)
+        monkeypatch.setattr(Broken, "packed", packed)
+        told = http.post("/v1/predict", json={"inputs": site.queries["fax"][:1].tolist()})
+        assert told.status_code == 200, told.text
+        (found,) = told.json()["answers"]
+        assert found["failed"] == ([] if reason is None else [{"client": "fax", "reason": reason}])
+        assert (found["client"] == "fax") == (reason is None)
+
+    def healthy(name: str) -> bool:
+        return next(c["healthy"] for c in http.get("/v1/clients").json()["clients"] if c["client"] == name)
+
+    monkeypatch.setattr(Broken, "health", b"")
+    site.until(lambda: not healthy("fax"))
+    site.clients["flatbed"].send(signal.SIGSTOP)
+    try:
+        site.until(lambda: not healthy("flatbed"))
+    finally:
+        site.clients["flatbed"].send(signal.SIGCONT)
+    site.until(lambda: healthy("flatbed"))
 
 
 def test_a_client_killed_under_load_loses_no_request(site: Site, launch: Launch) -> None:
