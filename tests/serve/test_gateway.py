@@ -325,7 +325,7 @@ def test_the_pages_python(demo: str, images: torch.Tensor, tmp_path: Path) -> No
 
 
 def test_keys_and_limits(run: Path, launch: Launch, tmp_path: Path) -> None:
-    from feddrm.serve.keys import add_key
+    from feddrm.serve.keys import add_key, digest
 
     keys = tmp_path / "keys.yaml"
     lab, boss = add_key(keys, "lab", ["route"]), add_key(keys, "boss", ["admin"])
@@ -351,6 +351,13 @@ def test_keys_and_limits(run: Path, launch: Launch, tmp_path: Path) -> None:
         assert httpx.get(url + path).status_code == 401, path
         assert httpx.get(url + path, headers={"X-API-Key": boss}).status_code == 200, path
     assert lab not in process.log.read_text()
+    later = add_key(keys, "later", ["route"])
+    assert post("/v1/route", **{"X-API-Key": later}) == 200
+    keys.write_text("\n".join(line for line in keys.read_text().split("\n") if digest(lab) not in line))
+    assert post("/v1/route", **{"X-API-Key": lab}) == 200  # half a key: a file that cannot be read changes nothing
+    keys.write_text(keys.read_text().replace("lab:\n", f"lab:\n  sha256: {digest('another')}\n"))
+    assert post("/v1/route", **{"X-API-Key": lab}) == 401
+    assert post("/v1/route", **{"X-API-Key": later}) == 200
 
 
 def test_too_many_requests_are_turned_away(run: Path, launch: Launch, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class Gateway:
     def __init__(self, run: Path, settings: GatewaySettings, classes: Sequence[str] = ()) -> None:
         self.run, self.settings = run, settings
         self.metrics = Metrics()
-        self.keys = None if settings.keys is None else Keys.read(settings.keys)
+        self.keys = None if settings.keys is None else Keys(settings.keys)
         self.registry = Registry.read(settings.clients, settings)
         self.holding = self._load()
         self.classes = tuple(classes)
