@@ -7,13 +7,14 @@ import json
 import shutil
 import signal
 import socket
+import sqlite3
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -56,6 +57,12 @@ class Site:
 
     def peer(self, name: str) -> dict[str, object]:
         return next(c for c in self.http.get("/v1/clients").json()["clients"] if c["client"] == name)
+
+    def audited(self, answer: httpx.Response) -> list[tuple[str, int, str, str]]:
+        """What the audit log says of it: action, samples, who answered, who failed."""
+        with closing(sqlite3.connect(self.run / "audit.sqlite")) as base:
+            words = "SELECT action, samples, answered, failed FROM decisions WHERE request_id = ? ORDER BY places"
+            return base.execute(words, (answer.headers["x-request-id"],)).fetchall()
 
     def until(self, condition: Callable[[], bool], seconds: float = 20) -> None:
         end = time.monotonic() + seconds
@@ -241,6 +248,10 @@ def test_nobody_left_is_a_clear_503(site: Site) -> None:
         assert answer.status_code == 503
         assert "no client answered" in answer.json()["error"]
         assert int(answer.headers["Retry-After"]) > 0
+        site.until(lambda: bool(site.audited(answer)))  # the log is written a moment later
+        (record,) = site.audited(answer)
+        assert record[:3] == ("predict", 1, "")
+        assert record[3]  # each with its reason
         assert site.http.post("/v1/route", json={"inputs": site.queries["fax"][:1].tolist()}).status_code == 200
     finally:
         for process in stopped:

@@ -134,10 +134,11 @@ class Gateway:
 
     async def ask(
         self, holding: Holding, kind: str, x: Array, rows: Sequence[Row], options: PredictOptions
-    ) -> list[Outcome]:
-        """What the clients say; nobody is asked about samples that shall be refused."""
-        if not self.registry.peers:
-            raise Refusal(503, "no clients are registered: start the gateway with --clients or --demo")
+    ) -> tuple[list[Outcome], Refusal | None]:
+        """What the clients say, and the refusal that is due where a sample was answered by nobody.
+
+        Nobody is asked about samples that shall be refused.
+        """
         asked = [i for i, row in enumerate(rows) if not (options.abstain == "refuse" and row.abstain)]
         outcomes = [Outcome() for _ in rows]
         found = await ask_clients(
@@ -154,14 +155,14 @@ class Gateway:
         for i, outcome in zip(asked, found, strict=True):
             outcomes[i] = outcome
             self._count(outcome, holding.router.names)
-        silent = [i for i in asked if not outcomes[i].answers]
-        if silent:
-            tried = {holding.router.names[c]: reason for c, reason in outcomes[silent[0]].failed.items()}
-            if tried and set(tried.values()) == {DECLINED}:
-                raise Refusal(422, f"the clients do not take {kind} of this kind: send the sample itself")
-            why = ", ".join(f"{name}: {reason}" for name, reason in tried.items()) or "none is available"
-            raise Refusal(503, f"no client answered ({why}): try again in a while", {"Retry-After": "2"})
-        return outcomes
+        silent = next((outcome for outcome in found if not outcome.answers), None)
+        if silent is None:
+            return outcomes, None
+        tried = {holding.router.names[c]: reason for c, reason in silent.failed.items()}
+        if tried and set(tried.values()) == {DECLINED}:
+            return outcomes, Refusal(422, f"the clients do not take {kind} of this kind: send the sample itself")
+        why = ", ".join(f"{name}: {reason}" for name, reason in tried.items()) or "none is available"
+        return outcomes, Refusal(503, f"no client answered ({why}): try again in a while", {"Retry-After": "2"})
 
     def _count(self, outcome: Outcome, names: Sequence[str]) -> None:
         for client in outcome.answers:
