@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -341,14 +341,31 @@ def test_more_than_it_can_take_is_turned_away_at_once(run: Path, tmp_path: Path,
     assert httpx.post(f"{url}/v1/route", json={"features": [[0.1] * 16]}).status_code == 200
 
 
+def test_bodies_that_never_end_are_given_up(run: Path, tmp_path: Path, launch: Launch) -> None:
+    process = launch("serve", run, "--port", 0, "--audit", tmp_path / "a.sqlite",
+                     FEDDRM_SERVE_MAX_IN_FLIGHT="2", FEDDRM_SERVE_BODY_SECONDS="2")  # fmt: skip
+    url = process.wait_ready()
+    with ExitStack() as stack:
+        place = ("127.0.0.1", int(url.rpartition(":")[2]))
+        slow = [stack.enter_context(socket.create_connection(place, timeout=20)) for _ in range(2)]
+        for path, connection in zip(("/v1/route", "/v2/models/router/infer"), slow, strict=True):
+            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nhalf"
+            connection.sendall(head.encode())
+        for connection in slow:
+            answer = connection.makefile("rb").read()  # to its end: the connection is closed
+            assert answer.startswith(b"HTTP/1.1 408")
+            assert b"took longer than 2 s" in answer
+        assert httpx.post(f"{url}/v1/route", json={"features": [[0.1] * 16]}).status_code == 200
+
+
 def test_sigterm_lets_requests_finish(run: Path, tmp_path: Path, launch: Launch) -> None:
     """A request of which half has arrived when the signal comes is read to its end and answered."""
     process = launch("serve", run, "--port", 0, "--audit", tmp_path / "a.sqlite")
     url = process.wait_ready()
     body = json.dumps({"features": [[0.1] * 16]}).encode()
     with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20) as connection:
-        head = f"POST /v1/route HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-        connection.sendall(head.encode() + b"\r\n\r\n" + body[:20])
+        head = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        connection.sendall(b"POST /v1/route HTTP/1.1\r\n" + head.encode() + body[:20])
         while "feddrm_in_flight 1.0" not in httpx.get(f"{url}/metrics").text:
             time.sleep(0.02)
         process.send(signal.SIGTERM)
@@ -362,7 +379,7 @@ def test_a_caller_who_leaves_in_the_middle_is_no_error(run: Path, tmp_path: Path
     process = launch("serve", run, "--port", 0, "--audit", tmp_path / "a.sqlite")
     url = process.wait_ready()
     with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20) as connection:
-        connection.sendall(b"POST /v1/route HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf")
+        connection.sendall(b"POST /v1/route HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nhalf")
         while "feddrm_in_flight 1.0" not in httpx.get(f"{url}/metrics").text:
             time.sleep(0.02)
     while "feddrm_in_flight 0.0" not in (page := httpx.get(f"{url}/metrics").text):

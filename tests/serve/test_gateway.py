@@ -234,6 +234,29 @@ def test_request_ids_and_headers(http: httpx.Client) -> None:
     assert "access-control-allow-origin" not in cross.headers
 
 
+def test_other_sites_pages_are_refused(http: httpx.Client, run: Path, launch: Launch, tmp_path: Path) -> None:
+    """Without keys: under a name of theirs that leads here, or by posting across origins."""
+    body, own = {"features": [[0.0] * 16]}, http.base_url
+    for host in ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost.evil.example", "8.8.8.8"):
+        for answer in (http.get("/v1/samples/fax/0", headers={"Host": host}),
+                       http.post("/v1/route", json=body, headers={"Host": host})):  # fmt: skip
+            assert (answer.status_code, "not served" in answer.json()["error"]) == (403, True)
+    for host in ("localhost", "LOCALHOST:81", "127.0.0.1", "127.0.0.9:8080", "[::1]:8080"):
+        assert http.get("/v1/samples/fax/0", headers={"Host": host}).status_code == 200
+    for origin in ("http://evil.example", "null", f"http://127.0.0.1:{own.port + 1}"):
+        for path in ("/v1/admin/reload", "/v1/route"):
+            answer = http.post(path, json=body, headers={"Origin": origin})
+            assert (answer.status_code, "FEDDRM_SERVE_CORS" in answer.json()["error"]) == (403, True)
+    assert http.post("/v1/route", json=body, headers={"Origin": f"http://127.0.0.1:{own.port}"}).status_code == 200
+    process = launch("serve", run, "--port", 0, "--open", "--audit", tmp_path / "a.sqlite",
+                     FEDDRM_SERVE_CORS='["https://lab.example"]')  # fmt: skip
+    headers = {"Host": "gateway.example", "Origin": "https://lab.example"}
+    answer = httpx.post(f"{process.wait_ready()}/v1/route", json=body, headers=headers)
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "https://lab.example")
+    headers["Origin"] = "https://evil.example"
+    assert httpx.post(f"{process.url}/v1/route", json=body, headers=headers).status_code == 403
+
+
 def test_the_audit_log_has_decisions_and_no_payloads(demo: str, run: Path, images: torch.Tensor, launch: Launch,
                                                      tmp_path: Path) -> None:  # fmt: skip
     process = launch("serve", run, "--port", 0, "--audit", tmp_path / "audit.sqlite", "--retention-days", 1)
@@ -342,7 +365,7 @@ def test_keys_and_limits(run: Path, launch: Launch, tmp_path: Path) -> None:
     assert post("/v1/route") == 401
     assert post("/v1/route", Authorization="Bearer nonsense") == 401
     assert post("/v1/route", Authorization=f"Bearer {lab}") == 200
-    assert post("/v1/route", **{"X-API-Key": lab}) == 200
+    assert post("/v1/route", **{"X-API-Key": lab, "Host": "gateway.example", "Origin": "https://lab.example"}) == 200
     assert post("/v1/route", **{"X-API-Key": boss}) == 403
     assert post("/v1/predict", **{"X-API-Key": lab}) == 403
     assert post("/v1/admin/reload", **{"X-API-Key": lab}) == 403

@@ -115,7 +115,7 @@ class Gateway:
 
     async def read(self, request: Request, holding: Holding, kind: type[Checked]) -> tuple[str, Array, Checked]:
         """Samples and options of a request."""
-        body = await read_body(request, self.settings.max_body_bytes)
+        body = await read_body(request, self.settings)
         sort = header(request, b"content-type")
         query = dict(parse_qsl(str(request.scope["query_string"], "latin-1"), keep_blank_values=True))
         if takes_long(body, sort):
@@ -240,6 +240,6 @@ def build_gateway(
             allow_headers=["Authorization", "Content-Type", "X-API-Key"],
         )
 
-    guard = Guard(front, settings, gateway.metrics.seen)
+    guard = Guard(front, settings, gateway.metrics.seen, settings.cors)
     gateway.metrics.in_flight.set_function(lambda: guard.in_flight)
     return guard

@@ -69,7 +69,7 @@ def add_pages(app: FastAPI, gateway: Gateway) -> Shortcut:
                 "client": [answer["client"] for answer in answers],
             }
 
-        return await answer_infer(request, gateway.settings.max_body_bytes, holding.version, work)
+        return await answer_infer(request, gateway.settings, holding.version, work)
 
     def describe(model: str) -> tuple[str, Tensors, Tensors]:
         holding = gateway.holding

@@ -71,7 +71,7 @@ def build_predictor(predictor: Predictor, settings: PredictorSettings) -> ASGIAp
 
     async def infer(request: Request) -> Response:
         authorise(request, keys, "predict")
-        return await answer_infer(request, settings.max_body_bytes, predictor.version, answer)
+        return await answer_infer(request, settings, predictor.version, answer)
 
     shortcuts = add_protocol(app, (predictor.name,), describe=describe, ready=ready, infer=infer)
     return Guard(Shortcuts(app, shortcuts), settings)
