@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image
+
+from feddrm.serve.keys import add_key
+from serving import Launch
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="pip install 'feddrm[dev]' to run this")
 from selenium.webdriver.common.by import By  # noqa: E402
@@ -105,6 +109,28 @@ def test_a_file_that_is_no_picture_is_explained(page: webdriver.Chrome, tmp_path
     page.find_element(By.ID, "send").click()
     wait(page, lambda: "cannot be read as an image" in text(page, "error"))
     assert page.find_element(By.ID, "error").get_attribute("role") == "alert"
+
+
+def test_a_key_without_admin_is_enough_to_ask(
+    browser: webdriver.Chrome, run: Path, launch: Launch, tmp_path: Path
+) -> None:
+    """The federation's figures are not for it, and the page says so; asking is."""
+    key = add_key(tmp_path / "keys.yaml", "lab", ["route", "predict"])
+    words = ["--keys", tmp_path / "keys.yaml", "--audit", tmp_path / "a.sqlite"]
+    browser.get(launch("serve", run, "--demo", "--port", 0, *words).wait_ready())
+    wait(browser, lambda: browser.find_element(By.ID, "key-form").is_displayed())
+    browser.find_element(By.ID, "key").send_keys(key, Keys.ENTER)
+    wait(browser, lambda: "no scope 'admin'" in text(browser, "totals"))
+    Image.new("L", (8, 8)).save(tmp_path / "scan.png")
+    browser.find_element(By.ID, "file").send_keys(str(tmp_path / "scan.png"))
+    for action, headline in (("route", "Belongs to "), ("predict", "Answer: ")):
+        Select(browser.find_element(By.ID, "action")).select_by_value(action)
+        browser.find_element(By.ID, "send").click()
+        wait(browser, lambda start=headline: text(browser, "headline").startswith(start))
+        assert text(browser, "error") == ""
+    browser.get("about:blank")  # it asks once a second, and the browser's log is for all tests
+    refused = [line["message"] for line in browser.get_log("browser") if line["level"] == "SEVERE"]
+    assert all("401" in message or "403" in message for message in refused if "favicon" not in message)
 
 
 def test_the_keyboard_is_enough(page: webdriver.Chrome) -> None:

@@ -127,7 +127,7 @@ def test_predictions_are_the_clients_own_and_mixtures_are_exact(
         assert math.fsum(a["weight"] for a in found["answered"]) == pytest.approx(1)
 
 
-def test_names_that_mean_something_in_an_address(launch: Launch, tmp_path: Path) -> None:
+def test_names_that_mean_something_in_an_address(run: Path, launch: Launch, tmp_path: Path) -> None:
     """Every client is asked under its own name, whatever it is, and answers for itself."""
     names, draw = ("ward#1", "50%", "a?b", "%2e"), np.random.default_rng(0)
     arrays = {name: (draw.normal(9 * i, 1, (30, 4)), draw.integers(0, 2, 30)) for i, name in enumerate(names)}
@@ -143,6 +143,17 @@ def test_names_that_mean_something_in_an_address(launch: Launch, tmp_path: Path)
         body = {"inputs": [[0.0] * 4], "without": [other for other in names if other != name]}
         (found,) = httpx.post(f"{url}/v1/predict", json=body).json()["answers"]
         assert (found["client"], found["failed"]) == (name, [])
+    # Another federation's artifact is refused like a broken one.
+    folder, before = tmp_path / "run" / "router", httpx.get(f"{url}/v2/health/ready").json()
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "classes": 3}))
+    answer = httpx.post(f"{url}/v1/admin/reload")
+    assert (answer.status_code, "3 classes, not 2" in answer.json()["error"]) == (422, True)
+    shutil.copytree(run / "router", folder, dirs_exist_ok=True)
+    answer = httpx.post(f"{url}/v1/admin/reload")
+    assert (answer.status_code, "the router knows no client" in answer.json()["error"]) == (422, True)
+    assert httpx.get(f"{url}/v2/health/ready").json() == before
+    assert httpx.post(f"{url}/v1/predict", json={"inputs": [[0.0] * 4]}).status_code == 200
 
 
 def test_embeddings_alone_can_be_answered(run: Path, http: httpx.Client, images: torch.Tensor) -> None:
@@ -308,6 +319,18 @@ def test_python_and_shell_ask_alike(demo: str, run: Path, images: torch.Tensor, 
         features = load_router(run / "router").features(images[:1])
         assert gateway.predict(features=features, consult=2)[0]["route"]["client"] == found["client"]
         assert {c["client"] for c in gateway.clients()} == set(NAMES)
+        pixels = np.asarray(load_router(run / "router").inputs(images[:2]))
+        assert gateway.route(list(pixels)) == gateway.route(pixels)
+        assert gateway.route(list(images[:2]))[0]["client"] == found["client"]
+        zeros = gateway.route(features=[[0.0] * 16])
+        assert gateway.route(features=[[np.float32(0), np.int64(0), *[0.0] * 14]]) == zeros
+        for way in ({"x": path}, {"features": features}):
+            assert gateway.route(**way, without="fax") == gateway.route(**way, without=["fax"])
+        for bad in ([[math.nan] * 16], [[np.float32("inf")] * 16], [[object()] * 16], np.full((1, 16), np.nan)):
+            with refused("cannot be sent", "finite numbers"):
+                gateway.route(features=bad)
+        with refused("says", "no column names"):
+            gateway.route([{"age": np.float32(3)}])
         with refused("says", "unknown client"):
             gateway.route(path, without=["rio"])
         with refused("one of them"):
@@ -383,6 +406,21 @@ def test_keys_and_limits(run: Path, launch: Launch, tmp_path: Path) -> None:
     assert post("/v1/route", **{"X-API-Key": later}) == 200
 
 
+def test_the_demos_clients_take_no_keys_but_the_gateways_do(run: Path, launch: Launch, tmp_path: Path) -> None:
+    from feddrm.serve.keys import add_key
+
+    headers = {"X-API-Key": add_key(tmp_path / "keys.yaml", "lab", ["predict"])}
+    process = launch("serve", run, "--demo", "--port", 0, "--audit", tmp_path / "a.sqlite",
+                     FEDDRM_SERVE_KEYS=str(tmp_path / "keys.yaml"), FEDDRM_SERVE_HOST="0.0.0.0")  # fmt: skip
+    url, until = process.wait_ready(), time.monotonic() + 60
+    body = {"features": [[0.0] * 16], "consult": 3}
+    assert httpx.post(f"{url}/v1/predict", json=body).status_code == 401
+    while (answer := httpx.post(f"{url}/v1/predict", json=body, headers=headers)).status_code != 200:
+        assert "401" not in answer.text
+        assert time.monotonic() < until, answer.text
+        time.sleep(0.1)
+
+
 def test_too_many_requests_are_turned_away(run: Path, launch: Launch, tmp_path: Path) -> None:
     """However slow the machine: one request in ten seconds is less than any can make."""
     url = launch("serve", run, "--port", 0, "--audit", tmp_path / "a.sqlite", "--rate", 0.1).wait_ready()
@@ -390,6 +428,8 @@ def test_too_many_requests_are_turned_away(run: Path, launch: Launch, tmp_path: 
     turned = [answer for answer in codes if answer.status_code == 429]
     assert turned
     assert all(int(answer.headers["Retry-After"]) >= 1 for answer in turned)
+    counted = f'feddrm_requests_total{{path="other",status="429"}} {len(turned)}.0'
+    assert counted in httpx.get(f"{url}/metrics").text
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")

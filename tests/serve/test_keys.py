@@ -3,6 +3,8 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
+import pytest
+
 from feddrm.serve.keys import Keys, add_key
 from feddrm.serve.settings import GatewaySettings, make
 from refusal import refused
@@ -61,7 +63,7 @@ def test_bad_files_and_names_are_refused(tmp_path: Path) -> None:
         Keys(tmp_path / "plain.yaml")
 
 
-def test_other_machines_need_keys() -> None:
+def test_other_machines_need_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     with refused("0.0.0.0", "--keys"):
         make(GatewaySettings, host="0.0.0.0")
     assert make(GatewaySettings, host="0.0.0.0", open=True).host == "0.0.0.0"
@@ -70,3 +72,6 @@ def test_other_machines_need_keys() -> None:
         make(GatewaySettings, port=70000)
     with refused("--tls-key"):
         make(GatewaySettings, tls_cert="cert.pem")
+    monkeypatch.setenv("FEDDRM_SERVE_CORS", "http://x")
+    with refused("cors", """FEDDRM_SERVE_CORS='["https://"""):
+        make(GatewaySettings)

@@ -44,12 +44,8 @@ class Gateway:
         self.metrics = Metrics()
         self.keys = None if settings.keys is None else Keys(settings.keys)
         self.registry = Registry.read(settings.clients, settings)
-        self.holding = self._load()
         self.classes = tuple(classes)
-        unknown = [name for name in self.registry.peers if name not in self.holding.router.names]
-        if unknown:
-            names = ", ".join(self.holding.router.names)
-            raise FeddrmError(f"{settings.clients}: the router knows no client '{unknown[0]}' (there are: {names})")
+        self.holding = self._load()
         self.audit = AuditLog(
             settings.audit or str(run / "audit.sqlite"),
             settings.retention_days,
@@ -66,7 +62,16 @@ class Gateway:
         return self.run / "router"
 
     def _load(self) -> Holding:
+        """An artifact of this federation: its clients are those that can be asked, its classes those they answer."""
         found = Holding.load(self.folder, self.settings, self.metrics.batch_rows.observe, self.metrics.decided)
+        names, where = found.router.names, self.settings.clients
+        for name in self.registry.peers:
+            if name not in names:
+                raise FeddrmError(f"{where}: the router knows no client '{name}' (there are: {', '.join(names)})")
+        if self.classes and found.classes != len(self.classes):
+            raise FeddrmError(
+                f"{self.folder} has {found.classes} classes, not {len(self.classes)}: start the gateway anew"
+            )
         self.metrics.artifact.clear()
         self.metrics.artifact.labels(found.version).set(1)
         return found

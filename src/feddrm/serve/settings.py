@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from feddrm.errors import FeddrmError, SettingError
 
@@ -91,6 +91,8 @@ def make(kind: type[Settings], **given: Any) -> Settings:
         return kind(**{key: value for key, value in given.items() if value is not None})
     except ValidationError as error:
         raise SettingError(explain(error)) from error
+    except SettingsError as error:  # of what is more than a word only: that is FEDDRM_SERVE_CORS
+        raise SettingError(f"{error}: give a list such as FEDDRM_SERVE_CORS='[\"https://lab.example\"]'") from error
 
 
 def explain(error: ValidationError) -> str:
