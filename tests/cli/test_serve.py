@@ -63,7 +63,7 @@ def test_a_key_is_printed_once(
     path = tmp_path / "keys.yaml"
     _, plain, _ = feddrm(capsys, monkeypatch, "serve-key", "lab", "--keys", path)
     _, out, _ = feddrm(capsys, monkeypatch, "serve-key", "boss", "--scopes", "admin", "--keys", path, "--json")
-    keys = Keys.read(path)
+    keys = Keys(path)
     lab, boss = keys.find(plain.strip()), keys.find(json.loads(out)["key"])
     assert lab is not None
     assert boss is not None

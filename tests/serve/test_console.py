@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image
+
+from feddrm.serve.keys import add_key
+from serving import Launch
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="pip install 'feddrm[dev]' to run this")
 from selenium.webdriver.common.by import By  # noqa: E402
@@ -165,3 +169,22 @@ def test_light_and_dark_are_both_readable(page: webdriver.Chrome, tmp_path: Path
         assert min(found)[0] >= 4.5, (scheme, min(found))
         picture(page, f"console-{scheme}-plain", tmp_path)
     page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_a_key_without_admin_is_enough_to_ask(
+    browser: webdriver.Chrome, run: Path, launch: Launch, tmp_path: Path
+) -> None:
+    """The federation's figures are not for it, and the page says so; asking is."""
+    key = add_key(tmp_path / "keys.yaml", "lab", ["route", "predict"])
+    words = ["--keys", tmp_path / "keys.yaml", "--audit", tmp_path / "a.sqlite"]
+    browser.get(launch("serve", run, "--demo", "--port", 0, *words).wait_ready())
+    wait(browser, lambda: browser.find_element(By.ID, "key-form").is_displayed())
+    browser.find_element(By.ID, "key").send_keys(key, Keys.ENTER)
+    wait(browser, lambda: "no scope 'admin'" in text(browser, "totals"))
+    Image.new("L", (8, 8)).save(tmp_path / "scan.png")
+    browser.find_element(By.ID, "file").send_keys(str(tmp_path / "scan.png"))
+    for action, headline in (("route", "Belongs to "), ("predict", "Answer: ")):
+        Select(browser.find_element(By.ID, "action")).select_by_value(action)
+        browser.find_element(By.ID, "send").click()
+        wait(browser, lambda start=headline: text(browser, "headline").startswith(start))
+        assert text(browser, "error") == ""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 import signal
 import socket
+import sqlite3
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -53,6 +58,12 @@ class Site:
     def peer(self, name: str) -> dict[str, object]:
         return next(c for c in self.http.get("/v1/clients").json()["clients"] if c["client"] == name)
 
+    def audited(self, answer: httpx.Response) -> list[tuple[str, int, str, str]]:
+        """What the audit log says of it: action, samples, who answered, who failed."""
+        with closing(sqlite3.connect(self.run / "audit.sqlite")) as base:
+            words = "SELECT action, samples, answered, failed FROM decisions WHERE request_id = ? ORDER BY places"
+            return base.execute(words, (answer.headers["x-request-id"],)).fetchall()
+
     def until(self, condition: Callable[[], bool], seconds: float = 20) -> None:
         end = time.monotonic() + seconds
         while not condition():
@@ -86,6 +97,108 @@ def test_a_slow_client_times_out_its_circuit_opens_and_it_recovers(site: Site) -
         site.clients["fax"].send(signal.SIGCONT)
     site.until(lambda: site.predict("fax").json()["answers"][0]["client"] == "fax")
     assert site.peer("fax")["circuit"] == "closed"
+
+
+def test_a_hiccup_under_load_costs_one_pause(site: Site) -> None:
+    """Eight requests are under way when it stops; were each to double the pause of 0.5 s, it would last 32 s."""
+    site.clients["fax"].send(signal.SIGSTOP)
+    with ThreadPoolExecutor(8) as callers:
+        asked = [callers.submit(site.predict, "fax") for _ in range(8)]
+        failed = [found.result().json()["answers"][0]["failed"] for found in asked]
+    site.clients["fax"].send(signal.SIGCONT)
+    assert sum(one["reason"] == "time-out" for some in failed for one in some) > 6
+    site.until(lambda: site.predict("fax").json()["answers"][0]["client"] == "fax", seconds=10)
+
+
+class Broken(BaseHTTPRequestHandler):
+    """A client of which anything may come: what it says of its health, and what it answers."""
+
+    protocol_version = "HTTP/1.1"
+    health, answer, packed = b"{}", b"", False
+
+    def do_GET(self) -> None:
+        self.send(Broken.health)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send(Broken.answer, Broken.packed)
+
+    def send(self, content: bytes, packed: bool = False) -> None:
+        """Nothing at all stands for an answer that never ends, byte by byte."""
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content) or 10**9))
+        if packed:
+            self.send_header("Content-Encoding", "gzip")
+        self.end_headers()
+        with suppress(OSError):
+            self.wfile.write(content)
+            while not content:
+                self.wfile.write(b" ")
+                time.sleep(0.1)
+
+    def log_message(self, *_: object) -> None:
+        """To nobody."""
+
+
+@pytest.fixture
+def beside_a_broken_one(site: Site, launch: Launch, tmp_path: Path) -> Iterator[httpx.Client]:
+    """A gateway with two clients that are well, and ``Broken`` in the place of the third."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Broken) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        urls = {name: site.clients[name].url for name in ("flatbed", "negative")}
+        urls["fax"] = f"http://127.0.0.1:{server.server_port}"
+        entries = {name: {"url": url, "timeout": 1.0} for name, url in urls.items()}
+        (tmp_path / "clients.yaml").write_text(yaml.safe_dump(entries))
+        words = ["serve", site.run, "--clients", tmp_path / "clients.yaml", "--port", 0]
+        process = launch(*words, "--audit", tmp_path / "a.sqlite", **{**FEW, "FEDDRM_SERVE_HEALTH_SECONDS": "0.1",
+                         "FEDDRM_SERVE_FAILURES": "100"})  # fmt: skip
+        try:
+            with httpx.Client(base_url=process.wait_ready(), timeout=20) as http:
+                yield http
+            assert process.stop() == 0
+            assert "Traceback" not in process.log.read_text()
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_broken_client_harms_nobody(
+    site: Site, beside_a_broken_one: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    http = beside_a_broken_one
+    good = json.dumps({"outputs": [{"name": "probabilities", "data": [0.1] * 10}]}).encode()
+    something_else, too_much = "answered something else than probabilities", "answered too much"
+    for answer, packed, reason in (
+        (good, False, None),
+        (good.replace(b"0.1", b"1" + b"0" * 400), False, something_else),
+        (good.replace(b"0.1", b'"0.1"'), False, something_else),
+        (b"[" * 200_000, False, too_much),
+        (b"[" * 50_000, False, something_else),
+        (gzip.compress(good + b" " * 20_000_000), True, something_else),
+        (good + b" " * 20_000_000, False, too_much),
+        (b"", False, "time-out"),
+    ):
+        monkeypatch.setattr(Broken, "answer", answer)
+        monkeypatch.setattr(Broken, "packed", packed)
+        told = http.post("/v1/predict", json={"inputs": site.queries["fax"][:1].tolist()})
+        assert told.status_code == 200, told.text
+        (found,) = told.json()["answers"]
+        assert found["failed"] == ([] if reason is None else [{"client": "fax", "reason": reason}])
+        assert (found["client"] == "fax") == (reason is None)
+
+    def healthy(name: str) -> bool:
+        return next(c["healthy"] for c in http.get("/v1/clients").json()["clients"] if c["client"] == name)
+
+    monkeypatch.setattr(Broken, "health", b"")
+    site.until(lambda: not healthy("fax"))
+    site.clients["flatbed"].send(signal.SIGSTOP)
+    try:
+        site.until(lambda: not healthy("flatbed"))
+    finally:
+        site.clients["flatbed"].send(signal.SIGCONT)
+    site.until(lambda: healthy("flatbed"))
 
 
 def test_a_client_killed_under_load_loses_no_request(site: Site, launch: Launch) -> None:
@@ -135,6 +248,10 @@ def test_nobody_left_is_a_clear_503(site: Site) -> None:
         assert answer.status_code == 503
         assert "no client answered" in answer.json()["error"]
         assert int(answer.headers["Retry-After"]) > 0
+        site.until(lambda: bool(site.audited(answer)))  # the log is written a moment later
+        (record,) = site.audited(answer)
+        assert record[:3] == ("predict", 1, "")
+        assert record[3]  # each with its reason
         assert site.http.post("/v1/route", json={"inputs": site.queries["fax"][:1].tolist()}).status_code == 200
     finally:
         for process in stopped:
@@ -224,14 +341,31 @@ def test_more_than_it_can_take_is_turned_away_at_once(run: Path, tmp_path: Path,
     assert httpx.post(f"{url}/v1/route", json={"features": [[0.1] * 16]}).status_code == 200
 
 
+def test_bodies_that_never_end_are_given_up(run: Path, tmp_path: Path, launch: Launch) -> None:
+    process = launch("serve", run, "--port", 0, "--audit", tmp_path / "a.sqlite",
+                     FEDDRM_SERVE_MAX_IN_FLIGHT="2", FEDDRM_SERVE_BODY_SECONDS="2")  # fmt: skip
+    url = process.wait_ready()
+    with ExitStack() as stack:
+        place = ("127.0.0.1", int(url.rpartition(":")[2]))
+        slow = [stack.enter_context(socket.create_connection(place, timeout=20)) for _ in range(2)]
+        for path, connection in zip(("/v1/route", "/v2/models/router/infer"), slow, strict=True):
+            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nhalf"
+            connection.sendall(head.encode())
+        for connection in slow:
+            answer = connection.makefile("rb").read()  # to its end: the connection is closed
+            assert answer.startswith(b"HTTP/1.1 408")
+            assert b"took longer than 2 s" in answer
+        assert httpx.post(f"{url}/v1/route", json={"features": [[0.1] * 16]}).status_code == 200
+
+
 def test_sigterm_lets_requests_finish(run: Path, tmp_path: Path, launch: Launch) -> None:
     """A request of which half has arrived when the signal comes is read to its end and answered."""
     process = launch("serve", run, "--port", 0, "--audit", tmp_path / "a.sqlite")
     url = process.wait_ready()
     body = json.dumps({"features": [[0.1] * 16]}).encode()
     with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20) as connection:
-        head = f"POST /v1/route HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-        connection.sendall(head.encode() + b"\r\n\r\n" + body[:20])
+        head = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        connection.sendall(b"POST /v1/route HTTP/1.1\r\n" + head.encode() + body[:20])
         while "feddrm_in_flight 1.0" not in httpx.get(f"{url}/metrics").text:
             time.sleep(0.02)
         process.send(signal.SIGTERM)
@@ -245,7 +379,7 @@ def test_a_caller_who_leaves_in_the_middle_is_no_error(run: Path, tmp_path: Path
     process = launch("serve", run, "--port", 0, "--audit", tmp_path / "a.sqlite")
     url = process.wait_ready()
     with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20) as connection:
-        connection.sendall(b"POST /v1/route HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf")
+        connection.sendall(b"POST /v1/route HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nhalf")
         while "feddrm_in_flight 1.0" not in httpx.get(f"{url}/metrics").text:
             time.sleep(0.02)
     while "feddrm_in_flight 0.0" not in (page := httpx.get(f"{url}/metrics").text):

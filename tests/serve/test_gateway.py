@@ -26,7 +26,9 @@ from PIL import Image
 import feddrm
 from feddrm.data import load
 from feddrm.errors import FeddrmError
+from feddrm.models import Mlp
 from feddrm.router import load_router
+from feddrm.runs import train
 from feddrm.serve.audit import Record
 from feddrm.serve.inference import write_infer
 from feddrm.serve.predictor import Predictor
@@ -125,6 +127,35 @@ def test_predictions_are_the_clients_own_and_mixtures_are_exact(
         assert math.fsum(a["weight"] for a in found["answered"]) == pytest.approx(1)
 
 
+def test_names_that_mean_something_in_an_address(run: Path, launch: Launch, tmp_path: Path) -> None:
+    """Every client is asked under its own name, whatever it is, and answers for itself."""
+    names, draw = ("ward#1", "50%", "a?b", "%2e"), np.random.default_rng(0)
+    arrays = {name: (draw.normal(9 * i, 1, (30, 4)), draw.integers(0, 2, 30)) for i, name in enumerate(names)}
+    own = feddrm.Federation.from_arrays(arrays)
+    settings = {"rounds": 1, "local_steps": 1, "batch_size": 8, "model": Mlp(hidden=(8,), branch=8)}
+    train(own, "feddrm", out=tmp_path / "run", **settings).fit_router(own, features="embedding", joint=False)
+    url = launch("serve", tmp_path / "run", "--demo", "--port", 0).wait_ready()
+    until = time.monotonic() + 60
+    while not all(c["healthy"] for c in httpx.get(f"{url}/v1/clients").json()["clients"]):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    for name in names:
+        body = {"inputs": [[0.0] * 4], "without": [other for other in names if other != name]}
+        (found,) = httpx.post(f"{url}/v1/predict", json=body).json()["answers"]
+        assert (found["client"], found["failed"]) == (name, [])
+    # Another federation's artifact is refused like a broken one.
+    folder, before = tmp_path / "run" / "router", httpx.get(f"{url}/v2/health/ready").json()
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "classes": 3}))
+    answer = httpx.post(f"{url}/v1/admin/reload")
+    assert (answer.status_code, "3 classes, not 2" in answer.json()["error"]) == (422, True)
+    shutil.copytree(run / "router", folder, dirs_exist_ok=True)
+    answer = httpx.post(f"{url}/v1/admin/reload")
+    assert (answer.status_code, "the router knows no client" in answer.json()["error"]) == (422, True)
+    assert httpx.get(f"{url}/v2/health/ready").json() == before
+    assert httpx.post(f"{url}/v1/predict", json={"inputs": [[0.0] * 4]}).status_code == 200
+
+
 def test_embeddings_alone_can_be_answered(run: Path, http: httpx.Client, images: torch.Tensor) -> None:
     features = load_router(run / "router").features(images)
     by_features = http.post("/v1/predict", json={"features": features.tolist()}).json()["answers"]
@@ -214,6 +245,29 @@ def test_request_ids_and_headers(http: httpx.Client) -> None:
     assert "access-control-allow-origin" not in cross.headers
 
 
+def test_other_sites_pages_are_refused(http: httpx.Client, run: Path, launch: Launch, tmp_path: Path) -> None:
+    """Without keys: under a name of theirs that leads here, or by posting across origins."""
+    body, own = {"features": [[0.0] * 16]}, http.base_url
+    for host in ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost.evil.example", "8.8.8.8"):
+        for answer in (http.get("/v1/samples/fax/0", headers={"Host": host}),
+                       http.post("/v1/route", json=body, headers={"Host": host})):  # fmt: skip
+            assert (answer.status_code, "not served" in answer.json()["error"]) == (403, True)
+    for host in ("localhost", "LOCALHOST:81", "127.0.0.1", "127.0.0.9:8080", "[::1]:8080"):
+        assert http.get("/v1/samples/fax/0", headers={"Host": host}).status_code == 200
+    for origin in ("http://evil.example", "null", f"http://127.0.0.1:{own.port + 1}"):
+        for path in ("/v1/admin/reload", "/v1/route"):
+            answer = http.post(path, json=body, headers={"Origin": origin})
+            assert (answer.status_code, "FEDDRM_SERVE_CORS" in answer.json()["error"]) == (403, True)
+    assert http.post("/v1/route", json=body, headers={"Origin": f"http://127.0.0.1:{own.port}"}).status_code == 200
+    process = launch("serve", run, "--port", 0, "--open", "--audit", tmp_path / "a.sqlite",
+                     FEDDRM_SERVE_CORS='["https://lab.example"]')  # fmt: skip
+    headers = {"Host": "gateway.example", "Origin": "https://lab.example"}
+    answer = httpx.post(f"{process.wait_ready()}/v1/route", json=body, headers=headers)
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "https://lab.example")
+    headers["Origin"] = "https://evil.example"
+    assert httpx.post(f"{process.url}/v1/route", json=body, headers=headers).status_code == 403
+
+
 def test_the_audit_log_has_decisions_and_no_payloads(demo: str, run: Path, images: torch.Tensor, launch: Launch,
                                                      tmp_path: Path) -> None:  # fmt: skip
     process = launch("serve", run, "--port", 0, "--audit", tmp_path / "audit.sqlite", "--retention-days", 1)
@@ -265,6 +319,18 @@ def test_python_and_shell_ask_alike(demo: str, run: Path, images: torch.Tensor, 
         features = load_router(run / "router").features(images[:1])
         assert gateway.predict(features=features, consult=2)[0]["route"]["client"] == found["client"]
         assert {c["client"] for c in gateway.clients()} == set(NAMES)
+        pixels = np.asarray(load_router(run / "router").inputs(images[:2]))
+        assert gateway.route(list(pixels)) == gateway.route(pixels)
+        assert gateway.route(list(images[:2]))[0]["client"] == found["client"]
+        zeros = gateway.route(features=[[0.0] * 16])
+        assert gateway.route(features=[[np.float32(0), np.int64(0), *[0.0] * 14]]) == zeros
+        for way in ({"x": path}, {"features": features}):
+            assert gateway.route(**way, without="fax") == gateway.route(**way, without=["fax"])
+        for bad in ([[math.nan] * 16], [[np.float32("inf")] * 16], [[object()] * 16], np.full((1, 16), np.nan)):
+            with refused("cannot be sent", "finite numbers"):
+                gateway.route(features=bad)
+        with refused("says", "no column names"):
+            gateway.route([{"age": np.float32(3)}])
         with refused("says", "unknown client"):
             gateway.route(path, without=["rio"])
         with refused("one of them"):
@@ -305,7 +371,7 @@ def test_the_pages_python(demo: str, images: torch.Tensor, tmp_path: Path) -> No
 
 
 def test_keys_and_limits(run: Path, launch: Launch, tmp_path: Path) -> None:
-    from feddrm.serve.keys import add_key
+    from feddrm.serve.keys import add_key, digest
 
     keys = tmp_path / "keys.yaml"
     lab, boss = add_key(keys, "lab", ["route"]), add_key(keys, "boss", ["admin"])
@@ -322,7 +388,7 @@ def test_keys_and_limits(run: Path, launch: Launch, tmp_path: Path) -> None:
     assert post("/v1/route") == 401
     assert post("/v1/route", Authorization="Bearer nonsense") == 401
     assert post("/v1/route", Authorization=f"Bearer {lab}") == 200
-    assert post("/v1/route", **{"X-API-Key": lab}) == 200
+    assert post("/v1/route", **{"X-API-Key": lab, "Host": "gateway.example", "Origin": "https://lab.example"}) == 200
     assert post("/v1/route", **{"X-API-Key": boss}) == 403
     assert post("/v1/predict", **{"X-API-Key": lab}) == 403
     assert post("/v1/admin/reload", **{"X-API-Key": lab}) == 403
@@ -331,6 +397,28 @@ def test_keys_and_limits(run: Path, launch: Launch, tmp_path: Path) -> None:
         assert httpx.get(url + path).status_code == 401, path
         assert httpx.get(url + path, headers={"X-API-Key": boss}).status_code == 200, path
     assert lab not in process.log.read_text()
+    later = add_key(keys, "later", ["route"])
+    assert post("/v1/route", **{"X-API-Key": later}) == 200
+    keys.write_text("\n".join(line for line in keys.read_text().split("\n") if digest(lab) not in line))
+    assert post("/v1/route", **{"X-API-Key": lab}) == 200  # half a key: a file that cannot be read changes nothing
+    keys.write_text(keys.read_text().replace("lab:\n", f"lab:\n  sha256: {digest('another')}\n"))
+    assert post("/v1/route", **{"X-API-Key": lab}) == 401
+    assert post("/v1/route", **{"X-API-Key": later}) == 200
+
+
+def test_the_demos_clients_take_no_keys_but_the_gateways_do(run: Path, launch: Launch, tmp_path: Path) -> None:
+    from feddrm.serve.keys import add_key
+
+    headers = {"X-API-Key": add_key(tmp_path / "keys.yaml", "lab", ["predict"])}
+    process = launch("serve", run, "--demo", "--port", 0, "--audit", tmp_path / "a.sqlite",
+                     FEDDRM_SERVE_KEYS=str(tmp_path / "keys.yaml"), FEDDRM_SERVE_HOST="0.0.0.0")  # fmt: skip
+    url, until = process.wait_ready(), time.monotonic() + 60
+    body = {"features": [[0.0] * 16], "consult": 3}
+    assert httpx.post(f"{url}/v1/predict", json=body).status_code == 401
+    while (answer := httpx.post(f"{url}/v1/predict", json=body, headers=headers)).status_code != 200:
+        assert "401" not in answer.text
+        assert time.monotonic() < until, answer.text
+        time.sleep(0.1)
 
 
 def test_too_many_requests_are_turned_away(run: Path, launch: Launch, tmp_path: Path) -> None:
@@ -340,6 +428,8 @@ def test_too_many_requests_are_turned_away(run: Path, launch: Launch, tmp_path: 
     turned = [answer for answer in codes if answer.status_code == 429]
     assert turned
     assert all(int(answer.headers["Retry-After"]) >= 1 for answer in turned)
+    counted = f'feddrm_requests_total{{path="other",status="429"}} {len(turned)}.0'
+    assert counted in httpx.get(f"{url}/metrics").text
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")

@@ -3,6 +3,8 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
+import pytest
+
 from feddrm.serve.keys import Keys, add_key
 from feddrm.serve.settings import GatewaySettings, make
 from refusal import refused
@@ -13,7 +15,7 @@ def test_only_the_hash_is_kept(tmp_path: Path) -> None:
     key, other = add_key(path, "lab", ["route"]), add_key(path, "boss", ["admin", "predict"])
     assert key not in path.read_text()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    keys = Keys.read(path)
+    keys = Keys(path)
     lab, boss = keys.find(key), keys.find(other)
     assert lab is not None
     assert boss is not None
@@ -21,6 +23,25 @@ def test_only_the_hash_is_kept(tmp_path: Path) -> None:
     assert (boss.name, boss.scopes) == ("boss", {"admin", "predict"})
     assert keys.find(key + "x") is None
     assert keys.find("") is None
+
+
+def test_the_file_counts_as_it_is_now(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    key = add_key(path, "lab", ["route"])
+    keys = Keys(path)
+    new = add_key(path, "new", ["route"])
+    assert keys.find(new) is not None
+    whole = path.read_text()
+    for broken in (b"", b"lab: secret", b"{", b"\xff"):
+        path.write_bytes(broken)
+        assert keys.find(key) is not None
+    path.unlink()
+    assert keys.find(key) is not None
+    path.write_text(whole.partition("new:")[2].join(("new:", "")))
+    assert keys.find(key) is None
+    assert keys.find(new) is not None
+    path.write_text("{}")
+    assert keys.find(new) is None
 
 
 def test_bad_files_and_names_are_refused(tmp_path: Path) -> None:
@@ -33,16 +54,16 @@ def test_bad_files_and_names_are_refused(tmp_path: Path) -> None:
     with refused("opens nothing"):
         add_key(path, "new", [])
     with refused("missing.yaml", "serve-key"):
-        Keys.read(tmp_path / "missing.yaml")
+        Keys(tmp_path / "missing.yaml")
     (tmp_path / "list.yaml").write_text("- a\n")
     with refused("holds no keys"):
-        Keys.read(tmp_path / "list.yaml")
+        Keys(tmp_path / "list.yaml")
     (tmp_path / "plain.yaml").write_text("lab: secret\n")
     with refused("plain.yaml", "'lab'", "sha256"):
-        Keys.read(tmp_path / "plain.yaml")
+        Keys(tmp_path / "plain.yaml")
 
 
-def test_other_machines_need_keys() -> None:
+def test_other_machines_need_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     with refused("0.0.0.0", "--keys"):
         make(GatewaySettings, host="0.0.0.0")
     assert make(GatewaySettings, host="0.0.0.0", open=True).host == "0.0.0.0"
@@ -51,3 +72,6 @@ def test_other_machines_need_keys() -> None:
         make(GatewaySettings, port=70000)
     with refused("--tls-key"):
         make(GatewaySettings, tls_cert="cert.pem")
+    monkeypatch.setenv("FEDDRM_SERVE_CORS", "http://x")
+    with refused("cors", """FEDDRM_SERVE_CORS='["https://"""):
+        make(GatewaySettings)

@@ -45,6 +45,20 @@ def test_a_failed_try_doubles_the_pause(peer: Peer) -> None:
     assert peer.circuit == "trying"
 
 
+def test_requests_under_way_when_it_opens_are_no_trials(peer: Peer) -> None:
+    """Whether they fail while the pause lasts or after it."""
+    late = [peer.request() for _ in range(9)]
+    for request in late:
+        request.__enter__()
+    for request in late[:8]:
+        request.__exit__(TimeoutError, TimeoutError(), None)
+    assert peer.circuit == "open"
+    time.sleep(0.06)
+    assert peer.circuit == "trying"
+    late[8].__exit__(TimeoutError, TimeoutError(), None)
+    assert (peer.circuit, peer.available) == ("trying", True)
+
+
 def test_what_does_not_fit_is_not_the_clients_fault(peer: Peer) -> None:
     for _ in range(5):
         fail(peer, Declined("x"))

@@ -7,24 +7,22 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
-import httpx
 import numpy as np
+import orjson
 import torch
 from numpy.typing import NDArray
 
+from feddrm.errors import FeddrmError
 from feddrm.router.policy import consult
 from feddrm.serve.holding import Row
-from feddrm.serve.inference import write_infer
+from feddrm.serve.inference import numbers, write_infer
 from feddrm.serve.reading import Array
-from feddrm.serve.registry import Declined, Peer
+from feddrm.serve.registry import Declined, NoAnswer, Peer
 
 Classes = NDArray[np.float64]
 DECLINED = "does not take this"
-
-
-class NoAnswer(Exception):
-    """A client did not give a usable answer; the text says why, without what it sent."""
 
 
 @dataclass
@@ -101,34 +99,33 @@ async def _ask(peer: Peer, kind: str, x: Array, classes: int, left: float) -> tu
     if (reason := peer.why_not) is not None:
         return reason, 0.0
     body, headers = write_infer("input" if kind == "inputs" else "features", x)
+    path, limit = f"/v2/models/{quote(peer.name, safe='')}/infer", 2**16 + len(x) * (64 * classes + 1024)
     began = time.perf_counter()
     try:
         with peer.request():
-            async with asyncio.timeout(min(peer.entry.timeout, left)):  # httpx limits single steps, not the whole
-                answer = await peer.http.post(
-                    f"/v2/models/{peer.name}/infer", content=body, headers=headers, timeout=peer.entry.timeout
-                )
-            found = _probabilities(answer, len(x), classes)
-    except (TimeoutError, httpx.TimeoutException):
+            async with asyncio.timeout(left):
+                answer = await peer.send("POST", path, limit, content=body, headers=headers)
+            found = _probabilities(*answer, len(x), classes)
+    except TimeoutError:
         return "time-out", 0.0
     except (NoAnswer, Declined) as error:
         return str(error), 0.0
-    except httpx.HTTPError as error:
+    except Exception as error:  # whatever a client does, its samples go to the next
         return type(error).__name__, 0.0
     return found, 1e3 * (time.perf_counter() - began)
 
 
-def _probabilities(answer: httpx.Response, rows: int, classes: int) -> Classes:
+def _probabilities(status: int, body: bytes, rows: int, classes: int) -> Classes:
     """Checked as strictly as a stranger's input: a client may be broken."""
-    if answer.status_code in (413, 415, 422):
+    if status in (413, 415, 422):
         raise Declined(DECLINED)
-    if answer.status_code != 200:
-        raise NoAnswer(f"refused ({answer.status_code})")
+    if status != 200:
+        raise NoAnswer(f"refused ({status})")
     try:
-        outputs: list[dict[str, Any]] = answer.json()["outputs"]
+        outputs: list[dict[str, Any]] = orjson.loads(body)["outputs"]
         data = next(out["data"] for out in outputs if out["name"] == "probabilities")
-        found = np.asarray(data, dtype=np.float64).reshape(rows, classes)
-    except (ValueError, KeyError, TypeError, StopIteration) as error:
+        found = numbers(data, np.dtype("float64"), "probabilities").reshape(rows, classes)
+    except (ValueError, KeyError, TypeError, StopIteration, FeddrmError) as error:
         raise NoAnswer("answered something else than probabilities") from error
     if not np.isfinite(found).all() or (found < 0).any() or (abs(found.sum(1) - 1) > 1e-3).any():
         raise NoAnswer("answered numbers that are no probabilities")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import mimetypes
 import os
 import time
@@ -66,21 +67,27 @@ class Client:
     def _post(self, path: str, x: Any, features: Any, options: Mapping[str, Any]) -> dict[str, Any]:
         if (x is None) == (features is None):
             raise FeddrmError("give samples or features, one of them")
+        if isinstance(options.get("without"), str):
+            options = {**options, "without": [options["without"]]}
         if isinstance(x, str | Path | bytes):
             content, kind = _picture(x)
             params = {k: ",".join(v) if k == "without" else v for k, v in options.items()}
             return self._send("POST", path, content=content, params=params, headers={"Content-Type": kind})
+        first = x[0] if isinstance(x, list | tuple) and x else x
+        body: dict[str, Any]
         if features is not None:
-            body = {"features": _plain(features)}
-        elif isinstance(x, Mapping):
-            body = {"rows": [dict(x)]}
-        elif isinstance(x, list) and x and isinstance(x[0], Mapping):
-            body = {"rows": [dict(row) for row in x]}
+            body = {"features": features}
+        elif isinstance(first, Mapping):
+            body = {"rows": [x] if x is first else x}
         else:
-            body = {"inputs": _plain(x)}
-            if str(getattr(x, "dtype", "")).rpartition(".")[2].startswith("float"):
+            body = {"inputs": x}
+            if str(getattr(first, "dtype", "")).rpartition(".")[2].startswith("float"):
                 body["datatype"] = "float32"
-        return self._send("POST", path, json={**body, **options})
+        try:
+            text = json.dumps({**body, **options}, allow_nan=False, default=_plain, separators=(",", ":"))
+        except (TypeError, ValueError) as error:
+            raise FeddrmError(f"this cannot be sent ({error}): give finite numbers") from error
+        return self._send("POST", path, content=text.encode(), headers={"Content-Type": "application/json"})
 
     def _send(self, method: str, path: str, **given: Any) -> dict[str, Any]:
         for tries_left in range(PATIENCE, -1, -1):
@@ -94,9 +101,11 @@ class Client:
                 break
             time.sleep(min(5.0, float(answer.headers.get("Retry-After", "1"))))
         try:
-            found: dict[str, Any] = answer.json()
-        except ValueError as error:
-            raise FeddrmError(f"{self.url} answered {answer.status_code}, and not as a gateway does") from error
+            found: dict[str, Any] | None = answer.json()
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise FeddrmError(f"{self.url} answered {answer.status_code}, and not as a gateway does")
         if answer.status_code >= 400:
             raise FeddrmError(f"{self.url} says: {found.get('error', answer.status_code)}")
         return found
@@ -113,4 +122,9 @@ def _picture(x: str | Path | bytes) -> tuple[bytes, str]:
 
 
 def _plain(x: Any) -> Any:
-    return x.tolist() if hasattr(x, "tolist") else x
+    """What JSON has no word for: arrays and tensors, their numbers, other mappings."""
+    if isinstance(x, Mapping):
+        return dict(x)
+    if hasattr(x, "tolist"):
+        return x.tolist()
+    raise TypeError(f"{type(x).__name__} is neither number nor array")

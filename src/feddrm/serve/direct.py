@@ -5,6 +5,7 @@ Its stack of layers costs several times what a decision does (docs/serve.md has 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from feddrm.serve.keys import ANYBODY, Caller, Keys
 from feddrm.serve.messages import PredictOptions
 from feddrm.serve.reading import IMAGES
 from feddrm.serve.refusals import Refusal, answer_to
+from feddrm.serve.settings import ServerSettings
 
 
 class Direct(APIRoute):
@@ -60,19 +62,24 @@ def header(request: Request, name: bytes) -> str:
     return ""
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The body, or a refusal as soon as it is known to be too long."""
-    given = header(request, b"content-length")
+async def read_body(request: Request, settings: ServerSettings) -> bytes:
+    """The body, or a refusal as soon as it is known to be too long or too slow."""
+    given, limit = header(request, b"content-length"), settings.max_body_bytes
     size = int(given) if given.isdecimal() else 0
     parts: list[bytes] = []
     more = True
-    while more and size <= limit:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        parts.append(message.get("body", b""))
-        size = max(size, sum(map(len, parts)))
-        more = message.get("more_body", False)
+    try:
+        async with asyncio.timeout(settings.body_seconds):
+            while more and size <= limit:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                parts.append(message.get("body", b""))
+                size = max(size, sum(map(len, parts)))
+                more = message.get("more_body", False)
+    except TimeoutError as error:
+        text = f"the body took longer than {settings.body_seconds:g} s: send less at a time"
+        raise Refusal(408, text, {"Connection": "close"}) from error
     if size > limit:
         raise Refusal(413, f"a body of more than {limit} bytes: send less")
     return parts[0] if len(parts) == 1 else b"".join(parts)

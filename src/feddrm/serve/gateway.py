@@ -42,14 +42,10 @@ class Gateway:
     def __init__(self, run: Path, settings: GatewaySettings, classes: Sequence[str] = ()) -> None:
         self.run, self.settings = run, settings
         self.metrics = Metrics()
-        self.keys = None if settings.keys is None else Keys.read(settings.keys)
+        self.keys = None if settings.keys is None else Keys(settings.keys)
         self.registry = Registry.read(settings.clients, settings)
-        self.holding = self._load()
         self.classes = tuple(classes)
-        unknown = [name for name in self.registry.peers if name not in self.holding.router.names]
-        if unknown:
-            names = ", ".join(self.holding.router.names)
-            raise FeddrmError(f"{settings.clients}: the router knows no client '{unknown[0]}' (there are: {names})")
+        self.holding = self._load()
         self.audit = AuditLog(
             settings.audit or str(run / "audit.sqlite"),
             settings.retention_days,
@@ -66,7 +62,16 @@ class Gateway:
         return self.run / "router"
 
     def _load(self) -> Holding:
+        """An artifact of this federation: its clients are those that can be asked, its classes those they answer."""
         found = Holding.load(self.folder, self.settings, self.metrics.batch_rows.observe, self.metrics.decided)
+        names, where = found.router.names, self.settings.clients
+        for name in self.registry.peers:
+            if name not in names:
+                raise FeddrmError(f"{where}: the router knows no client '{name}' (there are: {', '.join(names)})")
+        if self.classes and found.classes != len(self.classes):
+            raise FeddrmError(
+                f"{self.folder} has {found.classes} classes, not {len(self.classes)}: start the gateway anew"
+            )
         self.metrics.artifact.clear()
         self.metrics.artifact.labels(found.version).set(1)
         return found
@@ -115,7 +120,7 @@ class Gateway:
 
     async def read(self, request: Request, holding: Holding, kind: type[Checked]) -> tuple[str, Array, Checked]:
         """Samples and options of a request."""
-        body = await read_body(request, self.settings.max_body_bytes)
+        body = await read_body(request, self.settings)
         sort = header(request, b"content-type")
         query = dict(parse_qsl(str(request.scope["query_string"], "latin-1"), keep_blank_values=True))
         if takes_long(body, sort):
@@ -134,10 +139,11 @@ class Gateway:
 
     async def ask(
         self, holding: Holding, kind: str, x: Array, rows: Sequence[Row], options: PredictOptions
-    ) -> list[Outcome]:
-        """What the clients say; nobody is asked about samples that shall be refused."""
-        if not self.registry.peers:
-            raise Refusal(503, "no clients are registered: start the gateway with --clients or --demo")
+    ) -> tuple[list[Outcome], Refusal | None]:
+        """What the clients say, and the refusal that is due where a sample was answered by nobody.
+
+        Nobody is asked about samples that shall be refused.
+        """
         asked = [i for i, row in enumerate(rows) if not (options.abstain == "refuse" and row.abstain)]
         outcomes = [Outcome() for _ in rows]
         found = await ask_clients(
@@ -154,14 +160,14 @@ class Gateway:
         for i, outcome in zip(asked, found, strict=True):
             outcomes[i] = outcome
             self._count(outcome, holding.router.names)
-        silent = [i for i in asked if not outcomes[i].answers]
-        if silent:
-            tried = {holding.router.names[c]: reason for c, reason in outcomes[silent[0]].failed.items()}
-            if tried and set(tried.values()) == {DECLINED}:
-                raise Refusal(422, f"the clients do not take {kind} of this kind: send the sample itself")
-            why = ", ".join(f"{name}: {reason}" for name, reason in tried.items()) or "none is available"
-            raise Refusal(503, f"no client answered ({why}): try again in a while", {"Retry-After": "2"})
-        return outcomes
+        silent = next((outcome for outcome in found if not outcome.answers), None)
+        if silent is None:
+            return outcomes, None
+        tried = {holding.router.names[c]: reason for c, reason in silent.failed.items()}
+        if tried and set(tried.values()) == {DECLINED}:
+            return outcomes, Refusal(422, f"the clients do not take {kind} of this kind: send the sample itself")
+        why = ", ".join(f"{name}: {reason}" for name, reason in tried.items()) or "none is available"
+        return outcomes, Refusal(503, f"no client answered ({why}): try again in a while", {"Retry-After": "2"})
 
     def _count(self, outcome: Outcome, names: Sequence[str]) -> None:
         for client in outcome.answers:
@@ -239,6 +245,6 @@ def build_gateway(
             allow_headers=["Authorization", "Content-Type", "X-API-Key"],
         )
 
-    guard = Guard(front, settings, gateway.metrics.seen)
+    guard = Guard(front, settings, gateway.metrics.seen, settings.cors)
     gateway.metrics.in_flight.set_function(lambda: guard.in_flight)
     return guard

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
 from random import getrandbits
 
 from starlette.requests import ClientDisconnect
@@ -15,10 +16,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from feddrm.serve.batching import Busy
 from feddrm.serve.logs import note_request
 from feddrm.serve.refusals import answer_error
-from feddrm.serve.settings import ServerSettings
+from feddrm.serve.settings import ServerSettings, is_loopback
 
 log = logging.getLogger("feddrm.serve")
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+PORT = re.compile(rb":\d*$")
 CALLERS = 10_000  # whose rate is remembered
 GONE = 499  # the caller left before the answer: in the log and the metrics only
 HEADERS = [
@@ -34,8 +36,10 @@ Seen = Callable[[str, int, float], None]  # path, status, seconds
 class Guard:
     """The outermost layer of an application."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings, seen: Seen | None = None) -> None:
-        self.app, self.settings, self.seen = app, settings, seen
+    def __init__(
+        self, app: ASGIApp, settings: ServerSettings, seen: Seen | None = None, origins: Collection[str] = ()
+    ) -> None:
+        self.app, self.settings, self.seen, self.origins = app, settings, seen, origins
         self.in_flight = 0
         self._rates: dict[str, tuple[float, float]] = {}
 
@@ -45,7 +49,8 @@ class Guard:
             return
         began, status = time.perf_counter(), 0
         state = scope.setdefault("state", {})
-        request_id = state["request_id"] = _request_id(scope)
+        headers = dict(scope["headers"])
+        request_id = state["request_id"] = _request_id(headers.get(b"x-request-id", b""))
 
         async def reply(message: Message) -> None:
             nonlocal status
@@ -57,7 +62,7 @@ class Guard:
         posting = scope["method"] in ("POST", "PUT")
         self.in_flight += posting
         try:
-            refused = self._turn_away(scope, request_id) if posting else None
+            refused = self._turn_away(scope, headers, posting, request_id)
             await (self.app if refused is None else refused)(scope, receive, reply)
         except ClientDisconnect:
             pass
@@ -75,14 +80,34 @@ class Guard:
                 line = {"request_id": request_id, "method": scope["method"], "path": path, "status": status}
                 note_request(seconds, {**line, "caller": state.get("caller", "")})
 
-    def _turn_away(self, scope: Scope, request_id: str) -> Response | None:
-        """Too many at once or too many a second: known before the body is read."""
+    def _turn_away(
+        self, scope: Scope, headers: Mapping[bytes, bytes], posting: bool, request_id: str
+    ) -> Response | None:
+        """Another site's page, too many at once or too many a second: known before the body is read."""
+        if self.settings.keys is None and (text := self._strange(headers, posting)):
+            return answer_error(403, text, request_id)
+        if not posting:
+            return None
         if self.in_flight > self.settings.max_in_flight:
             return answer_error(429, str(Busy()), request_id, {"Retry-After": "1"})
         if self.settings.rate and (wait := self._wait(str((scope.get("client") or ("",))[0]))) > 0:
             text = f"more than {self.settings.rate:g} requests a second: try again in {wait:.2g} s"
             return answer_error(429, text, request_id, {"Retry-After": str(max(1, round(wait)))})
         return None
+
+    def _strange(self, headers: Mapping[bytes, bytes], posting: bool) -> str | None:
+        """Without keys, being on this machine is the key, and a page of another site in its browser must not use it.
+
+        Such a page comes under a name of its own that leads here, or posts across origins.
+        """
+        host, origin = headers.get(b"host", b"localhost"), str(headers.get(b"origin", b""), "latin-1")
+        if not self.settings.open and not _names_this_machine(host):
+            return "this host name is not served: ask for 127.0.0.1 or localhost, or start it with --keys or --open"
+        if not posting or not origin or origin.partition("://")[2] == str(host, "latin-1"):
+            return None
+        if origin in self.origins or "*" in self.origins:
+            return None
+        return "a page of another origin asks: FEDDRM_SERVE_CORS='[\"https://...\"]' allows an origin"
 
     def _wait(self, caller: str) -> float:
         """Seconds until this address may ask: a bucket that holds two seconds' worth, refilled steadily.
@@ -105,8 +130,10 @@ def _template(scope: Scope) -> str:
     return path
 
 
-def _request_id(scope: Scope) -> str:
-    for name, value in scope["headers"]:
-        if name == b"x-request-id" and REQUEST_ID.fullmatch(value):
-            return str(value, "ascii")
-    return f"{getrandbits(128):032x}"
+def _request_id(given: bytes) -> str:
+    return str(given, "ascii") if REQUEST_ID.fullmatch(given) else f"{getrandbits(128):032x}"
+
+
+@lru_cache
+def _names_this_machine(host: bytes) -> bool:
+    return is_loopback(PORT.sub(b"", host).strip(b"[]").decode("latin-1").lower())

@@ -89,6 +89,7 @@ class Holding:
 
     version: str
     router: Router
+    classes: int
     wanted: Wanted
     batcher: Batcher[Query, Decided]
 
@@ -103,7 +104,8 @@ class Holding:
         """Read and try it: an artifact that cannot decide about a sample is refused like one that cannot be read."""
         version = version_of(folder)
         router = load_router(folder)
-        columns = read_manifest(folder)["notes"].get("columns")
+        manifest = read_manifest(folder)
+        columns = manifest["notes"].get("columns")
         wanted = Wanted(
             shape=router.shape,
             features=router.weight.shape[1],
@@ -130,7 +132,7 @@ class Holding:
             waiting_rows=settings.max_waiting_rows,
             on_batch=on_batch,
         )
-        return cls(version, router, wanted, batcher)
+        return cls(version, router, int(manifest["classes"]), wanted, batcher)
 
 
 def version_of(folder: Path) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from feddrm.errors import FeddrmError, SettingError
 from feddrm.files import write_atomically
 from feddrm.registry import nearest
 
+log = logging.getLogger("feddrm.serve")
 SCOPES = ("route", "predict", "admin")
 
 
@@ -30,24 +32,33 @@ ANYBODY = Caller("anybody", frozenset(SCOPES))
 
 
 class Keys:
-    """Callers by the digest of their key. A key has 256 random bits, so one round of SHA-256 cannot be guessed."""
+    """Callers by the digest of their key, from a file of ``name: {sha256: ..., scopes: [...]}``.
 
-    def __init__(self, callers: Mapping[str, Caller]) -> None:
-        self._callers = dict(callers)
+    A key has 256 random bits, so one round of SHA-256 cannot be guessed. The file counts as it is now:
+    a change is read before the next key is looked up. One that cannot be read leaves the keys before it.
+    """
 
-    @classmethod
-    def read(cls, path: Path) -> Keys:
-        """From a file of ``name: {sha256: ..., scopes: [...]}``."""
-        found: dict[str, Caller] = {}
-        for name, value in _load(path).items():
-            digest, scopes = (value.get("sha256"), value.get("scopes")) if isinstance(value, dict) else (None, None)
-            if not isinstance(digest, str) or len(digest) != 64 or not isinstance(scopes, list):
-                raise FeddrmError(f"{path}: key '{name}' needs sha256 and scopes: make it with 'feddrm serve-key'")
-            found[digest.lower()] = Caller(str(name), _scopes(scopes))
-        return cls(found)
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._stamp = self._now()
+        self._callers = _callers(path)
 
     def find(self, key: str) -> Caller | None:
+        if (stamp := self._now()) != self._stamp:
+            self._stamp = stamp
+            try:
+                self._callers = _callers(self.path)
+                log.info("keys read again", extra={"fields": {"keys": len(self._callers)}})
+            except FeddrmError as error:
+                log.error("the old keys stay", extra={"fields": {"reason": str(error)}})
         return self._callers.get(digest(key))
+
+    def _now(self) -> tuple[int, ...]:
+        try:
+            found = self.path.stat()
+        except OSError:
+            return ()
+        return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def digest(key: str) -> str:
@@ -66,6 +77,16 @@ def add_key(path: Path, name: str, scopes: Sequence[str]) -> str:
     write_atomically(path, yaml.safe_dump(known, sort_keys=False).encode())
     os.chmod(path, 0o600)  # noqa: PTH101
     return key
+
+
+def _callers(path: Path) -> dict[str, Caller]:
+    found: dict[str, Caller] = {}
+    for name, value in _load(path).items():
+        digest, scopes = (value.get("sha256"), value.get("scopes")) if isinstance(value, dict) else (None, None)
+        if not isinstance(digest, str) or len(digest) != 64 or not isinstance(scopes, list):
+            raise FeddrmError(f"{path}: key '{name}' needs sha256 and scopes: make it with 'feddrm serve-key'")
+        found[digest.lower()] = Caller(str(name), _scopes(scopes))
+    return found
 
 
 def _scopes(given: Sequence[object]) -> frozenset[str]:

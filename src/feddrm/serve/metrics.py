@@ -37,7 +37,6 @@ class Metrics:
         self.batch_rows = Histogram("feddrm_batch_rows", "Samples computed at once", buckets=ROWS, registry=registry)
         self.waiting_rows = Gauge("feddrm_waiting_rows", "Samples in the queue", registry=registry)
         self.in_flight = Gauge("feddrm_in_flight", "Requests being answered", registry=registry)
-        self.refused = Counter("feddrm_refused", "Requests turned away, by reason", ["reason"], registry=registry)
         self.audit = Counter("feddrm_audit_records", "Decisions written or dropped", ["outcome"], registry=registry)
         self.audit_ok = Gauge("feddrm_audit_ok", "0 while the audit log cannot be written", registry=registry)
         self.reloads = Counter("feddrm_reloads", "Artifacts read anew, by outcome", ["outcome"], registry=registry)

@@ -69,7 +69,7 @@ def add_pages(app: FastAPI, gateway: Gateway) -> Shortcut:
                 "client": [answer["client"] for answer in answers],
             }
 
-        return await answer_infer(request, gateway.settings.max_body_bytes, holding.version, work)
+        return await answer_infer(request, gateway.settings, holding.version, work)
 
     def describe(model: str) -> tuple[str, Tensors, Tensors]:
         holding = gateway.holding
@@ -148,13 +148,17 @@ async def _arrays(gateway: Gateway, request: Request, holding: Holding, kind: st
 async def _predictions(
     gateway: Gateway, request: Request, holding: Holding, kind: str, x: Array, options: PredictOptions, began: float
 ) -> list[dict[str, Any]]:
+    if not gateway.registry.peers:
+        raise Refusal(503, "no clients are registered: start the gateway with --clients or --demo")
     decided = await gateway.decide(holding, kind, x, options)
     rows = decided.rows()
-    outcomes = await gateway.ask(holding, kind, x, rows, options)
+    outcomes, refusal = await gateway.ask(holding, kind, x, rows, options)
     asked = gateway.registry.available(holding.router.names)
     answers = [predicted(*pair, holding.router.names, gateway.classes, asked)
                for pair in zip(rows, outcomes, strict=True)]  # fmt: skip
     gateway.note(request, "predict", holding, decided, began, outcomes, [answer["label"] for answer in answers])
+    if refusal is not None:  # only now: what was asked and answered belongs into the audit log all the same
+        raise refusal
     return answers
 
 

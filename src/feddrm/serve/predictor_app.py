@@ -27,7 +27,7 @@ from feddrm.threads import small_products
 
 def build_predictor(predictor: Predictor, settings: PredictorSettings) -> ASGIApp:
     """The application of one client."""
-    keys = None if settings.keys is None else Keys.read(settings.keys)
+    keys = None if settings.keys is None else Keys(settings.keys)
     router, classes = predictor.router, predictor.classes
     wanted = Wanted(router.shape, router.weight.shape[1], None, settings.max_rows, settings.max_pixels)
     largest = 0 if predictor.head.net is None else largest_product(predictor.head.net, settings.max_batch_rows)
@@ -71,7 +71,7 @@ def build_predictor(predictor: Predictor, settings: PredictorSettings) -> ASGIAp
 
     async def infer(request: Request) -> Response:
         authorise(request, keys, "predict")
-        return await answer_infer(request, settings.max_body_bytes, predictor.version, answer)
+        return await answer_infer(request, settings, predictor.version, answer)
 
     shortcuts = add_protocol(app, (predictor.name,), describe=describe, ready=ready, infer=infer)
     return Guard(Shortcuts(app, shortcuts), settings)

@@ -23,16 +23,17 @@ from feddrm.serve.inference import (
 from feddrm.serve.messages import ErrorAnswer
 from feddrm.serve.reading import Array
 from feddrm.serve.refusals import REFUSALS, Refusal, answer_json
+from feddrm.serve.settings import ServerSettings
 
 Tensors = Sequence[tuple[str, str, Sequence[int]]]  # name, datatype, shape
 Outputs = dict[str, Array | list[str]]
 
 
 async def answer_infer(
-    request: Request, limit: int, version: str, work: Callable[[str, Array], Awaitable[Outputs]]
+    request: Request, settings: ServerSettings, version: str, work: Callable[[str, Array], Awaitable[Outputs]]
 ) -> Response:
     """Read a request's tensor, do the work, write the answer; numbers travel as the caller wants them."""
-    body = await read_body(request, limit)
+    body = await read_body(request, settings)
     asked, tensors = read_infer(body, header(request, HEADER.lower().encode()) or None)
     outputs = await work(*the_tensor(tensors))
     about = {"model_name": request.path_params["model"], "model_version": version}

@@ -18,7 +18,8 @@ from feddrm.serve.reading import WrongKind
 REFUSALS: dict[int | str, dict[str, Any]] = {
     code: {"model": ErrorAnswer, "description": text}
     for code, text in {
-        401: "no valid API key", 403: "the key lacks the scope", 413: "the body is too long",
+        401: "no valid API key", 403: "the key lacks the scope",
+        408: "the body did not arrive in time", 413: "the body is too long",
         415: "a kind of body that is not read", 422: "what was sent does not fit", 429: "too busy: see Retry-After",
         503: "no client answered",
     }.items()

@@ -21,6 +21,10 @@ from feddrm.serve.settings import ClientEntry, GatewaySettings, entry
 LONGEST_COOL_DOWN = 60.0
 
 
+class NoAnswer(Exception):
+    """A client did not give a usable answer; the text says why, without what it sent."""
+
+
 class Declined(Exception):
     """A client is well, but does not take what it was sent."""
 
@@ -81,7 +85,7 @@ class Peer:
         except (asyncio.CancelledError, Declined):
             raise  # the caller went away, or sent what does not fit: says nothing about the client
         except Exception as error:
-            self._failed(str(error))
+            self._failed(str(error), began)
             raise
         else:
             self.answered += 1
@@ -91,20 +95,35 @@ class Peer:
         finally:
             self.in_flight -= 1
 
-    def _failed(self, reason: str) -> None:
+    def _failed(self, reason: str, began: float) -> None:
         self.failures += 1
         self.reason = reason
+        if self._opened is not None and began <= self._opened:
+            return  # it was under way when the circuit opened: no trial, and the pause counts it already
         if self._opened is not None or self.failures >= self.limit:
             self._pause = min(LONGEST_COOL_DOWN, 2 * self._pause) if self._pause else self.cool_down
             self._opened = time.monotonic()
 
+    async def send(self, method: str, path: str, limit: int, **given: Any) -> tuple[int, bytes]:
+        """Status and body of an answer, all of it within the client's time-out and ``limit`` bytes.
+
+        The body as it came: unpacking what nobody asked to be packed would make much of little.
+        """
+        body = bytearray()
+        async with asyncio.timeout(self.entry.timeout), self.http.stream(method, path, **given) as answer:
+            async for part in answer.aiter_raw():
+                body += part
+                if len(body) > limit:
+                    raise NoAnswer("answered too much")
+        return answer.status_code, bytes(body)
+
     async def check(self) -> None:
         """Ask for its health."""
         try:
-            answer = await self.http.get("/v2/health/ready", timeout=self.entry.timeout)
-            self.healthy = answer.status_code == 200
+            status, _ = await self.send("GET", "/v2/health/ready", 2**16)
+            self.healthy = status == 200
             if not self.healthy:
-                self.reason = f"health check says {answer.status_code}"
+                self.reason = f"health check says {status}"
         except Exception as error:  # whatever it is, the others' health is looked at all the same
             self.healthy, self.reason = False, f"health check failed ({type(error).__name__})"
 
@@ -159,10 +178,14 @@ class Registry:
         return tuple(self.can_answer(name) and name not in without for name in names)
 
     async def watch(self) -> None:
-        """Check the health of all, for ever."""
-        while True:
-            await asyncio.gather(*(peer.check() for peer in self.peers.values()))
-            await asyncio.sleep(self.seconds)
+        """Check the health of all, for ever; nobody waits for another's."""
+
+        async def follow(peer: Peer) -> None:
+            while True:
+                await peer.check()
+                await asyncio.sleep(self.seconds)
+
+        await asyncio.gather(*(follow(peer) for peer in self.peers.values()))
 
     async def close(self) -> None:
         for peer in self.peers.values():
@@ -183,7 +206,8 @@ def _http(name: str, given: ClientEntry) -> httpx.AsyncClient:
     try:
         return httpx.AsyncClient(
             base_url=given.url,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
+            timeout=None,  # it limits single steps; Peer.send limits the whole
             verify=ssl.create_default_context(cafile=given.ca) if given.url.startswith("https") else True,
             limits=httpx.Limits(max_connections=given.capacity, max_keepalive_connections=given.capacity),
             trust_env=False,

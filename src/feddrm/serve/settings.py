@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from feddrm.errors import FeddrmError, SettingError
 
@@ -27,6 +27,7 @@ class ServerSettings(BaseSettings):
     tls_key: Path | None = None
     proxy: str = ""  # addresses of proxies whose X-Forwarded-* headers are believed
     max_body_bytes: int = Field(8 * 2**20, ge=1024)
+    body_seconds: float = Field(30.0, gt=0)  # until the last byte of a body
     max_pixels: int = Field(16 * 10**6, ge=1)
     max_rows: int = Field(1024, ge=1)  # of one request
     max_batch_rows: int = Field(1024, ge=1)
@@ -40,7 +41,7 @@ class ServerSettings(BaseSettings):
     def _safe(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("TLS needs both files: give --tls-cert and --tls-key")
-        if self.keys is None and not self.open and not _is_loopback(self.host):
+        if self.keys is None and not self.open and not is_loopback(self.host):
             raise ValueError(
                 f"host {self.host} can be reached from other machines: give --keys FILE ('feddrm serve-key' makes "
                 f"one), or --open to serve anybody"
@@ -90,6 +91,8 @@ def make(kind: type[Settings], **given: Any) -> Settings:
         return kind(**{key: value for key, value in given.items() if value is not None})
     except ValidationError as error:
         raise SettingError(explain(error)) from error
+    except SettingsError as error:  # of what is more than a word only: that is FEDDRM_SERVE_CORS
+        raise SettingError(f"{error}: give a list such as FEDDRM_SERVE_CORS='[\"https://lab.example\"]'") from error
 
 
 def explain(error: ValidationError) -> str:
@@ -108,7 +111,8 @@ def entry(where: Path, name: str, value: object) -> ClientEntry:
         raise FeddrmError(f"{where}: client '{name}': {explain(error)}") from error
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether it is this machine's own address or name."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -13,6 +13,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import uvicorn
@@ -23,7 +24,7 @@ from feddrm.errors import FeddrmError
 from feddrm.serve.logs import logging_json
 from feddrm.serve.predictor import Predictor
 from feddrm.serve.predictor_app import build_predictor
-from feddrm.serve.settings import PredictorSettings, ServerSettings, make
+from feddrm.serve.settings import PredictorSettings, ServerSettings
 
 
 def bind(settings: ServerSettings) -> socket.socket:
@@ -92,7 +93,10 @@ def demo_clients(run: Path) -> Iterator[Path]:
             f"{run} has no clients to start: train it with 'feddrm train'; those of a deployed federation are started "
             "on their sites with 'feddrm serve-client', and named here by --clients"
         )
-    settings = make(PredictorSettings, port=0, log_level="warning")
+    # Of the environment's settings only the limits are theirs: address, keys and TLS are the gateway's own.
+    own: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "rate": 0, "open": False, "log_level": "warning"}
+    own |= dict.fromkeys(("keys", "tls_cert", "tls_key"))
+    settings = PredictorSettings(**own)
     fork, processes, entries = multiprocessing.get_context("fork"), [], {}
     alive, keep = os.pipe()  # nobody writes: its end tells the clients that the gateway has gone
     for folder in folders:

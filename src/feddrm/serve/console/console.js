@@ -4,6 +4,7 @@
 const $ = (id) => document.getElementById(id);
 let key = sessionStorage.getItem("key") || "";
 let federation = null;
+let pictures = null; // whether the router takes pictures, or rows of numbers
 let chosen = null; // a sample as a Blob, where one was picked
 let last = 0;
 const SHOWN = 3; // samples in the federation's table
@@ -79,6 +80,15 @@ function showResult(found) {
   $("result").hidden = false;
 }
 
+// Known to everybody: one who may ask need not be one who may see the federation's figures.
+async function shape() {
+  if (pictures !== null) return;
+  const about = await (await call("v2/models/router")).json();
+  pictures = about.inputs[0].shape.length === 4;
+  $("picture-input").hidden = !pictures;
+  $("numbers-input").hidden = pictures;
+}
+
 async function ask(event) {
   event.preventDefault();
   $("error").textContent = "";
@@ -88,7 +98,8 @@ async function ask(event) {
     const options = { rule: $("rule").value };
     if (action === "predict") options.consult = $("consult").value;
     let answer;
-    if (federation.shape.length === 3) {
+    await shape();
+    if (pictures) {
       const picture = $("file").files[0] || chosen;
       if (!picture) throw new Error("Choose a picture or a sample first.");
       answer = await call(`v1/${action}?${new URLSearchParams(options)}`, {
@@ -103,7 +114,6 @@ async function ask(event) {
       });
     }
     showResult(await answer.json());
-    await refresh();
   } catch (error) {
     $("result").hidden = true;
     $("error").textContent = error.message;
@@ -199,9 +209,6 @@ async function refresh() {
     `${found.audit.written} written, ${found.audit.dropped} dropped` + (found.audit.trouble ? " (cannot be written now)" : "");
   showClients();
   if (first) {
-    const pictures = found.shape.length === 3;
-    $("picture-input").hidden = !pictures;
-    $("numbers-input").hidden = pictures;
     $("consult").max = found.clients.length;
     const some = found.clients.filter((client) => client.samples > 0);
     $("samples").hidden = !some.length;
@@ -227,7 +234,7 @@ async function traffic() {
 
 async function live() {
   if (!$("pause").checked && !document.hidden) {
-    try { await refresh(); await traffic(); } catch (error) { $("totals").textContent = error.message; }
+    try { await shape(); await refresh(); await traffic(); } catch (error) { $("totals").textContent = error.message; }
   }
   setTimeout(live, 1000);
 }
