@@ -100,6 +100,15 @@ def test_own_tables_by_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
         (["train", "--data", "digits", "--out", "x", "--method", "fedas", "--variant", "new"], 2, "variant 'new'"),
         (["train", "--data", "digits", "--out", "/proc/x"], 1, "/proc/x"),
         (["train", "--config", "none.yaml", "--out", "x"], 1, "cannot read none.yaml"),
+        (["train", "--data", "digits", "--out", "x", "--set", "data.alpha=x"], 2, "alpha='x': give a number"),
+        (["train", "--data", "digits", "--out", "x", "--set", "data.clients=3.5"], 2, "clients='3.5': give a whole"),
+        (["train", "--data", "digits", "--out", "x", "--set", "method.lam=x"], 2, "lam='x': give a number"),
+        (["train", "--data", "digits", "--out", "x", "--set", "evaluation.every=x"], 2, "every='x': give a whole"),
+        (["train", "--data", "digits", "--out", "x", "--device", "tpu"], 2, "unknown device 'tpu'"),
+        (["train", "--data", "digits", "--out", "x", "--device", "meta"], 2, "(known: cpu, cuda)"),
+        (["data", "info", "digits", "--set", "seed=1.5"], 2, "seed='1.5': give a whole number"),
+        (["data", "info", "digits", "--set", "name=x"], 2, "'digits' has no setting 'name'"),
+        (["paper", "run", "--grid", "smoke", "--set", "threads=x"], 2, "threads='x': give a whole number"),
         (["evaluate", "nowhere"], 1, "nowhere is no run"),
         (["report", "nowhere"], 1, "nowhere"),
     ],
@@ -113,6 +122,68 @@ def test_mistakes_are_one_line(
     assert err.startswith("feddrm: error: ")
     assert err.count("\n") == 1
     assert says in err
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("rounds: ten", "rounds='ten': give a whole number"),
+        ("rounds: 2.5", "rounds=2.5: give a whole number"),
+        ("data: [digits]", "data=['digits']: give a name, or a name and settings"),
+        ("data: {name: 3}", "data={'name': 3}: give a name"),
+        ("evaluation: 5", "evaluation=5: give a name"),
+        ("method: {name: feddrm, lam: [1]}", "lam=[1]: give a number"),
+        ("method: {name: feddrm, 3: 1}", "'feddrm' has no setting '3'"),
+        ("track: true", "no training setting 'track'"),
+        ("3: 4", "no training setting '3'"),
+        ("threads: many", "threads='many': give a whole number"),
+        ("device: true", "device=True: give text"),
+        ("lr: .nan", "lr=nan: give a number"),
+    ],
+)
+def test_a_wrong_value_in_a_file_is_one_line(
+    text: str, says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    words = ["--data", "digits"] if not text.startswith("data") else []
+    code, out, err = call(capsys, "train", *words, "--config", str(tmp_path / "c.yaml"), "--out", str(tmp_path / "r"))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert says in err
+    assert not (tmp_path / "r").exists()
+
+
+def test_numbers_are_numbers_in_any_spelling(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """YAML reads 1e-2 as text, and --set gives nothing but text."""
+    (tmp_path / "c.yaml").write_text("lr: 1e-2\nmomentum: 0\nrounds: '2'\nevaluation: {also: [1, '2']}\n")
+    words = ["--data", "digits", "--set", "data.clients=3", "--set", "data.alpha=1e0", "--set", "evaluation.window=1"]
+    words += ["--model", "mlp", "--set", "model.hidden=[8, 4]", "--set", "evaluation.test_crop=no"]
+    words += ["--method", "fedbabu", "--set", "method.tuning=null"]
+    code, _, err = call(capsys, "train", "--config", str(tmp_path / "c.yaml"), *words, "--out", str(tmp_path / "r"))
+    assert code == 0, err
+    config = yaml.safe_load((tmp_path / "r" / "config.yaml").read_text())
+    assert {key: config[key] for key in ("lr", "momentum", "rounds")} == {"lr": 0.01, "momentum": 0.0, "rounds": 2}
+    assert (config["data"]["clients"], config["data"]["alpha"]) == (3, 1.0)
+    assert (config["model"]["hidden"], config["method"]["tuning"]) == ([8, 4], None)
+    assert {k: config["evaluation"][k] for k in ("window", "also", "test_crop")} == {
+        "window": 1, "also": [1, 2], "test_crop": False
+    }  # fmt: skip
+
+
+def test_columns_may_be_called_anything(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Words that YAML would read as true, false or a number are names where a name is wanted."""
+    table = tmp_path / "2024"
+    table.write_text("yes,a,no,on,1\n" + "".join(f"{i % 2},{i},1,2,{'xyz'[i % 3]}\n" for i in range(30)))
+    words = ("--set", f"path={table}", "--set", "label=yes", "--set", "client=1", "--set", "drop=[no, on]")
+    code, out, err = call(capsys, "data", "info", "csv", *words, "--json")
+    assert code == 0, err
+    facts = json.loads(out)
+    assert [c["name"] for c in facts["clients"]] == ["x", "y", "z"]
+    assert facts["sample_shape"] == [1]
+
+
+def test_the_last_word_wins(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "data", "info", "digits", "--clients", "3", "--set", "clients=4", "--json")
+    assert (code, len(json.loads(out)["clients"])) == (0, 4)
 
 
 def test_train_evaluate_and_resume(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
