@@ -210,6 +210,9 @@ def _train(
     if "seed" in settings:
         parts["data"].setdefault("seed", settings["seed"])
     method = Method.make(names["method"] or "feddrm", **parts["method"])
+    if parts["model"] and names["model"] is None:  # the default is known only once the data are read
+        key, value = next(iter(parts["model"].items()))
+        raise SettingError(f"model.{key}={value}: say which model it is for, give --model NAME (see: feddrm models)")
     model = Model.make(names["model"], **parts["model"]) if names["model"] else None
     with _progress(f"{names['data']}, {method.name}", quiet) as on_round:
         return train_run(
