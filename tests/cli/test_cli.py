@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,6 +15,7 @@ from feddrm.cli import main
 from feddrm.data import Dataset
 from feddrm.methods import Method
 from feddrm.models import Model
+from feddrm.runs import RunFolder
 
 
 def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -211,6 +214,28 @@ def test_train_evaluate_and_resume(capsys: pytest.CaptureFixture[str], tmp_path:
     code, _, err = call(capsys, *words[:-2], "--rounds", "4", "--out", out)
     assert code == 1
     assert "holds a run with" in err
+
+
+def test_ctrl_c_says_what_it_costs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["train", "--data", "digits", "--clients", "3", "--rounds", "3", "--out", str(tmp_path / "run"), "--json"]
+    add_metrics = RunFolder.add_metrics
+
+    def interrupted(folder: RunFolder, metrics: dict[str, Any]) -> None:
+        add_metrics(folder, metrics)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFolder, "add_metrics", interrupted)
+        code, out, err = call(capsys, *words)
+    assert (code, out) == (130, "")
+    assert err == "feddrm: error: interrupted: the same command goes on where it stopped\n"
+    code, out, _ = call(capsys, *words)
+    assert (code, json.loads(out)["rounds"]) == (0, 3)
+
+
+def test_ctrl_c_elsewhere_is_a_line_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Dataset.find("digits"), "load", lambda _: signal.raise_signal(signal.SIGINT))
+    assert call(capsys, "data", "info", "digits") == (130, "", "feddrm: error: interrupted\n")
 
 
 def test_a_run_s_config_repeats_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from feddrm.cli.output import JsonFlag, print_json, print_table, progress_bar
+from feddrm.cli.output import JsonFlag, print_json, print_table, progress_bar, resumable
 from feddrm.cli.settings import DataDir, keyed_settings
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.values import typed
@@ -118,10 +118,11 @@ def run(
     runner.watch = _quiet if json else _progress
     cells = opened.choose(only or (), _seeds(seeds))
     outcomes = []
-    for outcome in runner.go(cells):
-        outcomes.append(outcome)
-        if not json and outcome.event != "skipped":
-            typer.echo(f"{outcome.cell.id}: {outcome.event}, {outcome.seconds:.0f} s{_because(outcome)}")
+    with resumable():
+        for outcome in runner.go(cells):
+            outcomes.append(outcome)
+            if not json and outcome.event != "skipped":
+                typer.echo(f"{outcome.cell.id}: {outcome.event}, {outcome.seconds:.0f} s{_because(outcome)}")
     if json:
         print_json(
             [{"cell": o.cell.id, "event": o.event, "seconds": round(o.seconds, 1), "why": o.why} for o in outcomes]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from feddrm.cli.output import JsonFlag, print_json, print_table, progress_bar
+from feddrm.cli.output import JsonFlag, print_json, print_table, progress_bar, resumable
 from feddrm.cli.settings import (
     Alpha,
     Clients,
@@ -214,7 +214,7 @@ def _train(
         key, value = next(iter(parts["model"].items()))
         raise SettingError(f"model.{key}={value}: say which model it is for, give --model NAME (see: feddrm models)")
     model = Model.make(names["model"], **parts["model"]) if names["model"] else None
-    with _progress(f"{names['data']}, {method.name}", quiet) as on_round:
+    with resumable(), _progress(f"{names['data']}, {method.name}", quiet) as on_round:
         return train_run(
             names["data"],
             method,
