@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 
 import feddrm
-from feddrm.errors import FeddrmError
+from feddrm.errors import FeddrmError, SettingError
 from feddrm.registry import Named, nearest
 
 
@@ -40,6 +40,12 @@ def test_unknown_names_and_settings_suggest_the_nearest() -> None:
         Tool.make("hammer", wieght=1)
     assert nearest("AGE", ["Age", "sex"]) == "; did you mean 'Age'?"
     assert nearest("zzz", ["age"]) == ""
+
+
+def test_values_of_the_wrong_kind_are_refused_and_text_becomes_what_the_field_is() -> None:
+    assert Tool.make("hammer", size="3", weight="1e-2") == Hammer(size=3, weight=0.01)
+    with pytest.raises(SettingError, match=r"^size='big': give a whole number$"):
+        Tool.make("hammer", size="big")
 
 
 def test_a_name_is_taken_once() -> None:

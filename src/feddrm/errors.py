@@ -1,5 +1,7 @@
 """The exceptions a person is meant to read."""
 
+INTERRUPTED = 130  # what shells say of a command that Ctrl-C ended
+
 
 class FeddrmError(Exception):
     """Something the caller can put right.
@@ -15,3 +17,12 @@ class SettingError(FeddrmError):
     """A name or value that could never work, known before anything is read (exit code 2)."""
 
     exit_code = 2
+
+
+class InterruptedRunError(FeddrmError):
+    """Ctrl-C during work that is kept."""
+
+    exit_code = INTERRUPTED
+
+    def __init__(self) -> None:
+        super().__init__("interrupted: the same command goes on where it stopped")

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, Self
 
 from feddrm.errors import SettingError
+from feddrm.values import typed
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -55,7 +56,7 @@ class Named:
 
     @classmethod
     def make(cls, name: str, /, **settings: Any) -> Self:
-        """The member called ``name`` with these settings; a setting it lacks is refused."""
+        """The member called ``name`` with these settings; what it lacks, or could not be, is refused."""
         member = cls.find(name)
         fields = {f.name for f in dataclasses.fields(member)}  # type: ignore[arg-type]
         for key in settings:
@@ -63,4 +64,4 @@ class Named:
                 raise SettingError(
                     f"'{name}' has no setting '{key}'{nearest(key, fields)} (it has: {', '.join(sorted(fields))})"
                 )
-        return member(**settings)
+        return member(**typed(member, settings))

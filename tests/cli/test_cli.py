@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,6 +15,7 @@ from feddrm.cli import main
 from feddrm.data import Dataset
 from feddrm.methods import Method
 from feddrm.models import Model
+from feddrm.runs import RunFolder
 
 
 def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -100,6 +103,16 @@ def test_own_tables_by_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
         (["train", "--data", "digits", "--out", "x", "--method", "fedas", "--variant", "new"], 2, "variant 'new'"),
         (["train", "--data", "digits", "--out", "/proc/x"], 1, "/proc/x"),
         (["train", "--config", "none.yaml", "--out", "x"], 1, "cannot read none.yaml"),
+        (["train", "--data", "digits", "--out", "x", "--set", "data.alpha=x"], 2, "alpha='x': give a number"),
+        (["train", "--data", "digits", "--out", "x", "--set", "data.clients=3.5"], 2, "clients='3.5': give a whole"),
+        (["train", "--data", "digits", "--out", "x", "--set", "method.lam=x"], 2, "lam='x': give a number"),
+        (["train", "--data", "digits", "--out", "x", "--set", "evaluation.every=x"], 2, "every='x': give a whole"),
+        (["train", "--data", "digits", "--out", "x", "--set", "model.hidden=[4]"], 2, "say which model it is for"),
+        (["train", "--data", "digits", "--out", "x", "--device", "tpu"], 2, "unknown device 'tpu'"),
+        (["train", "--data", "digits", "--out", "x", "--device", "meta"], 2, "(known: cpu, cuda)"),
+        (["data", "info", "digits", "--set", "seed=1.5"], 2, "seed='1.5': give a whole number"),
+        (["data", "info", "digits", "--set", "name=x"], 2, "'digits' has no setting 'name'"),
+        (["paper", "run", "--grid", "smoke", "--set", "threads=x"], 2, "threads='x': give a whole number"),
         (["evaluate", "nowhere"], 1, "nowhere is no run"),
         (["report", "nowhere"], 1, "nowhere"),
     ],
@@ -113,6 +126,69 @@ def test_mistakes_are_one_line(
     assert err.startswith("feddrm: error: ")
     assert err.count("\n") == 1
     assert says in err
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("rounds: ten", "rounds='ten': give a whole number"),
+        ("rounds: 2.5", "rounds=2.5: give a whole number"),
+        ("data: [digits]", "data=['digits']: give a name, or a name and settings"),
+        ("data: {name: 3}", "data={'name': 3}: give a name"),
+        ("evaluation: 5", "evaluation=5: give a name"),
+        ("method: {name: feddrm, lam: [1]}", "lam=[1]: give a number"),
+        ("method: {name: feddrm, 3: 1}", "'feddrm' has no setting '3'"),
+        ("model: {hidden: [4]}", "model.hidden=[4]: say which model it is for, give --model NAME"),
+        ("track: true", "no training setting 'track'"),
+        ("3: 4", "no training setting '3'"),
+        ("threads: many", "threads='many': give a whole number"),
+        ("device: true", "device=True: give text"),
+        ("lr: .nan", "lr=nan: give a number"),
+    ],
+)
+def test_a_wrong_value_in_a_file_is_one_line(
+    text: str, says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    words = ["--data", "digits"] if not text.startswith("data") else []
+    code, out, err = call(capsys, "train", *words, "--config", str(tmp_path / "c.yaml"), "--out", str(tmp_path / "r"))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert says in err
+    assert not (tmp_path / "r").exists()
+
+
+def test_numbers_are_numbers_in_any_spelling(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """YAML reads 1e-2 as text, and --set gives nothing but text."""
+    (tmp_path / "c.yaml").write_text("lr: 1e-2\nmomentum: 0\nrounds: '2'\nevaluation: {also: [1, '2']}\n")
+    words = ["--data", "digits", "--set", "data.clients=3", "--set", "data.alpha=1e0", "--set", "evaluation.window=1"]
+    words += ["--model", "mlp", "--set", "model.hidden=[8, 4]", "--set", "evaluation.test_crop=no"]
+    words += ["--method", "fedbabu", "--set", "method.tuning=null"]
+    code, _, err = call(capsys, "train", "--config", str(tmp_path / "c.yaml"), *words, "--out", str(tmp_path / "r"))
+    assert code == 0, err
+    config = yaml.safe_load((tmp_path / "r" / "config.yaml").read_text())
+    assert {key: config[key] for key in ("lr", "momentum", "rounds")} == {"lr": 0.01, "momentum": 0.0, "rounds": 2}
+    assert (config["data"]["clients"], config["data"]["alpha"]) == (3, 1.0)
+    assert (config["model"]["hidden"], config["method"]["tuning"]) == ([8, 4], None)
+    assert {k: config["evaluation"][k] for k in ("window", "also", "test_crop")} == {
+        "window": 1, "also": [1, 2], "test_crop": False
+    }  # fmt: skip
+
+
+def test_columns_may_be_called_anything(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Words that YAML would read as true, false or a number are names where a name is wanted."""
+    table = tmp_path / "2024"
+    table.write_text("yes,a,no,on,1\n" + "".join(f"{i % 2},{i},1,2,{'xyz'[i % 3]}\n" for i in range(30)))
+    words = ("--set", f"path={table}", "--set", "label=yes", "--set", "client=1", "--set", "drop=[no, on]")
+    code, out, err = call(capsys, "data", "info", "csv", *words, "--json")
+    assert code == 0, err
+    facts = json.loads(out)
+    assert [c["name"] for c in facts["clients"]] == ["x", "y", "z"]
+    assert facts["sample_shape"] == [1]
+
+
+def test_the_last_word_wins(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "data", "info", "digits", "--clients", "3", "--set", "clients=4", "--json")
+    assert (code, len(json.loads(out)["clients"])) == (0, 4)
 
 
 def test_train_evaluate_and_resume(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -138,6 +214,28 @@ def test_train_evaluate_and_resume(capsys: pytest.CaptureFixture[str], tmp_path:
     code, _, err = call(capsys, *words[:-2], "--rounds", "4", "--out", out)
     assert code == 1
     assert "holds a run with" in err
+
+
+def test_ctrl_c_says_what_it_costs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["train", "--data", "digits", "--clients", "3", "--rounds", "3", "--out", str(tmp_path / "run"), "--json"]
+    add_metrics = RunFolder.add_metrics
+
+    def interrupted(folder: RunFolder, metrics: dict[str, Any]) -> None:
+        add_metrics(folder, metrics)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFolder, "add_metrics", interrupted)
+        code, out, err = call(capsys, *words)
+    assert (code, out) == (130, "")
+    assert err == "feddrm: error: interrupted: the same command goes on where it stopped\n"
+    code, out, _ = call(capsys, *words)
+    assert (code, json.loads(out)["rounds"]) == (0, 3)
+
+
+def test_ctrl_c_elsewhere_is_a_line_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Dataset.find("digits"), "load", lambda _: signal.raise_signal(signal.SIGINT))
+    assert call(capsys, "data", "info", "digits") == (130, "", "feddrm: error: interrupted\n")
 
 
 def test_a_run_s_config_repeats_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def test_fit_then_route(run: Path) -> None:
     [
         (["fit-router", "nowhere"], 1, ["nowhere is no run", "feddrm train"]),
         (["fit-router", "RUN", "--features", "colours"], 2, ["unknown feature 'colours'", "did you mean 'colour'"]),
+        (["fit-router", "RUN", "--device", "tpu"], 2, ["unknown device 'tpu'", "(known: cpu, cuda)"]),
         (["route", "RUN", "missing.png"], 1, ["missing.png"]),
         (["route", "RUN", "PNG", "--without", "rome"], 1, ["unknown client 'rome'"]),
         (["route", "RUN", "PNG", "--rule", "odds"], 2, ["unknown rule 'odds'"]),

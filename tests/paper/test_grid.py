@@ -205,6 +205,9 @@ def test_grids_from_files(tmp_path: Path, smoke: Grid) -> None:
     path.write_text(yaml.safe_dump({**smoke.content, "name": "paper"}))
     with refused("calls itself 'paper'", "give it another name"):
         Grid.read(path)
+    path.write_text("rounds: 3\norder: []\n")
+    with refused("mine.yaml is no grid: it lacks name, seed, train", "compare feddrm/paper/smoke.yaml"):
+        Grid.read(path)
     with refused("unknown grid 'papr'", "paper or smoke"):
         Grid.read("papr")
 

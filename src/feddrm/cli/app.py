@@ -14,7 +14,7 @@ from feddrm.cli import report as reports
 from feddrm.cli import router as routing
 from feddrm.cli import train as training
 from feddrm.cli.output import JsonFlag, print_json, print_table
-from feddrm.errors import FeddrmError
+from feddrm.errors import INTERRUPTED, FeddrmError
 
 app = typer.Typer(
     name="feddrm",
@@ -101,6 +101,8 @@ def main() -> None:
     """Run the command line; a user's mistake is one line on standard error, never a stack trace."""
     try:
         code = app(standalone_mode=False)
+        if code == INTERRUPTED:  # typer has swallowed the KeyboardInterrupt
+            _complain("interrupted", INTERRUPTED)
     except FeddrmError as error:
         code = _complain(str(error), error.exit_code)
     except click.UsageError as error:
@@ -109,7 +111,7 @@ def main() -> None:
     except click.ClickException as error:
         code = _complain(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        code = _complain("interrupted", 130)
+        code = _complain("interrupted", INTERRUPTED)
     except BrokenPipeError:  # the reader (head, less) has seen enough
         sys.stderr.close()
         code = 0

@@ -16,6 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from feddrm.errors import InterruptedRunError
+
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
@@ -37,6 +39,15 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], title: 
     for row in body:
         table.add_row(*(Text(str(cell)) for cell in row))  # names are not markup
     console.print(table)
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Ctrl-C in here says that nothing is lost."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise InterruptedRunError from stop
 
 
 SECONDS_BETWEEN_LINES = 10.0

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from feddrm.cli.output import JsonFlag, print_json, print_table, progress_bar
+from feddrm.cli.output import JsonFlag, print_json, print_table, progress_bar, resumable
 from feddrm.cli.settings import DataDir, keyed_settings
 from feddrm.errors import FeddrmError, SettingError
+from feddrm.values import typed
 
 if TYPE_CHECKING:
     from feddrm.paper import Cell, Grid, Outcome, Record, Runner
@@ -107,19 +108,21 @@ def run(
     Example: feddrm paper run --only main --budget 25m
     """
     from feddrm.paper import read_budget
+    from feddrm.runs import Config
 
     started = time.monotonic()
     deadline = None if budget is None else started + read_budget(budget)
-    settings = keyed_settings(extra)
+    settings = typed(Config, keyed_settings(extra))
     options = {"deadline": deadline, "data_dir": data_dir, "settings": settings, "router": router}
     opened, runner = _open(grid, results, work, device, **options)
     runner.watch = _quiet if json else _progress
     cells = opened.choose(only or (), _seeds(seeds))
     outcomes = []
-    for outcome in runner.go(cells):
-        outcomes.append(outcome)
-        if not json and outcome.event != "skipped":
-            typer.echo(f"{outcome.cell.id}: {outcome.event}, {outcome.seconds:.0f} s{_because(outcome)}")
+    with resumable():
+        for outcome in runner.go(cells):
+            outcomes.append(outcome)
+            if not json and outcome.event != "skipped":
+                typer.echo(f"{outcome.cell.id}: {outcome.event}, {outcome.seconds:.0f} s{_because(outcome)}")
     if json:
         print_json(
             [{"cell": o.cell.id, "event": o.event, "seconds": round(o.seconds, 1), "why": o.why} for o in outcomes]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import yaml
 
 from feddrm.errors import SettingError
 
@@ -32,7 +31,7 @@ def open_federation(name: str, extra: Sequence[str] | None, **given: Any) -> Fed
     """Load a dataset with the options that were given; what was not given keeps its default."""
     from feddrm.data import load
 
-    return load(name, **given_settings(**given), **keyed_settings(extra))
+    return load(name, **(given_settings(**given) | keyed_settings(extra)))
 
 
 def given_settings(**options: Any) -> dict[str, Any]:
@@ -40,15 +39,12 @@ def given_settings(**options: Any) -> dict[str, Any]:
     return {key: value for key, value in options.items() if value is not None and value is not False}
 
 
-def keyed_settings(extra: Sequence[str] | None) -> dict[str, Any]:
-    """``KEY=VALUE`` words as settings, the values read as YAML: 3, true, [a, b], text."""
-    settings: dict[str, Any] = {}
+def keyed_settings(extra: Sequence[str] | None) -> dict[str, str]:
+    """``KEY=VALUE`` words as settings, the values as they stand: their fields say whether 1 is a number or a name."""
+    settings: dict[str, str] = {}
     for item in extra or ():
         key, equals, value = item.partition("=")
         if not equals or not key:
             raise SettingError(f"--set {item!r}: write it as KEY=VALUE")
-        try:
-            settings[key.replace("-", "_")] = yaml.safe_load(value) if value else ""
-        except yaml.YAMLError as error:
-            raise SettingError(f"--set {item!r}: the value is neither a number nor a word nor a [list]") from error
+        settings[key.replace("-", "_")] = value
     return settings

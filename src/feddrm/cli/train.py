@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from feddrm.cli.output import JsonFlag, print_json, print_table, progress_bar
+from feddrm.cli.output import JsonFlag, print_json, print_table, progress_bar, resumable
 from feddrm.cli.settings import (
     Alpha,
     Clients,
@@ -22,12 +22,14 @@ from feddrm.cli.settings import (
     keyed_settings,
 )
 from feddrm.errors import SettingError
+from feddrm.values import typed
 
 if TYPE_CHECKING:
     from feddrm.runs import Run
     from feddrm.runs.run import OnRound
 
 DEMO_METHODS = ("feddrm", "fedavg", "fedavgft", "local")
+MACHINE = ("device", "engine", "precision", "threads")  # where and how fast: no part of the plan
 
 
 def train(
@@ -74,8 +76,7 @@ def train(
     settings = read_config(config) if config is not None else {}
     parts: dict[str, dict[str, Any]] = {}
     for part in ("data", "method", "model", "evaluation"):
-        value = settings.pop(part, None) or {}
-        parts[part] = {"name": value} if isinstance(value, str) else dict(value)
+        parts[part] = _part(part, settings.pop(part, None) or {})
     for part, name in (("data", data), ("method", method), ("model", model)):
         if name is not None and name != parts[part].get("name"):
             parts[part] = {"name": name}
@@ -179,23 +180,41 @@ def _demo_table(runs: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]
     return ["method", "answered by", "average", "system", "client", "global", "oracle"], rows
 
 
+def _part(part: str, value: Any) -> dict[str, Any]:
+    """A name, or a name with settings."""
+    if isinstance(value, str):
+        return {"name": value}
+    if not isinstance(value, dict) or not isinstance(value.get("name", ""), str):
+        raise SettingError(f"{part}={value!r}: give a name, or a name and settings as 'key: value' lines")
+    return {str(key): setting for key, setting in value.items()}
+
+
 def _train(
     parts: dict[str, dict[str, Any]], settings: dict[str, Any], out: Path | None, *, track: bool, quiet: bool
 ) -> Run:
+    from feddrm.engine import Plan
     from feddrm.methods import Method
     from feddrm.models import Model
+    from feddrm.runs import Config
     from feddrm.runs import train as train_run
+    from feddrm.runs.config import known_fields
 
     names = {part: parts[part].pop("name", None) for part in ("data", "method", "model")}
     if out is None:
         raise SettingError("where should the run go? give --out FOLDER")
     if names["data"] is None:
         raise SettingError("what should it train on? give --data NAME (see: feddrm datasets)")
+    machine = {key: settings[key] for key in MACHINE if key in settings}
+    plan = {key: value for key, value in settings.items() if key not in machine}
+    settings = {**known_fields(Plan, plan, "training"), **typed(Config, machine)}
     if "seed" in settings:
         parts["data"].setdefault("seed", settings["seed"])
     method = Method.make(names["method"] or "feddrm", **parts["method"])
+    if parts["model"] and names["model"] is None:  # the default is known only once the data are read
+        key, value = next(iter(parts["model"].items()))
+        raise SettingError(f"model.{key}={value}: say which model it is for, give --model NAME (see: feddrm models)")
     model = Model.make(names["model"], **parts["model"]) if names["model"] else None
-    with _progress(f"{names['data']}, {method.name}", quiet) as on_round:
+    with resumable(), _progress(f"{names['data']}, {method.name}", quiet) as on_round:
         return train_run(
             names["data"],
             method,

@@ -75,7 +75,7 @@ class DividedDataset(Dataset, ABC):
         return {key: own[key] for key in own if key not in unused}
 
 
-def load(name: str, **settings: Any) -> Federation:
+def load(name: str, /, **settings: Any) -> Federation:
     """Load a dataset by name: ``load("digits", clients=8, partition="dirichlet", alpha=0.3, seed=0)``."""
     dataset = Dataset.make(name, **settings)
     dataset.check()

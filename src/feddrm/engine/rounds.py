@@ -18,6 +18,7 @@ from feddrm.registry import nearest
 from feddrm.threads import Spread, side_by_side
 
 ENGINES = ("auto", "sequential", "graph")
+DEVICES = ("cpu", "cuda")
 
 # Tags keep these draws apart from the batches', whose second key is a client's number.
 ASKED, FAILED = 1_000_001, 1_000_002
@@ -189,7 +190,13 @@ def engine_for(engine: str, device: str) -> str:
     """``auto``: graph on a GPU, sequential elsewhere."""
     if engine not in ENGINES:
         raise SettingError(f"unknown engine '{engine}'{nearest(engine, ENGINES)} (known: {', '.join(ENGINES)})")
-    on_gpu = torch.device(device).type == "cuda"
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        kind = "unknown"
+    if kind not in DEVICES:
+        raise SettingError(f"unknown device '{device}'{nearest(device, DEVICES)} (known: {', '.join(DEVICES)})")
+    on_gpu = kind == "cuda"
     if engine == "graph" and not on_gpu:
         raise SettingError(f"engine 'graph' needs a GPU, not {device}: use --device cuda, or --engine sequential")
     return ("graph" if on_gpu else "sequential") if engine == "auto" else engine

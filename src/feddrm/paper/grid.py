@@ -21,6 +21,7 @@ from feddrm.registry import nearest
 from feddrm.runs import Config, Evaluation, read_config
 
 GRIDS = {"paper": "grid.yaml", "smoke": "smoke.yaml"}
+KEYS = ("name", "seed", "train", "evaluation", "methods", "settings", "order", "tables")
 PARTS = ("data", "method", "model", "evaluation")
 EVERYBODY = ("participation", "dropout")  # the paper asks all clients in every round
 
@@ -112,6 +113,8 @@ class Grid:
         if not path.is_file():
             raise SettingError(f"unknown grid '{source}': choose {' or '.join(GRIDS)}, or give a YAML file")
         grid = cls(read_config(path))
+        if missing := [key for key in KEYS if key not in grid.content]:
+            raise FeddrmError(f"{path} is no grid: it lacks {', '.join(missing)} (compare feddrm/paper/smoke.yaml)")
         if str(grid.content.get("name")) in GRIDS:
             raise FeddrmError(f"{path} calls itself '{grid.name}', the name of a bundled grid: give it another name")
         return grid

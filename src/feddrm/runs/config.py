@@ -16,6 +16,7 @@ from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import Method
 from feddrm.models import Model
 from feddrm.registry import nearest
+from feddrm.values import typed
 
 SMALL_SIDE = 32  # images below this, and tables, are the perceptron's
 TIES = ("smallest", "cuda")
@@ -153,14 +154,14 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def known_fields(kind: type[Any], given: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """The given settings, refused with the nearest name where ``kind`` has no such field."""
+    """The given settings as the fields of ``kind`` want them; one it lacks is refused with the nearest name."""
     names = {f.name for f in fields(kind)}
     for key in given:
         if key not in names:
             raise SettingError(
-                f"no {what} setting '{key}'{nearest(key, names)} (there are: {', '.join(sorted(names))})"
+                f"no {what} setting '{key}'{nearest(str(key), names)} (there are: {', '.join(sorted(names))})"
             )
-    return dict(given)
+    return typed(kind, given)
 
 
 def _plain(value: Any) -> Any:
