@@ -120,6 +120,29 @@ def test_ctrl_c_leaves_whole_rounds(digits: Federation, tmp_path: Path) -> None:
     assert files(tmp_path / "cut") == files(tmp_path / "whole")
 
 
+def test_ctrl_c_during_an_evaluation_loses_no_round(
+    digits: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {**SMALL, "evaluation": {"window": 2, "every": 1}}
+    whole = train(digits, "fedavg", out=tmp_path / "whole", **settings)
+    really = run_module._Training.answers
+
+    def interrupted(self: Any, state: Any) -> Any:
+        if state.round == 3:
+            raise KeyboardInterrupt
+        return really(self, state)
+
+    monkeypatch.setattr(run_module._Training, "answers", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(digits, "fedavg", out=tmp_path / "cut", **settings)
+    monkeypatch.setattr(run_module._Training, "answers", really)
+    cut = train(digits, "fedavg", out=tmp_path / "cut", **settings)
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+    assert cut.summary is not None
+    assert whole.summary is not None
+    assert cut.summary["average_accuracy"] == whole.summary["average_accuracy"]
+
+
 def test_kill_9_at_any_moment(tmp_path: Path) -> None:
     """A real process, killed again and again at arbitrary moments, ends with the same files."""
     words = "train --data digits --clients 3 --method feddrm --rounds 12 --local-steps 2 --batch-size 16 --seed 3"

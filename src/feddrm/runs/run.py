@@ -154,10 +154,11 @@ class _Training:
                 engine=self.config.engine,
             ):
                 self.seconds["train"] += time.perf_counter() - began
-                last, metrics = played.state, None
-                if self.config.evaluation.due(last.round, self.config.plan.rounds):
+                metrics = None
+                if self.config.evaluation.due(played.state.round, self.config.plan.rounds):
                     answers, metrics = self.evaluate(played)
                     self.folder.add_metrics(metrics)
+                last = played.state  # only now: Ctrl-C saves it, and a saved round is never evaluated again
                 if time.monotonic() - saved > CHECKPOINT_SECONDS:
                     self.save(last)
                     saved = time.monotonic()
