@@ -113,7 +113,6 @@ def _config_again(run: Run, federation: Federation, device: str | None) -> Confi
     """The run's own configuration as values, on another device where asked."""
     given = dict(run.config)
     parts = {part: dict(given.pop(part)) for part in ("data", "method", "model", "evaluation")}
-    parts["data"].pop("name")
     known = {key: given[key] for key in asdict(Plan()) if key in given}
     return resolve(
         federation,

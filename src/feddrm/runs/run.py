@@ -83,8 +83,12 @@ def train(
     :func:`feddrm.runs.config.resolve` (device, engine, precision, threads, evaluation).
     """
     _check_early(data, method, model, settings)
+    again = None  # how to load the data again, where that can be said
+    if isinstance(data, str):
+        dataset = Dataset.make(data, **(data_settings or {}))
+        again = {"name": dataset.name, **dataset.settings()}
     federation = load(data, **(data_settings or {})) if isinstance(data, str) else data
-    config = resolve(federation, method=method, model=model, **settings)
+    config = resolve(federation, data=again, method=method, model=model, **settings)
     folder = RunFolder(out)
     state = folder.open(config)
     if folder.summary_file.exists():
