@@ -90,18 +90,19 @@ def train(
     federation = load(data, **(data_settings or {})) if isinstance(data, str) else data
     config = resolve(federation, data=again, method=method, model=model, **settings)
     folder = RunFolder(out)
-    state = folder.open(config)
-    if folder.summary_file.exists():
+    with folder.alone():
+        state = folder.open(config)
+        if folder.summary_file.exists():
+            return Run.open(out)
+        with (
+            within_operations(1),
+            arithmetic(config.precision, config.device).set(),
+            _tracker(folder, track) as track_round,
+        ):
+            training = _Training(config, federation.to(config.device), folder)
+            with cpu_kernels(training.net, config.plan.batch_size):
+                training.go(state, [on_round, track_round])
         return Run.open(out)
-    with (
-        within_operations(1),
-        arithmetic(config.precision, config.device).set(),
-        _tracker(folder, track) as track_round,
-    ):
-        training = _Training(config, federation.to(config.device), folder)
-        with cpu_kernels(training.net, config.plan.batch_size):
-            training.go(state, [on_round, track_round])
-    return Run.open(out)
 
 
 def _check_early(data: str | Federation, method: str | Method, model: str | Model | None, settings: Any) -> None:
