@@ -1,8 +1,12 @@
-"""Writing a file so that a crash leaves the old one or the new one, never a part."""
+"""Writing a file so that a crash leaves the old one or the new one, never a part; and who may write."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from feddrm.errors import FeddrmError
@@ -28,3 +32,21 @@ def write_atomically(path: Path, content: bytes) -> None:
             f"cannot write {path} ({error.strerror}): free the disk or choose another --out; "
             f"what was written before is whole"
         ) from error
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[bool]:
+    """Whether the lock was free; if so it is held meanwhile, and let go with the process at the latest.
+
+    A disk that knows no locks (some of those that clusters share) counts as free.
+    """
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+                raise
+        yield True

@@ -3,15 +3,19 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from feddrm.data import Federation, load
 from feddrm.evaluation import pooled_queries, system_accuracy
 from feddrm.models import Mlp, is_head
 from feddrm.report.build import build_report
+from feddrm.report.run import RunRecord
 from feddrm.router import load_router
 from feddrm.runs import Run, train
 from refusal import refused
@@ -94,6 +98,44 @@ def test_any_method_can_be_given_a_router(method: str, digits: Federation, tmp_p
     assert found["client_accuracy"]["exact_density"]["mean"] > 0.8
     if method == "local":  # nothing is shared: only what needs no network
         assert not router.recipe.needs
+
+
+def write_table(path: Path) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    lines = ["age,dose,outcome,hospital"]
+    for i, hospital in enumerate(("oslo", "lima")):
+        for age, dose in rng.normal(i, 1, (40, 2)):
+            lines.append(f"{age:.3f},{dose:.3f},{'well' if age > i else 'ill'},{hospital}")
+    path.write_text("\n".join(lines))
+    return {"label": "outcome", "client": "hospital", "drop": []}
+
+
+def write_pictures(path: Path) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    for client, low in (("oslo", 0), ("lima", 100)):
+        for label, shade in (("dark", 0), ("light", 80)):
+            (path / client / label).mkdir(parents=True)
+            for i in range(12):
+                pixels = rng.integers(low + shade, low + shade + 60, (8, 8), dtype=np.uint8)
+                Image.fromarray(pixels).save(path / client / label / f"{i}.png")
+    return {"size": 8}
+
+
+@pytest.mark.parametrize(("kind", "make"), [("csv", write_table), ("folders", write_pictures)])
+def test_own_data_are_found_again_from_any_folder(
+    kind: str, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {**make(tmp_path / "visits"), "path": "visits"}
+    monkeypatch.chdir(tmp_path)
+    run = train(kind, "fedavg", out=tmp_path / "run", data_settings=settings, **SMALL)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert set(run.fit_router(heads=False).names) == {"lima", "oslo"}
+    data = dict(run.config["data"])  # as 'feddrm train --config RUN/config.yaml' reads it
+    again = train(data.pop("name"), "fedavg", out=tmp_path / "again", data_settings=data, **SMALL)
+    assert again.config == run.config
+    assert again.metrics() == run.metrics()
+    assert RunRecord.read(tmp_path / "run").data == "visits"
 
 
 def test_refusals(fitted: Path, tmp_path: Path, digits: Federation) -> None:

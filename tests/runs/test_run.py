@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -120,6 +122,29 @@ def test_ctrl_c_leaves_whole_rounds(digits: Federation, tmp_path: Path) -> None:
     assert files(tmp_path / "cut") == files(tmp_path / "whole")
 
 
+def test_ctrl_c_during_an_evaluation_loses_no_round(
+    digits: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {**SMALL, "evaluation": {"window": 2, "every": 1}}
+    whole = train(digits, "fedavg", out=tmp_path / "whole", **settings)
+    really = run_module._Training.answers
+
+    def interrupted(self: Any, state: Any) -> Any:
+        if state.round == 3:
+            raise KeyboardInterrupt
+        return really(self, state)
+
+    monkeypatch.setattr(run_module._Training, "answers", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(digits, "fedavg", out=tmp_path / "cut", **settings)
+    monkeypatch.setattr(run_module._Training, "answers", really)
+    cut = train(digits, "fedavg", out=tmp_path / "cut", **settings)
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+    assert cut.summary is not None
+    assert whole.summary is not None
+    assert cut.summary["average_accuracy"] == whole.summary["average_accuracy"]
+
+
 def test_kill_9_at_any_moment(tmp_path: Path) -> None:
     """A real process, killed again and again at arbitrary moments, ends with the same files."""
     words = "train --data digits --clients 3 --method feddrm --rounds 12 --local-steps 2 --batch-size 16 --seed 3"
@@ -167,6 +192,38 @@ def test_folders_are_resumed_or_refused_never_overwritten(digits: Federation, tm
         train(digits, "fedavg", out=tmp_path / "other", **SMALL)
     with pytest.raises(FeddrmError, match=r"thesis.txt is a file: choose another --out"):
         train(digits, "fedavg", out=tmp_path / "other" / "thesis.txt", **SMALL)
+
+
+def test_two_processes_never_share_a_folder(digits: Federation, tmp_path: Path) -> None:
+    """A real second process: refused in one line while the first works, let in once it is gone."""
+    train(digits, "fedavg", out=tmp_path / "whole", **SMALL)
+    script = (
+        "import sys; from feddrm.cli import main; "
+        "sys.argv = ['feddrm', 'train', '--data', 'digits', '--out', sys.argv[1]]; main()"
+    )
+    said = []
+
+    def meanwhile(played: Any, metrics: Any, rounds: int) -> None:
+        if played.state.round == 2:
+            second = [sys.executable, "-c", script, str(tmp_path / "run")]
+            said.append(subprocess.run(second, capture_output=True, text=True, check=False))
+
+    (tmp_path / "run" / "checkpoint").mkdir(parents=True)  # as a crash before anything else would leave it
+    run = train(digits, "fedavg", out=tmp_path / "run", on_round=meanwhile, **SMALL)
+    assert said[0].returncode == 1
+    assert "another process is at work in" in said[0].stderr
+    assert "Traceback" not in said[0].stderr
+    assert files(tmp_path / "run") == files(tmp_path / "whole")
+    with RunFolder(run.path).alone(), pytest.raises(FeddrmError, match="another process is at work in"):
+        run.fit_router(digits)
+
+
+def test_a_disk_without_locks_still_trains(digits: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: Any) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", unknown)
+    assert train(digits, "fedavg", out=tmp_path / "run", **SMALL).summary is not None
 
 
 @pytest.mark.parametrize(

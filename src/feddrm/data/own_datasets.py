@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from feddrm.data.dataset import Dataset
@@ -24,7 +25,8 @@ class OwnDataset(Dataset):
             raise SettingError(f"'{self.name}' needs to know where your data are: give path (--set path=...)")
 
     def settings(self) -> dict[str, Any]:
-        return {key: value for key, value in super().settings().items() if value not in (None, "", ())}
+        own = super().settings() | {"path": str(Path(self.path).resolve())}  # found again from any folder
+        return {key: value for key, value in own.items() if value not in (None, "", (), [])}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import time
 import traceback
@@ -18,6 +17,7 @@ from feddrm.data import Federation
 from feddrm.data.dataset import FileDataset
 from feddrm.engine import Played
 from feddrm.errors import FeddrmError, SettingError
+from feddrm.files import locked
 from feddrm.paper.estimate import estimate
 from feddrm.paper.grid import Cell, Grid
 from feddrm.paper.records import Record, read_records, write_record
@@ -110,7 +110,7 @@ class Runner:
         Locks end with their process. What another call finished in the meantime is read first.
         """
         self.work.mkdir(parents=True, exist_ok=True)
-        with _lock(self.work / f"{cell.id}.lock") as ours:
+        with locked(self.work / f"{cell.id}.lock") as ours:
             if ours and cell.id not in self.records and (self.results / f"{cell.id}.json").exists():
                 self.records = read_records(self.grid, self.results)
             yield ours
@@ -120,7 +120,7 @@ class Runner:
         others = [path for path in self.work.glob("*.lock") if path.stem != cell.id]
         held = 0
         for path in others:
-            with _lock(path) as free:
+            with locked(path) as free:
                 held += not free
         return {"beside": held} if held else {}
 
@@ -235,18 +235,6 @@ class Runner:
         """Results of this hardware alone: others' times say nothing here."""
         here = _machine(hardware(self.device))
         return [record for record in self.records.values() if _machine(record.hardware) == here]
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[bool]:
-    """Whether the lock was free; if so it is held meanwhile."""
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
 
 
 def _machine(hardware: str) -> str:

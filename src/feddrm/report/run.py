@@ -68,7 +68,8 @@ class RunRecord:
 
     @property
     def data(self) -> str:
-        return self._named("data")
+        """What the federation is called; all tables of users' own are loaded by one name."""
+        return self._named("data") if self.portrait is None else self.portrait.name
 
     @property
     def model(self) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from safetensors.torch import save
 
 from feddrm.engine import State, load_state, save_state, write_atomically
 from feddrm.errors import FeddrmError
+from feddrm.files import locked
 from feddrm.methods import Tensors
 from feddrm.runs.config import Config
 
@@ -38,22 +41,32 @@ class RunFolder:
     def state_file(self) -> Path:
         return self.path / "checkpoint" / "state.safetensors"
 
-    def open(self, config: Config) -> State | None:
-        """Make the folder, or go on in it: the state to resume from, None at the start.
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Make the folder where there is none, and let no other process write into it meanwhile.
 
-        A folder with other contents or another configuration is refused, never overwritten.
+        A folder with other contents is refused. Locks end with their process.
         """
         if self.path.exists() and not self.path.is_dir():
             raise FeddrmError(f"{self.path} is a file: choose another --out")
-        if self.path.is_dir() and any(self.path.iterdir()) and not self.config_file.exists():
+        checkpoint = self.state_file.parent
+        # The lock's folder is there before the configuration, be it for another process or after a crash.
+        if not self.config_file.exists() and self.path.is_dir() and any(p != checkpoint for p in self.path.iterdir()):
             raise FeddrmError(f"{self.path} is not empty and no run: choose another --out")
-        if self.config_file.exists():
-            self._refuse_other(config)
         try:
-            (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
+            checkpoint.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise FeddrmError(f"cannot create {self.path} ({error.strerror}): choose another --out") from error
-        if not self.config_file.exists():
+        with locked(checkpoint / "lock") as ours:
+            if not ours:
+                raise FeddrmError(f"another process is at work in {self.path}: wait until it is done, or stop it")
+            yield
+
+    def open(self, config: Config) -> State | None:
+        """Begin, or go on: the state to resume from, None at the start; another configuration is refused."""
+        if self.config_file.exists():
+            self._refuse_other(config)
+        else:
             write_atomically(self.config_file, config.to_yaml().encode())
         state = load_state(self.state_file, config.device) if self.state_file.exists() else None
         self._forget_after(state.round if state else 0)

@@ -51,8 +51,20 @@ def fit_run_router(
     chosen.check()
     if run.summary is None:
         raise FeddrmError(f"{run.path} is not finished: train it to the end ('feddrm train' resumes it) first")
-    folder = RunFolder(run.path)
     federation = federation if federation is not None else _load_again(run, data_dir)
+    folder = RunFolder(run.path)
+    with folder.alone():
+        return _fit(run, folder, federation, chosen, device, on_step)
+
+
+def _fit(
+    run: Run,
+    folder: RunFolder,
+    federation: Federation,
+    chosen: RouterSettings,
+    device: str | None,
+    on_step: Callable[[str], None] | None,
+) -> Router:
     config = _config_again(run, federation, device)
     federation = federation.to(config.device)
     state = load_state(folder.state_file, config.device)
@@ -115,7 +127,6 @@ def _config_again(run: Run, federation: Federation, device: str | None) -> Confi
     """The run's own configuration as values, on another device where asked."""
     given = dict(run.config)
     parts = {part: dict(given.pop(part)) for part in ("data", "method", "model", "evaluation")}
-    parts["data"].pop("name")
     known = {key: given[key] for key in asdict(Plan()) if key in given}
     return resolve(
         federation,

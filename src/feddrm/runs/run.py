@@ -83,21 +83,26 @@ def train(
     :func:`feddrm.runs.config.resolve` (device, engine, precision, threads, evaluation).
     """
     _check_early(data, method, model, settings)
+    again = None  # how to load the data again, where that can be said
+    if isinstance(data, str):
+        dataset = Dataset.make(data, **(data_settings or {}))
+        again = {"name": dataset.name, **dataset.settings()}
     federation = load(data, **(data_settings or {})) if isinstance(data, str) else data
-    config = resolve(federation, method=method, model=model, **settings)
+    config = resolve(federation, data=again, method=method, model=model, **settings)
     folder = RunFolder(out)
-    state = folder.open(config)
-    if folder.summary_file.exists():
+    with folder.alone():
+        state = folder.open(config)
+        if folder.summary_file.exists():
+            return Run.open(out)
+        with (
+            within_operations(1),
+            arithmetic(config.precision, config.device).set(),
+            _tracker(folder, track) as track_round,
+        ):
+            training = _Training(config, federation.to(config.device), folder)
+            with cpu_kernels(training.net, config.plan.batch_size):
+                training.go(state, [on_round, track_round])
         return Run.open(out)
-    with (
-        within_operations(1),
-        arithmetic(config.precision, config.device).set(),
-        _tracker(folder, track) as track_round,
-    ):
-        training = _Training(config, federation.to(config.device), folder)
-        with cpu_kernels(training.net, config.plan.batch_size):
-            training.go(state, [on_round, track_round])
-    return Run.open(out)
 
 
 def _check_early(data: str | Federation, method: str | Method, model: str | Model | None, settings: Any) -> None:
@@ -154,10 +159,11 @@ class _Training:
                 engine=self.config.engine,
             ):
                 self.seconds["train"] += time.perf_counter() - began
-                last, metrics = played.state, None
-                if self.config.evaluation.due(last.round, self.config.plan.rounds):
+                metrics = None
+                if self.config.evaluation.due(played.state.round, self.config.plan.rounds):
                     answers, metrics = self.evaluate(played)
                     self.folder.add_metrics(metrics)
+                last = played.state  # only now: Ctrl-C saves it, and a saved round is never evaluated again
                 if time.monotonic() - saved > CHECKPOINT_SECONDS:
                     self.save(last)
                     saved = time.monotonic()
