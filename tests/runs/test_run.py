@@ -194,6 +194,23 @@ def test_folders_are_resumed_or_refused_never_overwritten(digits: Federation, tm
         train(digits, "fedavg", out=tmp_path / "other" / "thesis.txt", **SMALL)
 
 
+@pytest.mark.parametrize(("rounds", "steps", "lr"), [(5, 2, 1e30), (1, 1, 1e300)])  # by the loss, by a parameter
+def test_a_run_that_diverges_stops_and_leaves_nothing_invalid(
+    rounds: int, steps: int, lr: float, digits: Federation, tmp_path: Path
+) -> None:
+    settings = {**SMALL, "rounds": rounds, "local_steps": steps, "lr": lr, "evaluation": {"every": 1}}
+    for _ in range(2):  # the same command goes on from there, and says the same
+        with pytest.raises(FeddrmError, match=r"loss is not finite after round \d: lower --lr \(it is 1e\+30"):
+            train(digits, "fedavg", out=tmp_path / "run", **settings)
+    run = Run.open(tmp_path / "run")
+    assert run.summary is None
+    text = (tmp_path / "run" / "metrics.jsonl").read_text() if (tmp_path / "run" / "metrics.jsonl").exists() else ""
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    state = load_state(tmp_path / "run" / "checkpoint" / "state.safetensors")
+    assert state.round == len(run.metrics()) < rounds
+
+
 def test_two_processes_never_share_a_folder(digits: Federation, tmp_path: Path) -> None:
     """A real second process: refused in one line while the first works, let in once it is gone."""
     train(digits, "fedavg", out=tmp_path / "whole", **SMALL)
