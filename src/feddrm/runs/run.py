@@ -77,7 +77,7 @@ def train(
     track: bool = False,
     **settings: Any,
 ) -> Run:
-    """Train and evaluate; an interrupted run in ``out`` is resumed, any other folder refused.
+    """Train and evaluate; an interrupted run in ``out`` is resumed, another one and any other folder refused.
 
     ``settings`` are those of :class:`feddrm.engine.Plan` (rounds, lr, seed, ...) and of
     :func:`feddrm.runs.config.resolve` (device, engine, precision, threads, evaluation).
@@ -91,7 +91,7 @@ def train(
     config = resolve(federation, data=again, method=method, model=model, **settings)
     folder = RunFolder(out)
     with folder.alone():
-        state = folder.open(config)
+        state = folder.open(config, federation)
         if folder.summary_file.exists():
             return Run.open(out)
         with (
