@@ -34,7 +34,7 @@ def test_a_portrait_survives_the_disk(digits: Federation, tmp_path: Path) -> Non
     assert torch.equal(after.gallery, digits.gallery)
     assert after.same_samples
     facts = json.loads((tmp_path / "data.json").read_text())
-    assert facts == digits.describe() | {"columns": None, "same_samples": True}
+    assert facts == digits.describe() | {"digest": digits.digest(), "columns": None, "same_samples": True}
 
 
 def test_rows_are_portrayed_by_their_means(rows: Federation, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -192,6 +194,49 @@ def test_folders_are_resumed_or_refused_never_overwritten(digits: Federation, tm
         train(digits, "fedavg", out=tmp_path / "other", **SMALL)
     with pytest.raises(FeddrmError, match=r"thesis.txt is a file: choose another --out"):
         train(digits, "fedavg", out=tmp_path / "other" / "thesis.txt", **SMALL)
+
+
+def arrays(seed: int, names: tuple[str, ...] = ("oslo", "lima"), label: int = 0) -> Federation:
+    rng = np.random.default_rng(seed)
+    x = {name: rng.normal(size=(20, 3)) for name in names}
+    y = {name: [label, *(i % 2 for i in range(19))] for name in names}
+    return Federation.from_arrays({name: (x[name], y[name]) for name in names})
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_other_data_in_a_run_s_folder_are_refused(finished: bool, tmp_path: Path) -> None:
+    def stop(played: Any, metrics: Any, rounds: int) -> None:
+        if not finished:
+            raise KeyboardInterrupt
+
+    with contextlib.suppress(KeyboardInterrupt):
+        train(arrays(0), "fedavg", out=tmp_path / "run", on_round=stop, **SMALL)
+    assert (tmp_path / "run" / "summary.json").exists() == finished
+    for other in (arrays(1), arrays(0, ("oslo", "rome")), arrays(0, label=1), arrays(0, ("oslo", "lima", "rome"))):
+        with pytest.raises(FeddrmError, match=r"holds a run on other data of 'own' .*: choose another --out"):
+            train(other, "fedavg", out=tmp_path / "run", **SMALL)
+    facts = json.loads((tmp_path / "run" / "data.json").read_text())
+    assert train(arrays(0), "fedavg", out=tmp_path / "run", **SMALL).summary is not None
+    del facts["digest"]  # as older versions wrote it
+    (tmp_path / "run" / "data.json").write_text(json.dumps(facts))
+    assert train(arrays(0), "fedavg", out=tmp_path / "run", **SMALL).summary is not None
+
+
+@pytest.mark.parametrize(("rounds", "steps", "lr"), [(5, 2, 1e30), (1, 1, 1e300)])  # by the loss, by a parameter
+def test_a_run_that_diverges_stops_and_leaves_nothing_invalid(
+    rounds: int, steps: int, lr: float, digits: Federation, tmp_path: Path
+) -> None:
+    settings = {**SMALL, "rounds": rounds, "local_steps": steps, "lr": lr, "evaluation": {"every": 1}}
+    for _ in range(2):  # the same command goes on from there, and says the same
+        with pytest.raises(FeddrmError, match=r"loss is not finite after round \d: lower --lr \(it is 1e\+30"):
+            train(digits, "fedavg", out=tmp_path / "run", **settings)
+    run = Run.open(tmp_path / "run")
+    assert run.summary is None
+    text = (tmp_path / "run" / "metrics.jsonl").read_text() if (tmp_path / "run" / "metrics.jsonl").exists() else ""
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    state = load_state(tmp_path / "run" / "checkpoint" / "state.safetensors")
+    assert state.round == len(run.metrics()) < rounds
 
 
 def test_two_processes_never_share_a_folder(digits: Federation, tmp_path: Path) -> None:

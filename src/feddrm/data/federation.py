@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -107,6 +109,15 @@ class Federation:
     def to(self, device: torch.device | str) -> Federation:
         """The same federation with every sample on ``device``."""
         return replace(self, clients=tuple(c.to(device) for c in self.clients))
+
+    def digest(self) -> str:
+        """A checksum of what training sees: clients, classes, columns and every sample, in order."""
+        found = hashlib.sha256(json.dumps([self.names, self.classes, self.columns]).encode())
+        for client in self.clients:
+            for tensor in (client.train.x, client.train.y, client.test.x, client.test.y):
+                found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+                found.update(tensor.cpu().contiguous().numpy().data)
+        return found.hexdigest()
 
     def describe(self) -> dict[str, Any]:
         """Everything ``feddrm data info`` prints, as plain values."""

@@ -27,7 +27,7 @@ FACTS, TENSORS = "data.json", "data.safetensors"
 class Portrait:
     """A federation's facts and pictures.
 
-    ``facts`` is what :meth:`Federation.describe` says, plus ``columns`` and ``same_samples``: whether
+    ``facts`` is what :meth:`Federation.describe` says, plus ``digest``, ``columns`` and ``same_samples``: whether
     ``gallery`` [client, sample, channel, height, width] shows one choice of samples as every client
     sees it, or every client's own. Tables have ``column_means`` [client, column] instead, in standard
     deviations of the pooled data.
@@ -72,6 +72,7 @@ class Portrait:
     def of(cls, federation: Federation) -> Portrait:
         """Take a federation's portrait."""
         facts = federation.describe() | {
+            "digest": federation.digest(),
             "columns": None if federation.columns is None else list(federation.columns),
             "same_samples": federation.gallery is not None,
         }

@@ -12,10 +12,12 @@ from typing import Any
 import yaml
 from safetensors.torch import save
 
+from feddrm.data import Federation
 from feddrm.engine import State, load_state, save_state, write_atomically
 from feddrm.errors import FeddrmError
 from feddrm.files import locked
 from feddrm.methods import Tensors
+from feddrm.report.portrait import FACTS
 from feddrm.runs.config import Config
 
 
@@ -62,10 +64,11 @@ class RunFolder:
                 raise FeddrmError(f"another process is at work in {self.path}: wait until it is done, or stop it")
             yield
 
-    def open(self, config: Config) -> State | None:
-        """Begin, or go on: the state to resume from, None at the start; another configuration is refused."""
+    def open(self, config: Config, federation: Federation) -> State | None:
+        """Begin, or go on: the state to resume from, None at the start; other settings or data are refused."""
         if self.config_file.exists():
             self._refuse_other(config)
+            self._refuse_other_data(federation)
         else:
             write_atomically(self.config_file, config.to_yaml().encode())
         state = load_state(self.state_file, config.device) if self.state_file.exists() else None
@@ -83,6 +86,15 @@ class RunFolder:
             f"{self.path} holds a run with {key}={(before or {}).get(key)}, not {now.get(key)}: "
             f"choose another --out, or repeat the old settings to resume it"
         )
+
+    def _refuse_other_data(self, federation: Federation) -> None:
+        """Settings do not tell arrays, or a file that was edited, from what the run began with."""
+        facts = self.read_json(FACTS) or {}
+        if facts.get("digest", digest := federation.digest()) != digest:  # older runs have none
+            raise FeddrmError(
+                f"{self.path} holds a run on other data of '{facts.get('name')}' (their checksum differs): "
+                f"choose another --out, or give the old data to resume it"
+            )
 
     def _forget_after(self, round: int) -> None:
         """Drop lines of rounds after the checkpoint: they will be played, and written, again."""

@@ -77,7 +77,7 @@ def train(
     track: bool = False,
     **settings: Any,
 ) -> Run:
-    """Train and evaluate; an interrupted run in ``out`` is resumed, any other folder refused.
+    """Train and evaluate; an interrupted run in ``out`` is resumed, another one and any other folder refused.
 
     ``settings`` are those of :class:`feddrm.engine.Plan` (rounds, lr, seed, ...) and of
     :func:`feddrm.runs.config.resolve` (device, engine, precision, threads, evaluation).
@@ -91,7 +91,7 @@ def train(
     config = resolve(federation, data=again, method=method, model=model, **settings)
     folder = RunFolder(out)
     with folder.alone():
-        state = folder.open(config)
+        state = folder.open(config, federation)
         if folder.summary_file.exists():
             return Run.open(out)
         with (
@@ -160,6 +160,12 @@ class _Training:
             ):
                 self.seconds["train"] += time.perf_counter() - began
                 metrics = None
+                if self.diverged(played):
+                    self.save(last)
+                    raise FeddrmError(
+                        f"the loss is not finite after round {played.state.round}: lower --lr (it is "
+                        f"{self.config.plan.lr:g}) or scale the data, and choose another --out"
+                    )
                 if self.config.evaluation.due(played.state.round, self.config.plan.rounds):
                     answers, metrics = self.evaluate(played)
                     self.folder.add_metrics(metrics)
@@ -176,6 +182,15 @@ class _Training:
             raise
         self.save(last)
         self.finish(last, answers)
+
+    def diverged(self, played: Played) -> bool:
+        """Whether the loss, or after the last round a parameter, is no number: nothing that follows would be one."""
+        if played.loss is not None and not math.isfinite(played.loss):
+            return True
+        if played.state.round < self.config.plan.rounds:
+            return False  # the next round's loss will tell
+        parts = [played.state.shared, *(leaves for slots in played.state.private for leaves in slots.values())]
+        return not all(bool(value.isfinite().all()) for leaves in parts for value in leaves.values())
 
     def save(self, state: State) -> None:
         self.folder.save(state)
