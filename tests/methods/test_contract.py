@@ -420,7 +420,7 @@ def test_the_fewest_local_steps(row):
     """With one step a second phase would get nothing, and whatever it trains would never move."""
     two_phases = row.method.name in ("ditto", "fedrep", "fedpac", "confree", "fedala")
     if two_phases:
-        with pytest.raises(SettingError, match="local_steps=1: .* give at least 2"):
+        with pytest.raises(SettingError, match=r"local_steps=1: .* give at least 2"):
             row.method.phases(Stage(1, tuning=False))
     plan = dataclasses.replace(PLAN, rounds=2, local_steps=2 if two_phases else 1)
     state = play(row.method, begin(row.method), plan=plan)[-1].state
