@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-BLOCKS = re.findall(r"```(console|python)\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```(console|python)\n(.*?)```", README, flags=re.DOTALL)
 COMMANDS = [line for kind, body in BLOCKS if kind == "console" for line in body.splitlines() if line]
 SCRIPTS = [body for kind, body in BLOCKS if kind == "python"]
 
@@ -52,6 +53,20 @@ def test_make_targets(target: str, tmp_path: Path) -> None:
     if really:
         assert (tmp_path / "report.html").stat().st_size > 100_000
         assert "oracle" in run.stdout
+
+
+@pytest.mark.skipif(not (ROOT / ".venv" / "bin" / "feddrm").exists(), reason="make has not made .venv")
+def test_activated_the_commands_are_found() -> None:
+    (activate,) = re.findall(r"`(source \S+)`", README)
+    script = f"{activate} && command -v feddrm"
+    run = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert Path(run.stdout.strip()).samefile(ROOT / ".venv" / "bin" / "feddrm")
+
+
+def test_the_install_line_names_what_is_here() -> None:
+    (constraints, project) = re.search(r"`pip install --constraint (\S+) (\S+)`", README).groups()  # type: ignore[union-attr]
+    assert (ROOT / constraints).is_file()
+    assert (ROOT / project / "pyproject.toml").is_file()
 
 
 def test_no_other_commands() -> None:

@@ -108,6 +108,7 @@ def test_own_tables_by_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
         (["train", "--data", "digits", "--out", "x", "--set", "method.lam=x"], 2, "lam='x': give a number"),
         (["train", "--data", "digits", "--out", "x", "--set", "evaluation.every=x"], 2, "every='x': give a whole"),
         (["train", "--data", "digits", "--out", "x", "--set", "model.hidden=[4]"], 2, "say which model it is for"),
+        (["train", "--data", "digits", "--out", "x", "--threads", "0"], 2, "threads=0: give at least 1"),
         (["train", "--data", "digits", "--out", "x", "--device", "tpu"], 2, "unknown device 'tpu'"),
         (["train", "--data", "digits", "--out", "x", "--device", "meta"], 2, "(known: cpu, cuda)"),
         (["data", "info", "digits", "--set", "seed=1.5"], 2, "seed='1.5': give a whole number"),
@@ -257,6 +258,7 @@ def test_help_has_an_example(words: list[str], capsys: pytest.CaptureFixture[str
     code, out, _ = call(capsys, *words, "--help")
     assert code == 0
     assert f"Example: feddrm {' '.join(words)}" in " ".join(out.split())
+    assert "\\" not in out
 
 
 def test_help_does_not_wait_for_torch() -> None:
@@ -272,3 +274,22 @@ def test_version_and_closed_pipe(capsys: pytest.CaptureFixture[str]) -> None:
         f"{sys.executable} -m feddrm data info digits --json | head -n 1", shell=True, capture_output=True, check=True
     )
     assert pipe.stderr == b""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("words", ["methods", "methods --json", "--version"])
+def test_a_full_disk_is_one_line(words: str) -> None:
+    command = f"{sys.executable} -m feddrm {words} > /dev/full"
+    run = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert run.stderr == (
+        "feddrm: error: cannot write the output (No space left on device): free the disk or write elsewhere\n"
+    )
+
+
+def test_a_config_that_is_no_text_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_bytes(b"data: \xff\xfe")
+    for words in (["evaluate", str(tmp_path)], ["train", "--config", str(tmp_path / "config.yaml"), "--out", "x"]):
+        code, out, err = call(capsys, *words)
+        assert (code, out, err.count("\n")) == (1, "", 1)
+        assert "config.yaml is not text in UTF-8" in err

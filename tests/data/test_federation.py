@@ -122,6 +122,12 @@ def test_names_that_cannot_name_a_folder(name: str) -> None:
         federation(client("oslo"), client(name))
 
 
+def test_names_too_long_for_a_folder() -> None:
+    check_clients("here", ["oslo", "ø" * 100])
+    with refused("toy", "'øøøøøøøøøøøøøøøøøøøø...' has 202 bytes", "at most 200"):
+        federation(client("oslo"), client("ø" * 101))
+
+
 @pytest.mark.parametrize("other", ["oslo", "OSLO", "Oslo"])
 def test_names_that_differ_only_in_case(other: str) -> None:
     with refused(f"duplicate client name '{other}'", "also 'oslo'", "rename"):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
 import click
 import typer
+import typer.core
 
 from feddrm import __version__
 from feddrm.cli import bench, data, deploy, drm, paper, serve
@@ -15,6 +17,8 @@ from feddrm.cli import router as routing
 from feddrm.cli import train as training
 from feddrm.cli.output import JsonFlag, print_json, print_table
 from feddrm.errors import INTERRUPTED, FeddrmError
+
+typer.core.HAS_RICH = False  # with rich it escapes brackets in help even where rich does not print it
 
 app = typer.Typer(
     name="feddrm",
@@ -101,6 +105,7 @@ def main() -> None:
     """Run the command line; a user's mistake is one line on standard error, never a stack trace."""
     try:
         code = app(standalone_mode=False)
+        sys.stdout.flush()  # a full disk shows here, not after the end
         if code == INTERRUPTED:  # typer has swallowed the KeyboardInterrupt
             _complain("interrupted", INTERRUPTED)
     except FeddrmError as error:
@@ -115,6 +120,11 @@ def main() -> None:
     except BrokenPipeError:  # the reader (head, less) has seen enough
         sys.stderr.close()
         code = 0
+    except OSError as error:
+        if error.filename is not None:  # a file of the command's own, which should have been a FeddrmError
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer goes nowhere
+        code = _complain(f"cannot write the output ({error.strerror}): free the disk or write elsewhere", 1)
     sys.exit(code if isinstance(code, int) else 0)
 
 

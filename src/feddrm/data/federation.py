@@ -19,6 +19,8 @@ from feddrm.errors import FeddrmError
 if TYPE_CHECKING:
     from feddrm.data.own import Arrays, Paths
 
+LONGEST_NAME = 200  # bytes: what disks allow a folder's name, less what a temporary one adds
+
 
 DEPLOYED = "deployed"  # the name of data that nobody has in one place
 
@@ -171,6 +173,10 @@ def check_clients(where: str, names: Sequence[str]) -> None:
     for name in names:
         if not name.strip() or name in {".", ".."} or not name.isprintable() or any(c in name for c in "/\\"):
             raise FeddrmError(f"{where}: client name {name!r} cannot name a folder: use letters, digits, '-' or '_'")
+        if len(name.encode()) > LONGEST_NAME:
+            raise FeddrmError(
+                f"{where}: client name '{name[:20]}...' has {len(name.encode())} bytes: use at most {LONGEST_NAME}"
+            )
         # Folders on many disks do not tell upper case from lower.
         if (folded := name.casefold()) in seen:
             raise FeddrmError(f"{where}: duplicate client name '{name}' (also '{seen[folded]}'): rename one of them")

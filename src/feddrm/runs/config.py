@@ -73,6 +73,8 @@ class Config:
         self.method.phases(Agenda(self.method, self.plan, 1).stage(1))  # some need two steps
         engine_for(self.engine, self.device)
         arithmetic(self.precision, self.device)
+        if self.threads < 1:
+            raise SettingError(f"threads={self.threads}: give at least 1")
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as they stand in ``config.yaml``."""
@@ -141,9 +143,11 @@ def threads_for(small: bool, device: str) -> int:
 def read_config(path: Path) -> dict[str, Any]:
     """A YAML file as plain settings: the form of ``config.yaml``."""
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FeddrmError(f"cannot read {path} ({error.strerror}): give an existing YAML file") from error
+    except UnicodeDecodeError as error:
+        raise FeddrmError(f"{path} is not text in UTF-8: write it anew") from error
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" line {where.line + 1}" if where else ""
