@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -45,6 +48,51 @@ def test_a_router_that_lost_a_client_can_be_saved(router: Router, tmp_path: Path
     smaller = leave(router, "lima")
     save_router(tmp_path, smaller, model=MODEL, classes=3)
     assert torch.equal(load_router(tmp_path).route(images).client, smaller.route(images).client)
+
+
+def test_a_refit_cut_short_anywhere_leaves_the_old_router_or_the_new(
+    router: Router, folder: Path, images: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smaller, really, left = leave(router, "lima"), Path.replace, 0
+
+    def cut(self: Path, target: Path) -> Path:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        return really(self, target)
+
+    monkeypatch.setattr(Path, "replace", cut)
+    heads = {"probe": torch.zeros(3, 4)}
+    # Renames until the cut of a refit and of the next: four make the files and the manifest, three move the files.
+    for first, second in [*((first, 7) for first in range(8)), *itertools.product((4, 6), range(7))]:
+        copy = tmp_path / f"copy-{first}-{second}"
+        shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("copy-*"))
+        names = {router.names}
+        for fitted, allowed in ((smaller, first), (router, second)):
+            left = allowed
+            with contextlib.suppress(KeyboardInterrupt):
+                save_router(copy, fitted, model=MODEL, classes=3, heads=heads)
+                names = {fitted.names}
+                assert not list(copy.glob(".*.new"))
+            names.add(fitted.names)
+            now = load_router(copy)
+            assert now.names in names
+            want = router if now.names == router.names else smaller
+            assert torch.equal(now.route(images).probabilities, want.route(images).probabilities)
+            assert load_heads(copy)["probe"].shape == (3, 4)
+    left = 7
+    save_router(folder, smaller, model=MODEL, classes=3, heads=heads)  # not cut: all cuts were tried
+
+
+def test_a_refit_that_failed_leaves_the_old_router(router: Router, folder: Path, images: torch.Tensor) -> None:
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    broken = dataclasses.replace(router, weight=router.weight * torch.nan)
+    with refused("'weight'", "not finite", "lower --lr"):
+        save_router(folder, broken, model=MODEL, classes=3)
+    with refused("manifest", "not finite", "lower --lr"):
+        save_router(folder, router, model=MODEL, classes=3, notes={"ridge": float("nan")})
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_nothing_there(tmp_path: Path) -> None:

@@ -322,6 +322,18 @@ def test_clients_side_by_side_change_no_bit(digits: Federation, tmp_path: Path) 
     assert one == three
 
 
+def test_a_run_goes_on_with_more_threads(digits: Federation, tmp_path: Path) -> None:
+    def interrupt(played: Any, metrics: Any, rounds: int) -> None:
+        if played.state.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(digits, "feddrm", out=tmp_path / "cut", on_round=interrupt, threads=1, **SMALL)
+    train(digits, "feddrm", out=tmp_path / "cut", threads=2, **SMALL)
+    train(digits, "feddrm", out=tmp_path / "whole", threads=1, **SMALL)
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+
+
 def test_partial_participation_is_in_the_metrics(digits: Federation, tmp_path: Path) -> None:
     run = train(digits, "feddrm", out=tmp_path, participation=0.5, evaluation={"every": 1}, **SMALL)
     assert all(len(entry["answered"]) == 2 for entry in run.metrics())
@@ -347,3 +359,5 @@ def test_opening_what_is_no_run(tmp_path: Path) -> None:
     folder.config_file.write_text("a: [")
     with pytest.raises(FeddrmError, match=r"config.yaml line 1 is not YAML"):
         Run.open(tmp_path)
+    with pytest.raises(FeddrmError, match=r"config.yaml line 1 is not YAML"):
+        train(arrays(0), out=tmp_path, **SMALL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from feddrm.router.router import Calibration, Router
 FORMAT = "feddrm-router-1"
 MANIFEST, ROUTER, TRUNK, HEADS = "manifest.json", "router.safetensors", "trunk.safetensors", "heads.safetensors"
 AGAIN = "fit it again with 'feddrm fit-router'"
+DIVERGED = "train with a lower --lr, or scale the data"
 
 
 def save_router(
@@ -35,7 +37,10 @@ def save_router(
     heads: Mapping[str, Tensor] | None = None,
     notes: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the router, the shared leaves it needs, and the server's class heads; the manifest last.
+    """Write the router, the shared leaves it needs, and the server's class heads.
+
+    A router that is there already stays whole until the new one is: new files wait beside the old ones,
+    the manifest turns from the old to the new, and what waits then takes its place.
 
     ``model`` is the network's name and settings, as in ``config.yaml``. A head's leaf among the
     shared ones is refused: it may be private.
@@ -52,6 +57,9 @@ def save_router(
         "log_prior": router.log_prior,
     }
     contents = {ROUTER: tensors, TRUNK: leaves, HEADS: dict(heads or {})}
+    for key, value in ((key, value) for part in contents.values() for key, value in part.items()):
+        if not bool(value.isfinite().all()):
+            raise FeddrmError(f"the router's '{key}' holds a number that is not finite: {DIVERGED}")
     written = {
         name: save({key: value.detach().cpu().contiguous().clone() for key, value in sorted(part.items())})
         for name, part in contents.items()
@@ -76,13 +84,18 @@ def save_router(
         "files": {name: {"sha256": _digest(content), "bytes": len(content)} for name, content in written.items()},
     }
     try:
+        text = json.dumps(manifest, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    except ValueError as error:
+        raise FeddrmError(f"the router's manifest would hold a number that is not finite: {DIVERGED}") from error
+    try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FeddrmError(f"cannot create {folder} ({error.strerror}): choose another folder") from error
+    _settle(folder)
     for name, content in written.items():
-        write_atomically(folder / name, content)
-    text = json.dumps(manifest, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        write_atomically(_waiting(folder / name), content)
     write_atomically(folder / MANIFEST, text.encode())
+    _settle(folder)
 
 
 def load_router(folder: str | Path, device: torch.device | str = "cpu") -> Router:
@@ -157,11 +170,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def _read(folder: Path, name: str, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
     path = folder / name
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise FeddrmError(f"cannot read {path} ({error.strerror}): copy it again, or {AGAIN}") from error
-    if _digest(content) != manifest["files"][name].get("sha256"):
+    content = _listed(path, manifest)
+    if content is None:
+        try:
+            path.read_bytes()
+        except OSError as error:
+            raise FeddrmError(f"cannot read {path} ({error.strerror}): copy it again, or {AGAIN}") from error
         raise FeddrmError(f"{path} is not the file the manifest lists (checksum differs): copy it again, or {AGAIN}")
     try:
         tensors = load(content)
@@ -171,6 +185,34 @@ def _read(folder: Path, name: str, manifest: Mapping[str, Any]) -> dict[str, Ten
         if not bool(value.isfinite().all()):
             raise FeddrmError(f"{path}: tensor '{key}' holds a number that is not finite: {AGAIN}")
     return tensors
+
+
+def _listed(path: Path, manifest: Mapping[str, Any]) -> bytes | None:
+    """The content that the manifest lists, which may still wait for its place where a fit was cut short."""
+    for place in (path, _waiting(path), path):  # the last for one that takes its place just now
+        with contextlib.suppress(OSError):
+            if _digest(content := place.read_bytes()) == manifest["files"][path.name].get("sha256"):
+                return content
+    return None
+
+
+def _settle(folder: Path) -> None:
+    """What waits takes its place where the manifest lists it, and goes where it does not."""
+    listed: dict[str, Any] = {}
+    with contextlib.suppress(FeddrmError):  # no manifest, or none that can be read: nothing is listed
+        listed = read_manifest(folder)["files"]
+    for path in (folder / ROUTER, folder / TRUNK, folder / HEADS):
+        waiting = _waiting(path)
+        if not waiting.exists():
+            continue
+        if _digest(waiting.read_bytes()) == listed.get(path.name, {}).get("sha256"):
+            waiting.replace(path)
+        else:
+            waiting.unlink()
+
+
+def _waiting(path: Path) -> Path:
+    return path.with_name(f".{path.name}.new")
 
 
 def _digest(content: bytes) -> str:

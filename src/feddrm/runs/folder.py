@@ -18,7 +18,7 @@ from feddrm.errors import FeddrmError
 from feddrm.files import locked
 from feddrm.methods import Tensors
 from feddrm.report.portrait import FACTS
-from feddrm.runs.config import Config
+from feddrm.runs.config import Config, read_config
 
 
 class RunFolder:
@@ -76,14 +76,14 @@ class RunFolder:
         return state
 
     def _refuse_other(self, config: Config) -> None:
-        before = yaml.safe_load(self.config_file.read_text())
-        now = yaml.safe_load(config.to_yaml())
-        if before == now:
+        before, now = read_config(self.config_file), yaml.safe_load(config.to_yaml())
+        # Clients side by side change no bit: a run may go on with more of them, or fewer.
+        keys = [key for key in {**before, **now} if key != "threads" and before.get(key) != now.get(key)]
+        if not keys:
             return
-        keys = [k for k in {**(before or {}), **now} if (before or {}).get(k) != now.get(k)]
         key = keys[0]
         raise FeddrmError(
-            f"{self.path} holds a run with {key}={(before or {}).get(key)}, not {now.get(key)}: "
+            f"{self.path} holds a run with {key}={before.get(key)}, not {now.get(key)}: "
             f"choose another --out, or repeat the old settings to resume it"
         )
 
