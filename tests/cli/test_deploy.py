@@ -154,7 +154,8 @@ def test_other_folders_are_refused(feddrm: Feddrm, tmp_path: Path) -> None:
     [
         ("server/federation.yaml", "port: 99999", "port=99999"),
         ("server/federation.yaml", "run: ../first", "run '../first' names folders"),
-        ("server/federation.yaml", "deadline: soon", "wrong kind"),
+        ("server/federation.yaml", "deadline: soon", "deadline='soon': give a number"),
+        ("server/federation.yaml", "training: {rounds: ten}", "wrong kind"),
         ("server/federation.yaml", "routing: {ridge: 1}", "no routing setting 'ridge'"),
         ("sites/oslo/site.yaml", "device: abacus", "device 'abacus' cannot be used here"),
         ("sites/oslo/site.yaml", "poll_seconds: 0", "poll_seconds=0"),
@@ -173,7 +174,7 @@ def test_mistakes_in_the_files_are_one_line(
     feddrm("init", str(folder), "--clients", "oslo,lima", "--data", "digits")
     path, key = folder / file, line.split(":")[0]
     kept = [text for text in path.read_text().splitlines() if not text.startswith(f"{key}:")]
-    if key == "data":
+    if key in ("data", "training"):
         kept = [text for text in kept if not text.startswith("  ")]
     path.write_text("\n".join([*kept, line]) + "\n")
     asked = feddrm("server" if "server/" in file else "site", str(path.parent))
