@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,15 @@ def test_train_evaluate_and_resume(capsys: pytest.CaptureFixture[str], tmp_path:
     assert "holds a run with" in err
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """SIGINT as in a terminal: what a shell starts in the background ignores it, tests included."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard")
 def test_ctrl_c_says_what_it_costs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ["train", "--data", "digits", "--clients", "3", "--rounds", "3", "--out", str(tmp_path / "run"), "--json"]
     add_metrics = RunFolder.add_metrics
@@ -234,6 +244,7 @@ def test_ctrl_c_says_what_it_costs(capsys: pytest.CaptureFixture[str], tmp_path:
     assert (code, json.loads(out)["rounds"]) == (0, 3)
 
 
+@pytest.mark.usefixtures("heard")
 def test_ctrl_c_elsewhere_is_a_line_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Dataset.find("digits"), "load", lambda _: signal.raise_signal(signal.SIGINT))
     assert call(capsys, "data", "info", "digits") == (130, "", "feddrm: error: interrupted\n")

@@ -223,7 +223,7 @@ def test_an_embedding_of_images_can_be_the_basis() -> None:
 
 
 def test_the_package_stands_alone() -> None:
-    """No module of it needs torch, or anything of this project but the errors and the spelling of suggestions."""
+    """No module of it needs torch, or anything of this project but errors, the kinds of values and the spelling of suggestions."""
     modules = [f"feddrm.drm.{module.name}" for module in pkgutil.iter_modules(feddrm.drm.__path__)]
     assert len(modules) > 8
     script = (
@@ -231,5 +231,5 @@ def test_the_package_stands_alone() -> None:
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     others = {m for m in run.stdout.split() if not m.startswith("feddrm.drm")}
-    assert others == {"feddrm", "feddrm.errors", "feddrm.registry"}
+    assert others == {"feddrm", "feddrm.errors", "feddrm.registry", "feddrm.values"}
     assert feddrm.DensityRatioModel is DensityRatioModel

@@ -64,7 +64,7 @@ def test_features_say_as_much_as_the_sample(run: Path, images: Images) -> None:
 def test_features_serve_a_refitted_head_that_looks_at_nothing_else(tmp_path: Path, images: Images) -> None:
     """Where no trunk is shared, router and heads both see the raw values."""
     digits = load("digits", clients=3, seed=3)
-    settings = {"rounds": 1, "local_steps": 1, "batch_size": 16, "model": Mlp(hidden=(16,), branch=8)}
+    settings = {"rounds": 1, "local_steps": 2, "batch_size": 16, "model": Mlp(hidden=(16,), branch=8)}
     train(digits, "local", out=tmp_path / "run", **settings).fit_router(joint=False)
     same_by_features(tmp_path / "run", images, "refit")
 
@@ -100,7 +100,7 @@ def test_it_opens_no_other_clients_files(run: Path, monkeypatch: pytest.MonkeyPa
 
 def test_methods_with_whole_private_models_can_be_served(tmp_path: Path, images: Images) -> None:
     digits = load("digits", clients=3, seed=3)
-    small = {"rounds": 2, "local_steps": 1, "batch_size": 8, "model": Mlp(hidden=(8,), branch=8)}
+    small = {"rounds": 2, "local_steps": 2, "batch_size": 8, "model": Mlp(hidden=(8,), branch=8)}
     train(digits, "ditto", out=tmp_path / "run", **small).fit_router(features="raw", heads=False)
     predictor = Predictor.load(tmp_path / "run" / "clients" / "fax")
     assert not predictor.takes_features

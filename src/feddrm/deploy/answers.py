@@ -82,12 +82,12 @@ def check_tensors(found: Tensors, form: Tensors) -> None:
 
 
 def blank_upload(brief: Brief, agenda: Agenda, shared: Tensors, number: int) -> Tensors:
-    """What a site uploads in a round, but for its values: one step on one blank sample."""
+    """What a site uploads in a round, but for its values: on one blank sample, with a step for each of two phases."""
     method, net = agenda.method, brief.make_net()
     leaves = {leaf: value.detach() for leaf, value in net.named_parameters()}
     private = first_state(method, leaves, 1).private[0]
-    plan = replace(agenda.plan, local_steps=1, batch_size=1)
-    stage = replace(agenda.stage(number), steps=1)
+    plan = replace(agenda.plan, local_steps=2, batch_size=1)
+    stage = replace(agenda.stage(number), steps=2)
     received = method.send(shared, 0)
     return train_client(method, functional(net), brief.federation(), plan, received, private, stage, 0, number).upload
 
