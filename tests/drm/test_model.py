@@ -223,7 +223,7 @@ def test_an_embedding_of_images_can_be_the_basis() -> None:
 
 
 def test_the_package_stands_alone() -> None:
-    """No module of it needs torch, or anything of this project but errors, the kinds of values and the spelling of suggestions."""
+    """No module of it needs torch, or more of this project than errors, kinds of values and suggestions."""
     modules = [f"feddrm.drm.{module.name}" for module in pkgutil.iter_modules(feddrm.drm.__path__)]
     assert len(modules) > 8
     script = (
