@@ -80,7 +80,7 @@ def _leads(table: Table, claim: Mapping[str, Any]) -> tuple[Status, str]:
     own = next(row for row in table.rows if row.label == claim["row"])
     rivals = [r for r in table.rows if r is not own and (r.published or claim.get("among") != "published")]
     columns = [j for j, name in enumerate(table.columns) if name in claim.get("columns", table.columns)]
-    led, behind, incomplete = 0, [], 0
+    led, behind, incomplete, beaten = 0, [], 0, []
     for j in columns:
         ours = own.entries[j].ours
         others = [(r.entries[j].ours, r.label) for r in rivals]
@@ -91,11 +91,13 @@ def _leads(table: Table, claim: Mapping[str, Any]) -> tuple[Status, str]:
             behind.append(f"{label} is {100 * (mean - ours.mean):.2f} ahead in {_column(table, j)}")
         elif ours is None or len(known) < len(others):
             incomplete += 1
+            beaten += [len(known)] if ours is not None and known else []
         else:
             led += 1
     text = f"leads {led} of {len(columns)} columns"
     text += f"; {'; '.join(behind)}" if behind else ""
     text += f"; {incomplete} incomplete" if incomplete else ""
+    text += f" ({len(beaten)} led so far, against {_span(beaten)} of {len(rivals)} rivals)" if beaten else ""
     return _status(bool(behind), incomplete == 0), text
 
 
@@ -167,6 +169,10 @@ def _listing(rows: Sequence[Row], scores: Sequence[Score | None]) -> str:
     known = [f"{row.label}: {_percent(s)}" for row, s in zip(rows, scores, strict=True) if s is not None]
     missing = len(rows) - len(known)
     return ", ".join([*known, *([f"{missing} of {len(rows)} missing"] if missing else [])])
+
+
+def _span(counts: Sequence[int]) -> str:
+    return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
 
 
 def _column(table: Table, j: int) -> str:
