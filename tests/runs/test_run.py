@@ -102,6 +102,7 @@ def test_a_run_cut_short_after_any_round_resumes_bit_for_bit(
 
         out = tmp_path / f"cut{cut}"
         monkeypatch.setattr(run_module, "CHECKPOINT_SECONDS", -1.0 if cut == 2 else 1e9)
+        monkeypatch.setattr(run_module, "CHECKPOINT_SHARE", 1e9)
         with pytest.raises(Cut):
             train(digits, method, out=out, on_round=stop, **settings)
         assert not (out / "summary.json").exists()
@@ -147,12 +148,32 @@ def test_ctrl_c_during_an_evaluation_loses_no_round(
     assert cut.summary["average_accuracy"] == whole.summary["average_accuracy"]
 
 
+@pytest.mark.parametrize(("took", "rounds"), [(0.0, [22, 43, 50]), (1.23, [22, 47, 50])])
+def test_checkpoints_cost_a_twentieth_of_the_time_at_most(
+    took: float, rounds: list[int], digits: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One second a round by this clock: a save every 20 seconds, or 24.6 seconds after one that took 1.23."""
+    now, saved = [0.0], []
+
+    def save(folder: Any, state: Any) -> None:
+        saved.append(state.round)
+        now[0] += took
+
+    def tick(*_: Any) -> None:
+        now[0] += 1.0
+
+    monkeypatch.setattr(run_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(run_module.RunFolder, "save", save)
+    train(digits, "fedavg", out=tmp_path, on_round=tick, **{**SMALL, "rounds": 50})
+    assert saved == rounds
+
+
 def test_kill_9_at_any_moment(tmp_path: Path) -> None:
     """A real process, killed again and again at arbitrary moments, ends with the same files."""
     words = "train --data digits --clients 3 --method feddrm --rounds 12 --local-steps 2 --batch-size 16 --seed 3"
     words += " --window 12 --set model.hidden=[16] --model mlp"
     script = (
-        "import sys; from feddrm.runs import run; run.CHECKPOINT_SECONDS = 0.0; "
+        "import sys; from feddrm.runs import run; run.CHECKPOINT_SECONDS, run.CHECKPOINT_SHARE = 0.0, 1e9; "
         f"sys.argv = ['feddrm', *{words.split()!r}, '--out', sys.argv[1]]; from feddrm.cli import main; main()"
     )
 

@@ -29,6 +29,7 @@ from feddrm.runs.folder import RunFolder
 from feddrm.threads import small_products, within_operations
 
 CHECKPOINT_SECONDS = 20.0  # between checkpoints: what a crash may cost
+CHECKPOINT_SHARE = 0.05  # of the time at most: where a checkpoint is hundreds of megabytes, a crash may cost more
 
 CPU_QUERIES, GPU_QUERIES = 512, 3072  # asked at once: what the caches hold, or what fills a GPU
 
@@ -140,13 +141,14 @@ class _Training:
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats()
         self.seconds = folder.read_json("checkpoint/seconds.json") or {"train": 0.0, "evaluate": 0.0}
+        self.next_save = time.monotonic() + CHECKPOINT_SECONDS
 
     def go(self, state: State | None, listeners: list[OnRound | None]) -> None:
         if state is None:
             Portrait.of(self.federation).write(self.folder.path)
             leaves = {leaf: value.detach() for leaf, value in self.net.named_parameters()}
             state = first_state(self.config.method, leaves, len(self.federation))
-        saved, last, answers = time.monotonic(), state, None
+        last, answers = state, None
         began = time.perf_counter()
         try:
             for played in federate(
@@ -170,9 +172,8 @@ class _Training:
                     answers, metrics = self.evaluate(played)
                     self.folder.add_metrics(metrics)
                 last = played.state  # only now: Ctrl-C saves it, and a saved round is never evaluated again
-                if time.monotonic() - saved > CHECKPOINT_SECONDS:
+                if time.monotonic() > self.next_save:
                     self.save(last)
-                    saved = time.monotonic()
                 for listen in listeners:
                     if listen is not None:
                         listen(played, metrics, self.config.plan.rounds)
@@ -193,8 +194,11 @@ class _Training:
         return not all(bool(value.isfinite().all()) for leaves in parts for value in leaves.values())
 
     def save(self, state: State) -> None:
+        began = time.monotonic()
         self.folder.save(state)
         self.folder.write_json("checkpoint/seconds.json", self.seconds)
+        ended = time.monotonic()
+        self.next_save = ended + max(CHECKPOINT_SECONDS, (ended - began) / CHECKPOINT_SHARE)
 
     def answers(self, state: State) -> Answers:
         """What every client's model says about the pooled test set after this round."""
