@@ -116,21 +116,36 @@ def test_values_have_the_shape_of_a_summary(three: Table) -> None:
     assert (value["run"], value["method"], value["finished"], value["rounds"]) == ("b&2", "fedavg", True, 60)
 
 
-def test_latex_is_balanced_escaped_and_bold_at_the_best_finished_run(three: Table) -> None:
-    text = three.latex()
+def latex_rows(table: Table) -> list[list[str]]:
+    """The cells of every line, after a look at what LaTeX would stumble over."""
+    text = table.latex()
     assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 1
     bare = re.sub(r"\\[{}]", "", text)
     assert bare.count("{") == bare.count("}")
-    body = [line for line in text.splitlines() if line.endswith(r"\\")]
-    columns = 2 + len(three.columns)
-    assert all(len(re.split(r"(?<!\\)&", line)) == columns for line in body[1:])
-    first, second, third = body[2:]
-    assert first.startswith(r"a\_1 & feddrm")
-    assert second.startswith(r"b\&2 & fedavg")
-    assert third.startswith("c (unfinished: round 30 of 60) & fedrep")
-    assert [line.count(r"\textbf") for line in (first, second, third)] == [0, len(three.columns), 0]
-    average = three.records[1].scores[Measure("average")]
-    assert rf"& \textbf{{{100 * average.mean:.2f}}} $\pm$ 0.42 &" in second
+    lines = [line.removesuffix(r" \\") for line in text.splitlines() if line.endswith(r"\\")]
+    rows = [[cell.strip() for cell in re.split(r"(?<!\\)&", line)] for line in lines]
+    (form,) = re.findall(r"\\begin{tabular}{(l+r+)}", text)
+    assert {len(row) for row in rows if "multicolumn" not in row[0]} == {len(form)}
+    return rows
+
+
+def test_latex_of_few_runs_has_a_row_per_measure(three: Table) -> None:
+    """As in the terminal: twenty columns fit no page."""
+    names, methods, average, *rest = latex_rows(three)
+    assert names == ["Run", r"a\_1", r"b\&2", "c (unfinished: round 30 of 60)"]
+    assert methods == ["Method", "feddrm", "fedavg", "fedrep"]
+    score = three.records[1].scores[Measure("average")]
+    assert average[:1] + average[2:3] == ["Average", rf"\textbf{{{100 * score.mean:.2f}}} $\pm$ 0.42"]
+    assert [[cell.count(r"\textbf") for cell in row] for row in rest] == [[0, 0, 1, 0]] * (len(three.columns) - 1)
+
+
+def test_latex_of_many_runs_has_a_row_per_run(many: Table) -> None:
+    above, names, *rows = latex_rows(many)
+    assert above[2] == r"\multicolumn{3}{c}{System accuracy}"
+    assert names[:4] == ["Run", "Method", "Average", "Vote"]
+    assert [row[:2] for row in rows[:9]] == [[f"r{i}", "feddrm"] for i in range(9)]
+    assert [sum(r"\textbf" in cell for cell in row) for row in rows] == [0] * 8 + [len(many.columns), 0]
+    assert r"\cmidrule(lr){4-6} \cmidrule(lr){7-8}" in many.latex()
 
 
 def test_one_run_has_no_best(make_run: MakeRun) -> None:

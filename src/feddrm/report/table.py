@@ -108,26 +108,43 @@ class Table:
 
     def latex(self) -> str:
         """A ``tabular`` for a paper; needs the package booktabs."""
+        names = [
+            latex_escape(name if record.finished else f"{name} ({record.status})")
+            for name, record in zip(self.names, self.records, strict=True)
+        ]
+        methods = [latex_escape(record.method) for record in self.records]
+        scores = [
+            [_latex_score(self.score(i, m), self.best(i, m)) for m in self.columns] for i in range(len(self.records))
+        ]
+        if self.sideways:
+            head, form = [["Run", *names]], "l" + "r" * len(names)
+            titles = [latex_escape(m.title.capitalize()) for m in self.columns]
+            body = [
+                ["Method", *methods],
+                *([t, *row] for t, row in zip(titles, zip(*scores, strict=True), strict=True)),
+            ]
+        else:
+            head, form = self._latex_head(), "ll" + "r" * len(self.columns)
+            body = [[name, method, *row] for name, method, row in zip(names, methods, scores, strict=True)]
+        lines = [rf"% {self.caption} Needs \usepackage{{booktabs}}.", rf"\begin{{tabular}}{{{form}}}", r"\toprule"]
+        lines += [" & ".join(row) + r" \\" for row in head] + [r"\midrule"]
+        lines += [" & ".join(row) + r" \\" for row in body]
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+    def _latex_head(self) -> list[list[str]]:
+        """What the columns of an upright table are called, system and client accuracies under a title."""
+        names = ["Run", "Method", *(latex_escape(m.label.capitalize()) for m in self.columns)]
         groups = self._groups()
-        head = [r"\multicolumn{2}{l}{}"]
-        rules, at = [], 3
+        if not any(kind in TITLES for kind, _ in groups):
+            return [names]
+        above, rules, at = [r"\multicolumn{2}{l}{}"], [], 3
         for kind, measures in groups:
-            head.append(rf"\multicolumn{{{len(measures)}}}{{c}}{{{TITLES.get(kind, '')}}}")
+            above.append(rf"\multicolumn{{{len(measures)}}}{{c}}{{{TITLES.get(kind, '')}}}")
             if kind in TITLES:
                 rules.append(rf"\cmidrule(lr){{{at}-{at + len(measures) - 1}}}")
             at += len(measures)
-        names = ["Run", "Method", *(latex_escape(m.label.capitalize()) for m in self.columns)]
-        lines = [r"% accuracy in percent; needs \usepackage{booktabs}"]
-        lines += [rf"\begin{{tabular}}{{ll{'r' * len(self.columns)}}}", r"\toprule"]
-        if rules:
-            lines += [" & ".join(head) + r" \\", " ".join(rules)]
-        lines += [" & ".join(names) + r" \\", r"\midrule"]
-        for i, record in enumerate(self.records):
-            name = self.names[i] if record.finished else f"{self.names[i]} ({record.status})"
-            cells = [latex_escape(name), latex_escape(record.method)]
-            cells += [_latex_score(self.score(i, m), self.best(i, m)) for m in self.columns]
-            lines.append(" & ".join(cells) + r" \\")
-        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+        names[0] = " ".join(rules) + "\n" + names[0]  # a rule stands between the lines
+        return [above, names]
 
     def html(self, links: bool = False) -> str:
         """A table element; with ``links``, every name leads to the run's section ``#run-<number>``."""
@@ -137,7 +154,8 @@ class Table:
             state = "" if record.finished else f' <span class="badge">{escape(record.status)}</span>'
             names.append(name + state)
         head, body = self._html_sideways(names) if self.sideways else self._html_upright(names)
-        return f"<table><caption>{self.caption}</caption><thead>{head}</thead><tbody>{body}</tbody></table>"
+        kind = ' class="side"' if self.sideways else ""
+        return f"<table{kind}><caption>{self.caption}</caption><thead>{head}</thead><tbody>{body}</tbody></table>"
 
     @property
     def caption(self) -> str:
