@@ -98,7 +98,8 @@ def train(
     """Train and evaluate; an interrupted run in ``out`` is resumed, another one and any other folder refused.
 
     ``settings`` are those of :class:`feddrm.engine.Plan` (rounds, lr, seed, ...) and of
-    :func:`feddrm.runs.config.resolve` (device, engine, precision, threads, evaluation).
+    :func:`feddrm.runs.config.resolve` (device, engine, precision, threads, evaluation). Nothing is printed:
+    ``on_round(played, metrics, rounds)`` is called after every round, ``metrics`` None unless it was evaluated.
     """
     _check_early(data, method, model, settings)
     again = None  # how to load the data again, where that can be said
