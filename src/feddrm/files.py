@@ -6,7 +6,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from feddrm.errors import FeddrmError
@@ -27,7 +27,8 @@ def write_atomically(path: Path, content: bytes) -> None:
         finally:
             os.close(folder)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # a disk that takes nothing refuses this too
+            part.unlink(missing_ok=True)
         raise FeddrmError(
             f"cannot write {path} ({error.strerror}): free the disk or choose another --out; "
             f"what was written before is whole"
@@ -40,7 +41,13 @@ def locked(path: Path) -> Iterator[bool]:
 
     A disk that knows no locks (some of those that clusters share) counts as free.
     """
-    with path.open("a") as file:
+    try:
+        file = path.open("a")
+    except OSError as error:
+        raise FeddrmError(
+            f"cannot write {path} ({error.strerror}): free the disk or make its folder writable"
+        ) from error
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

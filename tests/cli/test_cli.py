@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -108,7 +109,7 @@ def test_own_tables_by_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
         (["train", "--data", "digits", "--out", "x", "--set", "data.clients=3.5"], 2, "clients='3.5': give a whole"),
         (["train", "--data", "digits", "--out", "x", "--set", "method.lam=x"], 2, "lam='x': give a number"),
         (["train", "--data", "digits", "--out", "x", "--set", "evaluation.every=x"], 2, "every='x': give a whole"),
-        (["train", "--data", "digits", "--out", "x", "--set", "model.hidden=[4]"], 2, "say which model it is for"),
+        (["train", "--data", "digits", "--out", "x", "--set", "model.depth=4"], 2, "'mlp' has no setting 'depth'"),
         (["train", "--data", "digits", "--out", "x", "--threads", "0"], 2, "threads=0: give at least 1"),
         (["train", "--data", "digits", "--out", "x", "--device", "tpu"], 2, "unknown device 'tpu'"),
         (["train", "--data", "digits", "--out", "x", "--device", "meta"], 2, "(known: cpu, cuda)"),
@@ -140,7 +141,7 @@ def test_mistakes_are_one_line(
         ("evaluation: 5", "evaluation=5: give a name"),
         ("method: {name: feddrm, lam: [1]}", "lam=[1]: give a number"),
         ("method: {name: feddrm, 3: 1}", "'feddrm' has no setting '3'"),
-        ("model: {hidden: [4]}", "model.hidden=[4]: say which model it is for, give --model NAME"),
+        ("model: {depth: 4}", "'mlp' has no setting 'depth'"),
         ("track: true", "no training setting 'track'"),
         ("3: 4", "no training setting '3'"),
         ("threads: many", "threads='many': give a whole number"),
@@ -174,6 +175,62 @@ def test_numbers_are_numbers_in_any_spelling(capsys: pytest.CaptureFixture[str],
     assert {k: config["evaluation"][k] for k in ("window", "also", "test_crop")} == {
         "window": 1, "also": [1, 2], "test_crop": False
     }  # fmt: skip
+
+
+def test_settings_of_the_model_that_suits_the_data(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["--data", "digits", "--clients", "3", "--rounds", "1", "--set", "model.hidden=[4]"]
+    code, _, err = call(capsys, "train", *words, "--out", str(tmp_path / "r"))
+    assert code == 0, err
+    model = yaml.safe_load((tmp_path / "r" / "config.yaml").read_text())["model"]
+    assert model == {"name": "mlp", "hidden": [4], "branch": 64}
+
+
+def test_beside_json_progress_is_on_standard_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feddrm.cli.output.SECONDS_BETWEEN_LINES", -1.0)
+    words = ["--data", "digits", "--clients", "3", "--rounds", "2", "--out", str(tmp_path / "r"), "--json"]
+    code, out, err = call(capsys, "train", *words)
+    assert (code, json.loads(out)["rounds"]) == (0, 2)
+    assert re.findall(r"digits, feddrm: round (\d) of 2, loss ", err) == ["1", "2"]
+    code, out, err = call(capsys, "fit-router", str(tmp_path / "r"), "--no-heads", "--json")
+    assert code == 0
+    assert json.loads(out)["router"]["converged"] in (True, False)
+    assert err.startswith("fit router: ")
+    assert "round" not in err.splitlines()[0]
+
+
+def test_a_narrow_terminal_cuts_no_figure(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long line is wrapped by the terminal; a figure spread over lines, digit by digit, cannot be read."""
+    words = ("data", "info", "digits", "--seed", "0")
+    facts = json.loads(call(capsys, *words, "--json")[1])
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    out = re.sub(r"\x1b\[[\d;]*m", "", call(capsys, *words)[1])
+    for client in facts["clients"]:
+        row = next(line for line in out.splitlines() if line.split()[:1] == [client["name"]])
+        assert row.split()[1:13] == [str(n) for n in (client["train"], client["test"], *client["class_counts"])]
+
+
+@pytest.mark.parametrize("words", [[], ["paper"], ["data"]], ids=str)
+def test_nothing_asked_is_answered_with_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, err = call(capsys, *words)
+    shown = out + err
+    assert shown.startswith("Usage: feddrm ")
+    assert "error" not in shown.splitlines()[0]
+    assert re.search(r"^Commands:$", shown, re.MULTILINE)
+
+
+def test_a_shell_completes_commands_and_options() -> None:
+    def completed(line: str) -> list[str]:
+        words = {"_FEDDRM_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+        run = subprocess.run(
+            [sys.executable, "-m", "feddrm"], env=os.environ | words, capture_output=True, text=True, check=True
+        )
+        return run.stdout.split()
+
+    assert completed("feddrm pa") == ["paper"]
+    assert completed("feddrm train --me") == ["--method"]
 
 
 def test_columns_may_be_called_anything(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
@@ -66,3 +68,32 @@ def test_targets_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(FeddrmError, match=r"cannot write .*x.png"):
         save(federation_figure(load("digits")), tmp_path / "x.png")
     assert [p.name for p in tmp_path.iterdir()] == ["x.png"]
+
+
+def test_names_in_other_scripts_cost_one_line_not_a_stack_of_warnings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    unheard_of = "\U00010600"  # Linear A
+    clients = {n: (rng.normal(size=(12, 4)), np.arange(12) % 3) for n in ("Больница", f"x{unheard_of}")}
+    figure = federation_figure(Federation.from_arrays(clients))
+    save(figure, tmp_path / "x.png")
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "x.png shows boxes for letters that no font here has" in said
+    save(figure, tmp_path / "x.svg")  # drawn by the reader's fonts
+    assert capsys.readouterr().err == ""
+    assert "Больница" in (tmp_path / "x.svg").read_text()
+
+
+def test_a_disk_that_refuses_everything_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a read-only disk even removing what was never written fails."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    figure = federation_figure(load("digits"))
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(FeddrmError, match=r"cannot write .*x.png \(Read-only file system\)"):
+        save(figure, tmp_path / "x.png")

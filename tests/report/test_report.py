@@ -17,8 +17,8 @@ from feddrm.data import Federation
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.report import figures
 from feddrm.report.build import build_report, report_table
-from feddrm.report.measures import Measure
-from feddrm.report.run import RunRecord
+from feddrm.report.measures import RULES, Measure
+from feddrm.report.run import ClientResult, RunRecord
 
 MakeRun = Callable[..., Path]
 VOID = {"meta", "br", "img", "link", "hr", "input"}
@@ -127,6 +127,68 @@ def test_several_runs_are_compared(make_run: MakeRun, tmp_path: Path) -> None:
     assert page.headings[0] == "3 runs compared"
     assert "unfinished: round 30 of 60" in page.texts
     assert [text for text in page.texts if text.strip() == "_base (head, density)"]  # in a legend
+
+
+def test_a_comparison_says_in_what_the_runs_differ(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run("a"), make_run("b", method="fedavg", rounds=40)]
+    build_report(runs, tmp_path / "r")
+    page = read_page(tmp_path / "r" / "report.html")
+    assert page.headings[:3] == ["2 runs compared", "Results", "What differs"]
+    start = page.cells.index("Setting")
+    assert page.cells[start : start + 9] == [
+        *("Setting", "a", "b"), *("method.name", "feddrm", "fedavg"), *("rounds", "60", "40"),
+    ]  # fmt: skip
+    assert page.cells[start + 9] not in ("local_steps", "lr")  # what is the same is not there
+
+
+def test_a_comparison_shows_rules_fixed_beforehand(make_run: MakeRun) -> None:
+    """With a router there are a dozen rules: as many marks on one line would hide each other."""
+    folder = make_run("a")
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["system_accuracy"] |= {
+        rule: {"mean": 0.5 + i / 100, "std": None} for i, rule in enumerate([*RULES, "my_rule"])
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
+    records = [RunRecord.read(folder), RunRecord.read(make_run("b", method="fedavg"))]
+    figure = figures.comparison_figure(("a", "b"), records)
+    labels = [str(line.get_label()) for line in figure.axes[0].lines]
+    rules = ("vote", "head, density", "exact, density", "stacked", "global probe", "my rule")
+    assert labels == ["average", *(f"system ({rule})" for rule in rules), "global", "oracle"]
+    looks = [(line.get_color(), line.get_marker()) for line in figure.axes[0].lines]
+    assert len(set(looks)) == len(looks)
+
+
+def test_legends_fit_their_figures(make_run: MakeRun) -> None:
+    long = "a-rule-of-somebody-s-own-with-a-very-long-name"
+    folder = make_run("a")
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["system_accuracy"] |= {f"{long}-{i}": {"mean": 0.5, "std": None} for i in range(5)}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    record = RunRecord.read(folder)
+    for figure in (
+        figures.comparison_figure(("a",), [record]),
+        figures.comparison_curves([long * 2] * 5, [record] * 5),
+        figures.accuracy_figure(record),
+    ):
+        figure.draw_without_rendering()
+        (legend,) = figure.legends
+        assert legend.get_window_extent().x1 <= figure.bbox.x1
+
+
+def test_runs_are_told_apart_without_colour(make_run: MakeRun) -> None:
+    record = RunRecord.read(make_run("a"))
+    lines = figures.comparison_curves(list("abcd"), [record] * 4).axes[0].lines
+    assert len({line.get_linestyle() for line in lines}) == 4
+
+
+def test_long_names_leave_the_diagram_its_height(make_run: MakeRun) -> None:
+    def height(name: str) -> float:
+        clients = [ClientResult(f"{name}{i}", 1, 1, {"own": 0.5}) for i in range(32)]
+        figure = figures.client_figure(clients)
+        figure.draw_without_rendering()
+        return figure.axes[0].get_window_extent().height
+
+    assert height("x" * 40) > 0.8 * height("x")
 
 
 def test_names_from_files_are_escaped(make_run: MakeRun) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import click
 import typer
@@ -18,13 +18,13 @@ from feddrm.cli import train as training
 from feddrm.cli.output import JsonFlag, print_json, print_table
 from feddrm.errors import INTERRUPTED, FeddrmError
 
+_NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())  # click before 8.2 prints the help itself
 typer.core.HAS_RICH = False  # with rich it escapes brackets in help even where rich does not print it
 
 app = typer.Typer(
     name="feddrm",
     help="Federated learning that guides every new query to the client best equipped for it.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -104,12 +104,15 @@ def _list(family: dict[str, type], json: bool) -> None:
 def main() -> None:
     """Run the command line; a user's mistake is one line on standard error, never a stack trace."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="feddrm", standalone_mode=False)  # by python -m too: completion goes by the name
         sys.stdout.flush()  # a full disk shows here, not after the end
         if code == INTERRUPTED:  # typer has swallowed the KeyboardInterrupt
             _complain("interrupted", INTERRUPTED)
     except FeddrmError as error:
         code = _complain(str(error), error.exit_code)
+    except _NO_ARGUMENTS as error:  # help, not a mistake's one line
+        print(error.format_message(), file=sys.stderr)
+        code = 2
     except click.UsageError as error:
         where = f" (see: {error.ctx.command_path} --help)" if error.ctx else ""
         code = _complain(error.format_message() + where, 2)

@@ -115,7 +115,7 @@ def run(
     settings = typed(Config, keyed_settings(extra))
     options = {"deadline": deadline, "data_dir": data_dir, "settings": settings, "router": router}
     opened, runner = _open(grid, results, work, device, **options)
-    runner.watch = _quiet if json else _progress
+    runner.watch = _progress
     cells = opened.choose(only or (), _seeds(seeds))
     outcomes = []
     with resumable():
@@ -229,11 +229,6 @@ def _seeds(text: str | None) -> list[int]:
         return [int(word) for word in text.split(",")] if text else []
     except ValueError as error:
         raise SettingError(f"--seeds '{text}': give numbers with commas, as in 2025,2026") from error
-
-
-@contextmanager
-def _quiet(cell: Cell) -> Iterator[OnRound | None]:  # noqa: ARG001
-    yield None
 
 
 @contextmanager

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from feddrm.cli.output import JsonFlag, print_json, print_table, progress_bar
 from feddrm.cli.settings import DataDir, given_settings
+
+if TYPE_CHECKING:
+    from feddrm.runs import Run
 
 RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that 'feddrm train' wrote.")]
 
@@ -32,40 +36,41 @@ def fit_router(
 
     Example: feddrm fit-router runs/first
     """
+    from feddrm.report.measures import rule_label
     from feddrm.runs import Run
 
     settings: dict[str, Any] = given_settings(features=features, crops=crops, rounds=rounds, seed=seed)
     settings |= {"heads": heads, "joint": joint}
     opened = Run.open(run)
-    if json:
-        opened.fit_router(device=device, data_dir=data_dir, **settings)
-    else:
-        with progress_bar("fit router") as advance:
-            done = 0
-
-            def step(what: str) -> None:
-                nonlocal done
-                advance(done, done + 1, what, True)
-                done += 1
-
-            opened.fit_router(device=device, data_dir=data_dir, on_step=step, **settings)
-    summary = Run.open(run).summary or {}
+    fit_with_progress(opened, device=device, data_dir=data_dir, **settings)
+    summary = opened.summary or {}
     if json:
         print_json({key: summary[key] for key in ("client_accuracy", "system_accuracy", "router")})
         return
     rows = [
-        [kind, rule, f"{100 * value['mean']:.2f}"]
+        [kind, rule_label(rule), f"{100 * value['mean']:.2f}"]
         for kind in ("client", "system")
         for rule, value in summary[f"{kind}_accuracy"].items()
         if value is not None
     ]
     rows.append(["oracle", "own heads", f"{100 * summary['oracle_accuracy']['mean']:.2f}"])
     print_table(["accuracy", "by", "percent"], rows)
+    if (window := summary["window"]) > 1:
+        typer.echo(
+            f"of the router after round {summary['rounds']}; of head, vote and oracle over the last {window} rounds"
+        )
     typer.echo(f"wrote {run / 'router'}")
     if not (fit := summary["router"])["converged"]:
         typer.echo(
             f"the fit stopped after {fit['rounds']} rounds, short of its optimum: --rounds {4 * fit['rounds']} goes on"
         )
+
+
+def fit_with_progress(run: Run, **settings: Any) -> None:
+    """Fit, and say on standard error what is being done."""
+    with progress_bar("fit router") as advance:
+        done = itertools.count()
+        run.fit_router(on_step=lambda what: advance(next(done), None, what, True), **settings)
 
 
 def route(

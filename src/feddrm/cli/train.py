@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddrm.cli.output import JsonFlag, print_json, print_table, progress_bar, resumable
+from feddrm.cli.router import fit_with_progress
 from feddrm.cli.settings import (
     Alpha,
     Clients,
@@ -109,7 +110,7 @@ def train(
         if not dot or part not in parts:
             raise SettingError(f"--set {key}=...: say whose setting it is: data.{key}, method.{key} or model.{key}")
         parts[part][name] = value
-    run = _train(parts, settings, out, track=track, quiet=json)
+    run = _train(parts, settings, out, track=track)
     if json:
         print_json({"path": str(run.path), **(run.summary or {})})
     else:
@@ -149,9 +150,9 @@ def demo(
         parts: dict[str, dict[str, Any]] = {"data": {"name": "digits"}, "method": {"name": method}}
         parts |= {"model": {}, "evaluation": {}}
         folders.append(out / method)
-        run = _train(parts, {"rounds": rounds, "seed": seed}, folders[-1], track=False, quiet=json)
+        run = _train(parts, {"rounds": rounds, "seed": seed}, folders[-1])
         if method == "feddrm" and not (run.path / "router" / "manifest.json").exists():
-            run.fit_router()
+            fit_with_progress(run)
     from feddrm.report.build import report_table, write_report
 
     table = report_table(folders)
@@ -160,6 +161,7 @@ def demo(
         print_json(table.values())
         return
     print_table(*_demo_table(table.values()), title="accuracy in percent")
+    typer.echo("the exact router's and the stacked figures are of the last round, the others means of the last rounds")
     typer.echo(f"wrote {page}")
 
 
@@ -189,9 +191,7 @@ def _part(part: str, value: Any) -> dict[str, Any]:
     return {str(key): setting for key, setting in value.items()}
 
 
-def _train(
-    parts: dict[str, dict[str, Any]], settings: dict[str, Any], out: Path | None, *, track: bool, quiet: bool
-) -> Run:
+def _train(parts: dict[str, dict[str, Any]], settings: dict[str, Any], out: Path | None, track: bool = False) -> Run:
     from feddrm.engine import Plan
     from feddrm.methods import Method
     from feddrm.models import Model
@@ -210,11 +210,8 @@ def _train(
     if "seed" in settings:
         parts["data"].setdefault("seed", settings["seed"])
     method = Method.make(names["method"] or "feddrm", **parts["method"])
-    if parts["model"] and names["model"] is None:  # the default is known only once the data are read
-        key, value = next(iter(parts["model"].items()))
-        raise SettingError(f"model.{key}={value}: say which model it is for, give --model NAME (see: feddrm models)")
-    model = Model.make(names["model"], **parts["model"]) if names["model"] else None
-    with resumable(), _progress(f"{names['data']}, {method.name}", quiet) as on_round:
+    model = Model.make(names["model"], **parts["model"]) if names["model"] else parts["model"]
+    with resumable(), _progress(f"{names['data']}, {method.name}") as on_round:
         return train_run(
             names["data"],
             method,
@@ -229,11 +226,8 @@ def _train(
 
 
 @contextmanager
-def _progress(title: str, quiet: bool) -> Iterator[OnRound | None]:
-    """A bar on a terminal, a line now and then elsewhere, nothing where JSON is wanted."""
-    if quiet:
-        yield None
-        return
+def _progress(title: str) -> Iterator[OnRound]:
+    """A bar on a terminal, a line now and then elsewhere."""
     with progress_bar(title) as advance:
 
         def on_round(played: Any, metrics: dict[str, Any] | None, rounds: int) -> None:

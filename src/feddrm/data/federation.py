@@ -35,6 +35,9 @@ class Split:
     def __len__(self) -> int:
         return len(self.y)
 
+    def __repr__(self) -> str:  # in a notebook, what it is; not its tensors
+        return f"Split({len(self)} samples of {'x'.join(map(str, self.x.shape[1:]))})"
+
     def to(self, device: torch.device | str) -> Split:
         return Split(self.x.to(device), self.y.to(device))
 
@@ -80,6 +83,11 @@ class Federation:
 
     def __len__(self) -> int:
         return len(self.clients)
+
+    def __repr__(self) -> str:
+        told = ", ".join(f"{client.name} {len(client.train)}+{len(client.test)}" for client in self.clients)
+        shape = "x".join(map(str, self.shape))
+        return f"Federation('{self.name}', {len(self.classes)} classes, samples of {shape}, train+test: {told})"
 
     @property
     def names(self) -> tuple[str, ...]:

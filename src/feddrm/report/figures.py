@@ -31,7 +31,10 @@ LOOKS: dict[str, tuple[str, str, str]] = {
     "head_posterior": (SERIES[2], "--", "P"),
     "exact_density": (SERIES[5], "-", "*"),
     "exact_posterior": (SERIES[5], "--", "X"),
+    "stacked": (SERIES[0], ":", "p"),
+    "global_probe": (SERIES[2], "-.", "<"),
 }
+MAIN = ("vote", "head_density", "exact_density", "stacked", "global_probe")  # rules that runs are compared by
 DASHES, MARKERS = ("-", "--", ":", "-."), "os^DvPX*"
 
 
@@ -83,7 +86,9 @@ def client_label(key: str) -> str:
 
 def client_figure(clients: Sequence[ClientResult]) -> Figure:
     """A bar for each client's own model, a mark for every other way to answer its samples."""
-    figure, axes = _single(WIDTH, 3.4)
+    names = shortened(tuple(client.name for client in clients))
+    room = 0.055 * max(map(len, names)) if _crowded(names) else 0.0  # turned names take height, not the diagram's
+    figure, axes = _single(WIDTH, 3.4 + room)
     handles: list[Artist] = []
     places = np.arange(len(clients))
     for i, key in enumerate(client_series(clients, recall=False)):
@@ -94,7 +99,7 @@ def client_figure(clients: Sequence[ClientResult]) -> Figure:
         else:
             colour, _, marker = _look(key, i)
             handles += axes.plot(places, values, marker, color=colour, label=client_label(key), alpha=0.9)
-    _client_ticks(axes, [client.name for client in clients])
+    _client_ticks(axes, names)
     axes.set_ylim(0, 100)
     axes.set_ylabel("accuracy (%)")
     axes.grid(axis="y", linewidth=0.6)
@@ -106,39 +111,44 @@ def client_figure(clients: Sequence[ClientResult]) -> Figure:
 def confusion_figure(names: Sequence[str], confusion: Confusion) -> Figure:
     """Where every client's samples are sent, in percent of them; one panel per rule."""
     m, rules = len(names), list(confusion)
-    side = min(4.4, max(2.6, 0.42 * m + 1.0))
-    across = min(2, len(rules))
+    side = max(2.6, min(0.42 * m + 1.0, 4.4 if m <= MOST_CELLS else 7.5))
+    across = min(2 if side <= 4.4 else 1, len(rules))
     down = -(-len(rules) // across)
     figure = Figure(figsize=(max(5.0, across * (side + 1.0)), down * (side + 0.6)), layout="constrained")
     panels = figure.subplots(down, across, squeeze=False).flat
     for rule, axes in zip(rules, panels, strict=False):
         counts = confusion[rule]
         share = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
-        axes.imshow(share, cmap="Blues", vmin=0, vmax=100, interpolation="nearest")
+        image = axes.imshow(share, cmap="Blues", vmin=0, vmax=100, interpolation="nearest")
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0)
         axes.set_title(rule_label(rule))
         axes.set_xlabel("sent to")
         axes.set_ylabel("came from")
         if m <= MOST_TICKS:
-            small = {"fontsize": 8 if m <= 20 else 6, "parse_math": False}
+            small = {"fontsize": 8, "parse_math": False}
             axes.set_xticks(range(m), shortened(tuple(names)), rotation=45, ha="right", **small)
             axes.set_yticks(range(m), shortened(tuple(names)), **small)
         if m <= MOST_CELLS:
             for (i, j), value in np.ndenumerate(share):
                 text = axes.text(j, i, f"{value:.0f}", ha="center", va="center", fontsize=7)
                 text.set(color="white" if value > 55 else "black", in_layout=False)  # in_layout is slow, and needless
+        if m > MOST_CELLS:
+            figure.colorbar(image, ax=axes, shrink=0.8, label="percent")
     for axes in list(panels):
         axes.remove()
     return figure
 
 
 def reliability_figure(curve: Mapping[str, Any]) -> Figure:
-    """How often the router is right, by how sure it is; the bars below say how many samples that is."""
+    """How often the router is right, by how sure it is; marks and the bars below say how many samples that is."""
     figure, (above, below) = _over_and_under()
     some = [(c, a, n) for c, a, n in zip(curve["confidence"], curve["accuracy"], curve["count"], strict=True) if n]
     above.plot([0, 100], [0, 100], color=GRID, linestyle="--")
-    above.plot([100 * c for c, _, _ in some], [100 * a for _, a, _ in some], color=SERIES[5], marker="o")
+    most = max((n for _, _, n in some), default=1)
+    # A bin of two samples is hardly evidence: the area of a mark says how many there are.
+    sizes = [8 + 110 * n / most for _, _, n in some]
+    above.scatter([100 * c for c, _, _ in some], [100 * a for _, a, _ in some], sizes, SERIES[5], clip_on=False)
     above.set_ylabel("sent home, percent")
     width = 100 / len(curve["count"])
     below.bar([(i + 0.5) * width for i in range(len(curve["count"]))], curve["count"], 0.9 * width, color=SERIES[5])
@@ -155,9 +165,15 @@ def _over_and_under() -> tuple[Figure, tuple[Axes, Axes]]:
     return figure, (above, below)
 
 
+def comparison_measures(records: Sequence[RunRecord]) -> list[Measure]:
+    """What a picture of several runs has room for; rules fixed beforehand, and those of users' own."""
+    found = {m for r in records for m in r.scores if m.kind != "client"}
+    return sorted((m for m in found if m.rule in ("", *MAIN) or m.rule not in RULES), key=lambda m: m.order)
+
+
 def comparison_figure(names: Sequence[str], records: Sequence[RunRecord]) -> Figure:
-    """Every accuracy of every run on one scale."""
-    measures = sorted({m for r in records for m in r.scores if m.kind != "client"}, key=lambda m: m.order)
+    """The main accuracies of every run on one scale."""
+    measures = comparison_measures(records)
     figure, axes = _single(WIDTH, 1.6 + 0.42 * len(records))
     for i, measure in enumerate(measures):
         rows = [(100 * s.mean, y) for y, r in enumerate(records) if (s := r.scores.get(measure)) is not None]
@@ -181,7 +197,7 @@ def comparison_curves(names: Sequence[str], records: Sequence[RunRecord]) -> Fig
     left, right = figure.subplots(1, 2, sharey=True)
     handles: list[Artist] = []
     for i, (name, record) in enumerate(zip(names, records, strict=True)):
-        style: dict[str, Any] = {"color": SERIES[i % len(SERIES)], "linestyle": DASHES[i // len(SERIES) % len(DASHES)]}
+        style: dict[str, Any] = {"color": SERIES[i % len(SERIES)], "linestyle": DASHES[i % len(DASHES)]}
         found = headline("system", curve_measures(record))
         for axes, measure in ((left, Measure("average")), (right, found)):
             if measure is not None:
@@ -227,11 +243,14 @@ def _client_ticks(axes: Axes, names: Sequence[str]) -> None:
     if len(names) > MOST_TICKS:
         axes.set_xlabel("client")
         return
-    labels = shortened(tuple(names))
-    crowded = sum(len(label) for label in labels) > 75
-    turned: dict[str, Any] = {"rotation": 45, "ha": "right"} if crowded else {}
-    axes.set_xticks(range(len(names)), labels, parse_math=False, **turned)
+    turned: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if _crowded(names) else {}
+    axes.set_xticks(range(len(names)), names, parse_math=False, **turned)
     axes.tick_params(axis="x", length=0)
+
+
+def _crowded(names: Sequence[str]) -> bool:
+    """Whether names would run into each other side by side."""
+    return len(names) <= MOST_TICKS and sum(map(len, names)) > 75
 
 
 def _look(key: str, place: int) -> tuple[str, str, str]:
@@ -245,7 +264,12 @@ def _single(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def _legend(figure: Figure, handles: Sequence[Artist]) -> None:
-    figure.legend(handles=handles, loc="outside upper left", ncols=4, fontsize=9)
+    """Above the diagram, in as many columns as the width has room for; it takes no height from the diagram."""
+    longest = max((len(str(handle.get_label())) for handle in handles), default=0)
+    columns = max(1, min(4, int(figure.get_figwidth() / (0.085 * longest + 0.5))))
+    rows = -(-len(handles) // columns)
+    figure.set_figheight(figure.get_figheight() + 0.18 * max(0, rows - 2))
+    figure.legend(handles=handles, loc="outside upper left", ncols=columns, fontsize=9)
 
 
 def _dot(points: Sequence[object]) -> str:

@@ -48,13 +48,14 @@ def _several(table: Table) -> str:
         f'<nav aria-label="Runs"><ul>{links}</ul></nav>'
     )
     body = "<h2>Results</h2>" + scrolling(table.html(links=True), "Results of all runs")
+    shown = figures.comparison_measures(records)
     told = "; ".join(
-        f"{name}: {', '.join(f'{m.title} {s.mean:.1%}' for m, s in sorted(r.scores.items(), key=lambda x: x[0].order))}"
+        f"{name}: {', '.join(f'{m.title} {r.scores[m].mean:.1%}' for m in shown if m in r.scores)}"
         for name, r in zip(names, records, strict=True)
     )
-    if any(measure.kind != "client" for measure in table.columns):
+    if shown:
         svg = inline_svg(lambda: figures.comparison_figure(names, records), "compare", "Accuracies of all runs", told)
-        body += figure(svg, "Every accuracy of every run on one scale.")
+        body += figure(svg, "The main accuracies of every run on one scale; the table has all.")
     if any(record.points for record in records):
         svg = inline_svg(
             lambda: figures.comparison_curves(names, records),
@@ -67,7 +68,7 @@ def _several(table: Table) -> str:
             "Over rounds. One rule stands for each run's system accuracy, chosen before looking: "
             "the router's density rule where there is a router, the vote otherwise.",
         )
-    body += _words(table)
+    body += _words(table) + _differences(names, records)
     for i, (name, record) in enumerate(zip(names, records, strict=True), start=1):
         body += f'<section id="run-{i}" aria-labelledby="run-{i}-name"><h2 id="run-{i}-name">{escape(name)}</h2>'
         body += _lead(record) + _tiles(record) + _sections(record, f"r{i}", 3) + "</section>\n"
@@ -91,7 +92,7 @@ def _tiles(record: RunRecord) -> str:
         if measure is None:
             continue
         score = record.scores[measure]
-        small = [f"± {100 * score.std:.2f}"] if score.std is not None else []
+        small = [f"± {100 * score.std:.2f}" if score.std is not None else "last round"]
         small += [measure.label] if measure.rule else []
         below = f"<small>{escape(' · '.join(small))}</small>"
         tiles.append(f'<div class="tile"><dt>{title}</dt><dd>{score.mean:.2%}{below}</dd></div>')
@@ -102,6 +103,19 @@ def _words(table: Table) -> str:
     kinds = {measure.kind for measure in table.columns}
     words = "".join(f"<dt>{k.capitalize()}</dt><dd>{MEANINGS[k]}</dd>" for k in KINDS if k in kinds)
     return f'<dl class="words">{words}</dl>'
+
+
+def _differences(names: Sequence[str], records: Sequence[RunRecord]) -> str:
+    """The settings in which the runs differ, and those alone."""
+    settings = [dict(flat(record.config)) for record in records]
+    keys = dict.fromkeys(key for given in settings for key in given)
+    rows = [[key, *(given.get(key, "–") for given in settings)] for key in keys]
+    rows = [row for row in rows if len(set(row[1:])) > 1]
+    if not rows:
+        return ""
+    return "<h2>What differs</h2>" + simple_table(
+        "Settings in which these runs differ; all others are the same.", ["Setting", *names], rows
+    )
 
 
 def _sections(record: RunRecord, key: str, level: int) -> str:
@@ -201,7 +215,11 @@ def _routing(record: RunRecord, key: str) -> Parts:
         )
         yield (
             False,
-            figure(svg, f"The exact router's confidence against how often it is right (posterior rule). {told}"),
+            figure(
+                svg,
+                "The exact router's confidence against how often it is right (posterior rule); the larger "
+                f"a mark, the more samples. {told}",
+            ),
         )
 
 
@@ -258,6 +276,9 @@ def flat(values: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, str]]:
             rows += flat(value, f"{name}.")
         elif isinstance(value, float):
             rows.append((name, f"{value:.6g}"))
+        elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+            told = (", ".join(f"{k} {v}" for k, v in flat(item)) for item in value)
+            rows.append((name, "; ".join(told)))
         elif value is None or isinstance(value, bool | list | dict):
             rows.append((name, json.dumps(value, ensure_ascii=False, default=str)))
         else:

@@ -42,16 +42,20 @@ th,td{padding:6px 12px 6px 0;border-bottom:1px solid var(--line);text-align:left
 th+th,th+td,td+td{padding-left:12px}
 thead th{font-weight:600;vertical-align:bottom;border-bottom:1px solid var(--soft);line-height:1.3}
 thead th.group{text-align:center;border-bottom:1px solid var(--line)}
-tbody th{font-weight:500;overflow-wrap:anywhere;min-width:8.5em}
+tbody th{font-weight:500;overflow-wrap:anywhere;min-width:8.5em}.pair tbody th{min-width:12em}
 .num{text-align:right;font-variant-numeric:tabular-nums}td.num{white-space:nowrap}
-.std,.none{color:var(--soft)}.std{display:block;font-size:.85em}strong{font-weight:750}
+.std,.none{color:var(--soft)}.std{display:block;font-size:.85em}.side .std{display:inline}.side .num{text-align:left}
+strong{font-weight:750}
 .badge{display:inline-block;background:var(--warnbg);color:var(--warn);border-radius:99px;padding:1px 10px;
 font-size:.8rem;font-weight:600;white-space:nowrap}
 code{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;font-size:.9em;overflow-wrap:anywhere}
 dl.words{display:grid;grid-template-columns:max-content 1fr;gap:4px 18px;font-size:.92rem;max-width:90ch}
 dl.words dt{font-weight:600}dl.words dd{margin:0;color:var(--soft)}
 body>footer{padding:26px 24px 48px;font-size:.86rem}
-@media print{body{font-size:11pt}h2,figure,table{break-inside:avoid}nav{display:none}}
+@media (max-width:640px){.side .std{display:block}figure{overflow-x:auto}figure svg{min-width:calc(.62*var(--width))}
+figcaption{position:sticky;left:0}}
+@media print{.scroll,figure{overflow:visible}thead{display:table-header-group}
+body{font-size:11pt}figure,tr{break-inside:avoid}h1,h2,h3,caption{break-after:avoid}nav{display:none}}
 """
 
 

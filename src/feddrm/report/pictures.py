@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import io
+import sys
+import warnings
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from feddrm.data import Federation
-from feddrm.errors import FeddrmError, SettingError
+from feddrm.errors import SettingError
 from feddrm.report.portrait import SAMPLES, Portrait
+from feddrm.report.writing import write_whole
 
 FORMATS = (".png", ".svg", ".pdf")
 MOST_NUMBERS = 24  # classes beyond this get colours only
 MOST_COLUMNS = 60  # columns beyond this get no names
 LONGEST = 28  # letters of a name in a picture
+# For names in other scripts; Matplotlib takes the first that has a letter.
+FALLBACKS = (
+    *(f"Noto Sans CJK {place}" for place in ("JP", "SC", "TC", "KR")),
+    *("Hiragino Sans", "PingFang SC", "Apple SD Gothic Neo", "Yu Gothic", "Microsoft YaHei", "Malgun Gothic"),
+    *("WenQuanYi Zen Hei", "WenQuanYi Micro Hei", "Noto Sans Devanagari", "Noto Sans Thai", "Arial Unicode MS"),
+)
 
 
 def federation_figure(federation: Federation) -> Figure:
@@ -95,7 +108,8 @@ def draw_heat_map(axes: Axes, portrait: Portrait) -> None:
     axes.set_title("samples per client and class")
     if counts.shape[1] <= MOST_NUMBERS:
         labels = shortened(portrait.classes)
-        axes.set_xticks(range(counts.shape[1]), labels, rotation=45, ha="right", parse_math=False)
+        turned: dict[str, Any] = {"rotation": 45, "ha": "right"} if max(map(len, labels)) > 4 else {}
+        axes.set_xticks(range(counts.shape[1]), labels, parse_math=False, **turned)
         for (i, j), count in np.ndenumerate(counts):
             text = axes.text(j, i, str(count), ha="center", va="center", fontsize=7)
             text.set(color="white" if count > counts.max() / 2 else "black", in_layout=False)
@@ -118,15 +132,34 @@ def check_target(path: Path) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write under a temporary name and rename, so that no half-written picture is left behind."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with matplotlib.rc_context({"svg.hashsalt": "feddrm"}):  # the same figure gives the same bytes
-            figure.savefig(part, format=path.suffix[1:].lower(), dpi=150)
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise FeddrmError(f"cannot write {path} ({error.strerror}): free the disk or choose another --out") from error
+    """Write a picture whole or not at all; letters that no font here has are named, in one line."""
+    out = io.BytesIO()
+    look: dict[Any, Any] = {
+        "svg.hashsalt": "feddrm",  # the same figure gives the same bytes
+        "svg.fonttype": "none",  # the reader's fonts draw the letters
+        "pdf.fonttype": 42,
+    }
+    with matplotlib.rc_context(look), warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", message="Glyph .* missing from")
+        for text in figure.findobj(Text):
+            text.set_fontfamily(_families())
+        figure.savefig(out, format=path.suffix[1:].lower(), dpi=150)
+    write_whole({path: out.getvalue()})
+    if path.suffix.lower() != ".svg" and any("missing from" in str(warning.message) for warning in caught):
+        print(
+            f"feddrm: warning: {path} shows boxes for letters that no font here has: "
+            "install one that has them (say, Noto Sans CJK), or write .svg",
+            file=sys.stderr,
+        )
+
+
+@cache
+def _families() -> list[str]:
+    """Matplotlib's own font, then those of this machine that have the letters it lacks."""
+    from matplotlib.font_manager import fontManager
+
+    have = set(fontManager.get_font_names())
+    return ["DejaVu Sans", *(name for name in FALLBACKS if name in have)]
 
 
 def _view_width(portrait: Portrait) -> float:

@@ -72,6 +72,13 @@ class RunRecord:
         return self._named("data") if self.portrait is None else self.portrait.name
 
     @property
+    def data_key(self) -> str:
+        """Equal for runs on the same samples, seen alike: by checksum, or by settings where no portrait was kept."""
+        facts = {} if self.portrait is None else self.portrait.facts
+        shifts = [client.get("shift") for client in facts.get("clients", ())]
+        return str((facts.get("digest") or self.config.get("data"), shifts))
+
+    @property
     def model(self) -> str:
         return self._named("model")
 
@@ -113,6 +120,8 @@ class RunRecord:
     def read(cls, folder: Path) -> RunRecord:
         """Read a run folder; what is missing or broken is named."""
         folder = folder.resolve()
+        if folder.is_file():
+            raise FeddrmError(f"'{folder}' is a file: name the folder that 'feddrm train --out' wrote")
         if not folder.is_dir():
             raise FeddrmError(f"there is no folder '{folder}': name the folder that 'feddrm train --out' wrote")
         if not (folder / "config.yaml").is_file():

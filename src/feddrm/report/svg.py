@@ -58,7 +58,7 @@ def inline_svg(draw: Callable[[], Figure], key: str, title: str, description: st
     width = round(figure.get_figwidth() * 96)
     return (
         f'<svg role="img" aria-labelledby="{key}-title {key}-desc" viewBox="{view.group(1)}" '
-        f'style="max-width:{width}px"><title id="{key}-title">{escape(title)}</title>'
+        f'style="max-width:{width}px;--width:{width}px"><title id="{key}-title">{escape(title)}</title>'
         f'<desc id="{key}-desc">{escape(description)}</desc>{body}'
     )
 

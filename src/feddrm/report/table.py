@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from itertools import groupby
 from typing import Any
@@ -32,7 +33,7 @@ TITLES = {"system": "System accuracy", "client": "Client accuracy"}
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """One row per run, one column per measure that any of them has."""
+    """Runs by measures: every measure that any of them has."""
 
     names: tuple[str, ...]
     records: tuple[RunRecord, ...]
@@ -46,35 +47,45 @@ class Table:
     def score(self, row: int, measure: Measure) -> Score | None:
         return self.records[row].scores.get(measure)
 
+    @cached_property
+    def comparable(self) -> bool:
+        """Whether all runs were asked the same: only then can one be the best."""
+        return len({record.data_key for record in self.records}) == 1
+
+    @property
+    def sideways(self) -> bool:
+        """A router brings a dozen measures: where there are more of them than runs, each has a row of its own."""
+        return len(self.columns) > len(self.records)
+
     def best(self, row: int, measure: Measure) -> bool:
-        """Whether a finished run leads its column, to the digits shown; one run alone leads nothing."""
+        """Whether a finished run leads in a measure, to the digits shown; one run alone leads nothing."""
         means = [
             round(100 * score.mean, 2)
             for record in self.records
             if record.finished and (score := record.scores.get(measure)) is not None
         ]
         score = self.score(row, measure)
-        if score is None or len(means) < 2 or not self.records[row].finished:
+        if score is None or len(means) < 2 or not self.comparable or not self.records[row].finished:
             return False
         return round(100 * score.mean, 2) == max(means)
 
     def header(self) -> list[str]:
-        """The terminal's header. One run alone is turned on its side, to fit the narrowest terminal."""
-        if len(self.records) == 1:
-            return ["run", self.names[0]]
+        """The terminal's header."""
+        if self.sideways:
+            return ["run", *self.names]
         return ["run", "method", *(m.title for m in self.columns), *(["state"] if self._some_unfinished else [])]
 
     def text_rows(self) -> list[list[str]]:
         """Rows under :meth:`header`: percent ± standard deviation, a dash where there is nothing."""
-        if len(self.records) == 1:
-            record = self.records[0]
-            lines = [["method", record.method], ["state", record.status]]
-            return lines + [[m.title, str(record.scores[m])] for m in self.columns]
-        rows = []
-        for i, record in enumerate(self.records):
-            cells = [str(self.score(i, measure) or "–") for measure in self.columns]
-            rows.append([self.names[i], record.method, *cells, *([record.status] if self._some_unfinished else [])])
-        return rows
+        cells = [[str(self.score(i, m) or "–") for m in self.columns] for i in range(len(self.records))]
+        methods, states = [r.method for r in self.records], [r.status for r in self.records]
+        if self.sideways:
+            scores = [[m.title, *row] for m, row in zip(self.columns, zip(*cells, strict=True), strict=True)]
+            return [["method", *methods], ["state", *states], *scores]
+        return [
+            [name, method, *row, *([state] if self._some_unfinished else [])]
+            for name, method, row, state in zip(self.names, methods, cells, states, strict=True)
+        ]
 
     def values(self) -> list[dict[str, Any]]:
         """Plain values, accuracies as fractions, in the shape of ``summary.json``."""
@@ -97,29 +108,83 @@ class Table:
 
     def latex(self) -> str:
         """A ``tabular`` for a paper; needs the package booktabs."""
+        names = [
+            latex_escape(name if record.finished else f"{name} ({record.status})")
+            for name, record in zip(self.names, self.records, strict=True)
+        ]
+        methods = [latex_escape(record.method) for record in self.records]
+        scores = [
+            [_latex_score(self.score(i, m), self.best(i, m)) for m in self.columns] for i in range(len(self.records))
+        ]
+        if self.sideways:
+            head, form = [["Run", *names]], "l" + "r" * len(names)
+            titles = [latex_escape(m.title.capitalize()) for m in self.columns]
+            body = [
+                ["Method", *methods],
+                *([t, *row] for t, row in zip(titles, zip(*scores, strict=True), strict=True)),
+            ]
+        else:
+            head, form = self._latex_head(), "ll" + "r" * len(self.columns)
+            body = [[name, method, *row] for name, method, row in zip(names, methods, scores, strict=True)]
+        lines = [rf"% {self.caption} Needs \usepackage{{booktabs}}.", rf"\begin{{tabular}}{{{form}}}", r"\toprule"]
+        lines += [" & ".join(row) + r" \\" for row in head] + [r"\midrule"]
+        lines += [" & ".join(row) + r" \\" for row in body]
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+    def _latex_head(self) -> list[list[str]]:
+        """What the columns of an upright table are called, system and client accuracies under a title."""
+        names = ["Run", "Method", *(latex_escape(m.label.capitalize()) for m in self.columns)]
         groups = self._groups()
-        head = [r"\multicolumn{2}{l}{}"]
-        rules, at = [], 3
+        if not any(kind in TITLES for kind, _ in groups):
+            return [names]
+        above, rules, at = [r"\multicolumn{2}{l}{}"], [], 3
         for kind, measures in groups:
-            head.append(rf"\multicolumn{{{len(measures)}}}{{c}}{{{TITLES.get(kind, '')}}}")
+            above.append(rf"\multicolumn{{{len(measures)}}}{{c}}{{{TITLES.get(kind, '')}}}")
             if kind in TITLES:
                 rules.append(rf"\cmidrule(lr){{{at}-{at + len(measures) - 1}}}")
             at += len(measures)
-        names = ["Run", "Method", *(latex_escape(m.label.capitalize()) for m in self.columns)]
-        lines = [r"% accuracy in percent; needs \usepackage{booktabs}"]
-        lines += [rf"\begin{{tabular}}{{ll{'r' * len(self.columns)}}}", r"\toprule"]
-        if rules:
-            lines += [" & ".join(head) + r" \\", " ".join(rules)]
-        lines += [" & ".join(names) + r" \\", r"\midrule"]
-        for i, record in enumerate(self.records):
-            name = self.names[i] if record.finished else f"{self.names[i]} ({record.status})"
-            cells = [latex_escape(name), latex_escape(record.method)]
-            cells += [_latex_score(self.score(i, m), self.best(i, m)) for m in self.columns]
-            lines.append(" & ".join(cells) + r" \\")
-        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+        names[0] = " ".join(rules) + "\n" + names[0]  # a rule stands between the lines
+        return [above, names]
 
     def html(self, links: bool = False) -> str:
         """A table element; with ``links``, every name leads to the run's section ``#run-<number>``."""
+        names = []
+        for i, record in enumerate(self.records):
+            name = f'<a href="#run-{i + 1}">{escape(self.names[i])}</a>' if links else escape(self.names[i])
+            state = "" if record.finished else f' <span class="badge">{escape(record.status)}</span>'
+            names.append(name + state)
+        head, body = self._html_sideways(names) if self.sideways else self._html_upright(names)
+        kind = ' class="side"' if self.sideways else ""
+        return f"<table{kind}><caption>{self.caption}</caption><thead>{head}</thead><tbody>{body}</tbody></table>"
+
+    @property
+    def caption(self) -> str:
+        """How to read the figures, and what they cannot be compared with."""
+        text = "Accuracy in percent, mean ± standard deviation over the reporting window"
+        text += "" if not self._some_single else "; figures without ± are of the last round alone"
+        if len(self.records) == 1:
+            return f"{text}."
+        if not self.comparable:
+            return f"{text}. These runs do not share their data: none is marked as the best."
+        return f"{text}; the best finished run of each measure in bold."
+
+    @property
+    def _some_single(self) -> bool:
+        scores = [score for record in self.records for score in record.scores.values()]
+        return any(score.std is None for score in scores) and any(score.std is not None for score in scores)
+
+    def _html_sideways(self, names: Sequence[str]) -> tuple[str, str]:
+        head = "".join(f'<th scope="col" class="num">{name}</th>' for name in names)
+        methods = "".join(f'<td class="num">{escape(record.method)}</td>' for record in self.records)
+        rows = [f'<tr><th scope="row">Method</th>{methods}</tr>']
+        for measure in self.columns:
+            cells = "".join(
+                _html_score(self.score(i, measure), self.best(i, measure)) for i in range(len(self.records))
+            )
+            rows.append(f'<tr><th scope="row">{escape(measure.title.capitalize())}</th>{cells}</tr>')
+        return f'<tr><th scope="col">Run</th>{head}</tr>', "".join(rows)
+
+    def _html_upright(self, names: Sequence[str]) -> tuple[str, str]:
         groups = self._groups()
         deep = any(kind in TITLES for kind, _ in groups)
         span = ' rowspan="2"' if deep else ""
@@ -133,15 +198,10 @@ class Table:
                 first.append(f'<th scope="col" class="num"{span}>{escape(kind.capitalize())}</th>')
         head = f"<tr>{''.join(first)}</tr>" + (f"<tr>{''.join(second)}</tr>" if deep else "")
         body = []
-        for i, record in enumerate(self.records):
-            name = escape(self.names[i])
-            name = f'<a href="#run-{i + 1}">{name}</a>' if links else name
-            state = "" if record.finished else f' <span class="badge">{escape(record.status)}</span>'
+        for i, (name, record) in enumerate(zip(names, self.records, strict=True)):
             cells = "".join(_html_score(self.score(i, m), self.best(i, m)) for m in self.columns)
-            body.append(f'<tr><th scope="row">{name}{state}</th><td>{escape(record.method)}</td>{cells}</tr>')
-        caption = "<caption>Accuracy in percent, mean ± standard deviation over the reporting window"
-        caption += "; the best finished run of each column in bold" if len(self.records) > 1 else ""
-        return f"<table>{caption}.</caption><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"
+            body.append(f'<tr><th scope="row">{name}</th><td>{escape(record.method)}</td>{cells}</tr>')
+        return head, "".join(body)
 
     @property
     def _some_unfinished(self) -> bool:

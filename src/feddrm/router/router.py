@@ -89,6 +89,10 @@ class Router:
         # (x - mean) / scale * weight = (x - mean) * (weight / scale): one pass less per query.
         object.__setattr__(self, "_folded", (self.weight / self.scaler.scale.to(self.weight)).T.contiguous())
 
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.shape))
+        return f"Router({self.recipe.name}, samples of {shape}, {self.clients} clients: {', '.join(self.names)})"
+
     @property
     def clients(self) -> int:
         return len(self.names)

@@ -99,7 +99,7 @@ def resolve(
     *,
     data: Mapping[str, Any] | None = None,
     method: str | Method = "feddrm",
-    model: str | Model | None = None,
+    model: str | Model | Mapping[str, Any] | None = None,
     device: str = "cpu",
     engine: str = "auto",
     precision: str = "auto",
@@ -107,11 +107,15 @@ def resolve(
     evaluation: Mapping[str, Any] | None = None,
     **plan: Any,
 ) -> Config:
-    """Fill in what was not said: the paper's settings for photographs, quicker ones for small samples."""
+    """Fill in what was not said: the paper's settings for photographs, quicker ones for small samples.
+
+    ``model`` may be settings alone: they are those of the model that suits the data.
+    """
     small = len(federation.shape) != 3 or min(federation.shape[1:]) < SMALL_SIDE
     suggested = Plan(rounds=40, batch_size=32, lr=0.05) if small else Plan()
-    if model is None:
-        model = "mlp" if small else "resnet18_retina" if federation.name == "retina" else "resnet18"
+    if not isinstance(model, str | Model):
+        suited = "mlp" if small else "resnet18_retina" if federation.name == "retina" else "resnet18"
+        model = Model.make(suited, **(model or {}))
     chosen = replace(suggested, **known_fields(Plan, plan, "training"))
     seen = known_fields(Evaluation, evaluation or {}, "evaluation")
     window = seen.setdefault("window", min(chosen.rounds, max(5, min(50, chosen.rounds // 16))))

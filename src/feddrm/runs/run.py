@@ -42,7 +42,12 @@ class Run:
 
     path: Path
     config: Mapping[str, Any]
-    summary: Mapping[str, Any] | None
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """What ``summary.json`` says now, a router fitted meanwhile included; None until the run is finished."""
+        found: dict[str, Any] | None = RunFolder(self.path).read_json("summary.json")
+        return found
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
@@ -50,7 +55,19 @@ class Run:
         folder = RunFolder(path)
         if not folder.config_file.exists():
             raise FeddrmError(f"{path} is no run (it has no config.yaml): give a folder made by 'feddrm train'")
-        return cls(folder.path, read_config(folder.config_file), folder.read_json("summary.json"))
+        return cls(folder.path, read_config(folder.config_file))
+
+    def __repr__(self) -> str:
+        names = {part: self.config.get(part, {}).get("name") for part in ("data", "method", "model")}
+        told = ", ".join(f"{part}={name!r}" for part, name in names.items())
+        return f"Run({str(self.path)!r}, {told}, {self._state()})"
+
+    def _state(self) -> str:
+        if (summary := self.summary) is None:
+            lines = self.metrics()
+            return f"unfinished: round {lines[-1]['round'] if lines else 0} of {self.config.get('rounds')}"
+        router = "router" if summary.get("router") else "no router"
+        return f"{summary['rounds']} rounds, {router}, average accuracy {summary['average_accuracy']['mean']:.1%}"
 
     def metrics(self) -> list[dict[str, Any]]:
         """One entry per evaluated round."""
@@ -72,7 +89,7 @@ def train(
     method: str | Method = "feddrm",
     *,
     out: str | Path,
-    model: str | Model | None = None,
+    model: str | Model | Mapping[str, Any] | None = None,
     data_settings: Mapping[str, Any] | None = None,
     on_round: OnRound | None = None,
     track: bool = False,
@@ -81,7 +98,8 @@ def train(
     """Train and evaluate; an interrupted run in ``out`` is resumed, another one and any other folder refused.
 
     ``settings`` are those of :class:`feddrm.engine.Plan` (rounds, lr, seed, ...) and of
-    :func:`feddrm.runs.config.resolve` (device, engine, precision, threads, evaluation).
+    :func:`feddrm.runs.config.resolve` (device, engine, precision, threads, evaluation). Nothing is printed:
+    ``on_round(played, metrics, rounds)`` is called after every round, ``metrics`` None unless it was evaluated.
     """
     _check_early(data, method, model, settings)
     again = None  # how to load the data again, where that can be said
@@ -106,7 +124,7 @@ def train(
         return Run.open(out)
 
 
-def _check_early(data: str | Federation, method: str | Method, model: str | Model | None, settings: Any) -> None:
+def _check_early(data: str | Federation, method: str | Method, model: object, settings: Any) -> None:
     """Names and values that could never work are refused before any data is read."""
     if isinstance(data, str):
         Dataset.find(data)

@@ -1,0 +1,80 @@
+"""Every example of every ``--help`` parses, and those that are quick really run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pytest
+import typer
+from PIL import Image
+
+from feddrm.cli import main
+from feddrm.cli.app import app
+
+GROUP = typer.main.get_command(app)
+ELSEWHERE = {  # run for real by tests of their own, or for minutes
+    *("demo", "serve", "serve-client", "query", "bench engine", "bench serve", "bench deploy", "paper run"),
+    *("deploy up", "deploy run", "deploy status", "deploy down", "deploy server", "deploy site", "paper figure"),
+}
+SHORTER = {"train": ["--rounds", "2"], "fit-router": ["--no-heads"]}
+
+
+def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+def example(command: click.Command) -> list[str]:
+    (line,) = re.findall(r"^Example: (feddrm .*)$", command.help or "", flags=re.MULTILINE)
+    return shlex.split(line)[1:]
+
+
+COMMANDS = dict(commands(GROUP))
+QUICK = [name for name in COMMANDS if name not in ELSEWHERE]  # in order: later ones use what earlier ones made
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_it_is_an_example_of_its_command_and_parses(name: str) -> None:
+    words = example(COMMANDS[name])
+    depth = len(name.split())
+    assert words[:depth] == name.split()
+    with COMMANDS[name].make_context(name, words[depth:]):
+        pass
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all examples, with the pictures and the tables that they name."""
+    folder = tmp_path_factory.mktemp("examples")
+    rng = np.random.default_rng(0)
+    Image.fromarray(rng.integers(0, 255, (8, 8), dtype=np.uint8)).save(folder / "scan.png")
+    for i, name in enumerate("abc"):
+        np.savetxt(folder / f"{name}.csv", rng.normal(i / 2, 1, 60), header="x", comments="")
+    (folder / "docs").mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_it_runs(
+    name: str, workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if name == "drm example":  # it overwrites nothing
+        workplace /= "empty"
+        workplace.mkdir()
+    monkeypatch.chdir(workplace)
+    monkeypatch.setattr(sys, "argv", ["feddrm", *example(COMMANDS[name]), *SHORTER.get(name, ())])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    out, err = capsys.readouterr()
+    assert stop.value.code == 0, err
+    assert out.strip()

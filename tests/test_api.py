@@ -1,0 +1,34 @@
+"""What a newcomer meets in Python: names that complete, objects that say what they are, a summary that is true."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import feddrm
+
+
+def test_every_name_is_offered_and_found() -> None:
+    assert dir(feddrm) == sorted(feddrm.__all__)
+    for name in feddrm.__all__:
+        assert getattr(feddrm, name) is not None
+
+
+def test_objects_say_what_they_are(tmp_path: Path) -> None:
+    federation = feddrm.load("digits", clients=3, seed=0)
+    sizes = ", ".join(f"{c.name} {len(c.train)}+{len(c.test)}" for c in federation.clients)
+    assert repr(federation) == f"Federation('digits', 10 classes, samples of 1x8x8, train+test: {sizes})"
+    client = federation.clients[0]
+    assert f"train=Split({len(client.train)} samples of 1x8x8)" in repr(client)
+    out = tmp_path / "r"
+    run = feddrm.train(federation, rounds=2, out=out, model={"hidden": [8]})
+    assert run.config["model"]["hidden"] == [8]
+    assert run.summary is not None
+    average = f"average accuracy {run.summary['average_accuracy']['mean']:.1%}"
+    begin = f"Run('{out}', data='digits', method='feddrm', model='mlp', "
+    assert repr(run) == f"{begin}2 rounds, no router, {average})"
+    router = run.fit_router(federation, heads=False, features="raw")
+    assert repr(router) == f"Router(raw, samples of 1x8x8, 3 clients: {', '.join(federation.names)})"
+    assert "exact_density" in run.summary["system_accuracy"]  # no need to open the run again
+    assert repr(run) == f"{begin}2 rounds, router, {average})"
+    (out / "summary.json").unlink()
+    assert repr(run) == f"{begin}unfinished: round 2 of 2)"
