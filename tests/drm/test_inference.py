@@ -140,6 +140,12 @@ def test_what_cannot_be_answered_is_refused() -> None:
     fit = DensityRatioModel().fit(draw(rng))
     with refused("between 0 and 1"):
         inference.quantile(fit, [0.5, 1.0])
+    with refused("distribution at [0.0, nan]"):
+        inference.distribution(fit, [0.0, np.nan])
+    with refused("population '1'", "shape (3,) from 120 observations"):
+        inference.expectation(fit, lambda x: x[:3])
+    with refused("population '1'", "finite numbers"):
+        inference.expectation(fit, lambda x: np.full(len(x), np.inf))
     with refused("confidence 95"):
         inference.tilts(fit).interval(95)
     with refused("fit with ridge=0"):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.linalg import null_space
 from scipy.optimize import minimize
 from scipy.special import gammaln, log_softmax, softmax
 from scipy.stats import gamma, norm
@@ -117,6 +118,24 @@ def test_04_profile_likelihood_is_two_cross_entropies_and_a_constant() -> None:
     n = fit.counts.sum()
     papers = -float((fit.counts * np.log(fit.counts / n)).sum())
     assert fit.profile_log_likelihood - (-client_entropy + papers) == pytest.approx(-n * np.log(n), abs=1e-8)
+
+
+def test_04_the_profile_is_the_largest_likelihood_over_all_weights() -> None:
+    """The primal problem as it is stated, off the best tilts: the weights are allowed, and no others do better."""
+    fit, rng = fitted(), np.random.default_rng(2)
+    tilts = retilted(fit, np.array([0.3, -0.2])) + rng.normal(scale=0.05, size=3)
+    tilts = tilts + fit.features @ rng.normal(scale=0.05, size=(2, 3))
+    e = np.exp(tilts)
+    p = reference_weights(tilts, solve_multipliers(tilts))
+    assert p.min() > 0
+    np.testing.assert_allclose(np.append(p @ e, p.sum()), 1, atol=1e-10)
+    allowed = null_space(np.column_stack([e, np.ones(len(e))]).T)  # changes that keep to the constraints
+    np.testing.assert_allclose((1 / p) @ allowed, 0, atol=1e-6)  # log is concave: no slope there means the maximum
+    for change in rng.normal(size=(20, allowed.shape[1])) @ allowed.T:
+        assert np.log(p + 0.1 * p.min() * change).sum() < np.log(p).sum()
+    likelihood = np.log(p[:, None] * e)[np.arange(len(p)), fit.owner].sum()
+    assert profile_log_likelihood(tilts, fit.owner) == pytest.approx(likelihood, abs=1e-9)
+    assert likelihood < fit.profile_log_likelihood - 0.01
 
 
 def test_05_derivative_of_the_profile_off_the_optimum() -> None:
