@@ -35,6 +35,7 @@ from feddrm.methods import (
 from feddrm.methods.confree import EPSILON, without_conflicts, worst_client_best
 from feddrm.methods.fedala import mix
 from feddrm.methods.fedpac import SMALLEST_SHARE, head_shares
+from feddrm.methods.losses import classify
 from feddrm.models import Mlp, Net, is_head, is_trunk
 
 CLASSES, COLUMNS, LR = 3, 4, torch.tensor(0.1, dtype=torch.float64)
@@ -241,6 +242,26 @@ def test_fedalas_original_mixes_the_last_layers():
     assert all(served[leaf] is received[leaf] for leaf in received if not is_head(leaf))
 
 
+def test_fedalas_original_mixes_at_rate_one_without_momentum_or_decay():
+    method, received = FedALA(variant="original"), leaves(1)
+    private = own_and_ones(method)
+    own, weights = private["personal"], {leaf: w.clone() for leaf, w in private["mix"].items()}
+    for batch in batches(3, seed=0):
+        mixed = {**received, **{leaf: own[leaf] + (received[leaf] - own[leaf]) * w for leaf, w in weights.items()}}
+        gradient = slope(mixed, batch)
+        weights = {leaf: (w - gradient[leaf] * (received[leaf] - own[leaf])).clamp(0, 1) for leaf, w in weights.items()}
+    _, kept = work(method, received, private, 6)
+    close(kept["mix"], weights)
+    assert any(((w > 0) & (w < 1)).any() for w in weights.values())
+
+
+@pytest.mark.parametrize("method", [FedALA(), FedALA(variant="original"), FedAS(), FedAS(variant="original"), Ditto()])
+def test_the_training_loss_is_of_the_model_that_travels(method):
+    """Not of mixing weights, alignment or a personal model."""
+    logged = [phase.loss for phase in method.phases(Stage(10)) if isinstance(phase, Phase) and phase.logged]
+    assert logged == [classify]
+
+
 @given(st.floats(0, 1))
 def test_the_mix_goes_from_own_to_received(share):
     own, received = leaves(2), leaves(1)
@@ -301,7 +322,7 @@ def test_fedass_original_aligns_only_with_classes_the_survey_saw():
             return slots["model"], {}
 
     lists = [survey, alignment]
-    upload = client_update(Short("original"), NET, shared, private, lists, Stage(5), Sgd(0.0, 0.0), LR).upload
+    upload = client_update(Short("original"), NET, shared, private, lists, Stage(5), Sgd(0.0, 0.01), LR).upload
     model = {leaf: value.clone().requires_grad_() for leaf, value in leaves(1).items()}
     before = NET(leaves(2), survey[0].x).features
     features, y = NET(model, alignment[0].x).features, alignment[0].y
@@ -312,7 +333,7 @@ def test_fedass_original_aligns_only_with_classes_the_survey_saw():
     )
     loss.backward()
     for leaf, value in leaves(1).items():
-        wanted = value - LR * model[leaf].grad if is_trunk(leaf) else value
+        wanted = value - LR * (model[leaf].grad + 0.01 * value) if is_trunk(leaf) else value  # the trunk alone
         torch.testing.assert_close(upload[leaf], wanted, rtol=0, atol=1e-12)
 
 
@@ -623,8 +644,13 @@ def test_fedpacs_alignment_step():
     shared, private = method.start(leaves())
     prototypes = torch.randn(CLASSES, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     known = {"prototypes": prototypes, "seen": torch.tensor([True, False, True])}
-    upload, _ = work(method, {**method.send(shared, 0), **known}, private, 2, sgd=Sgd(0.0, 0.0))
+    rate = torch.tensor(0.03, dtype=torch.float64)
+    upload, _ = work(method, {**method.send(shared, 0), **known}, private, 2, sgd=Sgd(0.0, 0.0), lr=rate)
     head = {leaf: upload[leaf] for leaf in leaves() if is_head(leaf)}
+    gradient = slope(leaves(), batches(1, seed=1)[0])  # heads have a rate of their own, 0.1, with the usual decay
+    close(
+        head, {leaf: value - 0.1 * (gradient[leaf] + 5e-4 * value) for leaf, value in leaves().items() if leaf in head}
+    )
     model = {leaf: value.clone().requires_grad_() for leaf, value in {**leaves(), **head}.items()}
     (batch,) = batches(1, seed=2)
     out = NET(model, batch.x)
@@ -636,5 +662,5 @@ def test_fedpacs_alignment_step():
     assert (batch.y == 1).any()
     close(
         {leaf: upload[leaf] for leaf in shared},
-        {leaf: value - LR * model[leaf].grad for leaf, value in shared.items()},
+        {leaf: value - rate * model[leaf].grad for leaf, value in shared.items()},
     )
