@@ -87,6 +87,21 @@ def test_the_sandwich_agrees_with_the_formula_for_fixed_sizes() -> None:
     np.testing.assert_allclose(inference.tilts(fit).error[1:].ravel() ** 2, np.diag(inverse), rtol=0.05)
 
 
+def test_the_sandwich_of_a_ridge_from_its_definition() -> None:
+    """In the basis as it was given: information with the ridge outside, scores centred within populations inside."""
+    ridge, sizes = 3.0, (40, 25, 60)
+    fit = DensityRatioModel(ridge=ridge, penalty="coefficients").fit(draw(np.random.default_rng(16), sizes))
+    design = np.column_stack([np.ones(sum(sizes)), fit.features])
+    outer = np.kron(np.eye(3)[1:, 1:] - 1 / 3, np.diag([0.0, ridge, ridge]))
+    scores = []
+    for x, p, owner in zip(design, fit.optimum.posterior[:, 1:], fit.owner, strict=True):
+        outer += np.kron(np.diag(p) - np.outer(p, p), np.outer(x, x))
+        scores.append(np.kron(np.eye(3)[owner][1:] - p, x))
+    inner = sum(n * np.cov(np.array(scores)[fit.owner == i].T) for i, n in enumerate(sizes))
+    wanted = np.linalg.inv(outer) @ inner @ np.linalg.inv(outer)
+    np.testing.assert_allclose(inference.coefficient_covariance(fit), wanted, rtol=1e-8, atol=1e-10)
+
+
 def test_estimates_approach_the_known_populations() -> None:
     fit = DensityRatioModel().fit(draw(np.random.default_rng(9), (40_000, 20_000, 30_000)))
     tilts, mean = inference.tilts(fit), inference.mean(fit)
@@ -135,11 +150,24 @@ def test_distribution_and_quantiles_are_inverse() -> None:
     np.testing.assert_allclose(whole, [[0, 1]] * 3, atol=1e-12)
 
 
+def test_a_quantile_does_not_miss_its_step_by_rounding() -> None:
+    """Populations alike: the median of 0 ... n - 1 is where exactly half of the mass is reached."""
+    for n in range(4, 80, 2):
+        fit = DensityRatioModel("identity").fit([np.arange(n) * 1.0] * 3)
+        assert (inference.quantile(fit, 0.5) == n // 2 - 1).all(), n
+
+
 def test_what_cannot_be_answered_is_refused() -> None:
     rng = np.random.default_rng(13)
     fit = DensityRatioModel().fit(draw(rng))
     with refused("between 0 and 1"):
         inference.quantile(fit, [0.5, 1.0])
+    with refused("distribution at [0.0, nan]"):
+        inference.distribution(fit, [0.0, np.nan])
+    with refused("population '1'", "shape (3,) from 120 observations"):
+        inference.expectation(fit, lambda x: x[:3])
+    with refused("population '1'", "finite numbers"):
+        inference.expectation(fit, lambda x: np.full(len(x), np.inf))
     with refused("confidence 95"):
         inference.tilts(fit).interval(95)
     with refused("fit with ridge=0"):

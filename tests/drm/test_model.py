@@ -16,6 +16,7 @@ import feddrm.drm
 from feddrm.drm import DensityRatioFit, DensityRatioModel
 from feddrm.drm.basis import Floats, evaluate_basis
 from feddrm.drm.logistic import information
+from feddrm.drm.separation import separated_pairs
 from refusal import refused
 
 
@@ -157,6 +158,28 @@ def test_separated_data_are_refused_with_the_remedy(samples: dict[str, list[floa
     np.testing.assert_allclose(fit.weights.sum(0), 1, atol=1e-12)
 
 
+def test_separation_is_seen_in_data_too_large_for_the_programme(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the direction that is followed: the same words within 25 steps, where 200 ended in none of them."""
+    monkeypatch.setattr("feddrm.drm.separation.MOST_CELLS", 1)
+    rng = np.random.default_rng(0)
+    samples = {name: rng.normal(size=(300, 3)) for name in ("a", "b", "far", "c")}
+    samples["far"] = samples["far"] + [20, 0, 0]
+    with refused("'a' and 'far' (and 2 more pairs)", "no finite optimum", "--ridge 1.0"):
+        DensityRatioModel("identity").fit(samples)
+    with refused("'a' and 'b' apart", "no finite optimum"):
+        DensityRatioModel("identity").fit({"a": [0.0, 1, 2], "b": [2.0, 3, 4]})  # touching
+
+
+@pytest.mark.parametrize("most", [1, 20_000_000])
+def test_a_direction_that_harms_one_observation_separates_nothing(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feddrm.drm.separation.MOST_CELLS", most)
+    z = np.array([-2.0, -1, 0.01, 1, 2, -0.01])
+    design, owner = np.column_stack([np.ones(6), z]), np.repeat([0, 1], 3)
+    assert separated_pairs(design, owner, np.array([[0.0, 0], [0, 1]])) == []
+    z[2], z[5] = -0.01, 0.01
+    assert separated_pairs(np.column_stack([np.ones(6), z]), owner, np.array([[0.0, 0], [0, 1]])) == [(0, 1)]
+
+
 def test_a_large_overlap_is_not_taken_for_separation() -> None:
     """One exchanged observation is enough for a finite optimum, however steep."""
     a, b = np.append(np.arange(200.0), 203), np.append(np.arange(201.0, 400), 199.5)
@@ -208,8 +231,12 @@ def test_bad_settings_are_refused() -> None:
         fit.log_ratio([0.0], against="z")
     with refused("no population 3"):
         fit.log_ratio([0.0], against=3)
-    with refused("give 3 positive numbers"):
-        fit.posterior([0.0], priors=[1, 0, 1])
+    for odd in (0, np.inf, np.nan):
+        with refused("give 3 positive numbers"):
+            fit.posterior([0.0], priors=[1, odd, 1])
+    for size in (1e80, 1e160):  # the square of the one, and the other itself, would overflow on the way
+        with refused("beyond 1e+150", "scale the data"):
+            DensityRatioModel().fit({name: size * x for name, x in three().items()})
     with refused("give the same columns"):
         fit.log_ratio(np.ones((2, 2)))
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.linalg import null_space
 from scipy.optimize import minimize
 from scipy.special import gammaln, log_softmax, softmax
 from scipy.stats import gamma, norm
@@ -119,6 +120,24 @@ def test_04_profile_likelihood_is_two_cross_entropies_and_a_constant() -> None:
     assert fit.profile_log_likelihood - (-client_entropy + papers) == pytest.approx(-n * np.log(n), abs=1e-8)
 
 
+def test_04_the_profile_is_the_largest_likelihood_over_all_weights() -> None:
+    """The primal problem as it is stated, off the best tilts: the weights are allowed, and no others do better."""
+    fit, rng = fitted(), np.random.default_rng(2)
+    tilts = retilted(fit, np.array([0.3, -0.2])) + rng.normal(scale=0.05, size=3)
+    tilts = tilts + fit.features @ rng.normal(scale=0.05, size=(2, 3))
+    e = np.exp(tilts)
+    p = reference_weights(tilts, solve_multipliers(tilts))
+    assert p.min() > 0
+    np.testing.assert_allclose(np.append(p @ e, p.sum()), 1, atol=1e-10)
+    allowed = null_space(np.column_stack([e, np.ones(len(e))]).T)  # changes that keep to the constraints
+    np.testing.assert_allclose((1 / p) @ allowed, 0, atol=1e-6)  # log is concave: no slope there means the maximum
+    for change in rng.normal(size=(20, allowed.shape[1])) @ allowed.T:
+        assert np.log(p + 0.1 * p.min() * change).sum() < np.log(p).sum()
+    likelihood = np.log(p[:, None] * e)[np.arange(len(p)), fit.owner].sum()
+    assert profile_log_likelihood(tilts, fit.owner) == pytest.approx(likelihood, abs=1e-9)
+    assert likelihood < fit.profile_log_likelihood - 0.01
+
+
 def test_05_derivative_of_the_profile_off_the_optimum() -> None:
     """``d pl / d gamma_l = n_l - N rho_l``, where rho is not n / N."""
     fit = fitted()
@@ -194,6 +213,17 @@ def test_09_the_client_head_drifts_more_than_the_class_head(labels: str, embeddi
     assert (drift.relative["client"] > drift.relative["class"]).all()
 
 
+def test_09_relative_drift_is_g_over_the_length_of_the_pooled_gradient() -> None:
+    x, label, client = random_federation("skewed", "shifted", 5)
+    head = Head.of(x, label, client, 10)
+    each = head.gradients(head.start()[None])
+    pooled = np.average(each, axis=0, weights=head.client_weights)
+    apart = sum(w * ((g - pooled) ** 2).sum() for w, g in zip(head.client_weights, each, strict=True))
+    drift = measure_drift("skewed", "shifted", rounds=2, seed=5)
+    assert drift.squared["class"][0] == pytest.approx(apart, rel=1e-12)
+    assert drift.relative["class"][0] == pytest.approx(float(np.sqrt(apart) / np.linalg.norm(pooled)), rel=1e-12)
+
+
 def heads() -> tuple[Head, Head, Floats, Floats]:
     x, label, client = random_federation("skewed", "shifted", 0, samples=60)
     client[:20] = 1  # unequal sizes
@@ -241,6 +271,34 @@ def test_11_fedavg_ends_nearer_the_optimum_the_larger_lambda() -> None:
     assert result.floor[0] > 10 * result.floor[-1]
     assert (result.floor < result.bound).all()
     assert (result.drift_client > result.drift_class).all()
+
+
+def test_11_the_bound_is_the_theorems() -> None:
+    """``eta^2 E^2 G^2 / (1 - (1 - eta mu)^E)`` with mu the ridge and eta = 1 / (4 L E)."""
+    result = tradeoff_experiment(rounds=2, local_steps=3, ridge=0.1, size=200, worlds=1)
+    world = World.draw(200, 0, 0)
+    moments = [world.x[world.client == i] for i in range(3)]
+    steepest = max(np.linalg.eigvalsh(x.T @ x / len(x)).max() for x in moments) / 2
+    for i, lam in enumerate(result.lambdas):
+        eta = 1 / (4 * (steepest * max(lam, 1 - lam) + 0.1) * 3)
+        drift = (1 - lam) ** 2 * result.drift_client[i] + lam**2 * result.drift_class[i]
+        assert result.bound[i] == pytest.approx(9 * eta**2 * drift / (1 - (1 - 0.1 * eta) ** 3), rel=1e-12)
+
+
+def test_11_the_smoothness_is_never_exceeded_and_reached_by_two_even_outcomes() -> None:
+    rng = np.random.default_rng(4)
+    x = np.column_stack([np.ones(40), rng.normal(size=(40, 2))])
+    head = Head.of(x, rng.integers(0, 2, 40), np.repeat([0, 1], 20), 2)
+
+    def steepest(weights: Floats) -> float:
+        columns = []
+        for step in np.eye(6).reshape(6, 2, 3) * 1e-5:
+            columns.append((head.gradients((weights + step)[None]) - head.gradients((weights - step)[None])) / 2e-5)
+        each = np.stack(columns, axis=1).reshape(2, 6, 6)
+        return float(max(np.linalg.eigvalsh((h + h.T) / 2).max() for h in each))
+
+    assert steepest(head.start()) == pytest.approx(head.smoothness(), rel=1e-6)
+    assert steepest(rng.normal(size=(2, 3))) < head.smoothness()
 
 
 def joint_minimiser(world: World, lam: float, ridge: float) -> Floats:

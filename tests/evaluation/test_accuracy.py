@@ -249,6 +249,16 @@ class TestRefused:
         with pytest.raises(FeddrmError, match=r"shape \(1,\) for 2 clients"):
             route(CLIENT_LOGITS, torch.ones(1), "density")
 
+    @pytest.mark.parametrize("weight", [0.0, -1.0, math.inf, math.nan])
+    def test_weights_that_are_none(self, weight: float) -> None:
+        """Of weight 0 the density rule made an infinite score: every sample went to the client that has none."""
+        weights = torch.tensor([1.0, weight])
+        for measure in (average_accuracy, evaluate):
+            with pytest.raises(FeddrmError, match="all must be positive"):
+                measure(ANSWERS, weights)
+        with pytest.raises(FeddrmError, match="all must be positive"):
+            route(CLIENT_LOGITS, weights, "density")
+
     def test_a_client_without_test_samples(self) -> None:
         with pytest.raises(FeddrmError, match="client 1 has no test samples"):
             average_accuracy(ANSWERS._replace(origin=torch.zeros_like(ORIGIN)), WEIGHTS)

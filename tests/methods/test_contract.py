@@ -418,7 +418,7 @@ def test_precision_stays(row, dtype):
 @every
 def test_the_fewest_local_steps(row):
     """With one step a second phase would get nothing, and whatever it trains would never move."""
-    two_phases = row.method.name in ("ditto", "fedrep", "fedpac", "confree", "fedala")
+    two_phases = row.method.name in ("ditto", "fedrep", "fedpac", "confree", "fedala", "fedas")
     if two_phases:
         with pytest.raises(SettingError, match=r"local_steps=1: .* give at least 2"):
             row.method.phases(Stage(1, tuning=False))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import minimize_scalar
+from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor, nn
 
 from feddrm.data import Batch
@@ -35,6 +35,7 @@ from feddrm.methods import (
 from feddrm.methods.confree import EPSILON, without_conflicts, worst_client_best
 from feddrm.methods.fedala import mix
 from feddrm.methods.fedpac import SMALLEST_SHARE, head_shares
+from feddrm.methods.losses import classify
 from feddrm.models import Mlp, Net, is_head, is_trunk
 
 CLASSES, COLUMNS, LR = 3, 4, torch.tensor(0.1, dtype=torch.float64)
@@ -241,6 +242,26 @@ def test_fedalas_original_mixes_the_last_layers():
     assert all(served[leaf] is received[leaf] for leaf in received if not is_head(leaf))
 
 
+def test_fedalas_original_mixes_at_rate_one_without_momentum_or_decay():
+    method, received = FedALA(variant="original"), leaves(1)
+    private = own_and_ones(method)
+    own, weights = private["personal"], {leaf: w.clone() for leaf, w in private["mix"].items()}
+    for batch in batches(3, seed=0):
+        mixed = {**received, **{leaf: own[leaf] + (received[leaf] - own[leaf]) * w for leaf, w in weights.items()}}
+        gradient = slope(mixed, batch)
+        weights = {leaf: (w - gradient[leaf] * (received[leaf] - own[leaf])).clamp(0, 1) for leaf, w in weights.items()}
+    _, kept = work(method, received, private, 6)
+    close(kept["mix"], weights)
+    assert any(((w > 0) & (w < 1)).any() for w in weights.values())
+
+
+@pytest.mark.parametrize("method", [FedALA(), FedALA(variant="original"), FedAS(), FedAS(variant="original"), Ditto()])
+def test_the_training_loss_is_of_the_model_that_travels(method):
+    """Not of mixing weights, alignment or a personal model."""
+    logged = [phase.loss for phase in method.phases(Stage(10)) if isinstance(phase, Phase) and phase.logged]
+    assert logged == [classify]
+
+
 @given(st.floats(0, 1))
 def test_the_mix_goes_from_own_to_received(share):
     own, received = leaves(2), leaves(1)
@@ -282,6 +303,43 @@ def test_fedass_first_alignment_only_decays():
     for leaf, value in shared.items():
         wanted = value * (1 - LR * SGD.weight_decay) if is_trunk(leaf) else value
         torch.testing.assert_close(upload[leaf], wanted, rtol=0, atol=1e-15)
+
+
+def test_fedass_original_aligns_only_with_classes_the_survey_saw():
+    """A class that its few batches missed has no mean; taking zero for it would pull its features to nothing."""
+    method = FedAS(variant="original")
+    shared, private = method.start(leaves(1))
+    private = {**private, "prev": leaves(2)}
+    survey, alignment = batches(1, seed=0), batches(1, seed=1)
+    survey = [b._replace(y=b.y % 2) for b in survey]  # nothing of class 2
+    assert (alignment[0].y == 2).any()
+
+    class Short(FedAS):
+        def phases(self, stage: Stage) -> tuple:
+            return FedAS.phases(self, stage)[:2]
+
+        def finish(self, slots: Slots, stage: Stage) -> tuple[Tensors, Slots]:
+            return slots["model"], {}
+
+    lists = [survey, alignment]
+    upload = client_update(Short("original"), NET, shared, private, lists, Stage(5), Sgd(0.0, 0.01), LR).upload
+    model = {leaf: value.clone().requires_grad_() for leaf, value in leaves(1).items()}
+    before = NET(leaves(2), survey[0].x).features
+    features, y = NET(model, alignment[0].x).features, alignment[0].y
+    loss = sum(
+        (x - before[survey[0].y == k].mean(0)).square().mean() / len(y)
+        for x, k in zip(features, y, strict=True)
+        if k != 2
+    )
+    loss.backward()
+    for leaf, value in leaves(1).items():
+        wanted = value - LR * (model[leaf].grad + 0.01 * value) if is_trunk(leaf) else value  # the trunk alone
+        torch.testing.assert_close(upload[leaf], wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("steps", "align"), [(2, 1), (4, 1), (5, 1), (9, 1), (10, 2), (25, 5)])
+def test_fedas_aligns_for_a_fifth_of_the_steps_and_at_least_one(steps, align):
+    assert [phase.steps for phase in FedAS().phases(Stage(steps))] == [align, steps - align]
 
 
 def test_fedas_keeps_the_trained_model_as_the_next_anchor():
@@ -404,6 +462,41 @@ def test_epsilon_is_the_specifications():
     assert EPSILON == 1e-8
 
 
+@pytest.mark.parametrize("scale", [1e-9, 1e-3, 1e6])
+def test_a_conflict_averse_step_does_not_depend_on_how_far_clients_moved(scale):
+    """At the end of a cosine schedule a tensor's moves are some 1e-7 long, and their products 1e-14."""
+    d = torch.randn(5, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    one, other = (worst_client_best((s * d) @ (s * d).T, 0.5) for s in (1.0, scale))
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+    assert one.max() - one.min() > 0.1  # far from the mean
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_conflict_averse_step_of_many_clients_solves_the_dual(seed):
+    """Against a general solver, in vectors instead of coefficients; clients of very different sizes."""
+    rng = np.random.default_rng(seed)
+    m = int(rng.integers(3, 9))
+    d = rng.normal(size=(m, 20)) * np.exp(rng.normal(size=(m, 1))) + rng.normal() / 2
+    projected = d.copy()
+    for i, j in itertools.permutations(range(m), 2):
+        projected[i] -= min(0.0, projected[i] @ d[j]) / (d[j] @ d[j]) * d[j]
+    guide = projected.mean(0)
+    ball = 0.5 * np.linalg.norm(guide)
+    found = minimize(
+        lambda w: (w @ d @ guide + ball * np.linalg.norm(w @ d)) / ball**2,
+        np.full(m, 1 / m),
+        bounds=[(0, 1)] * m,
+        constraints={"type": "eq", "fun": lambda w: w.sum() - 1},
+        method="SLSQP",
+        options={"ftol": 1e-13, "maxiter": 1000},
+    )
+    wanted = (guide + ball * found.x @ d / np.linalg.norm(found.x @ d)) / 1.25
+    gram = torch.from_numpy(d @ d.T)
+    share = worst_client_best(torch.stack([gram, torch.zeros_like(gram)]), 0.5)  # beside a tensor nobody moved
+    np.testing.assert_allclose(share[0].numpy() @ d, wanted, atol=2e-3 * np.linalg.norm(wanted))
+    assert share[1].isfinite().all()
+
+
 # --- FedPAC, original ---------------------------------------------------------------------------
 
 
@@ -444,6 +537,45 @@ def test_head_shares_of_two_clients_in_closed_form():
     torch.testing.assert_close(head_shares(uploads), wanted, rtol=0, atol=1e-5)
 
 
+def cheapest_on_the_simplex(matrix: np.ndarray) -> np.ndarray:
+    """By trying every set of clients that may have a share: on one of them the gradient is constant."""
+    best, least = np.zeros(len(matrix)), np.inf
+    for size in range(1, len(matrix) + 1):
+        for chosen in itertools.combinations(range(len(matrix)), size):
+            share = np.zeros(len(matrix))
+            share[list(chosen)] = np.linalg.solve(matrix[np.ix_(chosen, chosen)], np.ones(size))
+            share /= share.sum()
+            if (share >= 0).all() and share @ matrix @ share < least:
+                best, least = share, share @ matrix @ share
+    return best
+
+
+@pytest.mark.parametrize("far", [0.1, 1.0, 10.0, 1000.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_head_shares_are_the_cheapest_however_far_some_clients_are(seed, far):
+    """Two groups of clients: the distance between groups must not drown the trade-off within them."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(60) % CLASSES
+    uploads = [
+        statistics(torch.randn(60, 2, generator=generator, dtype=torch.float64) + far * (i >= 3), y) for i in range(6)
+    ]
+    n = 60
+    mean = np.stack([(u["sums"] / n).flatten() for u in uploads])
+    variance = np.array([float(u["squares"]) / n - (h**2).sum() for u, h in zip(uploads, mean, strict=True)]) / n
+    for i, found in enumerate(head_shares(uploads)):
+        gaps = mean[i] - mean
+        wanted = cheapest_on_the_simplex(np.diag(variance) + gaps @ gaps.T)
+        wanted[wanted < SMALLEST_SHARE] = 0
+        np.testing.assert_allclose(found, wanted / wanted.sum(), atol=1e-7)
+        assert (found[:3] > 0).sum() + (found[3:] > 0).sum() >= 2  # nobody stands alone
+
+
+def test_a_client_whose_features_do_not_vary_keeps_its_head():
+    still = statistics(torch.zeros(12, 2, dtype=torch.float64), torch.zeros(12, dtype=torch.long))
+    shares = head_shares([still, *drawn_statistics(0)])
+    torch.testing.assert_close(shares[0], torch.eye(5, dtype=torch.float64)[0], rtol=0, atol=1e-9)
+
+
 def test_clients_alike_share_equally():
     (one, *_) = drawn_statistics(0)
     torch.testing.assert_close(
@@ -470,14 +602,19 @@ def test_tiny_head_shares_are_dropped(take, kept):
 
 
 def test_fedpacs_statistics_come_from_real_samples():
+    """For the heads' mixture under the body that all clients received; for the prototypes after training."""
     method = FedPAC(variant="original")
     shared, private = method.start(leaves())
     upload, _ = work(method, method.send(shared, 1), private, 4)
-    seen = batches(2, seed=2)
-    model = {leaf: upload[leaf] for leaf in leaves()}
-    features, y = torch.cat([NET(model, b.x).features for b in seen]), torch.cat([b.y for b in seen])
-    wanted = statistics(features, y)
+
+    def seen_by(model: Tensors, seed: int) -> Tensors:
+        seen = batches(2, seed)
+        return statistics(torch.cat([NET(model, b.x).features for b in seen]), torch.cat([b.y for b in seen]))
+
+    wanted = seen_by(leaves(), seed=0)
     close({name: upload[name] for name in wanted}, wanted)
+    wanted = seen_by({leaf: upload[leaf] for leaf in leaves()}, seed=3)
+    close({name: upload[f"class_{name}"] for name in ("sums", "counts")}, {k: wanted[k] for k in ("sums", "counts")})
     assert int(upload["client"]) == 1
 
 
@@ -496,5 +633,34 @@ def test_fedpac_sends_every_client_its_own_heads_and_nobody_elses():
         assert set(sent) == {*leaves(), "client", "prototypes", "seen"}
         wanted = sum(shares[client, j] * uploads[j]["head.weight"] for j in range(3))
         torch.testing.assert_close(sent["head.weight"], wanted, rtol=0, atol=1e-12)
-    counts = sum(u["counts"] for u in uploads)
-    np.testing.assert_allclose(after["prototypes"], sum(u["sums"] for u in uploads) / counts.clamp_min(1)[:, None])
+    counts = sum(u["class_counts"] for u in uploads)
+    wanted = sum(u["class_sums"] for u in uploads) / counts.clamp_min(1)[:, None]
+    np.testing.assert_allclose(after["prototypes"], wanted)
+
+
+def test_fedpacs_alignment_step():
+    """One step of the body: the mean over samples of the mean over features, nothing for a class nobody has seen."""
+    method, align = FedPAC(variant="original", align=0.6), 0.6
+    shared, private = method.start(leaves())
+    prototypes = torch.randn(CLASSES, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    known = {"prototypes": prototypes, "seen": torch.tensor([True, False, True])}
+    rate = torch.tensor(0.03, dtype=torch.float64)
+    upload, _ = work(method, {**method.send(shared, 0), **known}, private, 2, sgd=Sgd(0.0, 0.0), lr=rate)
+    head = {leaf: upload[leaf] for leaf in leaves() if is_head(leaf)}
+    gradient = slope(leaves(), batches(1, seed=1)[0])  # heads have a rate of their own, 0.1, with the usual decay
+    close(
+        head, {leaf: value - 0.1 * (gradient[leaf] + 5e-4 * value) for leaf, value in leaves().items() if leaf in head}
+    )
+    model = {leaf: value.clone().requires_grad_() for leaf, value in {**leaves(), **head}.items()}
+    (batch,) = batches(1, seed=2)
+    out = NET(model, batch.x)
+    loss = nn.functional.cross_entropy(out.logits, batch.y)
+    for x, y in zip(out.features, batch.y, strict=True):
+        if y != 1:
+            loss = loss + align * (x - prototypes[y]).square().mean() / len(batch.y)
+    loss.backward()
+    assert (batch.y == 1).any()
+    close(
+        {leaf: upload[leaf] for leaf in shared},
+        {leaf: value - rate * model[leaf].grad for leaf, value in shared.items()},
+    )

@@ -12,12 +12,14 @@ from feddrm.errors import FeddrmError, SettingError
 from feddrm.registry import nearest
 
 Floats = NDArray[np.float64]
+LARGEST = 1e150  # whose square is a number still
 Basis = str | Callable[[Any], ArrayLike]
 
 
 def _normal(x: Floats) -> Floats:
     i, j = np.triu_indices(x.shape[1])
-    return np.hstack([x, x[:, i] * x[:, j]])
+    with np.errstate(over="ignore"):  # refused below, in words
+        return np.hstack([x, x[:, i] * x[:, j]])
 
 
 def _gamma(x: Floats) -> Floats:
@@ -71,8 +73,10 @@ def evaluate_basis(basis: Basis, sample: Any) -> Floats:
                 f"the basis made an array of shape {features.shape} from {len(sample)} observations: "
                 f"it must return one row for each"
             )
-    if not np.isfinite(features).all():
-        raise FeddrmError("the basis is not finite on this sample: scale the data, or take another basis")
+    if not (np.abs(features) < LARGEST).all():
+        raise FeddrmError(
+            f"the basis is not finite, or beyond {LARGEST:g}, on this sample: scale the data, or take another"
+        )
     return features
 
 

@@ -76,6 +76,12 @@ def homogeneity(fit: DensityRatioFit) -> Homogeneity:
 def expectation(fit: DensityRatioFit, function: Callable[[Any], ArrayLike]) -> Estimate:
     """The mean of a function in every population, from the whole pooled sample: one row per population."""
     parts = [np.asarray(function(sample), dtype=np.float64) for sample in fit.samples]
+    for name, part, sample in zip(fit.names, parts, fit.samples, strict=True):
+        if part.ndim not in (1, 2) or len(part) != len(sample) or not np.isfinite(part).all():
+            raise FeddrmError(
+                f"population '{name}': the function made an array of shape {part.shape} from {len(sample)} "
+                f"observations: it must return one row of finite numbers for each"
+            )
     values = np.vstack([part[:, None] if part.ndim == 1 else part for part in parts])
     return _expectation(fit, values)
 
@@ -88,6 +94,8 @@ def mean(fit: DensityRatioFit) -> Estimate:
 def distribution(fit: DensityRatioFit, at: ArrayLike) -> Estimate:
     """The distribution function of every population (first axis) at every point of ``at`` (second axis)."""
     points = np.atleast_1d(np.asarray(at, dtype=np.float64))
+    if np.isnan(points).any():
+        raise SettingError(f"distribution at {points.tolist()}: give numbers")
     return _expectation(fit, (_single(fit)[:, None] <= points).astype(np.float64))
 
 

@@ -93,11 +93,11 @@ def maximise(design: Floats, owner: NDArray[np.intp], names: tuple[str, ...], pe
         gradient = problem.gradient(b, posterior)
         if np.abs(gradient).max() <= tolerance and moved <= SETTLED:
             break
+        direction = problem.newton_direction(gradient, posterior)
         if not penalty.any():
             _refuse_if_all_told_apart(posterior, owner, names)
             if step == SUSPICIOUS:
-                _refuse_if_separated(design, owner, names)
-        direction = problem.newton_direction(gradient, posterior)
+                _refuse_if_separated(design, owner, names, direction)
         slope = float((gradient * direction).sum())
         size = 1.0
         while True:
@@ -110,8 +110,8 @@ def maximise(design: Floats, owner: NDArray[np.intp], names: tuple[str, ...], pe
         b, value, posterior = b + size * direction, trial, trial_posterior
     else:
         raise FeddrmError(
-            f"the density ratio model did not converge in {MOST_STEPS} steps (score {np.abs(gradient).max():.1e}): "
-            f"take fewer basis functions, or a larger ridge"
+            f"the density ratio model did not converge in {MOST_STEPS} steps (score {np.abs(gradient).max():.1e}), as "
+            f"where populations are told apart without error: give a ridge, or a larger one, or fewer basis functions"
         )
     coefficients = np.vstack([np.zeros(design.shape[1]), b])
     own = np.take_along_axis(problem.log_posterior(b), owner[:, None], 1)
@@ -217,8 +217,8 @@ def _refuse_if_all_told_apart(posterior: Floats, owner: NDArray[np.intp], names:
         _refuse("all populations" if len(names) > 2 else f"'{names[0]}' and '{names[1]}'")
 
 
-def _refuse_if_separated(design: Floats, owner: NDArray[np.intp], names: tuple[str, ...]) -> None:
-    if pairs := separated_pairs(design, owner, len(names)):
+def _refuse_if_separated(design: Floats, owner: NDArray[np.intp], names: tuple[str, ...], direction: Floats) -> None:
+    if pairs := separated_pairs(design, owner, np.vstack([np.zeros(design.shape[1]), direction])):
         first, second = (names[i] for i in pairs[0])
         _refuse(f"'{first}' and '{second}'" + (f" (and {len(pairs) - 1} more pairs)" if len(pairs) > 1 else ""))
 

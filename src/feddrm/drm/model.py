@@ -160,7 +160,7 @@ class DensityRatioFit:
         logits = self._logits(x)
         if priors is not None:
             given = np.asarray(priors, dtype=np.float64)
-            if given.shape != (len(self.names),) or not (given > 0).all():
+            if given.shape != (len(self.names),) or not ((given > 0) & np.isfinite(given)).all():
                 raise SettingError(f"priors {priors!r}: give {len(self.names)} positive numbers, one per population")
             logits = logits + np.log(given / self.counts)
         return np.exp(log_softmax(logits))

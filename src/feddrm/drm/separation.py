@@ -9,18 +9,34 @@ from scipy.optimize import linprog
 from feddrm.drm.basis import Floats
 
 MOST_CELLS = 20_000_000
-MARGIN = 1e-4  # in pooled standard deviations: well above the solver's own tolerance of 1e-7
+# In pooled standard deviations, of a direction of size one; the solver's own tolerance is 1e-7.
+MARGIN, ROUNDING = 1e-4, 1e-6
 
 
-def separated_pairs(design: Floats, owner: NDArray[np.intp], populations: int) -> list[tuple[int, int]]:
+def separated_pairs(design: Floats, owner: NDArray[np.intp], followed: Floats) -> list[tuple[int, int]]:
     """Pairs of populations that some direction divides; none if the optimum is finite (Albert and Anderson, 1984).
 
     A direction along which no observation's own population ever loses, and one wins, can be followed for ever.
-    It is found by maximising the sum of all margins within a box. Data too large for that are not judged.
+    It is found by a linear programme; of data too large for one, only the direction ``followed`` so far is judged.
     """
-    k = design.shape[1]
-    if len(design) * (populations - 1) * populations * k > MOST_CELLS:
+    populations, k = followed.shape
+    large = len(design) * (populations - 1) * populations * k > MOST_CELLS
+    direction = followed if large else _widest_margins(design, owner, populations)
+    scores = design @ (direction / np.abs(direction).max(initial=1e-300)).T
+    margins = np.take_along_axis(scores, owner[:, None], 1) - scores
+    if margins.min() < -ROUNDING:
         return []
+    pairs = []
+    for i in range(populations):
+        for other in range(i + 1, populations):
+            if max(margins[owner == i, other].max(), margins[owner == other, i].max()) > MARGIN:
+                pairs.append((i, other))
+    return pairs
+
+
+def _widest_margins(design: Floats, owner: NDArray[np.intp], populations: int) -> Floats:
+    """The direction in a box with the largest sum of margins, none of them negative; zero if that is all."""
+    k = design.shape[1]
     rows = []
     for i in range(populations):
         mine = design[owner == i]
@@ -32,14 +48,4 @@ def separated_pairs(design: Floats, owner: NDArray[np.intp], populations: int) -
                 rows.append(block.reshape(len(mine), -1))
     margins = np.vstack(rows)
     found = linprog(-margins.mean(0), A_ub=-margins, b_ub=np.zeros(len(margins)), bounds=(-1, 1), method="highs")
-    if found.status != 0:
-        return []
-    direction = found.x.reshape(populations, k)
-    scores = design @ direction.T
-    pairs = []
-    for i in range(populations):
-        for other in range(i + 1, populations):
-            gap = scores[:, i] - scores[:, other]
-            if max(gap[owner == i].max(), -gap[owner == other].min()) > MARGIN:
-                pairs.append((i, other))
-    return pairs
+    return found.x.reshape(populations, k) if found.status == 0 else np.zeros((populations, k))

@@ -203,6 +203,8 @@ def _weighted(fractions: Tensor, weights: Tensor) -> float:
 def _check_weights(weights: Tensor, clients: int) -> None:
     if weights.shape != (clients,):
         raise FeddrmError(f"weights of shape {tuple(weights.shape)} for {clients} clients: give one each")
+    if not bool(((weights > 0) & weights.isfinite()).all()):  # of weight 0 the density rule would make infinity
+        raise FeddrmError(f"weights {weights.tolist()}: all must be positive, as the sizes of training sets are")
 
 
 def _known(what: str, value: str, known: Sequence[str]) -> None:

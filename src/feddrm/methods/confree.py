@@ -50,7 +50,8 @@ class ConFREE(FedRep):
             whole = torch.stack(list(grams.values())).sum(0)
             shares = dict.fromkeys(moves, without_conflicts(whole, weights.to(whole)))
         else:
-            shares = {leaf: worst_client_best(gram, self.radius) for leaf, gram in grams.items()}
+            found = worst_client_best(torch.stack(list(grams.values())), self.radius)
+            shares = dict(zip(grams, found, strict=True))
         # Every rule ends in a linear combination of the clients' own moves.
         return {leaf: shared[leaf] + (shares[leaf] @ move).view_as(shared[leaf]) for leaf, move in moves.items()}
 
@@ -61,25 +62,45 @@ def without_conflicts(gram: Tensor, weights: Tensor) -> Tensor:
     return weights - along.T @ weights
 
 
-def worst_client_best(gram: Tensor, radius: float) -> Tensor:
-    """Weights of the moves: a conflict-averse step around a guidance vector, in coefficients throughout."""
-    m = len(gram)
-    rows = torch.eye(m, dtype=gram.dtype, device=gram.device)
+def worst_client_best(grams: Tensor, radius: float) -> Tensor:
+    """Weights of the moves [..., m]: a conflict-averse step around a guidance vector, for products [..., m, m].
+
+    Everything is computed in coefficients of the moves, and relative to their size: late in a run moves are so small
+    that any fixed number added to their products would outweigh them.
+    """
+    m = grams.shape[-1]
+    size = grams.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+    grams = grams / size.clamp_min(torch.finfo(grams.dtype).tiny)
+    rows = torch.eye(m, dtype=grams.dtype, device=grams.device)
     projected = []
     for i in range(m):
-        g = rows[i]
+        g = rows[i].expand(grams.shape[:-1])
         for j in range(m):
             if j != i:
-                g = g - (gram[j] @ g).clamp(max=0) / (gram[j, j] + EPSILON) * rows[j]
+                product = (grams[..., j, :] * g).sum(-1, keepdim=True)
+                g = g - product.clamp(max=0) / (grams[..., j, j, None] + EPSILON) * rows[j]
         projected.append(g)
     guide = torch.stack(projected).mean(0)
-    ball = radius * (guide @ gram @ guide).clamp_min(0).sqrt()
-    w = torch.full_like(guide, 1 / m)
-    pull = gram @ guide
-    # Exponentiated gradient on the simplex: minimise <g_w, guide> + ball * |g_w|.
+
+    pull = (grams @ guide[..., None])[..., 0]
+    ball = radius * (guide * pull).sum(-1, keepdim=True).clamp_min(0).sqrt()
+
+    def judged(w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The length of g_w, the gradient at w, and what is minimised: <g_w, guide> + ball * |g_w|."""
+        image = (grams @ w[..., None])[..., 0]
+        length = (w * image).sum(-1, keepdim=True).clamp_min(EPSILON**2).sqrt()
+        return length, pull + ball * image / length, (w * pull).sum(-1, keepdim=True) + ball * length
+
+    # Exponentiated gradient on the simplex. A step that gains nothing is not taken, and the next one is shorter;
+    # which of both happens is a value, not a branch.
+    w, rate = torch.full_like(guide, 1 / m), torch.ones_like(ball)
+    length, slope, value = judged(w)
     for _ in range(ITERATIONS):
-        length = (w @ gram @ w).clamp_min(EPSILON**2).sqrt()
-        slope = pull + ball * (gram @ w) / length
-        w = torch.softmax(w.clamp_min(1e-30).log() - slope / (slope.abs().max() + EPSILON), dim=0)
-    length = (w @ gram @ w).clamp_min(EPSILON**2).sqrt()
+        trial = torch.softmax(w.clamp_min(1e-30).log() - rate * slope, dim=-1)
+        there = judged(trial)
+        gains = there[2] < value
+        w, rate = torch.where(gains, trial, w), torch.where(gains, 2 * rate, rate / 4)
+        length, slope, value = (
+            torch.where(gains, new, old) for new, old in zip(there, (length, slope, value), strict=True)
+        )
     return (guide + ball / length * w) / (1 + radius**2)

@@ -11,7 +11,7 @@ from torch import Tensor
 from feddrm.data import Batch
 from feddrm.errors import SettingError
 from feddrm.methods.losses import classify, distance
-from feddrm.methods.method import Forward, Method, Phase, Slots, Stage, Tensors, halves
+from feddrm.methods.method import Forward, Method, Phase, Slots, Stage, Tensors, split_steps
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Ditto(Method):
             raise SettingError(f"lam={self.lam}: the pull must be a number and not negative (the paper: 1)")
 
     def phases(self, stage: Stage) -> tuple[Phase, ...]:
-        first, second = halves(stage.steps)
+        first, second = split_steps(stage.steps)
         return Phase(first, classify), Phase(second, self._personal, slot="personal", logged=False)
 
     def start(self, leaves: Tensors) -> tuple[Tensors, Slots]:

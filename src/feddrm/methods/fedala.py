@@ -11,7 +11,7 @@ from torch import Tensor
 from feddrm.data import Batch
 from feddrm.errors import SettingError
 from feddrm.methods.losses import classify
-from feddrm.methods.method import Forward, Method, Phase, Sgd, Slots, Stage, Tensors, halves
+from feddrm.methods.method import Forward, Method, Phase, Sgd, Slots, Stage, Tensors, split_steps
 from feddrm.methods.variants import check_variant
 
 UNDECAYED = Sgd(weight_decay=0.0)  # decay would pull the mixing weights towards the client's own model
@@ -40,7 +40,7 @@ class FedALA(Method):
             raise SettingError(f"layers={self.layers}: at least one tensor must be mixed (the original: 2)")
 
     def phases(self, stage: Stage) -> tuple[Phase, ...]:
-        mixing, training = halves(stage.steps)
+        mixing, training = split_steps(stage.steps)
         sgd = Sgd(0.0, 0.0, lr=1.0) if self.variant == "original" else UNDECAYED
         learn = Phase(mixing, _mixed_loss, slot="mix", clamp=(0.0, 1.0), sgd=sgd, logged=False)
         train = Phase(training, classify, enter=_take_mix)

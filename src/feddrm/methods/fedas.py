@@ -11,8 +11,8 @@ from torch import Tensor
 
 from feddrm.data import Batch
 from feddrm.methods.losses import classify, masked_mean
-from feddrm.methods.method import Forward, Method, Phase, Slots, Stage, Survey, Tensors, weighted_mean
-from feddrm.methods.prototypes import class_means, class_sums
+from feddrm.methods.method import Forward, Method, Phase, Slots, Stage, Survey, Tensors, split_steps, weighted_mean
+from feddrm.methods.prototypes import class_means, class_sums, distance_to_means
 from feddrm.methods.variants import check_variant
 from feddrm.models import is_head, is_trunk
 
@@ -36,15 +36,15 @@ class FedAS(Method):
         check_variant(self)
 
     def phases(self, stage: Stage) -> tuple[Phase | Survey, ...]:
-        align = stage.steps // 5
-        joint = Phase(stage.steps - align, classify)
+        align, rest = split_steps(stage.steps, one_in=5)
+        joint = Phase(rest, classify)
         if self.variant == "paper":
             return Phase(align, _features_stay, train=is_trunk, logged=False), joint
         return (
             Survey(align, lambda net, slots, batch: class_sums(net, slots["prev"], batch), "means"),
             Phase(align, _class_means_stay, train=is_trunk, logged=False),
             joint,
-            Survey(max(align, 1), _fisher_trace, FISHER),  # the server needs it however few the steps
+            Survey(align, _fisher_trace, FISHER),
         )
 
     def shares(self, leaf: str, stage: Stage) -> bool:
@@ -79,8 +79,7 @@ def _features_stay(net: Forward, slots: Slots, batch: Batch) -> Tensor:
 
 
 def _class_means_stay(net: Forward, slots: Slots, batch: Batch) -> Tensor:
-    means = class_means(slots["means"])[batch.y].detach()
-    return masked_mean((net(slots["model"], batch.x).features - means).square().mean(1), batch.mask)
+    return distance_to_means(net(slots["model"], batch.x).features, class_means(**slots["means"]), batch)
 
 
 def _fisher_trace(net: Forward, slots: Slots, batch: Batch) -> Tensors:

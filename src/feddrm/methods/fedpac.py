@@ -13,7 +13,7 @@ from torch import Tensor
 
 from feddrm.data import Batch
 from feddrm.errors import SettingError
-from feddrm.methods.losses import classify, cross_entropy, distance, masked_mean
+from feddrm.methods.losses import classify, cross_entropy, distance
 from feddrm.methods.method import (
     Forward,
     Method,
@@ -24,14 +24,16 @@ from feddrm.methods.method import (
     Survey,
     Tensors,
     body,
-    halves,
+    split_steps,
     weighted_mean,
 )
-from feddrm.methods.prototypes import class_sums
+from feddrm.methods.prototypes import class_means, class_sums, distance_to_means
 from feddrm.methods.variants import check_variant
 from feddrm.models import is_head
 
-STATISTICS = ("client", "sums", "counts", "squares")
+MIXING = ("sums", "counts", "squares")
+ALIGNING = ("class_sums", "class_counts")
+STATISTICS = ("client", *MIXING, *ALIGNING)
 KNOWN = ("client", "prototypes", "seen")  # sent beside the leaves
 SMALLEST_SHARE = 1e-3
 HEAD_RATE = Sgd(lr=0.1)
@@ -44,7 +46,8 @@ class FedPAC(Method):
     ``variant="paper"``: the body phase adds (mu / 2) times the squared distance to the received body.
     ``variant="original"``: it adds the distance of features to global class prototypes, weight
     ``align``, and the server mixes the clients' heads by a quadratic programme per client. Heads and
-    class statistics then travel; they are measured on the last round's batches.
+    class statistics then travel, measured on batches of the round: those for the mixture under the body
+    that all received, those for the prototypes under the client's own as trained.
     """
 
     name: ClassVar[str] = "fedpac"
@@ -65,13 +68,14 @@ class FedPAC(Method):
             )
 
     def phases(self, stage: Stage) -> tuple[Phase | Survey, ...]:
-        first, second = halves(stage.steps)
+        first, second = split_steps(stage.steps)
         if self.variant == "paper":
             return Phase(first, classify, train=is_head), Phase(second, self._near, train=body)
         return (
+            Survey(second, _statistics, "mixing"),
             Phase(first, classify, train=is_head, sgd=HEAD_RATE),
             Phase(second, self._aligned, train=body),
-            Survey(second, _statistics, "statistics"),
+            Survey(second, _prototypes, "aligning"),
         )
 
     def shares(self, leaf: str, stage: Stage) -> bool:
@@ -101,16 +105,14 @@ class FedPAC(Method):
         private: Slots = {"model": {leaf: v for leaf, v in model.items() if is_head(leaf)}}
         if self.variant == "paper":
             return {leaf: v for leaf, v in model.items() if not is_head(leaf)}, private
-        return {**model, **slots["statistics"], "client": slots["known"]["client"]}, private
+        return {**model, **slots["mixing"], **slots["aligning"], "client": slots["known"]["client"]}, private
 
     def aggregate(self, shared: Tensors, uploads: Sequence[Tensors], weights: Tensor) -> Tensors:
         if self.variant == "paper" or not uploads:
             return {**shared, **weighted_mean(uploads, weights)}
         bodies = [{k: v for k, v in u.items() if k not in STATISTICS and not is_head(k)} for u in uploads]
-        counts = sum((u["counts"] for u in uploads), start=torch.zeros_like(uploads[0]["counts"]))
-        sums = sum((u["sums"] for u in uploads), start=torch.zeros_like(uploads[0]["sums"]))
-        out = {**shared, **weighted_mean(bodies, weights)}
-        out["prototypes"], out["seen"] = sums / counts.clamp_min(1)[:, None], counts > 0
+        sums, counts = (torch.stack([u[name] for u in uploads]).sum(0) for name in ALIGNING)
+        out = {**shared, **weighted_mean(bodies, weights), **class_means(sums, counts)}
         for upload, share in zip(uploads, head_shares(uploads), strict=True):
             heads = weighted_mean([{k: v for k, v in u.items() if is_head(k)} for u in uploads], share)
             out.update({f"mixed/{int(upload['client'])}/{leaf}": value for leaf, value in heads.items()})
@@ -128,14 +130,17 @@ class FedPAC(Method):
         loss = cross_entropy(out.logits, batch.y, batch.mask)
         if "prototypes" not in slots["known"]:  # nothing to align to before the first aggregation
             return loss
-        gap = (out.features - slots["known"]["prototypes"][batch.y]).square().mean(1)
-        return loss + self.align * masked_mean(gap * slots["known"]["seen"][batch.y], batch.mask)
+        return loss + self.align * distance_to_means(out.features, slots["known"], batch)
 
 
 def _statistics(net: Forward, slots: Slots, batch: Batch) -> Tensors:
     found = class_sums(net, slots["model"], batch)
     squares = (net(slots["model"], batch.x).features.square().sum(1) * batch.mask).sum()
     return {**found, "squares": squares}
+
+
+def _prototypes(net: Forward, slots: Slots, batch: Batch) -> Tensors:
+    return dict(zip(ALIGNING, class_sums(net, slots["model"], batch).values(), strict=True))
 
 
 def head_shares(uploads: Sequence[Tensors]) -> Tensor:
@@ -147,27 +152,26 @@ def head_shares(uploads: Sequence[Tensors]) -> Tensor:
     totals = torch.stack([u["counts"].sum() for u in uploads]).double().cpu()
     means = torch.stack([u["sums"] for u in uploads]).double().cpu() / totals[:, None, None]
     squares = torch.stack([u["squares"] for u in uploads]).double().cpu()
-    variance = (squares / totals - means.square().sum((1, 2))) / totals
-    m = len(uploads)
+    variance = ((squares / totals - means.square().sum((1, 2))) / totals).clamp_min(0)
     rows = []
-    for i in range(m):
-        gaps = (means[i] - means).flatten(1)
-        matrix = (torch.diag(variance.clamp_min(0)) + gaps @ gaps.T).numpy()
-        rows.append(_simplex_minimum(matrix / max(np.abs(matrix).max(), 1e-300), m))
+    for i, own in enumerate(variance):
+        root = np.vstack([np.diag(variance.sqrt()), (means[i] - means).flatten(1).T.numpy()])
+        share = _simplex_minimum(root / max(float(own), 1e-12 * float((root**2).sum(0).max()), 1e-300) ** 0.5)
+        share[share < SMALLEST_SHARE] = 0
+        rows.append(share / share.sum())
     return torch.from_numpy(np.stack(rows)).to(uploads[0]["sums"])
 
 
-def _simplex_minimum(matrix: np.ndarray, m: int) -> np.ndarray:
-    from scipy.optimize import minimize  # slow to import: only this method waits for it
+def _simplex_minimum(root: np.ndarray) -> np.ndarray:
+    """The point a of the simplex at which |root a| is least, for a ``root`` of such a scale that this is about one.
 
-    found = minimize(
-        lambda a: a @ matrix @ a,
-        np.full(m, 1 / m),
-        jac=lambda a: 2 * matrix @ a,
-        bounds=[(0.0, 1.0)] * m,
-        constraints={"type": "eq", "fun": lambda a: a.sum() - 1.0, "jac": lambda a: np.ones_like(a)},
-        method="SLSQP",
-    )
-    share = np.where(found.x < SMALLEST_SHARE, 0.0, found.x)
-    out: np.ndarray = share / share.sum()
-    return out
+    That is where the non-negative least squares |root b|^2 + (sum b - 1)^2 has its minimum, b / sum b: written as
+    b = s a, the least of s^2 |root a|^2 + (s - 1)^2 over s grows with |root a|. It is solved exactly, where a general
+    solver stops once the largest of very different distances changes no more.
+    """
+    from scipy.optimize import nnls  # slow to import: only this method waits for it
+
+    m = root.shape[1]
+    square = np.vstack([np.linalg.qr(root, mode="r"), np.ones(m)])
+    found, _ = nnls(square, np.append(np.zeros(len(square) - 1), 1.0))
+    return np.asarray(found / found.sum())

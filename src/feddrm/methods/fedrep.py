@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from feddrm.methods.losses import classify
-from feddrm.methods.method import Method, Phase, Stage, body, halves
+from feddrm.methods.method import Method, Phase, Stage, body, split_steps
 from feddrm.models import is_head
 
 
@@ -17,7 +17,7 @@ class FedRep(Method):
     name: ClassVar[str] = "fedrep"
 
     def phases(self, stage: Stage) -> tuple[Phase, ...]:
-        first, second = halves(stage.steps)
+        first, second = split_steps(stage.steps)
         return Phase(first, classify, train=is_head), Phase(second, classify, train=body)
 
     def shares(self, leaf: str, stage: Stage) -> bool:

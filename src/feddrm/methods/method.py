@@ -182,8 +182,9 @@ def weighted_mean(uploads: Sequence[Tensors], weights: Tensor) -> Tensors:
     return out
 
 
-def halves(steps: int) -> tuple[int, int]:
-    """Local steps shared by two phases; the second gets the odd one."""
+def split_steps(steps: int, one_in: int = 2) -> tuple[int, int]:
+    """Local steps shared by two phases: one in ``one_in`` for the first, rounded down, but at least one for each."""
     if steps < 2:
         raise SettingError(f"local_steps={steps}: this method divides its steps between two phases: give at least 2")
-    return steps // 2, steps - steps // 2
+    first = max(1, steps // one_in)
+    return first, steps - first

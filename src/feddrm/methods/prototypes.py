@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from feddrm.data import Batch
+from feddrm.methods.losses import masked_mean
 from feddrm.methods.method import Forward, Tensors
 
 
@@ -17,6 +17,12 @@ def class_sums(net: Forward, model: Tensors, batch: Batch) -> Tensors:
     return {"sums": member.T @ out.features, "counts": member.sum(0)}
 
 
-def class_means(gathered: Tensors) -> Tensor:
-    """Mean feature of every class; zero where none was seen."""
-    return gathered["sums"] / torch.clamp(gathered["counts"], min=1)[:, None]
+def class_means(sums: Tensor, counts: Tensor) -> Tensors:
+    """Mean feature of every class, and which classes were seen at all."""
+    return {"prototypes": sums / counts.clamp_min(1)[:, None], "seen": counts > 0}
+
+
+def distance_to_means(features: Tensor, means: Tensors, batch: Batch) -> Tensor:
+    """Mean squared distance of features to their classes' means; a class that was not seen pulls at nothing."""
+    gap = (features - means["prototypes"][batch.y]).square().mean(1)
+    return masked_mean(gap * means["seen"][batch.y], batch.mask)
