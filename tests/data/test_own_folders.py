@@ -283,3 +283,18 @@ def test_one_class_and_one_sample(tmp_path: Path) -> None:
     draw(tmp_path / "lima" / "dog" / "0.png", 1)
     with refused("client 'oslo' has too few samples (1)"):
         from_folders(tmp_path)
+
+
+def test_a_class_folder_from_another_system_is_the_same_class(tmp_path: Path) -> None:
+    """Archives made on macOS write '\u00f6' as two characters."""
+    one, other = "l\u00f6we", "lo\u0308we"
+    for client, label in (("lima", one), ("oslo", other)):
+        for i in range(4):
+            draw(tmp_path / client / "cat" / f"{i}.png", 1)
+            draw(tmp_path / client / label / f"{i}.png", 2)
+    fed = from_folders(tmp_path)
+    assert fed.classes == ("cat", one)
+    assert fed.counts().tolist() == [[4, 4], [4, 4]]
+    draw(tmp_path / "oslo" / "Cat" / "9.png", 3)
+    with refused("the classes 'Cat' and 'cat' differ in upper and lower case"):
+        from_folders(tmp_path)
