@@ -114,3 +114,20 @@ def test_impossible_divisions_are_refused(kind: str, clients: int, alpha: float,
     labels = np.repeat(np.arange(2), 50)
     with pytest.raises(FeddrmError, match=says):
         partition(labels, clients=clients, kind=kind, alpha=alpha, shards=shards, seed=0)
+
+
+def test_a_division_that_cannot_be_is_refused_before_the_first_draw() -> None:
+    labels = np.repeat(np.arange(10), 20)
+    parts = partition(labels, clients=20, kind="dirichlet", alpha=1e300, shards=1, seed=0)
+    assert [len(train) + len(test) for train, test in parts] == [10] * 20
+    with pytest.raises(
+        FeddrmError, match=r"21 clients cannot each have 10 of 200 samples.*: ask for at most 20 clients"
+    ):
+        partition(labels, clients=21, kind="dirichlet", alpha=1e300, shards=1, seed=0)
+
+
+def test_what_does_not_fill_a_shard_goes_to_nobody() -> None:
+    labels = np.repeat(np.arange(3), 10)
+    parts = partition(labels, clients=4, kind="shards", alpha=1.0, shards=2, seed=0)
+    dealt = sorted(np.concatenate([np.concatenate(p) for p in parts]).tolist())
+    assert dealt == list(range(24))  # 8 shards of 3, in the order of the labels; 6 samples are left over
