@@ -174,7 +174,7 @@ def read_rows(path: Path, columns: tuple[str, ...] | None, width: int) -> tuple[
     if columns is None and len(table.header) != width:
         raise FeddrmError(f"{path} has {len(table.header)} columns, {width} are wanted: give the columns of training")
     at = [table.column(name, "a query") for name in columns or table.header]
-    rows = [[_number(table, row, column) for column in at] for row in range(len(table.rows))]
+    rows = [[_number(table, row, column, drop=False) for column in at] for row in range(len(table.rows))]
     return np.array(rows, dtype=np.float32), [table.place(row) for row in range(len(rows))]
 
 
@@ -205,22 +205,19 @@ def _columns(table: Table, other: Collection[str | None], wanted: tuple[str, ...
     return wanted
 
 
-def _number(table: Table, row: int, column: int) -> float:
+def _number(table: Table, row: int, column: int, *, drop: bool = True) -> float:
     text, name = table.rows[row][column], table.header[column]
+    otherwise = f", or drop=['{name}']" if drop else ""
     if text.lower() in MISSING:
-        raise FeddrmError(
-            f"{table.place(row)}: column '{name}' has no value ({shown(text)}): fill it in, or drop=['{name}']"
-        )
+        raise FeddrmError(f"{table.place(row)}: column '{name}' has no value ({shown(text)}): fill it in{otherwise}")
     value = _float(text)
     if value is None:
         raise FeddrmError(
-            f"{table.place(row)}: column '{name}' is {shown(text)}, not a number: encode it as numbers, "
-            f"or drop=['{name}']"
+            f"{table.place(row)}: column '{name}' is {shown(text)}, not a number: encode it as numbers{otherwise}"
         )
     if not abs(value) <= float(np.finfo(np.float32).max):
         raise FeddrmError(
-            f"{table.place(row)}: column '{name}' is {shown(text)}, not a finite 32-bit number: correct it, "
-            f"or drop=['{name}']"
+            f"{table.place(row)}: column '{name}' is {shown(text)}, not a finite 32-bit number: correct it{otherwise}"
         )
     return value
 
