@@ -69,8 +69,9 @@ def _dirichlet(labels: NDArray[np.integer], clients: int, alpha: float, rng: np.
             members = np.where(labels == k)[0]
             rng.shuffle(members)
             share = rng.dirichlet(np.repeat(alpha, clients))
-            share = share * (held < len(labels) / clients)
-            if not share.sum() > 0:  # a tiny alpha put everything on clients that are full
+            with np.errstate(invalid="ignore"):  # a tiny alpha can give infinite shares, refused below
+                share = share * (held < len(labels) / clients)
+            if not share.sum() > 0:  # or put everything on clients that are full
                 break
             share = share / share.sum()
             cuts = (np.cumsum(share) * len(members)).astype(int)[:-1]
