@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,14 @@ FIGURES = {
     "versions": {},
     "date": "2026-01-01",
 }
+
+
+def test_the_gateway_is_not_measured_where_it_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    found = CliRunner().invoke(app, ["bench", "serve"])
+    assert isinstance(found.exception, FeddrmError)
+    assert str(found.exception).endswith("pip install 'feddrm[serve]'")
+    assert "training" not in found.output
 
 
 def test_without_a_gpu_it_says_so() -> None:

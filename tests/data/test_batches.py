@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -40,6 +41,16 @@ def test_fresh_shuffle_per_client_round_and_phase(digits: Federation) -> None:
     assert len({tuple(o) for o in others}) == 4
 
 
+def test_the_stream_of_a_run_never_changes(digits: Federation) -> None:
+    """Runs resume, and sites train, on batches drawn by another version: seeds are part of the format."""
+    a, b = np.random.SeedSequence((2025, 3, 7, 1)).generate_state(2, np.uint32).tolist()
+    assert (a, b) == (1770096454, 3584467988)
+    assert generator_for(2025, 3, 7, 1).initial_seed() == a << 31 ^ b
+    drawn = draw_for(digits, 3, steps=4, batch_size=16, seed=2025, round=7, phase=1)
+    again = draw(len(digits.clients[3].train), 4, 16, generator_for(2025, 3, 7, 1))
+    assert torch.equal(drawn.samples, again.samples)
+
+
 def test_batches_are_what_the_client_sees(digits: Federation) -> None:
     client = digits.clients[3]
     drawn = draw_for(digits, 3, steps=6, batch_size=32, seed=0, round=1, phase=0)
@@ -61,6 +72,11 @@ def test_boxes_come_with_a_crop() -> None:
     assert plain.boxes is None
     assert torch.equal(plain.samples, drawn.samples), "crops must not disturb the shuffle"
     assert drawn.to("cpu").steps == 4
+    tall = draw(50, 4, 64, generator_for(1), crop=RandomResizedCrop(ratio=(0.4, 0.6)), size=(40, 20)).boxes
+    assert tall is not None
+    assert (tall[..., 0] + tall[..., 2]).max() == 40
+    assert (tall[..., 1] + tall[..., 3]).max() == 20
+    assert (tall[..., 2] < 40).any(), "width is to height as the ratio says: otherwise no box would fit"
 
 
 def test_impossible_batches() -> None:

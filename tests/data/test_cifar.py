@@ -117,6 +117,13 @@ def test_altered_or_broken_files(made: tuple[np.ndarray, np.ndarray, np.ndarray]
     (tmp_path / "cifar100_1.npz").write_bytes(b"not a zip file")
     with pytest.raises(FeddrmError, match=r"cannot read .*cifar100_1.npz"):
         load("cifar100", data_dir=str(tmp_path))
+    whole = (tmp_path / "cifar100_0.npz").read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 255
+    for broken in (whole[: len(whole) // 2], whole[:-1], bytes(flipped), b""):
+        (tmp_path / "cifar100_0.npz").write_bytes(broken)
+        with pytest.raises(FeddrmError, match=r"cannot read .*cifar100_0.npz .*: fetch it again"):
+            load("cifar100", data_dir=str(tmp_path))
 
 
 def test_the_pickled_archive_is_refused(no_data: Path, tmp_path: Path) -> None:

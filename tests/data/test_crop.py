@@ -15,7 +15,7 @@ from feddrm.data.crop import RandomResizedCrop, column_first, gathered_crop, ker
 from feddrm.data.shift import ColourShift
 from feddrm.data.view import View
 
-SIZES = [(8, 8), (32, 32), (64, 64), (28, 28), (96, 96), (12, 32), (16, 64), (1, 5)]
+SIZES = [(8, 8), (32, 32), (64, 64), (28, 28), (96, 96), (12, 32), (16, 64), (1, 5), (5, 1), (128, 3)]
 
 
 def draw_boxes(data: st.DataObject, count: int, height: int, width: int) -> torch.Tensor:
@@ -64,8 +64,8 @@ def test_distribution_of_boxes() -> None:
 
 
 def test_no_box_fits_means_the_full_image() -> None:
-    wide = RandomResizedCrop(scale=(1.0, 1.0), ratio=(3.0, 3.0)).boxes(10, 32, 32, torch.Generator().manual_seed(0))
-    assert wide.tolist() == [[0, 0, 32, 32]] * 10
+    wide = RandomResizedCrop(scale=(1.0, 1.0), ratio=(9.0, 9.0)).boxes(10, 16, 32, torch.Generator().manual_seed(0))
+    assert wide.tolist() == [[0, 0, 16, 32]] * 10
 
 
 def test_the_generator_decides() -> None:

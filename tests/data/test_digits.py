@@ -9,6 +9,7 @@ from sklearn.datasets import load_digits
 
 from feddrm.data import load
 from feddrm.data.digits import SCANNERS, STRENGTH
+from feddrm.data.partition import partition
 from feddrm.errors import FeddrmError
 
 
@@ -51,6 +52,18 @@ def test_scanners_are_visibly_different() -> None:
     for i in range(8):
         for j in range(i):
             assert (flat[i] - flat[j]).abs().mean() > 25, (SCANNERS[i].name, SCANNERS[j].name)
+
+
+def test_every_scanner_has_noise_of_its_own() -> None:
+    """Training data first, then test data, from a generator keyed by seed and client: what every figure rests on."""
+    bundle = load_digits()
+    parts = partition(bundle.target, clients=9, kind="dirichlet", alpha=0.3, shards=5, seed=6)
+    fed = load("digits", clients=9, seed=6, shift="mid")
+    for i in (0, 5, 8):
+        rng = np.random.default_rng((6, i))
+        for index, split in zip(parts[i], (fed.clients[i].train, fed.clients[i].test), strict=True):
+            scanned = SCANNERS[i % 8](bundle.images[index] / 16, STRENGTH["mid"], rng)
+            assert np.array_equal(split.x[:, 0].numpy(), scanned)
 
 
 def test_noise_is_new_for_every_image() -> None:

@@ -166,3 +166,12 @@ def test_the_first_client_is_checked_as_well() -> None:
 def test_replace_checks_again(fed: Federation) -> None:
     with refused("label 2, outside the 2 classes"):
         replace(fed, classes=("no", "yes"))
+
+
+def test_the_checksum_tells_shapes_apart() -> None:
+    def digest(height: int, width: int) -> str:
+        images = torch.arange(128, dtype=torch.uint8).view(8, 1, height, width)
+        return Federation.from_arrays({n: (images, [0, 1] * 4) for n in ("oslo", "lima")}).digest()
+
+    assert digest(4, 4) != digest(2, 8)
+    assert digest(4, 4) == digest(4, 4)

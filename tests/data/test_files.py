@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -137,3 +138,20 @@ def test_obtain_downloads_into_the_cache_when_allowed(server: Server, no_data: P
     got = files.obtain("thing", [("pack.bin",)], [remote(server)], data_dir=None, download=True)
     assert got == [no_data / "pack.bin"]
     assert files.obtain("thing", [("pack.bin",)], [], data_dir=None, download=False) == got
+
+
+def test_a_server_that_does_not_speak_http(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            caller, _ = listening.accept()
+            with caller:
+                caller.recv(1000)
+                caller.sendall(b"SSH-2.0-OpenSSH\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/pack.bin"
+        with pytest.raises(FeddrmError, match=r"could not download http"):
+            files.fetch(files.Remote(url, "0"), tmp_path)
+        thread.join()

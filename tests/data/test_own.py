@@ -385,3 +385,79 @@ def test_long_values_are_shortened() -> None:
     assert len(str(caught.value)) < 300
     with refused("client 'lima' is array([[", "give a pair"):
         from_arrays(two(lima=np.arange(10.0).reshape(5, 2)))
+
+
+class Frame:
+    """What a data frame is to us: columns with names, and an array when asked."""
+
+    def __init__(self, values: np.ndarray, columns: list[Any]) -> None:
+        self.values, self.columns = values, columns
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return self.values
+
+
+def frames(first: list[Any], second: list[Any]) -> dict[str, Any]:
+    return {n: (Frame(x, c), y) for (n, (x, y)), c in zip(two().items(), (first, second), strict=True)}
+
+
+def test_data_frames_bring_their_names_and_agree_on_the_order() -> None:
+    fed = from_arrays(frames(["age", "chol", 3], ["age", "chol", 3]))
+    assert fed.columns == ("age", "chol", "3")
+    assert from_arrays(frames(["a", "b", "c"], ["a", "b", "c"]), columns=["u", "v", "w"]).columns == ("u", "v", "w")
+    for other in (["chol", "age", "ca"], ["age", "chol", "thal"]):
+        with refused("client 'lima' has the columns", "client 'oslo' age, chol, ca", "in the same order"):
+            from_arrays(frames(["age", "chol", "ca"], other))
+        with refused("client 'lima' has the columns"):  # names of one's own do not put the order right
+            from_arrays(frames(["age", "chol", "ca"], other), columns=["u", "v", "w"])
+    with refused("client 'oslo' has the columns b, a, c"):
+        from_arrays(frames(["a", "b", "c"], ["a", "b", "c"]), test=frames(["b", "a", "c"], ["a", "b", "c"]))
+
+
+def test_classes_that_only_look_different_are_refused() -> None:
+    pairs = {n: (rows(4), y) for n, y in (("oslo", ["Ill", "well"] * 2), ("lima", ["ill", "well"] * 2))}
+    with refused("own: the classes 'Ill' and 'ill' differ in upper and lower case or spaces alone", "spell them alike"):
+        from_arrays(pairs)
+    with refused("'very ill' and 'very ill '"):
+        from_arrays({n: (rows(4), y) for n, y in (("oslo", ["very ill", "w"] * 2), ("lima", ["very ill ", "w"] * 2))})
+    assert from_arrays(pairs, classes=["ill", "Ill", "well"]).counts().tolist() == [[0, 2, 2], [2, 0, 2]]
+    letters = {n: (rows(4), list("aAbB")) for n in ("oslo", "lima")}
+    assert from_arrays(letters).classes == ("A", "B", "a", "b")
+
+
+def test_one_letter_in_one_character_or_in_two_is_one_letter() -> None:
+    one, other = "k\u00f6", "ko\u0308"
+    pairs = {n: (rows(4), ["a", y] * 2) for n, y in (("oslo", one), ("lima", other))}
+    assert from_arrays(pairs).classes == ("a", one)
+    assert from_arrays(pairs, classes=[other, "a"]).counts().tolist() == [[2, 2], [2, 2]]
+    with refused("duplicate client name"):
+        from_arrays({one: pair(), other: pair()})
+
+
+def test_masks_of_integers_are_refused() -> None:
+    masks = {n: (np.tile(np.eye(4, dtype=int), (10, 1, 1)), np.arange(10) % 2) for n in ("oslo", "lima")}
+    with refused("own: no pixel is brighter than 1 of 255", "floats 0..1"):
+        from_arrays(masks)
+    assert from_arrays({n: (x.astype(float), y) for n, (x, y) in masks.items()}).clients[0].train.x.max() == 255
+    assert from_arrays(masks | {"oslo": (2 * masks["oslo"][0], masks["oslo"][1])}).clients[0].train.x.max() == 2
+    from_arrays({n: (0 * x, y) for n, (x, y) in masks.items()})  # black is black
+
+
+def test_what_is_no_number_no_fraction_and_no_client() -> None:
+    with refused("X[0, 0] is", "not a number"):
+        from_arrays(bad_x(np.arange(10).astype("m8[s]")[:, None]))
+    for fraction in ("0.3", None, 2, float("nan")):
+        with refused("test_fraction=", "give a fraction between 0 and 1"):
+            from_arrays(two(), test_fraction=fraction)  # type: ignore[arg-type]
+    for seed in (1.5, None, "1", -1, 2**32):
+        with refused("is out of range: give a whole number"):
+            from_arrays(two(), seed=seed)  # type: ignore[arg-type]
+    for nothing in (None, 5):
+        with refused(f"own: {nothing} holds no clients", "(X, y)"):
+            from_arrays(nothing)  # type: ignore[arg-type]
+    with refused("columns='abc'", "3 distinct names"):
+        from_arrays(two(), columns="abc")
+    with refused("client 'lima' has no test data"):
+        from_arrays(two(), test={"oslo": pair()})
+    with refused("a client has test data twice"):
+        from_arrays(two(), test=[("oslo", pair()), ("lima", pair()), ("oslo", pair())])

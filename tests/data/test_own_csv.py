@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from feddrm.data.federation import Federation
 from feddrm.data.own import from_csv
 from feddrm.data.partition import split
+from feddrm.data.tables import read_rows
 from refusal import refused
 
 HEADER = "age,chol,ill"
@@ -213,9 +214,9 @@ def test_wrong_rows(tmp_path: Path) -> None:
     for far in ("inf", "-Infinity", "1e300"):
         with refused(f"{path}, row 2: column 'x' is '{far}', not a finite 32-bit number", "drop=['x']"):
             broken(tmp_path, "x,c,y", f"{far},a,1")
-    with refused(f"{path}, row 3: no value for the label (column 'y')", "remove the row"):
+    with refused(f"{path}, row 3: no value for the label (column 'y' is '')", "remove the row"):
         broken(tmp_path, "x,c,y", "1,a,0", "1,a,")
-    with refused(f"{path}, row 3: no value for the client (column 'c')", "remove the row"):
+    with refused(f"{path}, row 3: no value for the client (column 'c' is '')", "remove the row"):
         broken(tmp_path, "x,c,y", "1,a,0", "1,,1")
     with refused(f"{path}, row 3: label '0.53' is a measurement", "divide it into classes"):
         broken(tmp_path, "x,c,y", "1,a,0", "1,b,0.53")
@@ -289,3 +290,70 @@ def test_numbered_training_labels_and_named_test_labels(tmp_path: Path) -> None:
     test.write_text("x,c,y\n1,a,no\n1,b,1\n")
     with refused(f"{test}, row 2: label 'no' is text", "one kind"):
         broken(tmp_path, "x,c,y", "1,a,0", "1,b,1", test=test)
+
+
+def test_codes_of_many_digits_stay_apart(tmp_path: Path) -> None:
+    """SNOMED CT has codes of up to 18 digits; a float tells 15 apart."""
+    codes = (9007199254740992, 9007199254740993, 900000000000207008)
+    path = one(tmp_path, "x,c,y", *(f"{i},{'ab'[i % 2]},{codes[i % 3]}" for i in range(24)))
+    fed = from_csv(path, label="y", client="c")
+    assert fed.classes == tuple(map(str, codes))
+    assert fed.counts().tolist() == [[4, 4, 4], [4, 4, 4]]
+
+
+def test_an_exponent_makes_a_name(tmp_path: Path) -> None:
+    path = one(tmp_path, "x,c,y", *(f"{i},{'ab'[i % 2]},{('1E50', '1E51')[i // 2 % 2]}" for i in range(16)))
+    assert from_csv(path, label="y", client="c").classes == ("1E50", "1E51")
+
+
+def test_one_letter_in_one_character_or_in_two(tmp_path: Path) -> None:
+    """Files from different systems write the same word differently; nobody can see it."""
+    one_way, other = "k\u00f6", "ko\u0308"
+    cells = [f"{i},{(one_way, other, 'x')[i % 3]},{(other, one_way, 'y')[i // 3 % 3]}" for i in range(36)]
+    path = one(tmp_path, f"{other}n,client,{one_way}ln", *cells)
+    fed = from_csv(path, label=f"{other}ln", client="client")
+    assert fed.names == (one_way, "x")
+    assert set(fed.classes) == {one_way, "y"}
+    assert fed.columns == (f"{one_way}n",)
+    assert fed.counts().sum() == 36
+    (tmp_path / "oslo.csv").write_text(f"{one_way},z,y\n1,2,a\n3,4,b\n5,6,a\n7,8,b\n")
+    (tmp_path / "lima.csv").write_text(f"z,y,{other}\n2,a,1\n4,b,3\n6,a,5\n8,b,7\n")
+    files = [tmp_path / "oslo.csv", tmp_path / "lima.csv"]
+    assert from_csv(files, label="y").columns == (one_way, "z")
+    assert from_csv(files, label="y", drop=[other]).columns == ("z",)
+
+
+def test_words_for_nothing_are_shown(tmp_path: Path) -> None:
+    path = one(tmp_path, "x,c,y", "1,a,mild", "2,b,None")
+    with refused(f"{path}, row 3: no value for the label (column 'y' is 'None')", "rename what is really called so"):
+        from_csv(path, label="y", client="c")
+
+
+def test_true_and_false_in_two_spellings(tmp_path: Path) -> None:
+    path = one(tmp_path, "x,c,y", "1,a,True", "2,a,False", "3,b,TRUE", "4,b,FALSE")
+    with refused("the classes 'FALSE' and 'False' differ in upper and lower case"):
+        from_csv(path, label="y", client="c")
+
+
+def test_a_path_that_is_not_there_and_a_list_that_is_none(tmp_path: Path) -> None:
+    with refused("nowhere.csv does not exist", "a folder of them"):
+        from_csv(tmp_path / "nowhere.csv", label="y")
+    path = one(tmp_path, "x,z,c,y", "1,2,a,0", "2,3,b,1")
+    with refused("has no column 'x,z' to drop", "write several as a list, [a, b]"):
+        from_csv(path, label="y", client="c", drop="x,z")
+
+
+def test_queries_in_a_table(tmp_path: Path) -> None:
+    """Columns by name, others passed over; a query's columns cannot be dropped, so that is no remedy."""
+    path = one(tmp_path, "id,b,a", "x,1,2", "y,3,4")
+    found, places = read_rows(path, ("a", "b"), 2)
+    assert found.tolist() == [[2, 1], [4, 3]]
+    assert places == [f"{path}, row 2", f"{path}, row 3"]
+    with refused(f"{path} has 3 columns, 2 are wanted"):
+        read_rows(path, None, 2)
+    with refused(f"{path} has no column 'c' for a query"):
+        read_rows(path, ("a", "c"), 2)
+    for cell, remedy in (("?", "fill it in"), ("low", "encode it as numbers"), ("1e99", "correct it")):
+        with refused(f"{path}, row 2: column 'b'", remedy) as caught:
+            read_rows(one(tmp_path, "a,b", f"1,{cell}"), ("a", "b"), 2)
+        assert str(caught.value).endswith(remedy)

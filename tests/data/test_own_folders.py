@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from feddrm.data import Folders, load
 from feddrm.data.federation import Federation
 from feddrm.data.images import read_image
 from feddrm.data.own import from_folders
@@ -283,3 +284,35 @@ def test_one_class_and_one_sample(tmp_path: Path) -> None:
     draw(tmp_path / "lima" / "dog" / "0.png", 1)
     with refused("client 'oslo' has too few samples (1)"):
         from_folders(tmp_path)
+
+
+def test_a_class_folder_from_another_system_is_the_same_class(tmp_path: Path) -> None:
+    """Archives made on macOS write '\u00f6' as two characters."""
+    one, other = "l\u00f6we", "lo\u0308we"
+    for client, label in (("lima", one), ("oslo", other)):
+        for i in range(4):
+            draw(tmp_path / client / "cat" / f"{i}.png", 1)
+            draw(tmp_path / client / label / f"{i}.png", 2)
+    fed = from_folders(tmp_path)
+    assert fed.classes == ("cat", one)
+    assert fed.counts().tolist() == [[4, 4], [4, 4]]
+    draw(tmp_path / "oslo" / "Cat" / "9.png", 3)
+    with refused("the classes 'Cat' and 'cat' differ in upper and lower case"):
+        from_folders(tmp_path)
+
+
+def test_by_name_with_every_setting(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_name = load("folders", path=str(root), size=4, test_fraction=0.5, seed=8)
+    plain = from_folders(root, size=4, test_fraction=0.5, seed=8)
+    assert by_name.digest() == plain.digest()
+    assert by_name.shape == (3, 4, 4)
+    assert by_name.sizes.tolist() == [5, 5]
+    assert by_name.digest() != load("folders", path=str(root), size=4, test_fraction=0.5, seed=9).digest()
+    monkeypatch.chdir(root.parent)
+    assert Folders(path="pets", size=4).settings()["path"] == str(root)  # a run is found again from any folder
+
+
+def test_height_and_width_are_not_mixed_up(root: Path) -> None:
+    assert from_folders(root).shape == (3, 5, 6)
+    assert from_folders(root, size=(6, 5)).shape == (3, 6, 5)
+    assert from_folders(root, size=(5, 6)).digest() == from_folders(root).digest()

@@ -114,3 +114,36 @@ def test_impossible_divisions_are_refused(kind: str, clients: int, alpha: float,
     labels = np.repeat(np.arange(2), 50)
     with pytest.raises(FeddrmError, match=says):
         partition(labels, clients=clients, kind=kind, alpha=alpha, shards=shards, seed=0)
+
+
+def test_a_division_that_cannot_be_is_refused_before_the_first_draw() -> None:
+    labels = np.repeat(np.arange(10), 20)
+    parts = partition(labels, clients=20, kind="dirichlet", alpha=1e300, shards=1, seed=0)
+    assert [len(train) + len(test) for train, test in parts] == [10] * 20
+    with pytest.raises(
+        FeddrmError, match=r"21 clients cannot each have 10 of 200 samples.*: ask for at most 20 clients"
+    ):
+        partition(labels, clients=21, kind="dirichlet", alpha=1e300, shards=1, seed=0)
+
+
+def test_what_does_not_fill_a_shard_goes_to_nobody() -> None:
+    labels = np.repeat(np.arange(3), 10)
+    parts = partition(labels, clients=4, kind="shards", alpha=1.0, shards=2, seed=0)
+    dealt = sorted(np.concatenate([np.concatenate(p) for p in parts]).tolist())
+    assert dealt == list(range(24))  # 8 shards of 3, in the order of the labels; 6 samples are left over
+
+
+@pytest.mark.parametrize("seed", [0, 2, 4, 7, 8, 9, 10, 12])
+def test_a_client_with_its_share_gets_no_more_and_none_gets_less_than_the_least(seed: int) -> None:
+    """A tiny alpha gives whole classes away: two of four fill a client (with these seeds), no third goes in."""
+    parts = partition(np.repeat(np.arange(4), 5), clients=2, kind="dirichlet", alpha=1e-3, shards=1, seed=seed)
+    assert [len(train) + len(test) for train, test in parts] == [10, 10]
+    parts = partition(np.repeat(np.arange(5), 12), clients=5, kind="dirichlet", alpha=0.3, shards=1, seed=seed)
+    assert min(len(train) + len(test) for train, test in parts) >= 5
+
+
+def test_no_class_is_lost_where_only_full_clients_would_take_it() -> None:
+    labels = np.repeat(np.arange(6), 6)
+    for seed in range(30):
+        parts = partition(labels, clients=3, kind="dirichlet", alpha=1e-3, shards=1, seed=seed)
+        assert sum(len(train) + len(test) for train, test in parts) == 36

@@ -97,3 +97,22 @@ def test_a_disk_that_refuses_everything_is_one_line(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Path, "unlink", refuse)
     with pytest.raises(FeddrmError, match=r"cannot write .*x.png \(Read-only file system\)"):
         save(figure, tmp_path / "x.png")
+
+
+def test_numbers_can_be_read_in_every_cell_of_the_heat_map() -> None:
+    """Colours begin at zero: with cells of 6 and 7 samples, 6 is not white, nor its number white on white."""
+    y = np.array([0] * 7 + [1] * 6)
+    fed = Federation.from_arrays({n: (np.zeros((13, 2)), y) for n in ("oslo", "lima")})
+    axes = federation_figure(fed).axes[1]
+    assert axes.images[0].get_clim() == (0, 7)
+    for text, count in zip(axes.texts, fed.counts().flatten().tolist(), strict=True):
+        background = np.mean(axes.images[0].to_rgba(np.array([[count]]))[0, 0, :3])
+        assert abs(background - (text.get_color() == "white")) > 0.4
+
+
+def test_grey_images_of_one_s_own_are_not_shown_as_negatives() -> None:
+    x = np.arange(12 * 36, dtype=np.uint8).reshape(12, 6, 6)
+    fed = Federation.from_arrays({n: (x, np.arange(12) % 2) for n in ("oslo", "lima")})
+    shown = np.asarray(federation_figure(fed).axes[0].images[0].get_array())
+    first = shown[:6, :6]
+    assert any(np.array_equal(first, sample) for sample in (*fed.clients[0].test.x[:, 0].numpy(), *x))

@@ -77,6 +77,10 @@ def serve(
     Example: feddrm bench serve --seconds 2 --requests 10000
     """
     from feddrm.bench.serve import bench_serve
+    from feddrm.cli.serve import packages
+
+    with packages():  # before minutes of work
+        import fastapi  # noqa: F401
 
     found = bench_serve(
         callers=_numbers("--callers", callers),

@@ -48,7 +48,7 @@ def serve(
 
     Example: feddrm serve runs/first --demo
     """
-    with _packages():
+    with packages():
         from feddrm.serve.console import add_console
         from feddrm.serve.gateway import build_gateway
         from feddrm.serve.predictor import class_names
@@ -98,7 +98,7 @@ def serve_client(
 
     Example: feddrm serve-client runs/first/clients/fax --port 9001
     """
-    with _packages():
+    with packages():
         from feddrm.serve.predictor import Predictor
         from feddrm.serve.predictor_app import build_predictor
         from feddrm.serve.settings import PredictorSettings, make
@@ -126,7 +126,7 @@ def serve_key(
 
     Example: feddrm serve-key lab --scopes route,predict
     """
-    with _packages():
+    with packages():
         from feddrm.serve.keys import add_key
 
     key = add_key(keys, name, [scope.strip() for scope in scopes.split(",") if scope.strip()])
@@ -167,7 +167,8 @@ def query(
 
 
 @contextlib.contextmanager
-def _packages() -> Iterator[None]:
+def packages() -> Iterator[None]:
+    """The rest of the project works without what serving needs."""
     try:
         yield
     except ImportError as error:

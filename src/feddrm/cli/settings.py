@@ -46,5 +46,7 @@ def keyed_settings(extra: Sequence[str] | None) -> dict[str, str]:
         key, equals, value = item.partition("=")
         if not equals or not key:
             raise SettingError(f"--set {item!r}: write it as KEY=VALUE")
-        settings[key.replace("-", "_")] = value
+        if (name := key.replace("-", "_")) in settings:
+            raise SettingError(f"--set {name} is given twice: give it once, several values as a list, {name}=[a,b]")
+        settings[name] = value
     return settings

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
+import zipfile
+import zlib
 from abc import ABC
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -197,7 +199,7 @@ def _read_packed(paths: list[Path], origin: Origin) -> Pool:
     filled = 0
     for path in paths:
         try:
-            with np.load(path, allow_pickle=False) as part:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as part:
                 blob, off, start = part["blob"].tobytes(), part["off"], int(part["start"])
                 ys = [part[key].astype(np.int64) for key in labels]
             with ThreadPoolExecutor(DECODERS) as pool:
@@ -208,7 +210,7 @@ def _read_packed(paths: list[Path], origin: Origin) -> Pool:
                     end += len(column)
             fine[start:end] = ys[0]
             coarse[start:end] = ys[-1]
-        except (OSError, KeyError, ValueError) as error:
+        except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise FeddrmError(f"cannot read {path} ({error}): fetch it again") from error
         filled += end - start
     if filled != IMAGES:

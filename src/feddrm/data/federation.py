@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -185,8 +186,8 @@ def check_clients(where: str, names: Sequence[str]) -> None:
             raise FeddrmError(
                 f"{where}: client name '{name[:20]}...' has {len(name.encode())} bytes: use at most {LONGEST_NAME}"
             )
-        # Folders on many disks do not tell upper case from lower.
-        if (folded := name.casefold()) in seen:
+        # Folders on many disks do not tell upper case from lower, nor 'ü' in one character from 'ü' in two.
+        if (folded := unicodedata.normalize("NFC", name.casefold())) in seen:
             raise FeddrmError(f"{where}: duplicate client name '{name}' (also '{seen[folded]}'): rename one of them")
         seen[folded] = name
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import os
 import sys
 import urllib.error
@@ -90,7 +91,7 @@ def fetch(remote: Remote, folder: Path) -> Path:
         if target.exists() and file_md5(target) == remote.md5:
             return target
         _receive(remote.url, part)
-    except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+    except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise FeddrmError(
             f"could not download {remote.url} ({reason}): check the network and run again to resume, "

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from feddrm.data.samples import composed
 from feddrm.errors import FeddrmError
 
 SUFFIXES = (  # compared in lower case
@@ -66,7 +67,7 @@ def pictures(folder: Path) -> list[Picture]:
                 raise FeddrmError(f"{path} is a folder inside a class folder: move its images up one level")
             if path.suffix.lower() not in SUFFIXES:
                 raise FeddrmError(f"{path} is not an image: move it away, or convert it to png or jpg")
-            found.append(Picture(path, place.name))
+            found.append(Picture(path, composed(place.name)))
     return found
 
 

@@ -15,26 +15,22 @@ What these have in common:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from feddrm.data import images, tables
+from feddrm.data import arrays, images, tables
+from feddrm.data.arrays import Array, Arrays
 from feddrm.data.federation import Federation, check_clients
 from feddrm.data.images import Picture, Size
-from feddrm.data.samples import Label, Samples, assemble, check_division, check_same_clients, shown
+from feddrm.data.samples import Samples, assemble, check_division, check_same_clients
 from feddrm.data.tables import Paths
 from feddrm.errors import FeddrmError
 
 __all__ = ["Array", "Arrays", "Paths", "from_arrays", "from_csv", "from_folders"]
-
-Array = NDArray[Any] | Tensor | Sequence[Any]
-Arrays = Mapping[str, tuple[Array, Array]] | Sequence[tuple[str, tuple[Array, Array]]]
 
 TRAIN_FOLDERS = frozenset({"train", "training"})  # compared in lower case
 TEST_FOLDERS = frozenset({"test", "testing"})
@@ -58,26 +54,31 @@ def from_arrays(
     0..255, or floats 0..1, which are rounded to 8 bits.
 
     ``classes`` sets names and order: all labels where they are text, the names of 0, 1, ... where
-    they are whole numbers. ``columns`` names the columns of rows (x0, x1, ... otherwise).
+    they are whole numbers. ``columns`` names the columns of rows (x0, x1, ... otherwise). Data frames
+    will do for X: they bring the names themselves, and must have the same in the same order.
     """
     check_division(name, test_fraction, seed)
-    given = _pairs(name, clients)
-    train = {client: _samples(f"{name}: client '{client}'", pair) for client, pair in given.items()}
-    held = None
-    if test is not None:
-        held_given = _pairs(f"{name}, test", test)
-        check_same_clients(name, given, held_given)
-        held = {c: _samples(f"{name}: test data of client '{c}'", pair) for c, pair in held_given.items()}
+    given = arrays.pairs(name, clients)
+    check_clients(name, [client for client, _ in given])
+    held_given = None if test is None else arrays.pairs(f"{name}, test", test)
+    if held_given is not None:
+        check_same_clients(name, [client for client, _ in given], [client for client, _ in held_given])
+        if len(held_given) > len(given):
+            raise FeddrmError(f"{name}: a client has test data twice: put them together")
+    found = arrays.frame_columns(name, [*given, *(held_given or [])])
+    train = {c: arrays.samples(f"{name}: client '{c}'", pair) for c, pair in given}
+    held = {c: arrays.samples(f"{name}: test data of client '{c}'", pair) for c, pair in held_given or []}
+    arrays.check_light(name, train)
     return assemble(
         name,
         train,
-        held,
+        held or None,
         test_fraction=test_fraction,
         seed=seed,
         source="arrays given in Python",
         settings=_settings(test is not None, test_fraction, seed),
         classes=classes,
-        columns=_column_names(name, train, columns),
+        columns=arrays.column_names(name, train, found if columns is None else columns),
     )
 
 
@@ -177,134 +178,6 @@ def from_csv(
 
 def _settings(given: bool, test_fraction: float, seed: int) -> dict[str, Any]:
     return {"test": "given"} if given else {"test": "split", "test_fraction": test_fraction, "seed": seed}
-
-
-def _pairs(where: str, clients: Arrays) -> dict[str, tuple[Any, Any]]:
-    items: list[Any] = list(clients.items()) if isinstance(clients, Mapping) else list(clients)
-    for item in items:
-        if not isinstance(item, tuple | list) or len(item) != 2 or not isinstance(item[0], str):
-            raise FeddrmError(f"{where}: {shown(item)} is not (name, (X, y)) with a name in text: give such pairs")
-        if not isinstance(item[1], tuple | list) or len(item[1]) != 2:
-            raise FeddrmError(f"{where}: client '{item[0]}' is {shown(item[1])}: give a pair (X, y)")
-    check_clients(where, [item[0] for item in items])
-    return {client: (pair[0], pair[1]) for client, pair in items}
-
-
-def _column_names(name: str, train: Mapping[str, Samples], columns: Sequence[str] | None) -> tuple[str, ...] | None:
-    shape = next(iter(train.values())).x.shape
-    if len(shape) != 2:
-        if columns is not None:
-            raise FeddrmError(f"{name}: columns are for rows, but the samples are images: leave columns out")
-        return None
-    names = tuple(f"x{i}" for i in range(shape[1])) if columns is None else tuple(columns)
-    if len(names) != shape[1] or len(set(names)) != len(names):
-        raise FeddrmError(f"{name}: columns={shown(columns)}: give {shape[1]} distinct names, one per column")
-    return names
-
-
-def _samples(where: str, pair: tuple[Any, Any]) -> Samples:
-    x = _plain_array(f"{where}: X", pair[0])
-    if x.ndim not in {2, 3, 4}:
-        raise FeddrmError(
-            f"{where}: X has shape {x.shape}: give rows [n, d] or images [n, height, width(, channels)]; "
-            f"a single column is X.reshape(-1, 1)"
-        )
-    if 0 in x.shape:
-        raise FeddrmError(f"{where}: X has shape {x.shape}, there are no samples: give some or leave the client out")
-    labels = _plain_labels(f"{where}: y", pair[1])
-    if len(labels) != len(x):
-        raise FeddrmError(f"{where}: X has {len(x)} samples, y {len(labels)} labels: give one label per sample")
-    values = _rows(f"{where}: X", x) if x.ndim == 2 else _pixels(f"{where}: X", _channels_first(where, x, pair[0]))
-    return Samples(values, labels, lambda i: f"{where}: y[{i}]")
-
-
-def _plain_array(where: str, value: Any) -> NDArray[Any]:
-    if isinstance(value, Tensor):
-        value = value.detach().to_dense().cpu()
-        return np.asarray(value.float() if value.dtype == torch.bfloat16 else value)
-    if isinstance(value, list | tuple):
-        value = [_plain_array(where, v) if isinstance(v, Tensor) else v for v in value]
-    if np.ma.is_masked(value):
-        raise FeddrmError(f"{where} has masked (missing) values: fill them in first")
-    try:
-        array = np.asarray(value)
-        # A list with one text in it would become text throughout, and the wrong cell be blamed.
-        return np.array(value, dtype=object) if array.dtype.kind in "US" else array
-    except ValueError as error:  # NumPy's words for lists that do not form a rectangle
-        odd = next((i for i in range(len(value)) if _shape(value[i]) != _shape(value[0])), 0)
-        raise FeddrmError(
-            f"{where}[{odd}] has shape {_shape(value[odd])}, {where}[0] {_shape(value[0])}: bring all to one shape"
-        ) from error
-
-
-def _shape(value: Any) -> str:
-    try:
-        return str(np.shape(value))
-    except ValueError:
-        return "of its own, ragged"
-
-
-def _channels_first(where: str, x: NDArray[Any], given: Any) -> NDArray[Any]:
-    if x.ndim == 3:
-        return x[:, None]
-    first, last = x.shape[1] in {1, 3}, x.shape[3] in {1, 3}
-    if not first and not last:
-        raise FeddrmError(
-            f"{where}: X has shape {x.shape}, images of neither 1 nor 3 channels: drop or merge some (RGBA: X[..., :3])"
-        )
-    tensors = isinstance(given, Tensor) or (isinstance(given, list | tuple) and isinstance(given[0], Tensor))
-    return x if first and (tensors or not last) else x.transpose(0, 3, 1, 2)
-
-
-def _pixels(where: str, x: NDArray[Any]) -> NDArray[np.uint8]:
-    if x.dtype.kind not in "uif":
-        raise FeddrmError(f"{where} has type {x.dtype}: give pixels as integers 0..255 or floats 0..1")
-    top = 1 if x.dtype.kind == "f" else 255
-    if not (ok := (x >= 0) & (x <= top)).all():
-        worst = x[~ok][0]
-        raise FeddrmError(
-            f"{where}[{int(np.argwhere(~ok)[0][0])}] has a pixel {worst:g}, {x.dtype} pixels lie in 0..{top}: "
-            f"give integers 0..255 or floats 0..1"
-        )
-    return (np.rint(x * 255.0) if x.dtype.kind == "f" else x).astype(np.uint8)
-
-
-def _rows(where: str, x: NDArray[Any]) -> NDArray[np.float32]:
-    if x.dtype.kind not in "buif":
-        for (i, j), value in np.ndenumerate(x):
-            if not isinstance(value, int | float | np.integer | np.floating):
-                raise FeddrmError(
-                    f"{where}[{i}, {j}] is {shown(value)}, not a number: encode it or leave the column out"
-                )
-    with np.errstate(over="ignore"):
-        rows = x.astype(np.float32)
-    if not (ok := np.isfinite(rows)).all():
-        i, j = np.argwhere(~ok)[0]
-        raise FeddrmError(
-            f"{where}[{i}, {j}] is {x[i, j]}, not a finite 32-bit number: fill it in, or leave out the row or column"
-        )
-    return rows
-
-
-def _plain_labels(where: str, value: Any) -> list[Label]:
-    if not isinstance(value, list | tuple):
-        value = _plain_array(where, value)
-        if value.ndim != 1:
-            raise FeddrmError(
-                f"{where} has shape {value.shape}: give one label per sample "
-                f"(one-hot rows: y.argmax(1), a column: y.ravel())"
-            )
-        value = value.tolist()
-    labels: list[Label] = []
-    for i, label in enumerate(value):
-        plain = label.item() if isinstance(label, Tensor | np.generic) and label.ndim == 0 else label
-        if isinstance(plain, str) and plain:
-            labels.append(str(plain))
-        elif isinstance(plain, int | float) and plain == plain // 1:
-            labels.append(int(plain))
-        else:
-            raise FeddrmError(f"{where}[{i}] is {shown(plain)}, not a class: give whole numbers or text")
-    return labels
 
 
 def _listings(folders: Sequence[Path]) -> tuple[dict[str, list[Picture]], dict[str, list[Picture]]]:

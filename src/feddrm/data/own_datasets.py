@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from feddrm.data.dataset import Dataset
 from feddrm.data.federation import Federation
 from feddrm.data.own import from_csv, from_folders
+from feddrm.data.samples import check_division
 from feddrm.errors import SettingError
 
 
@@ -21,6 +22,7 @@ class OwnDataset(Dataset):
 
     def check(self) -> None:
         super().check()
+        check_division(self.name, self.test_fraction, self.seed)
         if not self.path:
             raise SettingError(f"'{self.name}' needs to know where your data are: give path (--set path=...)")
 

@@ -16,7 +16,7 @@ from feddrm.errors import SettingError
 
 PARTITIONS = ("iid", "dirichlet", "shards")
 TRAIN_FRACTION = 0.7
-MAX_DRAWS = 10_000
+MAX_DRAWS = 1_000  # settings that work need a few; with many clients a thousand take seconds
 
 Indices = NDArray[np.int64]
 
@@ -57,6 +57,11 @@ def _dirichlet(labels: NDArray[np.integer], clients: int, alpha: float, rng: np.
     """For every class a Dirichlet draw over clients, skipping those that hold their share already."""
     classes = int(labels.max()) + 1
     smallest_allowed = max(classes, 2)
+    if clients * smallest_allowed > len(labels):
+        raise SettingError(
+            f"{clients} clients cannot each have {smallest_allowed} of {len(labels)} samples, as many as there are "
+            f"classes: ask for at most {len(labels) // smallest_allowed} clients"
+        )
     for _ in range(MAX_DRAWS):
         pieces: list[list[Indices]] = [[] for _ in range(clients)]
         held = np.zeros(clients, dtype=np.int64)
@@ -64,8 +69,9 @@ def _dirichlet(labels: NDArray[np.integer], clients: int, alpha: float, rng: np.
             members = np.where(labels == k)[0]
             rng.shuffle(members)
             share = rng.dirichlet(np.repeat(alpha, clients))
-            share = share * (held < len(labels) / clients)
-            if not share.sum() > 0:  # a tiny alpha put everything on clients that are full
+            with np.errstate(invalid="ignore"):  # a tiny alpha can give infinite shares, refused below
+                share = share * (held < len(labels) / clients)
+            if not share.sum() > 0:  # or put everything on clients that are full
                 break
             share = share / share.sum()
             cuts = (np.cumsum(share) * len(members)).astype(int)[:-1]
@@ -84,7 +90,10 @@ def _dirichlet(labels: NDArray[np.integer], clients: int, alpha: float, rng: np.
 
 
 def _shards(labels: NDArray[np.integer], clients: int, shards: int, rng: np.random.RandomState) -> list[Indices]:
-    """Cut the samples, sorted by label, into equal shards and deal ``shards`` of them to each client."""
+    """Cut the samples, sorted by label, into equal shards and deal ``shards`` of them to each client.
+
+    What is left over when the shards do not divide, fewer samples than there are shards, goes to nobody.
+    """
     size = len(labels) // (clients * shards)
     if size < 1:
         raise SettingError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from feddrm.data.federation import Client, Federation, Split, check_clients
 from feddrm.data.partition import Indices, split
-from feddrm.errors import FeddrmError
+from feddrm.errors import FeddrmError, SettingError
 from feddrm.registry import nearest
 
 Label = int | str
@@ -40,12 +41,17 @@ def shown(value: object) -> str:
     return " ".join(reprlib.repr(plain).split())
 
 
-def check_division(where: str, test_fraction: float, seed: int) -> None:
+def composed(text: str) -> str:
+    """One spelling of what looks the same: some systems write 'ü' as one character, some as two."""
+    return unicodedata.normalize("NFC", text)
+
+
+def check_division(where: str, test_fraction: Any, seed: Any) -> None:
     """Refuse impossible settings before anything is read."""
-    if not 0 < test_fraction < 1:
-        raise FeddrmError(f"{where}: test_fraction={test_fraction}: give a fraction between 0 and 1, such as 0.3")
-    if not 0 <= seed < 2**32:
-        raise FeddrmError(f"{where}: seed {seed} is out of range: give one from 0 to {2**32 - 1}")
+    if not isinstance(test_fraction, float | np.floating) or not 0 < test_fraction < 1:
+        raise SettingError(f"{where}: test_fraction={shown(test_fraction)}: give a fraction between 0 and 1, as 0.3")
+    if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
+        raise SettingError(f"{where}: seed {shown(seed)} is out of range: give a whole number from 0 to {2**32 - 1}")
 
 
 def check_same_clients(where: str, train: Iterable[str], test: Iterable[str]) -> None:
@@ -133,13 +139,28 @@ def _classes(
         )
     if classes is None:
         ordered = sorted(found)
+        _check_spelling(name, ordered)
         return tuple(str(label) for label in ordered), {label: i for i, label in enumerate(ordered)}
-    names: tuple[Any, ...] = tuple(classes)
+    given: Sequence[Any] = classes
+    names = tuple(composed(c) if isinstance(c, str) else c for c in given)
     distinct = {c for c in names if isinstance(c, str) and c}
     if isinstance(classes, str) or len(distinct) != len(names):
         raise FeddrmError(f"{name}: classes={shown(classes)}: give a list of distinct names")
     numbered = all(isinstance(label, int) for label in found)
     return names, {(i if numbered else c): i for i, c in enumerate(names)}
+
+
+def _check_spelling(name: str, labels: Sequence[Label]) -> None:
+    """Refuse 'Healthy' here and 'healthy' there, which would be two classes; letters may come in both cases."""
+    seen: dict[str, Label] = {}
+    for label in labels:
+        folded = " ".join(str(label).casefold().split())
+        if len(str(label)) > 1 and folded in seen:
+            raise FeddrmError(
+                f"{name}: the classes {shown(seen[folded])} and {shown(label)} differ in upper and lower case or "
+                f"spaces alone: spell them alike, or rename one"
+            )
+        seen[folded] = label
 
 
 def _number(samples: Samples, number: Mapping[Label, int], advice: str) -> NDArray[np.int64]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,12 +12,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from feddrm.data.samples import Label, Samples, listed, shown
+from feddrm.data.samples import Label, Samples, composed, listed, shown
 from feddrm.errors import FeddrmError
 from feddrm.registry import nearest
 
 Paths = str | Path | Sequence[str | Path] | Mapping[str, str | Path]
 
+WHOLE = re.compile(r"([+-]?\d+)(\.0*)?")
 MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})  # compared in lower case
 
 
@@ -47,7 +49,8 @@ class Table:
         for row, cells in enumerate(self.rows):
             if cells[at].lower() in MISSING:
                 raise FeddrmError(
-                    f"{self.place(row)}: no value for {purpose} (column '{name}'): fill it in or remove the row"
+                    f"{self.place(row)}: no value for {purpose} (column '{name}' is {shown(cells[at])}): "
+                    f"fill it in, remove the row, or rename what is really called so"
                 )
             if not cells[at].isprintable():
                 raise FeddrmError(f"{self.place(row)}: column '{name}' is {shown(cells[at])}: check the quotes there")
@@ -60,6 +63,8 @@ def table_files(paths: Paths) -> list[tuple[str, Path]]:
         return [(str(name), Path(path)) for name, path in paths.items()]
     if isinstance(paths, str | Path):
         folder = Path(paths)
+        if not folder.exists():
+            raise FeddrmError(f"{folder} does not exist: give the path of a .csv file, or of a folder of them")
         if not folder.is_dir():
             return [(folder.stem, folder)]
         inside = sorted(p for p in folder.iterdir() if p.suffix.lower() == ".csv" and not p.name.startswith("."))
@@ -82,7 +87,7 @@ def read_table(path: Path) -> Table:
             reader = csv.reader(file, strict=True)
             for cells in reader:
                 if any(cell.strip() for cell in cells):
-                    rows.append(tuple(cell.strip() for cell in cells))
+                    rows.append(tuple(composed(cell.strip()) for cell in cells))
                     lines.append(line)
                 line = reader.line_num + 1  # a quoted cell may span lines: the row begins on the first
     except UnicodeDecodeError as error:
@@ -137,6 +142,7 @@ def read_samples(
     order their columns differently, but must have the same ones (those of ``columns``, if given).
     """
     tables = [read_table(path) for _, path in files]
+    label, client, drop = composed(label), client and composed(client), [composed(name) for name in drop]
     if columns is None:
         _check_roles(tables, label, client, drop)
     numbers: dict[str, list[list[float]]] = {}
@@ -168,7 +174,7 @@ def read_rows(path: Path, columns: tuple[str, ...] | None, width: int) -> tuple[
     if columns is None and len(table.header) != width:
         raise FeddrmError(f"{path} has {len(table.header)} columns, {width} are wanted: give the columns of training")
     at = [table.column(name, "a query") for name in columns or table.header]
-    rows = [[_number(table, row, column) for column in at] for row in range(len(table.rows))]
+    rows = [[_number(table, row, column, drop=False) for column in at] for row in range(len(table.rows))]
     return np.array(rows, dtype=np.float32), [table.place(row) for row in range(len(rows))]
 
 
@@ -180,9 +186,8 @@ def _check_roles(tables: Sequence[Table], label: str, client: str | None, drop: 
         if name in {label, client}:
             raise FeddrmError(f"column '{name}' is needed as label or client: take it out of drop")
         if name not in present:
-            raise FeddrmError(
-                f"{tables[0].path} has no column '{name}' to drop{nearest(name, present)}: take it out of drop"
-            )
+            remedy = "write several as a list, [a, b]" if "," in name else "take it out of drop"
+            raise FeddrmError(f"{tables[0].path} has no column '{name}' to drop{nearest(name, present)}: {remedy}")
 
 
 def _columns(table: Table, other: Collection[str | None], wanted: tuple[str, ...] | None) -> tuple[str, ...]:
@@ -200,22 +205,19 @@ def _columns(table: Table, other: Collection[str | None], wanted: tuple[str, ...
     return wanted
 
 
-def _number(table: Table, row: int, column: int) -> float:
+def _number(table: Table, row: int, column: int, *, drop: bool = True) -> float:
     text, name = table.rows[row][column], table.header[column]
+    otherwise = f", or drop=['{name}']" if drop else ""
     if text.lower() in MISSING:
-        raise FeddrmError(
-            f"{table.place(row)}: column '{name}' has no value ({shown(text)}): fill it in, or drop=['{name}']"
-        )
+        raise FeddrmError(f"{table.place(row)}: column '{name}' has no value ({shown(text)}): fill it in{otherwise}")
     value = _float(text)
     if value is None:
         raise FeddrmError(
-            f"{table.place(row)}: column '{name}' is {shown(text)}, not a number: encode it as numbers, "
-            f"or drop=['{name}']"
+            f"{table.place(row)}: column '{name}' is {shown(text)}, not a number: encode it as numbers{otherwise}"
         )
     if not abs(value) <= float(np.finfo(np.float32).max):
         raise FeddrmError(
-            f"{table.place(row)}: column '{name}' is {shown(text)}, not a finite 32-bit number: correct it, "
-            f"or drop=['{name}']"
+            f"{table.place(row)}: column '{name}' is {shown(text)}, not a finite 32-bit number: correct it{otherwise}"
         )
     return value
 
@@ -228,7 +230,11 @@ def _float(text: str) -> float | None:
 
 
 def number_labels(train: Mapping[str, Samples], test: Mapping[str, Samples] | None) -> list[dict[str, Samples]]:
-    """Labels that are whole numbers throughout become integers, so that 0, 00 and 0.0 are one class."""
+    """Labels that are whole numbers throughout become integers, so that 0, 00 and 0.0 are one class.
+
+    Through text, not through floats, which tell codes of more than 15 digits (SNOMED CT) not apart. What
+    has an exponent is a name: 1E50 is a disease in ICD-11.
+    """
     for samples in [*train.values(), *(test or {}).values()]:
         for i, label in enumerate(samples.labels):
             value = _float(str(label))
@@ -237,11 +243,11 @@ def number_labels(train: Mapping[str, Samples], test: Mapping[str, Samples] | No
                     f"{samples.place(i)}: label {shown(label)} is a measurement, not a class: "
                     f"divide it into classes, whole numbers or names"
                 )
-    whole = all(_float(str(label)) is not None for samples in train.values() for label in samples.labels)
+    whole = all(WHOLE.fullmatch(str(label)) for samples in train.values() for label in samples.labels)
 
     def convert(label: Label) -> Label:
-        value = _float(str(label)) if whole else None
-        return label if value is None else int(value)
+        found = WHOLE.fullmatch(str(label)) if whole else None
+        return int(found[1]) if found else label
 
     return [
         {

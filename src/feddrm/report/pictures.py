@@ -72,14 +72,15 @@ def draw_shift_grid(axes: Axes, portrait: Portrait) -> None:
     grid = portrait.gallery
     assert grid is not None
     m, k, c, height, width = grid.shape
-    paper = 0 if c == 1 else 255
+    ink = c == 1 and portrait.same_samples  # the digits are stored as ink, X-rays are not: show digits dark on light
+    paper = 0 if ink else 255
     canvas = np.full((m * (height + 1) - 1, k * (width + 1) - 1, c), paper, dtype=np.uint8)
     for i in range(m):
         for j in range(k):
             top, left = i * (height + 1), j * (width + 1)
             canvas[top : top + height, left : left + width] = grid[i, j].permute(1, 2, 0).numpy()
-    # Grey digits are stored as ink; show them dark on light.
-    axes.imshow(255 - canvas[..., 0] if c == 1 else canvas, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+    canvas = 255 - canvas if ink else canvas
+    axes.imshow(canvas[..., 0] if c == 1 else canvas, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
     axes.set_yticks([i * (height + 1) + height / 2 for i in range(m)], shortened(portrait.names), parse_math=False)
     axes.set_xticks([])
     axes.tick_params(length=0)
@@ -103,7 +104,7 @@ def draw_heat_map(axes: Axes, portrait: Portrait) -> None:
     """Client by class, training and test samples together."""
     assert portrait.counts is not None
     counts = portrait.counts.numpy()
-    image = axes.imshow(counts, cmap="Blues", aspect="auto", interpolation="nearest")
+    image = axes.imshow(counts, cmap="Blues", vmin=0, vmax=max(1, counts.max()), aspect="auto", interpolation="nearest")
     axes.set_yticks(range(len(portrait.names)), shortened(portrait.names), parse_math=False)
     axes.set_title("samples per client and class")
     if counts.shape[1] <= MOST_NUMBERS:
