@@ -5,11 +5,16 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from feddrm.errors import FeddrmError
+
+# What NumPy makes of an .npz file that is cut off, damaged, or something else.
+BROKEN_NPZ = (OSError, KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -71,6 +71,22 @@ def test_what_cannot_be_read_is_named(data: dict[str, Any], complaint: str, tmp_
         read_holdings("oslo", data, tmp_path)
 
 
+@pytest.mark.parametrize("damage", ["cut off", "half", "flipped", "empty", "npy", "text"])
+def test_broken_arrays_are_one_line(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.npz"
+    np.savez_compressed(path, x=np.random.default_rng(0).normal(size=(50, 4)), y=np.arange(50) % 2)
+    whole = path.read_bytes()
+    if damage == "npy":
+        with path.open("wb") as file:
+            np.save(file, np.zeros(3))
+    else:
+        flipped = bytes([*whole[:200], *(255 - b for b in whole[200:400]), *whole[400:]])
+        damaged = {"cut off": whole[:-5], "half": whole[: len(whole) // 2], "flipped": flipped, "empty": b""}
+        path.write_bytes(damaged.get(damage, b"x,y\n1,2\n"))
+    with pytest.raises(FeddrmError, match=r"cannot read .*own\.npz .*: give an \.npz file with the arrays x and y"):
+        read_holdings("oslo", {"npz": "own.npz"}, tmp_path)
+
+
 def test_tables_of_three_sites_train_together(tmp_path: Path) -> None:
     """Real files at every site; classes that only one of them has are known to all."""
     site_at.cache_clear()

@@ -4,7 +4,18 @@ import pytest
 import torch
 
 from feddrm.router.choose import Holdout, RidgePath, choose_ridge, split
-from feddrm.router.fit import Problem, Sample, add, client_scores, logits_at, moments_of, scaler_of, solve
+from feddrm.router.fit import (
+    Problem,
+    Sample,
+    add,
+    client_gradient,
+    client_scores,
+    logits_at,
+    moments_of,
+    pooled,
+    scaler_of,
+    solve,
+)
 from feddrm.router.heads import (
     MAIN_EFFECTS,
     fit_private,
@@ -13,7 +24,7 @@ from feddrm.router.heads import (
     joint_label,
     joint_problem,
     private_problem,
-    private_sample,
+    private_samples,
     probe_problem,
 )
 from feddrm.router.stack import Stack, client_curves, fit_stack
@@ -92,11 +103,31 @@ def test_all_local_clients_at_once_are_each_on_its_own() -> None:
     probe = solve(probe_problem(3, 5, 1e-3), samples, whitening, rounds=100).point
     total = sum(len(s) for s in samples)
     at_once = solve(
-        private_problem(3, 5, 1e-2, 3), [private_sample(samples, probe)], whitening, rounds=300, tolerance=1e-13
+        private_problem(3, 5, 1e-2, 3), [private_samples(samples, probe)], whitening, rounds=300, tolerance=1e-13
     )
     for sample, together in zip(samples, torch.split(at_once.point, 3), strict=True):
         alone = fit_private(sample, probe, 1e-2, whitening, share=len(sample) / total, rounds=300)
         assert (alone - together).abs().max() < 1e-2 * together.abs().max()
+
+
+def test_outputs_apart_are_one_softmax_in_which_others_are_impossible() -> None:
+    """Loss, gradient and right answers, against pairs (client, class) with the other clients' pairs ruled out."""
+    samples = shifted_clients()
+    samples[1] = samples[1].rows(torch.arange(0))  # nothing held out there
+    g = torch.Generator().manual_seed(0)
+    probe, point = (torch.randn(n, 6, generator=g, dtype=torch.float64) for n in (3, 9))
+    pairs = []
+    for i, s in enumerate(samples):
+        offset = torch.full((len(s), 9), -torch.inf, dtype=torch.float64)
+        offset[:, 3 * i : 3 * i + 3] = logits_at(s.x, probe)
+        pairs.append(Sample(s.x, joint_label(i, s.y, 3), offset))
+    apart = private_samples(samples, probe)
+    assert len(apart) == sum(map(len, samples))
+    for ask in (client_gradient, client_scores):
+        expected, found = ask(pooled(pairs), point), ask(apart, point)
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            torch.testing.assert_close(found[key], value, rtol=1e-11, atol=1e-11)
 
 
 def test_a_class_a_client_never_saw_stays_finite() -> None:
@@ -122,7 +153,7 @@ def test_strengths_are_chosen_by_held_out_losses_of_all_clients() -> None:
     )
     assert float(again["loss"] / again["count"]) == chosen.loss
     both = [
-        ([private_sample(a, point)], [private_sample(b, point)])
+        ([private_samples(a, point)], [private_samples(b, point)])
         for (a, b), point in zip(folds, chosen.folds, strict=True)
     ]
     own = choose_ridge(lambda ridge: private_problem(3, 5, ridge, 3), both, whitening)

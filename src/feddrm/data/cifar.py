@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
-import zipfile
-import zlib
 from abc import ABC
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +27,7 @@ from feddrm.data.partition import partition
 from feddrm.data.shift import colour_shifts
 from feddrm.data.view import View
 from feddrm.errors import FeddrmError, SettingError
+from feddrm.files import BROKEN_NPZ
 
 SIDE = 32
 IMAGES = 60_000
@@ -210,7 +209,7 @@ def _read_packed(paths: list[Path], origin: Origin) -> Pool:
                     end += len(column)
             fine[start:end] = ys[0]
             coarse[start:end] = ys[-1]
-        except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except BROKEN_NPZ as error:
             raise FeddrmError(f"cannot read {path} ({error}): fetch it again") from error
         filled += end - start
     if filled != IMAGES:

@@ -14,6 +14,7 @@ from feddrm.data.images import check_size, pictures, read_images
 from feddrm.data.samples import Samples
 from feddrm.data.tables import number_labels, read_samples
 from feddrm.errors import FeddrmError, SettingError
+from feddrm.files import BROKEN_NPZ
 from feddrm.registry import nearest
 
 KINDS = ("folder", "csv", "npz", "dataset")
@@ -117,8 +118,8 @@ def _pictures(path: Path, data: Mapping[str, Any]) -> tuple[Any, list[Any]]:
 
 def _arrays(path: Path) -> tuple[Any, list[Any]]:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             x, y = arrays["x"], arrays["y"]
-    except (OSError, KeyError, ValueError) as error:
+    except BROKEN_NPZ as error:
         raise FeddrmError(f"cannot read {path} ({error}): give an .npz file with the arrays x and y") from error
     return x, y.tolist()

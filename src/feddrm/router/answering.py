@@ -20,7 +20,7 @@ from feddrm.router.heads import (
     joint_label,
     joint_problem,
     private_problem,
-    private_sample,
+    private_samples,
     probe_problem,
 )
 from feddrm.router.policy import consult
@@ -41,7 +41,7 @@ from feddrm.router.tables import (
 )
 
 HEAD_PARTS = 2  # held out in turn at most: enough for a few strengths and scalars
-JOINT_WORK = {"cpu": 3e10, "cuda": 3e13}  # multiplications per round beyond which the joint model is left out
+JOINT_WORK = {"cpu": 5e8, "cuda": 3e13}  # multiplications per round; where there are more, the joint model is left out
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +86,7 @@ def fit_heads(
     table, chosen, tried = choose_recipe(recipes, local_tables(found), choose, holdout, lambda _: None)
     probe = fit_all(probe_problem(classes, table.width, chosen.ridge), table, labels, settings, chosen.folds).point
     folds = [
-        ([private_sample(outside, point)], [private_sample(inside, point)])
+        ([private_samples(outside, point)], [private_samples(inside, point)])
         for (outside, inside), point in zip(folds_of(table, labels, parts, holdout), chosen.folds, strict=True)
     ]
 
@@ -94,7 +94,7 @@ def fit_heads(
         return private_problem(classes, table.width, ridge, clients)
 
     own = choose_ridge(own_problem, folds, table.whitening, ridges=STRENGTHS)
-    everyone = private_sample([Sample(x, y) for x, y in zip(table.x, labels, strict=True)], probe)
+    everyone = private_samples([Sample(x, y) for x, y in zip(table.x, labels, strict=True)], probe)
     start = torch.stack(list(own.folds)).mean(0)
     private = solve(own_problem(own.ridge), [everyone], table.whitening, start=start, rounds=settings.rounds).point
     answers = {

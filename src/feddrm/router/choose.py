@@ -15,7 +15,7 @@ from torch import Tensor
 
 from feddrm.data import generator_for
 from feddrm.errors import SettingError
-from feddrm.router.fit import Message, Problem, Sample, Whitening, add, client_scores, solve
+from feddrm.router.fit import Apart, Message, Problem, Sample, Whitening, add, client_scores, solve
 
 RIDGES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 FINER = (3.0, 1.0, 0.3)  # times the best of these
@@ -111,7 +111,7 @@ class RidgePath:
 
 def choose_ridge(
     problem: Callable[[float], Problem],
-    folds: Sequence[tuple[Sequence[Sample], Sequence[Sample]]],
+    folds: Sequence[tuple[Sequence[Sample | Apart], Sequence[Sample | Apart]]],
     whitening: Whitening | None,
     *,
     ridges: Sequence[float] = RIDGES,

@@ -5,6 +5,7 @@ Sums over the client's own samples: once their second moments, every round loss 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +30,25 @@ class Sample:
         return Sample(self.x[index], self.y[index], None if self.offset is None else self.offset[index])
 
 
+@dataclass(frozen=True, eq=False)
+class Apart:
+    """Local clients whose outputs are apart: the i-th one's samples have the i-th block of them, and no other."""
+
+    parts: tuple[Sample, ...]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    @property
+    def x(self) -> Tensor:
+        """Features of the first, which say precision and device."""
+        return self.parts[0].x
+
+    def blocks(self, point: Tensor) -> Iterator[tuple[Sample, Tensor]]:
+        """Everybody with the part of the point that is theirs."""
+        return zip(self.parts, point.chunk(len(self.parts)), strict=True)
+
+
 def client_sums(x: Tensor) -> Message:
     """For standardisation, once: the number of samples, the sums and the sums of squares of every feature."""
     wide = [part.double() for part in torch.split(x, 4096)]
@@ -47,8 +67,11 @@ def client_moments(x: Tensor) -> Message:
     }
 
 
-def client_gradient(sample: Sample, point: Tensor) -> Message:
+def client_gradient(sample: Sample | Apart, point: Tensor) -> Message:
     """Every round: loss and gradient at the point [outputs, d + 1], summed over the client's samples."""
+    if isinstance(sample, Apart):
+        own = [client_gradient(part, block) for part, block in sample.blocks(point)]
+        return {**_sums(own, "count", "loss"), "gradient": torch.cat([message["gradient"] for message in own])}
     log_p, chosen = _log_likelihood(sample, point)
     residual = log_p.exp()
     residual[torch.arange(len(sample), device=residual.device), sample.y] -= 1
@@ -60,8 +83,10 @@ def client_gradient(sample: Sample, point: Tensor) -> Message:
     }
 
 
-def client_scores(sample: Sample, point: Tensor) -> Message:
+def client_scores(sample: Sample | Apart, point: Tensor) -> Message:
     """For choosing by validation: loss and number of right answers, summed over held-out samples."""
+    if isinstance(sample, Apart):
+        return _sums([client_scores(part, block) for part, block in sample.blocks(point)], "count", "loss", "correct")
     log_p, chosen = _log_likelihood(sample, point)
     right = (log_p.argmax(1) == sample.y).sum().double()
     return {
@@ -80,3 +105,7 @@ def logits_at(x: Tensor, point: Tensor, offset: Tensor | None = None) -> Tensor:
 def _log_likelihood(sample: Sample, point: Tensor) -> tuple[Tensor, Tensor]:
     log_p = logits_at(sample.x, point, sample.offset).log_softmax(1)
     return log_p, log_p.gather(1, sample.y[:, None])[:, 0]
+
+
+def _sums(messages: Sequence[Message], *keys: str) -> Message:
+    return {key: torch.stack([message[key] for message in messages]).sum() for key in keys}

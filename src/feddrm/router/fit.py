@@ -26,6 +26,7 @@ from torch import Tensor
 
 from feddrm.errors import SettingError
 from feddrm.router.clients import (
+    Apart,
     Message,
     Sample,
     client_gradient,
@@ -38,6 +39,7 @@ from feddrm.router.problem import Problem, Scaler, Whitening, add
 from feddrm.router.server import FitState, advance, first_state, objective, round_zero
 
 __all__ = [
+    "Apart",
     "Fit",
     "FitState",
     "Message",
@@ -94,7 +96,7 @@ def scaler_of(features: Sequence[Tensor]) -> Scaler:
 
 def solve(
     problem: Problem,
-    samples: Sequence[Sample],
+    samples: Sequence[Sample | Apart],
     whitening: Whitening | None = None,
     *,
     start: Tensor | FitState | None = None,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from feddrm.router.fit import Problem, Sample, Whitening, logits_at, pooled, solve
+from feddrm.router.fit import Apart, Problem, Sample, Whitening, logits_at, solve
 
 BIAS_RIDGE = 1e-5  # a class that a client has never seen is unlikely there, not impossible
 STRENGTHS = (1.0, 3e-1, 1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 1e-5)
@@ -71,16 +71,6 @@ def fit_private(
     return solve(problem, [shifted], whitening, rounds=rounds, tolerance=1e-7).point
 
 
-def private_sample(samples: Sequence[Sample], probe: Tensor) -> Sample:
-    """All local clients' samples for :func:`private_problem` of all of them.
-
-    The label is the pair (client, class); the pairs of other clients are impossible, so every sample
-    moves the head of its own client only.
-    """
-    clients, classes = len(samples), probe.shape[0]
-    rows = []
-    for number, sample in enumerate(samples):
-        offset = torch.full((len(sample), clients * classes), -torch.inf, dtype=torch.float64, device=probe.device)
-        offset[:, number * classes : (number + 1) * classes] = logits_at(sample.x, probe)
-        rows.append(Sample(sample.x, joint_label(number, sample.y, classes), offset))
-    return pooled(rows)
+def private_samples(samples: Sequence[Sample], probe: Tensor) -> Apart:
+    """All local clients' samples for :func:`private_problem` of all of them: everybody moves their own head only."""
+    return Apart(tuple(Sample(sample.x, sample.y, logits_at(sample.x, probe)) for sample in samples))
