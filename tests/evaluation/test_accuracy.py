@@ -22,6 +22,7 @@ from feddrm.evaluation import (
     routed_predictions,
     system_accuracy,
     vote,
+    votes,
 )
 
 
@@ -123,6 +124,17 @@ class TestByHand:
         assert evaluate(answers, weights, ties="cuda")["system_accuracy"]["vote"] == 1.0
         assert per_client(answers, list("abcdefgh"), weights)[0]["vote"] == 0.0
         assert per_client(answers, list("abcdefgh"), weights, ties="cuda")[0]["vote"] == 1.0
+
+    def test_votes_say_what_the_tie_rule_decides(self) -> None:
+        # The models agree on the first and the last sample; of the last the label has no vote.
+        assert votes(ANSWERS) == {"tied": 4 / 6, "leading": 5 / 6, "smallest": 2 / 6, "cuda": 2 / 6}
+        logits = says(*([k] for k in (0, 1, 1, 2, 2, 3, 3, 4)), classes=5)
+        answers = Answers(logits, torch.tensor([2]), torch.tensor([0]))
+        assert votes(answers) == {"tied": 1.0, "leading": 1.0, "smallest": 0.0, "cuda": 1.0}
+
+    def test_votes_of_more_models_than_cuda_counts_in_one_block(self) -> None:
+        answers = Answers(says(*[[1]] * 2049), torch.tensor([1]), torch.tensor([0]))
+        assert votes(answers) == {"tied": 0.0, "leading": 1.0, "smallest": 1.0}
 
     def test_per_client(self) -> None:
         first, second = per_client(ANSWERS, ["oslo", "lima"], WEIGHTS)

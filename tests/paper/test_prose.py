@@ -11,7 +11,8 @@ from feddrm.paper import Grid, read_records, tables
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = ("cifar10-dir0.3", "cifar10-spc5", "cifar20-dir0.3", "cifar20-spc25", "cifar100-dir0.3", "cifar100-spc25")
-DRM, FT = "feddrm-lam0.9", "fedavgft-tune100"
+DRM, FT, PROX = "feddrm-lam0.9", "fedavgft-tune100", "fedproxft-tune100"
+BABU, AS, ALA = "fedbabu-tune200", "fedas", "fedala-fixed"
 BY_HAND = {
     ("README.md", "a query from nowhere, % right"): [
         (FT, "{global:before}"),
@@ -37,7 +38,7 @@ BY_HAND = {
     ],
     ("docs/router.md", "the same fit, other methods"): [
         (method, measure)
-        for method in (FT, "fedbabu-tune200", "fedas", "fedala-fixed")
+        for method in (FT, PROX, BABU, AS, ALA)
         for measure in ("{system.vote}", "{system.exact_density}", "{system.stacked}", "{average}")
     ],
 }
@@ -70,3 +71,73 @@ def test_a_table_shows_what_was_measured(file: str, title: str, paper: Grid) -> 
             for measure in re.findall(r"\{(.*?)\}", form):
                 wanted = wanted.replace(f"{{{measure}}}", figure(measure, method, j))
             assert found == wanted, (line, SETTINGS[j])
+
+
+def prose() -> str:
+    return " ".join((ROOT / "docs/router.md").read_text().split())
+
+
+def span(values: list[float], digits: int) -> str:
+    return f"{min(values):.{digits}f} to {max(values):.{digits}f}"
+
+
+def test_how_often_conformal_sets_held_the_client(paper: Grid) -> None:
+    routers = [r.content["router"] for r in read_records(paper, ROOT / "results" / "paper").values()]
+    sets = [router["conformal"] for router in routers if router.get("conformal")]
+
+    def spans(key: str, scale: int, digits: int) -> str:
+        levels = ("density_0.05", "density_0.1", "density_0.2")
+        return " / ".join(span([scale * found[level][key] for found in sets], digits) for level in levels)
+
+    said = f"{spans('covered', 100, 1)} % on CIFAR ({len(sets)} cells under results/paper; mean sizes of the sets "
+    assert f"{said}{spans('size', 1, 2)}). {len(routers) - len(sets)} older cells have none" in prose()
+    assert {router["rounds"] for router in routers} == {60}
+    assert not any(router.get("converged") for router in routers)
+
+
+def test_other_methods_are_as_far_from_feddrm_as_it_says(paper: Grid) -> None:
+    records = read_records(paper, ROOT / "results" / "paper")
+
+    def less_feddrm(measure: str, *methods: str) -> list[float]:
+        return [
+            100 * (theirs.mean - ours.mean)
+            for method in methods
+            for setting in SETTINGS
+            if (record := records.get(f"{setting}_{method}_seed2025")) is not None
+            and (theirs := record.score(measure)) is not None
+            and (ours := records[f"{setting}_{DRM}_seed2025"].score(measure)) is not None
+        ]
+
+    asked = "system.exact_density"
+    worse = {method: span([-d for d in less_feddrm(asked, method)], 1) for method in (PROX, BABU, AS)}
+    tuned = less_feddrm(asked, FT)
+    better = [d for d in tuned if d > 0]
+    assert (len(better), len(tuned)) == (3, 6)
+    text = prose()
+    assert (
+        f"FedAvg is up to {max(better):.1f} points better than FedDRM in three settings and "
+        f"{span([-d for d in tuned if d < 0], 1)} worse in the others; fine-tuned FedProx is {worse[PROX]} worse in "
+        f"the two that have been run, FedBABU {worse[BABU]}, FedAS {worse[AS]}."
+    ) in text
+    stacked = less_feddrm("system.stacked", FT, PROX, BABU, AS)
+    assert f"the four lie between {max(stacked):.1f} above and {-min(stacked):.1f} below FedDRM" in text
+    clients = [less_feddrm(f"client.exact_{rule}", FT, PROX, BABU, AS, ALA) for rule in ("density", "posterior")]
+    assert max(abs(d) for found in clients for d in found) < 0.4
+    gains = [
+        100 * (right.mean - left.mean)
+        for setting in SETTINGS
+        if (left := records[f"{setting}_{ALA}_seed2025"].score(asked)) is not None
+        and (right := records[f"{setting}_{ALA}_seed2025"].score("system.stacked")) is not None
+    ]
+    assert len(gains) == 6
+    assert f"stacked bring {span(gains, 0)} points all the same" in text
+
+
+@pytest.mark.parametrize("setting", ["cifar10-dir0.3", "cifar100-dir0.3"])
+def test_the_second_seed_reads_as_it_says(setting: str, paper: Grid) -> None:
+    record = read_records(paper, ROOT / "results" / "paper")[f"{setting}_{DRM}_seed2026"]
+    found = [record.score(m) for m in ("system", "system.exact_density", "system.stacked", "average")]
+    figures = [f"{100 * score.mean:.1f}" for score in found if score is not None]
+    said = prose().partition("Another division of the data (seed 2026)")[2].partition(" What mattered")[0]
+    place = said.partition("CIFAR-100")[2 if setting.startswith("cifar100") else 0]
+    assert re.findall(r"\d\d\.\d", place) == figures

@@ -60,6 +60,8 @@ def test_a_result_says_all_and_stays_small(whole: Path, smoke: Grid) -> None:
             assert record.content[key]["mean"] == pytest.approx(summary[key]["mean"], abs=1e-6)
         assert record.content["config"] == Run.open(whole / "work" / name).config
         assert record.content["seconds"]["wall"] >= record.content["seconds"]["total"] > 0
+        last = Run.open(whole / "work" / name).metrics()[-1]
+        assert record.content["votes"]["cuda"] == pytest.approx(last["system_accuracy"]["vote"], abs=1e-6)
         assert len(record.content["source"]) == 12
         assert {"hardware", "versions", "date", "commit"} <= set(record.content)
         assert not record.routed

@@ -191,6 +191,35 @@ def test_seeds(paper: Grid, make: Make, tmp_path: Path) -> None:
     assert rows[0]["across_seeds"] == pytest.approx(0.0013**0.5)  # (0.03^2 + 0.01^2 + 0.04^2) / 2
 
 
+def test_methods_are_compared_on_the_same_seeds(paper: Grid, make: Make, tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    for seed, average in ((2025, 0.70), (2026, 0.74), (2027, 0.9)):
+        make(paper.by_id[f"cifar10-spc5_feddrm-lam0.9_seed{seed}"], average=average)
+    make(paper.by_id["cifar10-spc5_fedavgft-tune100_seed2025"], average=0.69)
+    pairs = lambda: {r["method"]: r for r in seed_rows(paper, read_records(paper, folder), ("average",))}  # noqa: E731
+    assert list(pairs()) == ["FedDRM"]  # one common seed says nothing of spread
+    make(paper.by_id["cifar10-spc5_fedavgft-tune100_seed2026"], average=0.71)
+    found = pairs()
+    assert list(found) == ["FedDRM", "FedAvgFT", "FedDRM less FedAvgFT"]
+    margin = found["FedDRM less FedAvgFT"]
+    assert (margin["seeds"], margin["across_rounds"]) == (2, None)  # the third seed has no partner
+    assert margin["mean"] == pytest.approx(0.02)
+    assert margin["across_seeds"] == pytest.approx(0.02 / 2**0.5)  # 0.01 and 0.03
+
+
+def test_the_page_opens_with_how_far_one_seed_may_be_trusted(paper: Grid, make: Make, tmp_path: Path) -> None:
+    def opening() -> str:
+        return results_page(paper, read_records(paper, tmp_path / "results"), {}).split("## Holds")[0]
+
+    make(paper.by_id["cifar10-spc5_feddrm-lam0.9_seed2025"], average=0.70)
+    assert "Every figure is of one seed" in opening()
+    make(paper.by_id["cifar10-spc5_feddrm-lam0.9_seed2026"], average=0.74)
+    assert "0.20 to 0.20 points where further seeds have been run, against 0.00 to 2.83 across seeds" in opening()
+    for seed, average in ((2025, 0.69), (2026, 0.72)):
+        make(paper.by_id[f"cifar10-spc5_fedavgft-tune100_seed{seed}"], average=average)
+    assert "two methods on the same seed vary by 0.00 to 0.71" in opening()
+
+
 def test_differences_are_explained_or_listed(paper: Grid, make: Make, tmp_path: Path) -> None:
     make(paper.by_id[DITTO], average=0.70, system={"vote": 0.60})
     folder = tmp_path / "results"

@@ -18,6 +18,7 @@ from feddrm.evaluation.accuracy import (
     routed_predictions,
     system_accuracy,
     vote,
+    votes,
 )
 from feddrm.evaluation.answers import Answers, Queries, ask, pooled_queries, shared_trunk
 from feddrm.evaluation.replay import Replay
@@ -44,4 +45,5 @@ __all__ = [
     "summarise",
     "system_accuracy",
     "vote",
+    "votes",
 ]

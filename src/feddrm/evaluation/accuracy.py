@@ -56,15 +56,36 @@ def vote(logits: Tensor, ties: str = "smallest") -> Tensor:
     ``"cuda"`` the one that ``torch.mode`` takes on a GPU, where the paper's numbers were made.
     """
     _known("ties", ties, TIES)
-    clients, samples, classes = logits.shape
-    cell = logits.argmax(-1) + classes * torch.arange(samples, device=logits.device)
-    counts = torch.bincount(cell.flatten(), minlength=samples * classes).view(samples, classes)
+    counts = _counts(logits)
     if ties == "smallest":
         return counts.argmax(1)
+    clients = len(logits)
     rank = torch.tensor(_cuda_ranks(clients), device=logits.device)
     last = (counts.cumsum(1) - 1).clamp(min=0)  # where each class's run ends among the sorted votes
     leads = counts == counts.amax(1, keepdim=True)
     return torch.where(leads, rank[last], clients).argmin(1)
+
+
+def votes(answers: Answers) -> dict[str, float]:
+    """What the vote owes to its tie rule: the fraction of samples that are ``tied``, and its accuracy by each rule.
+
+    ``leading`` is the fraction whose class leads, alone or not: no rule can be better.
+    """
+    counts, labels = _counts(answers.logits), answers.labels
+    leads = counts == counts.amax(1, keepdim=True)
+    rules = TIES if len(answers.logits) <= 2 * LANES else TIES[:1]
+    return {
+        "tied": float((leads.sum(1) > 1).double().mean()),
+        "leading": float(leads[torch.arange(len(labels), device=leads.device), labels].double().mean()),
+        **{ties: system_accuracy(vote(answers.logits, ties), labels) for ties in rules},
+    }
+
+
+def _counts(logits: Tensor) -> Tensor:
+    """How many of the m models choose each class, [N, K]."""
+    _, samples, classes = logits.shape
+    cell = logits.argmax(-1) + classes * torch.arange(samples, device=logits.device)
+    return torch.bincount(cell.flatten(), minlength=samples * classes).view(samples, classes)
 
 
 @lru_cache(maxsize=16)

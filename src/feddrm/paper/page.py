@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -63,6 +63,8 @@ def _opening(grid: Grid, records: Mapping[str, Record]) -> str:
         f"{NOTABLE} points of ours, {far} do not. The other {len(grid.cells) - done} cells are missing, and nothing "
         "stands in for them.",
         "",
+        _spread(grid, records),
+        "",
     ]
     lines += ["## Holds", "", *_bullets([v for v in found if v.status == "holds"]), ""]
     lines += ["## Does not hold", "", *_bullets([v for v in found if v.status == "does not hold"]), ""]
@@ -72,6 +74,30 @@ def _opening(grid: Grid, records: Mapping[str, Record]) -> str:
     lines += [f"- {item.text}: {item.evidence}." for item in comparisons(grid, records)]
     lines += ["", "## Open", "", *_bullets([v for v in found if v.status == "open"], "nothing")]
     return "\n".join(lines)
+
+
+def _spread(grid: Grid, records: Mapping[str, Record]) -> str:
+    """How far one seed's figures may be trusted, in a sentence."""
+    rows = seed_rows(grid, records, ("average", "system"))
+    single = [row for row in rows if row["across_rounds"] is not None]
+    if not single:
+        return "Every figure is of one seed: its ± is the spread across the last rounds of one run."
+
+    def between(values: Iterable[float]) -> str:
+        found = [100 * value for value in values]
+        return f"{min(found):.2f} to {max(found):.2f}"
+
+    said = (
+        f"A figure's ± is the spread across the last rounds of one run: {between(r['across_rounds'] for r in single)} "
+        f"points where further seeds have been run, against {between(r['across_seeds'] for r in single)} across seeds "
+        f"({len(single)} figures of two or more seeds)"
+    )
+    paired = [row for row in rows if row["across_rounds"] is None]
+    if paired:
+        said += (
+            f"; differences between two methods on the same seed vary by {between(r['across_seeds'] for r in paired)}"
+        )
+    return f"{said}. See [Seeds](#seeds)."
 
 
 def _bullets(found: Sequence[Verdict], nothing: str = "nothing yet") -> list[str]:
@@ -119,7 +145,8 @@ def _seeds(grid: Grid, records: Mapping[str, Record]) -> str:
         "## Seeds",
         "",
         "The paper's ± is the spread across the last rounds of one run. Across seeds (2025, 2026, 2027: another "
-        "division of the data, another start) it is another matter:",
+        "division of the data, another start) it is another matter. *A less B* is the difference between two methods, "
+        "seed by seed: on the same division of the data.",
         "",
     ]
     if not rows:
@@ -127,9 +154,13 @@ def _seeds(grid: Grid, records: Mapping[str, Record]) -> str:
     lines += ["| setting | method | measure | seeds | mean | ± across seeds | ± across rounds |", "|" + "---|" * 7]
     for row in rows:
         rounds = "–" if row["across_rounds"] is None else f"{100 * row['across_rounds']:.2f}"
-        numbers = f"{row['seeds']} | {100 * row['mean']:.2f} | {100 * row['across_seeds']:.2f} | {rounds}"
+        numbers = f"{row['seeds']} | {_points(row['mean'])} | {100 * row['across_seeds']:.2f} | {rounds}"
         lines.append(f"| {row['setting']} | {row['method']} | {row['measure']} | {numbers} |")
     return "\n".join(lines)
+
+
+def _points(fraction: float) -> str:
+    return f"{100 * fraction:.2f}".replace("-", "−")
 
 
 def _table_section(grid: Grid, records: Mapping[str, Record], notes: Mapping[str, str], name: str) -> str:

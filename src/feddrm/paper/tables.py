@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
+from statistics import fmean, stdev
 from typing import Any, Literal
 
 from feddrm.errors import SettingError
 from feddrm.paper.grid import Grid
-from feddrm.paper.records import BEFORE, Record
+from feddrm.paper.records import BEFORE, Record, cell_of
 from feddrm.registry import nearest
 from feddrm.report.measures import BY_RULE, RULES, Score, rule_label
 
@@ -174,32 +175,45 @@ def _beyond(grid: Grid, setting: str, records: Mapping[str, Record]) -> Table:
 
 
 def seed_rows(grid: Grid, records: Mapping[str, Record], measures: Sequence[str]) -> list[dict[str, Any]]:
-    """Settings and methods with more than one seed: spread across seeds beside the spread across rounds."""
-    found: dict[tuple[str, str], list[Record]] = {}
-    for record in records.values():
-        found.setdefault((record.content["setting"], record.content["method"]), []).append(record)
+    """Settings and methods with more than one seed: spread across seeds beside the spread across rounds.
+
+    The first method of a setting is also held against every other one, seed by seed: how easy a
+    division of the data is for both of them is then out of the comparison.
+    """
+    found: dict[str, dict[str, dict[int, Record]]] = {}
+    for cell in [*grid.cells, *(cell for r in records.values() if (cell := cell_of(grid, r)) is not None)]:
+        if (record := records.get(cell.id)) is not None:
+            found.setdefault(cell.setting, {}).setdefault(cell.method, {})[cell.seed] = record
     rows = []
-    for (setting, method), several in found.items():
+    for setting, methods in found.items():
+        first = next(iter(methods))
         for measure in measures:
-            scores = [score for record in several if (score := record.score(measure)) is not None]
-            if len(scores) < 2:
-                continue
-            means = [score.mean for score in scores]
-            mean = sum(means) / len(means)
-            across = (sum((m - mean) ** 2 for m in means) / (len(means) - 1)) ** 0.5
-            spreads = [score.std for score in scores if score.std is not None]
-            rows.append(
-                {
-                    "setting": grid.label("settings", setting),
-                    "method": grid.label("methods", method),
-                    "measure": measure,
-                    "seeds": len(scores),
-                    "mean": mean,
-                    "across_seeds": across,
-                    "across_rounds": sum(spreads) / len(spreads) if spreads else None,
-                }
-            )
-    return rows
+            known = {
+                method: {seed: score for seed, r in by_seed.items() if (score := r.score(measure)) is not None}
+                for method, by_seed in methods.items()
+            }
+            for method, scores in known.items():
+                label = grid.label("methods", method)
+                spreads = [score.std for score in scores.values() if score.std is not None]
+                rounds = fmean(spreads) if spreads else None
+                rows.append((setting, label, measure, [score.mean for score in scores.values()], rounds))
+                if method != first:
+                    both = [score.mean - scores[seed].mean for seed, score in known[first].items() if seed in scores]
+                    label = f"{grid.label('methods', first)} less {label}"
+                    rows.append((setting, label, measure, both, None))
+    return [
+        {
+            "setting": grid.label("settings", setting),
+            "method": label,
+            "measure": measure,
+            "seeds": len(means),
+            "mean": fmean(means),
+            "across_seeds": stdev(means),
+            "across_rounds": rounds,
+        }
+        for setting, label, measure, means, rounds in rows
+        if len(means) > 1
+    ]
 
 
 def _digits(score: Score) -> float:

@@ -19,7 +19,18 @@ from feddrm import __version__
 from feddrm.data import Dataset, Federation, Pool, load
 from feddrm.engine import Plan, Played, State, arithmetic, engine_for, federate, first_state, functional
 from feddrm.errors import FeddrmError
-from feddrm.evaluation import Answers, Replay, ask, confusion, evaluate, per_client, pooled_queries, route, summarise
+from feddrm.evaluation import (
+    Answers,
+    Replay,
+    ask,
+    confusion,
+    evaluate,
+    per_client,
+    pooled_queries,
+    route,
+    summarise,
+    votes,
+)
 from feddrm.methods import Method
 from feddrm.models import Model, Net
 from feddrm.report.portrait import Portrait
@@ -269,7 +280,8 @@ class _Training:
         rows = per_client(answers, names, weights, self.config.evaluation.ties)
         for row, client in zip(rows, self.federation.clients, strict=True):
             row["train"] = len(client.train)
-        self.folder.write_json("evaluation.json", {"round": state.round, "per_client": rows, "confusion": routes})
+        detail = {"round": state.round, "per_client": rows, "confusion": routes, "votes": votes(answers)}
+        self.folder.write_json("evaluation.json", detail)
         private = {
             name: {f"{slot}/{leaf}": value for slot, leaves in slots.items() for leaf, value in leaves.items()}
             for name, slots in zip(names, state.private, strict=True)
