@@ -175,10 +175,13 @@ def test_the_paper_s_own_tables_against_its_words(paper: Grid) -> None:
 
 
 def test_unreported_comparisons(paper: Grid, some: dict[str, Record]) -> None:
-    found = {item.text: item.evidence for item in comparisons(paper, some)}
-    text = "FedAvg's global model, never tuned, against FedDRM's published router"
-    assert found[text] == "ahead in 1 of 1 settings measured (of 6): CIFAR-10 Dir-0.3 64.68 : 63.14"
-    assert found["FedDRM with the exact router against FedDRM's published router"].startswith("not measured yet")
+    found = {item.text: item for item in comparisons(paper, some)}
+    tuned = found["FedAvg's global model, never tuned, against FedDRM's published router"]
+    assert (tuned.ahead, tuned.figures("CIFAR-10 Dir-0.3")) == ("1 of 1", "**64.68** : 63.14")
+    assert (tuned.figures("CIFAR-10 5-SPC"), tuned.figures("RETINA")) == ("missing", "–")
+    assert found["FedDRM with the exact router against FedDRM's published router"].ahead == "0 of 0"
+    page = results_page(paper, some, {}).split("## Not reported in the paper")[1].split("## Open")[0]
+    assert f"| {tuned.text} | 1 of 1 | **64.68** : 63.14 |{' missing |' * 5}" in page
 
 
 def test_seeds(paper: Grid, make: Make, tmp_path: Path) -> None:
@@ -232,7 +235,9 @@ def test_differences_are_explained_or_listed(paper: Grid, make: Make, tmp_path: 
     assert "70.00 ± 0.20 (76.34, −6.34) *" in page
     assert f"- \\* `{DITTO}`, average: another schedule" in page
     assert "**1 of 158 cells**" in page
-    assert "4 can be compared: 0 lie within 1.5 points of ours, 4 do not" in page  # main and alpha, both measures
+    # Both figures stand in two tables, main and alpha, and count once.
+    assert "2 can be compared: 0 lie within 1.5 points of ours, 2 farther off" in page
+    assert page.count("+12.36.") == 1
 
 
 @pytest.mark.parametrize(

@@ -33,16 +33,20 @@ class Comparison:
     """Two ways of answering side by side, setting by setting, in points."""
 
     text: str
-    settings: int
+    settings: tuple[str, ...]
     gains: Mapping[str, tuple[Score, Score]]
 
     @property
-    def evidence(self) -> str:
-        if not self.gains:
-            return f"not measured yet (0 of {self.settings} settings)"
-        ahead = sum(left.mean > right.mean for left, right in self.gains.values())
-        figures = [f"{name} {_percent(left)} : {_percent(right)}" for name, (left, right) in self.gains.items()]
-        return f"ahead in {ahead} of {len(self.gains)} settings measured (of {self.settings}): {', '.join(figures)}"
+    def ahead(self) -> str:
+        """In how many of the settings measured the first is the better one."""
+        return f"{sum(left.mean > right.mean for left, right in self.gains.values())} of {len(self.gains)}"
+
+    def figures(self, setting: str) -> str:
+        if setting not in self.gains:
+            return "missing" if setting in self.settings else "–"
+        left, right = self.gains[setting]
+        bold = "**" if left.mean > right.mean else ""
+        return f"{bold}{_percent(left)}{bold} : {_percent(right)}"
 
 
 def verdicts(grid: Grid, records: Mapping[str, Record]) -> list[Verdict]:
@@ -61,12 +65,12 @@ def comparisons(grid: Grid, records: Mapping[str, Record]) -> list[Comparison]:
     """Every comparison that the paper does not make."""
     found = []
     for item in grid.content["unreported"]:
-        gains = {}
-        for setting in item["settings"]:
+        gains, labels = {}, tuple(grid.label("settings", setting) for setting in item["settings"])
+        for setting, label in zip(item["settings"], labels, strict=True):
             left, right = (_score(grid, setting, item[side], records) for side in ("left", "right"))
             if left is not None and right is not None:
-                gains[grid.label("settings", setting)] = (left, right)
-        found.append(Comparison(item["text"], len(item["settings"]), gains))
+                gains[label] = (left, right)
+        found.append(Comparison(item["text"], labels, gains))
     return found
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from feddrm.errors import FeddrmError
-from feddrm.paper.claims import Verdict, comparisons, verdicts
+from feddrm.paper.claims import Comparison, Verdict, comparisons, verdicts
 from feddrm.paper.grid import Grid
 from feddrm.paper.records import Record, cell_of
 from feddrm.paper.render import CAPTION, markdown, signed
@@ -52,7 +52,7 @@ def _opening(grid: Grid, records: Mapping[str, Record]) -> str:
     routed = sum(record.routed for record in records.values())
     found = verdicts(grid, records)
     near, far, known = _agreement(grid, records)
-    published = sum(entry.paper is not None for _, entry in _all_entries(grid, records))
+    published = len(_published(grid, records))
     lines = [
         "# Results",
         "",
@@ -60,7 +60,7 @@ def _opening(grid: Grid, records: Mapping[str, Record]) -> str:
         "",
         f"**{done} of {len(grid.cells)} cells** of the paper's grid have been run by the full protocol, {routed} of "
         f"them with the exact router. Of the paper's {published} figures {known} can be compared: {near} lie within "
-        f"{NOTABLE} points of ours, {far} do not. The other {len(grid.cells) - done} cells are missing, and nothing "
+        f"{NOTABLE} points of ours, {far} farther off. The other {len(grid.cells) - done} cells are missing, and nothing "
         "stands in for them.",
         "",
         _spread(grid, records),
@@ -70,10 +70,18 @@ def _opening(grid: Grid, records: Mapping[str, Record]) -> str:
     lines += ["## Does not hold", "", *_bullets([v for v in found if v.status == "does not hold"]), ""]
     against = [f"- {v.text}: {v.contradicted}." for v in found if v.contradicted]
     lines += ["Contradicted by the paper's own tables, whatever ours say:", "", *(against or ["- nothing"]), ""]
-    lines += ["## Not reported in the paper", ""]
-    lines += [f"- {item.text}: {item.evidence}." for item in comparisons(grid, records)]
+    lines += ["## Not reported in the paper", "", *_unreported(comparisons(grid, records))]
     lines += ["", "## Open", "", *_bullets([v for v in found if v.status == "open"], "nothing")]
     return "\n".join(lines)
+
+
+def _unreported(found: Sequence[Comparison]) -> list[str]:
+    settings = list(dict.fromkeys(setting for item in found for setting in item.settings))
+    head = f"| A against B (percent, bold where A is ahead) | ahead | {' | '.join(settings)} |"
+    lines = [head, "|" + "---|" * (len(settings) + 2)]
+    for item in found:
+        lines.append(f"| {item.text} | {item.ahead} | {' | '.join(item.figures(setting) for setting in settings)} |")
+    return lines
 
 
 def _spread(grid: Grid, records: Mapping[str, Record]) -> str:
@@ -104,17 +112,20 @@ def _bullets(found: Sequence[Verdict], nothing: str = "nothing yet") -> list[str
     return [f"- {verdict.text}: {verdict.evidence}." for verdict in found] or [f"- {nothing}"]
 
 
-def _all_entries(grid: Grid, records: Mapping[str, Record]) -> list[tuple[str, Entry]]:
-    return [
-        (f"{table.title}: {row.label}, {column}", entry)
-        for name in grid.content["tables"]
-        for table in tables(grid, name, records)
-        for row, column, entry in table.entries()
-    ]
+def _published(grid: Grid, records: Mapping[str, Record]) -> list[tuple[str, Entry]]:
+    """Every figure of the paper once, with the first place it stands in: tables repeat some."""
+    found: dict[tuple[str, str, float], tuple[str, Entry]] = {}
+    for name in grid.content["tables"]:
+        for table in tables(grid, name, records):
+            for row, column, entry in table.entries():
+                if entry.paper is not None:
+                    where = f"{table.title}: {row.label}, {column}"
+                    found.setdefault((entry.cell, entry.measure, entry.paper.mean), (where, entry))
+    return list(found.values())
 
 
 def _agreement(grid: Grid, records: Mapping[str, Record]) -> tuple[int, int, int]:
-    gaps = [d for _, entry in _all_entries(grid, records) if (d := entry.difference) is not None]
+    gaps = [d for _, entry in _published(grid, records) if (d := entry.difference) is not None]
     far = sum(abs(gap) > NOTABLE for gap in gaps)
     return len(gaps) - far, far, len(gaps)
 
@@ -128,7 +139,7 @@ def _differences(grid: Grid, records: Mapping[str, Record], notes: Mapping[str, 
     ]
     explained: list[str] = []
     unexplained: list[str] = []
-    for where, entry in _all_entries(grid, records):
+    for where, entry in _published(grid, records):
         gap = entry.difference
         if gap is None or abs(gap) <= NOTABLE:
             continue
