@@ -77,6 +77,25 @@ def test_own_tables_by_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     assert facts["sample_shape"] == [1]
 
 
+def test_own_test_tables_by_name_are_found_again_from_any_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, rows in (("visits.csv", 30), ("later.csv", 12)):
+        lines = [f"{i % 2},{i},{'xyz'[i % 3]}\n" for i in range(rows)]
+        (tmp_path / name).write_text("y,a,site\n" + "".join(lines))
+    monkeypatch.chdir(tmp_path)
+    words = [f"--set={text}" for text in ("data.path=visits.csv", "data.label=y", "data.client=site")]
+    words = ["train", "--data", "csv", *words, "--set=data.test=later.csv", "--rounds=2", "--out=run"]
+    code, _, err = call(capsys, *words)
+    assert code == 0, err
+    sizes = json.loads((tmp_path / "run" / "data.json").read_text())["clients"]
+    assert [(client["train"], client["test"]) for client in sizes] == [(10, 4)] * 3
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    code, _, err = call(capsys, "fit-router", "../run", "--rounds", "3")
+    assert code == 0, err
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
@@ -91,6 +110,7 @@ def test_own_tables_by_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
         (["data", "info", "digits", "--set", "colour=red"], 2, "'digits' has no setting 'colour'"),
         (["data", "info", "digits", "--partition", "shards", "--shards", "999"], 2, "ask for fewer shards"),
         (["data", "info", "heart", "--clients", "4"], 2, "'heart' has no setting 'clients'"),
+        (["data", "info", "csv", "--set", "path=x", "--set", "label=y", "--set", "test=t.csv"], 1, "x does not exist"),
         (["data", "info", "csv"], 2, "needs to know where your data are"),
         (["data", "info", "csv", "--set", "path=x.csv"], 2, "needs to know which column to predict"),
         (["data", "info", "folders", "--set", "path=nowhere"], 1, "nowhere"),

@@ -50,17 +50,23 @@ class Csv(OwnDataset):
     label: str = ""
     client: str | None = None
     drop: tuple[str, ...] = ()
+    test: str = ""  # of the same form as path; empty: a part of every client's rows is held out
 
     def check(self) -> None:
         super().check()
         if not self.label:
             raise SettingError("'csv' needs to know which column to predict: give label (--set label=...)")
 
+    def settings(self) -> dict[str, Any]:
+        own = super().settings()
+        return own | {"test": str(Path(self.test).resolve())} if self.test else own
+
     def load(self) -> Federation:
         return from_csv(
             self.path,
             label=self.label,
             client=self.client,
+            test=self.test or None,
             drop=self.drop,
             test_fraction=self.test_fraction,
             seed=self.seed,
