@@ -60,8 +60,8 @@ def _opening(grid: Grid, records: Mapping[str, Record]) -> str:
         "",
         f"**{done} of {len(grid.cells)} cells** of the paper's grid have been run by the full protocol, {routed} of "
         f"them with the exact router. Of the paper's {published} figures {known} can be compared: {near} lie within "
-        f"{NOTABLE} points of ours, {far} farther off. The other {len(grid.cells) - done} cells are missing, and nothing "
-        "stands in for them.",
+        f"{NOTABLE} points of ours, {far} farther off. The other {len(grid.cells) - done} cells are missing, and "
+        "nothing stands in for them.",
         "",
         _spread(grid, records),
         "",
