@@ -120,11 +120,31 @@ def test_a_phase_with_its_own_rate_ignores_the_schedule():
     class Own(FedAvg):
         def phases(self, stage: Stage) -> tuple[Phase, ...]:
             (phase,) = FedAvg.phases(self, stage)
-            return (Phase(phase.steps, phase.loss, sgd=Sgd(0.0, 0.0, lr=0.5)),)
+            return (Phase(phase.steps, phase.loss, sgd={"momentum": 0.0, "weight_decay": 0.0, "lr": 0.5}),)
 
     upload, _ = work(Own(), leaves(), {"model": {}}, 1)
     gradient = slope(leaves(), batches(1)[0])
     close(upload, {leaf: value - 0.5 * gradient[leaf] for leaf, value in leaves().items()})
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_a_phase_keeps_of_the_run_what_it_does_not_say(momentum):
+    class Heads(FedAvg):
+        def phases(self, stage: Stage) -> tuple[Phase, ...]:
+            (phase,) = FedAvg.phases(self, stage)
+            return (Phase(phase.steps, phase.loss, train=is_head, sgd={"lr": float(LR)}),)
+
+    net, sgd = network(), Sgd(momentum, 0.02)
+    optimised(net, [leaf for leaf in leaves() if is_head(leaf)], batches(3), sgd)
+    upload, _ = work(Heads(), leaves(), {"model": {}}, 3, sgd=sgd, lr=3 * LR)
+    close(upload, dict(net.named_parameters()), atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("method", "own"), [(FedALA(), {"weight_decay": 0.0}), (FedPAC(variant="original"), {"lr": 0.1})]
+)
+def test_methods_say_no_more_than_they_mean(method, own):
+    assert [phase.sgd for phase in method.phases(Stage(10)) if getattr(phase, "sgd", None)] == [own]
 
 
 # --- penalties and perturbations ----------------------------------------------------------------
@@ -422,10 +442,8 @@ def test_fedpacs_alignment_step():
     rate = torch.tensor(0.03, dtype=torch.float64)
     upload, _ = work(method, {**method.send(shared, 0), **known}, private, 2, sgd=Sgd(0.0, 0.0), lr=rate)
     head = {leaf: upload[leaf] for leaf in leaves() if is_head(leaf)}
-    gradient = slope(leaves(), batches(1, seed=1)[0])  # heads have a rate of their own, 0.1, with the usual decay
-    close(
-        head, {leaf: value - 0.1 * (gradient[leaf] + 5e-4 * value) for leaf, value in leaves().items() if leaf in head}
-    )
+    gradient = slope(leaves(), batches(1, seed=1)[0])  # heads have a rate of their own, 0.1
+    close(head, {leaf: value - 0.1 * gradient[leaf] for leaf, value in leaves().items() if leaf in head})
     model = {leaf: value.clone().requires_grad_() for leaf, value in {**leaves(), **head}.items()}
     (batch,) = batches(1, seed=2)
     out = NET(model, batch.x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -68,7 +69,7 @@ def client_update(
         if isinstance(phase, Survey):
             slots = _look(phase, net, slots, stream)
         else:
-            slots, losses = _train(phase, net, slots, stream, phase.sgd or sgd, lr)
+            slots, losses = _train(phase, net, slots, stream, replace(sgd, **phase.sgd), lr)
             if phase.logged:
                 total, steps = sum(losses, start=total), steps + len(losses)
     upload, kept = method.finish(slots, stage)

@@ -11,10 +11,10 @@ from torch import Tensor
 from feddrm.data import Batch
 from feddrm.errors import SettingError
 from feddrm.methods.losses import classify
-from feddrm.methods.method import Forward, Method, Phase, Sgd, Slots, Stage, Tensors, split_steps
+from feddrm.methods.method import Forward, Method, Phase, Slots, Stage, Tensors, split_steps
 from feddrm.methods.variants import check_variant
 
-UNDECAYED = Sgd(weight_decay=0.0)  # decay would pull the mixing weights towards the client's own model
+UNDECAYED = {"weight_decay": 0.0}  # decay would pull the mixing weights towards the client's own model
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class FedALA(Method):
 
     def phases(self, stage: Stage) -> tuple[Phase, ...]:
         mixing, training = split_steps(stage.steps)
-        sgd = Sgd(0.0, 0.0, lr=1.0) if self.variant == "original" else UNDECAYED
+        sgd = {**UNDECAYED, "momentum": 0.0, "lr": 1.0} if self.variant == "original" else UNDECAYED
         learn = Phase(mixing, _mixed_loss, slot="mix", clamp=(0.0, 1.0), sgd=sgd, logged=False)
         train = Phase(training, classify, enter=_take_mix)
         return (learn, train) if self.learn_mix else (train,)

@@ -18,7 +18,6 @@ from feddrm.methods.method import (
     Forward,
     Method,
     Phase,
-    Sgd,
     Slots,
     Stage,
     Survey,
@@ -36,7 +35,7 @@ ALIGNING = ("class_sums", "class_counts")
 STATISTICS = ("client", *MIXING, *ALIGNING)
 KNOWN = ("client", "prototypes", "seen")  # sent beside the leaves
 SMALLEST_SHARE = 1e-3
-HEAD_RATE = Sgd(lr=0.1)
+HEAD_RATE = 0.1
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class FedPAC(Method):
             return Phase(first, classify, train=is_head), Phase(second, self._near, train=body)
         return (
             Survey(second, _statistics, "mixing"),
-            Phase(first, classify, train=is_head, sgd=HEAD_RATE),
+            Phase(first, classify, train=is_head, sgd={"lr": HEAD_RATE}),
             Phase(second, self._aligned, train=body),
             Survey(second, _prototypes, "aligning"),
         )

@@ -8,8 +8,8 @@ same method runs one client after another, all at once, or spread over a network
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -61,7 +61,8 @@ def unchanged(slots: Slots) -> Slots:
 class Phase:
     """``steps`` of SGD on the leaves of one slot that ``train`` picks; ``enter`` prepares the slots.
 
-    The training loss of a round is the mean over the steps of its ``logged`` phases.
+    The training loss of a round is the mean over the steps of its ``logged`` phases. ``sgd`` names
+    what of the run's :class:`Sgd` is otherwise in this phase, as in ``{"weight_decay": 0.0}``.
     """
 
     steps: int
@@ -71,7 +72,7 @@ class Phase:
     enter: Callable[[Slots], Slots] = unchanged
     sam_radius: float = 0.0
     clamp: tuple[float, float] | None = None
-    sgd: Sgd | None = None
+    sgd: Mapping[str, float] = field(default_factory=dict)
     logged: bool = True
 
 
