@@ -150,17 +150,23 @@ def _classes(
     return names, {(i if numbered else c): i for i, c in enumerate(names)}
 
 
-def _check_spelling(name: str, labels: Sequence[Label]) -> None:
-    """Refuse 'Healthy' here and 'healthy' there, which would be two classes; letters may come in both cases."""
+UNLIKE = "differ in upper and lower case or spaces alone: spell them alike, or rename one"
+
+
+def one_word(labels: Sequence[Label]) -> tuple[Label, Label] | None:
+    """Two labels that differ in case or spaces alone, such as 'Healthy' and 'healthy'; letters may come in both."""
     seen: dict[str, Label] = {}
     for label in labels:
         folded = " ".join(str(label).casefold().split())
         if len(str(label)) > 1 and folded in seen:
-            raise FeddrmError(
-                f"{name}: the classes {shown(seen[folded])} and {shown(label)} differ in upper and lower case or "
-                f"spaces alone: spell them alike, or rename one"
-            )
+            return seen[folded], label
         seen[folded] = label
+    return None
+
+
+def _check_spelling(name: str, labels: Sequence[Label]) -> None:
+    if (pair := one_word(labels)) is not None:
+        raise FeddrmError(f"{name}: the classes {shown(pair[0])} and {shown(pair[1])} {UNLIKE}")
 
 
 def _number(samples: Samples, number: Mapping[Label, int], advice: str) -> NDArray[np.int64]:

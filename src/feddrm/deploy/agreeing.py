@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from feddrm.data.samples import UNLIKE, one_word
 from feddrm.deploy.brief import Brief, stand_in
 from feddrm.deploy.holdings import in_order
 from feddrm.deploy.privacy import Demand, Privacy
@@ -28,6 +29,9 @@ def make_brief(settings: ServerSettings, told: Mapping[str, Mapping[str, Any]]) 
     shared_names = all(other["classes"] == first["classes"] for other in told.values())
     union = {label for other in told.values() for label in other["classes"]}
     classes = tuple(first["classes"]) if shared_names else in_order(union)
+    if not shared_names and (pair := one_word(classes)) is not None:
+        here, there = (next(name for name, other in told.items() if label in other["classes"]) for label in pair)
+        raise FeddrmError(f"the classes '{pair[0]}' at {here} and '{pair[1]}' at {there} {UNLIKE}")
     if len(classes) < 2:
         raise FeddrmError(f"all sites together have one class ({', '.join(classes)}): there is nothing to tell apart")
     names = tuple(told)
