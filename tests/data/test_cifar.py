@@ -25,10 +25,11 @@ def made(monkeypatch: pytest.MonkeyPatch, no_data: Path) -> tuple[np.ndarray, np
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (N, 32, 32, 3), dtype=np.uint8)
     fine = rng.permutation(np.arange(N) % 100)
-    sha = hashlib.sha256(images.tobytes()).hexdigest()
     monkeypatch.setattr(cifar, "IMAGES", N)
     for kind in (cifar.Cifar10, cifar.Cifar20, cifar.Cifar100):
-        monkeypatch.setattr(kind, "origin", kind.origin._replace(sha256=sha))
+        labels = [fine % 10] if kind is cifar.Cifar10 else [fine, fine // 5]
+        content = b"".join([images.tobytes(), *(y.astype(np.uint8).tobytes() for y in labels)])
+        monkeypatch.setattr(kind, "origin", kind.origin._replace(sha256=hashlib.sha256(content).hexdigest()))
     return images, fine, fine // 5
 
 
@@ -111,9 +112,11 @@ def test_altered_or_broken_files(made: tuple[np.ndarray, np.ndarray, np.ndarray]
     images, fine, coarse = made
     altered = images.copy()
     altered[7, 0, 0, 0] ^= 1
-    write_packed(tmp_path, "cifar100", altered, fine=fine, coarse=coarse)
-    with pytest.raises(FeddrmError, match=r"sha256 .* expected .*: remove them and fetch them again"):
-        load("cifar100", data_dir=str(tmp_path))
+    other = np.where(np.arange(N) == 7, (fine + 1) % 100, fine)
+    for x, y, z in ((altered, fine, coarse), (images, other, coarse), (images, fine, np.roll(coarse, 1))):
+        write_packed(tmp_path, "cifar100", x, fine=y, coarse=z)
+        with pytest.raises(FeddrmError, match=r"sha256 .* expected .*: remove them and fetch them again"):
+            load("cifar100", data_dir=str(tmp_path))
     (tmp_path / "cifar100_1.npz").write_bytes(b"not a zip file")
     with pytest.raises(FeddrmError, match=r"cannot read .*cifar100_1.npz"):
         load("cifar100", data_dir=str(tmp_path))

@@ -46,7 +46,7 @@ class Origin(NamedTuple):
     archive: files.Remote
     pickled: tuple[str, str]
     label_bytes: int
-    sha256: str
+    sha256: str  # of Pool.sha256
 
 
 TEN = Origin(
@@ -56,7 +56,7 @@ TEN = Origin(
     archive=files.Remote(f"{HOME}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
     pickled=("cifar-10-python.tar.gz", "cifar-10-batches-py"),
     label_bytes=1,
-    sha256="0ac3ab5c78edb36ac68f69e287fd8f957b2d4f820b80e5fa9bd05c810fc0d95d",
+    sha256="795f1793d7b8f8883c578442a02455d2469d49685325e98ea0621b15f4a88d69",
 )
 HUNDRED = Origin(
     packed="cifar100",
@@ -65,7 +65,7 @@ HUNDRED = Origin(
     archive=files.Remote(f"{HOME}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
     pickled=("cifar-100-python.tar.gz", "cifar-100-python"),
     label_bytes=2,
-    sha256="f33db8ac706110c918c04bd7359201ed472dec17f5afc2905d52ebec1fdc3365",
+    sha256="7b8e2114e67eef95bef58a6b54511fe597a0f465ac2d6bf328a1c5538f6de506",
 )
 
 
@@ -76,6 +76,14 @@ class Pool(NamedTuple):
     fine: NDArray[np.int64]
     coarse: NDArray[np.int64] | None
     source: str
+
+    def sha256(self) -> str:
+        """Of all images, then all labels, fine before coarse, a byte each."""
+        digest = hashlib.sha256(self.images.data)
+        for labels in (self.fine, self.coarse):
+            if labels is not None:
+                digest.update(labels.astype(np.uint8).tobytes())
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -182,9 +190,9 @@ def read_pool(origin: Origin, *, data_dir: str | None, download: bool) -> Pool:
                 )
     paths = files.obtain(origin.packed, alternatives, [origin.archive], data_dir=data_dir, download=download)
     pool = _read_packed(paths, origin) if paths[0].suffix == ".npz" else _read_binary(paths[0], origin)
-    if (got := hashlib.sha256(pool.images.data).hexdigest()) != origin.sha256:
+    if (got := pool.sha256()) != origin.sha256:
         raise FeddrmError(
-            f"the images in {', '.join(map(str, paths))} have sha256 {got[:12]}..., expected "
+            f"images and labels in {', '.join(map(str, paths))} have sha256 {got[:12]}..., expected "
             f"{origin.sha256[:12]}...: remove them and fetch them again"
         )
     return pool
