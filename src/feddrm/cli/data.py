@@ -72,7 +72,7 @@ def info(
         ]
         for client in facts["clients"]
     ]
-    settings = ", ".join(f"{key}={value}" for key, value in facts["settings"].items())
+    settings = ", ".join(f"{key}={value}" for key, value in facts["settings"].items() if value is not None)
     typer.echo(f"{facts['name']}: {facts['train']} training and {facts['test']} test samples, {settings}")
     typer.echo(f"from {facts['source']}")
     print_table(header, rows)
