@@ -20,10 +20,11 @@ ROOT = Path(__file__).parent.parent
         ("digits_gap --rounds 1", "gap_points"),
         ("digits_router --rounds 1 --seeds 1", "over_global_points"),
         ("router --features 40 --scale 0.02", "fit"),
+        ("vote_starts --data digits --model mlp --rounds 2 --starts 2 --out TMP", "vote"),
     ],
 )
 def test_short_benchmarks(words: str, key: str, tmp_path: Path) -> None:
-    name, *options = words.split()
+    name, *options = words.replace("TMP", str(tmp_path / "runs")).split()
     target = tmp_path / "figures.json"
     subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", *options, "--json", str(target)],
