@@ -240,6 +240,17 @@ def test_differences_are_explained_or_listed(paper: Grid, make: Make, tmp_path: 
     assert page.count("+12.36.") == 1
 
 
+def test_what_has_been_tried_is_no_reason(paper: Grid, make: Make, tmp_path: Path) -> None:
+    make(paper.by_id[DITTO], average=0.70)
+    folder = tmp_path / "results"
+    (folder / "notes.yaml").write_text(f"{DITTO}:\n  average: 'Open: not the crop'\n")
+    records = read_records(paper, folder)
+    page = results_page(paper, records, read_notes(paper, records, folder))
+    explained, unexplained = page.split("Explained:")[1].split("## Seeds")[0].split("Unexplained:")
+    assert explained.split() == ["-", "none"]
+    assert "- Average accuracy: Ditto, CIFAR-10 Dir-0.3: −6.34. Open: not the crop" in unexplained
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [("nobody: {average: x}", "'nobody', which is no cell"), (f"{DITTO}: x", "a note per measure"), ("[", "not YAML")],

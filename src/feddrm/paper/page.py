@@ -17,6 +17,7 @@ from feddrm.report.reading import read_text
 
 NOTABLE = 1.5  # points between ours and the paper's beyond which somebody must say why
 NOTES = "notes.yaml"
+OPEN = "Open:"  # begins a note that says what has been tried, and no reason yet
 
 
 def results_page(grid: Grid, records: Mapping[str, Record], notes: Mapping[str, str]) -> str:
@@ -143,9 +144,9 @@ def _differences(grid: Grid, records: Mapping[str, Record], notes: Mapping[str, 
         gap = entry.difference
         if gap is None or abs(gap) <= NOTABLE:
             continue
-        note = notes.get(f"{entry.cell} {entry.measure}")
-        said = f"- {where}: {signed(gap)}"
-        (explained if note else unexplained).append(f"{said}. {note}" if note else f"{said}.")
+        note = notes.get(f"{entry.cell} {entry.measure}", "")
+        known = note and not note.startswith(OPEN)
+        (explained if known else unexplained).append(f"- {where}: {signed(gap)}. {note}".strip())
     lines += ["Explained:", "", *(explained or ["- none"]), "", "Unexplained:", "", *(unexplained or ["- none"])]
     return "\n".join(lines)
 
