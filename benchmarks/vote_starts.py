@@ -1,7 +1,7 @@
 """How much of a vote's accuracy is the luck of the start: one division of the data, several starts.
 
     FEDDRM_DATA=... python -m benchmarks.vote_starts [--method fedas] [--model lenet] [--rounds 40] [--starts 6]
-        [--data cifar10] [--device cpu] [--out runs/starts] [--json results/bench/vote_starts.json]
+        [--first 2025] [--data cifar10] [--device cpu] [--out runs/starts] [--json results/bench/vote_starts.json]
 
 Private heads know the classes of their own clients, so their votes scatter and many are tied: the vote's
 accuracy hangs on details that hardly move any client's own. Beside it stand both tie rules.
@@ -17,7 +17,7 @@ from typing import Any
 
 from feddrm.runs import train
 
-SEED = 2025
+SEED = 2025  # of the division
 
 
 def main() -> None:
@@ -27,12 +27,13 @@ def main() -> None:
     parser.add_argument("--model", default="lenet")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--starts", type=int, default=6)
+    parser.add_argument("--first", type=int, default=SEED, help="the first start; the others follow")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("runs/starts"))
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    for seed in range(SEED, SEED + arguments.starts):
+    for seed in range(arguments.first, arguments.first + arguments.starts):
         run = train(
             arguments.data,
             arguments.method,
