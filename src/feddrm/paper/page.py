@@ -152,7 +152,7 @@ def _differences(grid: Grid, records: Mapping[str, Record], notes: Mapping[str, 
 
 
 def _seeds(grid: Grid, records: Mapping[str, Record]) -> str:
-    rows = seed_rows(grid, records, ("average", "system", "system.exact_density"))
+    rows = seed_rows(grid, records, ("average", "system", "system.exact_density", "system.stacked"))
     lines = [
         "## Seeds",
         "",
