@@ -94,6 +94,10 @@ def test_own_test_tables_by_name_are_found_again_from_any_folder(
     monkeypatch.chdir(tmp_path / "elsewhere")
     code, _, err = call(capsys, "fit-router", "../run", "--rounds", "3")
     assert code == 0, err
+    given = [f"--set={text}" for text in ("path=../visits.csv", "label=y", "client=site", "test=none.csv")]
+    code, _, err = call(capsys, "data", "info", "csv", *given)
+    assert (code, err.count("\n")) == (1, 1)
+    assert "none.csv does not exist" in err
 
 
 @pytest.mark.parametrize(
@@ -110,7 +114,6 @@ def test_own_test_tables_by_name_are_found_again_from_any_folder(
         (["data", "info", "digits", "--set", "colour=red"], 2, "'digits' has no setting 'colour'"),
         (["data", "info", "digits", "--partition", "shards", "--shards", "999"], 2, "ask for fewer shards"),
         (["data", "info", "heart", "--clients", "4"], 2, "'heart' has no setting 'clients'"),
-        (["data", "info", "csv", "--set", "path=x", "--set", "label=y", "--set", "test=t.csv"], 1, "x does not exist"),
         (["data", "info", "csv"], 2, "needs to know where your data are"),
         (["data", "info", "csv", "--set", "path=x.csv"], 2, "needs to know which column to predict"),
         (["data", "info", "folders", "--set", "path=nowhere"], 1, "nowhere"),

@@ -199,13 +199,20 @@ def test_methods_are_compared_on_the_same_seeds(paper: Grid, make: Make, tmp_pat
     for seed, average in ((2025, 0.70), (2026, 0.74), (2027, 0.9)):
         make(paper.by_id[f"cifar10-spc5_feddrm-lam0.9_seed{seed}"], average=average)
     make(paper.by_id["cifar10-spc5_fedavgft-tune100_seed2025"], average=0.69)
-    pairs = lambda: {r["method"]: r for r in seed_rows(paper, read_records(paper, folder), ("average",))}  # noqa: E731
-    assert list(pairs()) == ["FedDRM"]  # one common seed says nothing of spread
+
+    def rows() -> dict[str, dict[str, Any]]:
+        return {row["method"]: row for row in seed_rows(paper, read_records(paper, folder), ("average",))}
+
+    assert list(rows()) == ["FedDRM"]  # one common seed says nothing of spread
     make(paper.by_id["cifar10-spc5_fedavgft-tune100_seed2026"], average=0.71)
-    found = pairs()
+    found = rows()
     assert list(found) == ["FedDRM", "FedAvgFT", "FedDRM less FedAvgFT"]
     margin = found["FedDRM less FedAvgFT"]
-    assert (margin["seeds"], margin["across_rounds"]) == (2, None)  # the third seed has no partner
+    assert (margin["seeds"], margin["paired"], margin["across_rounds"]) == (
+        2,
+        True,
+        None,
+    )  # the third seed has no partner
     assert margin["mean"] == pytest.approx(0.02)
     assert margin["across_seeds"] == pytest.approx(0.02 / 2**0.5)  # 0.01 and 0.03
 

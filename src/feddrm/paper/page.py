@@ -88,7 +88,7 @@ def _unreported(found: Sequence[Comparison]) -> list[str]:
 def _spread(grid: Grid, records: Mapping[str, Record]) -> str:
     """How far one seed's figures may be trusted, in a sentence."""
     rows = seed_rows(grid, records, ("average", "system"))
-    single = [row for row in rows if row["across_rounds"] is not None]
+    single = [row for row in rows if not row["paired"]]
     if not single:
         return "Every figure is of one seed: its ± is the spread across the last rounds of one run."
 
@@ -101,7 +101,7 @@ def _spread(grid: Grid, records: Mapping[str, Record]) -> str:
         f"points where further seeds have been run, against {between(r['across_seeds'] for r in single)} across seeds "
         f"({len(single)} figures of two or more seeds)"
     )
-    paired = [row for row in rows if row["across_rounds"] is None]
+    paired = [row for row in rows if row["paired"]]
     if paired:
         said += (
             f"; differences between two methods on the same seed vary by {between(r['across_seeds'] for r in paired)}"

@@ -196,11 +196,11 @@ def seed_rows(grid: Grid, records: Mapping[str, Record], measures: Sequence[str]
                 label = grid.label("methods", method)
                 spreads = [score.std for score in scores.values() if score.std is not None]
                 rounds = fmean(spreads) if spreads else None
-                rows.append((setting, label, measure, [score.mean for score in scores.values()], rounds))
+                rows.append((setting, label, measure, [score.mean for score in scores.values()], rounds, False))
                 if method != first:
                     both = [score.mean - scores[seed].mean for seed, score in known[first].items() if seed in scores]
                     label = f"{grid.label('methods', first)} less {label}"
-                    rows.append((setting, label, measure, both, None))
+                    rows.append((setting, label, measure, both, None, True))
     return [
         {
             "setting": grid.label("settings", setting),
@@ -210,8 +210,9 @@ def seed_rows(grid: Grid, records: Mapping[str, Record], measures: Sequence[str]
             "mean": fmean(means),
             "across_seeds": stdev(means),
             "across_rounds": rounds,
+            "paired": paired,
         }
-        for setting, label, measure, means, rounds in rows
+        for setting, label, measure, means, rounds, paired in rows
         if len(means) > 1
     ]
 
