@@ -214,7 +214,7 @@ def test_settings_of_the_model_that_suits_the_data(capsys: pytest.CaptureFixture
 def test_beside_json_progress_is_on_standard_error(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feddrm.cli.output.SECONDS_BETWEEN_LINES", -1.0)
+    monkeypatch.setattr("feddrm.progress.SECONDS_BETWEEN_LINES", -1.0)
     words = ["--data", "digits", "--clients", "3", "--rounds", "2", "--out", str(tmp_path / "r"), "--json"]
     code, out, err = call(capsys, "train", *words)
     assert (code, json.loads(out)["rounds"]) == (0, 2)

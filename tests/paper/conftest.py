@@ -1,4 +1,4 @@
-"""Finished cells made by hand, and a layer below without a router: what these tests are about comes after."""
+"""Finished cells made by hand."""
 
 from __future__ import annotations
 
@@ -10,14 +10,8 @@ from typing import Any
 import pytest
 
 from feddrm.paper import Cell, Grid, Record
-from feddrm.runs import Run
 
 Make = Callable[..., Record]
-
-
-@pytest.fixture(autouse=True)
-def no_router(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(Run, "fit_router", raising=False)
 
 
 @pytest.fixture(scope="session")

@@ -187,3 +187,13 @@ def test_the_note_on_the_vote_of_fedas_says_what_starts_showed(paper: Grid) -> N
         in note
     )
     assert f"{errors:.1f} standard errors from our four (two-sided p = {chance:.2f})" in note
+
+
+def test_the_readme_counts_what_is_met() -> None:
+    found = re.search(
+        r"Of the paper's \d+ figures (\d+) can be compared: (\d+) lie within 1\.5 points",
+        (ROOT / "docs/results.md").read_text(),
+    )
+    assert found is not None
+    said = f"{found[2]} of the {found[1]} published figures that can be compared so far are met within 1.5 points"
+    assert said in " ".join((ROOT / "README.md").read_text().split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,8 +28,8 @@ FIRST = "digits-dir0.3_feddrm-lam0.9_seed2025"
 TUNED = "digits-dir0.3_fedavgft-tune3_seed2025"
 
 
-def opened(grid: Grid, folder: Path, **options: Any) -> Runner:
-    return Runner(grid, folder / "results", folder / "work", "cpu", **options)
+def opened(grid: Grid, folder: Path, router: bool = False, **options: Any) -> Runner:
+    return Runner(grid, folder / "results", folder / "work", "cpu", router=router, **options)
 
 
 def events(made: Runner, cells: list[Cell]) -> list[tuple[str, str]]:
@@ -39,9 +40,7 @@ def events(made: Runner, cells: list[Cell]) -> list[tuple[str, str]]:
 def whole(tmp_path_factory: pytest.TempPathFactory, smoke: Grid) -> Path:
     """Everything run once, without a break."""
     folder = tmp_path_factory.mktemp("whole")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delattr(Run, "fit_router", raising=False)
-        assert events(opened(smoke, folder), list(smoke.cells)) == [(c.id, "finished") for c in smoke.cells]
+    assert events(opened(smoke, folder), list(smoke.cells)) == [(c.id, "finished") for c in smoke.cells]
     return folder
 
 
@@ -92,7 +91,7 @@ def test_what_is_finished_is_never_run_again(whole: Path, smoke: Grid) -> None:
 
 
 def test_a_run_whose_result_was_lost_is_only_distilled_again(whole: Path, smoke: Grid, tmp_path: Path) -> None:
-    made = Runner(smoke, tmp_path, whole / "work", "cpu")
+    made = Runner(smoke, tmp_path, whole / "work", "cpu", router=False)
     played = []
 
     @contextmanager
@@ -162,7 +161,7 @@ def test_a_cell_that_would_not_finish_is_not_begun(smoke: Grid, tmp_path: Path, 
 
 
 def test_calls_at_the_same_time_share_the_cells(smoke: Grid, tmp_path: Path) -> None:
-    first, second = (opened(smoke, tmp_path, router=False) for _ in range(2))
+    first, second = (opened(smoke, tmp_path) for _ in range(2))
     cells = list(smoke.cells[:2])
     working = first.go(cells)
     with first._claim(cells[0]):
@@ -229,8 +228,8 @@ def test_a_router_comes_later_to_cells_whose_runs_are_still_there(
     made = opened(smoke, tmp_path)
     assert events(made, cells[:1]) == [(FIRST, "finished")]
     plain = accuracies(made.records[FIRST])
-    monkeypatch.setattr(Run, "fit_router", fake_router, raising=False)
-    made = opened(smoke, tmp_path)
+    monkeypatch.setattr(Run, "fit_router", fake_router)
+    made = opened(smoke, tmp_path, router=True)
     assert events(made, cells) == [(FIRST, "router"), (cells[1].id, "finished"), (cells[1].id, "router")]
     record = read_records(smoke, tmp_path / "results")[FIRST]
     assert record.routed
@@ -239,15 +238,36 @@ def test_a_router_comes_later_to_cells_whose_runs_are_still_there(
     assert record.content["seconds"]["router"] >= 0
     assert record.content["seconds"]["wall"] == made.records[FIRST].content["seconds"]["wall"] is not None
     assert made.standing(cells[0]).state == "done"
-    assert events(opened(smoke, tmp_path), cells) == []
+    assert events(opened(smoke, tmp_path, router=True), cells) == []
+
+
+def test_a_cell_whose_run_is_gone_is_trained_again_for_its_router_after_all_others(
+    smoke: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = list(smoke.cells)[:2]
+    made = opened(smoke, tmp_path)
+    assert events(made, cells[:1]) == [(FIRST, "finished")]
+    before = made.records[FIRST]
+    shutil.rmtree(tmp_path / "work" / FIRST)
+    monkeypatch.setattr(Run, "fit_router", fake_router)
+    short = opened(smoke, tmp_path, router=True, deadline=runner.SAVING + before.seconds / 2, clock=lambda: 0.0)
+    (left_out,) = short.go(cells[:1])
+    assert (left_out.event, "are left" in left_out.why) == ("skipped", True)
+    made = opened(smoke, tmp_path, router=True)
+    other = cells[1].id
+    assert events(made, cells) == [(other, "finished"), (other, "router"), (FIRST, "finished"), (FIRST, "router")]
+    after = read_records(smoke, tmp_path / "results")[FIRST]
+    assert after.routed
+    assert after.content["average_accuracy"] == before.content["average_accuracy"]
+    assert after.content["seconds"]["wall"] is not None
 
 
 def test_a_router_that_fails_leaves_the_result(smoke: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(run: Run, *_: Any, **__: Any) -> None:
         raise FeddrmError("no features")
 
-    monkeypatch.setattr(Run, "fit_router", refuse, raising=False)
-    made = opened(smoke, tmp_path)
+    monkeypatch.setattr(Run, "fit_router", refuse)
+    made = opened(smoke, tmp_path, router=True)
     found = list(made.go([smoke.by_id[FIRST]]))
     assert [(o.event, o.why) for o in found] == [("finished", ""), ("failed", "router: no features")]
     assert FIRST in read_records(smoke, tmp_path / "results")
@@ -372,9 +392,9 @@ def test_a_router_is_not_begun_without_the_time_it_took_before(
 ) -> None:
     cell = smoke.by_id[FIRST]
     assert events(opened(smoke, tmp_path), [cell]) == [(FIRST, "finished")]
-    monkeypatch.setattr(Run, "fit_router", fake_router, raising=False)
-    assert events(opened(smoke, tmp_path, router=False), [cell]) == []
-    made = opened(smoke, tmp_path, deadline=runner.SAVING + 20.0, clock=lambda: 0.0)
+    monkeypatch.setattr(Run, "fit_router", fake_router)
+    assert events(opened(smoke, tmp_path), [cell]) == []
+    made = opened(smoke, tmp_path, router=True, deadline=runner.SAVING + 20.0, clock=lambda: 0.0)
     made.router_seconds = 30.0
     assert events(made, [cell]) == [(FIRST, "skipped")]
     made.router_seconds = 10.0

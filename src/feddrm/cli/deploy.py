@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from feddrm.cli.output import JsonFlag, print_json, print_table, progress_bar
+from feddrm.cli.output import JsonFlag, print_json, print_table
 from feddrm.cli.settings import given_settings
 from feddrm.errors import FeddrmError, SettingError
+from feddrm.progress import progress_bar
 
 app = typer.Typer(help="Train over a network on Flower.", no_args_is_help=True, rich_markup_mode=None)
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from feddrm.cli.output import JsonFlag, print_json, print_table, progress_bar, resumable
+from feddrm.cli.output import JsonFlag, print_json, print_table, resumable
 from feddrm.cli.settings import DataDir, keyed_settings
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.values import typed
 
 if TYPE_CHECKING:
-    from feddrm.paper import Cell, Grid, Outcome, Record, Runner
-    from feddrm.runs.run import OnRound
+    from feddrm.paper import Grid, Outcome, Record, Runner
 
 app = typer.Typer(
     help="Reproduce the paper: run its grid, print its tables, draw its figures.",
@@ -109,13 +106,14 @@ def run(
     """
     from feddrm.paper import read_budget
     from feddrm.runs import Config
+    from feddrm.runs.watching import shown
 
     started = time.monotonic()
     deadline = None if budget is None else started + read_budget(budget)
     settings = typed(Config, keyed_settings(extra))
     options = {"deadline": deadline, "data_dir": data_dir, "settings": settings, "router": router}
     opened, runner = _open(grid, results, work, device, **options)
-    runner.watch = _progress
+    runner.watch = lambda cell: shown(cell.id)
     cells = opened.choose(only or (), _seeds(seeds))
     outcomes = []
     with resumable():
@@ -229,17 +227,6 @@ def _seeds(text: str | None) -> list[int]:
         return [int(word) for word in text.split(",")] if text else []
     except ValueError as error:
         raise SettingError(f"--seeds '{text}': give numbers with commas, as in 2025,2026") from error
-
-
-@contextmanager
-def _progress(cell: Cell) -> Iterator[OnRound | None]:
-    with progress_bar(cell.id) as advance:
-
-        def on_round(played: Any, metrics: dict[str, Any] | None, rounds: int) -> None:
-            note = f"average accuracy {100 * metrics['average_accuracy']:.1f} %" if metrics else ""
-            advance(played.state.round, rounds, note, metrics is not None)
-
-        yield on_round
 
 
 def _because(outcome: Outcome) -> str:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from feddrm.cli.output import JsonFlag, print_json, print_table, progress_bar
+from feddrm.cli.output import JsonFlag, print_json, print_table
 from feddrm.cli.settings import DataDir, given_settings
-
-if TYPE_CHECKING:
-    from feddrm.runs import Run
 
 RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that 'feddrm train' wrote.")]
 
@@ -42,7 +38,7 @@ def fit_router(
     settings: dict[str, Any] = given_settings(features=features, crops=crops, rounds=rounds, seed=seed)
     settings |= {"heads": heads, "joint": joint}
     opened = Run.open(run)
-    fit_with_progress(opened, device=device, data_dir=data_dir, **settings)
+    opened.fit_router(device=device, data_dir=data_dir, progress=True, **settings)
     summary = opened.summary or {}
     if json:
         print_json({key: summary[key] for key in ("client_accuracy", "system_accuracy", "router")})
@@ -64,13 +60,6 @@ def fit_router(
         typer.echo(
             f"the fit stopped after {fit['rounds']} rounds, short of its optimum: --rounds {4 * fit['rounds']} goes on"
         )
-
-
-def fit_with_progress(run: Run, **settings: Any) -> None:
-    """Fit, and say on standard error what is being done."""
-    with progress_bar("fit router") as advance:
-        done = itertools.count()
-        run.fit_router(on_step=lambda what: advance(next(done), None, what, True), **settings)
 
 
 def route(

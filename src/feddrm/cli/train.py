@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from feddrm.cli.output import JsonFlag, print_json, print_table, progress_bar, resumable
-from feddrm.cli.router import fit_with_progress
+from feddrm.cli.output import JsonFlag, print_json, print_table, resumable
 from feddrm.cli.settings import (
     Alpha,
     Clients,
@@ -27,7 +24,6 @@ from feddrm.values import typed
 
 if TYPE_CHECKING:
     from feddrm.runs import Run
-    from feddrm.runs.run import OnRound
 
 DEMO_METHODS = ("feddrm", "fedavg", "fedavgft", "local")
 MACHINE = ("device", "engine", "precision", "threads")  # where and how fast: no part of the plan
@@ -152,7 +148,7 @@ def demo(
         folders.append(out / method)
         run = _train(parts, {"rounds": rounds, "seed": seed}, folders[-1])
         if method == "feddrm" and not (run.path / "router" / "manifest.json").exists():
-            fit_with_progress(run)
+            run.fit_router(progress=True)
     from feddrm.report.build import report_table, write_report
 
     table = report_table(folders)
@@ -211,7 +207,7 @@ def _train(parts: dict[str, dict[str, Any]], settings: dict[str, Any], out: Path
         parts["data"].setdefault("seed", settings["seed"])
     method = Method.make(names["method"] or "feddrm", **parts["method"])
     model = Model.make(names["model"], **parts["model"]) if names["model"] else parts["model"]
-    with resumable(), _progress(f"{names['data']}, {method.name}") as on_round:
+    with resumable():
         return train_run(
             names["data"],
             method,
@@ -219,24 +215,10 @@ def _train(parts: dict[str, dict[str, Any]], settings: dict[str, Any], out: Path
             model=model,
             data_settings=parts["data"],
             evaluation=parts["evaluation"],
-            on_round=on_round,
+            progress=True,
             track=track,
             **settings,
         )
-
-
-@contextmanager
-def _progress(title: str) -> Iterator[OnRound]:
-    """A bar on a terminal, a line now and then elsewhere."""
-    with progress_bar(title) as advance:
-
-        def on_round(played: Any, metrics: dict[str, Any] | None, rounds: int) -> None:
-            note = "" if played.loss is None else f"loss {played.loss:.3f}"
-            if metrics:
-                note += f", average accuracy {100 * metrics['average_accuracy']:.1f} %"
-            advance(played.state.round, rounds, note, metrics is not None)
-
-        yield on_round
 
 
 def _print_runs(folders: list[Path]) -> None:

@@ -22,7 +22,7 @@ from feddrm.paper.estimate import estimate
 from feddrm.paper.grid import Cell, Grid
 from feddrm.paper.records import Record, read_records, write_record
 from feddrm.runs import Run, RunFolder, hardware, train
-from feddrm.runs.run import OnRound
+from feddrm.runs.watching import OnRound
 
 SKIPPED: Literal["skipped"] = "skipped"
 SAVING = 10.0  # seconds kept back for the last checkpoint
@@ -94,14 +94,24 @@ class Runner:
         return Standing(cell, "half done" if begun else "missing", lines[-1]["round"] if lines else 0, guess)
 
     def go(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
-        """Half-done cells first, then by value; one outcome for everything that was tried or left out."""
+        """Half-done cells first, then by value, then finished ones that must be trained again for their router.
+
+        One outcome for everything that was tried or left out.
+        """
         begun = [cell for cell in cells if self.standing(cell).state == "half done"]
-        for cell in [*begun, *(cell for cell in cells if cell not in begun)]:
+        again = [cell for cell in cells if self._only_numbers(cell)]
+        others = [cell for cell in cells if cell not in begun and cell not in again]
+        for cell in [*begun, *others, *again]:
             started = self.clock()
             with self._claim(cell) as ours:
                 for event, why in self._cell(cell) if ours else [(SKIPPED, "another call is at it")]:
                     yield Outcome(cell, event, self.clock() - started, why)
                     started = self.clock()
+
+    def _only_numbers(self, cell: Cell) -> bool:
+        """Whether a finished cell lacks its router and the run folder that one could be fitted to."""
+        record, folder = self.records.get(cell.id), RunFolder(self.work / cell.id)
+        return self.router and record is not None and not record.routed and not folder.summary_file.exists()
 
     @contextmanager
     def _claim(self, cell: Cell) -> Iterator[bool]:
@@ -126,14 +136,16 @@ class Runner:
 
     def _cell(self, cell: Cell) -> Iterator[tuple[Event, str]]:
         standing = self.standing(cell)
-        if standing.state in ("done", "no router"):
+        again = self._only_numbers(cell)
+        if standing.state in ("done", "no router") and not again:
             yield from self._router(cell)
             return
         left = self._left()
         if left <= 0:
             yield "skipped", "the budget is used up"
             return
-        if standing.state == "missing" and standing.seconds is not None and standing.seconds > left:
+        begun = RunFolder(self.work / cell.id).state_file.exists()
+        if not begun and standing.seconds is not None and standing.seconds > left:
             yield "skipped", f"takes about {standing.seconds:.0f} s, {left:.0f} s are left"
             return
         began = self.clock()
@@ -142,13 +154,12 @@ class Runner:
         except FeddrmError as error:
             yield "skipped", f"no data: {error}"
             return
-        seen_whole = standing.state == "missing"
-        event, why = self._attempt(cell, lambda: self._train(cell, federation, began if seen_whole else None))
+        event, why = self._attempt(cell, lambda: self._train(cell, federation, None if begun else began))
         yield event, why
         if event == "finished":
             yield from self._router(cell)
 
-    def _attempt(self, cell: Cell, work: Callable[[], None]) -> tuple[Event, str]:
+    def _attempt(self, cell: Cell, work: Callable[[], object]) -> tuple[Event, str]:
         """One broken cell must not cost the rest of the budget."""
         try:
             work()
@@ -196,14 +207,14 @@ class Runner:
     def _router(self, cell: Cell) -> Iterator[tuple[Event, str]]:
         """Fit the exact router of a finished cell whose run folder is still there, if it has none yet."""
         record, folder = self.records[cell.id], RunFolder(self.work / cell.id)
-        fit = getattr(Run, "fit_router", None)  # the layer below may not have it yet
-        if not self.router or record.routed or not folder.summary_file.exists() or fit is None:
+        if not self.router or record.routed or not folder.summary_file.exists():
             return
         if self._left() <= self.router_seconds:
             yield "skipped", "the budget is used up: the next call fits the router"
             return
         began = self.clock()
-        event, why = self._attempt(cell, lambda: fit(Run.open(folder.path), self._load(cell), device=self.device))
+        run = Run.open(folder.path)
+        event, why = self._attempt(cell, lambda: run.fit_router(self._load(cell), device=self.device))
         if event != "finished":
             yield event, f"router: {why}"
             return
@@ -211,7 +222,7 @@ class Runner:
         self.router_seconds = max(self.router_seconds, took)
         known = {key: value for key, value in record.content["seconds"].items() if key in ("wall", "beside")}
         seconds = {**known, "router": took}
-        self.records[cell.id] = write_record(cell, Run.open(folder.path), self.results, seconds)
+        self.records[cell.id] = write_record(cell, run, self.results, seconds)
         if self.records[cell.id].routed:
             yield "router", ""
         else:

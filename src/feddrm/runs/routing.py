@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
@@ -20,6 +21,7 @@ from feddrm.evaluation import Queries, ask, pooled_queries
 from feddrm.files import write_atomically
 from feddrm.methods import Method
 from feddrm.models import Model
+from feddrm.progress import progress_bar
 from feddrm.router import FittedRouter, Router, RouterSettings, evaluate_router, fit_router, save_router
 from feddrm.router.choose import SMALL
 from feddrm.runs.config import Config, known_fields, resolve
@@ -39,13 +41,14 @@ def fit_run_router(
     *,
     device: str | None = None,
     data_dir: str | None = None,
-    on_step: Callable[[str], None] | None = None,
+    progress: bool = False,
     **settings: Any,
 ) -> Router:
     """Fit, evaluate on the test set, and write ``router/``, ``clients/<name>/`` and the summary.
 
     The federation is loaded again from the run's configuration; one that was made in Python must be
-    given. ``settings`` are those of :class:`feddrm.router.RouterSettings`.
+    given. ``settings`` are those of :class:`feddrm.router.RouterSettings`; ``progress`` says on standard error
+    what is being done.
     """
     chosen = RouterSettings(**known_fields(RouterSettings, settings, "router"))
     chosen.check()
@@ -53,8 +56,15 @@ def fit_run_router(
         raise FeddrmError(f"{run.path} is not finished: train it to the end ('feddrm train' resumes it) first")
     federation = federation if federation is not None else _load_again(run, data_dir)
     folder = RunFolder(run.path)
-    with folder.alone():
+    with folder.alone(), _steps_shown() if progress else contextlib.nullcontext() as on_step:
         return _fit(run, folder, federation, chosen, device, on_step)
+
+
+@contextlib.contextmanager
+def _steps_shown() -> Iterator[Callable[[str], None]]:
+    with progress_bar("fit router") as advance:
+        done = itertools.count()
+        yield lambda what: advance(next(done), None, what, True)
 
 
 def _fit(

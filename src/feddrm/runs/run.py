@@ -7,7 +7,7 @@ import datetime
 import math
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,14 +37,13 @@ from feddrm.report.portrait import Portrait
 from feddrm.router import Router, load_router
 from feddrm.runs.config import Config, known_fields, read_config, resolve
 from feddrm.runs.folder import RunFolder
+from feddrm.runs.watching import OnRound, shown, tracked
 from feddrm.threads import small_products, within_operations
 
 CHECKPOINT_SECONDS = 20.0  # between checkpoints: what a crash may cost
 CHECKPOINT_SHARE = 0.05  # of the time at most: where a checkpoint is hundreds of megabytes, a crash may cost more
 
 CPU_QUERIES, GPU_QUERIES = 512, 3072  # asked at once: what the caches hold, or what fills a GPU
-
-OnRound = Callable[[Played, dict[str, Any] | None, int], None]  # the round, its metrics if evaluated, of how many
 
 
 @dataclass(frozen=True)
@@ -103,36 +102,40 @@ def train(
     model: str | Model | Mapping[str, Any] | None = None,
     data_settings: Mapping[str, Any] | None = None,
     on_round: OnRound | None = None,
+    progress: bool = False,
     track: bool = False,
     **settings: Any,
 ) -> Run:
     """Train and evaluate; an interrupted run in ``out`` is resumed, another one and any other folder refused.
 
     ``settings`` are those of :class:`feddrm.engine.Plan` (rounds, lr, seed, ...) and of
-    :func:`feddrm.runs.config.resolve` (device, engine, precision, threads, evaluation). Nothing is printed:
-    ``on_round(played, metrics, rounds)`` is called after every round, ``metrics`` None unless it was evaluated.
+    :func:`feddrm.runs.config.resolve` (device, engine, precision, threads, evaluation). Nothing is printed but,
+    with ``progress``, a bar on standard error; ``on_round(played, metrics, rounds)`` is called after every round,
+    ``metrics`` None unless it was evaluated.
     """
     _check_early(data, method, model, settings)
-    again = None  # how to load the data again, where that can be said
-    if isinstance(data, str):
-        dataset = Dataset.make(data, **(data_settings or {}))
-        again = {"name": dataset.name, **dataset.settings()}
-    federation = load(data, **(data_settings or {})) if isinstance(data, str) else data
-    config = resolve(federation, data=again, method=method, model=model, **settings)
-    folder = RunFolder(out)
-    with folder.alone():
-        state = folder.open(config, federation)
-        if folder.summary_file.exists():
+    names = (given if isinstance(given, str) else given.name for given in (data, method))
+    with shown(", ".join(names), progress) as showing:
+        again = None  # how to load the data again, where that can be said
+        if isinstance(data, str):
+            dataset = Dataset.make(data, **(data_settings or {}))
+            again = {"name": dataset.name, **dataset.settings()}
+        federation = load(data, **(data_settings or {})) if isinstance(data, str) else data
+        config = resolve(federation, data=again, method=method, model=model, **settings)
+        folder = RunFolder(out)
+        with folder.alone():
+            state = folder.open(config, federation)
+            if folder.summary_file.exists():
+                return Run.open(out)
+            with (
+                within_operations(1),
+                arithmetic(config.precision, config.device).set(),
+                tracked(folder.path, track) as tracking,
+            ):
+                training = _Training(config, federation.to(config.device), folder)
+                with cpu_kernels(training.net, config.plan.batch_size):
+                    training.go(state, [on_round, showing, tracking])
             return Run.open(out)
-        with (
-            within_operations(1),
-            arithmetic(config.precision, config.device).set(),
-            _tracker(folder, track) as track_round,
-        ):
-            training = _Training(config, federation.to(config.device), folder)
-            with cpu_kernels(training.net, config.plan.batch_size):
-                training.go(state, [on_round, track_round])
-        return Run.open(out)
 
 
 def _check_early(data: str | Federation, method: str | Method, model: object, settings: Any) -> None:
@@ -342,34 +345,3 @@ def cpu_kernels(net: Net, batch_size: int, threads: int = 1) -> Iterator[None]:
     """
     with within_operations(threads), small_products(largest_product(net, max(batch_size, CPU_QUERIES))):
         yield
-
-
-@contextlib.contextmanager
-def _tracker(folder: RunFolder, wanted: bool) -> Iterator[OnRound | None]:
-    """TensorBoard scalars under ``tensorboard/``, where asked for."""
-    if not wanted:
-        yield None
-        return
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise FeddrmError("tracking needs TensorBoard: pip install 'feddrm[track]'") from error
-    with SummaryWriter(str(folder.path / "tensorboard")) as writer:
-
-        def write(played: Played, metrics: dict[str, Any] | None, rounds: int) -> None:  # noqa: ARG001
-            scalars = {"lr": played.lr, "loss": played.loss, **_flat(metrics or {})}
-            for name, value in scalars.items():
-                if isinstance(value, int | float):
-                    writer.add_scalar(name, value, played.state.round)
-
-        yield write
-
-
-def _flat(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in metrics.items():
-        if isinstance(value, Mapping):
-            out |= _flat(value, f"{prefix}{key}/")
-        elif key.endswith("_accuracy") or prefix:
-            out[f"{prefix}{key}"] = value
-    return out
