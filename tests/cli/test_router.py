@@ -62,6 +62,9 @@ def test_fit_then_route(run: Path) -> None:
     table = feddrm("route", run, run.parent / "fax.png")
     assert "fax" in table.stdout
     assert "margin" in table.stdout
+    sets = feddrm("route", run, run.parent / "fax.png", "--miss", "0.01", "--json")
+    assert "fax" in json.loads(sets.stdout)[0]["within"]
+    assert "one of, but for 0.01" in feddrm("route", run, run.parent / "fax.png", "--miss", "0.01").stdout
 
 
 @pytest.mark.parametrize(
@@ -73,6 +76,7 @@ def test_fit_then_route(run: Path) -> None:
         (["route", "RUN", "missing.png"], 1, ["missing.png"]),
         (["route", "RUN", "PNG", "--without", "rome"], 1, ["unknown client 'rome'"]),
         (["route", "RUN", "PNG", "--rule", "odds"], 2, ["unknown rule 'odds'"]),
+        (["route", "RUN", "PNG", "--miss", "0.3"], 2, ["miss=0.3", "choose 0.01, 0.05, 0.1, 0.2"]),
     ],
 )
 def test_mistakes(run: Path, words: list[str], code: int, parts: list[str]) -> None:

@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from feddrm.data import Federation, RandomResizedCrop, draw_for, load
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.evaluation import Queries, ask, pooled_queries, shared_trunk
+from feddrm.evaluation import Queries, ask, pooled_queries
 from feddrm.models import LeNet, Mlp, Model, Net, is_client_branch, is_head
 
 CLIENTS = 4
@@ -112,14 +112,12 @@ class TestOnePass:
     def test_leaves_that_are_equal_but_not_the_same_are_found(self, digits: Federation, trunks: list[int]) -> None:
         net, test = small((1, 8, 8)), pool(digits)
         models = [{leaf: value.clone() for leaf, value in model.items()} for model in heads_apart(net)]
-        assert shared_trunk(models)
         ask(net, models, test, client_branch=start(net), batch_size=1000)
         assert trunks == [len(test.labels)]
 
     def test_client_branches_of_the_clients_do_not_matter(self, digits: Federation, trunks: list[int]) -> None:
         net, test = small((1, 8, 8)), pool(digits)
         models = [moved(model, seed, is_client_branch) for seed, model in enumerate(heads_apart(net))]
-        assert shared_trunk(models)
         answers = ask(net, models, test, client_branch=start(net), batch_size=1000)
         assert len(trunks) == 1
         torch.testing.assert_close(answers.client_logits, who(net, start(net), test.x), rtol=0, atol=1e-5)
@@ -138,7 +136,6 @@ class TestManyPasses:
         models = heads_apart(net)
         models[2][leaf] = models[2][leaf].clone()
         models[2][leaf][0] += 0.5
-        assert not shared_trunk(models)
         answers = ask(net, models, test, batch_size=1000)
         assert len(trunks) == 2
         torch.testing.assert_close(answers.logits, one_by_one(net, models, test.x), rtol=0, atol=1e-5)

@@ -14,7 +14,6 @@ from feddrm.router.policy import (
     conformal_set,
     conformal_threshold,
     consult,
-    coverage_threshold,
     fit_temperature,
     margins,
     masked,
@@ -72,13 +71,6 @@ def test_full_clients_hand_over_to_the_next_best() -> None:
     assert assign(log_weights, torch.tensor([2, 1, 0])).tolist() == [0, 0, 1, -1]
     up = torch.tensor([False, True, True])
     assert assign(log_weights, torch.tensor([2, 1, 5]), up).tolist() == [1, 2, 2, 2]
-
-
-@pytest.mark.parametrize("coverage", [0.2, 0.5, 0.9, 1.0])
-def test_the_wanted_fraction_is_answered(coverage: float) -> None:
-    confidence = torch.rand(1000, generator=torch.Generator().manual_seed(0))
-    threshold = coverage_threshold(confidence, coverage)
-    assert float((confidence >= threshold).double().mean()) == pytest.approx(coverage, abs=1e-9)
 
 
 @pytest.mark.parametrize("miss", [0.05, 0.1, 0.3])

@@ -66,6 +66,25 @@ def test_abstaining(router: Router, images: torch.Tensor) -> None:
         router.route(images, coverage=0.5, rule="posterior")
 
 
+def test_conformal_sets(router: Router, images: torch.Tensor) -> None:
+    known = Calibration(temperature=1.3, conformal={"density_0.1": 0.25, "density_0.2": 0.4})
+    told = dataclasses.replace(router, calibration=known)
+    everyone = told.route(images)
+    assert everyone.within is None
+    found = told.route(images, miss=0.1).within
+    assert found is not None
+    assert torch.equal(found, everyone.probabilities >= 0.25)
+    assert 0 < int(found.sum()) < found.numel()
+    # Leaving a client out lets nobody else in: the promise was made of all clients' weights.
+    some = told.route(images, miss=0.1, available=["oslo", "kyoto"]).within
+    assert some is not None
+    assert torch.equal(some, found & torch.tensor([True, False, True]))
+    with refused("miss=0.15", "choose 0.1, 0.2"):
+        told.route(images, miss=0.15)
+    with refused("miss=0.1", "'posterior'", "fit it again"):
+        told.route(images, miss=0.1, rule="posterior")
+
+
 def test_refusals(router: Router) -> None:
     with refused("(3, 8, 8)", "(1, 8, 8)"):
         router.route(torch.zeros(1, 3, 8, 8))

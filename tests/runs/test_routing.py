@@ -18,6 +18,7 @@ from feddrm.report.build import build_report
 from feddrm.report.run import RunRecord
 from feddrm.router import load_router
 from feddrm.runs import Run, train
+from feddrm.runs.routing import _config_again
 from refusal import refused
 
 SMALL = {"rounds": 4, "local_steps": 2, "batch_size": 16, "seed": 3, "model": Mlp(hidden=(16,), branch=8)}
@@ -166,3 +167,12 @@ def test_the_report_shows_the_router(fitted: Path, tmp_path: Path) -> None:
     (copy / "evaluation.json").write_text(json.dumps({**evaluation, "reliability": {"count": [1], "confidence": [1]}}))
     with refused("evaluation.json", "reliability"):
         build_report([copy], tmp_path / "other")
+
+
+@pytest.mark.parametrize(("device", "precision"), [("cuda", "fp32"), ("cpu", "auto")])
+def test_heads_are_asked_in_the_arithmetic_they_were_trained_in(
+    device: str, precision: str, fitted: Path, digits: Federation
+) -> None:
+    run = Run.open(fitted)
+    trained = Run(run.path, {**run.config, "device": "cuda", "precision": "fp32"})
+    assert _config_again(trained, digits, device).precision == precision

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from feddrm.cli.output import JsonFlag, print_json, print_table
 from feddrm.cli.settings import DataDir, given_settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from feddrm.router import Router
 
 RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that 'feddrm train' wrote.")]
 
@@ -68,6 +73,10 @@ def route(
     rule: Annotated[str, typer.Option(help="density (all clients alike beforehand) or posterior.")] = "density",
     coverage: Annotated[float, typer.Option(help="Abstain from the least sure beyond this fraction.")] = 1.0,
     without: Annotated[list[str] | None, typer.Option(help="A client that is not available; repeatable.")] = None,
+    miss: Annotated[
+        float | None,
+        typer.Option(help="Also name the clients that hold the right one but for this chance: 0.01, 0.05, 0.1, 0.2."),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Say which client should answer each query.
@@ -86,8 +95,8 @@ def route(
         if name not in router.names:
             raise FeddrmError(f"unknown client '{name}' (there are: {', '.join(router.names)})")
     available = [name for name in router.names if name not in set(without or ())]
-    decision = router.route(x, rule=rule, coverage=coverage, available=available if without else None)
-    answers = [
+    decision = router.route(x, rule=rule, coverage=coverage, available=available if without else None, miss=miss)
+    answers: list[dict[str, Any]] = [
         {
             "query": name,
             "client": None if client < 0 else router.names[client],
@@ -95,13 +104,22 @@ def route(
             "margin": float(decision.margin[i]),
             "abstain": bool(decision.abstain[i]),
             "reason": decision.reason[i],
+            **({} if decision.within is None else {"within": _names(router, decision.within[i])}),
         }
         for i, (name, client) in enumerate(zip(names, decision.client.tolist(), strict=True))
     ]
     if json:
         print_json(answers)
         return
+    header = ["query", "client", "probability", "margin", "abstains because"]
     rows = [
         [a["query"], a["client"] or "-", f"{a['probability']:.3f}", f"{a['margin']:.3f}", a["reason"]] for a in answers
     ]
-    print_table(["query", "client", "probability", "margin", "abstains because"], rows)
+    if miss is not None:
+        header.append(f"one of, but for {miss:g}")
+        rows = [[*row, ", ".join(a["within"]) or "-"] for row, a in zip(rows, answers, strict=True)]
+    print_table(header, rows)
+
+
+def _names(router: Router, within: Tensor) -> list[str]:
+    return [name for name, inside in zip(router.names, within.tolist(), strict=True) if inside]

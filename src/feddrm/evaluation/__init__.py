@@ -20,7 +20,7 @@ from feddrm.evaluation.accuracy import (
     vote,
     votes,
 )
-from feddrm.evaluation.answers import Answers, Queries, ask, pooled_queries, shared_trunk
+from feddrm.evaluation.answers import Answers, Queries, ask, pooled_queries
 from feddrm.evaluation.replay import Replay
 from feddrm.evaluation.window import summarise
 
@@ -41,7 +41,6 @@ __all__ = [
     "pooled_queries",
     "route",
     "routed_predictions",
-    "shared_trunk",
     "summarise",
     "system_accuracy",
     "vote",

@@ -12,7 +12,7 @@ from torch import Tensor
 from feddrm.data import Federation, Pool, generator_for
 from feddrm.engine.precision import Arithmetic
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.evaluation.passes import Leaves, Reading, body, plan_passes, same
+from feddrm.evaluation.passes import Leaves, Reading, plan_passes
 from feddrm.evaluation.replay import Replay
 from feddrm.models import Net, is_client_branch, is_head, is_project, is_trunk
 from feddrm.threads import side_by_side
@@ -75,14 +75,6 @@ def pooled_queries(
     with side_by_side(workers) as spread:
         parts = list(spread(seen, range(len(federation))))
     return Queries(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
-
-
-def shared_trunk(models: Sequence[Leaves]) -> bool:
-    """Whether the models' classes differ by their heads alone, so that one pass serves all of them.
-
-    The client branch does not matter: no class logit depends on it.
-    """
-    return all(same(body(models[0]), body(model)) for model in models[1:])
 
 
 def ask(

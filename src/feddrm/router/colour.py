@@ -5,7 +5,8 @@ Made for shifts of colour and brightness between cameras; it says little about a
 Histograms are smooth on purpose. Pixels that were shifted and then rounded to 8 bits leave gaps at
 single values, and which values are missing tells the shift at once: an artefact of how benchmarks
 are made, not of cameras. So values are counted at 256 levels, which is exact and the same on every
-device, and then spread over neighbouring bins by a Gaussian wider than the gaps.
+device, and then spread over neighbouring bins by a Gaussian wider than the gaps. Histograms of two
+quantities are not spread: their bins are 16 levels wide at least.
 """
 
 from __future__ import annotations

@@ -77,16 +77,6 @@ def assign(log_weights: Tensor, capacity: Tensor, available: Tensor | None = Non
     return routes.to(log_weights.device)
 
 
-def coverage_threshold(confidence: Tensor, coverage: float) -> float:
-    """The confidence below which to abstain so that the wanted fraction of validation queries is answered."""
-    if not 0 < coverage <= 1:
-        raise SettingError(f"coverage={coverage}: give a fraction above 0, at most 1")
-    if coverage == 1:
-        return 0.0
-    ordered = confidence.sort(descending=True).values
-    return float(ordered[max(0, math.ceil(coverage * len(ordered)) - 1)])
-
-
 def conformal_threshold(log_weights: Tensor, origin: Tensor, miss: float) -> float:
     """The least weight a client may have to belong to the set, by split conformal prediction.
 

@@ -14,7 +14,7 @@ from feddrm.models import Net
 from feddrm.registry import nearest
 from feddrm.router.features import Recipe, extract
 from feddrm.router.fit import Scaler
-from feddrm.router.policy import RULES, by_rule, margins, masked
+from feddrm.router.policy import RULES, by_rule, conformal_set, margins, masked
 
 NOBODY = -1
 UNSURE, UNLIKE, DOWN = "unsure between clients", "unlike the training data", "no client is available"
@@ -26,7 +26,8 @@ class Decision:
 
     ``client`` is a number, -1 where nobody is available; an abstaining sample still has its best
     client. ``log_density_ratio`` [N, m] is log dP_i / dP of each client against the pooled data,
-    whoever is available. A ``margin`` of zero is a tie, which goes to the smaller number.
+    whoever is available. A ``margin`` of zero is a tie, which goes to the smaller number. ``within`` [N, m]
+    says which available clients belong to each sample's conformal set, where one was asked for.
     """
 
     client: Tensor
@@ -35,6 +36,7 @@ class Decision:
     margin: Tensor
     abstain: Tensor
     reason: tuple[str, ...]
+    within: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.client)
@@ -66,6 +68,14 @@ class Calibration:
         low = int(place)
         high = min(low + 1, len(percentiles) - 1)
         return percentiles[low] + (place - low) * (percentiles[high] - percentiles[low])
+
+    def least_weight(self, rule: str, miss: float) -> float:
+        """The least weight of a client in the conformal set that misses the true one so often."""
+        if f"{rule}_{miss}" not in self.conformal:
+            known = [name.removeprefix(f"{rule}_") for name in self.conformal if name.startswith(f"{rule}_")]
+            remedy = f"choose {', '.join(known)}" if known else "fit it again"
+            raise SettingError(f"miss={miss}: this router has no such conformal set for rule '{rule}': {remedy}")
+        return self.conformal[f"{rule}_{miss}"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,17 +155,20 @@ class Router:
         rule: str = "density",
         coverage: float = 1.0,
         available: Sequence[str] | Tensor | None = None,
+        miss: float | None = None,
     ) -> Decision:
         """Decide for features [N, d].
 
         ``density``: all clients alike beforehand; ``posterior``: large ones likelier. ``coverage``
         below one abstains from the least sure, so that about that fraction is answered.
-        ``available`` names who can answer now.
+        ``available`` names who can answer now. ``miss`` asks for the conformal set that leaves the true
+        client out with that probability (0.01, 0.05, 0.1 or 0.2).
         """
         if rule not in RULES:
             raise SettingError(f"unknown rule '{rule}'{nearest(rule, RULES)}: choose {' or '.join(RULES)}")
         logits = self.logits(features)
-        log_weights = masked(by_rule(logits, self.log_prior, rule), self._mask(available))
+        everyone, mask = by_rule(logits, self.log_prior, rule), self._mask(available)
+        log_weights = masked(everyone, mask)
         probabilities = log_weights.exp()
         top, client = probabilities.max(1)
         nobody = ~log_weights.isfinite().any(1)
@@ -165,6 +178,9 @@ class Router:
             DOWN if down else UNLIKE if strange else UNSURE if weak else ""
             for down, strange, weak in zip(nobody.tolist(), unlike.tolist(), unsure.tolist(), strict=True)
         ]
+        within = None
+        if miss is not None:  # what was promised was promised of all clients' weights
+            within = conformal_set(everyone, self.calibration.least_weight(rule, miss)) & log_weights.isfinite()
         return Decision(
             client=torch.where(nobody, NOBODY, client),
             probabilities=probabilities,
@@ -172,6 +188,7 @@ class Router:
             margin=margins(log_weights),
             abstain=nobody | unlike | unsure,
             reason=tuple(reasons),
+            within=within,
         )
 
     def strangeness(self, features: Tensor) -> Tensor:

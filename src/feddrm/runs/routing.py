@@ -6,7 +6,6 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from feddrm.data import DEPLOYED, Federation, load
 from feddrm.engine import Plan, arithmetic, load_state
 from feddrm.errors import FeddrmError
-from feddrm.evaluation import Queries, ask, pooled_queries
+from feddrm.evaluation import Answers, Queries, ask, pooled_queries
 from feddrm.files import write_atomically
 from feddrm.methods import Method
 from feddrm.models import Model
@@ -88,7 +87,10 @@ def _fit(
 
     how = arithmetic(config.precision, config.device)
     batch = GPU_QUERIES if torch.device(config.device).type == "cuda" else CPU_QUERIES
-    asking = partial(ask, net, models, arithmetic=how, batch_size=batch)
+
+    def asking(queries: Queries, **options: Any) -> Answers:
+        with how.set():  # here alone: the fit's own products are not to be rounded
+            return ask(net, models, queries, arithmetic=how, batch_size=batch, **options)
 
     def published(x: Tensor) -> Tensor:
         """What the models say of training samples, in the arithmetic they were trained in."""
@@ -138,12 +140,14 @@ def _config_again(run: Run, federation: Federation, device: str | None) -> Confi
     given = dict(run.config)
     parts = {part: dict(given.pop(part)) for part in ("data", "method", "model", "evaluation")}
     known = {key: given[key] for key in asdict(Plan()) if key in given}
+    device = device or _possible(str(given.get("device", "cpu")))
     return resolve(
         federation,
         data=parts["data"],
         method=Method.make(parts["method"].pop("name"), **parts["method"]),
         model=Model.make(parts["model"].pop("name"), **parts["model"]),
-        device=device or _possible(str(given.get("device", "cpu"))),
+        device=device,
+        precision=given.get("precision", "auto") if device.startswith("cuda") else "auto",  # CPUs have but one
         threads=given.get("threads"),
         evaluation=parts["evaluation"],
         **known,
