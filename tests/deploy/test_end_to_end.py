@@ -73,7 +73,7 @@ def child_of(pid: int) -> int:
 
 
 def test_killed_and_restarted(project: Deployed) -> None:
-    """Every kind of process is killed: two sites, SuperLink, server in training and in the fit; one site is too slow."""
+    """Every kind of process is killed: two sites, SuperLink, server in training and in the fit; a site is too slow."""
     folder = project.folder
     together.up(folder)
     pids = together.status(folder)["processes"]

@@ -83,8 +83,8 @@ def _doubt(grid: Grid, records: Mapping[str, Record]) -> list[str]:
     if not varied:
         return ["With one seed: another may say otherwise.", ""]
     return [
-        f"With one seed. The difference between two methods has varied by up to {100 * max(varied):.2f} points from seed "
-        "to seed: a smaller margin refutes a claim for this seed, not in general.",
+        f"With one seed. The difference between two methods has varied by up to {100 * max(varied):.2f} points from "
+        "seed to seed: a smaller margin refutes a claim for this seed, not in general.",
         "",
     ]
 
