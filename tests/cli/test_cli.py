@@ -113,6 +113,8 @@ def test_own_test_tables_by_name_are_found_again_from_any_folder(
         (["data", "info", "csv", "--set", "path=x.csv", "--set", "label=y"], 1, "x.csv does not exist"),
         (["data", "info", "digits", "--set", "colour=red"], 2, "'digits' has no setting 'colour'"),
         (["data", "info", "digits", "--partition", "shards", "--shards", "999"], 2, "ask for fewer shards"),
+        (["data", "info", "digits", "--shards", "3"], 2, "--shards 3 is for --partition shards"),
+        (["data", "info", "digits", "--partition", "iid", "--alpha", "0.9"], 2, "--alpha 0.9 is for --partition dir"),
         (["data", "info", "heart", "--clients", "4"], 2, "'heart' has no setting 'clients'"),
         (["data", "info", "csv"], 2, "needs to know where your data are"),
         (["data", "info", "csv", "--set", "path=x.csv"], 2, "needs to know which column to predict"),
@@ -127,7 +129,7 @@ def test_own_test_tables_by_name_are_found_again_from_any_folder(
         (["train", "--data", "digits", "--out", "x", "--lambda", "2", "--rounds", "3"], 2, "lam=2.0"),
         (["train", "--data", "digits", "--out", "x", "--batch-size", "0"], 2, "batch_size=0"),
         (["train", "--data", "digits", "--out", "x", "--method", "fedrep", "--lambda", "0.5"], 2, "no setting 'lam'"),
-        (["train", "--data", "digits", "--out", "x", "--set", "lam=1"], 2, "data.lam, method.lam or model.lam"),
+        (["train", "--data", "digits", "--out", "x", "--set", "lam=1"], 2, "say whose setting it is, as in data.lam"),
         (["train", "--data", "digits", "--out", "x", "--method", "fedas", "--variant", "new"], 2, "variant 'new'"),
         (["train", "--data", "digits", "--out", "/proc/x"], 1, "/proc/x"),
         (["train", "--config", "none.yaml", "--out", "x"], 1, "cannot read none.yaml"),
@@ -209,6 +211,22 @@ def test_settings_of_the_model_that_suits_the_data(capsys: pytest.CaptureFixture
     assert code == 0, err
     model = yaml.safe_load((tmp_path / "r" / "config.yaml").read_text())["model"]
     assert model == {"name": "mlp", "hidden": [4], "branch": 64}
+
+
+def test_another_seed_for_the_configuration_of_a_run_is_another_division(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["--data", "digits", "--clients", "3", "--rounds", "1", "--out", str(tmp_path / "r")]
+    assert call(capsys, "train", *words)[0] == 0
+    same = ["--config", str(tmp_path / "r" / "config.yaml"), "--out"]
+    for name, more, seeds in (("again", [], [2025, 2025]), ("other", ["--seed", "7"], [7, 7])):
+        code, _, err = call(capsys, "train", *same, str(tmp_path / name), *more)
+        assert code == 0, err
+        config = yaml.safe_load((tmp_path / name / "config.yaml").read_text())
+        assert [config["data"]["seed"], config["seed"]] == seeds
+    mixed = [*same, str(tmp_path / "mixed"), "--seed", "7", "--set", "data.seed=8"]
+    assert call(capsys, "train", *mixed)[0] == 0
+    assert yaml.safe_load((tmp_path / "mixed" / "config.yaml").read_text())["data"]["seed"] == 8
 
 
 def test_beside_json_progress_is_on_standard_error(

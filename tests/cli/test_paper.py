@@ -53,12 +53,26 @@ def test_the_smoke_grid_from_end_to_end(here: Path, capsys: pytest.CaptureFixtur
     code, out, _ = call(capsys, "figure", "lambda", "--grid", "smoke", "--out", "lambda.png")
     assert (code, out) == (0, "wrote lambda.png\n")
     assert (here / "lambda.png").read_bytes().startswith(b"\x89PNG")
-    code, out, _ = call(capsys, "page", "--grid", "smoke", "--out", "page.md")
-    assert code == 0
-    assert "**4 of 7 cells**" in (here / "page.md").read_text()
+    code, out, _ = call(capsys, "page", "--grid", "smoke")
+    assert (code, out) == (0, "wrote runs/paper-smoke/results.md\n")
+    page = (here / "runs" / "paper-smoke" / "results.md").read_text()
+    assert "**4 of 7 cells** of the grid 'smoke', which is not the paper's," in page
+    assert not (here / "docs").exists()
     code, out, _ = call(capsys, *words, "--only", "digits-spc5_feddrm", "--json")
     assert code == 0
     assert {outcome["event"] for outcome in json.loads(out)} <= {"router"}  # nothing is trained twice
+
+
+def test_folders_that_cannot_be_written_are_refused_before_anything_is_trained(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "visits.csv").write_text("a\n")
+    for option in ("--results", "--work"):
+        code, out, err = call(capsys, "run", "--grid", "smoke", "--device", "cpu", option, "visits.csv")
+        assert (code, out) == (1, "")
+        assert "cannot write into visits.csv" in err
+        assert err.count("\n") == 1
+        assert not (here / "runs").exists()
 
 
 def test_an_empty_start_is_honest(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

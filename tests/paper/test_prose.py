@@ -197,3 +197,11 @@ def test_the_readme_counts_what_is_met() -> None:
     assert found is not None
     said = f"{found[2]} of the {found[1]} published figures that can be compared so far are met within 1.5 points"
     assert said in " ".join((ROOT / "README.md").read_text().split())
+
+
+def test_what_filling_gaps_costs_the_colour_statistics() -> None:
+    found = json.loads((ROOT / "results/bench/colour_gaps.json").read_text())["client_accuracy"]
+    lines = (ROOT / "docs/router.md").read_text().partition("| values moved by up to |")[2].splitlines()[2:]
+    for line, row in zip(lines[: len(found)], found, strict=True):
+        figures = [f"{100 * row[key]:.1f}" for key in ("fitted_as_they_are", "fitted_alike")]
+        assert [part.strip() for part in line.split("|")[2:-1]] == figures

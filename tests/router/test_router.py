@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
 from feddrm.router import Calibration, Router, leave
 from feddrm.router.change import join
 from feddrm.router.fit import Problem, Sample, moments_of, scaler_of, solve
-from feddrm.router.router import DOWN, UNLIKE, UNSURE
+from feddrm.router.router import BROKEN, DOWN, UNLIKE, UNSURE
 from refusal import refused
 
 
@@ -83,6 +84,31 @@ def test_conformal_sets(router: Router, images: torch.Tensor) -> None:
         told.route(images, miss=0.15)
     with refused("miss=0.1", "'posterior'", "fit it again"):
         told.route(images, miss=0.1, rule="posterior")
+
+
+def test_arrays_and_lists_are_samples_too(router: Router, images: torch.Tensor) -> None:
+    want = router.route(images).client
+    for form in (images.numpy(), images.long(), images.numpy().astype(np.int16), images.tolist()):
+        assert torch.equal(router.route(form).client, want)
+    floats = images.double() / 255 * 2 - 1
+    assert torch.equal(router.route(floats.numpy()).client, want)
+    with refused("one sample", "x[None]"):
+        router.route(images[0])
+    with refused("pixels from", "0..255"):
+        router.route(images.long() * 2)
+    with refused("no array of numbers"):
+        router.route(["scan.png"])
+    with refused("unknown client '0'"):
+        router.route(images, available=[0])  # type: ignore[list-item]
+
+
+def test_a_value_that_is_no_number_is_not_blamed_on_the_clients(router: Router, images: torch.Tensor) -> None:
+    features = router.features(images)
+    features[3, 0], features[5, 1] = float("nan"), float("inf")
+    decision = router.route_features(features)
+    assert [i for i, reason in enumerate(decision.reason) if reason == BROKEN] == [3, 5]
+    assert [i for i, client in enumerate(decision.client.tolist()) if client == -1] == [3, 5]
+    assert decision.abstain.tolist() == [i in (3, 5) for i in range(20)]
 
 
 def test_refusals(router: Router) -> None:

@@ -82,6 +82,32 @@ def test_fitting_again_gives_the_same(fitted: Path, tmp_path: Path) -> None:
     assert (copy / "router" / "manifest.json").read_bytes() == before
 
 
+def test_a_second_fit_leaves_nothing_of_the_first(fitted: Path, tmp_path: Path, digits: Federation) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(fitted, copy)
+    (copy / "router" / "heads.safetensors").resolve(strict=True)
+    run = Run.open(copy)
+    run.fit_router(digits, heads=False, features="raw")
+    summary, fresh = run.summary, tmp_path / "fresh"
+    shutil.copytree(fitted, fresh, ignore=shutil.ignore_patterns("router", "head.safetensors"))
+    lines = json.loads((fresh / "summary.json").read_text())
+    for kind in ("system_accuracy", "client_accuracy"):
+        lines[kind] = {rule: lines[kind][rule] for rule in run.metrics()[-1][kind]}
+    (fresh / "summary.json").write_text(json.dumps(lines))
+    Run.open(fresh).fit_router(digits, heads=False, features="raw")
+    again = Run.open(fresh).summary
+    assert summary is not None
+    assert again is not None
+    for kind in ("system_accuracy", "client_accuracy"):
+        assert summary[kind] == again[kind]
+    assert not {"stacked", "joint", "global_probe", "refit_all"} & set(summary["system_accuracy"])
+    files = {str(path.relative_to(copy)) for path in copy.rglob("*.safetensors")}
+    assert "router/heads.safetensors" not in files
+    assert not [name for name in files if name.endswith("head.safetensors")]
+    assert "router/shared.safetensors" in files
+    run.router()
+
+
 def test_named_features_without_heads(fitted: Path, tmp_path: Path, digits: Federation) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(fitted, copy)
@@ -144,12 +170,17 @@ def test_refusals(fitted: Path, tmp_path: Path, digits: Federation) -> None:
         Run.open(fitted).fit_router(feature="raw")
     with refused("unknown feature 'multi'"):
         Run.open(fitted).fit_router(features="multi")
-    with refused("give its own data"):
-        Run.open(fitted).fit_router(load("digits", clients=4, seed=3))
+    for other in (load("digits", clients=4, seed=3), load("digits", clients=3, seed=4)):
+        with refused("other data of 'digits'", "give the data that it was trained on"):
+            Run.open(fitted).fit_router(other)
     copy = tmp_path / "copy"
     shutil.copytree(fitted, copy)
     (copy / "summary.json").unlink()
     with refused("not finished", "feddrm train"):
+        Run.open(copy).fit_router(digits)
+    shutil.copy(fitted / "summary.json", copy)
+    (copy / "checkpoint" / "state.safetensors").unlink()
+    with refused("no checkpoint any more"):
         Run.open(copy).fit_router(digits)
     with refused("holds no router"):
         Run.open(train(digits, "fedavg", out=tmp_path / "plain", **SMALL).path).router()

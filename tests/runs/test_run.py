@@ -382,22 +382,3 @@ def test_opening_what_is_no_run(tmp_path: Path) -> None:
         Run.open(tmp_path)
     with pytest.raises(FeddrmError, match=r"config.yaml line 1 is not YAML"):
         train(arrays(0), out=tmp_path, **SMALL)
-
-
-def test_progress_from_python_is_on_standard_error_and_only_where_asked(
-    capsys: pytest.CaptureFixture[str], digits: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("feddrm.progress.SECONDS_BETWEEN_LINES", -1.0)
-    run = train(digits, "fedavg", out=tmp_path / "loud", progress=True, **SMALL)
-    run.fit_router(digits, heads=False, progress=True)
-    out, err = capsys.readouterr()
-    assert not out
-    lines = err.splitlines()
-    rounds = [line for line in lines if line.startswith("digits, fedavg: round ")]
-    assert len(rounds) == len(run.metrics())
-    assert f"round {SMALL['rounds']} of {SMALL['rounds']}, loss " in rounds[-1]
-    assert all(line.startswith("fit router: ") for line in lines if line not in rounds)
-    assert len(lines) > len(rounds)
-    quiet = train(digits, "fedavg", out=tmp_path / "quiet", **SMALL)
-    quiet.fit_router(digits, heads=False)
-    assert capsys.readouterr() == ("", "")

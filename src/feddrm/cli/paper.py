@@ -180,7 +180,9 @@ def figure(
 
 @app.command()
 def page(
-    out: Annotated[Path, typer.Option(help="Where to write it.")] = Path("docs/results.md"),
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write it (paper: docs/results.md; else: runs/paper-GRID/results.md).")
+    ] = None,
     grid: GridName = "paper",
     results: Results = None,
 ) -> None:
@@ -192,8 +194,9 @@ def page(
     from feddrm.report.writing import write_whole
 
     opened, records, folder = _records(grid, results)
-    write_whole({out: results_page(opened, records, read_notes(opened, records, folder)).encode()})
-    typer.echo(f"wrote {out}")
+    target = out or (Path("docs/results.md") if opened.name == "paper" else _home(opened)[1].parent / "results.md")
+    write_whole({target: results_page(opened, records, read_notes(opened, records, folder)).encode()})
+    typer.echo(f"wrote {target}")
 
 
 def _records(grid: str, results: Path | None) -> tuple[Grid, dict[str, Record], Path]:

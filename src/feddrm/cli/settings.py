@@ -31,7 +31,17 @@ def open_federation(name: str, extra: Sequence[str] | None, **given: Any) -> Fed
     """Load a dataset with the options that were given; what was not given keeps its default."""
     from feddrm.data import load
 
-    return load(name, **(given_settings(**given) | keyed_settings(extra)))
+    settings = given_settings(**given) | keyed_settings(extra)
+    check_partition(settings.get("partition"), given.get("alpha"), given.get("shards"))
+    return load(name, **settings)
+
+
+def check_partition(partition: str | None, alpha: float | None, shards: int | None) -> None:
+    """Refuse an option that this partition would ignore; where none is named, it is Dirichlet."""
+    if shards is not None and partition in (None, "dirichlet", "iid"):
+        raise SettingError(f"--shards {shards} is for --partition shards: give both, or neither")
+    if alpha is not None and partition in ("shards", "iid"):
+        raise SettingError(f"--alpha {alpha} is for --partition dirichlet: give it with that, or leave it out")
 
 
 def given_settings(**options: Any) -> dict[str, Any]:

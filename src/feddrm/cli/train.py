@@ -16,6 +16,7 @@ from feddrm.cli.settings import (
     Partition,
     Shards,
     Shift,
+    check_partition,
     given_settings,
     keyed_settings,
 )
@@ -60,7 +61,9 @@ def train(
     download: Download = False,
     extra: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any other setting: data.KEY, method.KEY, model.KEY."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Any other setting: data.KEY, method.KEY, model.KEY, evaluation.KEY."
+        ),
     ] = None,
     json: JsonFlag = False,
 ) -> None:
@@ -88,6 +91,8 @@ def train(
     )
     parts["method"] |= given_settings(lam=lam, variant=variant)
     parts["evaluation"] |= given_settings(window=window) | ({} if test_crop is None else {"test_crop": test_crop})
+    if seed is not None:  # also where a run's own configuration names a seed of its data
+        parts["data"]["seed"] = seed
     settings |= given_settings(
         rounds=rounds,
         local_steps=local_steps,
@@ -104,8 +109,12 @@ def train(
     for key, value in keyed_settings(extra).items():
         part, dot, name = key.partition(".")
         if not dot or part not in parts:
-            raise SettingError(f"--set {key}=...: say whose setting it is: data.{key}, method.{key} or model.{key}")
+            raise SettingError(
+                f"--set {key}=...: say whose setting it is, as in data.{key} (or method., model., evaluation.); "
+                f"those of the training have options of their own (see: feddrm train --help)"
+            )
         parts[part][name] = value
+    check_partition(parts["data"].get("partition"), alpha, shards)
     run = _train(parts, settings, out, track=track)
     if json:
         print_json({"path": str(run.path), **(run.summary or {})})

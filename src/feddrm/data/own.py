@@ -57,7 +57,7 @@ def from_arrays(
     they are whole numbers. ``columns`` names the columns of rows (x0, x1, ... otherwise). Data frames
     will do for X: they bring the names themselves, and must have the same in the same order.
     """
-    check_division(name, test_fraction, seed)
+    test_fraction, seed = check_division(name, test_fraction, seed)
     given = arrays.pairs(name, clients)
     check_clients(name, [client for client, _ in given])
     held_given = None if test is None else arrays.pairs(f"{name}, test", test)
@@ -101,7 +101,7 @@ def from_folders(
     """
     root = Path(root)
     name = name or root.resolve().name or "own"
-    check_division(name, test_fraction, seed)
+    test_fraction, seed = check_division(name, test_fraction, seed)
     wanted = images.check_size(name, size)
     folders = images.sub_folders(root)
     if not folders:
@@ -148,7 +148,7 @@ def from_csv(
     files = tables.table_files(paths)
     folder = files[0][1].resolve()
     name = name or (folder.stem if len(files) == 1 else folder.parent.name) or "own"
-    check_division(name, test_fraction, seed)
+    test_fraction, seed = check_division(name, test_fraction, seed)
     if client is None and len(files) == 1:
         raise FeddrmError(f"{files[0][1]} is the only file: name its client column with client=..., or add files")
     if client is None:

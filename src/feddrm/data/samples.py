@@ -46,12 +46,13 @@ def composed(text: str) -> str:
     return unicodedata.normalize("NFC", text)
 
 
-def check_division(where: str, test_fraction: Any, seed: Any) -> None:
-    """Refuse impossible settings before anything is read."""
+def check_division(where: str, test_fraction: Any, seed: Any) -> tuple[float, int]:
+    """The two as plain numbers, which files can hold; impossible settings are refused before anything is read."""
     if not isinstance(test_fraction, float | np.floating) or not 0 < test_fraction < 1:
         raise SettingError(f"{where}: test_fraction={shown(test_fraction)}: give a fraction between 0 and 1, as 0.3")
     if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
         raise SettingError(f"{where}: seed {shown(seed)} is out of range: give a whole number from 0 to {2**32 - 1}")
+    return float(test_fraction), int(seed)
 
 
 def check_same_clients(where: str, train: Iterable[str], test: Iterable[str]) -> None:

@@ -29,7 +29,8 @@ class DensityRatioModel:
     ``basis`` is ``normal`` (x, x^2), ``gamma`` (x, log x), ``identity``, or any function from a sample to one row
     per observation (an embedding, say). ``ridge`` times half the squared size of the tilts, centred over the
     populations, is taken off the log likelihood. Their size is the pooled ``variance`` of the log ratio, which no
-    change of units alters, or the sum of squared ``coefficients``, as in scikit-learn with ``C = 1 / ridge``.
+    change of units alters, or the sum of squared ``coefficients``, as in scikit-learn with ``C = 1 / ridge`` (for two
+    populations ``C = 2 / ridge``: it then holds back their difference alone).
     """
 
     basis: Basis = "normal"

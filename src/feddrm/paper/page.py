@@ -57,9 +57,9 @@ def _opening(grid: Grid, records: Mapping[str, Record]) -> str:
     lines = [
         "# Results",
         "",
-        "<!-- Written by 'feddrm paper page' from results/paper: change those, not this. -->",
+        "<!-- Written by 'feddrm paper page' from the finished cells: change those, not this. -->",
         "",
-        f"**{done} of {len(grid.cells)} cells** of the paper's grid have been run by the full protocol, {routed} of "
+        f"**{done} of {len(grid.cells)} cells** of {_whose(grid)} have been run by its full protocol, {routed} of "
         f"them with the exact router. Of the paper's {published} figures {known} can be compared: {near} lie within "
         f"{NOTABLE} points of ours, {far} farther off. The other {len(grid.cells) - done} cells are missing, and "
         "nothing stands in for them.",
@@ -75,6 +75,10 @@ def _opening(grid: Grid, records: Mapping[str, Record]) -> str:
     lines += ["## Not reported in the paper", "", *_unreported(comparisons(grid, records))]
     lines += ["", "## Open", "", *_bullets([v for v in found if v.status == "open"], "nothing")]
     return "\n".join(lines)
+
+
+def _whose(grid: Grid) -> str:
+    return "the paper's grid" if grid.name == "paper" else f"the grid '{grid.name}', which is not the paper's,"
 
 
 def _doubt(grid: Grid, records: Mapping[str, Record]) -> list[str]:
@@ -215,7 +219,7 @@ def _beyond(grid: Grid, records: Mapping[str, Record]) -> str:
 
 def _measured(records: Mapping[str, Record]) -> str:
     """On what, with what, when and how long."""
-    lines = ["## How it was measured", "", "`feddrm paper run` on each machine; one JSON per cell in `results/paper`."]
+    lines = ["## How it was measured", "", "`feddrm paper run` on each machine; one JSON per finished cell."]
     groups: dict[str, list[Record]] = {}
     for record in records.values():
         versions = ", ".join(f"{name} {version}" for name, version in record.content["versions"].items())

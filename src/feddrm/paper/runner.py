@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -98,6 +99,8 @@ class Runner:
 
         One outcome for everything that was tried or left out.
         """
+        for folder in (self.results, self.work):
+            _refuse_unwritable(folder)  # before anything is trained for hours
         begun = [cell for cell in cells if self.standing(cell).state == "half done"]
         again = [cell for cell in cells if self._only_numbers(cell)]
         others = [cell for cell in cells if cell not in begun and cell not in again]
@@ -246,6 +249,14 @@ class Runner:
         """Results of this hardware alone: others' times say nothing here."""
         here = _machine(hardware(self.device))
         return [record for record in self.records.values() if _machine(record.hardware) == here]
+
+
+def _refuse_unwritable(folder: Path) -> None:
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise FeddrmError(
+            f"cannot write into {folder} ({there} is no folder, or read-only): choose --results and --work"
+        )
 
 
 def _machine(hardware: str) -> str:

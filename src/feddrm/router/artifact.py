@@ -197,12 +197,14 @@ def _listed(path: Path, manifest: Mapping[str, Any]) -> bytes | None:
 
 
 def _settle(folder: Path) -> None:
-    """What waits takes its place where the manifest lists it, and goes where it does not."""
+    """What waits takes its place where the manifest lists it; what the manifest leaves out goes."""
     listed: dict[str, Any] = {}
     with contextlib.suppress(FeddrmError):  # no manifest, or none that can be read: nothing is listed
         listed = read_manifest(folder)["files"]
     for path in (folder / ROUTER, folder / TRUNK, folder / HEADS):
         waiting = _waiting(path)
+        if listed and path.name not in listed:
+            path.unlink(missing_ok=True)  # heads, or a trunk, of an earlier fit
         if not waiting.exists():
             continue
         if _digest(waiting.read_bytes()) == listed.get(path.name, {}).get("sha256"):

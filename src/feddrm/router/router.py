@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from feddrm.errors import FeddrmError, SettingError
@@ -18,6 +20,7 @@ from feddrm.router.policy import RULES, by_rule, conformal_set, margins, masked
 
 NOBODY = -1
 UNSURE, UNLIKE, DOWN = "unsure between clients", "unlike the training data", "no client is available"
+BROKEN = "a value is missing or infinite"
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,16 +122,21 @@ class Router:
             leaves={leaf: value.to(device) for leaf, value in self.leaves.items()},
         )
 
-    def inputs(self, x: Tensor) -> Tensor:
-        """Raw uint8 images scaled as the network wants them; anything else as it is."""
+    def inputs(self, x: Tensor | NDArray[Any] | Sequence[Any]) -> Tensor:
+        """Raw images (whole numbers 0..255) scaled as the network wants them; other numbers are taken as its inputs."""
+        x = _tensor(x)
+        if self.shape and tuple(x.shape) == self.shape:
+            raise FeddrmError(f"one sample of shape {self.shape}, the router wants a batch of them: give x[None]")
         if self.shape and tuple(x.shape[1:]) != self.shape:
             raise FeddrmError(f"samples of shape {tuple(x.shape[1:])}, the router wants {self.shape}: resize them")
-        if x.dtype != torch.uint8:
-            return x
+        if len(self.shape) != 3 or x.is_floating_point():
+            return x if x.dtype == torch.float32 else x.float()
+        if x.dtype != torch.uint8 and x.numel() and not 0 <= int(x.min()) <= int(x.max()) <= 255:
+            raise FeddrmError(f"pixels from {int(x.min())} to {int(x.max())}: give whole numbers 0..255")
         mean, std = (torch.tensor(v, device=x.device).view(-1, 1, 1) for v in (self.input_mean, self.input_std))
         return x.float().div_(255).sub_(mean).div_(std)
 
-    def features(self, x: Tensor) -> Tensor:
+    def features(self, x: Tensor | NDArray[Any] | Sequence[Any]) -> Tensor:
         """Features [N, d] of raw samples or network inputs."""
         found = extract(self.recipe, self.net, self.leaves, self.inputs(x))
         return torch.cat([found[feature.name] for feature in self.recipe.features], dim=1)
@@ -144,8 +152,11 @@ class Router:
         x = features.to(folded.dtype)
         return torch.addmm(self.bias, x - self.scaler.mean.to(x), folded) / self.calibration.temperature
 
-    def route(self, x: Tensor, **options: Any) -> Decision:
-        """Decide for raw samples or network inputs [N, ...]; options as for :meth:`route_features`."""
+    def route(self, x: Tensor | NDArray[Any] | Sequence[Any], **options: Any) -> Decision:
+        """Decide for raw samples or network inputs [N, ...]; options as for :meth:`route_features`.
+
+        Tensors, arrays or lists. Images are whole numbers 0..255, or floats as the network takes them.
+        """
         return self.route_features(self.features(x), **options)
 
     def route_features(
@@ -171,12 +182,15 @@ class Router:
         log_weights = masked(everyone, mask)
         probabilities = log_weights.exp()
         top, client = probabilities.max(1)
-        nobody = ~log_weights.isfinite().any(1)
+        broken = ~features.isfinite().all(1)
+        nobody = ~log_weights.isfinite().any(1) | broken
         unlike = self.strangeness(features) > self.calibration.unlike_above
         unsure = top < self.calibration.threshold(rule, coverage)
         reasons = [
-            DOWN if down else UNLIKE if strange else UNSURE if weak else ""
-            for down, strange, weak in zip(nobody.tolist(), unlike.tolist(), unsure.tolist(), strict=True)
+            BROKEN if bad else DOWN if down else UNLIKE if strange else UNSURE if weak else ""
+            for bad, down, strange, weak in zip(
+                broken.tolist(), nobody.tolist(), unlike.tolist(), unsure.tolist(), strict=True
+            )
         ]
         within = None
         if miss is not None:  # what was promised was promised of all clients' weights
@@ -199,9 +213,18 @@ class Router:
     def _mask(self, available: Sequence[str] | Tensor | None) -> Tensor | None:
         if available is None or isinstance(available, Tensor):
             return available
-        for name in available:
+        for name in map(str, available):
             if name not in self.names:
                 raise FeddrmError(
                     f"unknown client '{name}'{nearest(name, self.names)} (there are: {', '.join(self.names)})"
                 )
         return torch.tensor([name in set(available) for name in self.names])
+
+
+def _tensor(x: Tensor | NDArray[Any] | Sequence[Any]) -> Tensor:
+    if isinstance(x, Tensor):
+        return x
+    try:
+        return torch.from_numpy(np.ascontiguousarray(x))
+    except (TypeError, ValueError) as error:
+        raise FeddrmError("these samples are no array of numbers: give one row, or one image, for each") from error

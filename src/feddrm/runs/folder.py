@@ -68,9 +68,11 @@ class RunFolder:
         """Begin, or go on: the state to resume from, None at the start; other settings or data are refused."""
         if self.config_file.exists():
             self._refuse_other(config)
-            self._refuse_other_data(federation)
+            self.refuse_other_data(federation, "choose another --out, or give the old data to resume it")
         else:
             write_atomically(self.config_file, config.to_yaml().encode())
+        if self.summary_file.exists():
+            return None  # finished: nothing is played again, whether its checkpoint is still there or not
         state = load_state(self.state_file, config.device) if self.state_file.exists() else None
         self._forget_after(state.round if state else 0)
         return state
@@ -87,13 +89,12 @@ class RunFolder:
             f"choose another --out, or repeat the old settings to resume it"
         )
 
-    def _refuse_other_data(self, federation: Federation) -> None:
+    def refuse_other_data(self, federation: Federation, remedy: str) -> None:
         """Settings do not tell arrays, or a file that was edited, from what the run began with."""
         facts = self.read_json(FACTS) or {}
         if facts.get("digest", digest := federation.digest()) != digest:  # older runs have none
             raise FeddrmError(
-                f"{self.path} holds a run on other data of '{facts.get('name')}' (their checksum differs): "
-                f"choose another --out, or give the old data to resume it"
+                f"{self.path} holds a run on other data of '{facts.get('name')}' (their checksum differs): {remedy}"
             )
 
     def _forget_after(self, round: int) -> None:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from safetensors.torch import save
 from torch import Tensor
@@ -56,6 +57,9 @@ def fit_run_router(
     federation = federation if federation is not None else _load_again(run, data_dir)
     folder = RunFolder(run.path)
     with folder.alone(), _steps_shown() if progress else contextlib.nullcontext() as on_step:
+        folder.refuse_other_data(federation, "give the data that it was trained on")
+        if not folder.state_file.exists():
+            raise FeddrmError(f"{run.path} has no checkpoint any more: train it again, into another folder")
         return _fit(run, folder, federation, chosen, device, on_step)
 
 
@@ -176,14 +180,17 @@ def _write(
             "stacks": {} if fitted.heads is None else {n: dict(s.weights) for n, s in fitted.heads.stacks.items()},
         },
     )
-    for name, head in fitted.private.items():
+    for name in router.names:
         path = folder.path / "clients" / name / PRIVATE_HEAD
+        if (head := fitted.private.get(name)) is None:
+            path.unlink(missing_ok=True)  # of an earlier fit: it does not go with this one
+            continue
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, save({"correction": head.detach().cpu().contiguous()}))
     summary = dict(folder.read_json("summary.json"))
     for kind in ("client_accuracy", "system_accuracy"):
         measured = {rule: {"mean": value, "std": None} for rule, value in found[kind].items()}
-        summary[kind] = {**(summary.get(kind) or {}), **measured}
+        summary[kind] = {**_trained(summary.get(kind)), **measured}
     curve = found["router"].pop("reliability")
     summary["router"] = {
         **found["router"],
@@ -196,10 +203,15 @@ def _write(
         "seconds": dict(fitted.seconds),
     }
     evaluation = folder.read_json("evaluation.json") or {}
-    evaluation["confusion"] = {**(evaluation.get("confusion") or {}), **found["confusion"]}
+    evaluation["confusion"] = {**_trained(evaluation.get("confusion")), **found["confusion"]}
     evaluation["reliability"] = curve
     folder.write_json("evaluation.json", evaluation)
     folder.write_json("summary.json", summary)
+
+
+def _trained(by_rule: dict[str, Any] | None) -> dict[str, Any]:
+    """What training measured; whatever an earlier router did is left out."""
+    return {rule: value for rule, value in (by_rule or {}).items() if rule == "vote" or rule.startswith("head_")}
 
 
 def read_inputs(router: Router, columns: list[str] | None, paths: list[Path]) -> tuple[Tensor, list[str]]:
@@ -209,10 +221,11 @@ def read_inputs(router: Router, columns: list[str] | None, paths: list[Path]) ->
 
     if len(router.shape) == 3:
         channels, height, width = router.shape
-        pixels = read_images(paths, (height, width), grey=channels == 1)
-        if pixels.shape[1] != channels:
-            raise FeddrmError(f"{paths[0]} has {pixels.shape[1]} channels, the router wants {channels}: convert it")
-        return torch.from_numpy(pixels), [str(path) for path in paths]
+        pixels = [read_images([path], (height, width), grey=channels == 1) for path in paths]
+        for path, one in zip(paths, pixels, strict=True):
+            if one.shape[1] != channels:
+                raise FeddrmError(f"{path} has {one.shape[1]} channels, the router wants {channels}: convert it")
+        return torch.from_numpy(np.concatenate(pixels)), [str(path) for path in paths]
     found, names = [], []
     for path in paths:
         rows, places = read_rows(path, tuple(columns) if columns else None, router.shape[0])

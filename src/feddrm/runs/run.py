@@ -65,7 +65,11 @@ class Run:
         folder = RunFolder(path)
         if not folder.config_file.exists():
             raise FeddrmError(f"{path} is no run (it has no config.yaml): give a folder made by 'feddrm train'")
-        return cls(folder.path, read_config(folder.config_file))
+        config = read_config(folder.config_file)
+        for part in ("data", "method", "model", "evaluation"):
+            if not isinstance(config.get(part), dict):
+                raise FeddrmError(f"{folder.config_file} has no settings under '{part}': put it back as it was")
+        return cls(folder.path, config)
 
     def __repr__(self) -> str:
         names = {part: self.config.get(part, {}).get("name") for part in ("data", "method", "model")}
@@ -114,6 +118,8 @@ def train(
     ``metrics`` None unless it was evaluated.
     """
     _check_early(data, method, model, settings)
+    if data_settings and not isinstance(data, str):
+        raise FeddrmError("data_settings are for data given by name: this federation is made already, leave them out")
     names = (given if isinstance(given, str) else given.name for given in (data, method))
     with shown(", ".join(names), progress) as showing:
         again = None  # how to load the data again, where that can be said
