@@ -148,7 +148,10 @@ def test_one_counterexample_is_enough(paper: Grid, some: dict[str, Record], make
     make(paper.by_id[DITTO], system={"vote": 0.65})
     found = verdict(paper, read_records(paper, tmp_path / "results"), "best system accuracy")
     assert found.status == "does not hold"
-    assert found.evidence == "leads 0 of 6 columns; Ditto is 1.86 ahead in CIFAR-10 Dir-0.3; 5 incomplete"
+    assert (
+        found.evidence
+        == "ahead of all 10 rivals in 0 of 6 columns; Ditto is 1.86 ahead in CIFAR-10 Dir-0.3; 5 cannot be told yet"
+    )
 
 
 def test_a_lead_so_far_is_said_to_be_one(paper: Grid, make: Make, tmp_path: Path) -> None:
@@ -156,13 +159,18 @@ def test_a_lead_so_far_is_said_to_be_one(paper: Grid, make: Make, tmp_path: Path
         return verdict(paper, read_records(paper, tmp_path / "results"), "best average accuracy").evidence
 
     make(paper.by_id["cifar10-dir0.3_feddrm-lam0.9_seed2025"], average=0.8)
-    assert claim() == "leads 0 of 6 columns; 6 incomplete"
+    assert claim() == "ahead of all 10 rivals in 0 of 6 columns; 6 cannot be told yet"
     make(paper.by_id[DITTO], average=0.7)
-    assert claim() == "leads 0 of 6 columns; 6 incomplete (1 led so far, against 1 of 10 rivals)"
+    assert claim() == (
+        "ahead of all 10 rivals in 0 of 6 columns; in 1 ahead of those run so far (1 of them); 5 cannot be told yet"
+    )
     make(paper.by_id["cifar20-spc25_feddrm-lam0.9_seed2025"], average=0.8)
     for rival in ("ditto", "fedrep"):
         make(paper.by_id[f"cifar20-spc25_{rival}_seed2025"], average=0.7)
-    assert claim() == "leads 0 of 6 columns; 6 incomplete (2 led so far, against 1 to 2 of 10 rivals)"
+    assert claim() == (
+        "ahead of all 10 rivals in 0 of 6 columns; in 2 ahead of those run so far (1 to 2 of them); "
+        "4 cannot be told yet"
+    )
 
 
 def test_the_paper_s_own_tables_against_its_words(paper: Grid) -> None:

@@ -98,10 +98,10 @@ def _leads(table: Table, claim: Mapping[str, Any]) -> tuple[Status, str]:
             beaten += [len(known)] if ours is not None and known else []
         else:
             led += 1
-    text = f"leads {led} of {len(columns)} columns"
+    text = f"ahead of all {len(rivals)} rivals in {led} of {len(columns)} columns"
     text += f"; {'; '.join(behind)}" if behind else ""
-    text += f"; {incomplete} incomplete" if incomplete else ""
-    text += f" ({len(beaten)} led so far, against {_span(beaten)} of {len(rivals)} rivals)" if beaten else ""
+    text += f"; in {len(beaten)} ahead of those run so far ({_span(beaten)} of them)" if beaten else ""
+    text += f"; {unknown} cannot be told yet" if (unknown := incomplete - len(beaten)) else ""
     return _status(bool(behind), incomplete == 0), text
 
 
