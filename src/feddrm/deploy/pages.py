@@ -37,7 +37,7 @@ SITE_PAGE = """# {name}: what your IT department needs to know
    With `privacy:` in `site.yaml` only blurred parameters leave, whatever the server asks for (docs/deploy.md).
 6. **What stays:** `runs/` and `clients/{name}/` in this folder hold the private part. Back them up,
    and `uploads.json`, which counts what differential privacy has cost.
-   `node.key` and `secret` are readable by their owner only and must not be copied elsewhere.
+   The private part, `node.key` and `secret` are readable by their owner only; the latter two must not be copied.
 7. **Answering queries.** When a run ends, `config.yaml`, `data.json` and `router/` come from the server, the same for
    all sites. With them `feddrm serve-client clients/{name}` answers queries; that program does open a port.
 

@@ -200,7 +200,7 @@ class Site:
         flat = {f"{slot}/{leaf}": value for slot, leaves in private.items() for leaf, value in leaves.items()}
         for name, leaves in (("private", flat), ("shared", received)):
             plain = {leaf: value.detach().cpu().contiguous().clone() for leaf, value in leaves.items()}
-            write_atomically(work.own / f"{name}.safetensors", save(plain))
+            write_atomically(work.own / f"{name}.safetensors", save(plain), private=name == "private")
         write_atomically(
             work.own / "brief.yaml", yaml.safe_dump(_plain(work.brief.as_dict()), sort_keys=False).encode()
         )

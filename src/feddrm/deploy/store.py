@@ -30,7 +30,7 @@ class PrivateStore:
     def save(self, round: int, private: Slots) -> None:
         """Keep what the site has after ``round``."""
         tensors = {f"{slot}/{leaf}": value for slot, leaves in private.items() for leaf, value in leaves.items()}
-        write_atomically(self._path(round), pack({"round": round, "slots": list(private)}, tensors))
+        write_atomically(self._path(round), pack({"round": round, "slots": list(private)}, tensors), private=True)
 
     def load(self, round: int, device: torch.device | str = "cpu") -> Slots:
         """What the site had after ``round``."""
@@ -59,7 +59,7 @@ class PrivateStore:
 
     def keep(self, name: str, header: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         """Something else that a restarted site must remember."""
-        write_atomically(self.folder / f"{name}.safetensors", pack(header, tensors))
+        write_atomically(self.folder / f"{name}.safetensors", pack(header, tensors), private=True)
 
     def recall(self, name: str) -> Letter | None:
         path = self.folder / f"{name}.safetensors"

@@ -179,7 +179,7 @@ def _write(
     for name, head in fitted.private.items():
         path = folder.path / "clients" / name / PRIVATE_HEAD
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, save({"correction": head.detach().cpu().contiguous()}))
+        write_atomically(path, save({"correction": head.detach().cpu().contiguous()}), private=True)
     summary = dict(folder.read_json("summary.json"))
     for kind in ("client_accuracy", "system_accuracy"):
         measured = {rule: {"mean": value, "std": None} for rule, value in found[kind].items()}
