@@ -13,6 +13,7 @@ from feddrm.errors import FeddrmError
 from feddrm.files import write_atomically
 from feddrm.methods import Slots
 
+SAMPLES = "samples.sha256"
 NAME = re.compile(r"private-(\d+)\.safetensors")
 
 
@@ -64,6 +65,16 @@ class PrivateStore:
     def recall(self, name: str) -> Letter | None:
         path = self.folder / f"{name}.safetensors"
         return unpack(path.read_bytes()) if path.exists() else None
+
+    def begun_with(self, samples: str, *, anew: bool) -> bool:
+        """Whether the run began with these samples, by their checksum; ``anew`` or with none kept, it does so now.
+
+        The checksum stays here: whoever guesses what a site holds could try it against that.
+        """
+        path = self.folder / SAMPLES
+        if anew or not path.exists():
+            write_atomically(path, samples.encode(), private=True)
+        return path.read_text() == samples
 
     def _path(self, round: int) -> Path:
         return self.folder / f"private-{round}.safetensors"
