@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,11 @@ def no_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     cache = tmp_path / "cache"
     monkeypatch.setenv("FEDDRM_CACHE", str(cache))
     return cache
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    """As careless as it can be: a file for which nobody chose a mode is open to all."""
+    before = os.umask(0)
+    yield
+    os.umask(before)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,34 @@ def test_a_read_only_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
         locked(tmp_path / "lock"),
     ):
         pass
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_a_private_file_is_its_owners_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under its temporary name, too, and where a crash or an older version left files open to all."""
+    path, part = tmp_path / "x", tmp_path / ".x.part"
+    for old in (path, part):
+        old.write_bytes(b"old")
+        assert mode(old) == 0o666
+    seen: list[tuple[int, int]] = []
+    fsync = os.fsync
+
+    def look(number: int) -> None:
+        seen.extend((mode(part), part.stat().st_size) for _ in range(part.exists()))
+        fsync(number)
+
+    monkeypatch.setattr(os, "fsync", look)
+    write_atomically(path, b"secret", private=True)
+    assert seen == [(0o600, 6)]
+    assert (mode(path), path.read_bytes()) == (0o600, b"secret")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_other_files_are_as_the_umask_says(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "x", b"{}")
+    assert mode(tmp_path / "x") == 0o666

@@ -17,10 +17,16 @@ from feddrm.errors import FeddrmError
 BROKEN_NPZ = (OSError, KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write under a temporary name, reach the disk, then rename: a crash leaves the old file whole."""
+def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Write under a temporary name, reach the disk, then rename: a crash leaves the old file whole.
+
+    A ``private`` file is readable by its owner only, from the first byte on, whatever the umask says.
+    """
     part = path.with_name(f".{path.name}.part")
     try:
+        if private:
+            part.unlink(missing_ok=True)  # what a crash left may be open to others
+            part.touch(mode=0o600, exist_ok=False)
         with part.open("wb") as file:
             file.write(content)
             file.flush()

@@ -122,6 +122,13 @@ def test_names_that_cannot_name_a_folder(name: str) -> None:
         federation(client("oslo"), client(name))
 
 
+@pytest.mark.parametrize("name", ["lima,pune", ",", "Lima, Peru"])
+def test_names_with_a_comma(name: str) -> None:
+    """Lists of clients are written with commas, in queries (without=lima,pune) and in the audit log."""
+    with refused("toy", repr(name), "has a comma", "'-' or '_'"):
+        federation(client("oslo"), client(name))
+
+
 def test_names_too_long_for_a_folder() -> None:
     check_clients("here", ["oslo", "ø" * 100])
     with refused("toy", "'øøøøøøøøøøøøøøøøøøøø...' has 202 bytes", "at most 200"):

@@ -182,6 +182,8 @@ def check_clients(where: str, names: Sequence[str]) -> None:
     for name in names:
         if not name.strip() or name in {".", ".."} or not name.isprintable() or any(c in name for c in "/\\"):
             raise FeddrmError(f"{where}: client name {name!r} cannot name a folder: use letters, digits, '-' or '_'")
+        if "," in name:  # lists of clients are written with commas: ?without=lima,pune, --clients, the audit log
+            raise FeddrmError(f"{where}: client name {name!r} has a comma, which parts names: use '-' or '_' instead")
         if len(name.encode()) > LONGEST_NAME:
             raise FeddrmError(
                 f"{where}: client name '{name[:20]}...' has {len(name.encode())} bytes: use at most {LONGEST_NAME}"

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from feddrm.deploy.brief import DTYPES, Brief
 from feddrm.deploy.fitting import SiteFit
+from feddrm.deploy.holdings import BACK
 from feddrm.deploy.letters import Letter, unpack
 from feddrm.deploy.store import PrivateStore
 from feddrm.engine import Agenda, first_state, functional, train_client
@@ -120,5 +121,5 @@ def check_sums(letter: Letter, form: Tensors, samples: int) -> Letter:
     for name, value in letter.tensors.items():
         counts = not value.is_floating_point() or name.split("/")[-1] == "count"
         if counts and not (bool((value >= 0).all()) and float(value.sum()) <= samples):
-            raise FeddrmError(f"{name!r} counts other than its {samples} samples")
+            raise FeddrmError(f"{name!r} counts other than its {samples} samples: {BACK}")
     return Letter({}, letter.tensors)

@@ -125,7 +125,8 @@ class SiteFit:
         sample = _Samples(self, letter).outside(letter.header["table"], "class", None)
         correction = self._corrected(sample, probe, letter.header["ridge"], None)
         self.own.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.own / PRIVATE_HEAD, save({"correction": correction.to(sample.x).cpu().contiguous()}))
+        content = save({"correction": correction.to(sample.x).cpu().contiguous()})
+        write_atomically(self.own / PRIVATE_HEAD, content, private=True)
         return {}
 
     def _curves(self, letter: Letter) -> dict[str, Tensor]:

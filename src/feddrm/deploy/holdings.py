@@ -18,6 +18,7 @@ from feddrm.files import BROKEN_NPZ
 from feddrm.registry import nearest
 
 KINDS = ("folder", "csv", "npz", "dataset")
+BACK = "put them back, or start a new run"
 OPTIONS = {
     "folder": ("folder", "size", "grey", "test_fraction", "seed"),
     "csv": ("csv", "label", "drop", "test_fraction", "seed"),
@@ -56,6 +57,18 @@ class Holdings:
             seed=self.seed,
         )
         return found.clients[0]
+
+    def client_since(self, classes: Sequence[str], samples: int, shape: Sequence[int]) -> Client:
+        """The same in the midst of a run; refused where its data were others, as far as a brief tells."""
+        if more := [label for label in self.classes if label not in classes]:
+            raise FeddrmError(f"holds class '{more[0]}', which this run began without: take it out, or start a new run")
+        own = self.client(classes)
+        if len(own.train) != samples:
+            raise FeddrmError(f"holds {len(own.train)} samples, this run began with {samples}: {BACK}")
+        found = tuple(own.train.x.shape[1:])
+        if found != tuple(shape):
+            raise FeddrmError(f"holds samples of shape {found}, this run began with {tuple(shape)}: {BACK}")
+        return own
 
 
 def read_holdings(name: str, data: Mapping[str, Any], base: Path) -> Holdings:

@@ -39,6 +39,13 @@ class KnowsTheSecret(NoOpControlAuthnPlugin):
             return False, None
         return super().validate_tokens_in_metadata(metadata)
 
+    def refresh_tokens(
+        self,
+        metadata: Sequence[tuple[str, str | bytes]],  # noqa: ARG002
+    ) -> tuple[Sequence[tuple[str, str | bytes]] | None, AccountInfo | None]:
+        """Nobody: Flower's gRPC interface asks this for whoever was just refused, and the one below says yes to all."""
+        return None, None
+
 
 class ShowsTheToken:
     """Sends the token with every call of a control client."""

@@ -28,7 +28,8 @@ SITE_PAGE = """# {name}: what your IT department needs to know
    code sent by the server is never executed, and letters that the server has not signed are refused.
 2. **Install.** Python 3.11 or newer: `python3 -m venv venv && venv/bin/pip install 'feddrm[deploy]'`,
    then put `venv/bin` on the PATH.
-3. **Name your data** in `site.yaml` (examples are in it). They stay where they are.
+3. **Name your data** in `site.yaml` (examples are in it). They stay where they are, and must stay as they are
+   while a run lasts: a site that finds others after a restart takes no further part until they are back.
 4. **Start** `./start.sh`, best as a service that is started again whenever it ends (below). It may be
    stopped, killed or lose its connection at any time: the site is left out until it is back.
 5. **What leaves the site:** the number of training samples, their form and class names; model
@@ -37,7 +38,7 @@ SITE_PAGE = """# {name}: what your IT department needs to know
    With `privacy:` in `site.yaml` only blurred parameters leave, whatever the server asks for (docs/deploy.md).
 6. **What stays:** `runs/` and `clients/{name}/` in this folder hold the private part. Back them up,
    and `uploads.json`, which counts what differential privacy has cost.
-   `node.key` and `secret` are readable by their owner only and must not be copied elsewhere.
+   The private part, `node.key` and `secret` are readable by their owner only; the latter two must not be copied.
 7. **Answering queries.** When a run ends, `config.yaml`, `data.json` and `router/` come from the server, the same for
    all sites. With them `feddrm serve-client clients/{name}` answers queries; that program does open a port.
 

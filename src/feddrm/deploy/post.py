@@ -44,6 +44,7 @@ class Post:
         self.strangers: set[int] = set()
         self.sent: dict[str, int] = {}  # bytes of the last letter to every site that answered it
         self.got: dict[str, int] = {}
+        self.refused: dict[str, str] = {}  # why the last answer of a site cannot be used
 
     def ask(self, letters: Mapping[str, Question], deadline: float, check: Check) -> dict[str, Letter]:
         """Answers by name, of those who can be reached, answered in time, and had nothing to complain of.
@@ -51,7 +52,7 @@ class Post:
         An answer that ``check`` refuses is complained of, and is none.
         """
         self.meet()
-        self.sent, self.got = {}, {}
+        self.sent, self.got, self.refused = {}, {}, {}
         packed = {n: pack({**header, "to": n}, tensors) for n, (header, tensors) in letters.items() if n in self.at}
         kind = "train" if any(header["kind"] == "train" for header, _ in letters.values()) else "query"
         found: dict[str, Letter] = {}
@@ -68,7 +69,7 @@ class Post:
         try:
             return check(name, letter)
         except FeddrmError as error:
-            self.say("complaint", {"text": f"{name} is left out, its answer cannot be used: {error}"})
+            self._refuse(name, f"{name} is left out, its answer cannot be used: ", str(error))
             return None
 
     def meet(self) -> dict[str, Letter]:
@@ -103,11 +104,22 @@ class Post:
         try:
             letter = unpack(opened(sealed, self.site_keys[name], name))
             if letter.header.get("answers") != digest(question):
-                raise FeddrmError(f"{name} answered another letter: it is left out")
+                raise FeddrmError("it answered another letter: it is left out")
             if "error" in letter.header:
-                raise FeddrmError(f"{name}: {' '.join(str(letter.header['error']).split())[:LINE]}")
+                raise FeddrmError(str(letter.header["error"]))
         except FeddrmError as error:
             if not quiet:
-                self.say("complaint", {"text": str(error)})
+                self._refuse(name, f"{name}: ", str(error))
             return None
         return letter
+
+    def _refuse(self, name: str, before: str, reason: str) -> None:
+        """A site's answer is none: that is complained of, and remembered for those who wait for it."""
+        self.refused[name] = one_line(reason)
+        self.say("complaint", {"text": before + self.refused[name]})
+
+
+def one_line(text: str) -> str:
+    """What a site says, fit for a log and a terminal: not long, and what would command the terminal is spelled out."""
+    spelled = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(text.split()))
+    return "".join(spelled)[:LINE]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,6 +34,7 @@ from feddrm.runs.folder import RunFolder
 from feddrm.runs.run import cpu_kernels
 
 AGAIN_SECONDS = 2.0
+PATIENCE = 30  # times that all wait for one site which answers, but not what can be used
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +73,7 @@ class Server:
         self.names = settings.clients
         self.post = Post(courier, key, site_keys, say)
         self.run = RunFolder(folder)
+        self._refusals: Counter[str] = Counter()  # how often all have waited for a site that refused
         self._forms: dict[bool, Tensors] = {}  # of an upload, while clients only tune and before
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -96,7 +99,7 @@ class Server:
         while progress.round < plan.rounds:
             played = self._round(brief, method, agenda, progress)
             if played is None:
-                self.say("waiting", {"round": progress.round, "for": self._silent()})
+                self.say("waiting", {"round": progress.round, "for": self._silent(self.names)})
                 self.sleep(AGAIN_SECONDS)
                 continue
             progress = played
@@ -106,9 +109,22 @@ class Server:
         self._write_metrics(progress)  # the last line may be missing after a crash
         return progress
 
-    def _silent(self) -> str:
-        """Who has not answered the last letters."""
-        return ", ".join(name for name in self.names if name not in self.post.sent)
+    def _silent(self, names: Sequence[str]) -> str:
+        """Who of them has not answered the last letters, and why not where that is known."""
+        missing = [name for name in names if name not in self.post.sent]
+        why = self.post.refused
+        return ", ".join(f"{name} ({why[name]})" if name in why else name for name in missing)
+
+    def _wait(self, progress: Progress, names: Sequence[str]) -> None:
+        """For sites without which nothing goes on; one that is away may come back, one that refuses must be seen to."""
+        for name, reason in self.post.refused.items():
+            self._refusals[name] += 1
+            if self._refusals[name] >= PATIENCE:
+                raise FeddrmError(
+                    f"{name}: {reason} (said {PATIENCE} times; then 'feddrm deploy run' goes on from here)"
+                )
+        self.say("waiting", {"round": progress.round, "for": self._silent(names)})
+        self.sleep(AGAIN_SECONDS)
 
     def _write_metrics(self, progress: Progress) -> None:
         lines = b"".join(json.dumps(entry).encode() + b"\n" for entry in progress.history)
@@ -206,6 +222,7 @@ class Server:
         files = public_files(self.folder)
         done: dict[str, Letter] = {}
         fields = () if brief.privacy is not None else MEASURED
+        self._refusals.clear()
         while missing := [name for name in self.names if name not in done]:
             letters = {
                 name: (
@@ -218,8 +235,7 @@ class Server:
                 letters, self.settings.deadline, lambda _, said: Letter(check_header(said.header, *fields), {})
             )
             if len(done) < len(self.names):
-                self.say("waiting", {"round": progress.round, "for": ", ".join(n for n in missing if n not in done)})
-                self.sleep(AGAIN_SECONDS)
+                self._wait(progress, missing)
         summary: dict[str, Any] = {
             "rounds": progress.round,
             **_accuracy(done, "average_accuracy"),
@@ -243,6 +259,7 @@ class Server:
         settings = RoutingSettings(**self.settings.routing)
         sizes = dict(zip(brief.names, brief.sizes, strict=True))
         steps = 0
+        self._refusals.clear()
 
         def ask(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[int, Letter]:
             nonlocal steps
@@ -256,16 +273,14 @@ class Server:
                 return check_sums(letter, form, sizes[name])
 
             while not (found := self.post.ask(letters, self.settings.deadline, check)):
-                self.say("waiting", {"round": progress.round, "for": self._silent()})
-                self.sleep(AGAIN_SECONDS)
+                self._wait(progress, self.names)
             return {self.names.index(name): letter for name, letter in found.items()}
 
         while True:
             try:
                 return fit_over(ask, brief, progress.shared, settings, self.folder / "router")
-            except SiteMissingError as error:
-                self.say("waiting", {"round": progress.round, "for": str(error)})
-                self.sleep(AGAIN_SECONDS)
+            except SiteMissingError:  # the fit begins again when it is back
+                self._wait(progress, self.names)
 
 
 def _accuracy(answers: Mapping[str, Letter], name: str) -> dict[str, float]:

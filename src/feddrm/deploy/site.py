@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from feddrm import __version__
 from feddrm.data import Federation
 from feddrm.deploy.brief import Brief
 from feddrm.deploy.fitting import SiteFit
-from feddrm.deploy.holdings import Holdings, read_holdings
+from feddrm.deploy.holdings import BACK, Holdings, read_holdings
 from feddrm.deploy.letters import ANYBODY, Letter, digest, load_private_key, load_public_key, opened, pack, seal, unpack
 from feddrm.deploy.privacy import Account, Demand, Privacy
 from feddrm.deploy.publishing import keep_files, without_files
@@ -119,6 +119,7 @@ class Site:
         self.demand = None if self.config.privacy is None else Demand(**self.config.privacy)
         self.account = Account(self.folder / UPLOADS)
         self._work: _Work | None = None
+        self._held: tuple[Brief, Federation, str] | None = None
         self._answers: dict[str, Callable[[Letter], bytes]] = {
             "hello": self._hello,
             "train": self._train,
@@ -200,7 +201,7 @@ class Site:
         flat = {f"{slot}/{leaf}": value for slot, leaves in private.items() for leaf, value in leaves.items()}
         for name, leaves in (("private", flat), ("shared", received)):
             plain = {leaf: value.detach().cpu().contiguous().clone() for leaf, value in leaves.items()}
-            write_atomically(work.own / f"{name}.safetensors", save(plain))
+            write_atomically(work.own / f"{name}.safetensors", save(plain), private=name == "private")
         write_atomically(
             work.own / "brief.yaml", yaml.safe_dump(_plain(work.brief.as_dict()), sort_keys=False).encode()
         )
@@ -220,25 +221,38 @@ class Site:
         if self._work is None or self._work.brief != brief:
             if self.name not in brief.names:
                 raise FeddrmError(f"'{self.name}' takes no part in run '{brief.run}' ({', '.join(brief.names)})")
-            device = self.config.device
-            own = self.holdings.client(brief.classes)
-            method, net = brief.make_method(), brief.make_net().to(device)
+            federation, samples = self._samples(brief)
+            method, net = brief.make_method(), brief.make_net().to(self.config.device)
             if brief.privacy is not None:
                 Privacy(**brief.privacy).check(method)
             if self.demand is not None:
                 self.demand.admit(brief.privacy, self.name)
+            store = PrivateStore(self.folder / "runs" / brief.run)
+            # Before the server has taken anything from this site the run begins, be it anew under an old name.
+            if not store.begun_with(samples, anew=letter.header.get("after") == 0):
+                raise FeddrmError(f"holds other samples than this run began with (their checksum differs): {BACK}")
             self._work = _Work(
                 brief,
                 method,
                 net,
                 functional(net),
-                brief.federation(own).to(device),
+                federation,
                 brief.names.index(self.name),
-                PrivateStore(self.folder / "runs" / brief.run),
+                store,
                 Agenda(method, brief.make_plan(), len(brief.names)),
                 self.folder / "clients" / self.name,
             )
         return self._work
+
+    def _samples(self, brief: Brief) -> tuple[Federation, str]:
+        """What this site brings into a run, and its checksum: made once, also where the run's letters are refused."""
+        if self._held is None or self._held[0] != brief:
+            size = brief.sizes[brief.names.index(self.name)]
+            own = self.holdings.client_since(brief.classes, size, brief.shape)
+            federation = brief.federation(own)
+            checksum = replace(federation, columns=self.holdings.columns).digest()
+            self._held = brief, federation.to(self.config.device), checksum
+        return self._held[1:]
 
     def _private(self, work: _Work, after: int) -> Slots:
         if after > 0:

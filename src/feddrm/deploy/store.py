@@ -13,6 +13,7 @@ from feddrm.errors import FeddrmError
 from feddrm.files import write_atomically
 from feddrm.methods import Slots
 
+SAMPLES = "samples.sha256"
 NAME = re.compile(r"private-(\d+)\.safetensors")
 
 
@@ -30,7 +31,7 @@ class PrivateStore:
     def save(self, round: int, private: Slots) -> None:
         """Keep what the site has after ``round``."""
         tensors = {f"{slot}/{leaf}": value for slot, leaves in private.items() for leaf, value in leaves.items()}
-        write_atomically(self._path(round), pack({"round": round, "slots": list(private)}, tensors))
+        write_atomically(self._path(round), pack({"round": round, "slots": list(private)}, tensors), private=True)
 
     def load(self, round: int, device: torch.device | str = "cpu") -> Slots:
         """What the site had after ``round``."""
@@ -59,11 +60,21 @@ class PrivateStore:
 
     def keep(self, name: str, header: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         """Something else that a restarted site must remember."""
-        write_atomically(self.folder / f"{name}.safetensors", pack(header, tensors))
+        write_atomically(self.folder / f"{name}.safetensors", pack(header, tensors), private=True)
 
     def recall(self, name: str) -> Letter | None:
         path = self.folder / f"{name}.safetensors"
         return unpack(path.read_bytes()) if path.exists() else None
+
+    def begun_with(self, samples: str, *, anew: bool) -> bool:
+        """Whether the run began with these samples, by their checksum; ``anew`` or with none kept, it does so now.
+
+        The checksum stays here: whoever guesses what a site holds could try it against that.
+        """
+        path = self.folder / SAMPLES
+        if anew or not path.exists():
+            write_atomically(path, samples.encode(), private=True)
+        return path.read_text() == samples
 
     def _path(self, round: int) -> Path:
         return self.folder / f"private-{round}.safetensors"

@@ -21,7 +21,7 @@ __all__ = ["load_state", "save_state", "write_atomically"]
 
 
 def save_state(path: Path, state: State) -> None:
-    """The state as safetensors: shared leaves, then every client's slots."""
+    """The state as safetensors: shared leaves, then every client's slots, which are for the owner's eyes only."""
     tensors: dict[str, Tensor] = {f"shared/{leaf}": value for leaf, value in state.shared.items()}
     for i, slots in enumerate(state.private):
         for slot, leaves in slots.items():
@@ -37,7 +37,7 @@ def save_state(path: Path, state: State) -> None:
         "order": list(plain),
     }
     # One entry: several would be written in any order, and the same state should give the same bytes.
-    write_atomically(path, save(plain, metadata={FORMAT: json.dumps(header)}))
+    write_atomically(path, save(plain, metadata={FORMAT: json.dumps(header)}), private=True)
 
 
 def load_state(path: Path, device: torch.device | str = "cpu") -> State:

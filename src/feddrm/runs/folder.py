@@ -139,7 +139,7 @@ class RunFolder:
         for path, leaves in parts.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             plain = {leaf: value.detach().cpu().contiguous().clone() for leaf, value in leaves.items()}
-            write_atomically(path, save(plain))
+            write_atomically(path, save(plain), private=leaves is not shared)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

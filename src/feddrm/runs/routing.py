@@ -186,7 +186,7 @@ def _write(
             path.unlink(missing_ok=True)  # of an earlier fit: it does not go with this one
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, save({"correction": head.detach().cpu().contiguous()}))
+        write_atomically(path, save({"correction": head.detach().cpu().contiguous()}), private=True)
     summary = dict(folder.read_json("summary.json"))
     for kind in ("client_accuracy", "system_accuracy"):
         measured = {rule: {"mean": value, "std": None} for rule, value in found[kind].items()}
