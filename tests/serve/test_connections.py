@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +18,7 @@ import pytest
 import uvicorn
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from feddrm.serve.connections import HEAD_BYTES, connection
 from feddrm.serve.guard import Guard
@@ -29,11 +33,11 @@ SIZE = 8 * 2**20
 class Server:
     """A server in this process, with an application that answers at once and reads no bodies."""
 
-    def __init__(self, keep_alive: int, **limits: Any) -> None:
+    def __init__(self, keep_alive: int, tls: dict[str, Path], **limits: Any) -> None:
         settings = ServerSettings(host="127.0.0.1", port=0, **limits)
         self.guard = Guard(self._answer, settings)
         config = uvicorn.Config(self.guard, port=0, log_config=None, lifespan="off", ws="none",
-                                timeout_keep_alive=keep_alive, http=connection(settings))  # fmt: skip
+                                timeout_keep_alive=keep_alive, http=connection(settings), **tls)  # fmt: skip
         self.server = uvicorn.Server(config)
         self.sock = socket.create_server(("127.0.0.1", 0))
         self.place: tuple[str, int] = self.sock.getsockname()
@@ -54,8 +58,8 @@ class Server:
 
 
 @contextmanager
-def server(keep_alive: int = 75, **limits: Any) -> Iterator[Server]:
-    made = Server(keep_alive, **limits)
+def server(keep_alive: int = 75, tls: dict[str, Path] | None = None, **limits: Any) -> Iterator[Server]:
+    made = Server(keep_alive, tls or {}, **limits)
     try:
         yield made
     finally:
@@ -120,6 +124,24 @@ def test_headers_without_end_are_cut_off(what: Callable[[], Iterator[bytes]]) ->
         with made.connect() as other:
             other.sendall(ASK)
             assert answer(other).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_under_tls_they_are_cut_off_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of TLS is agreed upon: what arrives until then goes nowhere, and one who never agrees is left."""
+    files = {"ssl_certfile": tmp_path / "cert.pem", "ssl_keyfile": tmp_path / "key.pem"}
+    words = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -out {} -keyout {}"
+    subprocess.run(words.format(*files.values()).split(), check=True, capture_output=True)
+    fed: list[int] = []
+    parse = HttpToolsProtocol.data_received
+    monkeypatch.setattr(HttpToolsProtocol, "data_received", lambda own, data: fed.append(len(data)) or parse(own, data))
+    context = ssl.create_default_context(cafile=str(files["ssl_certfile"]))
+    with server(tls=files, send_seconds=0.5) as made:
+        with context.wrap_socket(made.connect(), server_hostname="localhost") as held, suppress(OSError):
+            for piece in one_line():
+                held.sendall(piece)
+        until(lambda: not made.server.server_state.connections)
+    assert HEAD_BYTES < sum(fed) < 2**20
 
 
 def test_long_headers_are_told_so_and_shorter_ones_are_read() -> None:
