@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mimetypes
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -99,7 +100,7 @@ class Client:
                 ) from error
             if answer.status_code != 429 or not tries_left:
                 break
-            time.sleep(min(5.0, float(answer.headers.get("Retry-After", "1"))))
+            time.sleep(_pause(answer.headers.get("Retry-After", "1")))
         try:
             found: dict[str, Any] | None = answer.json()
         except ValueError:
@@ -109,6 +110,11 @@ class Client:
         if answer.status_code >= 400:
             raise FeddrmError(f"{self.url} says: {found.get('error', answer.status_code)}")
         return found
+
+
+def _pause(text: str) -> float:
+    """Seconds to wait; a proxy may give a date instead, or anything."""
+    return min(5.0, float(text)) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) else 1.0
 
 
 def _picture(x: str | Path | bytes) -> tuple[bytes, str]:

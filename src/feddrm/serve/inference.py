@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -20,6 +21,7 @@ from feddrm.serve.settings import explain
 
 HEADER = "Inference-Header-Content-Length"
 DTYPES: dict[str, np.dtype[Any]] = {"UINT8": np.dtype("uint8"), "FP32": np.dtype("<f4"), "FP64": np.dtype("<f8")}
+LEAVES = frozenset({int, float, bool})  # bool alone is refused later, among numbers it is one
 Array = NDArray[Any]
 Size = Annotated[int, Field(ge=0, le=2**31)]
 
@@ -97,13 +99,21 @@ class ServerAbout(BaseModel):
     extensions: list[str]
 
 
+def json_length(body: bytes, header_length: str | None) -> int:
+    """How many bytes of the body are JSON: all of them, or as many as the header says."""
+    if header_length is None:
+        return len(body)
+    # No body has a length of more digits, and int() fails on thousands of them.
+    plain = header_length.isascii() and header_length.isdigit() and len(header_length) < 20
+    at = int(header_length) if plain else -1
+    if not 0 < at <= len(body):
+        raise FeddrmError(f"{HEADER} does not fit a body of {len(body)} bytes: give the length of the JSON part")
+    return at
+
+
 def read_infer(body: bytes, header_length: str | None) -> tuple[InferRequest, dict[str, Array]]:
     """A request and its tensors by name; what does not fit together is refused."""
-    at = len(body)
-    if header_length is not None:
-        at = int(header_length) if header_length.isascii() and header_length.isdigit() else -1
-        if not 0 < at <= len(body):
-            raise FeddrmError(f"{HEADER} does not fit a body of {len(body)} bytes: give the length of the JSON part")
+    at = json_length(body, header_length)
     try:
         request = InferRequest.model_validate_json(body[:at])
     except ValidationError as error:
@@ -120,7 +130,7 @@ def read_infer(body: bytes, header_length: str | None) -> tuple[InferRequest, di
         if not isinstance(size, int) or isinstance(size, bool) or size != wanted or at + size > len(body):
             raise FeddrmError(f"input '{given.name}' of shape {given.shape} needs {wanted} bytes after the JSON part")
         array = np.frombuffer(body, DTYPES[given.datatype], math.prod(given.shape), at)
-        tensors[given.name] = _narrowed(array.reshape(given.shape))
+        tensors[given.name] = _shaped(array, given)
         at += size
     if header_length is not None and at != len(body):
         raise FeddrmError(f"{len(body) - at} bytes belong to no input: check binary_data_size")
@@ -178,16 +188,37 @@ def the_tensor(tensors: Mapping[str, Array]) -> tuple[str, Array]:
 
 def numbers(data: Any, kind: np.dtype[Any], name: str) -> Array:
     """Nested lists of numbers as an array of exactly this kind; anything else is refused."""
+    only = f"{name}: give {'whole numbers' if kind.kind == 'u' else 'numbers'} only"
+    if not _leaves_are_numbers(data):
+        raise FeddrmError(only)
     try:
         array = np.asarray(data)
     except (ValueError, TypeError, OverflowError) as error:
         raise FeddrmError(f"{name}: rows of different length, or no numbers: give nested lists of numbers") from error
+    except MemoryError as error:
+        raise FeddrmError(f"{name}: more numbers than there is memory for: send less at a time") from error
     if array.dtype.kind not in "iuf" or (kind.kind == "u" and array.dtype.kind == "f"):
-        raise FeddrmError(f"{name}: give {'whole numbers' if kind.kind == 'u' else 'numbers'} only")
+        raise FeddrmError(only)
     if kind.kind == "u" and array.size and (array.min() < 0 or array.max() > 255):
         raise FeddrmError(f"{name}: uint8 goes from 0 to 255")
     with np.errstate(over="ignore"):
         return array.astype(kind)
+
+
+def _leaves_are_numbers(data: Any) -> bool:
+    """Looked at before NumPy does: an array of words is as wide as its longest, so little text would fill the memory.
+
+    Level by level, whatever the depth: every value is looked at once.
+    """
+    level = [data]
+    while level:
+        kinds = set(map(type, level))
+        if not kinds - LEAVES:
+            return True
+        if kinds - LEAVES != {list}:
+            return False
+        level = list(chain.from_iterable(level if kinds == {list} else (one for one in level if type(one) is list)))
+    return True
 
 
 def _from_numbers(given: TensorIn) -> Array:
@@ -196,7 +227,14 @@ def _from_numbers(given: TensorIn) -> Array:
     array = numbers(given.data, DTYPES[given.datatype], f"input '{given.name}'")
     if array.size != math.prod(given.shape):
         raise FeddrmError(f"input '{given.name}' has {array.size} numbers, its shape {given.shape} wants others")
-    return _narrowed(array.reshape(given.shape))
+    return _shaped(array, given)
+
+
+def _shaped(array: Array, given: TensorIn) -> Array:
+    try:
+        return _narrowed(array.reshape(given.shape))
+    except ValueError as error:  # a side of 0 hides that the others are more than any array has
+        raise FeddrmError(f"input '{given.name}': no array has the shape {given.shape}: check it") from error
 
 
 def _narrowed(array: Array) -> Array:

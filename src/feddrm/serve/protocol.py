@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -16,12 +17,13 @@ from feddrm.serve.inference import (
     InferRequest,
     ModelAbout,
     ServerAbout,
+    json_length,
     read_infer,
     the_tensor,
     write_answer,
 )
 from feddrm.serve.messages import ErrorAnswer
-from feddrm.serve.reading import Array
+from feddrm.serve.reading import SMALL, Array
 from feddrm.serve.refusals import REFUSALS, Refusal, answer_json
 from feddrm.serve.settings import ServerSettings
 
@@ -34,7 +36,11 @@ async def answer_infer(
 ) -> Response:
     """Read a request's tensor, do the work, write the answer; numbers travel as the caller wants them."""
     body = await read_body(request, settings)
-    asked, tensors = read_infer(body, header(request, HEADER.lower().encode()) or None)
+    length = header(request, HEADER.lower().encode()) or None
+    if json_length(body, length) > SMALL:  # the bytes after it are no work
+        asked, tensors = await asyncio.to_thread(read_infer, body, length)
+    else:
+        asked, tensors = read_infer(body, length)
     outputs = await work(*the_tensor(tensors))
     about = {"model_name": request.path_params["model"], "model_version": version}
     about["id"] = asked.id or request.scope["state"]["request_id"]

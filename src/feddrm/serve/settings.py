@@ -27,7 +27,9 @@ class ServerSettings(BaseSettings):
     tls_key: Path | None = None
     proxy: str = ""  # addresses of proxies whose X-Forwarded-* headers are believed
     max_body_bytes: int = Field(8 * 2**20, ge=1024)
-    body_seconds: float = Field(30.0, gt=0)  # until the last byte of a body
+    body_seconds: float = Field(30.0, gt=0)  # until the last byte of a body; before it, of the headers
+    send_seconds: float = Field(30.0, gt=0)  # until a caller has read its answer
+    max_connections: int = Field(800, ge=1)  # below the 1,024 files that a process may usually open
     max_pixels: int = Field(16 * 10**6, ge=1)
     max_rows: int = Field(1024, ge=1)  # of one request
     max_batch_rows: int = Field(1024, ge=1)

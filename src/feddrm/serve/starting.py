@@ -21,6 +21,7 @@ import yaml
 from starlette.types import ASGIApp
 
 from feddrm.errors import FeddrmError
+from feddrm.serve.connections import connection
 from feddrm.serve.logs import logging_json
 from feddrm.serve.predictor import Predictor
 from feddrm.serve.predictor_app import build_predictor
@@ -58,6 +59,7 @@ def run_app(app: ASGIApp, settings: ServerSettings, sock: socket.socket) -> None
         log_config=None,
         access_log=False,
         lifespan="on",
+        http=connection(settings),
         ws="none",
         server_header=False,
         timeout_graceful_shutdown=settings.grace_seconds,
