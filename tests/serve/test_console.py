@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from PIL import Image
 
@@ -169,6 +170,32 @@ def test_light_and_dark_are_both_readable(page: webdriver.Chrome, tmp_path: Path
         assert min(found)[0] >= 4.5, (scheme, min(found))
         picture(page, f"console-{scheme}-plain", tmp_path)
     page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_a_gateway_that_starts_again_is_followed(
+    browser: webdriver.Chrome, run: Path, launch: Launch, tmp_path: Path
+) -> None:
+    """Its numbers begin at one again, below those that the page has seen."""
+    words = ["serve", run, "--audit", tmp_path / "a.sqlite", "--port"]
+
+    def decided(url: str, times: int) -> None:
+        for _ in range(times):
+            httpx.post(f"{url}/v1/route", json={"inputs": [[[[0] * 8] * 8]]}).raise_for_status()
+
+    def shown() -> int:
+        return len(browser.find_elements(By.CSS_SELECTOR, "#traffic tr"))
+
+    first = launch(*words, 0)
+    url = first.wait_ready()
+    browser.get(url)
+    decided(url, 3)
+    wait(browser, lambda: shown() == 3)
+    first.stop()
+    launch(*words, url.rpartition(":")[2]).wait_ready()
+    decided(url, 1)
+    wait(browser, lambda: shown() == 4)
+    decided(url, 1)
+    wait(browser, lambda: shown() == 5)
 
 
 def test_a_key_without_admin_is_enough_to_ask(

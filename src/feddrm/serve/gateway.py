@@ -52,7 +52,7 @@ class Gateway:
             on_count=lambda what, number: self.metrics.audit.labels(what).inc(number),
         )
         self.recent: deque[tuple[int, str | None, Record]] = deque(maxlen=RECENT)
-        self.numbered = self.abstained = 0
+        self.begun, self.numbered, self.abstained = time.time(), 0, 0
         self.taken: Counter[str] = Counter()
         self.ready = False
         self._reloading = asyncio.Lock()
