@@ -171,6 +171,7 @@ def _write(
         heads=None if fitted.heads is None else fitted.heads.tensors(),
         notes={
             "columns": None if federation.columns is None else list(federation.columns),
+            "classes": list(federation.classes),
             "chosen": fitted.chosen,
             "heads": None if fitted.heads is None else fitted.heads.recipe.as_list(),
             "stacks": {} if fitted.heads is None else {n: dict(s.weights) for n, s in fitted.heads.stacks.items()},

@@ -27,6 +27,7 @@ from feddrm.serve.holding import Decided, Holding, Query, Row, version_of
 from feddrm.serve.keys import Keys
 from feddrm.serve.messages import Options, PredictOptions
 from feddrm.serve.metrics import Metrics
+from feddrm.serve.predictor import known_classes
 from feddrm.serve.reading import Array, Checked, read_query, takes_long
 from feddrm.serve.refusals import Refusal, install_errors
 from feddrm.serve.registry import Registry
@@ -43,8 +44,9 @@ class Gateway:
         self.run, self.settings = run, settings
         self.metrics = Metrics()
         self.keys = None if settings.keys is None else Keys(settings.keys)
-        self.registry = Registry.read(settings.clients, settings)
         self.classes = tuple(classes)
+        self.named = known_classes(run, len(self.classes)) is not None
+        self.registry = Registry.read(settings.clients, settings, self.classes if self.named else ())
         self.holding = self._load()
         self.audit = AuditLog(
             settings.audit or str(run / "audit.sqlite"),
@@ -72,6 +74,9 @@ class Gateway:
             raise FeddrmError(
                 f"{self.folder} has {found.classes} classes, not {len(self.classes)}: start the gateway anew"
             )
+        known = known_classes(self.run, found.classes)
+        if self.named and known is not None and known != self.classes:
+            raise FeddrmError(f"{self.folder} has other classes ({', '.join(known)}): start the gateway anew")
         self.metrics.artifact.clear()
         self.metrics.artifact.labels(found.version).set(1)
         return found

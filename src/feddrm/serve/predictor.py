@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ class Predictor:
     classes: tuple[str, ...]
     router: Router  # for the shape and scale of samples
     head: TrainedHead | RefitHead
+    named: bool  # whether its classes have names, or numbers for want of them
 
     @property
     def takes_features(self) -> bool:
@@ -63,7 +65,8 @@ class Predictor:
             raise FeddrmError(f"the router knows no client '{folder.name}' (there are: {', '.join(router.names)})")
         kind = TrainedHead if answer == "trained" else RefitHead
         head = kind.load(folder, run, manifest, router)
-        return cls(folder.name, answer, class_names(run, int(manifest["classes"])), router, head)
+        classes, named = class_names(run, number := int(manifest["classes"])), known_classes(run, number) is not None
+        return cls(folder.name, answer, classes, router, head, named)
 
     def __call__(self, queries: Sequence[tuple[str, NDArray[Any]]]) -> list[NDArray[np.float64]]:
         """Probabilities [n, K] for every query, samples of one kind together."""
@@ -169,12 +172,26 @@ class RefitHead:
 
 
 def class_names(run: Path, number: int) -> tuple[str, ...]:
-    """As the run's portrait has them; numbers where it has none."""
-    try:
-        names = tuple(str(name) for name in json.loads((run / "data.json").read_text())["classes"])
-    except (OSError, ValueError, KeyError, TypeError):
-        names = ()
-    return names if len(names) == number else tuple(str(i) for i in range(number))
+    """Names where the run has them, numbers elsewhere."""
+    return known_classes(run, number) or tuple(str(i) for i in range(number))
+
+
+def known_classes(run: Path, number: int) -> tuple[str, ...] | None:
+    """As the router's manifest has them, or the run's portrait; None where neither is there, or has as many."""
+    for read in (_of_manifest, _of_portrait):
+        with contextlib.suppress(FeddrmError, OSError, ValueError, KeyError, TypeError):
+            names = tuple(str(name) for name in read(run))
+            if len(names) == number:
+                return names
+    return None
+
+
+def _of_manifest(run: Path) -> list[str]:
+    return list(read_manifest(run / "router")["notes"]["classes"])
+
+
+def _of_portrait(run: Path) -> list[str]:
+    return list(json.loads((run / "data.json").read_text())["classes"])
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
