@@ -17,6 +17,7 @@ from feddrm.router.fit import Scaler
 from feddrm.router.policy import RULES, by_rule, conformal_set, margins, masked
 
 NOBODY = -1
+ONE_SCALE = "train with one scale for all (data retina: --set normalise=common) and fit again"
 UNSURE, UNLIKE, DOWN = "unsure between clients", "unlike the training data", "no client is available"
 
 
@@ -80,7 +81,11 @@ class Calibration:
 
 @dataclass(frozen=True, eq=False)
 class Router:
-    """Names, features, and a linear density ratio model on them. ``net`` and ``leaves`` only serve raw samples."""
+    """Names, features, and a linear density ratio model on them. ``net`` and ``leaves`` only serve raw samples.
+
+    ``own_scales``: it was fitted on samples that every client had scaled by its own constants. Whose a raw sample
+    is, and so how to scale it, is what a router is asked: it takes network inputs and features only.
+    """
 
     names: tuple[str, ...]
     recipe: Recipe
@@ -94,6 +99,7 @@ class Router:
     shape: tuple[int, ...] = ()
     input_mean: tuple[float, ...] = (0.5,)
     input_std: tuple[float, ...] = (0.5,)
+    own_scales: bool = False
 
     def __post_init__(self) -> None:
         # (x - mean) / scale * weight = (x - mean) * (weight / scale): one pass less per query.
@@ -125,6 +131,11 @@ class Router:
             raise FeddrmError(f"samples of shape {tuple(x.shape[1:])}, the router wants {self.shape}: resize them")
         if x.dtype != torch.uint8:
             return x
+        if self.own_scales:
+            raise FeddrmError(
+                "this router takes no raw pixels: it was fitted on samples that every client scaled by its own "
+                f"constants, and whose a query is nobody knows: {ONE_SCALE}, or give network inputs (float32)"
+            )
         mean, std = (torch.tensor(v, device=x.device).view(-1, 1, 1) for v in (self.input_mean, self.input_std))
         return x.float().div_(255).sub_(mean).div_(std)
 

@@ -31,7 +31,7 @@ from feddrm.threads import small_products, within_operations
 if TYPE_CHECKING:
     from feddrm.runs.run import Run
 
-PRIVATE_HEAD = "head.safetensors"
+PRIVATE_HEAD, SCALE = "head.safetensors", "scale.json"
 
 
 def fit_run_router(
@@ -177,9 +177,11 @@ def _write(
             "stacks": {} if fitted.heads is None else {n: dict(s.weights) for n, s in fitted.heads.stacks.items()},
         },
     )
+    for client in federation.clients:  # it scales raw samples as it did in training, whatever the others do
+        (folder.path / "clients" / client.name).mkdir(parents=True, exist_ok=True)
+        folder.write_json(f"clients/{client.name}/{SCALE}", {"mean": client.view.mean, "std": client.view.std})
     for name, head in fitted.private.items():
         path = folder.path / "clients" / name / PRIVATE_HEAD
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, save({"correction": head.detach().cpu().contiguous()}))
     summary = dict(folder.read_json("summary.json"))
     for kind in ("client_accuracy", "system_accuracy"):
@@ -195,6 +197,7 @@ def _write(
         "converged": fitted.chosen["router"]["converged"],
         "held_out_accuracy": fitted.chosen["router"]["held_out_accuracy"],
         "seconds": dict(fitted.seconds),
+        "own_scales": router.own_scales,
     }
     evaluation = folder.read_json("evaluation.json") or {}
     evaluation["confusion"] = {**(evaluation.get("confusion") or {}), **found["confusion"]}

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 
 from feddrm import __version__
 from feddrm.errors import FeddrmError
+from feddrm.router.router import ONE_SCALE
 from feddrm.serve.asking import DECLINED, Outcome, ask_clients
 from feddrm.serve.audit import AuditLog, Record
 from feddrm.serve.direct import Shortcuts, header, read_body
@@ -93,7 +94,12 @@ class Gateway:
             self.metrics.reloads.labels("done").inc()
             self.holding = found
         log.info("artifact loaded", extra={"fields": {"artifact": found.version}})
+        self._say_scales()
         return found
+
+    def _say_scales(self) -> None:
+        if self.holding.router.own_scales:
+            log.warning("every client has its own scale: raw pixels are refused", extra={"fields": {"do": ONE_SCALE}})
 
     async def watch(self) -> None:
         """Look for a new artifact now and then; a broken one is tried once."""
@@ -114,6 +120,7 @@ class Gateway:
             tasks.append(asyncio.create_task(self.watch()))
         self.ready = True
         log.info("ready", extra={"fields": {"artifact": self.holding.version, "clients": len(self.registry.peers)}})
+        self._say_scales()
         yield
         self.ready = False
         for task in tasks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from feddrm.registry import nearest
 from feddrm.router import Recipe, Router, load_heads, load_router, read_manifest
 from feddrm.router.features import extract
 from feddrm.router.fit import Scaler, logits_at
+from feddrm.runs.routing import SCALE
 
 ANSWERS = ("trained", "refit")
 SHARED, PRIVATE, HEAD = "shared.safetensors", "private.safetensors", "head.safetensors"
@@ -37,7 +38,7 @@ class Predictor:
     name: str
     version: str
     classes: tuple[str, ...]
-    router: Router  # for the shape and scale of samples
+    router: Router  # for the shape of samples, and with this client's own scale
     head: TrainedHead | RefitHead
     named: bool  # whether its classes have names, or numbers for want of them
 
@@ -63,6 +64,7 @@ class Predictor:
         manifest, router = read_manifest(run / "router"), load_router(run / "router")
         if folder.name not in router.names:
             raise FeddrmError(f"the router knows no client '{folder.name}' (there are: {', '.join(router.names)})")
+        router = with_own_scale(router, folder)
         kind = TrainedHead if answer == "trained" else RefitHead
         head = kind.load(folder, run, manifest, router)
         classes, named = class_names(run, number := int(manifest["classes"])), known_classes(run, number) is not None
@@ -169,6 +171,20 @@ class RefitHead:
 
     def features(self, x: Tensor) -> Tensor:
         return logits_at(self.scaler(x), self.point)
+
+
+def with_own_scale(router: Router, folder: Path) -> Router:
+    """The router with a client's own scale of raw samples; where its folder has none, all clients have the router's."""
+    try:
+        found = json.loads((folder / SCALE).read_text())
+        mean, std = (tuple(float(value) for value in found[key]) for key in ("mean", "std"))
+    except FileNotFoundError:
+        if router.own_scales:
+            raise FeddrmError(f"{folder} has no {SCALE}, and every client has its own: copy the run again") from None
+        return router
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FeddrmError(f"cannot read {folder / SCALE} ({error}): copy the run again") from error
+    return replace(router, input_mean=mean, input_std=std, own_scales=False)
 
 
 def class_names(run: Path, number: int) -> tuple[str, ...]:
