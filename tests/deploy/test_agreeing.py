@@ -53,6 +53,14 @@ def test_what_differs_is_named_with_both_sites(key: str, value: Any) -> None:
         make_brief(SETTINGS, told(**{key: value}))
 
 
+def test_sites_that_scale_pixels_each_in_its_own_way_have_no_router() -> None:
+    """Whose a raw query is decides how it is scaled, and is what a router would be asked."""
+    own = told(scale=[[0.5, 0.4, 0.1], [0.1, 0.1, 0.1]])
+    with refused("lima scales its pixels by [[0.5, 0.4, 0.1]", "oslo by [[0.0], [1.0]]", "normalise: common"):
+        make_brief(SETTINGS, own)
+    assert make_brief(ServerSettings(SETTINGS.clients, router=False), own).scale == ((0.0,), (1.0,))
+
+
 def test_one_class_is_nothing_to_tell_apart() -> None:
     alone = {name: {**SITE, "classes": ["sick"]} for name in told()}
     with refused("all sites together have one class (sick)"):

@@ -119,6 +119,56 @@ def test_it_recovers_when_there_is_room_again(tmp_path: Path) -> None:
     assert counted == [("dropped", 1), ("written", 1)]
 
 
+@pytest.mark.parametrize("how", ["removed", "moved", "replaced"])
+def test_a_file_that_is_taken_away_is_begun_anew(tmp_path: Path, how: str) -> None:
+    """What is counted as written can be read: what came before where it was moved, what came after in its place."""
+    path, old = tmp_path / "audit.sqlite", tmp_path / "old.sqlite"
+    log = AuditLog(str(path), 1)
+    log.add(record(time.time(), "before"))
+    wait(lambda: log.written == 1)
+    if how == "removed":
+        path.unlink()
+    else:
+        path.rename(old)
+    if how == "replaced":
+        path.touch()
+    log.add(record(time.time(), "after"))
+    log.close()
+    assert (log.written, log.dropped, log.trouble) == (2, 0, None)
+    client = Record._fields.index("client")
+    assert [row[client] for row in stored(path)] == ["after"]
+    if how != "removed":
+        assert [row[client] for row in stored(old)] == ["before"]
+
+
+def test_a_folder_that_is_taken_away_is_no_place_to_write(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    log = AuditLog(str(folder / "audit.sqlite"), 1)
+    folder.rename(tmp_path / "old")
+    log.add(record(time.time()))
+    wait(lambda: log.dropped == 1)
+    assert log.trouble is not None
+    folder.mkdir()
+    log.add(record(time.time(), "after"))
+    log.close()
+    assert (log.written, log.dropped, log.trouble) == (1, 1, None)
+
+
+def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
+    """The rights of an older file are its owner's to choose."""
+    old, new = tmp_path / "old.sqlite", tmp_path / "new.sqlite"
+    old.touch(0o640)
+    old.chmod(0o640)
+    for path in (old, new):
+        log = AuditLog(str(path), 1)
+        log.add(record(time.time()))
+        wait(lambda log=log: log.written == 1)
+        found = {place.stat().st_mode & 0o777 for place in tmp_path.glob(f"{path.name}*")}
+        log.close()
+        assert found == {0o640 if path == old else 0o600}
+
+
 def test_places_that_cannot_be(tmp_path: Path) -> None:
     with refused("cannot open the audit log", "--audit"):
         AuditLog(str(tmp_path / "no" / "such" / "folder.sqlite"), 1)

@@ -38,6 +38,7 @@ def fit_router(
     Example: feddrm fit-router runs/first
     """
     from feddrm.report.measures import rule_label
+    from feddrm.router.router import ONE_SCALE
     from feddrm.runs import Run
 
     settings: dict[str, Any] = given_settings(features=features, crops=crops, rounds=rounds, seed=seed)
@@ -61,7 +62,9 @@ def fit_router(
             f"of the router after round {summary['rounds']}; of head, vote and oracle over the last {window} rounds"
         )
     typer.echo(f"wrote {run / 'router'}")
-    if not (fit := summary["router"])["converged"]:
+    if (fit := summary["router"])["own_scales"]:
+        typer.echo(f"these figures presume queries that their own client has scaled; for raw ones, {ONE_SCALE}")
+    if not fit["converged"]:
         typer.echo(
             f"the fit stopped after {fit['rounds']} rounds, short of its optimum: --rounds {4 * fit['rounds']} goes on"
         )

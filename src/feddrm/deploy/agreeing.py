@@ -24,6 +24,12 @@ def make_brief(settings: ServerSettings, told: Mapping[str, Mapping[str, Any]]) 
                 raise FeddrmError(
                     f"{name} has {key} {other[key]}, {first_name} {first[key]}: bring all sites to one form"
                 )
+        if other["scale"] != first["scale"] and settings.router and settings.privacy is None:
+            raise FeddrmError(
+                f"{name} scales its pixels by {other['scale']}, {first_name} by {first['scale']}: a router could not "
+                "tell whose a raw query is: scale all alike (dataset retina: 'normalise: common' in every site.yaml), "
+                "or fit none ('router: false' in federation.yaml)"
+            )
         if other["privacy"] is not None:  # it would answer no letter of such a run
             Demand(**other["privacy"]).admit(settings.privacy, name)
     shared_names = all(other["classes"] == first["classes"] for other in told.values())

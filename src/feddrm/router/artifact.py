@@ -78,7 +78,12 @@ def save_router(
         "client_branch": None
         if router.net is None or router.net.client_head is None
         else router.net.client_head.out_features,
-        "input": {"shape": list(router.shape), "mean": list(router.input_mean), "std": list(router.input_std)},
+        "input": {
+            "shape": list(router.shape),
+            "mean": list(router.input_mean),
+            "std": list(router.input_std),
+            "own_scales": router.own_scales,
+        },
         "calibration": calibration,
         "notes": dict(notes or {}),
         "files": {name: {"sha256": _digest(content), "bytes": len(content)} for name, content in written.items()},
@@ -130,6 +135,7 @@ def load_router(folder: str | Path, device: torch.device | str = "cpu") -> Route
             shape=shape,
             input_mean=tuple(manifest["input"]["mean"]),
             input_std=tuple(manifest["input"]["std"]),
+            own_scales=bool(manifest["input"].get("own_scales", False)),  # older manifests say nothing
         )
     except (KeyError, TypeError, ValueError) as error:
         raise FeddrmError(f"{folder / MANIFEST} is incomplete ({error}): {AGAIN}") from error

@@ -12,11 +12,12 @@ quantities are not spread: their bins are 16 levels wide at least.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from feddrm.router.kept import kept
 
 LEVELS = 256
 BINS = 24
@@ -105,7 +106,7 @@ def _counts(cells: Tensor, levels: int, weights: Tensor | None = None) -> Tensor
     return counted.float() / pixels
 
 
-@lru_cache(maxsize=16)
+@kept
 def _kernel(bins: int, width: float, circular: bool, device: torch.device) -> Tensor:
     """How much of each level goes to each bin: [levels, bins], rows summing to one."""
     level = torch.arange(LEVELS, dtype=torch.float64) + 0.5

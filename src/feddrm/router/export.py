@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -29,7 +31,8 @@ def export_onnx(router: Router, path: Path, *, rule: str = "density", features_o
         raise FeddrmError("ONNX export needs more packages: pip install 'feddrm[export]'") from error
     width = router.weight.shape[1]
     example = torch.zeros(2, width) if features_only else torch.zeros(2, *router.shape)
-    module = _Decide(router.to("cpu"), rule, features_only).eval()
+    own = replace(router, net=copy.deepcopy(router.net)).to("cpu")  # the caller's network stays as and where it is
+    module = _Decide(own, rule, features_only).eval()
     # The exporter warns about its own inner workings; what comes out is compared in the tests.
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")

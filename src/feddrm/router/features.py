@@ -10,7 +10,6 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -21,6 +20,7 @@ from feddrm.errors import FeddrmError
 from feddrm.models import Net, is_client_branch, is_project, is_trunk
 from feddrm.registry import Named
 from feddrm.router.colour import colour_statistics
+from feddrm.router.kept import kept
 
 Leaves = Mapping[str, Tensor]
 CPU_BATCH, GPU_BATCH = 512, 2048
@@ -145,9 +145,8 @@ class Colour(Feature):
         return colour_statistics((x * std + mean).clamp(0, 1))
 
 
-@lru_cache(maxsize=16)
+@kept
 def _by_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Kept: to bring them to a GPU anew, every batch would wait for all before it."""
     return torch.tensor(values, device=device).view(-1, 1, 1)
 
 

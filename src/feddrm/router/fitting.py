@@ -35,6 +35,7 @@ from feddrm.router.tables import (
     input_scale,
     local_choice,
     local_tables,
+    own_scales,
     pooled_folds,
     told_of,
 )
@@ -245,6 +246,7 @@ def _router(
         shape=federation.shape,
         input_mean=mean,
         input_std=std,
+        own_scales=own_scales(federation),
     )
 
 

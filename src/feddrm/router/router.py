@@ -19,6 +19,7 @@ from feddrm.router.fit import Scaler
 from feddrm.router.policy import RULES, by_rule, conformal_set, margins, masked
 
 NOBODY = -1
+ONE_SCALE = "train with one scale for all (data retina: --set normalise=common) and fit again"
 UNSURE, UNLIKE, DOWN = "unsure between clients", "unlike the training data", "no client is available"
 BROKEN = "a value is missing or infinite"
 
@@ -83,7 +84,11 @@ class Calibration:
 
 @dataclass(frozen=True, eq=False)
 class Router:
-    """Names, features, and a linear density ratio model on them. ``net`` and ``leaves`` only serve raw samples."""
+    """Names, features, and a linear density ratio model on them. ``net`` and ``leaves`` only serve raw samples.
+
+    ``own_scales``: it was fitted on samples that every client had scaled by its own constants. Whose a raw sample
+    is, and so how to scale it, is what a router is asked: it takes network inputs and features only.
+    """
 
     names: tuple[str, ...]
     recipe: Recipe
@@ -97,6 +102,7 @@ class Router:
     shape: tuple[int, ...] = ()
     input_mean: tuple[float, ...] = (0.5,)
     input_std: tuple[float, ...] = (0.5,)
+    own_scales: bool = False
 
     def __post_init__(self) -> None:
         # (x - mean) / scale * weight = (x - mean) * (weight / scale): one pass less per query.
@@ -131,6 +137,11 @@ class Router:
             raise FeddrmError(f"samples of shape {tuple(x.shape[1:])}, the router wants {self.shape}: resize them")
         if len(self.shape) != 3 or x.is_floating_point():
             return x if x.dtype == torch.float32 else x.float()
+        if self.own_scales:
+            raise FeddrmError(
+                "this router takes no raw pixels: it was fitted on samples that every client scaled by its own "
+                f"constants, and whose a query is nobody knows: {ONE_SCALE}, or give network inputs (float32)"
+            )
         if x.dtype != torch.uint8 and x.numel() and not 0 <= int(x.min()) <= int(x.max()) <= 255:
             raise FeddrmError(f"pixels from {int(x.min())} to {int(x.max())}: give whole numbers 0..255")
         mean, std = (torch.tensor(v, device=x.device).view(-1, 1, 1) for v in (self.input_mean, self.input_std))

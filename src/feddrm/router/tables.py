@@ -86,6 +86,11 @@ def input_scale(federation: Federation) -> tuple[tuple[float, ...], tuple[float,
     return view.mean, view.std
 
 
+def own_scales(federation: Federation) -> bool:
+    """Whether clients scale raw samples each in its own way, so that a query's scale says whose it is."""
+    return len({(client.view.mean, client.view.std) for client in federation.clients}) > 1
+
+
 def table_of(recipe: Recipe, found: Sequence[Mapping[str, Tensor]], alone: Mapping[str, float] | None = None) -> Table:
     """Standardise one recipe's features, and diagonalise their second moments.
 

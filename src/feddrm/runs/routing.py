@@ -32,7 +32,7 @@ from feddrm.threads import small_products, within_operations
 if TYPE_CHECKING:
     from feddrm.runs.run import Run
 
-PRIVATE_HEAD = "head.safetensors"
+PRIVATE_HEAD, SCALE = "head.safetensors", "scale.json"
 
 
 def fit_run_router(
@@ -175,18 +175,22 @@ def _write(
         heads=None if fitted.heads is None else fitted.heads.tensors(),
         notes={
             "columns": None if federation.columns is None else list(federation.columns),
+            "classes": list(federation.classes),
             "chosen": fitted.chosen,
             "heads": None if fitted.heads is None else fitted.heads.recipe.as_list(),
             "stacks": {} if fitted.heads is None else {n: dict(s.weights) for n, s in fitted.heads.stacks.items()},
         },
     )
-    for name in router.names:
-        path = folder.path / "clients" / name / PRIVATE_HEAD
-        if (head := fitted.private.get(name)) is None:
-            path.unlink(missing_ok=True)  # of an earlier fit: it does not go with this one
-            continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, save({"correction": head.detach().cpu().contiguous()}), private=True)
+    for client in federation.clients:
+        own = folder.path / "clients" / client.name
+        own.mkdir(parents=True, exist_ok=True)
+        # It scales raw samples as it did in training, whatever the others do.
+        folder.write_json(f"clients/{client.name}/{SCALE}", {"mean": client.view.mean, "std": client.view.std})
+        if (head := fitted.private.get(client.name)) is None:
+            (own / PRIVATE_HEAD).unlink(missing_ok=True)  # of an earlier fit: it does not go with this one
+        else:
+            content = save({"correction": head.detach().cpu().contiguous()})
+            write_atomically(own / PRIVATE_HEAD, content, private=True)
     summary = dict(folder.read_json("summary.json"))
     for kind in ("client_accuracy", "system_accuracy"):
         measured = {rule: {"mean": value, "std": None} for rule, value in found[kind].items()}
@@ -201,6 +205,7 @@ def _write(
         "converged": fitted.chosen["router"]["converged"],
         "held_out_accuracy": fitted.chosen["router"]["held_out_accuracy"],
         "seconds": dict(fitted.seconds),
+        "own_scales": router.own_scales,
     }
     evaluation = folder.read_json("evaluation.json") or {}
     evaluation["confusion"] = {**_trained(evaluation.get("confusion")), **found["confusion"]}

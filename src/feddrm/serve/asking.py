@@ -23,6 +23,7 @@ from feddrm.serve.registry import Declined, NoAnswer, Peer
 
 Classes = NDArray[np.float64]
 DECLINED = "does not take this"
+NEAR = 1e-6  # probabilities travel with 24 bits
 
 
 @dataclass
@@ -105,7 +106,7 @@ async def _ask(peer: Peer, kind: str, x: Array, classes: int, left: float) -> tu
         with peer.request():
             async with asyncio.timeout(left):
                 answer = await peer.send("POST", path, limit, content=body, headers=headers)
-            found = _probabilities(*answer, len(x), classes)
+            found = _probabilities(*answer, len(x), classes, peer.classes)
     except TimeoutError:
         return "time-out", 0.0
     except (NoAnswer, Declined) as error:
@@ -115,7 +116,7 @@ async def _ask(peer: Peer, kind: str, x: Array, classes: int, left: float) -> tu
     return found, 1e3 * (time.perf_counter() - began)
 
 
-def _probabilities(status: int, body: bytes, rows: int, classes: int) -> Classes:
+def _probabilities(status: int, body: bytes, rows: int, classes: int, names: Sequence[str]) -> Classes:
     """Checked as strictly as a stranger's input: a client may be broken."""
     if status in (413, 415, 422):
         raise Declined(DECLINED)
@@ -124,9 +125,28 @@ def _probabilities(status: int, body: bytes, rows: int, classes: int) -> Classes
     try:
         outputs: list[dict[str, Any]] = orjson.loads(body)["outputs"]
         data = next(out["data"] for out in outputs if out["name"] == "probabilities")
+        labels = next((out["data"] for out in outputs if out["name"] == "label"), None)
         found = numbers(data, np.dtype("float64"), "probabilities").reshape(rows, classes)
     except (ValueError, KeyError, TypeError, StopIteration, FeddrmError) as error:
         raise NoAnswer("answered something else than probabilities") from error
     if not np.isfinite(found).all() or (found < 0).any() or (abs(found.sum(1) - 1) > 1e-3).any():
         raise NoAnswer("answered numbers that are no probabilities")
+    if names and labels is not None and not _agree(labels, found, names):
+        raise NoAnswer("answered by other classes")
     return found
+
+
+def _agree(labels: Any, found: Classes, names: Sequence[str]) -> bool:
+    """Whether its labels are our names of what it finds likeliest: a client of another run has others.
+
+    Where several are as likely but for rounding, any of them will do; so will its number, which is what a
+    client says that knows no names.
+    """
+    if not isinstance(labels, list) or len(labels) != len(found):
+        return False
+    for label, best, row in zip(labels, found.argmax(1).tolist(), found, strict=True):
+        if label != names[best]:
+            near = np.flatnonzero(row >= row[best] - NEAR).tolist()
+            if not any(label in (names[i], str(i)) for i in near):
+                return False
+    return True

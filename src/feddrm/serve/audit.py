@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import orjson
@@ -102,6 +104,10 @@ class AuditLog:
 
     def _run(self, work: Callable[[Any], None]) -> bool:
         try:
+            if self._connection is not None and self._base.lost():
+                log.warning("the audit log's file was taken away: it is begun anew")
+                self._base.leave(self._connection)
+                self._connection = None
             connection = self._connection = self._connection or self._open()
             work(connection.cursor())
             connection.commit()
@@ -150,12 +156,33 @@ class Sqlite:
 
     def __init__(self, place: str) -> None:
         self.place = place
+        self._file: tuple[int, int] | None = None
 
     def connect(self) -> Connection:
+        with contextlib.suppress(FileExistsError):  # it names callers: what is made here is its owner's alone
+            os.close(os.open(self.place, os.O_CREAT | os.O_EXCL, 0o600))
         connection = sqlite3.connect(self.place, timeout=5, check_same_thread=False)
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=NORMAL")
+        self._file = self._found()
         return connection
+
+    def lost(self) -> bool:
+        """Whether another file, or none, is where it was opened: SQLite would write on into what nobody can read."""
+        return self._found() != self._file
+
+    def leave(self, connection: Connection) -> None:
+        """Close a file that was moved, with all its records in it: SQLite would leave the latest at its old place."""
+        with contextlib.suppress(Exception):
+            connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        connection.close()
+
+    def _found(self) -> tuple[int, int] | None:
+        try:
+            found = Path(self.place).stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
 
     def insert(self, cursor: Any, records: Sequence[Record]) -> None:
         row = f"({', '.join('?' * len(Record._fields))})"
@@ -184,6 +211,13 @@ class Postgres:
 
     def connect(self) -> Connection:
         return self._connect()
+
+    def lost(self) -> bool:
+        """It says so itself."""
+        return False
+
+    def leave(self, connection: Connection) -> None:
+        connection.close()
 
     def insert(self, cursor: Any, records: Sequence[Record]) -> None:
         fields = ", ".join(f"(value->>{i})::{TYPES.get(name, 'TEXT')}" for i, name in enumerate(Record._fields))

@@ -81,14 +81,14 @@ def add_console(
 
     @app.get("/v1/traffic", responses=REFUSALS)
     async def traffic(request: Request, after: int = Query(0, ge=0)) -> Response:
-        """The latest decisions, those numbered above ``after``; no payloads."""
+        """The latest decisions, those numbered above ``after``; no payloads. ``begun``: when numbers began at one."""
         authorise(request, gateway.keys, "admin")
         found = [
             {"number": number, "label": label, **record._asdict()}
             for number, label, record in gateway.recent
             if number > after
         ]
-        return answer_json({"decisions": found})
+        return answer_json({"begun": gateway.begun, "decisions": found})
 
     @app.get(
         "/v1/samples/{client}/{number}",

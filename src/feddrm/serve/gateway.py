@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 
 from feddrm import __version__
 from feddrm.errors import FeddrmError
+from feddrm.router.router import ONE_SCALE
 from feddrm.serve.asking import DECLINED, Outcome, ask_clients
 from feddrm.serve.audit import AuditLog, Record
 from feddrm.serve.direct import Shortcuts, header, read_body
@@ -27,6 +28,7 @@ from feddrm.serve.holding import Decided, Holding, Query, Row, version_of
 from feddrm.serve.keys import Keys
 from feddrm.serve.messages import Options, PredictOptions
 from feddrm.serve.metrics import Metrics
+from feddrm.serve.predictor import known_classes
 from feddrm.serve.reading import Array, Checked, read_query, takes_long
 from feddrm.serve.refusals import Refusal, install_errors
 from feddrm.serve.registry import Registry
@@ -43,8 +45,9 @@ class Gateway:
         self.run, self.settings = run, settings
         self.metrics = Metrics()
         self.keys = None if settings.keys is None else Keys(settings.keys)
-        self.registry = Registry.read(settings.clients, settings)
         self.classes = tuple(classes)
+        self.named = known_classes(run, len(self.classes)) is not None
+        self.registry = Registry.read(settings.clients, settings, self.classes if self.named else ())
         self.holding = self._load()
         self.audit = AuditLog(
             settings.audit or str(run / "audit.sqlite"),
@@ -52,7 +55,7 @@ class Gateway:
             on_count=lambda what, number: self.metrics.audit.labels(what).inc(number),
         )
         self.recent: deque[tuple[int, str | None, Record]] = deque(maxlen=RECENT)
-        self.numbered = self.abstained = 0
+        self.begun, self.numbered, self.abstained = time.time(), 0, 0
         self.taken: Counter[str] = Counter()
         self.ready = False
         self._reloading = asyncio.Lock()
@@ -72,6 +75,9 @@ class Gateway:
             raise FeddrmError(
                 f"{self.folder} has {found.classes} classes, not {len(self.classes)}: start the gateway anew"
             )
+        known = known_classes(self.run, found.classes)
+        if self.named and known is not None and known != self.classes:
+            raise FeddrmError(f"{self.folder} has other classes ({', '.join(known)}): start the gateway anew")
         self.metrics.artifact.clear()
         self.metrics.artifact.labels(found.version).set(1)
         return found
@@ -88,7 +94,12 @@ class Gateway:
             self.metrics.reloads.labels("done").inc()
             self.holding = found
         log.info("artifact loaded", extra={"fields": {"artifact": found.version}})
+        self._say_scales()
         return found
+
+    def _say_scales(self) -> None:
+        if self.holding.router.own_scales:
+            log.warning("every client has its own scale: raw pixels are refused", extra={"fields": {"do": ONE_SCALE}})
 
     async def watch(self) -> None:
         """Look for a new artifact now and then; a broken one is tried once."""
@@ -109,6 +120,7 @@ class Gateway:
             tasks.append(asyncio.create_task(self.watch()))
         self.ready = True
         log.info("ready", extra={"fields": {"artifact": self.holding.version, "clients": len(self.registry.peers)}})
+        self._say_scales()
         yield
         self.ready = False
         for task in tasks:

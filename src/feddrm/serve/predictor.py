@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from feddrm.registry import nearest
 from feddrm.router import Recipe, Router, load_heads, load_router, read_manifest
 from feddrm.router.features import extract
 from feddrm.router.fit import Scaler, logits_at
+from feddrm.runs.routing import SCALE
 
 ANSWERS = ("trained", "refit")
 SHARED, PRIVATE, HEAD = "shared.safetensors", "private.safetensors", "head.safetensors"
@@ -36,8 +38,9 @@ class Predictor:
     name: str
     version: str
     classes: tuple[str, ...]
-    router: Router  # for the shape and scale of samples
+    router: Router  # for the shape of samples, and with this client's own scale
     head: TrainedHead | RefitHead
+    named: bool  # whether its classes have names, or numbers for want of them
 
     @property
     def takes_features(self) -> bool:
@@ -61,9 +64,11 @@ class Predictor:
         manifest, router = read_manifest(run / "router"), load_router(run / "router")
         if folder.name not in router.names:
             raise FeddrmError(f"the router knows no client '{folder.name}' (there are: {', '.join(router.names)})")
+        router = with_own_scale(router, folder)
         kind = TrainedHead if answer == "trained" else RefitHead
         head = kind.load(folder, run, manifest, router)
-        return cls(folder.name, answer, class_names(run, int(manifest["classes"])), router, head)
+        classes, named = class_names(run, number := int(manifest["classes"])), known_classes(run, number) is not None
+        return cls(folder.name, answer, classes, router, head, named)
 
     def __call__(self, queries: Sequence[tuple[str, NDArray[Any]]]) -> list[NDArray[np.float64]]:
         """Probabilities [n, K] for every query, samples of one kind together."""
@@ -168,13 +173,41 @@ class RefitHead:
         return logits_at(self.scaler(x), self.point)
 
 
-def class_names(run: Path, number: int) -> tuple[str, ...]:
-    """As the run's portrait has them; numbers where it has none."""
+def with_own_scale(router: Router, folder: Path) -> Router:
+    """The router with a client's own scale of raw samples; where its folder has none, all clients have the router's."""
     try:
-        names = tuple(str(name) for name in json.loads((run / "data.json").read_text())["classes"])
-    except (OSError, ValueError, KeyError, TypeError):
-        names = ()
-    return names if len(names) == number else tuple(str(i) for i in range(number))
+        found = json.loads((folder / SCALE).read_text())
+        mean, std = (tuple(float(value) for value in found[key]) for key in ("mean", "std"))
+    except FileNotFoundError:
+        if router.own_scales:
+            raise FeddrmError(f"{folder} has no {SCALE}, and every client has its own: copy the run again") from None
+        return router
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FeddrmError(f"cannot read {folder / SCALE} ({error}): copy the run again") from error
+    return replace(router, input_mean=mean, input_std=std, own_scales=False)
+
+
+def class_names(run: Path, number: int) -> tuple[str, ...]:
+    """Names where the run has them, numbers elsewhere."""
+    return known_classes(run, number) or tuple(str(i) for i in range(number))
+
+
+def known_classes(run: Path, number: int) -> tuple[str, ...] | None:
+    """As the router's manifest has them, or the run's portrait; None where neither is there, or has as many."""
+    for read in (_of_manifest, _of_portrait):
+        with contextlib.suppress(FeddrmError, OSError, ValueError, KeyError, TypeError):
+            names = tuple(str(name) for name in read(run))
+            if len(names) == number:
+                return names
+    return None
+
+
+def _of_manifest(run: Path) -> list[str]:
+    return list(read_manifest(run / "router")["notes"]["classes"])
+
+
+def _of_portrait(run: Path) -> list[str]:
+    return list(json.loads((run / "data.json").read_text())["classes"])
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

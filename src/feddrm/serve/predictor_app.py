@@ -59,9 +59,10 @@ def build_predictor(predictor: Predictor, settings: PredictorSettings) -> ASGIAp
         return predictor.version, inputs, [("probabilities", "FP32", [-1, len(classes)]), ("label", "BYTES", [-1])]
 
     def ready() -> dict[str, Any]:
+        """With the names of its classes, for the gateway to compare with its own."""
         if not state["ready"]:
             raise Refusal(503, "starting or stopping: try again in a while")
-        return {}
+        return {"classes": list(classes)} if predictor.named else {}
 
     async def answer(kind: str, x: Array) -> Outputs:
         if kind == "features" and not predictor.takes_features:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import ssl
 import time
@@ -13,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 import yaml
 
 from feddrm.errors import FeddrmError
 from feddrm.serve.settings import ClientEntry, GatewaySettings, entry
 
+log = logging.getLogger("feddrm.serve")
 LONGEST_COOL_DOWN = 60.0
+FOREIGN = "has other classes"
 
 
 class NoAnswer(Exception):
@@ -36,6 +40,9 @@ class Peer:
     After ``limit`` failures in a row the circuit opens: nobody asks until the cool-down is over. Then
     one real request may try; if it fails, the next cool-down is twice as long. A health check alone
     never closes a circuit: a client may be well and yet too slow.
+
+    ``classes`` are the names that its numbers must stand for; none where the gateway knows none. A client that
+    states others is ``foreign``: it belongs to another run, and its answers would be read as what they are not.
     """
 
     name: str
@@ -43,6 +50,8 @@ class Peer:
     limit: int
     cool_down: float
     http: httpx.AsyncClient
+    classes: tuple[str, ...] = ()
+    foreign: bool = False
     healthy: bool | None = None
     failures: int = 0
     in_flight: int = 0
@@ -62,6 +71,8 @@ class Peer:
     @property
     def why_not(self) -> str | None:
         """Why it cannot be asked now; None if it can."""
+        if self.foreign:
+            return FOREIGN
         if self.healthy is False:
             return "unhealthy"
         if self.circuit == "open" or (self.circuit == "trying" and self.in_flight > 0):
@@ -118,19 +129,34 @@ class Peer:
         return answer.status_code, bytes(body)
 
     async def check(self) -> None:
-        """Ask for its health."""
+        """Ask for its health, and whether its classes are those it shall answer."""
         try:
-            status, _ = await self.send("GET", "/v2/health/ready", 2**16)
+            status, body = await self.send("GET", "/v2/health/ready", 2**16 + 1024 * len(self.classes))
             self.healthy = status == 200
-            if not self.healthy:
+            if self.healthy:
+                self._compare(body)
+            else:
                 self.reason = f"health check says {status}"
         except Exception as error:  # whatever it is, the others' health is looked at all the same
             self.healthy, self.reason = False, f"health check failed ({type(error).__name__})"
 
+    def _compare(self, body: bytes) -> None:
+        """By the names it states. One that states none is taken: what it answers is compared label by label."""
+        stated = None
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            stated = orjson.loads(body)["classes"]
+        before, self.foreign = self.foreign, bool(self.classes) and stated not in (None, list(self.classes))
+        if self.foreign:
+            self.reason = f"{FOREIGN} than the gateway: serve it from the gateway's run"
+        elif before:
+            self.reason = ""
+        if self.foreign and not before:
+            log.error("a client is left out", extra={"fields": {"client": self.name, "reason": self.reason}})
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "client": self.name,
-            "healthy": self.healthy,
+            "healthy": self.healthy and not self.foreign,
             "circuit": self.circuit,
             "available": self.available,
             "in_flight": self.in_flight,
@@ -145,16 +171,21 @@ class Peer:
 class Registry:
     """All peers by name, and the task that keeps an eye on them."""
 
-    def __init__(self, entries: Mapping[str, ClientEntry], settings: GatewaySettings) -> None:
+    def __init__(
+        self, entries: Mapping[str, ClientEntry], settings: GatewaySettings, classes: tuple[str, ...] = ()
+    ) -> None:
         self.seconds = settings.health_seconds
         self.peers = {
-            name: Peer(name, given, settings.failures, settings.cool_down_seconds, _http(name, given))
+            name: Peer(name, given, settings.failures, settings.cool_down_seconds, _http(name, given), classes)
             for name, given in entries.items()
         }
 
     @classmethod
-    def read(cls, path: Path | None, settings: GatewaySettings) -> Registry:
-        """From ``clients.yaml``: ``name: {url: ..., key_env: ..., capacity: ..., timeout: ...}``."""
+    def read(cls, path: Path | None, settings: GatewaySettings, classes: tuple[str, ...] = ()) -> Registry:
+        """From ``clients.yaml``: ``name: {url: ..., key_env: ..., capacity: ..., timeout: ...}``.
+
+        ``classes`` are the names that all must answer by, where they are known.
+        """
         if path is None:
             return cls({}, settings)
         try:
@@ -165,7 +196,7 @@ class Registry:
             raise FeddrmError(f"{path} is no YAML file: write 'name: {{url: http://...}}' for each client") from error
         if not isinstance(found, dict) or not found:
             raise FeddrmError(f"{path} lists no clients: write 'name: {{url: http://...}}' for each")
-        return cls({str(name): entry(path, str(name), value) for name, value in found.items()}, settings)
+        return cls({str(name): entry(path, str(name), value) for name, value in found.items()}, settings, classes)
 
     def can_answer(self, name: str) -> bool:
         """Whether it can be asked now; without a list of clients everybody is taken to be there."""

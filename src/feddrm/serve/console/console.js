@@ -6,7 +6,8 @@ let key = sessionStorage.getItem("key") || "";
 let federation = null;
 let pictures = null; // whether the router takes pictures, or rows of numbers
 let chosen = null; // a sample as a Blob, where one was picked
-let last = 0;
+let last = 0; // the number of the latest decision shown
+let begun = null; // when the gateway that numbers them began
 const SHOWN = 3; // samples in the federation's table
 const views = {}; // their addresses, by client: what its shift looks like
 
@@ -220,7 +221,13 @@ async function refresh() {
 }
 
 async function traffic() {
-  const found = (await (await call(`v1/traffic?after=${last}`)).json()).decisions;
+  let answer = await (await call(`v1/traffic?after=${last}`)).json();
+  if (answer.begun !== begun && last > 0) { // another process, which numbers from one again
+    last = 0;
+    answer = await (await call("v1/traffic")).json();
+  }
+  begun = answer.begun;
+  const found = answer.decisions;
   if (!found.length) return;
   last = found[found.length - 1].number;
   const lines = found.slice(-50).reverse().map((one) => row([

@@ -1,0 +1,69 @@
+"""Exported routers decide as they did, and exporting changes nothing else."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+from feddrm.router import Recipe, Router, colour, features
+from feddrm.router.fit import Scaler
+from feddrm.router.kept import kept
+from router.conftest import make_router
+
+runtime = pytest.importorskip("onnxruntime", reason="pip install 'feddrm[export]' to run this")
+pytest.importorskip("onnxscript", reason="pip install 'feddrm[export]' to run this")
+from feddrm.router.export import export_onnx  # noqa: E402
+
+MEAN, STD = (0.7, 0.4, 0.1), (0.1, 0.2, 0.3)
+
+
+@pytest.fixture(params=["cold", "warm"])
+def caches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether anything has been computed in this process before."""
+    for module, name in ((colour, "_kernel"), (features, "_by_channel")):
+        monkeypatch.setattr(module, name, kept(getattr(module, name).__wrapped__))
+    return str(request.param)
+
+
+def coloured() -> Router:
+    """A router of made-up numbers for 8x8 images in colour, without a network."""
+    recipe = Recipe.parse("colour", MEAN, STD)
+    g = torch.Generator().manual_seed(2)
+    width = 561
+    scaler = Scaler(torch.rand(width, generator=g), 1 + torch.rand(width, generator=g))
+    weight = torch.randn(2, width, generator=g)
+    names, log_prior = ("oslo", "lima"), torch.tensor([0.4, 0.6]).log()
+    scale = {"input_mean": MEAN, "input_std": STD}
+    return Router(names, recipe, scaler, weight, torch.zeros(2), log_prior, shape=(3, 8, 8), **scale)
+
+
+def test_colours_are_exported_and_routers_work_afterwards(caches: str, tmp_path: Path) -> None:
+    router = coloured()
+    images = torch.randint(256, (5, 3, 8, 8), generator=torch.Generator().manual_seed(5), dtype=torch.uint8)
+    images //= torch.arange(1, 6, dtype=torch.uint8).view(-1, 1, 1, 1)  # from light to dark
+    if caches == "warm":
+        with torch.inference_mode():  # as the gateway does
+            router.route(images)
+    export_onnx(router, tmp_path / "router.onnx")
+    after = coloured().route(images)
+    assert type(after.probabilities) is torch.Tensor
+    session = runtime.InferenceSession((tmp_path / "router.onnx").read_bytes(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"input": router.inputs(images).numpy()})
+    assert torch.allclose(torch.from_numpy(found), after.probabilities, atol=1e-4)
+    assert found.std(0).max() > 0.01  # the images are told apart
+
+
+def test_the_routers_own_network_stays_as_it_is(tmp_path: Path) -> None:
+    router = make_router(recipe="multiscale")
+    assert router.net is not None
+    router.net.train()
+    with torch.no_grad():
+        for value in router.net.parameters():
+            value.add_(1)  # the leaves are what counts, and the network may be another's
+    before = copy.deepcopy(router.net.state_dict())
+    export_onnx(router, tmp_path / "router.onnx")
+    assert all(torch.equal(before[leaf], value) for leaf, value in router.net.state_dict().items())
+    assert router.net.training
