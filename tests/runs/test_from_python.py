@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from feddrm.data import Federation, load
 from feddrm.models import Mlp
-from feddrm.runs import train
+from feddrm.runs import Run, train
 from refusal import refused
 
 SMALL = {"rounds": 4, "local_steps": 2, "batch_size": 16, "seed": 3, "model": Mlp(hidden=(16,), branch=8)}
@@ -59,3 +60,11 @@ def test_numbers_of_numpy_may_describe_a_federation(tmp_path: Path) -> None:
 def test_settings_of_data_that_are_made_already_are_refused(digits: Federation, tmp_path: Path) -> None:
     with refused("data_settings are for data given by name"):
         train(digits, "fedavg", out=tmp_path / "run", data_settings={"clients": 3}, **SMALL)
+
+
+def test_a_configuration_that_was_spoilt_is_refused_in_words(digits: Federation, tmp_path: Path) -> None:
+    run = train(digits, "fedavg", out=tmp_path / "run", **SMALL)
+    file = run.path / "config.yaml"
+    file.write_text(yaml.safe_dump({**run.config, "data": 1}))
+    with refused("config.yaml has no settings under 'data'"):
+        Run.open(run.path)

@@ -67,7 +67,7 @@ class Run:
             raise FeddrmError(f"{path} is no run (it has no config.yaml): give a folder made by 'feddrm train'")
         config = read_config(folder.config_file)
         for part in ("data", "method", "model", "evaluation"):
-            if not isinstance(config.get(part), dict):
+            if not isinstance(config.get(part, {}), dict):  # a deployed run says nothing of evaluation
                 raise FeddrmError(f"{folder.config_file} has no settings under '{part}': put it back as it was")
         return cls(folder.path, config)
 
