@@ -11,20 +11,18 @@ asked on moved ones: if gaps were what it goes by, the second would fall as well
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from benchmarks.result import finish
 from feddrm.data import generator_for, load
 from feddrm.evaluation import client_accuracy, pooled_queries
 from feddrm.router import Recipe
 from feddrm.router.features import extract
 from feddrm.router.fit import Problem, Sample, logits_at, moments_of, scaler_of, solve
 from feddrm.router.tables import input_scale
-from feddrm.runs import hardware, versions
 
 MOVES = [(0, "as they are"), (1, "whole pixels"), (2, "whole pixels"), (1, "channels"), (2, "channels")]
 
@@ -80,13 +78,8 @@ def main() -> None:
         "rule": "density",
         "test": len(test.labels),
         "client_accuracy": figures,
-        "hardware": hardware("cpu"),
-        "versions": versions(),
-        "date": datetime.date.today().isoformat(),
     }
-    print(json.dumps(result, indent=2))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+    finish(result, arguments.json)
 
 
 if __name__ == "__main__":

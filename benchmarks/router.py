@@ -12,14 +12,13 @@ Routing: 256 embeddings at once, beyond the trunk's own pass.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.result import finish
 from feddrm.router import Recipe, Router
 from feddrm.router.fit import (
     FitState,
@@ -33,7 +32,6 @@ from feddrm.router.fit import (
     scaler_of,
     solve,
 )
-from feddrm.runs.run import hardware, versions
 
 SIZES = (5572, 5566, 8110, 2056, 5504, 7197, 3581, 4410)
 
@@ -134,13 +132,8 @@ def main() -> None:
     result = {
         "fit": fit(arguments.features, arguments.scale, arguments.device),
         "route": routing(arguments.device),
-        "hardware": hardware(arguments.device),
-        "versions": versions(),
-        "date": datetime.date.today().isoformat(),
     }
-    print(json.dumps(result, indent=2))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+    finish(result, arguments.json, arguments.device)
 
 
 if __name__ == "__main__":

@@ -13,12 +13,11 @@ against the point after 300 rounds.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 from pathlib import Path
 
 import torch
 
+from benchmarks.result import finish
 from feddrm.data import Federation, generator_for, load
 from feddrm.engine import load_state
 from feddrm.evaluation import pooled_queries
@@ -27,7 +26,7 @@ from feddrm.router import Holdout, Recipe
 from feddrm.router.features import extract
 from feddrm.router.fit import FitState, Problem, Sample, client_sums, logits_at, pooled, round_zero, solve
 from feddrm.router.tables import choose_recipe, input_scale, local_choice, local_tables
-from feddrm.runs import Run, hardware, versions
+from feddrm.runs import Run
 
 WEAKER, ROUNDS, SHOWN = (1.0, 10.0, 100.0), 300, (1, 2, 5, 10, 15, 20, 30, 60, 100)
 
@@ -90,13 +89,8 @@ def main() -> None:
         "test": len(queries),
         "chosen_ridge": chosen.ridge,
         **figures,
-        "hardware": hardware(arguments.device),
-        "versions": versions(),
-        "date": datetime.date.today().isoformat(),
     }
-    print(json.dumps(result, indent=2))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+    finish(result, arguments.json, arguments.device)
 
 
 if __name__ == "__main__":

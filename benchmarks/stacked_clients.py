@@ -10,8 +10,6 @@ that fit into 20 s; the parameters they end with are compared first.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
 import time
 from collections.abc import Callable
@@ -20,11 +18,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from benchmarks.result import finish
 from feddrm.data import Batch, Client, Federation, Split, View, batch, draw_for, load
 from feddrm.engine import Plan, State, first_state, functional, play_round
 from feddrm.methods import FedDRM, Phase, Stage, Tensors
 from feddrm.models import LeNet, Mlp, Net, Outputs
-from feddrm.runs import hardware, versions
 from feddrm.runs.run import largest_product
 from feddrm.threads import side_by_side, small_products
 
@@ -119,13 +117,8 @@ def main() -> None:
     }
     figures = {
         "seconds_per_round": seconds,
-        "hardware": hardware("cpu"),
-        "versions": versions(),
-        "date": datetime.date.today().isoformat(),
     }
-    print(json.dumps(figures, indent=2))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    finish(figures, arguments.json)
 
 
 if __name__ == "__main__":

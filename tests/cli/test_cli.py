@@ -213,22 +213,6 @@ def test_settings_of_the_model_that_suits_the_data(capsys: pytest.CaptureFixture
     assert model == {"name": "mlp", "hidden": [4], "branch": 64}
 
 
-def test_another_seed_for_the_configuration_of_a_run_is_another_division(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    words = ["--data", "digits", "--clients", "3", "--rounds", "1", "--out", str(tmp_path / "r")]
-    assert call(capsys, "train", *words)[0] == 0
-    same = ["--config", str(tmp_path / "r" / "config.yaml"), "--out"]
-    for name, more, seeds in (("again", [], [2025, 2025]), ("other", ["--seed", "7"], [7, 7])):
-        code, _, err = call(capsys, "train", *same, str(tmp_path / name), *more)
-        assert code == 0, err
-        config = yaml.safe_load((tmp_path / name / "config.yaml").read_text())
-        assert [config["data"]["seed"], config["seed"]] == seeds
-    mixed = [*same, str(tmp_path / "mixed"), "--seed", "7", "--set", "data.seed=8"]
-    assert call(capsys, "train", *mixed)[0] == 0
-    assert yaml.safe_load((tmp_path / "mixed" / "config.yaml").read_text())["data"]["seed"] == 8
-
-
 def test_beside_json_progress_is_on_standard_error(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,6 +342,11 @@ def test_a_run_s_config_repeats_it(capsys: pytest.CaptureFixture[str], tmp_path:
     assert call(capsys, "train", *again)[0] == 0
     for name in ("config.yaml", "metrics.jsonl"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    for more, seeds in ((["--seed", "7"], [7, 7]), (["--seed", "7", "--set", "data.seed=8"], [8, 7])):
+        out = tmp_path / f"seeds-{seeds}"
+        assert call(capsys, "train", *again[:2], *more, "--out", str(out))[0] == 0
+        config = yaml.safe_load((out / "config.yaml").read_text())
+        assert [config["data"]["seed"], config["seed"]] == seeds
 
 
 def commands() -> list[list[str]]:

@@ -19,7 +19,6 @@ from PIL import Image
 from feddrm.errors import FeddrmError
 from feddrm.paper import Cell, Grid, Record, Runner, read_budget, read_records, runner
 from feddrm.paper.estimate import cost, estimate
-from feddrm.paper.records import _head
 from feddrm.runs import Run, RunFolder, hardware
 from refusal import refused
 
@@ -262,6 +261,17 @@ def test_a_cell_whose_run_is_gone_is_trained_again_for_its_router_after_all_othe
     assert after.content["seconds"]["wall"] is not None
 
 
+def test_a_router_that_another_call_fitted_meanwhile_is_not_fitted_again(
+    smoke: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = smoke.by_id[FIRST]
+    assert events(opened(smoke, tmp_path), [cell]) == [(FIRST, "finished")]
+    monkeypatch.setattr(Run, "fit_router", fake_router)
+    first, second = (opened(smoke, tmp_path, router=True) for _ in range(2))
+    assert events(first, [cell]) == [(FIRST, "router")]
+    assert events(second, [cell]) == []
+
+
 def test_a_router_that_fails_leaves_the_result(smoke: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(run: Run, *_: Any, **__: Any) -> None:
         raise FeddrmError("no features")
@@ -365,26 +375,6 @@ def test_retina_on_made_images(retina: Grid, tmp_path: Path, no_data: Path) -> N
     assert record.content["curve"]["round"] == [1]
     assert record.score("system") is not None
     assert RunFolder(tmp_path / "work" / cell.id).summary_file.exists()
-
-
-def test_commits_are_read_without_git(tmp_path: Path) -> None:
-    git = tmp_path / "main" / ".git"
-    (git / "refs" / "heads").mkdir(parents=True)
-    (git / "HEAD").write_text("ref: refs/heads/x\n")
-    assert _head(git) is None
-    (git / "packed-refs").write_text("# pack-refs\nabc refs/heads/y\ndef refs/heads/x\n")
-    assert _head(git) == "def"
-    (git / "refs" / "heads" / "x").write_text("123\n")
-    assert _head(git) == "123"
-    tree = git / "worktrees" / "w"
-    tree.mkdir(parents=True)
-    (tree / "HEAD").write_text("ref: refs/heads/x")
-    (tree / "commondir").write_text("../..\n")
-    (tmp_path / "w").mkdir()
-    (tmp_path / "w" / ".git").write_text(f"gitdir: {tree}\n")
-    assert _head(tmp_path / "w" / ".git") == "123"
-    (tree / "HEAD").write_text("456\n")
-    assert _head(tmp_path / "w" / ".git") == "456"
 
 
 def test_a_router_is_not_begun_without_the_time_it_took_before(

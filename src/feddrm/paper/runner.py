@@ -124,7 +124,9 @@ class Runner:
         """
         self.work.mkdir(parents=True, exist_ok=True)
         with locked(self.work / f"{cell.id}.lock") as ours:
-            if ours and cell.id not in self.records and (self.results / f"{cell.id}.json").exists():
+            record = self.records.get(cell.id)
+            unfinished = record is None or not record.routed
+            if ours and unfinished and (self.results / f"{cell.id}.json").exists():
                 self.records = read_records(self.grid, self.results)
             yield ours
 
@@ -139,8 +141,7 @@ class Runner:
 
     def _cell(self, cell: Cell) -> Iterator[tuple[Event, str]]:
         standing = self.standing(cell)
-        again = self._only_numbers(cell)
-        if standing.state in ("done", "no router") and not again:
+        if standing.state in ("done", "no router") and not self._only_numbers(cell):
             yield from self._router(cell)
             return
         left = self._left()

@@ -1,0 +1,20 @@
+"""What every benchmark does with its figures."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from feddrm.runs import hardware, versions
+
+
+def finish(figures: Mapping[str, Any], path: Path | None, device: str = "cpu") -> None:
+    """Print them with hardware, versions and date, and write them where asked."""
+    found = {"hardware": hardware(device), "versions": versions(), "date": datetime.date.today().isoformat()}
+    text = json.dumps({**figures, **found}, indent=2)
+    print(text)
+    if path is not None:
+        path.write_text(text + "\n")
