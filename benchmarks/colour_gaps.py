@@ -20,9 +20,9 @@ from benchmarks.result import finish
 from feddrm.data import generator_for, load
 from feddrm.evaluation import client_accuracy, pooled_queries
 from feddrm.router import Recipe
-from feddrm.router.features import extract
-from feddrm.router.fit import Problem, Sample, logits_at, moments_of, scaler_of, solve
-from feddrm.router.tables import input_scale
+from feddrm.router.features.base import extract
+from feddrm.router.fit.design_matrix import input_scale
+from feddrm.router.solver.solve import Problem, Sample, logits_at, moments_of, scaler_of, solve
 
 MOVES = [(0, "as they are"), (1, "whole pixels"), (2, "whole pixels"), (1, "channels"), (2, "channels")]
 

@@ -15,7 +15,7 @@ import torch
 
 from feddrm.data import load
 from feddrm.deploy.privacy import Privacy
-from feddrm.engine import Agenda, first_state, functional, train_client
+from feddrm.engine import RoundSchedule, first_state, functional, train_client
 from feddrm.runs.config import resolve
 from feddrm.runs.run import cpu_kernels, hardware, versions
 
@@ -29,7 +29,7 @@ def accuracy(noise: float | None, seed: int, rounds: int) -> float:
     config = resolve(federation, method="feddrm", seed=seed, rounds=rounds)
     method, plan = config.method, config.plan
     net = config.model.build(federation.shape, 10, SITES, seed)
-    forward, agenda = functional(net), Agenda(method, plan, SITES)
+    forward, agenda = functional(net), RoundSchedule(method, plan, SITES)
     state = first_state(method, {leaf: value.detach() for leaf, value in net.named_parameters()}, SITES)
     shared, private = state.shared, list(state.private)
     right = tested = 0

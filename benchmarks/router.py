@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.result import finish
 from feddrm.router import Recipe, Router
-from feddrm.router.fit import (
+from feddrm.router.solver.solve import (
     FitState,
     Problem,
     Sample,

@@ -23,9 +23,9 @@ from feddrm.engine import load_state
 from feddrm.evaluation import pooled_queries
 from feddrm.models import Model, Net
 from feddrm.router import Holdout, Recipe
-from feddrm.router.features import extract
-from feddrm.router.fit import FitState, Problem, Sample, client_sums, logits_at, pooled, round_zero, solve
-from feddrm.router.tables import choose_recipe, input_scale, local_choice, local_tables
+from feddrm.router.features.base import extract
+from feddrm.router.fit.design_matrix import choose_recipe, input_scale, local_choice, local_tables
+from feddrm.router.solver.solve import FitState, Problem, Sample, client_sums, logits_at, pooled, round_zero, solve
 from feddrm.runs import Run
 
 WEAKER, ROUNDS, SHOWN = (1.0, 10.0, 100.0), 300, (1, 2, 5, 10, 15, 20, 30, 60, 100)

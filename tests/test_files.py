@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from feddrm.errors import FeddrmError
-from feddrm.files import locked, write_atomically
+from feddrm.io.atomic import locked, write_atomically
 
 
 def refuse(*_: object, **__: object) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feddrm.errors import SettingError
-from feddrm.values import typed
+from feddrm.typed_settings import typed
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import os
 import sys
 
 import feddrm.cli
-import feddrm.serve.console
+import feddrm.serve.console.console_routes
 import feddrm.serve.gateway
-import feddrm.serve.starting
+import feddrm.serve.server
 
 
 def start(words: list[str], out: str, log: str, environment: dict[str, str], largest_file: int | None) -> int:

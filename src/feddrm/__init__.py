@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from feddrm.methods import Method
     from feddrm.models import Model
     from feddrm.runs import Run, train
-    from feddrm.serve.client import Client
+    from feddrm.serve.gateway_client import Client
 
-__version__ = "0.1.0.dev0"
+from feddrm._version import __version__
+
 __all__ = [
     "Client",
     "Dataset",
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Client": "feddrm.serve.client",
+    "Client": "feddrm.serve.gateway_client",
     "Dataset": "feddrm.data",
     "DensityRatioModel": "feddrm.drm",
     "Federation": "feddrm.data",

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, Self
 
 from feddrm.errors import SettingError
-from feddrm.values import typed
+from feddrm.typed_settings import typed
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("fastapi", reason="pip install 'feddrm[serve]' to run this")
 
 from feddrm.cli.app import main
-from feddrm.serve.keys import Keys
+from feddrm.serve.auth import Keys
 
 
 def feddrm(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: object) -> tuple[int, str, str]:

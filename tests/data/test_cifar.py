@@ -12,8 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
-from feddrm.data import Federation, cifar, load
-from feddrm.data.cifar_names import CIFAR10, CIFAR20, CIFAR100
+from feddrm.data import Federation, load
+from feddrm.data.datasets import cifar
+from feddrm.data.datasets.cifar_names import CIFAR10, CIFAR20, CIFAR100
 from feddrm.errors import FeddrmError
 
 N = 400  # images of the made collections

@@ -132,6 +132,6 @@ assert "numba" not in sys.modules
 sys.modules["numba"] = None  # importing it fails from here on
 image = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
 assert torch.equal(resized_crop(image, torch.tensor([[0, 0, 30, 30]])), image)
-assert "feddrm.data.kernels" not in sys.modules
+assert "feddrm.data.crop_numba" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)

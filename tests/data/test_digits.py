@@ -8,7 +8,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from feddrm.data import load
-from feddrm.data.digits import SCANNERS, STRENGTH
+from feddrm.data.datasets.digits import SCANNERS, STRENGTH
 from feddrm.data.partition import partition
 from feddrm.errors import FeddrmError
 

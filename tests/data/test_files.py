@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from feddrm.data import files
+from feddrm.data.datasets import data_files
 from feddrm.errors import FeddrmError
 
 BODY = bytes(range(256)) * 4096  # 1 MiB
@@ -54,53 +54,53 @@ def server() -> Iterator[Server]:
         running.shutdown()
 
 
-def remote(server: Server, md5: str | None = None) -> files.Remote:
-    return files.Remote(f"http://127.0.0.1:{server.server_port}/pack.bin", md5 or hashlib.md5(BODY).hexdigest())
+def remote(server: Server, md5: str | None = None) -> data_files.Remote:
+    return data_files.Remote(f"http://127.0.0.1:{server.server_port}/pack.bin", md5 or hashlib.md5(BODY).hexdigest())
 
 
 def test_a_file_arrives_whole_and_is_not_fetched_twice(server: Server, tmp_path: Path) -> None:
-    path = files.fetch(remote(server), tmp_path / "new" / "folder")
+    path = data_files.fetch(remote(server), tmp_path / "new" / "folder")
     assert path.read_bytes() == BODY
     assert [p.name for p in path.parent.iterdir()] == ["pack.bin"]
-    assert files.fetch(remote(server), path.parent) == path
+    assert data_files.fetch(remote(server), path.parent) == path
     assert server.ranges == [None]
 
 
 def test_an_interrupted_download_goes_on_where_it_stopped(server: Server, tmp_path: Path) -> None:
     server.cut = 300_000
     with pytest.raises(FeddrmError, match=r"could not download http.*run again to resume, or put pack\.bin into"):
-        files.fetch(remote(server), tmp_path)
+        data_files.fetch(remote(server), tmp_path)
     assert not (tmp_path / "pack.bin").exists()
     have = (tmp_path / "pack.bin.part").stat().st_size
     assert 0 < have <= 300_000
-    assert files.fetch(remote(server), tmp_path).read_bytes() == BODY
+    assert data_files.fetch(remote(server), tmp_path).read_bytes() == BODY
     assert server.ranges == [None, f"bytes={have}-"]
 
 
 def test_a_server_that_cannot_resume_sends_it_all_again(server: Server, tmp_path: Path) -> None:
     (tmp_path / "pack.bin.part").write_bytes(b"x" * 1000)
     server.resumable = False
-    assert files.fetch(remote(server), tmp_path).read_bytes() == BODY
+    assert data_files.fetch(remote(server), tmp_path).read_bytes() == BODY
 
 
 def test_a_complete_part_needs_no_more_bytes(server: Server, tmp_path: Path) -> None:
     (tmp_path / "pack.bin.part").write_bytes(BODY)
-    assert files.fetch(remote(server), tmp_path).read_bytes() == BODY
+    assert data_files.fetch(remote(server), tmp_path).read_bytes() == BODY
 
 
 def test_a_wrong_checksum_leaves_nothing_behind(server: Server, tmp_path: Path) -> None:
     with pytest.raises(FeddrmError, match=r"arrived with md5 [0-9a-f]{32}, expected 0000: it was removed; run again"):
-        files.fetch(remote(server, "0000"), tmp_path)
+        data_files.fetch(remote(server, "0000"), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_no_server_and_no_folder(tmp_path: Path) -> None:
-    nowhere = files.Remote("http://127.0.0.1:9/pack.bin", "0")
+    nowhere = data_files.Remote("http://127.0.0.1:9/pack.bin", "0")
     with pytest.raises(FeddrmError, match=r"could not download http://127\.0\.0\.1:9/pack\.bin"):
-        files.fetch(nowhere, tmp_path)
+        data_files.fetch(nowhere, tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(FeddrmError, match=r"could not write .*: free it or choose another --data-dir"):
-        files.fetch(nowhere, tmp_path / "file" / "below")
+        data_files.fetch(nowhere, tmp_path / "file" / "below")
 
 
 def test_folders_are_searched_in_order(no_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_folders_are_searched_in_order(no_data: Path, tmp_path: Path, monkeypatc
     monkeypatch.setenv("FEDDRM_DATA", str(env))
 
     def found(data_dir: Path | None) -> str:
-        paths = files.find([("a.bin",)], data_dir)
+        paths = data_files.find([("a.bin",)], data_dir)
         assert paths is not None
         return paths[0].read_text()
 
@@ -119,25 +119,25 @@ def test_folders_are_searched_in_order(no_data: Path, tmp_path: Path, monkeypatc
     assert found(None) == "env"
     (env / "a.bin").unlink()
     assert found(None) == "cache"
-    assert files.find([("a.bin", "b.bin")], given) is None, "a set is found whole or not at all"
+    assert data_files.find([("a.bin", "b.bin")], given) is None, "a set is found whole or not at all"
 
 
 def test_missing_files_say_what_to_do(no_data: Path, tmp_path: Path) -> None:
-    source = files.Remote("https://example.org/a.tar.gz", "0")
+    source = data_files.Remote("https://example.org/a.tar.gz", "0")
     with pytest.raises(FeddrmError) as error:
-        files.obtain("thing", [("a.npz", "b.npz"), ("a.tar.gz",)], [source], data_dir=tmp_path, download=False)
+        data_files.obtain("thing", [("a.npz", "b.npz"), ("a.tar.gz",)], [source], data_dir=tmp_path, download=False)
     assert str(error.value) == (
         f"no files of 'thing' in {tmp_path}, {no_data}: put a.npz + b.npz or a.tar.gz into one of them "
         "(or point --data-dir or FEDDRM_DATA at it), or allow the download with --download (https://example.org/a.tar.gz)"
     )
     with pytest.raises(FeddrmError, match=r"data folder .*none' does not exist"):
-        files.find([("a",)], tmp_path / "none")
+        data_files.find([("a",)], tmp_path / "none")
 
 
 def test_obtain_downloads_into_the_cache_when_allowed(server: Server, no_data: Path) -> None:
-    got = files.obtain("thing", [("pack.bin",)], [remote(server)], data_dir=None, download=True)
+    got = data_files.obtain("thing", [("pack.bin",)], [remote(server)], data_dir=None, download=True)
     assert got == [no_data / "pack.bin"]
-    assert files.obtain("thing", [("pack.bin",)], [], data_dir=None, download=False) == got
+    assert data_files.obtain("thing", [("pack.bin",)], [], data_dir=None, download=False) == got
 
 
 def test_a_server_that_does_not_speak_http(tmp_path: Path) -> None:
@@ -153,5 +153,5 @@ def test_a_server_that_does_not_speak_http(tmp_path: Path) -> None:
         thread.start()
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/pack.bin"
         with pytest.raises(FeddrmError, match=r"could not download http"):
-            files.fetch(files.Remote(url, "0"), tmp_path)
+            data_files.fetch(data_files.Remote(url, "0"), tmp_path)
         thread.join()

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from feddrm.data import heart
-from feddrm.data.dataset import load
+from feddrm.data.datasets import heart
+from feddrm.data.datasets.base import load
+from feddrm.data.datasets.data_files import file_md5
+from feddrm.data.datasets.heart import COLUMNS, ENCODED, HOSPITALS, Heart, encode, fit_imputation
 from feddrm.data.federation import Federation
-from feddrm.data.files import file_md5
-from feddrm.data.heart import COLUMNS, ENCODED, HOSPITALS, Heart, encode, fit_imputation
 from feddrm.data.partition import split
 from refusal import refused
 

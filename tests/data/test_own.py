@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feddrm.data.federation import Federation
-from feddrm.data.own import from_arrays
 from feddrm.data.partition import split
+from feddrm.data.sources.build import from_arrays
 from feddrm.errors import FeddrmError
 from refusal import refused
 

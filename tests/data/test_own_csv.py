@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from feddrm.data.federation import Federation
-from feddrm.data.own import from_csv
 from feddrm.data.partition import split
-from feddrm.data.tables import read_rows
+from feddrm.data.sources.build import from_csv
+from feddrm.data.sources.tables import read_rows
 from refusal import refused
 
 HEADER = "age,chol,ill"

@@ -14,9 +14,9 @@ from PIL import Image
 
 from feddrm.data import Folders, load
 from feddrm.data.federation import Federation
-from feddrm.data.images import read_image
-from feddrm.data.own import from_folders
 from feddrm.data.partition import split
+from feddrm.data.sources.build import from_folders
+from feddrm.data.sources.images import read_image
 from refusal import refused
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddrm.data.cifar import HUNDRED, TEN, read_pool
+from feddrm.data.datasets.cifar import HUNDRED, TEN, read_pool
 from feddrm.data.partition import partition
 from feddrm.errors import FeddrmError
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from feddrm.data.dataset import load
+from feddrm.data.datasets.base import load
+from feddrm.data.datasets.retina import VIEWS
 from feddrm.data.partition import split
-from feddrm.data.retina import VIEWS
 from feddrm.data.view import View
 from refusal import refused
 

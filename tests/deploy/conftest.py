@@ -17,11 +17,11 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 from safetensors import safe_open
 
-from feddrm.deploy.flower import client_app, site_at, unwrap, wrap
-from feddrm.deploy.letters import load_private_key, load_public_key
-from feddrm.deploy.project import make_project
-from feddrm.deploy.rounds import Server
-from feddrm.deploy.settings import ServerSettings
+from feddrm.deploy.flower.apps import client_app, site_at, unwrap, wrap
+from feddrm.deploy.provision.project import make_project
+from feddrm.deploy.server.federation_settings import ServerSettings
+from feddrm.deploy.server.training import Server
+from feddrm.deploy.wire.messages import load_private_key, load_public_key
 from feddrm.models import is_head
 
 NAMES = ("oslo", "lima", "pune")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from feddrm.deploy.agreeing import make_brief
-from feddrm.deploy.settings import ServerSettings
+from feddrm.deploy.server.federation_settings import ServerSettings
+from feddrm.deploy.server.negotiation import make_brief
 from refusal import refused
 
 SETTINGS = ServerSettings(("oslo", "lima", "kyiv"))

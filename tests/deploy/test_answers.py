@@ -15,12 +15,12 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from feddrm.deploy import flower
-from feddrm.deploy.answers import blank_upload, check_update
-from feddrm.deploy.brief import Brief
-from feddrm.deploy.letters import FORMAT, Letter, load_private_key, opened, pack, seal, unpack
-from feddrm.deploy.rounds import Progress, Server
-from feddrm.engine import Agenda, Plan, State, first_state
+from feddrm.deploy.flower import apps
+from feddrm.deploy.server.training import Progress, Server
+from feddrm.deploy.wire.messages import FORMAT, Message, load_private_key, opened, pack, seal, unpack
+from feddrm.deploy.wire.reply_validation import blank_upload, check_update
+from feddrm.deploy.wire.run_spec import RunSpec
+from feddrm.engine import Plan, RoundSchedule, State, first_state
 from feddrm.router import load_router
 from refusal import refused
 
@@ -199,16 +199,16 @@ def test_sums_that_cannot_be_used_make_the_fit_begin_again_or_go_on(case: str, d
 def test_statistics_beside_leaves_have_their_form_too(method: str, deployed: Make) -> None:
     """As first published: class sums, Fisher traces; and a number that must be the site's own."""
     deployment = deployed(router=False)
-    brief = Brief.of({**deployment.server()._brief().as_dict(), "method": {"name": method, "variant": "original"}})
+    brief = RunSpec.of({**deployment.server()._brief().as_dict(), "method": {"name": method, "variant": "original"}})
     chosen = brief.make_method()
-    agenda = Agenda(chosen, brief.make_plan(), 3)
+    agenda = RoundSchedule(chosen, brief.make_plan(), 3)
     shared = first_state(chosen, {n: v.detach() for n, v in brief.make_net().named_parameters()}, 1).shared
     for number in (1, 2):
         form, uploads = blank_upload(brief, agenda, shared, number), []
         for i, name in enumerate(NAMES):
             sent = chosen.send(shared, i)
             header = {"brief": brief.as_dict(), "round": number, "after": number - 1}
-            answer = unpack(site_of(deployment, name)._train(Letter(header, sent)))
+            answer = unpack(site_of(deployment, name)._train(Message(header, sent)))
             answer.header["seconds"] = 0.1
             uploads.append(check_update(answer, form, sent, False).tensors)
             if method == "fedpac":
@@ -242,5 +242,5 @@ def test_a_fault_ends_the_run_and_not_the_server(
 
     monkeypatch.setattr(Server, "go", fault)
     with refused("KeyError in the server"):
-        flower.serve(Path(deployment.folder / "server"), None)  # type: ignore[arg-type]
+        apps.serve(Path(deployment.folder / "server"), None)  # type: ignore[arg-type]
     assert "Traceback" in capsys.readouterr().err

@@ -12,10 +12,11 @@ import pytest
 import yaml
 
 from feddrm.data import Federation
-from feddrm.deploy import flower, together
-from feddrm.deploy.flower import Status, site_at
-from feddrm.deploy.rounds import PATIENCE, Progress, Server
-from feddrm.engine import Agenda
+from feddrm.deploy import local_cluster
+from feddrm.deploy.flower import apps
+from feddrm.deploy.flower.apps import Status, site_at
+from feddrm.deploy.server.training import PATIENCE, Progress, Server
+from feddrm.engine import RoundSchedule
 from feddrm.errors import FeddrmError
 from refusal import refused
 
@@ -37,7 +38,7 @@ def played(server: Server) -> Progress:
     """One round, kept as the server keeps it."""
     brief = server._brief()
     method = brief.make_method()
-    found = server._round(brief, method, Agenda(method, brief.make_plan(), 3), server._progress(brief, method))
+    found = server._round(brief, method, RoundSchedule(method, brief.make_plan(), 3), server._progress(brief, method))
     assert found is not None
     found.save(server.checkpoint)
     return found
@@ -166,7 +167,7 @@ def test_the_server_gives_up_in_words_and_goes_on_when_the_data_are_back(router:
     with refused(f"lima: {told}", "'feddrm deploy run' goes on from here"):
         server.go()
     assert waited == [f"lima ({told})"] * (PATIENCE - 1), "what 'deploy status' says meanwhile"
-    assert (together.status(deployment.folder)["complaint"] or "").endswith(f" lima: {told}")
+    assert (local_cluster.status(deployment.folder)["complaint"] or "").endswith(f" lima: {told}")
     give(deployment, "lima", client=1)
     deployment.server().go()
     summary = json.loads((server.folder / "summary.json").read_text())
@@ -204,7 +205,7 @@ def test_letters_that_a_fit_can_do_without_try_nobodys_patience(
 ) -> None:
     """A site that has lost what it was told of the fit refuses many letters, and is told again."""
     deployment = deployed(routing={"features": "raw", "path_rounds": 6, "rounds": 6})
-    monkeypatch.setattr("feddrm.deploy.rounds.PATIENCE", 3)
+    monkeypatch.setattr("feddrm.deploy.server.training.PATIENCE", 3)
     lima = site_at(str(deployment.folder / "sites" / "lima"))
     answer, steps = lima._fit, list[str]()
 
@@ -226,10 +227,10 @@ def test_why_a_run_was_given_up_reaches_whoever_watches_it(deployed: Make, monke
     deployment.server()._brief()
     give(deployment, "lima", client=2)
     folder = deployment.folder / "server"
-    monkeypatch.setattr(flower, "GridCourier", lambda grid: HandCourier(deployment.folder))
-    monkeypatch.setattr("feddrm.deploy.rounds.AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(apps, "GridCourier", lambda grid: HandCourier(deployment.folder))
+    monkeypatch.setattr("feddrm.deploy.server.training.AGAIN_SECONDS", 0.0)
     with pytest.raises(FeddrmError, match="lima: holds"):
-        flower.serve(Path(folder), None)  # type: ignore[arg-type]
+        apps.serve(Path(folder), None)  # type: ignore[arg-type]
     lines = (folder / "complaints.log").read_text().splitlines()
     assert len(lines) == 1
     assert lines[0].endswith(": put them back, or start a new run")

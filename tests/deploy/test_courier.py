@@ -8,10 +8,10 @@ import pytest
 from flwr.app import Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from feddrm.deploy import flower
-from feddrm.deploy.flower import SHORT, GridCourier, unwrap, wrap
-from feddrm.deploy.keys import new_key
-from feddrm.deploy.letters import opened
+from feddrm.deploy.flower import apps
+from feddrm.deploy.flower.apps import SHORT, GridCourier, unwrap, wrap
+from feddrm.deploy.provision.certificates import new_key
+from feddrm.deploy.wire.messages import opened
 from feddrm.errors import FeddrmError
 
 from .conftest import sent
@@ -54,7 +54,7 @@ def run() -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds that pass by sleeping alone."""
     now = [0.0]
-    monkeypatch.setattr(flower.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(apps.time, "monotonic", lambda: now[0])
     return now
 
 

@@ -21,15 +21,15 @@ import torch
 import yaml
 
 from feddrm.data import load
-from feddrm.deploy import together
-from feddrm.deploy.keys import write_certificates, write_key_pair
-from feddrm.deploy.rounds import Progress
-from feddrm.deploy.services import free_port, read_status
-from feddrm.deploy.settings import ServerSettings
+from feddrm.deploy import local_cluster
+from feddrm.deploy.flower.daemon import free_port, read_status
+from feddrm.deploy.provision.certificates import write_certificates, write_key_pair
+from feddrm.deploy.server.federation_settings import ServerSettings
+from feddrm.deploy.server.training import Progress
 from feddrm.engine import Plan
 from feddrm.router import load_router
-from feddrm.serve.client import Client
-from feddrm.serve.predictor import Predictor
+from feddrm.serve.gateway_client import Client
+from feddrm.serve.predictor.predictor import Predictor
 from refusal import refused
 from serving import launcher, zygote
 
@@ -49,7 +49,7 @@ def project(deployed: Callable[..., Deployed]) -> Iterator[Deployed]:
     try:
         yield made
     finally:
-        together.down(made.folder)
+        local_cluster.down(made.folder)
 
 
 def until(condition: Callable[[], Any], what: str, seconds: float = 300.0) -> Any:
@@ -75,22 +75,22 @@ def child_of(pid: int) -> int:
 def test_killed_and_restarted(project: Deployed) -> None:
     """Every kind of process is killed: two sites, SuperLink, server in training and in the fit; a site is too slow."""
     folder = project.folder
-    together.up(folder)
-    pids = together.status(folder)["processes"]
+    local_cluster.up(folder)
+    pids = local_cluster.status(folder)["processes"]
     assert all(pids.values())
-    together.begin(folder)
+    local_cluster.begin(folder)
     until(lambda: len(history(folder)) >= 1, "a round")
 
     os.kill(child_of(pids["lima"]), signal.SIGKILL)  # as when the power fails: no good-bye
     os.kill(pids["lima"], signal.SIGKILL)
     os.kill(pids["pune"], signal.SIGKILL)  # the resident trainer alone
     until(lambda: any(entry["answered"] == ["oslo"] for entry in history(folder)), "a round with oslo alone")
-    assert set(together.up(folder)) == {"lima", "pune"}
+    assert set(local_cluster.up(folder)) == {"lima", "pune"}
     until(lambda: history(folder)[-1]["answered"] == list(NAMES), "lima and pune to come back")
 
-    os.kill(together.running(folder / "sites" / "pune") or 0, signal.SIGSTOP)
+    os.kill(local_cluster.running(folder / "sites" / "pune") or 0, signal.SIGSTOP)
     until(lambda: history(folder)[-1]["answered"] == ["oslo", "lima"], "a round that does not wait for pune any longer")
-    os.kill(together.running(folder / "sites" / "pune") or 0, signal.SIGCONT)
+    os.kill(local_cluster.running(folder / "sites" / "pune") or 0, signal.SIGCONT)
     until(lambda: history(folder)[-1]["answered"] == list(NAMES), "pune to take part again")
 
     before, link = len(history(folder)), child_of(pids["server"])
@@ -101,14 +101,14 @@ def test_killed_and_restarted(project: Deployed) -> None:
     before = len(history(folder))
     assert before < ROUNDS
     os.kill(pids["server"], signal.SIGKILL)
-    until(lambda: together.running(folder / "server") is None, "the server to be gone", 10)
-    assert together.up(folder) == ["server"]
+    until(lambda: local_cluster.running(folder / "server") is None, "the server to be gone", 10)
+    assert local_cluster.up(folder) == ["server"]
     fitting = until(lambda: (found := read_status(folder / "server")) and "step" in found and found, "the router's fit")
     assert fitting["round"] == ROUNDS
-    os.kill(together.status(folder)["processes"]["server"], signal.SIGKILL)
-    until(lambda: together.running(folder / "server") is None, "the server to be gone", 10)
-    assert together.up(folder) == ["server"]
-    summary = together.run(folder, lambda status: None, 240)
+    os.kill(local_cluster.status(folder)["processes"]["server"], signal.SIGKILL)
+    until(lambda: local_cluster.running(folder / "server") is None, "the server to be gone", 10)
+    assert local_cluster.up(folder) == ["server"]
+    summary = local_cluster.run(folder, lambda status: None, 240)
     assert summary["rounds"] == ROUNDS
     assert len(history(folder)) == ROUNDS > before
 
@@ -126,7 +126,7 @@ def test_killed_and_restarted(project: Deployed) -> None:
 
     _refuses_strangers(folder, project.settings)
     _says_why_it_cannot_connect(folder)
-    together.down(folder)
+    local_cluster.down(folder)
     _answers_queries(folder, [client.test.x[0] for client in load("digits", clients=3, seed=7).clients])
 
 
@@ -187,7 +187,14 @@ def _refuses_strangers(folder: Path, settings: ServerSettings) -> None:
     write_key_pair(folder / "stranger", "node")
     stranger = subprocess.run(
         [
-            *(sys.executable, "-m", "feddrm.deploy.node", "0.2", "--superlink", f"127.0.0.1:{settings.port}"),
+            *(
+                sys.executable,
+                "-m",
+                "feddrm.deploy.flower.supernode",
+                "0.2",
+                "--superlink",
+                f"127.0.0.1:{settings.port}",
+            ),
             *("--root-certificates", str(folder / "sites" / "oslo" / "ca.crt")),
             *("--auth-supernode-private-key", str(folder / "stranger" / "node.key")),
             *("--isolation", "process", "--host", "127.0.0.1", "--port", str(free_port())),
@@ -207,8 +214,8 @@ def test_a_port_that_others_use_is_told_at_once(project: Deployed) -> None:
         other.bind(("127.0.0.1", project.settings.port))
         other.listen()
         with refused("server did not start", f"port {project.settings.port} cannot be used", "choose another"):
-            together.up(project.folder)
-    assert not any(together.status(project.folder)["processes"].values()), "sites go with the server"
+            local_cluster.up(project.folder)
+    assert not any(local_cluster.status(project.folder)["processes"].values()), "sites go with the server"
 
 
 @pytest.mark.parametrize("insecure", [False, True], ids=["TLS", "plain text"])
@@ -226,8 +233,8 @@ def test_the_folders_work_apart_by_their_start_scripts(
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     started = [subprocess.Popen([place / "start.sh"], env={**os.environ, "PATH": path}) for place in apart.values()]
     try:
-        until(lambda: together.running(apart["server"]), "the server", 60)
-        assert together.run(apart["server"], lambda status: None, 120)["rounds"] == 2
+        until(lambda: local_cluster.running(apart["server"]), "the server", 60)
+        assert local_cluster.run(apart["server"], lambda status: None, 120)["rounds"] == 2
     finally:
         for process in reversed(started):
             process.terminate()

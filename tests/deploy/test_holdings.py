@@ -11,10 +11,10 @@ import torch
 import yaml
 from PIL import Image
 
-from feddrm.deploy.flower import site_at
-from feddrm.deploy.holdings import in_order, read_holdings
-from feddrm.deploy.project import make_project
-from feddrm.deploy.settings import ServerSettings
+from feddrm.deploy.flower.apps import site_at
+from feddrm.deploy.provision.project import make_project
+from feddrm.deploy.server.federation_settings import ServerSettings
+from feddrm.deploy.site.site_dataset import in_order, read_holdings
 from feddrm.errors import FeddrmError
 
 from .conftest import NAMES, Deployed

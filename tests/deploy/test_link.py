@@ -13,7 +13,7 @@ from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.superlink.servicer.control.control_account_auth_interceptor import ControlAccountAuthInterceptor
 from flwr.superlink.servicer.control.control_handlers import refresh_auth_tokens
 
-from feddrm.deploy.link import KnowsTheSecret, control_token
+from feddrm.deploy.flower.superlink import KnowsTheSecret, control_token
 
 TOKEN = control_token(b"secret")
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from feddrm.data import load
-from feddrm.deploy.rounds import Progress
-from feddrm.deploy.store import PrivateStore
+from feddrm.deploy.server.training import Progress
+from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.engine import Plan, State, federate, first_state, functional
 from feddrm.methods import Method
 from feddrm.models import Model

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from feddrm.deploy import together
-from feddrm.deploy.flower import Status, site_at
+from feddrm.deploy import local_cluster
+from feddrm.deploy.flower.apps import Status, site_at
 from feddrm.errors import FeddrmError
 
 from .conftest import Deployed
@@ -43,4 +43,4 @@ def test_a_site_cannot_command_the_servers_terminal(
     assert played(deployment.server()).history[-1]["answered"] == ["oslo", "pune"]
     assert deployment.complaints == [f"lima: {shown}"]
     status.tell("complaint", {"text": deployment.complaints[0]})
-    assert (together.status(deployment.folder)["complaint"] or "").endswith(f" lima: {shown}")
+    assert (local_cluster.status(deployment.folder)["complaint"] or "").endswith(f" lima: {shown}")

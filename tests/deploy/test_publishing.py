@@ -13,9 +13,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from feddrm.cli.app import app
-from feddrm.deploy.publishing import keep_files
+from feddrm.deploy.wire.public_files import keep_files
 from feddrm.runs import Run
-from feddrm.serve.predictor import Predictor
+from feddrm.serve.predictor.predictor import Predictor
 from refusal import refused
 
 from .conftest import NAMES, Deployed, HandCourier, private_leaves

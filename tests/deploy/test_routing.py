@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 from feddrm.data import Federation, load
-from feddrm.deploy.letters import Letter, unpack
-from feddrm.deploy.rounds import Progress
-from feddrm.deploy.routing import RoutingSettings, fit_over
-from feddrm.deploy.site import Site
+from feddrm.deploy.server.routing import RoutingSettings, fit_over
+from feddrm.deploy.server.training import Progress
+from feddrm.deploy.site.site import Site
+from feddrm.deploy.wire.messages import Message, unpack
 from feddrm.router import FittedRouter, RouterSettings, fit_router, load_heads, load_router, read_manifest
-from feddrm.runs.routing import router_kernels
+from feddrm.runs.run_router import router_kernels
 
 from .conftest import NAMES, Deployed, HandCourier
 
@@ -72,8 +72,8 @@ def test_heads_by_letters_are_those_of_the_same_sites_in_one_process(deployed: M
     for site in sites:
         site.folder = site.folder.parent.parent / "again" / site.name
 
-    def ask(header: object, tensors: object) -> dict[int, Letter]:
-        letter = Letter({"brief": brief.as_dict(), **header}, dict(tensors))  # type: ignore[dict-item, call-overload]
+    def ask(header: object, tensors: object) -> dict[int, Message]:
+        letter = Message({"brief": brief.as_dict(), **header}, dict(tensors))  # type: ignore[dict-item, call-overload]
         return {i: unpack(site._fit(letter)) for i, site in enumerate(sites)}
 
     with router_kernels(sum(brief.sizes)):

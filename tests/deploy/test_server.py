@@ -10,14 +10,14 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from feddrm.deploy import together
-from feddrm.deploy.flower import site_at
-from feddrm.deploy.keys import new_key
-from feddrm.deploy.letters import Letter, pack, seal, unpack
-from feddrm.deploy.rounds import Progress, Server
-from feddrm.deploy.site import Site
-from feddrm.deploy.store import PrivateStore
-from feddrm.engine import Agenda, Plan
+from feddrm.deploy import local_cluster
+from feddrm.deploy.flower.apps import site_at
+from feddrm.deploy.provision.certificates import new_key
+from feddrm.deploy.server.training import Progress, Server
+from feddrm.deploy.site.private_store import PrivateStore
+from feddrm.deploy.site.site import Site
+from feddrm.deploy.wire.messages import Message, pack, seal, unpack
+from feddrm.engine import Plan, RoundSchedule
 from feddrm.errors import FeddrmError
 from feddrm.models import is_head
 from refusal import refused
@@ -74,7 +74,7 @@ def test_a_site_that_lost_its_private_part_says_so_and_is_left_out(deployed: Mak
     deployment = deployed(training={"rounds": 2}, router=False)
     server = deployment.server()
     progress = server._progress(brief := server._brief(), brief.make_method())
-    agenda = Agenda(brief.make_method(), brief.make_plan(), 3)
+    agenda = RoundSchedule(brief.make_method(), brief.make_plan(), 3)
     progress = server._round(brief, brief.make_method(), agenda, progress)
     assert progress is not None
     for path in (deployment.folder / "sites" / "lima" / "runs" / "first").iterdir():
@@ -146,7 +146,7 @@ def test_no_message_and_no_server_file_holds_private_leaves_or_samples(deployed:
             assert row.numpy().tobytes() not in content
             assert row.float().numpy().tobytes() not in content
     assert {"hello", "train", "fit", "finish"} <= kinds
-    assert set(site_of(deployment, "oslo")._ready(Letter({"brief": brief(deployment)}, {})).fit._steps) <= kinds
+    assert set(site_of(deployment, "oslo")._ready(Message({"brief": brief(deployment)}, {})).fit._steps) <= kinds
     server = deployment.folder / "server"
     assert not private_leaves(server)
     letters = b"".join(sealed for _, _, sealed in courier.letters)
@@ -215,7 +215,7 @@ def test_other_settings_need_another_run(changes: dict[str, Any], told: str, dep
         deployment.server(**changes).go()
     deployment.server(deadline=5.0).go()  # how long to wait decides nothing
     path = deployment.folder / "server" / "federation.yaml"
-    assert together.run(deployment.folder, lambda status: None)["rounds"] == 2
+    assert local_cluster.run(deployment.folder, lambda status: None)["rounds"] == 2
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **changes}))
     with refused(told, "choose another 'run'"):
-        together.run(deployment.folder, lambda status: None)
+        local_cluster.run(deployment.folder, lambda status: None)

@@ -24,11 +24,11 @@ from flwr.proto.control_pb2 import (
 )
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from feddrm.deploy import services
-from feddrm.deploy.keys import write_key_pair
-from feddrm.deploy.letters import load_public_key
-from feddrm.deploy.resident import Line, register
-from feddrm.deploy.services import Child, free_port
+from feddrm.deploy.flower import daemon
+from feddrm.deploy.flower.daemon import Supervisor, free_port
+from feddrm.deploy.flower.task_worker import Connection, register
+from feddrm.deploy.provision.certificates import write_key_pair
+from feddrm.deploy.wire.messages import load_public_key
 from feddrm.errors import FeddrmError
 from refusal import refused
 
@@ -52,7 +52,7 @@ def alive(pid: int) -> bool:
 
 
 def test_a_flower_process_that_is_killed_is_started_again(tmp_path: Path) -> None:
-    child = Child(SLEEPER, tmp_path)
+    child = Supervisor(SLEEPER, tmp_path)
     until(lambda: child.process is not None)
     first = child.process
     assert first is not None
@@ -70,10 +70,10 @@ def test_why_a_flower_process_ended_stands_in_our_own_log_once(
 ) -> None:
     """As the SuperNode of Flower 1.41 ends, which then shuts down with more lines."""
     words = "ERROR: Exit Code: 305\nFailed to initialize.\ncertificate verify failed\n\nFor more, visit\nINFO: Finished"
-    (tmp_path / services.FLOWER_LOG).write_text("Exit Code: 1\nof another time\n\n")
+    (tmp_path / daemon.FLOWER_LOG).write_text("Exit Code: 1\nof another time\n\n")
     count = tmp_path / "count"
     script = f"print({words!r}); open({str(count)!r}, 'a').write('x')"
-    child = Child([sys.executable, "-c", script], tmp_path)
+    child = Supervisor([sys.executable, "-c", script], tmp_path)
     until(lambda: count.exists() and len(count.read_text()) == 2)
     child.stop()
     told = capfd.readouterr().err
@@ -83,8 +83,8 @@ def test_why_a_flower_process_ended_stands_in_our_own_log_once(
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel sees to it on Linux alone")
 def test_a_flower_process_ends_with_whoever_started_it(tmp_path: Path) -> None:
     script = (
-        "import sys, time; from pathlib import Path; from feddrm.deploy.services import Child;"
-        f"child = Child({SLEEPER!r}, Path({str(tmp_path)!r}));"
+        "import sys, time; from pathlib import Path; from feddrm.deploy.flower.daemon import Supervisor;"
+        f"child = Supervisor({SLEEPER!r}, Path({str(tmp_path)!r}));"
         "time.sleep(0.5); print(child.process.pid, flush=True); time.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
@@ -102,11 +102,11 @@ def test_only_the_server_commands_its_superlink(deployed: Callable[..., Deployed
     home = made.folder / "server"
     keys = {name: home / "keys" / f"{name}.pub" for name in NAMES}
     address = f"127.0.0.1:{made.settings.port}"
-    ours = Line(address, home / "secret", home / "ca.crt")
+    ours = Connection(address, home / "secret", home / "ca.crt")
     write_key_pair(tmp_path, "outsider")
     (tmp_path / "secret").write_bytes(b"guessed")
-    theirs = Line(address, tmp_path / "secret", made.folder / "sites" / "oslo" / "ca.crt")
-    link = Child(services.link_command(home, made.settings), home)
+    theirs = Connection(address, tmp_path / "secret", made.folder / "sites" / "oslo" / "ca.crt")
+    link = Supervisor(daemon.link_command(home, made.settings), home)
     try:
         until(lambda: reachable(made.settings.port))
         register(ours, keys)
@@ -153,25 +153,25 @@ def reachable(port: int) -> bool:
 
 
 def test_a_port_that_others_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(services, "PORT_SECONDS", 0.2)
+    monkeypatch.setattr(daemon, "PORT_SECONDS", 0.2)
     port = free_port()
-    services._wait_for_port("127.0.0.1", port)
+    daemon._wait_for_port("127.0.0.1", port)
     with socket.socket() as other:
         other.bind(("127.0.0.1", port))
         other.listen()
         with pytest.raises(FeddrmError, match=f"port {port} cannot be used"):
-            services._wait_for_port("127.0.0.1", port)
+            daemon._wait_for_port("127.0.0.1", port)
 
 
 def test_a_process_is_ready_when_it_says_so(tmp_path: Path) -> None:
-    assert services.running(tmp_path) is None
-    with services._alone(tmp_path) as ready:
-        assert services.running(tmp_path) == os.getpid()
-        assert services.running(tmp_path, ready=True) is None
+    assert daemon.running(tmp_path) is None
+    with daemon._alone(tmp_path) as ready:
+        assert daemon.running(tmp_path) == os.getpid()
+        assert daemon.running(tmp_path, ready=True) is None
         ready()
-        assert services.running(tmp_path, ready=True) == services.running(tmp_path) == os.getpid()
-        with pytest.raises(FeddrmError, match="already running"), services._alone(tmp_path):
+        assert daemon.running(tmp_path, ready=True) == daemon.running(tmp_path) == os.getpid()
+        with pytest.raises(FeddrmError, match="already running"), daemon._alone(tmp_path):
             pass
-    assert services.running(tmp_path) is None
-    with services._alone(tmp_path):
-        assert services.running(tmp_path, ready=True) is None  # nothing of the one before is left
+    assert daemon.running(tmp_path) is None
+    with daemon._alone(tmp_path):
+        assert daemon.running(tmp_path, ready=True) is None  # nothing of the one before is left

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from feddrm.deploy import together
-from feddrm.deploy.flower import Status, site_at
-from feddrm.deploy.letters import Letter, opened, pack, seal, unpack
+from feddrm.deploy import local_cluster
+from feddrm.deploy.flower.apps import Status, site_at
 from feddrm.deploy.privacy import Privacy
-from feddrm.engine import Agenda
+from feddrm.deploy.wire.messages import Message, opened, pack, seal, unpack
+from feddrm.engine import RoundSchedule
 from refusal import refused
 
 from .conftest import Deployed
@@ -22,7 +22,7 @@ from .conftest import Deployed
 Make = Callable[..., Deployed]
 
 
-def asked(deployment: Deployed, kind: str, brief: dict[str, Any], **header: Any) -> Letter:
+def asked(deployment: Deployed, kind: str, brief: dict[str, Any], **header: Any) -> Message:
     """What oslo answers to a letter that the server signed: a first round, or the end after none."""
     server = deployment.server()
     agreed = server._brief()
@@ -95,8 +95,8 @@ def test_a_demand_nobody_has_agreed_to_stops_the_run_with_its_reason(deployed: M
     status = Status(deployment.folder / "server")
     for _ in range(2):
         status.tell("failed", {"text": str(told.value)})
-    assert together.status(deployment.folder)["complaint"].endswith(str(told.value))
-    assert together.status(deployment.folder)["server"]["what"] == "failed"
+    assert local_cluster.status(deployment.folder)["complaint"].endswith(str(told.value))
+    assert local_cluster.status(deployment.folder)["server"]["what"] == "failed"
 
 
 def test_a_demand_made_in_the_midst_of_a_run_is_heard(deployed: Make) -> None:
@@ -106,7 +106,7 @@ def test_a_demand_made_in_the_midst_of_a_run_is_heard(deployed: Make) -> None:
     brief = server._brief()
     method = brief.make_method()
     demand(deployment, "lima", **PRIVACY)
-    played = server._round(brief, method, Agenda(method, brief.make_plan(), 3), server._progress(brief, method))
+    played = server._round(brief, method, RoundSchedule(method, brief.make_plan(), 3), server._progress(brief, method))
     assert played is not None
     assert played.history[-1]["answered"] == ["oslo", "pune"]
     assert [text for text in deployment.complaints if text.startswith("lima: lima demands privacy")]

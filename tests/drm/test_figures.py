@@ -5,9 +5,10 @@ import pytest
 from scipy.integrate import trapezoid
 
 from feddrm.drm import DensityRatioModel
-from feddrm.drm.drift import drift_experiment, measure_drift
-from feddrm.drm.figures import density_figure, drift_figure, tradeoff_figure, weighted_density
-from feddrm.drm.tradeoff import tradeoff_experiment
+from feddrm.drm.figures import density_figure, weighted_density
+from feddrm.paper.experiments.drift import drift_experiment, measure_drift
+from feddrm.paper.experiments.experiment_figures import drift_figure, tradeoff_figure
+from feddrm.paper.experiments.tradeoff import tradeoff_experiment
 from refusal import refused
 
 

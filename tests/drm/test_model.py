@@ -258,5 +258,5 @@ def test_the_package_stands_alone() -> None:
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     others = {m for m in run.stdout.split() if not m.startswith("feddrm.drm")}
-    assert others == {"feddrm", "feddrm.errors", "feddrm.registry", "feddrm.values"}
+    assert others == {"feddrm", "feddrm.errors", "feddrm.registry", "feddrm.typed_settings"}
     assert feddrm.DensityRatioModel is DensityRatioModel

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feddrm.drm.reading import read_sample, read_samples
+from feddrm.drm.sample_files import read_sample, read_samples
 from refusal import refused
 
 

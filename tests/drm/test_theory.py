@@ -19,10 +19,10 @@ from feddrm.drm import (
     solve_multipliers,
 )
 from feddrm.drm.basis import Floats, evaluate_basis
-from feddrm.drm.descent import Head
-from feddrm.drm.drift import EMBEDDINGS, LABELS, measure_drift, random_federation
 from feddrm.drm.logistic import information
-from feddrm.drm.tradeoff import World, tradeoff_experiment
+from feddrm.paper.experiments.descent import Head
+from feddrm.paper.experiments.drift import EMBEDDINGS, LABELS, measure_drift, random_federation
+from feddrm.paper.experiments.tradeoff import World, tradeoff_experiment
 from refusal import refused
 
 

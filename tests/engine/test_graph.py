@@ -8,8 +8,8 @@ from torch import Tensor
 
 from feddrm.data import Client, Federation, RandomResizedCrop, Split, View, colour_shifts
 from feddrm.engine import Plan, State, arithmetic, federate, first_state, functional
-from feddrm.engine.graph import GraphEngine
-from feddrm.engine.rounds import Agenda
+from feddrm.engine.cuda_graph import GraphEngine
+from feddrm.engine.rounds import RoundSchedule
 from feddrm.methods import (
     ConFREE,
     Ditto,
@@ -178,7 +178,7 @@ def test_the_same_state_gives_the_same_round() -> None:
     method, federation = FedDRM(), made()
     net = network(method)
     state = first_state(method, {k: v.detach() for k, v in net.named_parameters()}, len(federation))
-    agenda = Agenda(method, plan(9), len(federation))
+    agenda = RoundSchedule(method, plan(9), len(federation))
     engine = GraphEngine(method, functional(net), federation, agenda)
     state = engine.play(engine.play(state).state).state
     one, other = engine.play(state), engine.play(state)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from feddrm.data import Federation, batch, draw_for
-from feddrm.engine import Plan, Played, State, client_update, federate, first_state, functional, participants
+from feddrm.engine import Plan, RoundResult, State, client_update, federate, first_state, functional, participants
 from feddrm.errors import SettingError
 from feddrm.methods import FedAvg, FedAvgFT, Method
 from feddrm.models import Mlp
@@ -34,7 +34,7 @@ NET = Mlp(hidden=(5,), branch=4).build((3,), 2)
 LEAVES = {leaf: p.detach() for leaf, p in NET.named_parameters()}
 
 
-def play(federation: Federation, plan: Plan = PLAN, *, method: Method | None = None, **options) -> list[Played]:
+def play(federation: Federation, plan: Plan = PLAN, *, method: Method | None = None, **options) -> list[RoundResult]:
     method = method or FedAvg()
     state = options.pop("state", None) or first_state(method, LEAVES, len(federation))
     return list(federate(method, functional(NET), federation, plan, state, **options))

@@ -223,7 +223,7 @@ class TestPooledTestSet:
     def test_crops_are_no_training_draws(self, images: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
         keys: list[tuple[int, ...]] = []
         from feddrm.data import batches
-        from feddrm.evaluation import answers
+        from feddrm.evaluation import predictions
 
         generator_for = batches.generator_for
 
@@ -231,7 +231,7 @@ class TestPooledTestSet:
             keys.append(key)
             return generator_for(*key)
 
-        monkeypatch.setattr(answers, "generator_for", recorded)
+        monkeypatch.setattr(predictions, "generator_for", recorded)
         pooled_queries(images, crop=True, seed=7, round=3)
         assert len(set(keys)) == len(images)
         assert all(key[1] >= 1 << 24 for key in keys)  # no federation has a client of this number

@@ -15,7 +15,7 @@ from torch import Tensor
 from feddrm.data import Batch, Client, Federation, Split, batch, draw_for
 from feddrm.engine import (
     Plan,
-    Played,
+    RoundResult,
     State,
     Update,
     client_update,
@@ -152,17 +152,17 @@ def begin(method: Method, dtype: torch.dtype = torch.float64) -> State:
 
 def play(
     method: Method, state: State, *, plan: Plan = PLAN, dtype: torch.dtype = torch.float64, only=None
-) -> list[Played]:
+) -> list[RoundResult]:
     net = functional(network(method.client_branch, dtype))
     return list(federate(method, net, federation(dtype), plan, state, only=only))
 
 
-def all_rounds(method: Method, dtype: torch.dtype = torch.float64) -> tuple[Played, ...]:
+def all_rounds(method: Method, dtype: torch.dtype = torch.float64) -> tuple[RoundResult, ...]:
     return _all_rounds(method, dtype)
 
 
 @cache
-def _all_rounds(method: Method, dtype: torch.dtype) -> tuple[Played, ...]:
+def _all_rounds(method: Method, dtype: torch.dtype) -> tuple[RoundResult, ...]:
     return tuple(play(method, begin(method, dtype), dtype=dtype))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from feddrm.paper.records import _head
+from feddrm.paper.cell_records import _head
 
 
 def test_commits_are_read_without_git(tmp_path: Path) -> None:

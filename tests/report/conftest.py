@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from feddrm.data import Federation, load
-from feddrm.report.portrait import Portrait
+from feddrm.data.summary import DatasetSummary
 
 MakeRun = Callable[..., Path]
 RULES = ("head_density", "head_posterior")
@@ -117,7 +117,7 @@ def make_run(tmp_path: Path, digits: Federation) -> MakeRun:
         if finished:
             (folder / "summary.json").write_text(json.dumps(summary_of(lines[-1])))
         (folder / "evaluation.json").write_text(json.dumps(evaluation_of(federation, last)))
-        Portrait.of(federation).write(folder)
+        DatasetSummary.of(federation).write(folder)
         return folder
 
     return make

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import save_file
 
 from feddrm.data import Federation
+from feddrm.data.summary import DatasetSummary
 from feddrm.errors import FeddrmError
 from feddrm.report.pictures import label_figure, view_figure
-from feddrm.report.portrait import Portrait
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +21,10 @@ def rows() -> Federation:
 
 
 def test_a_portrait_survives_the_disk(digits: Federation, tmp_path: Path) -> None:
-    before = Portrait.of(digits)
+    before = DatasetSummary.of(digits)
     before.write(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["data.json", "data.safetensors"]
-    after = Portrait.read(tmp_path)
+    after = DatasetSummary.read(tmp_path)
     assert dict(after.facts) == dict(before.facts)
     assert (after.name, after.names, after.classes) == (digits.name, digits.names, digits.classes)
     assert torch.equal(after.counts, digits.counts())
@@ -38,8 +38,8 @@ def test_a_portrait_survives_the_disk(digits: Federation, tmp_path: Path) -> Non
 
 
 def test_rows_are_portrayed_by_their_means(rows: Federation, tmp_path: Path) -> None:
-    Portrait.of(rows).write(tmp_path)
-    portrait = Portrait.read(tmp_path)
+    DatasetSummary.of(rows).write(tmp_path)
+    portrait = DatasetSummary.read(tmp_path)
     assert portrait.gallery is None
     assert portrait.column_means is not None
     pooled = torch.cat([c.train.x for c in rows.clients])
@@ -51,7 +51,7 @@ def test_rows_are_portrayed_by_their_means(rows: Federation, tmp_path: Path) -> 
 def test_own_samples_are_filled_up_and_not_called_the_same() -> None:
     pixels = np.zeros((6, 5, 5, 3), dtype=np.uint8)
     fed = Federation.from_arrays({n: (pixels, np.arange(6) % 2) for n in ("oslo", "lima")})
-    portrait = Portrait.of(fed)
+    portrait = DatasetSummary.of(fed)
     assert portrait.gallery is not None
     assert portrait.gallery.shape == (2, 8, 3, 5, 5)
     held = len(fed.clients[0].test)
@@ -64,7 +64,7 @@ def test_names_are_cut_and_dollars_are_no_formula() -> None:
     rng = np.random.default_rng(0)
     names = ("$x^{$", "x" * 60)
     clients = {n: (rng.normal(size=(12, 3)), np.arange(12) % 2) for n in names}
-    figure = label_figure(Portrait.of(Federation.from_arrays(clients)))
+    figure = label_figure(DatasetSummary.of(Federation.from_arrays(clients)))
     figure.draw_without_rendering()
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == [names[0], "x" * 27 + "…"]
@@ -82,16 +82,16 @@ def test_names_are_cut_and_dollars_are_no_formula() -> None:
 def test_pictures_that_do_not_fit_are_refused(
     digits: Federation, tmp_path: Path, tensors: dict[str, torch.Tensor], why: str
 ) -> None:
-    Portrait.of(digits).write(tmp_path)
+    DatasetSummary.of(digits).write(tmp_path)
     save_file(tensors, tmp_path / "data.safetensors")
     with pytest.raises(FeddrmError, match=rf"data.safetensors is broken \({why}"):
-        Portrait.read(tmp_path)
+        DatasetSummary.read(tmp_path)
 
 
 def test_counts_that_do_not_fit_are_refused(digits: Federation, tmp_path: Path) -> None:
-    Portrait.of(digits).write(tmp_path)
+    DatasetSummary.of(digits).write(tmp_path)
     facts = json.loads((tmp_path / "data.json").read_text())
     facts["classes"].append("eleven")
     (tmp_path / "data.json").write_text(json.dumps(facts))
     with pytest.raises(FeddrmError, match=r"data.json is broken \(class_counts do not fit"):
-        Portrait.read(tmp_path)
+        DatasetSummary.read(tmp_path)

@@ -12,7 +12,7 @@ import pytest
 from feddrm.data import load
 from feddrm.report.build import report_table
 from feddrm.report.measures import Measure
-from feddrm.report.table import Table, latex_escape
+from feddrm.report.tables import Table, latex_escape
 
 MakeRun = Callable[..., Path]
 

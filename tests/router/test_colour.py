@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddrm.router.colour import LEVELS, _counts, _levels, colour_statistics, hue_saturation_value
-from feddrm.router.fit import Problem, Sample, add, client_scores, moments_of, scaler_of, solve
+from feddrm.router.features.colour import LEVELS, _counts, _levels, colour_statistics, hue_saturation_value
+from feddrm.router.solver.solve import Problem, Sample, add, client_scores, moments_of, scaler_of, solve
 
 
 def smooth_images(count: int, seed: int) -> torch.Tensor:

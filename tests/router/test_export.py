@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from feddrm.router import Recipe, Router, colour, features
-from feddrm.router.fit import Scaler
-from feddrm.router.kept import kept
+from feddrm.router import Recipe, Router
+from feddrm.router.features import base as features
+from feddrm.router.features import colour
+from feddrm.router.features.tensor_cache import kept
+from feddrm.router.solver.solve import Scaler
 from router.conftest import make_router
 
 runtime = pytest.importorskip("onnxruntime", reason="pip install 'feddrm[export]' to run this")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from feddrm.models import LeNet, Mlp, Net, ResNet18
-from feddrm.router.features import Feature, Recipe, extract, possible_features
+from feddrm.router.features.base import Feature, Recipe, extract, possible_features
 from refusal import refused
 
 

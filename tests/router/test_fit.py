@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from feddrm.router.fit import (
+from feddrm.router.solver.solve import (
     FitState,
     Problem,
     Sample,

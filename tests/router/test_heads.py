@@ -3,8 +3,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from feddrm.router.choose import Holdout, RidgePath, choose_ridge, split
-from feddrm.router.fit import (
+from feddrm.router.fit.head_problems import (
+    MAIN_EFFECTS,
+    fit_private,
+    joint_classes,
+    joint_clients,
+    joint_label,
+    joint_problem,
+    private_problem,
+    private_samples,
+    probe_problem,
+)
+from feddrm.router.fit.selection import Holdout, RidgePath, choose_ridge, split
+from feddrm.router.fit.stacking import Stack, client_curves, fit_stack
+from feddrm.router.solver.solve import (
     Problem,
     Sample,
     add,
@@ -16,18 +28,6 @@ from feddrm.router.fit import (
     scaler_of,
     solve,
 )
-from feddrm.router.heads import (
-    MAIN_EFFECTS,
-    fit_private,
-    joint_classes,
-    joint_clients,
-    joint_label,
-    joint_problem,
-    private_problem,
-    private_samples,
-    probe_problem,
-)
-from feddrm.router.stack import Stack, client_curves, fit_stack
 from refusal import refused
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from feddrm.router import Calibration, Router, leave
-from feddrm.router.change import join
-from feddrm.router.fit import Problem, Sample, moments_of, scaler_of, solve
+from feddrm.router.membership import join
 from feddrm.router.router import BROKEN, DOWN, UNLIKE, UNSURE
+from feddrm.router.solver.solve import Problem, Sample, moments_of, scaler_of, solve
 from refusal import refused
 
 

@@ -9,10 +9,10 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from feddrm.router.choose import Holdout
-from feddrm.router.features import Embedding, Raw, Recipe
-from feddrm.router.fit import Problem, Sample, moments_of, pooled, solve
-from feddrm.router.tables import choose_recipe, local_choice, local_tables, table_of
+from feddrm.router.features.base import Embedding, Raw, Recipe
+from feddrm.router.fit.design_matrix import choose_recipe, local_choice, local_tables, table_of
+from feddrm.router.fit.selection import Holdout
+from feddrm.router.solver.solve import Problem, Sample, moments_of, pooled, solve
 
 CLIENTS = 3
 BOTH = Recipe((Raw(), Embedding()))

@@ -18,7 +18,7 @@ from feddrm.report.build import build_report
 from feddrm.report.run import RunRecord
 from feddrm.router import load_router
 from feddrm.runs import Run, train
-from feddrm.runs.routing import _config_again
+from feddrm.runs.run_router import _config_again
 from refusal import refused
 
 SMALL = {"rounds": 4, "local_steps": 2, "batch_size": 16, "seed": 3, "model": Mlp(hidden=(16,), branch=8)}

@@ -378,7 +378,7 @@ def test_opening_what_is_no_run(tmp_path: Path) -> None:
         Run.open(tmp_path)
     folder = RunFolder(tmp_path)
     folder.config_file.write_text("a: [")
-    with pytest.raises(FeddrmError, match=r"config.yaml line 1 is not YAML"):
+    with pytest.raises(FeddrmError, match=r"config.yaml is broken \(line 1 is not YAML"):
         Run.open(tmp_path)
-    with pytest.raises(FeddrmError, match=r"config.yaml line 1 is not YAML"):
+    with pytest.raises(FeddrmError, match=r"config.yaml is broken \(line 1 is not YAML"):
         train(arrays(0), out=tmp_path, **SMALL)

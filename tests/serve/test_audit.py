@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from feddrm.errors import FeddrmError
-from feddrm.serve.audit import AuditLog, Record
+from feddrm.serve.telemetry.audit import AuditLog, Record
 from postgres import FOUND, Cluster, cluster
 from refusal import refused
 

@@ -18,11 +18,11 @@ import yaml
 
 from feddrm.data import load
 from feddrm.router import load_router
-from feddrm.serve.asking import ask_clients
-from feddrm.serve.holding import Row
-from feddrm.serve.predictor import Predictor, known_classes
-from feddrm.serve.registry import Peer
+from feddrm.serve.loaded_router import Row
+from feddrm.serve.predictor.predictor import Predictor, known_classes
 from feddrm.serve.settings import ClientEntry
+from feddrm.serve.upstream.dispatch import ask_clients
+from feddrm.serve.upstream.upstreams import Upstream
 from serving import NAMES, Launch
 
 CLASSES = ("benign", "malignant", "normal")
@@ -35,7 +35,7 @@ class Client:
         self.health: Any = {"ready": True}
         self.outputs: dict[str, Any] = {}
         http = httpx.AsyncClient(base_url="http://oslo", transport=httpx.MockTransport(self._reply))
-        self.peer = Peer("oslo", ClientEntry(url="http://oslo"), 100, 0.05, http, classes)
+        self.peer = Upstream("oslo", ClientEntry(url="http://oslo"), 100, 0.05, http, classes)
 
     def _reply(self, request: httpx.Request) -> httpx.Response:
         found = self.health

@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 import feddrm
-from feddrm.serve import client
+from feddrm.serve import gateway_client
 
 
 @pytest.mark.parametrize("pause", ["0", "Wed, 21 Oct 2015 07:28:00 GMT", "-1", "nan", "9" * 5000])
@@ -28,7 +28,7 @@ def test_a_busy_gateway_is_asked_again_whatever_it_says_of_the_pause(
             """To nobody."""
 
     waited: list[float] = []
-    monkeypatch.setattr(client.time, "sleep", waited.append)
+    monkeypatch.setattr(gateway_client.time, "sleep", waited.append)
     with HTTPServer(("127.0.0.1", 0), Busy) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

@@ -20,8 +20,8 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from feddrm.serve.connections import HEAD_BYTES, connection
-from feddrm.serve.guard import Guard
+from feddrm.serve.http.connection import HEAD_BYTES, connection
+from feddrm.serve.http.middleware import Guard
 from feddrm.serve.settings import ServerSettings
 from serving import NAMES, Launch
 

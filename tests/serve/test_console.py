@@ -11,7 +11,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from feddrm.serve.keys import add_key
+from feddrm.serve.auth import add_key
 from serving import Launch
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="pip install 'feddrm[dev]' to run this")

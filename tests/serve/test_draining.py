@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 
-from feddrm.serve.draining import Drain
+from feddrm.serve.telemetry.background_writer import Drain
 
 
 def test_everything_that_found_room_is_taken_in_order_and_the_rest_refused() -> None:

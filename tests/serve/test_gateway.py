@@ -29,9 +29,9 @@ from feddrm.errors import FeddrmError
 from feddrm.models import Mlp
 from feddrm.router import load_router
 from feddrm.runs import train
-from feddrm.serve.audit import Record
-from feddrm.serve.inference import write_infer
-from feddrm.serve.predictor import Predictor
+from feddrm.serve.oip.codec import write_infer
+from feddrm.serve.predictor.predictor import Predictor
+from feddrm.serve.telemetry.audit import Record
 from refusal import refused
 from serving import NAMES, Launch
 
@@ -371,7 +371,7 @@ def test_the_pages_python(demo: str, images: torch.Tensor, tmp_path: Path) -> No
 
 
 def test_keys_and_limits(run: Path, launch: Launch, tmp_path: Path) -> None:
-    from feddrm.serve.keys import add_key, digest
+    from feddrm.serve.auth import add_key, digest
 
     keys = tmp_path / "keys.yaml"
     lab, boss = add_key(keys, "lab", ["route"]), add_key(keys, "boss", ["admin"])
@@ -407,7 +407,7 @@ def test_keys_and_limits(run: Path, launch: Launch, tmp_path: Path) -> None:
 
 
 def test_the_demos_clients_take_no_keys_but_the_gateways_do(run: Path, launch: Launch, tmp_path: Path) -> None:
-    from feddrm.serve.keys import add_key
+    from feddrm.serve.auth import add_key
 
     headers = {"X-API-Key": add_key(tmp_path / "keys.yaml", "lab", ["predict"])}
     process = launch("serve", run, "--demo", "--port", 0, "--audit", tmp_path / "a.sqlite",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from feddrm.serve.keys import Keys, add_key
+from feddrm.serve.auth import Keys, add_key
 from feddrm.serve.settings import GatewaySettings, make
 from refusal import refused
 

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from feddrm.serve import logs
-from feddrm.serve.logs import Lines
+from feddrm.serve.telemetry import logs
+from feddrm.serve.telemetry.logs import Lines
 
 
 class Stuck(io.BytesIO):

@@ -15,7 +15,7 @@ from feddrm.data import load
 from feddrm.models import Mlp
 from feddrm.router import load_router
 from feddrm.runs import Run, train
-from feddrm.serve.predictor import Predictor, class_names
+from feddrm.serve.predictor.predictor import Predictor, class_names
 from refusal import refused
 
 Images = NDArray[np.uint8]

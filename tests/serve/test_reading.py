@@ -20,12 +20,12 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from feddrm.errors import FeddrmError
-from feddrm.serve.direct import read_body
-from feddrm.serve.inference import HEADER, numbers, read_infer, write_infer
-from feddrm.serve.messages import Options, PredictOptions
-from feddrm.serve.protocol import Outputs, answer_infer
-from feddrm.serve.reading import SMALL, Wanted, read_query, takes_long
-from feddrm.serve.refusals import Refusal
+from feddrm.serve.http.decode import SMALL, Wanted, read_query, takes_long
+from feddrm.serve.http.error_responses import Refusal
+from feddrm.serve.http.fast_routes import read_body
+from feddrm.serve.oip.codec import HEADER, numbers, read_infer, write_infer
+from feddrm.serve.oip.oip_routes import Outputs, answer_infer
+from feddrm.serve.schemas import Options, PredictOptions
 from feddrm.serve.settings import ServerSettings
 from refusal import refused
 
@@ -193,7 +193,7 @@ def test_memory_that_is_not_there_is_a_refusal(monkeypatch: pytest.MonkeyPatch) 
     def full(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("feddrm.serve.inference.np.asarray", full)
+    monkeypatch.setattr("feddrm.serve.oip.codec.np.asarray", full)
     with refused("memory"):
         numbers([1], np.dtype("float32"), "x")
 
@@ -268,7 +268,7 @@ def test_much_json_is_read_in_a_thread(numbers_sent: int, elsewhere: bool, monke
     async def work(_: str, x: np.ndarray) -> Outputs:
         return {"sum": x.sum(keepdims=True)}
 
-    monkeypatch.setattr("feddrm.serve.protocol.read_infer", read)
+    monkeypatch.setattr("feddrm.serve.oip.oip_routes.read_infer", read)
     scope = {"type": "http", "headers": [], "path_params": {"model": "m"}, "state": {"request_id": "r"}}
     answer = asyncio.run(answer_infer(Request(scope, receive), ServerSettings(), "v", work))
     assert json.loads(answer.body)["outputs"][0]["data"] == [numbers_sent]

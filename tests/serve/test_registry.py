@@ -6,23 +6,23 @@ from pathlib import Path
 import httpx
 import pytest
 
-from feddrm.serve.registry import Declined, Peer, Registry
 from feddrm.serve.settings import ClientEntry, GatewaySettings, make
+from feddrm.serve.upstream.upstreams import Declined, Registry, Upstream
 from refusal import refused
 
 
 @pytest.fixture
-def peer() -> Peer:
-    return Peer("oslo", ClientEntry(url="http://127.0.0.1:9", capacity=2), 2, 0.05, httpx.AsyncClient())
+def peer() -> Upstream:
+    return Upstream("oslo", ClientEntry(url="http://127.0.0.1:9", capacity=2), 2, 0.05, httpx.AsyncClient())
 
 
-def fail(peer: Peer, error: Exception | None = None) -> None:
+def fail(peer: Upstream, error: Exception | None = None) -> None:
     error = error or TimeoutError()
     with pytest.raises(type(error)), peer.request():
         raise error
 
 
-def test_the_circuit_opens_tries_once_and_closes(peer: Peer) -> None:
+def test_the_circuit_opens_tries_once_and_closes(peer: Upstream) -> None:
     fail(peer)
     assert (peer.circuit, peer.available) == ("closed", True)
     fail(peer)
@@ -34,7 +34,7 @@ def test_the_circuit_opens_tries_once_and_closes(peer: Peer) -> None:
     assert (peer.circuit, peer.failures) == ("closed", 0)
 
 
-def test_a_failed_try_doubles_the_pause(peer: Peer) -> None:
+def test_a_failed_try_doubles_the_pause(peer: Upstream) -> None:
     fail(peer)
     fail(peer)
     time.sleep(0.06)
@@ -45,7 +45,7 @@ def test_a_failed_try_doubles_the_pause(peer: Peer) -> None:
     assert peer.circuit == "trying"
 
 
-def test_requests_under_way_when_it_opens_are_no_trials(peer: Peer) -> None:
+def test_requests_under_way_when_it_opens_are_no_trials(peer: Upstream) -> None:
     """Whether they fail while the pause lasts or after it."""
     late = [peer.request() for _ in range(9)]
     for request in late:
@@ -59,13 +59,13 @@ def test_requests_under_way_when_it_opens_are_no_trials(peer: Peer) -> None:
     assert (peer.circuit, peer.available) == ("trying", True)
 
 
-def test_what_does_not_fit_is_not_the_clients_fault(peer: Peer) -> None:
+def test_what_does_not_fit_is_not_the_clients_fault(peer: Upstream) -> None:
     for _ in range(5):
         fail(peer, Declined("x"))
     assert (peer.circuit, peer.failures, peer.in_flight) == ("closed", 0, 0)
 
 
-def test_capacity(peer: Peer) -> None:
+def test_capacity(peer: Upstream) -> None:
     with peer.request(), peer.request():
         assert peer.why_not == "at capacity"
     assert peer.available

@@ -22,8 +22,18 @@ from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from feddrm.data import Client, Federation, RandomResizedCrop, Split, View, colour_shifts
-from feddrm.engine import Agenda, Arithmetic, Plan, Played, State, arithmetic, first_state, functional, play_round
-from feddrm.engine.graph import STREAMS, GraphEngine
+from feddrm.engine import (
+    Arithmetic,
+    Plan,
+    RoundResult,
+    RoundSchedule,
+    State,
+    arithmetic,
+    first_state,
+    functional,
+    play_round,
+)
+from feddrm.engine.cuda_graph import STREAMS, GraphEngine
 from feddrm.errors import FeddrmError
 from feddrm.methods import FedDRM, Forward, Tensors
 from feddrm.models import Net, Outputs, ResNet18
@@ -133,9 +143,9 @@ def _loop(bench: Bench, precision: str, *, compiled: bool = False) -> dict[str, 
     how, net, federation = arithmetic(precision, "cuda"), bench.network(), bench.federation()
     began = time.perf_counter()
     forward = _compiled(net, how) if compiled else functional(net, how)
-    agenda = Agenda(FedDRM(), bench.plan, bench.clients)
+    agenda = RoundSchedule(FedDRM(), bench.plan, bench.clients)
 
-    def play(state: State) -> Played:
+    def play(state: State) -> RoundResult:
         stage, everyone = agenda.stage(1), tuple(range(bench.clients))
         return play_round(FedDRM(), forward, federation, bench.plan, state, stage, everyone)
 
@@ -150,7 +160,7 @@ def _loop(bench: Bench, precision: str, *, compiled: bool = False) -> dict[str, 
 def _graph(bench: Bench, streams: int) -> dict[str, float]:
     how, net, federation = arithmetic("bf16", "cuda"), bench.network(), bench.federation()
     engine = GraphEngine(
-        FedDRM(), functional(net, how), federation, Agenda(FedDRM(), bench.plan, bench.clients), streams
+        FedDRM(), functional(net, how), federation, RoundSchedule(FedDRM(), bench.plan, bench.clients), streams
     )
     try:
         with how.set():
@@ -161,7 +171,7 @@ def _graph(bench: Bench, streams: int) -> dict[str, float]:
     return found
 
 
-def _time(play: Callable[[State], Played], net: Net, bench: Bench) -> dict[str, float]:
+def _time(play: Callable[[State], RoundResult], net: Net, bench: Bench) -> dict[str, float]:
     """Milliseconds per client step: the median of some rounds, after two that warm up and capture."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()

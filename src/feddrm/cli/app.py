@@ -10,7 +10,7 @@ import click
 import typer
 import typer.core
 
-from feddrm import __version__
+from feddrm._version import __version__
 from feddrm.cli import bench, data, deploy, drm, paper, serve
 from feddrm.cli import report as reports
 from feddrm.cli import router as routing

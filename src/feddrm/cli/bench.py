@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from feddrm.cli.data_options import DataDir
 from feddrm.cli.output import JsonFlag, print_json, print_table
-from feddrm.cli.settings import DataDir
 from feddrm.errors import SettingError
-from feddrm.files import write_atomically
+from feddrm.io.atomic import write_atomically
 
 app = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -119,7 +119,7 @@ def deploy(
     from feddrm.cli.deploy import needed
 
     needed()
-    from feddrm.deploy.bench import bench_deploy
+    from feddrm.bench.deploy import bench_deploy
 
     found = bench_deploy(rounds, per_message, say=_say, keep=lambda so_far: _keep(so_far, out))
     if json:

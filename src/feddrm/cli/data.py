@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from feddrm.cli.output import JsonFlag, print_json, print_table
-from feddrm.cli.settings import (
+from feddrm.cli.data_options import (
     Alpha,
     Clients,
     DataDir,
@@ -21,6 +20,7 @@ from feddrm.cli.settings import (
     Shift,
     open_federation,
 )
+from feddrm.cli.output import JsonFlag, print_json, print_table
 
 app = typer.Typer(help="Look at a federation: sizes, classes, shifts.", no_args_is_help=True, rich_markup_mode=None)
 MOST_COLUMNS = 20  # classes beyond this make a table nobody can read: --json has them all

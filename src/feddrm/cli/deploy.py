@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from feddrm.cli.data_options import given_settings
 from feddrm.cli.output import JsonFlag, print_json, print_table
-from feddrm.cli.settings import given_settings
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.progress import progress_bar
 
@@ -48,8 +48,8 @@ def init(
     Example: feddrm deploy init federation --clients oslo,lima,pune --data digits
     """
     needed()
-    from feddrm.deploy.project import make_project
-    from feddrm.deploy.settings import ServerSettings
+    from feddrm.deploy.provision.project import make_project
+    from feddrm.deploy.server.federation_settings import ServerSettings
 
     training = given_settings(
         method=method, model=model, rounds=rounds, local_steps=local_steps, batch_size=batch_size, lr=lr, seed=seed
@@ -81,9 +81,9 @@ def up(folder: Project, json: JsonFlag = False) -> None:
     Example: feddrm deploy up federation
     """
     needed()
-    from feddrm.deploy import together
+    from feddrm.deploy import local_cluster
 
-    started = together.up(folder)
+    started = local_cluster.up(folder)
     if json:
         print_json({"started": started})
     else:
@@ -101,7 +101,7 @@ def run(
     Example: feddrm deploy run federation
     """
     needed()
-    from feddrm.deploy import together
+    from feddrm.deploy import local_cluster
 
     with progress_bar("deployed") as advance:
         last: list[Mapping[str, Any]] = []
@@ -113,7 +113,7 @@ def run(
             done = status.get("round", 0)
             advance(done, status.get("rounds") or done + 1, _doing(status), True)
 
-        summary = together.run(folder, show, timeout)
+        summary = local_cluster.run(folder, show, timeout)
     if json:
         print_json(summary)
         return
@@ -122,7 +122,7 @@ def run(
     typer.echo(f"{summary['rounds']} rounds{shown}")
     if summary.get("privacy"):
         typer.echo(f"differential privacy spent: {summary['privacy']['epsilon']}")
-    typer.echo(f"wrote {together.server_folder(folder) / 'runs'}")
+    typer.echo(f"wrote {local_cluster.server_folder(folder) / 'runs'}")
 
 
 @app.command()
@@ -132,9 +132,9 @@ def status(folder: Project, json: JsonFlag = False) -> None:
     Example: feddrm deploy status federation
     """
     needed()
-    from feddrm.deploy import together
+    from feddrm.deploy import local_cluster
 
-    found = together.status(folder)
+    found = local_cluster.status(folder)
     if json:
         print_json(found)
         return
@@ -158,9 +158,9 @@ def down(folder: Project, json: JsonFlag = False) -> None:
     Example: feddrm deploy down federation
     """
     needed()
-    from feddrm.deploy import together
+    from feddrm.deploy import local_cluster
 
-    stopped = together.down(folder)
+    stopped = local_cluster.down(folder)
     if json:
         print_json({"stopped": stopped})
     else:
@@ -174,7 +174,7 @@ def server(folder: Folder) -> None:
     Example: feddrm deploy server federation/server
     """
     needed()
-    from feddrm.deploy.services import run_server
+    from feddrm.deploy.flower.daemon import run_server
 
     run_server(folder)
 
@@ -186,7 +186,7 @@ def site(folder: Folder) -> None:
     Example: feddrm deploy site federation/sites/oslo
     """
     needed()
-    from feddrm.deploy.services import run_site
+    from feddrm.deploy.flower.daemon import run_site
 
     run_site(folder)
 

@@ -33,7 +33,7 @@ def fit(
     Example: feddrm drm fit a.csv b.csv c.csv --basis normal --out density.png
     """
     from feddrm.drm import DensityRatioModel
-    from feddrm.drm.reading import read_samples
+    from feddrm.drm.sample_files import read_samples
 
     model = DensityRatioModel(basis, ridge=ridge)
     _check(out)
@@ -121,7 +121,7 @@ def example(
     """
     import numpy as np
 
-    from feddrm.report.writing import write_whole
+    from feddrm.io.atomic import write_together
 
     rng = np.random.default_rng(seed)
     made = {"a": rng.normal(0, 1, 200), "b": rng.normal(0, 1.5, 100), "c": rng.normal(0.7, 1, 300)}
@@ -130,7 +130,7 @@ def example(
         from feddrm.errors import FeddrmError
 
         raise FeddrmError(f"{taken[0]} exists and is not overwritten: move it, or name another folder")
-    write_whole({path: text.encode() for path, text in files.items()})
+    write_together({path: text.encode() for path, text in files.items()})
     typer.echo(f"wrote {', '.join(str(path) for path in files)}")
 
 
@@ -145,7 +145,7 @@ def drift(
 
     Example: feddrm drm drift --out drift.png
     """
-    from feddrm.drm.drift import drift_experiment
+    from feddrm.paper.experiments.drift import drift_experiment
 
     _check(out)
     drifts = drift_experiment(rounds, seed)
@@ -172,7 +172,7 @@ def tradeoff(
 
     Example: feddrm drm tradeoff --out tradeoff.png
     """
-    from feddrm.drm.tradeoff import tradeoff_experiment
+    from feddrm.paper.experiments.tradeoff import tradeoff_experiment
 
     _check(out)
     result = tradeoff_experiment(rounds=rounds, seed=seed)
@@ -203,10 +203,12 @@ def _check(out: Path | None) -> None:
 
 def _draw(kind: str, result: object, out: Path | None) -> None:
     if out is not None:
-        from feddrm.drm import figures
+        from feddrm.drm import figures as densities
+        from feddrm.paper.experiments import experiment_figures
         from feddrm.report.pictures import save
 
-        save(getattr(figures, kind)(result), out)
+        home = densities if hasattr(densities, kind) else experiment_figures
+        save(getattr(home, kind)(result), out)
 
 
 def _say(out: Path | None) -> None:

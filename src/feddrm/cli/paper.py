@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from feddrm.cli.data_options import DataDir, keyed_settings
 from feddrm.cli.output import JsonFlag, print_json, print_table, resumable
-from feddrm.cli.settings import DataDir, keyed_settings
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.values import typed
+from feddrm.typed_settings import typed
 
 if TYPE_CHECKING:
     from feddrm.paper import Grid, Outcome, Record, Runner
@@ -106,7 +106,7 @@ def run(
     """
     from feddrm.paper import read_budget
     from feddrm.runs import Config
-    from feddrm.runs.watching import shown
+    from feddrm.runs.listeners import shown
 
     started = time.monotonic()
     deadline = None if budget is None else started + read_budget(budget)
@@ -190,12 +190,12 @@ def page(
 
     Example: feddrm paper page --out docs/results.md
     """
+    from feddrm.io.atomic import write_together
     from feddrm.paper import read_notes, results_page
-    from feddrm.report.writing import write_whole
 
     opened, records, folder = _records(grid, results)
     target = out or (Path("docs/results.md") if opened.name == "paper" else _home(opened)[1].parent / "results.md")
-    write_whole({target: results_page(opened, records, read_notes(opened, records, folder)).encode()})
+    write_together({target: results_page(opened, records, read_notes(opened, records, folder)).encode()})
     typer.echo(f"wrote {target}")
 
 

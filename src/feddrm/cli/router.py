@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from feddrm.cli.data_options import DataDir, given_settings
 from feddrm.cli.output import JsonFlag, print_json, print_table
-from feddrm.cli.settings import DataDir, given_settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,7 +89,7 @@ def route(
     from feddrm.errors import FeddrmError
     from feddrm.router import read_manifest
     from feddrm.runs import Run
-    from feddrm.runs.routing import read_inputs
+    from feddrm.runs.run_router import read_inputs
 
     router = Run.open(run).router()
     notes = read_manifest(run / "router")["notes"]

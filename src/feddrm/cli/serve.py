@@ -49,11 +49,11 @@ def serve(
     Example: feddrm serve runs/first --demo
     """
     with packages():
-        from feddrm.serve.console import add_console
+        from feddrm.serve.console.console_routes import add_console
         from feddrm.serve.gateway import build_gateway
-        from feddrm.serve.predictor import class_names
+        from feddrm.serve.predictor.predictor import class_names
+        from feddrm.serve.server import address, bind, demo_clients, run_app
         from feddrm.serve.settings import GatewaySettings, make
-        from feddrm.serve.starting import address, bind, demo_clients, run_app
     from feddrm.router import read_manifest
 
     if demo and clients is not None:
@@ -99,10 +99,10 @@ def serve_client(
     Example: feddrm serve-client runs/first/clients/fax --port 9001
     """
     with packages():
-        from feddrm.serve.predictor import Predictor
-        from feddrm.serve.predictor_app import build_predictor
+        from feddrm.serve.predictor.predictor import Predictor
+        from feddrm.serve.predictor.predictor_app import build_predictor
+        from feddrm.serve.server import address, bind, run_app
         from feddrm.serve.settings import PredictorSettings, make
-        from feddrm.serve.starting import address, bind, run_app
 
     given: dict[str, Any] = {
         "host": host, "port": port, "keys": keys, "open": open_, "tls_cert": tls_cert, "tls_key": tls_key,
@@ -127,7 +127,7 @@ def serve_key(
     Example: feddrm serve-key lab --scopes route,predict
     """
     with packages():
-        from feddrm.serve.keys import add_key
+        from feddrm.serve.auth import add_key
 
     key = add_key(keys, name, [scope.strip() for scope in scopes.split(",") if scope.strip()])
     if json:
@@ -148,7 +148,7 @@ def query(
 
     Example: feddrm query http://127.0.0.1:8080 scan.png --predict
     """
-    from feddrm.serve.client import Client
+    from feddrm.serve.gateway_client import Client
 
     with Client(url, key) as gateway:
         if predict:
@@ -177,9 +177,9 @@ def packages() -> Iterator[None]:
 
 def _portrait(run: Path) -> Any:
     """What the run keeps of its data; a router without it is served all the same."""
-    from feddrm.report.portrait import Portrait
+    from feddrm.data.summary import DatasetSummary
 
     try:
-        return Portrait.read(run)
+        return DatasetSummary.read(run)
     except FeddrmError:
         return None

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from feddrm.cli.output import JsonFlag, print_json, print_table, resumable
-from feddrm.cli.settings import (
+from feddrm.cli.data_options import (
     Alpha,
     Clients,
     DataDir,
@@ -20,8 +19,9 @@ from feddrm.cli.settings import (
     given_settings,
     keyed_settings,
 )
+from feddrm.cli.output import JsonFlag, print_json, print_table, resumable
 from feddrm.errors import SettingError
-from feddrm.values import typed
+from feddrm.typed_settings import typed
 
 if TYPE_CHECKING:
     from feddrm.runs import Run

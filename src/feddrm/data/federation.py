@@ -18,7 +18,7 @@ from feddrm.data.view import View
 from feddrm.errors import FeddrmError
 
 if TYPE_CHECKING:
-    from feddrm.data.own import Arrays, Paths
+    from feddrm.data.sources.build import Arrays, Paths
 
 LONGEST_NAME = 200  # bytes: what disks allow a folder's name, less what a temporary one adds
 
@@ -154,22 +154,22 @@ class Federation:
 
     @classmethod
     def from_arrays(cls, clients: Arrays, **options: Any) -> Federation:
-        """Bring your own arrays: ``{"oslo": (X, y), "lima": (X, y)}``; see :mod:`feddrm.data.own`."""
-        from feddrm.data.own import from_arrays
+        """Bring your own arrays: ``{"oslo": (X, y), "lima": (X, y)}``; see :mod:`feddrm.data.sources.build`."""
+        from feddrm.data.sources.build import from_arrays
 
         return from_arrays(clients, **options)
 
     @classmethod
     def from_folders(cls, root: str | Path, **options: Any) -> Federation:
-        """Bring your own images: one folder per client, class sub-folders; see :mod:`feddrm.data.own`."""
-        from feddrm.data.own import from_folders
+        """Bring your own images: one folder per client, class sub-folders; see :mod:`feddrm.data.sources.build`."""
+        from feddrm.data.sources.build import from_folders
 
         return from_folders(root, **options)
 
     @classmethod
     def from_csv(cls, paths: Paths, **options: Any) -> Federation:
-        """Bring your own tables: one file per client, or one with a client column; see :mod:`feddrm.data.own`."""
-        from feddrm.data.own import from_csv
+        """Bring your own tables: one file per client, or one with a client column."""
+        from feddrm.data.sources.build import from_csv
 
         return from_csv(paths, **options)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.files import write_atomically
+from feddrm.io.atomic import write_atomically
 from feddrm.methods import Method, Tensors
 
 

@@ -1,12 +1,13 @@
 """How methods are run: the training loop, rounds, checkpoints."""
 
 from feddrm.engine.checkpoint import load_state, save_state, write_atomically
+from feddrm.engine.client_update import Update, client_update, functional
 from feddrm.engine.precision import PRECISIONS, Arithmetic, arithmetic
 from feddrm.engine.rounds import (
     ENGINES,
-    Agenda,
     Plan,
-    Played,
+    RoundResult,
+    RoundSchedule,
     State,
     engine_for,
     federate,
@@ -15,15 +16,14 @@ from feddrm.engine.rounds import (
     play_round,
     train_client,
 )
-from feddrm.engine.update import Update, client_update, functional
 
 __all__ = [
     "ENGINES",
     "PRECISIONS",
-    "Agenda",
     "Arithmetic",
     "Plan",
-    "Played",
+    "RoundResult",
+    "RoundSchedule",
     "State",
     "Update",
     "arithmetic",

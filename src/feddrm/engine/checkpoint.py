@@ -12,7 +12,7 @@ from torch import Tensor
 
 from feddrm.engine.rounds import State
 from feddrm.errors import FeddrmError
-from feddrm.files import write_atomically
+from feddrm.io.atomic import write_atomically
 from feddrm.methods import Slots, Tensors
 
 FORMAT = "feddrm-state-1"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from feddrm.data import Batch, Federation, batch, draw_for, generator_for
-from feddrm.engine.update import Update, client_update
+from feddrm.engine.client_update import Update, client_update
 from feddrm.errors import SettingError
 from feddrm.methods import Forward, Method, Sgd, Slots, Stage, Tensors
 from feddrm.registry import nearest
@@ -77,7 +77,7 @@ class State(NamedTuple):
     private: tuple[Slots, ...]
 
 
-class Played(NamedTuple):
+class RoundResult(NamedTuple):
     """One finished round; ``loss`` is the weighted mean over who answered (None if nobody did)."""
 
     state: State
@@ -112,7 +112,7 @@ def round_half_up(x: float) -> int:
 
 
 @dataclass(frozen=True)
-class Agenda:
+class RoundSchedule:
     """What happens in which round (1, 2, ...): a function of the plan alone, known long before.
 
     ``only`` names the clients that answer in each round instead of drawing them.
@@ -148,14 +148,14 @@ def federate(
     only: Sequence[Sequence[int]] | None = None,
     workers: int = 1,
     engine: str = "sequential",
-) -> Iterator[Played]:
+) -> Iterator[RoundResult]:
     """Play the rounds that are left after ``state``; each one is a function of the state and the seed.
 
     ``only`` names the clients that answer in each round (by round number from 1) instead of drawing
     them. The ``sequential`` engine trains ``workers`` clients side by side, which changes no bit of
     the result; ``graph`` trains all of them at once on a GPU.
     """
-    agenda = Agenda(method, plan, len(federation), None if only is None else tuple(map(tuple, only)))
+    agenda = RoundSchedule(method, plan, len(federation), None if only is None else tuple(map(tuple, only)))
     with _player(engine, method, net, federation, agenda, workers) as play:
         while state.round < plan.rounds:
             played = play(state)
@@ -165,10 +165,10 @@ def federate(
 
 @contextmanager
 def _player(
-    engine: str, method: Method, net: Forward, federation: Federation, agenda: Agenda, workers: int
-) -> Iterator[Callable[[State], Played]]:
+    engine: str, method: Method, net: Forward, federation: Federation, agenda: RoundSchedule, workers: int
+) -> Iterator[Callable[[State], RoundResult]]:
     if engine == "graph":
-        from feddrm.engine.graph import GraphEngine
+        from feddrm.engine.cuda_graph import GraphEngine
 
         graphs = GraphEngine(method, net, federation, agenda)
         try:
@@ -178,7 +178,7 @@ def _player(
         return
     with side_by_side(workers) as spread:
 
-        def play(state: State) -> Played:
+        def play(state: State) -> RoundResult:
             number = state.round + 1
             stage, answering = agenda.stage(number), agenda.answering(number)
             return play_round(method, net, federation, agenda.plan, state, stage, answering, spread)
@@ -211,7 +211,7 @@ def play_round(
     stage: Stage,
     answering: tuple[int, ...],
     spread: Spread = map,
-) -> Played:
+) -> RoundResult:
     """One round; weights are renormalised over who answers."""
     number = state.round + 1
     rate = plan.rate(number)
@@ -228,7 +228,7 @@ def play_round(
         for client, update in zip(answering, updates, strict=True):
             private[client] = update.private
         loss = float(weights @ torch.stack([update.loss for update in updates]).double().cpu())
-    return Played(State(number, shared, tuple(private)), stage, rate, loss, answering)
+    return RoundResult(State(number, shared, tuple(private)), stage, rate, loss, answering)
 
 
 def _update(

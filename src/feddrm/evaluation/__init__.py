@@ -20,8 +20,8 @@ from feddrm.evaluation.accuracy import (
     vote,
     votes,
 )
-from feddrm.evaluation.answers import Answers, Queries, ask, pooled_queries
-from feddrm.evaluation.replay import Replay
+from feddrm.evaluation.cuda_replay import Replay
+from feddrm.evaluation.predictions import Answers, Queries, ask, pooled_queries
 from feddrm.evaluation.window import summarise
 
 __all__ = [

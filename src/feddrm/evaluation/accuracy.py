@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.evaluation.answers import Answers
+from feddrm.evaluation.predictions import Answers
 from feddrm.registry import nearest
 
 RULES = ("density", "posterior")

@@ -11,7 +11,7 @@ from feddrm.methods.fedpac import FedPAC
 from feddrm.methods.fedprox import FedProxFT
 from feddrm.methods.fedrep import FedRep
 from feddrm.methods.fedsam import FedSAMFT
-from feddrm.methods.method import Forward, Method, Phase, Sgd, Slots, Stage, Survey, Tensors
+from feddrm.methods.method import Forward, Method, Phase, Sgd, Slots, Stage, Statistics, Tensors
 
 __all__ = [
     "ConFREE",
@@ -33,6 +33,6 @@ __all__ = [
     "Sgd",
     "Slots",
     "Stage",
-    "Survey",
+    "Statistics",
     "Tensors",
 ]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from feddrm.data import Batch
 from feddrm.methods.losses import classify, masked_mean
-from feddrm.methods.method import Forward, Method, Phase, Slots, Stage, Survey, Tensors, split_steps, weighted_mean
+from feddrm.methods.method import Forward, Method, Phase, Slots, Stage, Statistics, Tensors, split_steps, weighted_mean
 from feddrm.methods.prototypes import class_means, class_sums, distance_to_means
 from feddrm.methods.variants import check_variant
 from feddrm.models import is_head, is_trunk
@@ -35,16 +35,16 @@ class FedAS(Method):
         super().check(rounds)
         check_variant(self)
 
-    def phases(self, stage: Stage) -> tuple[Phase | Survey, ...]:
+    def phases(self, stage: Stage) -> tuple[Phase | Statistics, ...]:
         align, rest = split_steps(stage.steps, one_in=5)
         joint = Phase(rest, classify)
         if self.variant == "paper":
             return Phase(align, _features_stay, train=is_trunk, logged=False), joint
         return (
-            Survey(align, lambda net, slots, batch: class_sums(net, slots["prev"], batch), "means"),
+            Statistics(align, lambda net, slots, batch: class_sums(net, slots["prev"], batch), "means"),
             Phase(align, _class_means_stay, train=is_trunk, logged=False),
             joint,
-            Survey(align, _fisher_trace, FISHER),
+            Statistics(align, _fisher_trace, FISHER),
         )
 
     def shares(self, leaf: str, stage: Stage) -> bool:

@@ -20,7 +20,7 @@ from feddrm.methods.method import (
     Phase,
     Slots,
     Stage,
-    Survey,
+    Statistics,
     Tensors,
     body,
     split_steps,
@@ -66,15 +66,15 @@ class FedPAC(Method):
                 f"mu={self.mu}, align={self.align}: weights of penalties must be numbers and not negative"
             )
 
-    def phases(self, stage: Stage) -> tuple[Phase | Survey, ...]:
+    def phases(self, stage: Stage) -> tuple[Phase | Statistics, ...]:
         first, second = split_steps(stage.steps)
         if self.variant == "paper":
             return Phase(first, classify, train=is_head), Phase(second, self._near, train=body)
         return (
-            Survey(second, _statistics, "mixing"),
+            Statistics(second, _statistics, "mixing"),
             Phase(first, classify, train=is_head, sgd={"lr": HEAD_RATE}),
             Phase(second, self._aligned, train=body),
-            Survey(second, _prototypes, "aligning"),
+            Statistics(second, _prototypes, "aligning"),
         )
 
     def shares(self, leaf: str, stage: Stage) -> bool:

@@ -77,7 +77,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Survey:
+class Statistics:
     """A look at ``steps`` batches without training: what ``measure`` returns is summed into a slot."""
 
     steps: int
@@ -109,7 +109,7 @@ class Method(Named, ABC):
             )
 
     @abstractmethod
-    def phases(self, stage: Stage) -> tuple[Phase | Survey, ...]:
+    def phases(self, stage: Stage) -> tuple[Phase | Statistics, ...]:
         """The client's work in one round."""
 
     def tuning_rounds(self, rounds: int) -> int:

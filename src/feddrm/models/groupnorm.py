@@ -46,7 +46,7 @@ class _Fused(torch.autograd.Function):
     def forward(
         x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, groups: int, eps: float, relu: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        from feddrm.models.kernels import forward
+        from feddrm.models.groupnorm_triton import forward
 
         x = x.contiguous(memory_format=torch.channels_last)
         if residual is not None:
@@ -64,7 +64,7 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        from feddrm.models.kernels import backward
+        from feddrm.models.groupnorm_triton import backward
 
         x, weight, bias, mean, deviation, y = ctx.saved_tensors
         last = torch.channels_last

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
+from feddrm.paper.cell_records import Record
 from feddrm.paper.grid import Grid
-from feddrm.paper.records import Record
 from feddrm.paper.tables import Row, Table, tables
 from feddrm.report.measures import Score
 

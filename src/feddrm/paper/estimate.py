@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from statistics import median
 
+from feddrm.paper.cell_records import Record
 from feddrm.paper.grid import Cell
-from feddrm.paper.records import Record
 
 # Rough weights only: measured cells put them right. Unit: one training step on a batch of 128 small images.
 STEP = {"fedsamft": 1.9, "fedas": 1.1}  # a second gradient; a second forward pass while aligning

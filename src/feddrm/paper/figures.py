@@ -10,18 +10,18 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from feddrm.data.cifar import Cifar10, read_pool
+from feddrm.data.datasets.cifar import Cifar10, read_pool
 from feddrm.data.partition import partition
 from feddrm.data.shift import LEVELS, colour_shifts
-from feddrm.drm.drift import drift_experiment
-from feddrm.drm.figures import drift_figure
+from feddrm.data.summary import SAMPLES, DatasetSummary
 from feddrm.errors import FeddrmError, SettingError
+from feddrm.paper.cell_records import Record
+from feddrm.paper.experiments.drift import drift_experiment
+from feddrm.paper.experiments.experiment_figures import drift_figure
 from feddrm.paper.grid import Grid
-from feddrm.paper.records import Record
 from feddrm.paper.tables import tables
 from feddrm.registry import nearest
 from feddrm.report.pictures import draw_heat_map, draw_shift_grid
-from feddrm.report.portrait import SAMPLES, Portrait
 from feddrm.report.svg import SERIES
 
 MARKERS = "osD^vP*"
@@ -98,10 +98,12 @@ def _labels(grid: Grid, records: Mapping[str, Record], data_dir: str | None) -> 
     return drawn
 
 
-def _portrait(clients: int, counts: list[list[int]] | None = None, gallery: torch.Tensor | None = None) -> Portrait:
+def _portrait(
+    clients: int, counts: list[list[int]] | None = None, gallery: torch.Tensor | None = None
+) -> DatasetSummary:
     held: list[list[int]] = [[]] * clients if counts is None else counts
     facts = [{"name": f"client {i}", "class_counts": row, "train": 0} for i, row in enumerate(held)]
-    return Portrait({"name": Cifar10.name, "clients": facts, "classes": Cifar10.names}, gallery)
+    return DatasetSummary({"name": Cifar10.name, "clients": facts, "classes": Cifar10.names}, gallery)
 
 
 def _retina(grid: Grid, records: Mapping[str, Record], data_dir: str | None) -> Figure:  # noqa: ARG001

@@ -10,7 +10,7 @@ from itertools import groupby
 
 from feddrm.errors import SettingError
 from feddrm.paper.tables import Entry, Table
-from feddrm.report.table import latex_escape
+from feddrm.report.tables import latex_escape
 
 CAPTION = (
     "Accuracy in percent: ours, mean ± standard deviation over the window; in brackets the paper's and our difference "

@@ -15,15 +15,15 @@ from typing import Any, Literal
 import torch
 
 from feddrm.data import Federation
-from feddrm.data.dataset import FileDataset
-from feddrm.engine import Played
+from feddrm.data.datasets.base import FileDataset
+from feddrm.engine import RoundResult
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.files import locked
+from feddrm.io.atomic import locked
+from feddrm.paper.cell_records import Record, read_records, write_record
 from feddrm.paper.estimate import estimate
 from feddrm.paper.grid import Cell, Grid
-from feddrm.paper.records import Record, read_records, write_record
 from feddrm.runs import Run, RunFolder, hardware, train
-from feddrm.runs.watching import OnRound
+from feddrm.runs.listeners import OnRound
 
 SKIPPED: Literal["skipped"] = "skipped"
 SAVING = 10.0  # seconds kept back for the last checkpoint
@@ -200,7 +200,7 @@ class Runner:
         self.records[cell.id] = write_record(cell, run, self.results, {"wall": wall, **self._beside(cell)})
 
     def _until_deadline(self, listen: OnRound | None) -> OnRound:
-        def on_round(played: Played, metrics: dict[str, Any] | None, rounds: int) -> None:
+        def on_round(played: RoundResult, metrics: dict[str, Any] | None, rounds: int) -> None:
             if listen is not None:
                 listen(played, metrics, rounds)
             if played.state.round < rounds and self._left() <= 0:

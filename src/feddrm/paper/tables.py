@@ -11,8 +11,8 @@ from statistics import fmean, stdev
 from typing import Any, Literal
 
 from feddrm.errors import SettingError
+from feddrm.paper.cell_records import BEFORE, Record, cell_of
 from feddrm.paper.grid import Grid
-from feddrm.paper.records import BEFORE, Record, cell_of
 from feddrm.registry import nearest
 from feddrm.report.measures import BY_RULE, RULES, Score, rule_label
 

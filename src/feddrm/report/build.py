@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from feddrm.errors import SettingError
+from feddrm.io.atomic import write_together
 from feddrm.report.run import RunRecord
-from feddrm.report.table import Table
-from feddrm.report.writing import write_whole
+from feddrm.report.tables import Table
 
 PAGE, CSV, LATEX = "report.html", "table.csv", "table.tex"
 
@@ -28,7 +28,7 @@ def write_report(table: Table, out: Path) -> Path:
     if out.exists() and not out.is_dir():
         raise SettingError(f"--out '{out}' is a file: name a folder")
     contents = {PAGE: report_page(table), CSV: table.csv(), LATEX: table.latex()}
-    write_whole({out / name: text.encode() for name, text in contents.items()})
+    write_together({out / name: text.encode() for name, text in contents.items()})
     return out / PAGE
 
 

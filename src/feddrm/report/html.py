@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from feddrm import __version__
+from feddrm._version import __version__
+from feddrm.data.summary import DatasetSummary
 from feddrm.report import figures, pictures
 from feddrm.report.measures import KINDS, MEANINGS, Measure, headline, rule_label
 from feddrm.report.page import figure, page, scrolling, simple_table
-from feddrm.report.portrait import Portrait
 from feddrm.report.run import RunRecord
 from feddrm.report.svg import inline_svg
-from feddrm.report.table import Table
+from feddrm.report.tables import Table
 
 TILES = {
     "average": "Average accuracy",
@@ -223,7 +223,7 @@ def _routing(record: RunRecord, key: str) -> Parts:
         )
 
 
-def _data(portrait: Portrait, key: str) -> Parts:
+def _data(portrait: DatasetSummary, key: str) -> Parts:
     facts = portrait.facts
     yield True, "Data"
     said = f"{portrait.name}: {int(portrait.sizes.sum())} training samples, {len(portrait.classes)} classes"

@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from feddrm.data import Federation
+from feddrm.data.summary import SAMPLES, DatasetSummary
 from feddrm.errors import SettingError
-from feddrm.report.portrait import SAMPLES, Portrait
-from feddrm.report.writing import write_whole
+from feddrm.io.atomic import write_together
 
 FORMATS = (".png", ".svg", ".pdf")
 MOST_NUMBERS = 24  # classes beyond this get colours only
@@ -34,7 +34,7 @@ FALLBACKS = (
 
 def federation_figure(federation: Federation) -> Figure:
     """Left: how every client sees. Right: how many samples of each class it holds."""
-    portrait = Portrait.of(federation)
+    portrait = DatasetSummary.of(federation)
     left, right = _view_width(portrait), _label_width(portrait)
     figure = Figure(figsize=(left + right + 3.0, _height(portrait)), layout="constrained")
     axes = figure.subplots(1, 2, width_ratios=(left, right))
@@ -45,21 +45,21 @@ def federation_figure(federation: Federation) -> Figure:
     return figure
 
 
-def view_figure(portrait: Portrait) -> Figure:
+def view_figure(portrait: DatasetSummary) -> Figure:
     """How every client sees, alone."""
     figure = Figure(figsize=(_view_width(portrait) + 1.5, _height(portrait)), layout="constrained")
     draw_view(figure.subplots(), portrait)
     return figure
 
 
-def label_figure(portrait: Portrait) -> Figure:
+def label_figure(portrait: DatasetSummary) -> Figure:
     """How many samples of each class every client holds, alone."""
     figure = Figure(figsize=(_label_width(portrait) + 1.5, _height(portrait)), layout="constrained")
     draw_heat_map(figure.subplots(), portrait)
     return figure
 
 
-def draw_view(axes: Axes, portrait: Portrait) -> None:
+def draw_view(axes: Axes, portrait: DatasetSummary) -> None:
     """Pictures where samples are pictures, column means where they are rows."""
     if portrait.gallery is not None:
         draw_shift_grid(axes, portrait)
@@ -67,7 +67,7 @@ def draw_view(axes: Axes, portrait: Portrait) -> None:
         draw_column_means(axes, portrait)
 
 
-def draw_shift_grid(axes: Axes, portrait: Portrait) -> None:
+def draw_shift_grid(axes: Axes, portrait: DatasetSummary) -> None:
     """One row per client: the same samples under every client's shift, or its own where there is none."""
     grid = portrait.gallery
     assert grid is not None
@@ -88,7 +88,7 @@ def draw_shift_grid(axes: Axes, portrait: Portrait) -> None:
     axes.set_title("the same samples at every client" if portrait.same_samples else "samples of every client")
 
 
-def draw_column_means(axes: Axes, portrait: Portrait) -> None:
+def draw_column_means(axes: Axes, portrait: DatasetSummary) -> None:
     """Tables have no pictures: each client's column means, in standard deviations of the pooled data."""
     means = portrait.column_means
     assert means is not None
@@ -100,7 +100,7 @@ def draw_column_means(axes: Axes, portrait: Portrait) -> None:
     axes.figure.colorbar(image, ax=axes, shrink=0.8)
 
 
-def draw_heat_map(axes: Axes, portrait: Portrait) -> None:
+def draw_heat_map(axes: Axes, portrait: DatasetSummary) -> None:
     """Client by class, training and test samples together."""
     assert portrait.counts is not None
     counts = portrait.counts.numpy()
@@ -145,7 +145,7 @@ def save(figure: Figure, path: Path) -> None:
         for text in figure.findobj(Text):
             text.set_fontfamily(_families())
         figure.savefig(out, format=path.suffix[1:].lower(), dpi=150)
-    write_whole({path: out.getvalue()})
+    write_together({path: out.getvalue()})
     if path.suffix.lower() != ".svg" and any("missing from" in str(warning.message) for warning in caught):
         print(
             f"feddrm: warning: {path} shows boxes for letters that no font here has: "
@@ -163,14 +163,14 @@ def _families() -> list[str]:
     return ["DejaVu Sans", *(name for name in FALLBACKS if name in have)]
 
 
-def _view_width(portrait: Portrait) -> float:
+def _view_width(portrait: DatasetSummary) -> float:
     return 0.55 * SAMPLES if portrait.gallery is not None else max(3.0, min(12.0, 0.22 * len(portrait.columns)))
 
 
-def _label_width(portrait: Portrait) -> float:
+def _label_width(portrait: DatasetSummary) -> float:
     return min(12.0, max(3.5, 0.5 * len(portrait.classes) + 1.0))
 
 
-def _height(portrait: Portrait) -> float:
+def _height(portrait: DatasetSummary) -> float:
     rows = len(portrait.names)
     return max(2.5, 0.55 * min(rows, 20) + 0.2 * max(0, rows - 20) + 1.5)

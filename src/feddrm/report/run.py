@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from feddrm.data.summary import DatasetSummary
 from feddrm.errors import FeddrmError
+from feddrm.io.text import read_json, read_yaml
 from feddrm.report.measures import BY_RULE, KINDS, RULES, Measure, Score
-from feddrm.report.portrait import Portrait
-from feddrm.report.reading import broken, mapping, number, read_json, read_metrics, read_yaml
+from feddrm.report.run_records import REMEDY, broken, mapping, number, read_metrics
 
 Scores = Mapping[Measure, Score]
 Confusion = Mapping[str, np.ndarray[Any, np.dtype[np.int64]]]
@@ -52,7 +53,7 @@ class RunRecord:
     confusion: Confusion | None = None
     evaluated_round: int | None = None
     reliability: Mapping[str, Any] | None = None
-    portrait: Portrait | None = None
+    portrait: DatasetSummary | None = None
 
     @property
     def name(self) -> str:
@@ -127,17 +128,17 @@ class RunRecord:
         if not (folder / "config.yaml").is_file():
             raise FeddrmError(f"'{folder}' is not a run (no config.yaml): name the folder that 'feddrm train' wrote")
         points = _read_points(folder / "metrics.jsonl")
-        summary = read_json(folder / "summary.json") if (folder / "summary.json").exists() else None
+        summary = read_json(folder / "summary.json", REMEDY) if (folder / "summary.json").exists() else None
         if summary is None and not points:
             raise FeddrmError(
                 f"run '{folder}' has nothing to report yet (no summary.json, no evaluated round in metrics.jsonl): "
                 "train it at least to its first evaluation"
             )
-        evaluation = read_json(folder / "evaluation.json") if (folder / "evaluation.json").exists() else {}
+        evaluation = read_json(folder / "evaluation.json", REMEDY) if (folder / "evaluation.json").exists() else {}
         where = folder / "evaluation.json"
         return cls(
             folder=folder,
-            config=read_yaml(folder / "config.yaml"),
+            config=read_yaml(folder / "config.yaml", REMEDY),
             points=points,
             summary=summary,
             final=None if summary is None else read_scores(summary, folder / "summary.json"),
@@ -145,7 +146,7 @@ class RunRecord:
             confusion=_read_confusion(evaluation, where),
             evaluated_round=evaluation.get("round"),
             reliability=_read_reliability(evaluation, where),
-            portrait=Portrait.read(folder) if (folder / "data.json").exists() else None,
+            portrait=DatasetSummary.read(folder) if (folder / "data.json").exists() else None,
         )
 
 

@@ -6,13 +6,13 @@ go, ``artifact`` makes files of it. docs/router.md says what each piece makes pu
 """
 
 from feddrm.router.artifact import load_heads, load_router, read_manifest, save_router
-from feddrm.router.change import join, leave
-from feddrm.router.choose import Holdout
-from feddrm.router.evaluating import evaluate_router
-from feddrm.router.features import Feature, Recipe
-from feddrm.router.fitting import FittedRouter, fit_router
+from feddrm.router.evaluate import evaluate_router
+from feddrm.router.features.base import Feature, Recipe
+from feddrm.router.fit.design_matrix import RouterSettings
+from feddrm.router.fit.fit_router import FittedRouter, fit_router
+from feddrm.router.fit.selection import Holdout
+from feddrm.router.membership import join, leave
 from feddrm.router.router import Calibration, Decision, Router
-from feddrm.router.tables import RouterSettings
 
 __all__ = [
     "Calibration",

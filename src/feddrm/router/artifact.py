@@ -16,11 +16,11 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from feddrm.errors import FeddrmError
-from feddrm.files import write_atomically
+from feddrm.io.atomic import write_atomically
 from feddrm.models import Model, is_head
-from feddrm.router.features import Recipe
-from feddrm.router.fit import Scaler
+from feddrm.router.features.base import Recipe
 from feddrm.router.router import Calibration, Router
+from feddrm.router.solver.solve import Scaler
 
 FORMAT = "feddrm-router-1"
 MANIFEST, ROUTER, TRUNK, HEADS = "manifest.json", "router.safetensors", "trunk.safetensors", "heads.safetensors"

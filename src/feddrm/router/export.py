@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.files import write_atomically
+from feddrm.io.atomic import write_atomically
 from feddrm.router.policy import RULES, by_rule
 from feddrm.router.router import Router
 

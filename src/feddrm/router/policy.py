@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.router.clients import Message
+from feddrm.router.solver.client_statistics import ClientSums
 
 RULES = ("density", "posterior")
 
@@ -96,7 +96,7 @@ def conformal_set(log_weights: Tensor, threshold: float) -> Tensor:
     return log_weights.exp() >= threshold
 
 
-def client_slopes(logits: Tensor, target: Tensor, scale: float) -> Message:
+def client_slopes(logits: Tensor, target: Tensor, scale: float) -> ClientSums:
     """The client's half of :func:`fit_temperature`: slope and curvature at one inverse temperature, summed."""
     z = logits.double()
     p = (scale * z).softmax(1)
@@ -109,7 +109,7 @@ def client_slopes(logits: Tensor, target: Tensor, scale: float) -> Message:
     }
 
 
-def solve_temperature(slopes: Callable[[float], Message], steps: int = 50, tolerance: float = 1e-12) -> float:
+def solve_temperature(slopes: Callable[[float], ClientSums], steps: int = 50, tolerance: float = 1e-12) -> float:
     """The server's half: Newton on the added :func:`client_slopes` of whatever inverse temperature it asks for.
 
     To the samples comes one more, like them all and from any client alike: where every sample is told

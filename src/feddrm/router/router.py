@@ -14,9 +14,9 @@ from torch import Tensor
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.models import Net
 from feddrm.registry import nearest
-from feddrm.router.features import Recipe, extract
-from feddrm.router.fit import Scaler
+from feddrm.router.features.base import Recipe, extract
 from feddrm.router.policy import RULES, by_rule, conformal_set, margins, masked
+from feddrm.router.solver.solve import Scaler
 
 NOBODY = -1
 ONE_SCALE = "train with one scale for all (data retina: --set normalise=common) and fit again"
@@ -48,7 +48,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was learned on held-out samples: see :mod:`feddrm.router.choose` for what they are held out from.
+    """What was learned on held-out samples: see :mod:`feddrm.router.fit.selection` for what they are held out from.
 
     ``confidence`` has, per rule, the 101 percentiles of the largest weight; ``conformal`` the least
     weight of a client in the set, by the probability of missing the true one.

@@ -11,12 +11,13 @@ from typing import Any
 import yaml
 
 from feddrm.data import Federation
-from feddrm.engine import Agenda, Plan, arithmetic, engine_for
-from feddrm.errors import FeddrmError, SettingError
+from feddrm.engine import Plan, RoundSchedule, arithmetic, engine_for
+from feddrm.errors import SettingError
+from feddrm.io.text import read_yaml
 from feddrm.methods import Method
 from feddrm.models import Model
 from feddrm.registry import nearest
-from feddrm.values import typed
+from feddrm.typed_settings import typed
 
 SMALL_SIDE = 32  # images below this, and tables, are the perceptron's
 TIES = ("smallest", "cuda")
@@ -70,7 +71,7 @@ class Config:
         self.plan.check()
         self.evaluation.check()
         self.method.check(self.plan.rounds)
-        self.method.phases(Agenda(self.method, self.plan, 1).stage(1))  # some need two steps
+        self.method.phases(RoundSchedule(self.method, self.plan, 1).stage(1))  # some need two steps
         engine_for(self.engine, self.device)
         arithmetic(self.precision, self.device)
         if self.threads < 1:
@@ -146,19 +147,7 @@ def threads_for(small: bool, device: str) -> int:
 
 def read_config(path: Path) -> dict[str, Any]:
     """A YAML file as plain settings: the form of ``config.yaml``."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FeddrmError(f"cannot read {path} ({error.strerror}): give an existing YAML file") from error
-    except UnicodeDecodeError as error:
-        raise FeddrmError(f"{path} is not text in UTF-8: write it anew") from error
-    except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" line {where.line + 1}" if where else ""
-        raise FeddrmError(f"{path}{line} is not YAML: correct it") from error
-    if not isinstance(content, dict):
-        raise FeddrmError(f"{path} holds no settings: write them as 'key: value' lines")
-    return content
+    return read_yaml(path, "give an existing YAML file of 'key: value' lines")
 
 
 def known_fields(kind: type[Any], given: Mapping[str, Any], what: str) -> dict[str, Any]:

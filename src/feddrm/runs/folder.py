@@ -13,11 +13,11 @@ import yaml
 from safetensors.torch import save
 
 from feddrm.data import Federation
+from feddrm.data.summary import FACTS
 from feddrm.engine import State, load_state, save_state, write_atomically
 from feddrm.errors import FeddrmError
-from feddrm.files import locked
+from feddrm.io.atomic import locked
 from feddrm.methods import Tensors
-from feddrm.report.portrait import FACTS
 from feddrm.runs.config import Config, read_config
 
 

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from feddrm import __version__
+from feddrm._version import __version__
 from feddrm.data import Dataset, Federation, Pool, load
-from feddrm.engine import Plan, Played, State, arithmetic, engine_for, federate, first_state, functional
+from feddrm.data.summary import DatasetSummary
+from feddrm.engine import Plan, RoundResult, State, arithmetic, engine_for, federate, first_state, functional
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import (
     Answers,
@@ -33,11 +34,10 @@ from feddrm.evaluation import (
 )
 from feddrm.methods import Method
 from feddrm.models import Model, Net
-from feddrm.report.portrait import Portrait
 from feddrm.router import Router, load_router
 from feddrm.runs.config import Config, known_fields, read_config, resolve
 from feddrm.runs.folder import RunFolder
-from feddrm.runs.watching import OnRound, shown, tracked
+from feddrm.runs.listeners import OnRound, shown, tracked
 from feddrm.threads import small_products, within_operations
 
 CHECKPOINT_SECONDS = 20.0  # between checkpoints: what a crash may cost
@@ -88,8 +88,8 @@ class Run:
         return RunFolder(self.path).metrics()
 
     def fit_router(self, federation: Federation | None = None, **settings: Any) -> Router:
-        """Fit the exact router into the run's folder; settings as for :func:`feddrm.runs.routing.fit_run_router`."""
-        from feddrm.runs.routing import fit_run_router
+        """Fit the exact router into the run's folder; settings as for :func:`feddrm.runs.run_router.fit_run_router`."""
+        from feddrm.runs.run_router import fit_run_router
 
         return fit_run_router(self, federation, **settings)
 
@@ -183,7 +183,7 @@ class _Training:
 
     def go(self, state: State | None, listeners: list[OnRound | None]) -> None:
         if state is None:
-            Portrait.of(self.federation).write(self.folder.path)
+            DatasetSummary.of(self.federation).write(self.folder.path)
             leaves = {leaf: value.detach() for leaf, value in self.net.named_parameters()}
             state = first_state(self.config.method, leaves, len(self.federation))
         last, answers = state, None
@@ -222,7 +222,7 @@ class _Training:
         self.save(last)
         self.finish(last, answers)
 
-    def diverged(self, played: Played) -> bool:
+    def diverged(self, played: RoundResult) -> bool:
         """Whether the loss, or after the last round a parameter, is no number: nothing that follows would be one."""
         if played.loss is not None and not math.isfinite(played.loss):
             return True
@@ -262,7 +262,7 @@ class _Training:
             replay=self.replay,
         )
 
-    def evaluate(self, played: Played) -> tuple[Answers, dict[str, Any]]:
+    def evaluate(self, played: RoundResult) -> tuple[Answers, dict[str, Any]]:
         began = time.perf_counter()
         answers = self.answers(played.state)
         found = evaluate(answers, self.federation.weights, self.config.evaluation.ties)

@@ -17,22 +17,22 @@ from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from feddrm import __version__
+from feddrm._version import __version__
 from feddrm.errors import FeddrmError
 from feddrm.router.router import ONE_SCALE
-from feddrm.serve.asking import DECLINED, Outcome, ask_clients
-from feddrm.serve.audit import AuditLog, Record
-from feddrm.serve.direct import Shortcuts, header, read_body
-from feddrm.serve.guard import Guard
-from feddrm.serve.holding import Decided, Holding, Query, Row, version_of
-from feddrm.serve.keys import Keys
-from feddrm.serve.messages import Options, PredictOptions
-from feddrm.serve.metrics import Metrics
-from feddrm.serve.predictor import known_classes
-from feddrm.serve.reading import Array, Checked, read_query, takes_long
-from feddrm.serve.refusals import Refusal, install_errors
-from feddrm.serve.registry import Registry
+from feddrm.serve.auth import Keys
+from feddrm.serve.http.decode import Array, Checked, read_query, takes_long
+from feddrm.serve.http.error_responses import Refusal, install_errors
+from feddrm.serve.http.fast_routes import Shortcuts, header, read_body
+from feddrm.serve.http.middleware import Guard
+from feddrm.serve.loaded_router import Decided, LoadedRouter, Query, Row, version_of
+from feddrm.serve.predictor.predictor import known_classes
+from feddrm.serve.schemas import Options, PredictOptions
 from feddrm.serve.settings import GatewaySettings
+from feddrm.serve.telemetry.audit import AuditLog, Record
+from feddrm.serve.telemetry.metrics import Metrics
+from feddrm.serve.upstream.dispatch import DECLINED, Outcome, ask_clients
+from feddrm.serve.upstream.upstreams import Registry
 
 log = logging.getLogger("feddrm.serve")
 RECENT = 500  # decisions the console can show
@@ -64,9 +64,9 @@ class Gateway:
     def folder(self) -> Path:
         return self.run / "router"
 
-    def _load(self) -> Holding:
+    def _load(self) -> LoadedRouter:
         """An artifact of this federation: its clients are those that can be asked, its classes those they answer."""
-        found = Holding.load(self.folder, self.settings, self.metrics.batch_rows.observe, self.metrics.decided)
+        found = LoadedRouter.load(self.folder, self.settings, self.metrics.batch_rows.observe, self.metrics.decided)
         names, where = found.router.names, self.settings.clients
         for name in self.registry.peers:
             if name not in names:
@@ -82,7 +82,7 @@ class Gateway:
         self.metrics.artifact.labels(found.version).set(1)
         return found
 
-    async def reload(self) -> Holding:
+    async def reload(self) -> LoadedRouter:
         """Put a new artifact in place; one that cannot be read or used leaves the old one."""
         async with self._reloading:  # one after the other: the one that read last must be the one that stays
             try:
@@ -130,7 +130,7 @@ class Gateway:
         await asyncio.to_thread(self.audit.close)
         log.info("stopped")
 
-    async def read(self, request: Request, holding: Holding, kind: type[Checked]) -> tuple[str, Array, Checked]:
+    async def read(self, request: Request, holding: LoadedRouter, kind: type[Checked]) -> tuple[str, Array, Checked]:
         """Samples and options of a request."""
         body = await read_body(request, self.settings)
         sort = header(request, b"content-type")
@@ -139,7 +139,7 @@ class Gateway:
             return await asyncio.to_thread(read_query, body, sort, query, holding.wanted, kind)
         return read_query(body, sort, query, holding.wanted, kind)
 
-    async def decide(self, holding: Holding, kind: str, x: Array, options: Options) -> Decided:
+    async def decide(self, holding: LoadedRouter, kind: str, x: Array, options: Options) -> Decided:
         """The router's decisions, with the clients that can be asked now."""
         names = holding.router.names
         for name in options.without:
@@ -150,7 +150,7 @@ class Gateway:
         return await holding.batcher(Query(kind, x, rule, coverage, available), len(x))
 
     async def ask(
-        self, holding: Holding, kind: str, x: Array, rows: Sequence[Row], options: PredictOptions
+        self, holding: LoadedRouter, kind: str, x: Array, rows: Sequence[Row], options: PredictOptions
     ) -> tuple[list[Outcome], Refusal | None]:
         """What the clients say, and the refusal that is due where a sample was answered by nobody.
 
@@ -193,7 +193,7 @@ class Gateway:
         self,
         request: Request,
         action: str,
-        holding: Holding,
+        holding: LoadedRouter,
         decided: Decided,
         began: float,
         outcomes: Sequence[Outcome] = (),
@@ -231,8 +231,8 @@ def build_gateway(
     classes: Sequence[str] = (),
     console: Callable[[FastAPI, Gateway], None] | None = None,
 ) -> ASGIApp:
-    """The application for a run; ``console`` adds its pages (see :mod:`feddrm.serve.console`)."""
-    from feddrm.serve.pages import add_pages
+    """The application for a run; ``console`` adds its pages (see :mod:`feddrm.serve.console.console_routes`)."""
+    from feddrm.serve.routes import add_pages
 
     gateway = Gateway(run, settings, classes)
     app = FastAPI(

@@ -1,0 +1,1 @@
+"""The datasets that can be loaded by name."""

@@ -1,0 +1,256 @@
+"""CIFAR-10, CIFAR-100 and its 20 superclasses, pooled (train then test) and divided again."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from abc import ABC
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from feddrm.data.crop import RandomResizedCrop, column_first
+from feddrm.data.datasets import data_files
+from feddrm.data.datasets.base import DividedDataset, FileDataset
+from feddrm.data.datasets.cifar_names import CIFAR10, CIFAR20, CIFAR100
+from feddrm.data.federation import Client, Federation, Split
+from feddrm.data.partition import partition
+from feddrm.data.shift import colour_shifts
+from feddrm.data.view import View
+from feddrm.errors import FeddrmError, SettingError
+from feddrm.io.atomic import BROKEN_NPZ
+
+SIDE = 32
+IMAGES = 60_000
+HOME = "https://www.cs.toronto.edu/~kriz"
+DECODERS = 2  # threads: Pillow lets go of the interpreter while it decodes
+
+Bytes = NDArray[np.uint8]
+
+
+class Origin(NamedTuple):
+    """One of the two official collections: what its files are called, and what they must contain."""
+
+    packed: str
+    folder: str
+    parts: tuple[str, ...]
+    archive: data_files.Remote
+    pickled: tuple[str, str]
+    label_bytes: int
+    sha256: str  # of Pool.sha256
+
+
+TEN = Origin(
+    packed="cifar10",
+    folder="cifar-10-batches-bin",
+    parts=(*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"),
+    archive=data_files.Remote(f"{HOME}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
+    pickled=("cifar-10-python.tar.gz", "cifar-10-batches-py"),
+    label_bytes=1,
+    sha256="795f1793d7b8f8883c578442a02455d2469d49685325e98ea0621b15f4a88d69",
+)
+HUNDRED = Origin(
+    packed="cifar100",
+    folder="cifar-100-binary",
+    parts=("train.bin", "test.bin"),
+    archive=data_files.Remote(f"{HOME}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
+    pickled=("cifar-100-python.tar.gz", "cifar-100-python"),
+    label_bytes=2,
+    sha256="7b8e2114e67eef95bef58a6b54511fe597a0f465ac2d6bf328a1c5538f6de506",
+)
+
+
+class Pool(NamedTuple):
+    """All images [n, 32, 32, 3] with their labels; ``coarse`` is None where there is one kind only."""
+
+    images: Bytes
+    fine: NDArray[np.int64]
+    coarse: NDArray[np.int64] | None
+    source: str
+
+    def sha256(self) -> str:
+        """Of all images, then all labels, fine before coarse, a byte each."""
+        digest = hashlib.sha256(self.images.data)
+        for labels in (self.fine, self.coarse):
+            if labels is not None:
+                digest.update(labels.astype(np.uint8).tobytes())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Cifar(DividedDataset, FileDataset, ABC):
+    """The three CIFAR federations: colour shift per client, random crop at every access."""
+
+    origin: ClassVar[Origin]
+    names: ClassVar[tuple[str, ...]]
+
+    def load(self) -> Federation:
+        pool = read_pool(self.origin, data_dir=self.data_dir, download=self.download)
+        labels = self.labels(pool)
+        parts = partition(
+            self.partition_labels(pool),
+            clients=self.clients,
+            kind=self.partition,
+            alpha=self.alpha,
+            shards=self.shards,
+            seed=self.seed,
+        )
+        x = torch.from_numpy(pool.images).permute(0, 3, 1, 2)
+        y = torch.from_numpy(labels)
+
+        def take(index: NDArray[np.int64]) -> Split:
+            chosen = torch.from_numpy(index)
+            return Split(column_first(x[chosen]), y[chosen])
+
+        views = [View(shift) for shift in colour_shifts(self.shift, self.clients)]
+        first = [int(np.flatnonzero(labels == k)[0]) for k in range(min(8, len(self.names)))]
+        return Federation(
+            name=self.name,
+            clients=tuple(
+                Client(f"client-{i}", take(train), take(test), view, str(view.shift or "none"))
+                for i, ((train, test), view) in enumerate(zip(parts, views, strict=True))
+            ),
+            classes=self.names,
+            source=pool.source,
+            crop=RandomResizedCrop(),
+            gallery=torch.stack([x[first] if v.shift is None else v.shift.direct(x[first]) for v in views]),
+            settings=self.settings(),
+        )
+
+    def labels(self, pool: Pool) -> NDArray[np.int64]:
+        """What is to be predicted."""
+        return pool.fine
+
+    def partition_labels(self, pool: Pool) -> NDArray[np.int64]:
+        """What the division among clients goes by."""
+        return self.labels(pool)
+
+
+@dataclass(frozen=True)
+class Cifar10(Cifar):
+    """60,000 photographs 32x32 in 10 classes; every client its own colours"""
+
+    name: ClassVar[str] = "cifar10"
+    origin = TEN
+    names = CIFAR10
+
+
+@dataclass(frozen=True)
+class Cifar100(Cifar):
+    """60,000 photographs 32x32 in 100 classes; every client its own colours"""
+
+    name: ClassVar[str] = "cifar100"
+    origin = HUNDRED
+    names = CIFAR100
+    shards: int = 25
+
+
+@dataclass(frozen=True)
+class Cifar20(Cifar):
+    """CIFAR-100 with its 20 superclasses as labels; divided by the fine ones, as in the paper"""
+
+    name: ClassVar[str] = "cifar20"
+    origin = HUNDRED
+    names = CIFAR20
+    shards: int = 25
+    divide_by: str = "fine"
+
+    def check(self) -> None:
+        super().check()
+        if self.divide_by not in {"fine", "coarse"}:
+            raise SettingError(f"divide_by='{self.divide_by}': choose 'fine' (as the paper did) or 'coarse'")
+
+    def labels(self, pool: Pool) -> NDArray[np.int64]:
+        assert pool.coarse is not None
+        return pool.coarse
+
+    def partition_labels(self, pool: Pool) -> NDArray[np.int64]:
+        return pool.fine if self.divide_by == "fine" else self.labels(pool)
+
+
+def read_pool(origin: Origin, *, data_dir: str | None, download: bool) -> Pool:
+    """All 60,000 images, from packed files or the official binary archive, checked byte for byte."""
+    packed = tuple(f"{origin.packed}_{i}.npz" for i in (0, 1))
+    alternatives = (packed, (origin.archive.filename,), (origin.folder,))
+    if not download and data_files.find(alternatives, data_dir) is None:
+        for name in origin.pickled:
+            if found := data_files.find([(name,)], data_dir):
+                raise FeddrmError(
+                    f"{found[0]} is the pickled form, which could run code when read: "
+                    f"use the binary form {origin.archive.url} (or --download)"
+                )
+    paths = data_files.obtain(origin.packed, alternatives, [origin.archive], data_dir=data_dir, download=download)
+    pool = _read_packed(paths, origin) if paths[0].suffix == ".npz" else _read_binary(paths[0], origin)
+    if (got := pool.sha256()) != origin.sha256:
+        raise FeddrmError(
+            f"images and labels in {', '.join(map(str, paths))} have sha256 {got[:12]}..., expected "
+            f"{origin.sha256[:12]}...: remove them and fetch them again"
+        )
+    return pool
+
+
+def _read_packed(paths: list[Path], origin: Origin) -> Pool:
+    """Lossless WebPs one after another, each a column of images; see the README's data section."""
+    images = np.empty((IMAGES, SIDE, SIDE, 3), dtype=np.uint8)
+    fine, coarse = np.empty(IMAGES, dtype=np.int64), np.empty(IMAGES, dtype=np.int64)
+    labels = ("y",) if origin.label_bytes == 1 else ("fine", "coarse")
+    filled = 0
+    for path in paths:
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as part:
+                blob, off, start = part["blob"].tobytes(), part["off"], int(part["start"])
+                ys = [part[key].astype(np.int64) for key in labels]
+            with ThreadPoolExecutor(DECODERS) as pool:
+                columns = pool.map(_decode, [blob[a:b] for a, b in pairwise(off)])
+                end = start
+                for column in columns:
+                    images[end : end + len(column)] = column
+                    end += len(column)
+            fine[start:end] = ys[0]
+            coarse[start:end] = ys[-1]
+        except BROKEN_NPZ as error:
+            raise FeddrmError(f"cannot read {path} ({error}): fetch it again") from error
+        filled += end - start
+    if filled != IMAGES:
+        raise FeddrmError(f"{paths[0].parent} holds {filled} images of {origin.packed}, not {IMAGES}: fetch them again")
+    return Pool(images, fine, coarse if len(labels) == 2 else None, f"{paths[0].parent} (packed files)")
+
+
+def _decode(webp: bytes) -> Bytes:
+    with Image.open(io.BytesIO(webp)) as picture:
+        return np.asarray(picture.convert("RGB")).reshape(-1, SIDE, SIDE, 3)
+
+
+def _read_binary(path: Path, origin: Origin) -> Pool:
+    """The official records: one or two label bytes (coarse, fine), then red, green and blue planes."""
+    try:
+        record = origin.label_bytes + 3 * SIDE * SIDE
+        parts = [np.frombuffer(part, np.uint8).reshape(-1, record) for part in _binary_parts(path, origin)]
+        records = np.concatenate(parts)
+    except (OSError, KeyError, ValueError, EOFError, tarfile.TarError) as error:
+        raise FeddrmError(f"cannot read {path} ({error}): fetch {origin.archive.url} again") from error
+    labels, planes = records[:, : origin.label_bytes].astype(np.int64), records[:, origin.label_bytes :]
+    images = np.ascontiguousarray(planes.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1))
+    return Pool(images, labels[:, -1], labels[:, 0] if origin.label_bytes == 2 else None, f"{path} (official files)")
+
+
+def _binary_parts(path: Path, origin: Origin) -> Iterator[bytes]:
+    if path.is_dir():
+        for name in origin.parts:
+            yield (path / name).read_bytes()
+        return
+    with tarfile.open(path) as archive:
+        for name in origin.parts:
+            member = archive.extractfile(f"{origin.folder}/{name}")
+            if member is None:
+                raise KeyError(f"{name} is not a file")
+            yield member.read()

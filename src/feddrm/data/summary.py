@@ -1,0 +1,129 @@
+"""A small summary of a federation's data, kept beside a run: counts, a few pictures, no samples to train on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from feddrm.data.federation import Federation
+from feddrm.io.atomic import write_together
+from feddrm.io.tensors import read_tensors, tensor_bytes
+from feddrm.io.text import broken, json_bytes, read_json
+
+SAMPLES = 8
+REMEDY = "restore the file or train the run again"
+FACTS, TENSORS = "data.json", "data.safetensors"
+
+
+@dataclass(frozen=True, eq=False)
+class DatasetSummary:
+    """A federation's facts and pictures.
+
+    ``facts`` is what :meth:`Federation.describe` says, plus ``digest``, ``columns`` and ``same_samples``: whether
+    ``gallery`` [client, sample, channel, height, width] shows one choice of samples as every client
+    sees it, or every client's own. Tables have ``column_means`` [client, column] instead, in standard
+    deviations of the pooled data.
+    """
+
+    facts: Mapping[str, Any]
+    gallery: Tensor | None = None
+    column_means: Tensor | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self.facts["name"])
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(str(client["name"]) for client in self.facts["clients"])
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(str(name) for name in self.facts["classes"])
+
+    @cached_property
+    def counts(self) -> Tensor | None:
+        """Training and test samples per client and class; None where sites keep that to themselves."""
+        counts = [client["class_counts"] for client in self.facts["clients"]]
+        return None if None in counts else torch.tensor(counts, dtype=torch.int64)
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """Training samples per client."""
+        return torch.tensor([client["train"] for client in self.facts["clients"]], dtype=torch.int64)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(str(name) for name in self.facts.get("columns") or ())
+
+    @property
+    def same_samples(self) -> bool:
+        return bool(self.facts.get("same_samples", False))
+
+    @classmethod
+    def of(cls, federation: Federation) -> DatasetSummary:
+        """Summarise a federation."""
+        facts = federation.describe() | {
+            "digest": federation.digest(),
+            "columns": None if federation.columns is None else list(federation.columns),
+            "same_samples": federation.gallery is not None,
+        }
+        if len(federation.shape) == 3:
+            gallery = federation.gallery
+            if gallery is None:
+                gallery = torch.stack([_own_samples(c.view.pixels(c.test.x[:SAMPLES])) for c in federation.clients])
+            return cls(facts, gallery=gallery.cpu().contiguous())
+        pooled = torch.cat([client.train.x for client in federation.clients])
+        scale = pooled.std(0).clamp_min(1e-12)
+        means = torch.stack([(client.train.x.mean(0) - pooled.mean(0)) / scale for client in federation.clients])
+        return cls(facts, column_means=means.cpu())
+
+    def write(self, folder: Path) -> None:
+        """Leave ``data.json`` and ``data.safetensors`` in a folder."""
+        pictures = {"gallery": self.gallery, "column_means": self.column_means}
+        tensors = {key: value for key, value in pictures.items() if value is not None}
+        files = {folder / FACTS: json_bytes(dict(self.facts))}
+        if tensors:
+            files[folder / TENSORS] = tensor_bytes(tensors)
+        write_together(files)
+
+    @classmethod
+    def read(cls, folder: Path) -> DatasetSummary:
+        """The summary in a folder; its pictures may be missing, its facts may not."""
+        path = folder / FACTS
+        tensors = read_tensors(folder / TENSORS, REMEDY) if (folder / TENSORS).exists() else {}
+        summary = cls(read_json(path, REMEDY), tensors.get("gallery"), tensors.get("column_means"))
+        try:
+            names, classes, counts, _ = summary.names, summary.classes, summary.counts, summary.sizes
+            _ = summary.name, summary.columns
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise broken(path, f"it does not describe a federation, {type(error).__name__}: {error}", REMEDY) from error
+        if not names or (counts is not None and counts.shape != (len(names), len(classes))):
+            raise broken(path, "class_counts do not fit the clients and classes", REMEDY)
+        _check_pictures(summary, folder / TENSORS)
+        return summary
+
+
+def _own_samples(pixels: Tensor) -> Tensor:
+    missing = SAMPLES - len(pixels)
+    if missing <= 0:
+        return pixels
+    return torch.cat([pixels, pixels.new_full((missing, *pixels.shape[1:]), 255)])
+
+
+def _check_pictures(summary: DatasetSummary, path: Path) -> None:
+    m, gallery, means = len(summary.names), summary.gallery, summary.column_means
+    if gallery is not None and (
+        gallery.dtype != torch.uint8 or gallery.dim() != 5 or len(gallery) != m or gallery.shape[2] not in (1, 3)
+    ):
+        raise broken(path, f"gallery should be uint8 [{m}, samples, 1 or 3, height, width]", REMEDY)
+    if means is not None and (not means.is_floating_point() or means.dim() != 2 or len(means) != m):
+        raise broken(path, f"column_means should be numbers [{m}, columns]", REMEDY)
+    if means is not None and summary.columns and len(summary.columns) != means.shape[1]:
+        raise broken(path, f"{means.shape[1]} column_means for {len(summary.columns)} columns", REMEDY)

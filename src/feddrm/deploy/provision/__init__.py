@@ -1,0 +1,1 @@
+"""Making a deployment's folders: projects, certificates, scripts."""

@@ -1,0 +1,130 @@
+"""``federation.yaml``: what the consortium has settled on, on the server's machine."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from string import punctuation
+from typing import Any
+
+from feddrm.data.federation import check_clients
+from feddrm.deploy.privacy import Privacy
+from feddrm.deploy.server.routing import RoutingSettings
+from feddrm.deploy.wire.run_spec import check_run
+from feddrm.engine import Plan
+from feddrm.errors import SettingError
+from feddrm.io.atomic import write_atomically
+from feddrm.methods import Method
+from feddrm.models import Model
+from feddrm.runs.config import known_fields, read_config
+
+CONFIG = "federation.yaml"
+BEGUN = "settings.json"  # in a run's folder: what decides it, as it was when the run began
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
+UNFIT = set(punctuation) - set("-_.")
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Who takes part, what is trained, and how long a site may take.
+
+    ``training`` holds what ``feddrm train`` would be told: method, model, rounds, lr, seed and so on.
+    ``deadline`` is how many seconds a site has for one letter; ``quorum`` how many must answer for a
+    round to count. Another ``run`` is another training, from the beginning.
+    """
+
+    clients: tuple[str, ...]
+    run: str = "first"
+    training: dict[str, Any] = field(default_factory=dict)
+    deadline: float = 600.0
+    quorum: int = 1
+    router: bool = True
+    routing: dict[str, Any] = field(default_factory=dict)
+    privacy: dict[str, float] | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    insecure: bool = False
+
+    @property
+    def local(self) -> bool:
+        """Whether all sites are on the server's machine: then nobody else can connect."""
+        return self.host in ("127.0.0.1", "localhost")
+
+    @classmethod
+    def read(cls, folder: Path) -> ServerSettings:
+        values = known_fields(cls, read_config(folder / CONFIG), "federation")
+        if not isinstance(values.get("clients"), list):
+            raise SettingError(f"{folder / CONFIG}: 'clients' must list the names of the sites")
+        values["clients"] = tuple(str(name) for name in values["clients"])
+        settings = cls(**values)
+        try:
+            settings.check()
+        except (TypeError, AttributeError) as error:
+            raise SettingError(
+                f"{folder / CONFIG}: a value of the wrong kind ({error}): compare docs/deploy.md"
+            ) from error
+        return settings
+
+    def begin(self, run: Path) -> None:
+        """Write down what decides a run when it begins."""
+        write_atomically(run / BEGUN, json.dumps(self._deciding(), indent=2).encode())
+
+    def check_same(self, run: Path) -> None:
+        """Refuse to go on with a run, or to show its outcome, under other settings than it began with."""
+        if not (run / BEGUN).exists():
+            return
+        before, now = json.loads((run / BEGUN).read_text()), self._deciding()
+        for key in [key for key in {**before, **now} if before.get(key) != now.get(key)]:
+            raise SettingError(
+                f"run '{self.run}' began with {key} {_told(before, key)}, {CONFIG} now says {_told(now, key)}: "
+                f"choose another 'run' there, or put the old value back"
+            )
+
+    def _deciding(self) -> dict[str, Any]:
+        """Plain values by dotted names; how long to wait for whom decides nothing."""
+        parts = {"training": self.training, "routing": self.routing, "privacy": self.privacy or {}}
+        nested = {f"{part}.{key}": value for part, values in parts.items() for key, value in values.items()}
+        return dict(json.loads(json.dumps({"clients": self.clients, "router": self.router, **nested})))
+
+    def check(self) -> None:
+        """Refuse what could never work before anything is started."""
+        check_clients(CONFIG, self.clients)
+        for name in self.clients:
+            # Names are parts of addresses, paths and unit files; 'server' is the folder and the key beside theirs.
+            if name.casefold() == "server" or any(c in UNFIT for c in name):
+                raise SettingError(f"client {name!r} cannot name a site: use letters, digits, '-' or '_', not 'server'")
+        check_run(self.run)
+        if not self.deadline > 0 or not 1 <= self.quorum <= len(self.clients):
+            raise SettingError(
+                f"deadline={self.deadline}, quorum={self.quorum}: give positive seconds, and 1 to {len(self.clients)}"
+            )
+        if not HOST.fullmatch(self.host):
+            raise SettingError(
+                f"host '{self.host}'{_ascii_form(self.host)}: give a host name in ASCII or an IPv4 address"
+            )
+        if not 0 < self.port < 2**16:
+            raise SettingError(f"port={self.port}: give a number from 1 to {2**16 - 1}")
+        allowed = {f.name for f in fields(Plan)} | {"method", "model"}
+        if unknown := [key for key in self.training if key not in allowed]:
+            raise SettingError(f"no training setting '{unknown[0]}' (there are: {', '.join(sorted(allowed))})")
+        method = Method.make(self.training.get("method", "feddrm"))
+        if self.training.get("model") is not None:
+            Model.find(self.training["model"])
+        Plan(**{k: v for k, v in self.training.items() if k not in ("method", "model")}).check()
+        RoutingSettings(**known_fields(RoutingSettings, self.routing, "routing")).check()
+        if self.privacy is not None:
+            Privacy(**known_fields(Privacy, self.privacy, "privacy")).check(method)
+
+
+def _told(values: dict[str, Any], key: str) -> str:
+    return json.dumps(values[key], ensure_ascii=False) if key in values else "not given"
+
+
+def _ascii_form(host: str) -> str:
+    try:
+        form = host.encode("idna").decode()
+    except UnicodeError:
+        return ""
+    return f" (in ASCII: {form})" if form != host and HOST.fullmatch(form) else ""

@@ -1,0 +1,138 @@
+"""What a site holds, from its own configuration: a folder, a table, arrays, or a share of a known dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from feddrm.data import Client, Federation, load
+from feddrm.data.sources.images import check_size, pictures, read_images
+from feddrm.data.sources.labelled_samples import Samples
+from feddrm.data.sources.tables import number_labels, read_samples
+from feddrm.errors import FeddrmError, SettingError
+from feddrm.io.atomic import BROKEN_NPZ
+from feddrm.registry import nearest
+
+KINDS = ("folder", "csv", "npz", "dataset")
+BACK = "put them back, or start a new run"
+OPTIONS = {
+    "folder": ("folder", "size", "grey", "test_fraction", "seed"),
+    "csv": ("csv", "label", "drop", "test_fraction", "seed"),
+    "npz": ("npz", "test_fraction", "seed"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Holdings:
+    """A site's samples, their labels as text until all sites' classes are known."""
+
+    name: str
+    classes: tuple[str, ...]
+    columns: tuple[str, ...] | None
+    crop: bool
+    ready: Client | None
+    x: Any = None
+    labels: Sequence[str] = ()
+    test_fraction: float = 0.3
+    seed: int = 2025
+
+    def client(self, classes: Sequence[str]) -> Client:
+        """The site as a client whose labels are numbered by the federation's classes."""
+        if self.ready is not None:
+            if tuple(classes) != self.classes:
+                raise FeddrmError(f"{self.name} has the classes of a known dataset, others have not: use one kind")
+            return self.ready
+        # A federation of one is refused, and so is a client with one class; a companion of one sample
+        # per class, which is dropped again, stands for the others.
+        companion = (np.repeat(np.asarray(self.x)[:1], len(classes), axis=0), list(classes))
+        found = Federation.from_arrays(
+            [(self.name, (self.x, list(self.labels))), (f"{self.name} and others", companion)],
+            classes=list(classes),
+            columns=self.columns,
+            test_fraction=self.test_fraction,
+            seed=self.seed,
+        )
+        return found.clients[0]
+
+    def client_since(self, classes: Sequence[str], samples: int, shape: Sequence[int]) -> Client:
+        """The same in the midst of a run; refused where its data were others, as far as a brief tells."""
+        if more := [label for label in self.classes if label not in classes]:
+            raise FeddrmError(f"holds class '{more[0]}', which this run began without: take it out, or start a new run")
+        own = self.client(classes)
+        if len(own.train) != samples:
+            raise FeddrmError(f"holds {len(own.train)} samples, this run began with {samples}: {BACK}")
+        found = tuple(own.train.x.shape[1:])
+        if found != tuple(shape):
+            raise FeddrmError(f"holds samples of shape {found}, this run began with {tuple(shape)}: {BACK}")
+        return own
+
+
+def read_holdings(name: str, data: Mapping[str, Any], base: Path) -> Holdings:
+    """Read what the ``data`` of a site's configuration names; paths are relative to its folder.
+
+    ``folder``: class sub-folders of images. ``csv``: a table with a header, ``label`` the column to
+    predict. ``npz``: arrays ``x`` and ``y``. ``dataset``: a share of a dataset that feddrm knows, for
+    trying out, with ``client`` the number of the share.
+    """
+    kinds = [kind for kind in KINDS if kind in data]
+    if len(kinds) != 1:
+        raise SettingError(f"{name}: data must name exactly one of {', '.join(KINDS)}, not {kinds or 'none'}")
+    kind = kinds[0]
+    if kind == "dataset":
+        return _share(name, data)
+    for key in data:
+        if key not in OPTIONS[kind]:
+            raise SettingError(f"{name}: no setting '{key}' for {kind} data{nearest(key, OPTIONS[kind])}")
+    path = base / str(data[kind])
+    columns = None
+    if kind == "folder":
+        x, labels = _pictures(path, data)
+    elif kind == "npz":
+        x, labels = _arrays(path)
+    else:
+        if not data.get("label"):
+            raise SettingError(f"{name}: csv data need 'label', the column to predict")
+        columns, read = read_samples([(name, path)], label=data["label"], client=None, drop=data.get("drop", ()))
+        samples: Samples = number_labels(read, None)[0][name]
+        x, labels = samples.x, list(samples.labels)
+    division = {key: data[key] for key in ("test_fraction", "seed") if key in data}
+    text = [str(label) for label in labels]
+    return Holdings(name, in_order(set(text)), columns, False, None, x, text, **division)
+
+
+def in_order(classes: set[str]) -> tuple[str, ...]:
+    """By number where all are numbers, by letter elsewhere."""
+    numbers = all(c.lstrip("-").isdigit() for c in classes)
+    return tuple(sorted(classes, key=int) if numbers else sorted(classes))
+
+
+def _share(name: str, data: Mapping[str, Any]) -> Holdings:
+    settings = {key: value for key, value in data.items() if key not in ("dataset", "client")}
+    whole = load(str(data["dataset"]), **settings)
+    number = data.get("client", 0)
+    if not isinstance(number, int) or not 0 <= number < len(whole):
+        raise SettingError(f"{name}: client={number!r}: '{data['dataset']}' has shares 0 to {len(whole) - 1}")
+    own = replace(whole.clients[number], name=name)
+    return Holdings(name, whole.classes, whole.columns, whole.crop is not None, own)
+
+
+def _pictures(path: Path, data: Mapping[str, Any]) -> tuple[Any, list[Any]]:
+    listing = pictures(path)
+    if not listing:
+        raise FeddrmError(f"{path} has no images in class folders: put them there, one folder per class")
+    size = check_size(str(path), data.get("size"))
+    options = {} if data.get("grey") is None else {"grey": bool(data["grey"])}
+    return read_images([picture.path for picture in listing], size, **options), [p.label for p in listing]
+
+
+def _arrays(path: Path) -> tuple[Any, list[Any]]:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            x, y = arrays["x"], arrays["y"]
+    except BROKEN_NPZ as error:
+        raise FeddrmError(f"cannot read {path} ({error}): give an .npz file with the arrays x and y") from error
+    return x, y.tolist()

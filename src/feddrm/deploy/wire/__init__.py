@@ -1,0 +1,1 @@
+"""What crosses the wire between server and sites: messages, the channel, and the checks on both."""

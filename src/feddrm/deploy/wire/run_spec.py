@@ -1,0 +1,107 @@
+"""What all sides agree on before the first round: who takes part, what a sample is, what is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from feddrm.data import DEPLOYED, Client, Federation, RandomResizedCrop, Split
+from feddrm.engine import Plan
+from feddrm.errors import FeddrmError, SettingError
+from feddrm.methods import Method
+from feddrm.models import Model, Net
+from feddrm.runs.config import known_fields
+
+DTYPES = {"uint8": torch.uint8, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """A run as every site needs to know it: plain values, the same for all.
+
+    A client's number is its place in ``names``: written down once, whoever connects first.
+    """
+
+    run: str
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    classes: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    columns: tuple[str, ...] | None
+    crop: bool
+    scale: tuple[tuple[float, ...], tuple[float, ...]]
+    method: Mapping[str, Any]
+    model: Mapping[str, Any]
+    plan: Mapping[str, Any]
+    privacy: Mapping[str, float] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> RunSpec:
+        """From :meth:`as_dict`, perhaps by way of JSON."""
+        missing = [name for name in cls.__dataclass_fields__ if name not in values and name != "privacy"]
+        if missing:
+            raise FeddrmError(f"the server's brief lacks '{missing[0]}': both ends need the same feddrm")
+        known = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
+        check_run(known["run"])
+        for name in ("names", "sizes", "classes", "shape"):
+            known[name] = tuple(known[name])
+        known["scale"] = tuple(tuple(part) for part in known["scale"])
+        known["columns"] = None if known["columns"] is None else tuple(known["columns"])
+        return cls(**known)
+
+    def make_method(self) -> Method:
+        return Method.make(self.method["name"], **_settings(self.method))
+
+    def make_plan(self) -> Plan:
+        return Plan(**known_fields(Plan, self.plan, "training"))
+
+    def make_net(self) -> Net:
+        """The network with its first parameters: drawn from the seed, so that nobody needs to send them."""
+        model = Model.make(self.model["name"], **_settings(self.model))
+        clients = len(self.names) if self.make_method().client_branch else None
+        return model.build(self.shape, len(self.classes), clients, self.make_plan().seed)
+
+    def federation(self, own: Client | None = None) -> Federation:
+        """All clients by name and number, each with one empty sample, except ``own`` with what it holds.
+
+        The engine draws a client's batches by its number in a federation; the others' samples stay where they are.
+        """
+        return stand_in(self.names, self.classes, self.shape, self.dtype, own=own, crop=self.crop)
+
+
+def check_run(name: object) -> None:
+    """A run names folders at both ends: neither lets the other lead it out of its own."""
+    if not (isinstance(name, str) and name and all(c.isalnum() or c in "-_" for c in name)):
+        raise SettingError(f"run {name!r} names folders: use letters, digits, '-' or '_'")
+
+
+def stand_in(
+    names: Sequence[str],
+    classes: Sequence[str],
+    shape: Sequence[int],
+    dtype: str,
+    *,
+    own: Client | None = None,
+    crop: bool = False,
+) -> Federation:
+    """A federation of which at most one client's samples are here."""
+    nothing = Split(torch.zeros(1, *shape, dtype=DTYPES[dtype]), torch.zeros(1, dtype=torch.int64))
+    clients = [own if own is not None and own.name == n else Client(n, nothing, nothing) for n in names]
+    return Federation(
+        name=DEPLOYED,
+        clients=tuple(clients),
+        classes=tuple(classes),
+        source="sites that keep their own samples",
+        crop=RandomResizedCrop() if crop else None,
+    )
+
+
+def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in values.items() if key != "name"}

@@ -1,0 +1,72 @@
+"""Samples from comma-separated files of numbers, with or without a header."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from feddrm.drm.basis import Floats
+from feddrm.errors import FeddrmError
+from feddrm.io.text import read_csv
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One file: a population's name (the file's stem), its column names if it has a header, and its numbers."""
+
+    name: str
+    columns: tuple[str, ...] | None
+    values: Floats
+
+
+def read_samples(paths: Sequence[Path]) -> tuple[dict[str, Floats], tuple[str, ...] | None]:
+    """One population per file, and the names of the columns, which must be the same ones in the same order."""
+    samples = [read_sample(path) for path in paths]
+    out: dict[str, Floats] = {}
+    for path, sample in zip(paths, samples, strict=True):
+        if sample.name in out:
+            raise FeddrmError(f"{path}: there is another file called '{sample.name}': rename one")
+        if (width := sample.values.shape[1]) != (first := samples[0].values.shape[1]):
+            raise FeddrmError(f"{path} has {width} columns, {paths[0]} has {first}: give all the same columns")
+        if None not in (sample.columns, samples[0].columns) and sample.columns != samples[0].columns:
+            theirs, ours = ", ".join(sample.columns or ()), ", ".join(samples[0].columns or ())
+            raise FeddrmError(f"{path} has columns {theirs}, {paths[0]} has {ours}: give all the same, in one order")
+        out[sample.name] = sample.values
+    return out, next((sample.columns for sample in samples if sample.columns), None)
+
+
+def read_sample(path: Path) -> Sample:
+    """Numbers as they stand, in 64 bits. A first row without any number is the header."""
+    rows = read_csv(path, "give the path of a readable .csv file")
+    columns = None
+    if rows and all(_number(cell) is None for cell in rows[0][1]):
+        columns = tuple(rows.pop(0)[1])
+    if len(rows) < 2:
+        raise FeddrmError(f"{path} has {len(rows)} rows of numbers: give at least 2")
+    width = len(columns or rows[0][1])
+    values = np.empty((len(rows), width))
+    for i, (line, cells) in enumerate(rows):
+        if len(cells) != width:
+            raise FeddrmError(f"{path}, line {line}: {len(cells)} cells where {width} are expected: complete the row")
+        for j, cell in enumerate(cells):
+            value = _number(cell)
+            if value is None or not math.isfinite(value):
+                shown = cell if len(cell) <= 40 else f"{cell[:39]}…"
+                column = columns[j] if columns else j + 1
+                raise FeddrmError(
+                    f"{path}, line {line}, column {column}: {shown!r} is not a finite number: correct it, "
+                    f"or remove the row"
+                )
+            values[i, j] = value
+    return Sample(path.stem, columns, values)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return None if "_" in text else float(text)  # Python reads 1_000, other programs do not
+    except ValueError:
+        return None

@@ -1,0 +1,265 @@
+"""All clients at once on a GPU: a whole round as one CUDA graph.
+
+Launched one by one, the thousands of small kernels of a round keep a GPU waiting for Python most of
+the time. Captured once and replayed, they cost one launch, and clients run on parallel streams. What
+is captured is :func:`client_update` itself, for every seat of a round; who sits there, what they
+received and which samples they train on are copied in before each replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from feddrm.data import Batch, Draw, Federation, Pool, draw_for
+from feddrm.engine.client_update import Update, client_update
+from feddrm.engine.rounds import RoundResult, RoundSchedule, State, play_round
+from feddrm.methods import Forward, Method, Slots, Stage, Tensors
+
+STREAMS = 4
+
+Leaves = dict[tuple[str, ...], Tensor]  # nested tensors, flat, by their path
+
+
+class GraphEngine:
+    """Plays rounds; the first of every stage one client after another, the rest from one captured graph.
+
+    In that first round libraries choose their algorithms, and what clients hold takes its lasting
+    form. A later round of another form (a method that sends some clients more than others) is
+    played one client after another too.
+    """
+
+    def __init__(
+        self, method: Method, net: Forward, federation: Federation, agenda: RoundSchedule, streams: int = STREAMS
+    ) -> None:
+        self.method, self.net, self.federation, self.agenda = method, net, federation, agenda
+        self.pool = Pool.of(federation, "train")
+        streams = min(streams, agenda.seats)
+        self.streams = [torch.cuda.Stream(self.pool.x.device) for _ in range(streams)]  # type: ignore[no-untyped-call]
+        self.memory: Any = None
+        self.begun: set[Stage] = set()
+        self.captured: dict[Stage, _Round] = {}
+        self.drawer = ThreadPoolExecutor(1)
+        self.ahead: tuple[int, Future[list[Draw]]] | None = None
+
+    def close(self) -> None:
+        """Stop drawing ahead, and let the graphs and their memory go."""
+        self.drawer.shutdown(cancel_futures=True)
+        self.captured.clear()
+
+    def play(self, state: State) -> RoundResult:
+        """The round after ``state``, which is left as it is."""
+        number = state.round + 1
+        stage, answering = self.agenda.stage(number), self.agenda.answering(number)
+        if not answering or stage not in self.begun:
+            self.begun |= {stage} if answering else set()
+            return self._one_by_one(_laid_out(state, self.pool.x.device), stage, answering)
+        # A seat that nobody takes repeats the first one's work, to no effect.
+        sitting = answering + answering[:1] * (self.agenda.seats - len(answering))
+        received = [self.method.send(state.shared, client) for client in sitting]
+        personal = any(sent is not state.shared for sent in received)
+        inputs = _inputs(state, sitting, received if personal else None)
+        if stage not in self.captured:
+            self.captured[stage] = self._capture(stage, inputs, personal)
+        captured = self.captured[stage]
+        if not captured.takes(inputs):
+            return self._one_by_one(state, stage, answering)
+        captured.fill(inputs)
+        captured.fill_draws(self._drawn(number, stage, sitting))
+        sizes = self.federation.sizes[list(answering)].double()
+        weights = sizes / sizes.sum()
+        captured.lr.fill_(self.agenda.plan.rate(number))
+        captured.who.copy_(torch.tensor(sitting))
+        captured.weights.zero_()
+        captured.weights[: len(answering)].copy_(weights)
+        captured.graph.replay()
+        self._draw_ahead(number + 1)
+        return self._read(captured, state, stage, answering, weights)
+
+    def _one_by_one(self, state: State, stage: Stage, answering: tuple[int, ...]) -> RoundResult:
+        return play_round(self.method, self.net, self.federation, self.agenda.plan, state, stage, answering)
+
+    def _read(
+        self, captured: _Round, state: State, stage: Stage, answering: tuple[int, ...], weights: Tensor
+    ) -> RoundResult:
+        """The round's results as tensors of their own: the next replay writes over the graph's."""
+        private = list(state.private)
+        for client, update in zip(answering, captured.updates, strict=False):
+            private[client] = {name: _copies(slot) for name, slot in update.private.items()}
+        if captured.shared is not None and len(answering) == self.agenda.seats:
+            shared = _copies(captured.shared)
+        else:
+            uploads = [_copies(update.upload) for update in captured.updates[: len(answering)]]
+            shared = self.method.aggregate(state.shared, uploads, weights)
+        number = state.round + 1
+        loss = float(captured.loss)  # waits for the round
+        return RoundResult(State(number, shared, tuple(private)), stage, self.agenda.plan.rate(number), loss, answering)
+
+    # The random part: drawn on the CPU, the same as everywhere else, while the GPU plays the round before.
+
+    def _draw_ahead(self, number: int) -> None:
+        if number > self.agenda.plan.rounds:
+            return
+        answering = self.agenda.answering(number)
+        sitting = answering + answering[:1] * (self.agenda.seats - len(answering))
+        self.ahead = number, self.drawer.submit(self._draw, number, self.agenda.stage(number), sitting)
+
+    def _drawn(self, number: int, stage: Stage, sitting: tuple[int, ...]) -> list[Draw]:
+        if self.ahead is not None and self.ahead[0] == number:
+            return self.ahead[1].result()
+        return self._draw(number, stage, sitting)
+
+    def _draw(self, number: int, stage: Stage, sitting: tuple[int, ...]) -> list[Draw]:
+        """One draw per phase, of all seats [seat, step, place]; samples by their number in the pool."""
+        plan, drawn = self.agenda.plan, []
+        for k, phase in enumerate(self.method.phases(stage)):
+            draws = [
+                draw_for(
+                    self.federation,
+                    client,
+                    steps=phase.steps,
+                    batch_size=plan.batch_size,
+                    seed=plan.seed,
+                    round=number,
+                    phase=k,
+                )
+                for client in sitting
+            ]
+            samples = torch.stack([d.samples + self.pool.starts[c] for d, c in zip(draws, sitting, strict=True)])
+            boxes = [d.boxes for d in draws if d.boxes is not None]
+            masks = torch.stack([d.mask for d in draws])
+            drawn.append(Draw(samples, masks, torch.stack(boxes) if boxes else None))
+        return drawn
+
+    def _capture(self, stage: Stage, inputs: Leaves, personal: bool) -> _Round:
+        device, seats = self.pool.x.device, self.agenda.seats
+        shape = self._draw(1, stage, (0,) * seats)
+        captured = _Round(
+            graph=torch.cuda.CUDAGraph(),
+            inputs={path: room_for(value, device) for path, value in inputs.items()},
+            draws=[draw.to(device) for draw in shape],
+            who=torch.zeros(seats, dtype=torch.int64, device=device),
+            lr=torch.zeros((), device=device),
+            weights=torch.full((seats,), 1 / seats, dtype=torch.float64, device=device),
+        )
+        captured.fill(inputs)
+        self.memory = self.memory or torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(captured.graph, pool=self.memory, capture_error_mode="thread_local"):
+            main = torch.cuda.current_stream()
+            for stream in self.streams:
+                stream.wait_stream(main)
+            for seat in range(seats):
+                with torch.cuda.stream(self.streams[seat % len(self.streams)]):
+                    captured.updates.append(self._seat(captured, stage, seat, personal))
+            for stream in self.streams:
+                main.wait_stream(stream)
+            losses = torch.stack([update.loss for update in captured.updates]).double()
+            captured.loss = captured.weights @ losses
+            if self.method.device_aggregate:
+                uploads = [update.upload for update in captured.updates]
+                captured.shared = self.method.aggregate(captured.part("shared"), uploads, captured.weights)
+        return captured
+
+    def _seat(self, captured: _Round, stage: Stage, seat: int, personal: bool) -> Update:
+        streams = [self._batches(draw, seat, captured.who[seat]) for draw in captured.draws]
+        received = captured.part("received", str(seat)) if personal else captured.part("shared")
+        private = captured.slots("private", str(seat))
+        sgd = self.agenda.plan.sgd
+        return client_update(self.method, self.net, received, private, streams, stage, sgd, captured.lr)
+
+    def _batches(self, draw: Draw, seat: int, who: Tensor) -> Iterator[Batch]:
+        """A phase's batches, all made at once: a few large kernels instead of many small ones."""
+        steps, size = draw.samples.shape[1:]
+        if not steps:
+            return
+        samples = draw.samples[seat].flatten()
+        x = self.pool(samples, who, None if draw.boxes is None else draw.boxes[seat].flatten(0, 1))
+        y, client = self.pool.y[samples], who.expand(size)
+        for step in range(steps):
+            part = slice(step * size, (step + 1) * size)
+            yield Batch(x[part], y[part], client, draw.mask[seat, step])
+
+
+@dataclass
+class _Round:
+    """A captured round: its graph, the tensors it reads, and those it writes."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: Leaves
+    draws: list[Draw]
+    who: Tensor
+    lr: Tensor
+    weights: Tensor
+
+    def __post_init__(self) -> None:
+        self.updates: list[Update] = []
+        self.shared: Tensors | None = None
+        self.loss = self.lr
+
+    def takes(self, inputs: Leaves) -> bool:
+        """Whether these tensors have the captured form."""
+        return inputs.keys() == self.inputs.keys() and all(
+            value.shape == self.inputs[path].shape and value.dtype == self.inputs[path].dtype
+            for path, value in inputs.items()
+        )
+
+    def fill(self, inputs: Leaves) -> None:
+        torch._foreach_copy_([self.inputs[path] for path in inputs], list(inputs.values()))
+
+    def fill_draws(self, draws: Sequence[Draw]) -> None:
+        for mine, new in zip(self.draws, draws, strict=True):
+            for to, value in zip(mine, new, strict=True):
+                if to is not None and value is not None:
+                    to.copy_(value)
+
+    def part(self, *path: str) -> Tensors:
+        """The leaves below a path."""
+        return {p[-1]: value for p, value in self.inputs.items() if p[:-1] == path}
+
+    def slots(self, *path: str) -> Slots:
+        """The slots below a path; an empty one has a mark of its own."""
+        names = {p[len(path)]: None for p in self.inputs if p[: len(path)] == path}
+        return {name: {k: v for k, v in self.part(*path, name).items() if k != EMPTY} for name in names}
+
+
+EMPTY = "(empty)"  # stands for the leaves of a slot without any
+
+
+def _inputs(state: State, sitting: tuple[int, ...], received: list[Tensors] | None) -> Leaves:
+    """Everything a round reads that changes between rounds, by path."""
+    found: Leaves = {("shared", leaf): value for leaf, value in state.shared.items()}
+    for seat, client in enumerate(sitting):
+        if received is not None:
+            found |= {("received", str(seat), leaf): value for leaf, value in received[seat].items()}
+        for name, slot in state.private[client].items():
+            leaves = slot or {EMPTY: torch.zeros((), device=next(iter(state.shared.values())).device)}
+            found |= {("private", str(seat), name, leaf): value for leaf, value in leaves.items()}
+    return found
+
+
+def _laid_out(state: State, device: torch.device) -> State:
+    """The same in the graph's layout: libraries choose their algorithms by it, and cannot while capturing."""
+
+    def copy(tensors: Tensors) -> Tensors:
+        return {leaf: room_for(value, device).copy_(value) for leaf, value in tensors.items()}
+
+    private = tuple({name: copy(slot) for name, slot in slots.items()} for slots in state.private)
+    return State(state.round, copy(state.shared), private)
+
+
+def room_for(value: Tensor, device: torch.device) -> Tensor:
+    """Room for such a tensor; weights of convolutions channels last, as cuDNN wants them."""
+    layout = torch.channels_last if value.dim() == 4 else torch.contiguous_format
+    return torch.empty(value.shape, dtype=value.dtype, device=device, memory_format=layout)
+
+
+def _copies(tensors: Tensors) -> Tensors:
+    out = {leaf: torch.empty_like(value) for leaf, value in tensors.items()}
+    if out:
+        torch._foreach_copy_(list(out.values()), list(tensors.values()))
+    return out

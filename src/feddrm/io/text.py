@@ -1,0 +1,107 @@
+"""Text files: YAML, JSON, JSON lines and CSV, each read and written in one way.
+
+Every reader takes the ``remedy`` that its error ends with: only the caller knows what a person can do.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from feddrm.errors import FeddrmError
+
+
+def broken(path: Path, why: str, remedy: str) -> FeddrmError:
+    """The error for a file that is there and cannot be used."""
+    return FeddrmError(f"{path} is broken ({why}): {remedy}")
+
+
+def read_text(path: Path, remedy: str) -> str:
+    """The whole file, as UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise broken(path, "not UTF-8 text", remedy) from error
+    except OSError as error:
+        raise FeddrmError(f"cannot read {path} ({error.strerror}): {remedy}") from error
+
+
+def read_json(path: Path, remedy: str) -> dict[str, Any]:
+    """A JSON object."""
+    return _mapping(path, remedy, "JSON", json.loads)
+
+
+def read_yaml(path: Path, remedy: str) -> dict[str, Any]:
+    """A YAML mapping."""
+    return _mapping(path, remedy, "YAML", yaml.safe_load)
+
+
+def _mapping(path: Path, remedy: str, kind: str, parse: Callable[[str], Any]) -> dict[str, Any]:
+    text = read_text(path, remedy)
+    try:
+        value = parse(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = getattr(error, "lineno", None) if mark is None else mark.line + 1
+        raise broken(path, f"{'' if line is None else f'line {line} is '}not {kind}", remedy) from error
+    if not isinstance(value, dict):
+        noun = {"JSON": "an object", "YAML": "a mapping"}[kind]
+        raise broken(path, f"expected {noun}, found {type(value).__name__}", remedy)
+    return value
+
+
+def read_json_lines(path: Path, remedy: str) -> list[dict[str, Any]]:
+    """One object per line. A last line that a crash cut short is left out."""
+    lines = [(i, line) for i, line in enumerate(read_text(path, remedy).split("\n"), start=1) if line.strip()]
+    entries = []
+    for number, line in lines:
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            if number == lines[-1][0]:
+                break
+            raise broken(path, f"line {number} is not JSON", remedy) from error
+        if not isinstance(entry, dict):
+            raise broken(path, f"line {number} is no object", remedy)
+        entries.append(entry)
+    return entries
+
+
+def read_csv(path: Path, remedy: str) -> list[tuple[int, list[str]]]:
+    """The rows that are not empty, each with the number of its last line; cells without surrounding spaces."""
+    rows: list[tuple[int, list[str]]] = []
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            for cells in reader:
+                if any(cell.strip() for cell in cells):
+                    rows.append((reader.line_num, [cell.strip() for cell in cells]))
+    except UnicodeDecodeError as error:
+        raise FeddrmError(f"{path} is not UTF-8 text (byte {error.start}): save it as CSV in UTF-8") from error
+    except csv.Error as error:
+        raise FeddrmError(f"{path}, line {reader.line_num}: not valid CSV ({error}): correct it there") from error
+    except FileNotFoundError as error:
+        raise FeddrmError(f"{path} does not exist: {remedy}") from error
+    except OSError as error:
+        raise FeddrmError(f"{path} cannot be read ({error.strerror}): {remedy}") from error
+    return rows
+
+
+def json_bytes(value: Any) -> bytes:
+    """A JSON file that people can read, too."""
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def json_line(value: Any) -> bytes:
+    """One line of a JSON-lines file."""
+    return json.dumps(value, ensure_ascii=False).encode() + b"\n"
+
+
+def yaml_bytes(value: Mapping[str, Any]) -> bytes:
+    """A YAML file with its keys in the given order."""
+    return yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True).encode()

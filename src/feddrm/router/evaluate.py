@@ -1,0 +1,134 @@
+"""What a fitted router is worth on the pooled test set, under the names of ``summary.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from feddrm.evaluation import (
+    Answers,
+    Queries,
+    client_accuracy,
+    confusion,
+    route,
+    routed_predictions,
+    system_accuracy,
+)
+from feddrm.models import Net
+from feddrm.router.features.base import Leaves, Recipe, extract
+from feddrm.router.fit.fit_router import FittedRouter
+from feddrm.router.fit.head_problems import joint_classes, joint_clients
+from feddrm.router.policy import RULES, by_rule, conformal_set, consult, reliability
+from feddrm.router.solver.solve import logits_at
+
+COVERAGES = (0.5, 0.8, 0.9, 0.95, 1.0)
+
+
+def evaluate_router(
+    fitted: FittedRouter, net: Net | None, shared: Leaves, test: Queries, answers: Answers, weights: Tensor
+) -> dict[str, Any]:
+    """Client and system accuracy by every rule, calibration, and what abstaining brings; fractions.
+
+    ``exact_...`` and ``consult_...`` ask the published private heads; ``refit_...`` the refitted ones;
+    ``global_probe``, ``joint`` and ``stacked`` answer at the server (the stack with the clients' help).
+    Mixtures weigh by the posterior.
+    """
+    router, labels, origin = fitted.router, answers.labels, answers.origin
+    features = router.recipe.features if fitted.heads is None else router.recipe.features + fitted.heads.recipe.features
+    found = extract(Recipe(tuple(dict.fromkeys(features))), net, shared, test.x)
+    logits = router.logits(torch.cat([found[f.name] for f in router.recipe.features], dim=1)).double()
+    published = answers.logits.double().log_softmax(-1)
+    log_weights = {rule: by_rule(logits, router.log_prior, rule) for rule in RULES}
+    client: dict[str, float] = {}
+    system: dict[str, float] = {}
+    confusions = {}
+    for rule in RULES:
+        routes = route(logits, weights.to(logits.device), rule)
+        client[f"exact_{rule}"] = client_accuracy(logits, origin, weights, rule)
+        system[f"exact_{rule}"] = system_accuracy(routed_predictions(answers.logits, routes), labels)
+        confusions[f"exact_{rule}"] = confusion(routes, origin, router.clients).tolist()
+    mixture = consult(log_weights["posterior"], published)
+    two = consult(log_weights["posterior"], published, 2)
+    system["consult_2"] = system_accuracy(two.argmax(-1), labels)
+    system["consult_all"] = system_accuracy(mixture.argmax(-1), labels)
+    oracle: dict[str, float] = {}
+    if fitted.heads is not None:
+        more, clients, home = _heads(fitted, found, log_weights, mixture, labels, origin, weights)
+        system |= more
+        client |= clients
+        oracle["refit"] = home
+    curve = reliability(log_weights["posterior"], origin)
+    return {
+        "client_accuracy": client,
+        "system_accuracy": system,
+        "refit_oracle_accuracy": oracle.get("refit"),
+        "router": {
+            "features": router.recipe.name,
+            "ece": curve.error,
+            "ece_density": reliability(log_weights["density"], origin).error,
+            "reliability": curve.as_dict(),
+            "selective": _selective(mixture, labels),
+            "conformal": _conformal(router.calibration.conformal, log_weights, origin),
+            "temperature": router.calibration.temperature,
+        },
+        "confusion": confusions,
+    }
+
+
+def _heads(
+    fitted: FittedRouter,
+    found: dict[str, Tensor],
+    log_weights: dict[str, Tensor],
+    mixture: Tensor,
+    labels: Tensor,
+    origin: Tensor,
+    weights: Tensor,
+) -> tuple[dict[str, float], dict[str, float], float]:
+    heads = fitted.heads
+    assert heads is not None
+    x = heads.scaler(torch.cat([found[f.name] for f in heads.recipe.features], dim=1))
+    clients = fitted.router.clients
+    probe = logits_at(x, heads.probe.double())
+    own = torch.stack(
+        [(probe + logits_at(x, fitted.private[name].double())).log_softmax(1) for name in fitted.router.names]
+    )
+    answers = {"global_probe": probe.log_softmax(1), "refit_all": consult(log_weights["posterior"], own)}
+    client: dict[str, float] = {}
+    if heads.joint is not None:
+        pairs = logits_at(x, heads.joint.double())
+        answers["joint"] = joint_classes(pairs, clients)
+        client["joint_posterior"] = client_accuracy(joint_clients(pairs, clients), origin, weights, "posterior")
+    for name, stack in heads.stacks.items():
+        answers[name] = stack({**answers, "consult_all": mixture})
+    system = {name: system_accuracy(value.argmax(-1), labels) for name, value in answers.items()}
+    for rule in RULES:
+        hard = consult(log_weights[rule], own, 1)
+        system[f"refit_{rule}"] = system_accuracy(hard.argmax(-1), labels)
+    home = system_accuracy(routed_predictions(own, origin), labels)
+    return system, client, home
+
+
+def _conformal(
+    thresholds: Mapping[str, float], log_weights: Mapping[str, Tensor], origin: Tensor
+) -> dict[str, dict[str, float]]:
+    """How often a set holds the right client, and how many clients it holds, by rule and promised miss."""
+    found = {}
+    for name, threshold in thresholds.items():
+        sets = conformal_set(log_weights[name.rpartition("_")[0]], threshold).double()
+        covered = sets.gather(1, origin[:, None])
+        found[name] = {"covered": float(covered.mean()), "size": float(sets.sum(1).mean())}
+    return found
+
+
+def _selective(mixture: Tensor, labels: Tensor) -> list[dict[str, float]]:
+    """System accuracy of the most confident queries, by the fraction that is answered."""
+    confidence, answer = mixture.max(-1)
+    right = (answer == labels).double()[confidence.argsort(descending=True, stable=True)]
+    rows = []
+    for coverage in COVERAGES:
+        kept = max(1, round(coverage * len(right)))
+        rows.append({"coverage": coverage, "accuracy": float(right[:kept].mean())})
+    return rows

@@ -1,0 +1,1 @@
+"""The features that a router looks at."""

@@ -1,0 +1,1 @@
+"""Fitting a router and its class heads to a cohort of clients, local or remote."""

@@ -1,0 +1,89 @@
+"""Stacking: class log-probabilities of several models added with one scalar each, fitted on held-out samples.
+
+Convex, with as many parameters as models, so Newton solves it exactly. It too is a sum over clients:
+each returns loss, slope and curvature of a handful of scalars. The held-out answers of other clients'
+heads come the way any query's do: the sample's features are sent to them and probabilities come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from feddrm.errors import FeddrmError
+from feddrm.router.solver.solve import ClientSums, add
+
+FLOOR = -20.0  # a class that a model excludes is unlikely, not impossible
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Scalars by model; the answer is the softmax of the weighted log-probabilities."""
+
+    weights: Mapping[str, float]
+
+    def __call__(self, models: Mapping[str, Tensor]) -> Tensor:
+        """Log-probabilities [N, K] from every model's [N, K]."""
+        missing = [name for name in self.weights if name not in models]
+        if missing:
+            raise FeddrmError(f"the stack needs the answers of '{missing[0]}': give them, or fit it without")
+        mixed = sum(weight * models[name].clamp(min=FLOOR) for name, weight in self.weights.items())
+        assert isinstance(mixed, Tensor)
+        return mixed.log_softmax(-1)
+
+
+def client_curves(models: Tensor, y: Tensor, weights: Tensor) -> ClientSums:
+    """Loss, slope and curvature in the scalars, for log-probabilities [models, n, K]."""
+    z = models.double().clamp(min=FLOOR).permute(1, 2, 0)  # [n, K, models]
+    log_p = (z @ weights).log_softmax(1)
+    p = log_p.exp()[:, :, None]
+    mean = (p * z).sum(1)
+    own = z[torch.arange(len(y), device=y.device), y]
+    return {
+        "count": torch.tensor(float(len(y)), dtype=torch.float64, device=z.device),
+        "loss": -log_p.gather(1, y[:, None]).sum(),
+        "slope": (mean - own).sum(0),
+        "curvature": torch.einsum("nkc,nkd->cd", p * z, z) - mean.T @ mean,
+    }
+
+
+def fit_stack(names: Sequence[str], clients: Sequence[tuple[Tensor, Tensor]]) -> Stack:
+    """The scalars with the least loss over all clients' held-out samples (answers [models, n, K], labels [n])."""
+    device = clients[0][0].device
+
+    def curves(at: Tensor) -> ClientSums:
+        return add([client_curves(models, y, at.to(device)) for models, y in clients if len(y)])
+
+    return solve_stack(names, curves)
+
+
+def solve_stack(
+    names: Sequence[str], curves: Callable[[Tensor], ClientSums], ridge: float = 1e-4, steps: int = 50
+) -> Stack:
+    """The server's half: Newton on the added :func:`client_curves` of whatever scalars it asks for."""
+    start = torch.full((len(names),), 1 / len(names), dtype=torch.float64)
+    weights = start
+
+    def total(at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        sums = {key: value.cpu() for key, value in curves(at).items()}
+        away = at - start
+        return (
+            sums["loss"] / sums["count"] + ridge / 2 * away.square().sum(),
+            sums["slope"] / sums["count"] + ridge * away,
+            sums["curvature"] / sums["count"] + ridge * torch.eye(len(names)).to(at),
+        )
+
+    loss, slope, bend = total(weights)
+    for _ in range(steps):
+        step = torch.linalg.solve(bend, slope)
+        if float((slope * step).sum()) < 1e-14:
+            break
+        size = 1.0
+        while float((found := total(weights - size * step))[0]) > float(loss) and size > 1e-6:
+            size /= 2
+        weights = weights - size * step
+        loss, slope, bend = found
+    return Stack(dict(zip(names, weights.tolist(), strict=True)))

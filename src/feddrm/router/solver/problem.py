@@ -1,0 +1,94 @@
+"""What the exact fit minimises, and the scale of the features it does so on: all from clients' sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from feddrm.errors import FeddrmError, SettingError
+from feddrm.router.solver.client_statistics import ClientSums
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Minimise mean cross-entropy + ridge / 2 * tr(W' P W) + bias_ridge / 2 * b' P b over W [outputs, features], b.
+
+    ``precision`` P couples the outputs (None: the identity). A ``bias_ridge`` above zero keeps the
+    intercept of an output that no sample has finite.
+    """
+
+    outputs: int
+    features: int
+    ridge: float
+    bias_ridge: float = 0.0
+    precision: Tensor | None = None
+
+    def check(self) -> None:
+        """Refuse what has no optimum or no meaning."""
+        if self.outputs < 2 or self.features < 1:
+            raise SettingError(
+                f"a softmax of {self.outputs} outputs on {self.features} features: give at least two and one"
+            )
+        if not (self.ridge >= 0 and self.bias_ridge >= 0):
+            raise SettingError(f"ridge={self.ridge}, bias_ridge={self.bias_ridge}: give numbers from zero up")
+
+    @cached_property
+    def spectrum(self) -> tuple[Tensor, Tensor] | None:
+        """Eigenvalues and eigenvectors of P; None for the identity."""
+        if self.precision is None:
+            return None
+        values, vectors = torch.linalg.eigh(self.precision.double())
+        return values.clamp(min=0), vectors
+
+    def penalty(self, point: Tensor) -> tuple[Tensor, Tensor]:
+        """Its value and gradient at a point [outputs, features + 1], the bias last."""
+        coupled = point if self.precision is None else self.precision.to(point) @ point
+        gradient = torch.cat([self.ridge * coupled[:, :-1], self.bias_ridge * coupled[:, -1:]], dim=1)
+        return (point * gradient).sum() / 2, gradient
+
+
+def add(messages: Sequence[ClientSums]) -> ClientSums:
+    """The sum of the clients' messages, field by field: all that the server needs of most of them."""
+    if not messages:
+        raise FeddrmError("no client answered: there is nothing to add")
+    return {key: torch.stack([message[key] for message in messages]).sum(0) for key in messages[0]}
+
+
+@dataclass(frozen=True, eq=False)
+class Scaler:
+    """Pooled means and deviations; a feature that never varies is only centred."""
+
+    mean: Tensor
+    scale: Tensor
+
+    @classmethod
+    def of(cls, sums: ClientSums) -> Self:
+        """From the added :func:`client_sums`."""
+        mean = sums["sum"] / sums["count"]
+        variance = (sums["square"] / sums["count"] - mean.square()).clamp(min=0)
+        # Below this the difference of squares is rounding, not variation.
+        constant = variance <= 1e-10 * (sums["square"] / sums["count"])
+        return cls(mean, torch.where(constant, 1.0, variance.sqrt()))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Standardised, in the precision of x."""
+        return (x - self.mean.to(x)) / self.scale.to(x)
+
+
+@dataclass(frozen=True, eq=False)
+class Whitening:
+    """The pooled second moments, diagonalised: values [d], vectors [d, d] in columns."""
+
+    values: Tensor
+    vectors: Tensor
+
+    @classmethod
+    def of(cls, moments: ClientSums) -> Self:
+        """From the added :func:`client_moments`."""
+        values, vectors = torch.linalg.eigh(moments["moments"] / moments["count"])
+        return cls(values.clamp(min=0), vectors)

@@ -1,0 +1,1 @@
+"""The web console: its routes and its static files."""

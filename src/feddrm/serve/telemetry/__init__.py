@@ -1,0 +1,1 @@
+"""Metrics, logs and the audit trail of a service."""
