@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from feddrm.deploy.server.routing import RoutingSettings, fit_over
 from safetensors.torch import load_file
 
 from feddrm.data import Federation, load
-from feddrm.deploy.server.routing import RoutingSettings, fit_over
 from feddrm.deploy.server.training import Progress
 from feddrm.deploy.site.site import Site
 from feddrm.deploy.wire.messages import Message, unpack
