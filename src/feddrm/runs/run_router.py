@@ -22,8 +22,8 @@ from feddrm.io.atomic import write_atomically
 from feddrm.methods import Method
 from feddrm.models import Model
 from feddrm.progress import progress_bar
-from feddrm.router import FittedRouter, Router, RouterSettings, evaluate_router, fit_router, save_router
-from feddrm.router.fit.selection import SMALL
+from feddrm.router import FittedRouter, Router, RouterSettings, evaluate_router, fit_router
+from feddrm.router.settings import SMALL
 from feddrm.runs.config import Config, known_fields, resolve
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.run import CPU_QUERIES, GPU_QUERIES
@@ -167,20 +167,7 @@ def _write(
 ) -> None:
     """Server files, then every client's own, then the figures; what was there before is replaced."""
     router = fitted.router
-    save_router(
-        folder.path / "router",
-        router,
-        model=config.as_dict()["model"],
-        classes=len(federation.classes),
-        heads=None if fitted.heads is None else fitted.heads.tensors(),
-        notes={
-            "columns": None if federation.columns is None else list(federation.columns),
-            "classes": list(federation.classes),
-            "chosen": fitted.chosen,
-            "heads": None if fitted.heads is None else fitted.heads.recipe.as_list(),
-            "stacks": {} if fitted.heads is None else {n: dict(s.weights) for n, s in fitted.heads.stacks.items()},
-        },
-    )
+    fitted.save(folder.path / "router", config.as_dict()["model"])
     for client in federation.clients:
         own = folder.path / "clients" / client.name
         own.mkdir(parents=True, exist_ok=True)
