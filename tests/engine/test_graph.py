@@ -82,17 +82,17 @@ def played(
     plan: Plan,
     precision: str = "fp32",
     dtype: torch.dtype = torch.float32,
-    **options: object,
+    only: list[tuple[int, ...]] | None = None,
 ) -> State:
     federation, net, how = made(), network(method).to(dtype), arithmetic(precision, "cuda")
     state = first_state(method, {k: v.detach() for k, v in net.named_parameters()}, len(federation))
-    forward = functional(net, how)
+    forward, schedule = functional(net, how), RoundSchedule(method, plan, len(federation), only)
 
     def wide(leaves: Tensors, x: Tensor) -> Outputs:
         return forward(leaves, x.to(dtype))
 
     with how.set():
-        for step in federate(method, wide, federation, plan, state, engine=engine, **options):
+        for step in federate(schedule, wide, federation, state, engine=engine):
             state = step.state
     return state
 
@@ -167,7 +167,8 @@ def test_states_stay_as_they_were() -> None:
     net = network(method)
     state = first_state(method, {k: v.detach() for k, v in net.named_parameters()}, len(federation))
     kept, copies = [], []
-    for step in federate(method, functional(net), federation, plan(5), state, engine="graph"):
+    schedule = RoundSchedule(method, plan(5), len(federation))
+    for step in federate(schedule, functional(net), federation, state, engine="graph"):
         kept.append(step.state)
         copies.append({k: v.clone() for k, v in step.state.shared.items()})
     for before, copy in zip(kept, copies, strict=True):
@@ -178,8 +179,7 @@ def test_the_same_state_gives_the_same_round() -> None:
     method, federation = FedDRM(), made()
     net = network(method)
     state = first_state(method, {k: v.detach() for k, v in net.named_parameters()}, len(federation))
-    agenda = RoundSchedule(method, plan(9), len(federation))
-    engine = GraphEngine(method, functional(net), federation, agenda)
+    engine = GraphEngine(RoundSchedule(method, plan(9), len(federation)), functional(net), federation)
     state = engine.play(engine.play(state).state).state
     one, other = engine.play(state), engine.play(state)
     engine.close()

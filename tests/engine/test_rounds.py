@@ -8,8 +8,18 @@ import math
 import pytest
 import torch
 
-from feddrm.data import Federation, batch, draw_for
-from feddrm.engine import Plan, RoundResult, State, client_update, federate, first_state, functional, participants
+from feddrm.data import Federation, Participant, batch, draw_for
+from feddrm.engine import (
+    Plan,
+    RoundResult,
+    RoundSchedule,
+    State,
+    client_update,
+    federate,
+    first_state,
+    functional,
+    participants,
+)
 from feddrm.errors import SettingError
 from feddrm.methods import FedAvg, FedAvgFT, Method
 from feddrm.models import Mlp
@@ -37,7 +47,8 @@ LEAVES = {leaf: p.detach() for leaf, p in NET.named_parameters()}
 def play(federation: Federation, plan: Plan = PLAN, *, method: Method | None = None, **options) -> list[RoundResult]:
     method = method or FedAvg()
     state = options.pop("state", None) or first_state(method, LEAVES, len(federation))
-    return list(federate(method, functional(NET), federation, plan, state, **options))
+    schedule = RoundSchedule(method, plan, len(federation), options.pop("only", None))
+    return list(federate(schedule, functional(NET), federation, state, **options))
 
 
 def same(one: State, other: State) -> None:
@@ -148,11 +159,11 @@ def test_a_round_is_the_weighted_mean_of_the_updates(federation):
     weights = {0: 20 / 25, 2: 5 / 25}
     updates = {}
     for client in weights:
-        drawn = draw_for(federation, client, steps=2, batch_size=8, seed=5, round=1, phase=0)
+        drawn = draw_for(Participant.of(federation, client), steps=2, batch_size=8, seed=5, round=1, phase=0)
         one = federation.clients[client]
         stream = [batch(one, client, one.train, drawn, step) for step in range(2)]
         updates[client] = client_update(
-            FedAvg(), functional(NET), LEAVES, state.private[client], [stream], first.stage, PLAN.sgd, torch.tensor(0.1)
+            FedAvg(), functional(NET), LEAVES, state.private[client], [stream], first.stage, PLAN.sgd(torch.tensor(0.1))
         )
     for leaf in LEAVES:
         wanted = sum(weight * updates[client].upload[leaf].double() for client, weight in weights.items())
@@ -189,7 +200,8 @@ def test_a_run_goes_on_from_any_round(federation, after):
 
 
 def test_rounds_are_played_one_at_a_time(federation):
-    rounds = federate(FedAvg(), functional(NET), federation, PLAN, first_state(FedAvg(), LEAVES, 4))
+    schedule = RoundSchedule(FedAvg(), PLAN, 4)
+    rounds = federate(schedule, functional(NET), federation, first_state(FedAvg(), LEAVES, 4))
     assert next(rounds).state.round == 1
     assert next(rounds).state.round == 2
     rounds.close()

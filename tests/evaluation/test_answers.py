@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from feddrm.data import Federation, RandomResizedCrop, draw_for, load
+from feddrm.data import Federation, Participant, RandomResizedCrop, draw_for, load
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.evaluation import Queries, ask, pooled_queries
 from feddrm.models import LeNet, Mlp, Model, Net, is_client_branch, is_head
@@ -236,9 +236,9 @@ class TestPooledTestSet:
         assert len(set(keys)) == len(images)
         assert all(key[1] >= 1 << 24 for key in keys)  # no federation has a client of this number
         state = torch.random.get_rng_state()
-        before = draw_for(images, 0, steps=1, batch_size=4, seed=7, round=3, phase=0)
+        before = draw_for(Participant.of(images, 0), steps=1, batch_size=4, seed=7, round=3, phase=0)
         pooled_queries(images, crop=True, seed=7, round=3)
-        after = draw_for(images, 0, steps=1, batch_size=4, seed=7, round=3, phase=0)
+        after = draw_for(Participant.of(images, 0), steps=1, batch_size=4, seed=7, round=3, phase=0)
         assert torch.equal(before.samples, after.samples)
         assert torch.equal(torch.random.get_rng_state(), state)
 

@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from feddrm.data import Batch, Client, Federation, Split, batch, draw_for
+from feddrm.data import Batch, Client, Federation, Participant, Split, batch, draw_for
 from feddrm.engine import (
     Plan,
     RoundResult,
+    RoundSchedule,
     State,
     Update,
     client_update,
@@ -154,7 +155,7 @@ def play(
     method: Method, state: State, *, plan: Plan = PLAN, dtype: torch.dtype = torch.float64, only=None
 ) -> list[RoundResult]:
     net = functional(network(method.client_branch, dtype))
-    return list(federate(method, net, federation(dtype), plan, state, only=only))
+    return list(federate(RoundSchedule(method, plan, 3, only), net, federation(dtype), state))
 
 
 def all_rounds(method: Method, dtype: torch.dtype = torch.float64) -> tuple[RoundResult, ...]:
@@ -175,7 +176,9 @@ def batches(method: Method, stage: Stage, client: int, dtype: torch.dtype = torc
     one = federation(dtype).clients[client]
     lists = []
     for number, phase in enumerate(method.phases(stage)):
-        drawn = draw_for(federation(dtype), client, steps=phase.steps, batch_size=16, seed=1, round=3, phase=number)
+        drawn = draw_for(
+            Participant.of(federation(dtype), client), steps=phase.steps, batch_size=16, seed=1, round=3, phase=number
+        )
         lists.append([batch(one, client, one.train, drawn, step) for step in range(phase.steps)])
     return lists
 
@@ -194,7 +197,7 @@ def update(
     net = functional(network(method.client_branch, dtype))
     received = method.send(state.shared, client)
     lr = torch.tensor(0.05, dtype=dtype)
-    return client_update(method, net, received, state.private[client], given, stage, PLAN.sgd, lr)
+    return client_update(method, net, received, state.private[client], given, stage, PLAN.sgd(lr))
 
 
 def stages(method: Method) -> list[Stage]:
@@ -319,10 +322,13 @@ def test_a_client_does_not_depend_on_what_others_keep(row):
         for i, slots in enumerate(state.private)
     )
     net = functional(network(method.client_branch))
+    schedule = RoundSchedule(method, PLAN, 3, ((0, 1),) * PLAN.rounds)
     for stage in stages(method):
+        after = PLAN.rounds - 1 if stage.tuning else state.round
+        assert schedule.stage(after + 1) == stage
         one, other = (
-            play_round(method, net, federation(), PLAN, before, stage, (0, 1)).state.private
-            for before in (state, state._replace(private=changed))
+            play_round(schedule, net, federation(), state._replace(round=after, private=private)).state.private
+            for private in (state.private, changed)
         )
         same(dict(tensors_in(one[0])), dict(tensors_in(other[0])))
         # Of FedPAC's heads the server's mixture counts, not what the client kept.
@@ -463,15 +469,18 @@ def test_who_does_not_answer_keeps_its_state(row):
 def test_a_client_alone_is_the_whole_federation(row):
     method, state = row.method, midway(row.method)
     net, stage = functional(network(method.client_branch)), Stage(PLAN.local_steps)
-    after = play_round(method, net, federation(), PLAN, state, stage, (1,)).state.shared
+    alone = RoundSchedule(method, PLAN, 3, ((1,),) * PLAN.rounds)
+    after = play_round(alone, net, federation(), state).state.shared
     one = federation().clients[1]
     lists = []
     for number, phase in enumerate(method.phases(stage)):
-        drawn = draw_for(federation(), 1, steps=phase.steps, batch_size=16, seed=7, round=3, phase=number)
+        drawn = draw_for(
+            Participant.of(federation(), 1), steps=phase.steps, batch_size=16, seed=7, round=3, phase=number
+        )
         lists.append([batch(one, 1, one.train, drawn, step) for step in range(phase.steps)])
     lr = torch.tensor(PLAN.rate(3))
     received = method.send(state.shared, 1)
-    upload = client_update(method, net, received, state.private[1], lists, stage, PLAN.sgd, lr).upload
+    upload = client_update(method, net, received, state.private[1], lists, stage, PLAN.sgd(lr)).upload
     leaves = [leaf for leaf in upload if leaf in state.shared and leaf not in method.extras()]
     assert leaves or method.name == "local"
     for leaf in leaves:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from feddrm.data import Batch
 from feddrm.engine import client_update, functional
@@ -35,7 +35,7 @@ from feddrm.models import Mlp, Net, is_head, is_trunk
 from .test_server_rules import statistics
 
 CLASSES, COLUMNS, LR = 3, 4, torch.tensor(0.1, dtype=torch.float64)
-SGD = Sgd(momentum=0.9, weight_decay=0.01)
+SGD = Sgd(momentum=0.9, weight_decay=0.01, lr=LR)
 
 
 def network(seed: int = 1) -> Net:
@@ -56,13 +56,11 @@ def batches(steps: int, seed: int = 0) -> list[Batch]:
     return [Batch(a, b, torch.zeros_like(b), torch.ones_like(b, dtype=torch.bool)) for a, b in zip(x, y, strict=True)]
 
 
-def work(
-    method: Method, received: Tensors, private: Slots, steps: int = 4, *, sgd: Sgd = SGD, lr: Tensor = LR
-) -> tuple[Tensors, Slots]:
+def work(method: Method, received: Tensors, private: Slots, steps: int = 4, *, sgd: Sgd = SGD) -> tuple[Tensors, Slots]:
     """One client's round: upload and what it keeps. Every phase sees batches of its own."""
     stage = Stage(steps)
     lists = [batches(phase.steps, seed) for seed, phase in enumerate(method.phases(stage))]
-    update = client_update(method, NET, received, private, lists, stage, sgd, lr)
+    update = client_update(method, NET, received, private, lists, stage, sgd)
     return update.upload, update.private
 
 
@@ -113,7 +111,7 @@ def test_sam_is_plain_sgd_while_tuning():
 def test_fedprox_pulls_back_to_what_was_received():
     mu, start = 0.7, leaves()
     first, second = batches(2)
-    model, plain = start, Sgd(0.0, 0.0)
+    model, plain = start, Sgd(0.0, 0.0, LR)
     for batch in (first, second):
         gradient = slope(model, batch)
         model = {leaf: v - LR * (gradient[leaf] + mu * (v - start[leaf])) for leaf, v in model.items()}
@@ -124,7 +122,7 @@ def test_fedprox_pulls_back_to_what_was_received():
 
 
 def test_fedpac_pulls_the_body_alone():
-    mu, plain = 0.7, Sgd(0.0, 0.0)
+    mu, plain = 0.7, Sgd(0.0, 0.0, LR)
     shared, private = FedPAC(mu=mu).start(leaves())
     model = leaves()
     for batch in batches(2, seed=0):
@@ -139,7 +137,7 @@ def test_fedpac_pulls_the_body_alone():
 
 def test_dittos_anchor_is_the_received_model():
     lam, received, own = 0.8, leaves(1), leaves(2)
-    upload, kept = work(Ditto(lam=lam), received, {"personal": own}, 4, sgd=Sgd(0.0, 0.0))
+    upload, kept = work(Ditto(lam=lam), received, {"personal": own}, 4, sgd=Sgd(0.0, 0.0, LR))
     model = received
     for batch in batches(2, seed=0):
         gradient = slope(model, batch)
@@ -284,7 +282,7 @@ def test_fedass_original_aligns_only_with_classes_the_survey_saw():
             return slots["model"], {}
 
     lists = [survey, alignment]
-    upload = client_update(Short("original"), NET, shared, private, lists, Stage(5), Sgd(0.0, 0.01), LR).upload
+    upload = client_update(Short("original"), NET, shared, private, lists, Stage(5), Sgd(0.0, 0.01, LR)).upload
     model = {leaf: value.clone().requires_grad_() for leaf, value in leaves(1).items()}
     before = NET(leaves(2), survey[0].x).features
     features, y = NET(model, alignment[0].x).features, alignment[0].y
@@ -364,7 +362,7 @@ def test_fedpac_sends_every_client_its_own_heads_and_nobody_elses():
     for client in range(3):
         sent = method.send(shared, client)
         lists = [batches(phase.steps, 10 * client + k) for k, phase in enumerate(method.phases(Stage(4)))]
-        uploads.append(client_update(method, NET, sent, private, lists, Stage(4), SGD, LR).upload)
+        uploads.append(client_update(method, NET, sent, private, lists, Stage(4), SGD).upload)
     after = method.aggregate(shared, uploads, torch.full((3,), 1 / 3, dtype=torch.float64))
     shares = head_shares(uploads)
     for client in range(3):
@@ -384,7 +382,7 @@ def test_fedpacs_alignment_step():
     prototypes = torch.randn(CLASSES, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     known = {"prototypes": prototypes, "seen": torch.tensor([True, False, True])}
     rate = torch.tensor(0.03, dtype=torch.float64)
-    upload, _ = work(method, {**method.send(shared, 0), **known}, private, 2, sgd=Sgd(0.0, 0.0), lr=rate)
+    upload, _ = work(method, {**method.send(shared, 0), **known}, private, 2, sgd=Sgd(0.0, 0.0, rate))
     head = {leaf: upload[leaf] for leaf in leaves() if is_head(leaf)}
     gradient = slope(leaves(), batches(1, seed=1)[0])  # heads have a rate of their own, 0.1
     close(head, {leaf: value - 0.1 * gradient[leaf] for leaf, value in leaves().items() if leaf in head})

@@ -115,7 +115,6 @@ def played(reference: Reference, name: str) -> list[Round]:
     sizes = torch.from_numpy(reference.arrays["n"]).double()
     weights = sizes / sizes.sum()
     plan = Plan(rounds=meta["rounds"], lr=meta["lr"])
-    sgd = Sgd(meta["momentum"], meta["weight_decay"])
     net = functional(reference.net(method.client_branch))
     shared, own = method.start(reference.tensors("init/drm/" if method.client_branch else "init/plain/"))
     private = [own] * meta["clients"]
@@ -123,6 +122,7 @@ def played(reference: Reference, name: str) -> list[Round]:
     for number in range(1, meta["rounds"] + 1):
         stage = Stage(meta["local_steps"], tuning=number > meta["rounds"] - method.tuning_rounds(meta["rounds"]))
         lr = torch.tensor(plan.rate(number), dtype=torch.float64)
+        sgd = Sgd(meta["momentum"], meta["weight_decay"], lr)
         updates = []
         for client in range(meta["clients"]):
             lists = [
@@ -130,7 +130,7 @@ def played(reference: Reference, name: str) -> list[Round]:
                 for phase in method.phases(stage)
             ]
             received = method.send(shared, client)
-            updates.append(client_update(method, net, received, private[client], lists, stage, sgd, lr))
+            updates.append(client_update(method, net, received, private[client], lists, stage, sgd))
         shared = method.aggregate(shared, [update.upload for update in updates], weights)
         private = [update.private for update in updates]
         loss = sum(float(weight * update.loss) for weight, update in zip(weights, updates, strict=True))

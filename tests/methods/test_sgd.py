@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from feddrm.methods import FedALA, FedAvg, FedPAC, FedRep, Phase, Sgd, Stage
@@ -13,7 +15,7 @@ from .test_details import LR, batches, close, leaves, network, optimised, slope,
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("decay", [0.0, 0.05])
 def test_sgd_is_torchs(momentum, decay):
-    sgd = Sgd(momentum, decay)
+    sgd = Sgd(momentum, decay, LR)
     for steps in range(1, 6):
         net = network()
         optimised(net, list(leaves()), batches(steps), sgd)
@@ -48,9 +50,9 @@ def test_a_phase_keeps_of_the_run_what_it_does_not_say(momentum):
             (phase,) = FedAvg.phases(self, stage)
             return (Phase(phase.steps, phase.loss, train=is_head, sgd={"lr": float(LR)}),)
 
-    net, sgd = network(), Sgd(momentum, 0.02)
+    net, sgd = network(), Sgd(momentum, 0.02, LR)
     optimised(net, [leaf for leaf in leaves() if is_head(leaf)], batches(3), sgd)
-    upload, _ = work(Heads(), leaves(), {"model": {}}, 3, sgd=sgd, lr=3 * LR)
+    upload, _ = work(Heads(), leaves(), {"model": {}}, 3, sgd=replace(sgd, lr=3 * LR))
     close(upload, dict(net.named_parameters()), atol=1e-13)
 
 

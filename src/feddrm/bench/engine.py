@@ -143,11 +143,10 @@ def _loop(bench: Bench, precision: str, *, compiled: bool = False) -> dict[str, 
     how, net, federation = arithmetic(precision, "cuda"), bench.network(), bench.federation()
     began = time.perf_counter()
     forward = _compiled(net, how) if compiled else functional(net, how)
-    agenda = RoundSchedule(FedDRM(), bench.plan, bench.clients)
+    schedule = RoundSchedule(FedDRM(), bench.plan, bench.clients)
 
     def play(state: State) -> RoundResult:
-        stage, everyone = agenda.stage(1), tuple(range(bench.clients))
-        return play_round(FedDRM(), forward, federation, bench.plan, state, stage, everyone)
+        return play_round(schedule, forward, federation, state)
 
     with how.set():
         found = _time(play, net, bench)
@@ -159,9 +158,8 @@ def _loop(bench: Bench, precision: str, *, compiled: bool = False) -> dict[str, 
 
 def _graph(bench: Bench, streams: int) -> dict[str, float]:
     how, net, federation = arithmetic("bf16", "cuda"), bench.network(), bench.federation()
-    engine = GraphEngine(
-        FedDRM(), functional(net, how), federation, RoundSchedule(FedDRM(), bench.plan, bench.clients), streams
-    )
+    schedule = RoundSchedule(FedDRM(), bench.plan, bench.clients)
+    engine = GraphEngine(schedule, functional(net, how), federation, streams)
     try:
         with how.set():
             found = _time(engine.play, net, bench)

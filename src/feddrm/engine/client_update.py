@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -56,7 +55,6 @@ def client_update(
     batches: Sequence[Iterable[Batch]],
     stage: Stage,
     sgd: Sgd,
-    lr: Tensor,
 ) -> Update:
     """Run the method's phases on one client's batches (one stream per phase).
 
@@ -64,26 +62,24 @@ def client_update(
     decides what is computed.
     """
     slots = method.begin(received, private)
-    total, steps = lr.new_zeros(()), 0
+    total, steps = sgd.lr.new_zeros(()), 0
     for phase, stream in zip(method.phases(stage), batches, strict=True):
         if isinstance(phase, Statistics):
             slots = _look(phase, net, slots, stream)
         else:
-            slots, losses = _train(phase, net, slots, stream, replace(sgd, **phase.sgd), lr)
+            slots, losses = _train(phase, net, slots, stream, sgd)
             if phase.logged:
                 total, steps = sum(losses, start=total), steps + len(losses)
     upload, kept = method.finish(slots, stage)
     return Update(upload, kept, total / max(steps, 1))
 
 
-def _train(
-    phase: Phase, net: Forward, slots: Slots, batches: Iterable[Batch], sgd: Sgd, lr: Tensor
-) -> tuple[Slots, list[Tensor]]:
+def _train(phase: Phase, net: Forward, slots: Slots, batches: Iterable[Batch], sgd: Sgd) -> tuple[Slots, list[Tensor]]:
+    sgd = sgd.but(phase.sgd)
     slots = phase.enter(slots)
     names = [leaf for leaf in slots[phase.slot] if phase.train(leaf)]
     values = [slots[phase.slot][leaf].clone() for leaf in names]  # our own: the optimiser works in place
     velocity = [torch.zeros_like(value) for value in values]  # a fresh optimiser: momentum never carries over
-    rate = lr if sgd.lr is None else torch.full_like(lr, sgd.lr)
     losses: list[Tensor] = []
     for batch in batches:
 
@@ -96,11 +92,11 @@ def _train(
             norm = torch.stack([g.square().sum() for g in gradient]).sum().sqrt()
             step = phase.sam_radius / (norm + NORM_FLOOR)
             gradient, _ = gradient_and_value(loss_of, [v + step * g for v, g in zip(values, gradient, strict=True)])
-        _sgd_step(values, gradient, velocity, sgd, rate)
+        _sgd_step(values, gradient, velocity, sgd)
         if phase.clamp is not None:
             for value in values:
                 value.clamp_(*phase.clamp)
-        losses.append(loss.to(lr))
+        losses.append(loss.to(sgd.lr))
     trained = {**slots[phase.slot], **dict(zip(names, values, strict=True))}
     return {**slots, phase.slot: trained}, losses
 
@@ -114,7 +110,7 @@ def gradient_and_value(loss_of: Callable[[list[Tensor]], Tensor], values: list[T
     return list(gradient), loss.detach()
 
 
-def _sgd_step(values: list[Tensor], gradient: list[Tensor], velocity: list[Tensor], sgd: Sgd, lr: Tensor) -> None:
+def _sgd_step(values: list[Tensor], gradient: list[Tensor], velocity: list[Tensor], sgd: Sgd) -> None:
     """One step of momentum SGD with decay on every leaf, in place: torch.optim.SGD's own kernel."""
     if not values:
         return
@@ -128,7 +124,7 @@ def _sgd_step(values: list[Tensor], gradient: list[Tensor], velocity: list[Tenso
         velocity if sgd.momentum else [],
         weight_decay=sgd.weight_decay,
         momentum=sgd.momentum,
-        lr=lr,
+        lr=sgd.lr,
         dampening=0.0,
         nesterov=False,
         maximize=False,

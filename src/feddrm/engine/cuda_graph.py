@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from feddrm.data import Batch, Draw, Federation, Pool, draw_for
+from feddrm.data import Batch, Draw, Federation, Participant, Pool, draw_for
 from feddrm.engine.client_update import Update, client_update
 from feddrm.engine.rounds import RoundResult, RoundSchedule, State, play_round
-from feddrm.methods import Forward, Method, Slots, Stage, Tensors
+from feddrm.methods import Forward, Slots, Stage, Tensors
 
 STREAMS = 4
 
@@ -34,12 +34,10 @@ class GraphEngine:
     played one client after another too.
     """
 
-    def __init__(
-        self, method: Method, net: Forward, federation: Federation, agenda: RoundSchedule, streams: int = STREAMS
-    ) -> None:
-        self.method, self.net, self.federation, self.agenda = method, net, federation, agenda
+    def __init__(self, schedule: RoundSchedule, net: Forward, federation: Federation, streams: int = STREAMS) -> None:
+        self.schedule, self.method, self.net, self.federation = schedule, schedule.method, net, federation
         self.pool = Pool.of(federation, "train")
-        streams = min(streams, agenda.seats)
+        streams = min(streams, schedule.seats)
         self.streams = [torch.cuda.Stream(self.pool.x.device) for _ in range(streams)]  # type: ignore[no-untyped-call]
         self.memory: Any = None
         self.begun: set[Stage] = set()
@@ -55,12 +53,12 @@ class GraphEngine:
     def play(self, state: State) -> RoundResult:
         """The round after ``state``, which is left as it is."""
         number = state.round + 1
-        stage, answering = self.agenda.stage(number), self.agenda.answering(number)
+        stage, answering = self.schedule.stage(number), self.schedule.answering(number)
         if not answering or stage not in self.begun:
             self.begun |= {stage} if answering else set()
-            return self._one_by_one(_laid_out(state, self.pool.x.device), stage, answering)
+            return self._one_by_one(_laid_out(state, self.pool.x.device))
         # A seat that nobody takes repeats the first one's work, to no effect.
-        sitting = answering + answering[:1] * (self.agenda.seats - len(answering))
+        sitting = answering + answering[:1] * (self.schedule.seats - len(answering))
         received = [self.method.send(state.shared, client) for client in sitting]
         personal = any(sent is not state.shared for sent in received)
         inputs = _inputs(state, sitting, received if personal else None)
@@ -68,12 +66,12 @@ class GraphEngine:
             self.captured[stage] = self._capture(stage, inputs, personal)
         captured = self.captured[stage]
         if not captured.takes(inputs):
-            return self._one_by_one(state, stage, answering)
+            return self._one_by_one(state)
         captured.fill(inputs)
         captured.fill_draws(self._drawn(number, stage, sitting))
         sizes = self.federation.sizes[list(answering)].double()
         weights = sizes / sizes.sum()
-        captured.lr.fill_(self.agenda.plan.rate(number))
+        captured.lr.fill_(self.schedule.plan.rate(number))
         captured.who.copy_(torch.tensor(sitting))
         captured.weights.zero_()
         captured.weights[: len(answering)].copy_(weights)
@@ -81,8 +79,8 @@ class GraphEngine:
         self._draw_ahead(number + 1)
         return self._read(captured, state, stage, answering, weights)
 
-    def _one_by_one(self, state: State, stage: Stage, answering: tuple[int, ...]) -> RoundResult:
-        return play_round(self.method, self.net, self.federation, self.agenda.plan, state, stage, answering)
+    def _one_by_one(self, state: State) -> RoundResult:
+        return play_round(self.schedule, self.net, self.federation, state)
 
     def _read(
         self, captured: _Round, state: State, stage: Stage, answering: tuple[int, ...], weights: Tensor
@@ -91,23 +89,25 @@ class GraphEngine:
         private = list(state.private)
         for client, update in zip(answering, captured.updates, strict=False):
             private[client] = {name: _copies(slot) for name, slot in update.private.items()}
-        if captured.shared is not None and len(answering) == self.agenda.seats:
+        if captured.shared is not None and len(answering) == self.schedule.seats:
             shared = _copies(captured.shared)
         else:
             uploads = [_copies(update.upload) for update in captured.updates[: len(answering)]]
             shared = self.method.aggregate(state.shared, uploads, weights)
         number = state.round + 1
         loss = float(captured.loss)  # waits for the round
-        return RoundResult(State(number, shared, tuple(private)), stage, self.agenda.plan.rate(number), loss, answering)
+        return RoundResult(
+            State(number, shared, tuple(private)), stage, self.schedule.plan.rate(number), loss, answering
+        )
 
     # The random part: drawn on the CPU, the same as everywhere else, while the GPU plays the round before.
 
     def _draw_ahead(self, number: int) -> None:
-        if number > self.agenda.plan.rounds:
+        if number > self.schedule.plan.rounds:
             return
-        answering = self.agenda.answering(number)
-        sitting = answering + answering[:1] * (self.agenda.seats - len(answering))
-        self.ahead = number, self.drawer.submit(self._draw, number, self.agenda.stage(number), sitting)
+        answering = self.schedule.answering(number)
+        sitting = answering + answering[:1] * (self.schedule.seats - len(answering))
+        self.ahead = number, self.drawer.submit(self._draw, number, self.schedule.stage(number), sitting)
 
     def _drawn(self, number: int, stage: Stage, sitting: tuple[int, ...]) -> list[Draw]:
         if self.ahead is not None and self.ahead[0] == number:
@@ -116,12 +116,11 @@ class GraphEngine:
 
     def _draw(self, number: int, stage: Stage, sitting: tuple[int, ...]) -> list[Draw]:
         """One draw per phase, of all seats [seat, step, place]; samples by their number in the pool."""
-        plan, drawn = self.agenda.plan, []
+        plan, drawn = self.schedule.plan, []
         for k, phase in enumerate(self.method.phases(stage)):
             draws = [
                 draw_for(
-                    self.federation,
-                    client,
+                    Participant.of(self.federation, client),
                     steps=phase.steps,
                     batch_size=plan.batch_size,
                     seed=plan.seed,
@@ -137,7 +136,7 @@ class GraphEngine:
         return drawn
 
     def _capture(self, stage: Stage, inputs: Leaves, personal: bool) -> _Round:
-        device, seats = self.pool.x.device, self.agenda.seats
+        device, seats = self.pool.x.device, self.schedule.seats
         shape = self._draw(1, stage, (0,) * seats)
         captured = _Round(
             graph=torch.cuda.CUDAGraph(),
@@ -169,8 +168,8 @@ class GraphEngine:
         streams = [self._batches(draw, seat, captured.who[seat]) for draw in captured.draws]
         received = captured.part("received", str(seat)) if personal else captured.part("shared")
         private = captured.slots("private", str(seat))
-        sgd = self.agenda.plan.sgd
-        return client_update(self.method, self.net, received, private, streams, stage, sgd, captured.lr)
+        sgd = self.schedule.plan.sgd(captured.lr)
+        return client_update(self.method, self.net, received, private, streams, stage, sgd)
 
     def _batches(self, draw: Draw, seat: int, who: Tensor) -> Iterator[Batch]:
         """A phase's batches, all made at once: a few large kernels instead of many small ones."""

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from feddrm.data import Batch, Federation, batch, draw_for, generator_for
+from feddrm.data import Batch, Federation, Participant, batch, draw_for, generator_for
 from feddrm.engine.client_update import Update, client_update
 from feddrm.errors import SettingError
 from feddrm.methods import Forward, Method, Sgd, Slots, Stage, Tensors
@@ -64,9 +65,9 @@ class Plan:
         """Cosine schedule over all rounds (1, 2, ...), constant within one, no restart for tuning."""
         return 0.5 * self.lr * (1 + math.cos(math.pi * (round - 1) / self.rounds))
 
-    @property
-    def sgd(self) -> Sgd:
-        return Sgd(self.momentum, self.weight_decay)
+    def sgd(self, lr: Tensor) -> Sgd:
+        """The optimiser's settings at the rate of a round."""
+        return Sgd(self.momentum, self.weight_decay, lr)
 
 
 class State(NamedTuple):
@@ -121,7 +122,7 @@ class RoundSchedule:
     method: Method
     plan: Plan
     clients: int
-    only: tuple[tuple[int, ...], ...] | None = None
+    only: Sequence[Sequence[int]] | None = None
 
     def stage(self, round: int) -> Stage:
         """Fine-tuning comes last."""
@@ -130,7 +131,7 @@ class RoundSchedule:
 
     def answering(self, round: int) -> tuple[int, ...]:
         """Who answers, in client order."""
-        return self.only[round - 1] if self.only is not None else participants(self.plan, self.clients, round)[1]
+        return tuple(self.only[round - 1]) if self.only is not None else participants(self.plan, self.clients, round)[1]
 
     @property
     def seats(self) -> int:
@@ -139,55 +140,45 @@ class RoundSchedule:
 
 
 def federate(
-    method: Method,
+    schedule: RoundSchedule,
     net: Forward,
     federation: Federation,
-    plan: Plan,
     state: State,
     *,
-    only: Sequence[Sequence[int]] | None = None,
     workers: int = 1,
     engine: str = "sequential",
 ) -> Iterator[RoundResult]:
-    """Play the rounds that are left after ``state``; each one is a function of the state and the seed.
+    """Play the rounds that are left after ``state``. Each round is a function of the state and the seed.
 
-    ``only`` names the clients that answer in each round (by round number from 1) instead of drawing
-    them. The ``sequential`` engine trains ``workers`` clients side by side, which changes no bit of
-    the result; ``graph`` trains all of them at once on a GPU.
+    The ``sequential`` engine trains ``workers`` clients side by side, which changes no bit of the
+    result. The ``graph`` engine trains all clients at once on a GPU.
     """
-    agenda = RoundSchedule(method, plan, len(federation), None if only is None else tuple(map(tuple, only)))
-    with _player(engine, method, net, federation, agenda, workers) as play:
-        while state.round < plan.rounds:
-            played = play(state)
-            state = played.state
-            yield played
+    with _player(schedule, net, federation, workers=workers, engine=engine) as play:
+        while state.round < schedule.plan.rounds:
+            result = play(state)
+            state = result.state
+            yield result
 
 
 @contextmanager
 def _player(
-    engine: str, method: Method, net: Forward, federation: Federation, agenda: RoundSchedule, workers: int
+    schedule: RoundSchedule, net: Forward, federation: Federation, *, workers: int, engine: str
 ) -> Iterator[Callable[[State], RoundResult]]:
     if engine == "graph":
         from feddrm.engine.cuda_graph import GraphEngine
 
-        graphs = GraphEngine(method, net, federation, agenda)
+        graphs = GraphEngine(schedule, net, federation)
         try:
             yield graphs.play
         finally:
             graphs.close()
         return
     with side_by_side(workers) as spread:
-
-        def play(state: State) -> RoundResult:
-            number = state.round + 1
-            stage, answering = agenda.stage(number), agenda.answering(number)
-            return play_round(method, net, federation, agenda.plan, state, stage, answering, spread)
-
-        yield play
+        yield lambda state: play_round(schedule, net, federation, state, spread)
 
 
 def engine_for(engine: str, device: str) -> str:
-    """``auto``: graph on a GPU, sequential elsewhere."""
+    """The engine that ``engine`` names; ``auto`` is graph on a GPU and sequential elsewhere."""
     if engine not in ENGINES:
         raise SettingError(f"unknown engine '{engine}'{nearest(engine, ENGINES)} (known: {', '.join(ENGINES)})")
     try:
@@ -203,23 +194,18 @@ def engine_for(engine: str, device: str) -> str:
 
 
 def play_round(
-    method: Method,
-    net: Forward,
-    federation: Federation,
-    plan: Plan,
-    state: State,
-    stage: Stage,
-    answering: tuple[int, ...],
-    spread: Spread = map,
+    schedule: RoundSchedule, net: Forward, federation: Federation, state: State, spread: Spread = map
 ) -> RoundResult:
-    """One round; weights are renormalised over who answers."""
-    number = state.round + 1
-    rate = plan.rate(number)
+    """Play the round after ``state``. Weights are renormalised over the clients that answer."""
+    method, number = schedule.method, state.round + 1
+    answering = schedule.answering(number)
 
-    def work(client: int) -> Update:
-        return _update(method, net, federation, plan, state, stage, client)
+    def train(client: int) -> Update:
+        received = method.send(state.shared, client)
+        participant = Participant.of(federation, client)
+        return train_client(schedule, net, participant, received, state.private[client], number)
 
-    updates = list(spread(work, answering))
+    updates = list(spread(train, answering))
     shared, private, loss = state.shared, list(state.private), None
     if updates:
         sizes = federation.sizes[list(answering)].double()
@@ -228,39 +214,31 @@ def play_round(
         for client, update in zip(answering, updates, strict=True):
             private[client] = update.private
         loss = float(weights @ torch.stack([update.loss for update in updates]).double().cpu())
-    return RoundResult(State(number, shared, tuple(private)), stage, rate, loss, answering)
-
-
-def _update(
-    method: Method, net: Forward, federation: Federation, plan: Plan, state: State, stage: Stage, client: int
-) -> Update:
-    received = method.send(state.shared, client)
-    return train_client(method, net, federation, plan, received, state.private[client], stage, client, state.round + 1)
+    after = State(number, shared, tuple(private))
+    return RoundResult(after, schedule.stage(number), schedule.plan.rate(number), loss, answering)
 
 
 def train_client(
-    method: Method,
+    schedule: RoundSchedule,
     net: Forward,
-    federation: Federation,
-    plan: Plan,
+    participant: Participant,
     received: Tensors,
     private: Slots,
-    stage: Stage,
-    client: int,
     number: int,
 ) -> Update:
-    """What one client does in round ``number``, from its own samples and what it received: wherever it is."""
-    device = federation.clients[client].train.x.device
-    streams = [
-        _stream(federation, plan, client, number, k, phase.steps) for k, phase in enumerate(method.phases(stage))
-    ]
-    lr = torch.tensor(plan.rate(number), device=device)
-    return client_update(method, net, received, private, streams, stage, plan.sgd, lr)
+    """One client's work in round ``number``: a function of its own samples and of what it received.
 
+    The result does not depend on where it runs: here, in a thread, or at a site of its own.
+    """
+    client, plan, stage = participant.client, schedule.plan, schedule.stage(number)
+    device = client.train.x.device
 
-def _stream(federation: Federation, plan: Plan, client: int, round: int, phase: int, steps: int) -> Iterator[Batch]:
-    holder = federation.clients[client]
-    drawn = draw_for(
-        federation, client, steps=steps, batch_size=plan.batch_size, seed=plan.seed, round=round, phase=phase
-    ).to(holder.train.x.device)
-    return (batch(holder, client, holder.train, drawn, step) for step in range(steps))
+    def batches(phase: int, steps: int) -> Iterator[Batch]:
+        drawn = draw_for(
+            participant, steps=steps, batch_size=plan.batch_size, seed=plan.seed, round=number, phase=phase
+        ).to(device)
+        return (batch(client, participant.number, client.train, drawn, step) for step in range(steps))
+
+    streams = [batches(k, phase.steps) for k, phase in enumerate(schedule.method.phases(stage))]
+    sgd = plan.sgd(torch.tensor(plan.rate(number), device=device))
+    return client_update(schedule.method, net, received, private, streams, stage, sgd)

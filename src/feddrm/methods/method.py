@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -33,13 +33,20 @@ class Stage:
     tuning: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sgd:
-    """Momentum SGD as in PyTorch; ``lr`` replaces the schedule's rate where a method wants its own."""
+    """Momentum SGD as in PyTorch. ``lr`` is a tensor, so that a captured graph can read another rate every round."""
 
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    lr: float | None = None
+    momentum: float
+    weight_decay: float
+    lr: Tensor
+
+    def but(self, changes: Mapping[str, float]) -> Sgd:
+        """The same settings with some replaced by numbers."""
+        values: dict[str, Any] = dict(changes)
+        if "lr" in changes:
+            values["lr"] = torch.full_like(self.lr, changes["lr"])
+        return replace(self, **values)
 
 
 def everything(leaf: str) -> bool:

@@ -18,7 +18,17 @@ import torch
 from feddrm._version import __version__
 from feddrm.data import Dataset, Federation, Pool, load
 from feddrm.data.summary import DatasetSummary
-from feddrm.engine import Plan, RoundResult, State, arithmetic, engine_for, federate, first_state, functional
+from feddrm.engine import (
+    Plan,
+    RoundResult,
+    RoundSchedule,
+    State,
+    arithmetic,
+    engine_for,
+    federate,
+    first_state,
+    functional,
+)
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import (
     Answers,
@@ -190,10 +200,9 @@ class _Training:
         began = time.perf_counter()
         try:
             for played in federate(
-                self.config.method,
+                RoundSchedule(self.config.method, self.config.plan, len(self.federation)),
                 functional(self.net, self.arithmetic),
                 self.federation,
-                self.config.plan,
                 state,
                 workers=self.config.threads,
                 engine=self.config.engine,

@@ -14,7 +14,7 @@ import yaml
 from safetensors.torch import save
 
 from feddrm._version import __version__
-from feddrm.data import Federation
+from feddrm.data import Federation, Participant
 from feddrm.deploy.privacy import Account, Demand, Privacy
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site_dataset import BACK, Holdings, read_holdings
@@ -178,15 +178,12 @@ class Site:
         number, after = int(letter.header["round"]), int(letter.header["after"])
         received = {leaf: value.to(self.config.device) for leaf, value in letter.tensors.items()}
         private = self._private(work, after)
-        stage = work.agenda.stage(number)
+        participant = Participant.of(work.federation, work.number)
         told: dict[str, Any] = {"round": number}
         if work.brief.privacy is None:
             told |= self._measured(work, received, private)
-        plan = work.agenda.plan
         with work.kernels():
-            update = train_client(
-                work.method, work.forward, work.federation, plan, received, private, stage, work.number, number
-            )
+            update = train_client(work.agenda, work.forward, participant, received, private, number)
         upload = update.upload
         if work.brief.privacy is not None:
             privacy = Privacy(**work.brief.privacy)
