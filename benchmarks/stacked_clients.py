@@ -21,9 +21,9 @@ from torch import Tensor
 from benchmarks.result import finish
 from feddrm.data import Batch, Client, Federation, Participant, Split, View, batch, draw_for, load
 from feddrm.engine import Plan, RoundSchedule, State, first_state, functional, play_round
+from feddrm.engine.kernels import largest_product
 from feddrm.methods import FedDRM, Phase, Stage, Tensors
 from feddrm.models import LeNet, Mlp, Net, Outputs
-from feddrm.runs.run import largest_product
 from feddrm.threads import side_by_side, small_products
 
 METHOD, STAGE, CLIENTS = FedDRM(), Stage(10), 8

@@ -11,9 +11,9 @@ from feddrm.data import load
 from feddrm.deploy.server.training import Progress
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.engine import Plan, RoundSchedule, State, federate, first_state, functional
+from feddrm.engine.kernels import cpu_kernels
 from feddrm.methods import Method
 from feddrm.models import Model
-from feddrm.runs.run import cpu_kernels
 
 from .conftest import NAMES, Deployed
 

@@ -14,8 +14,8 @@ from feddrm.deploy.server.routing import RoutingSettings, fit_over
 from feddrm.deploy.server.training import Progress
 from feddrm.deploy.site.site import Site
 from feddrm.deploy.wire.messages import Message, unpack
+from feddrm.engine.kernels import router_kernels
 from feddrm.router import FittedRouter, RouterSettings, fit_router, load_heads, load_router, read_manifest
-from feddrm.runs.run_router import router_kernels
 
 from .conftest import NAMES, Deployed, HandCourier
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from feddrm.data import Client, Federation, RandomResizedCrop, Split, View, colour_shifts
 from feddrm.engine import Plan, State, arithmetic, federate, first_state, functional
 from feddrm.engine.cuda_graph import GraphEngine
-from feddrm.engine.rounds import RoundSchedule
+from feddrm.engine.schedule import RoundSchedule
 from feddrm.methods import (
     ConFREE,
     Ditto,

@@ -19,10 +19,10 @@ from feddrm.deploy.flower.daemon import free_port
 from feddrm.deploy.provision.project import make_project
 from feddrm.deploy.server.federation_settings import ServerSettings
 from feddrm.deploy.server.training import Progress
-from feddrm.engine import RoundSchedule, federate, first_state, functional
+from feddrm.engine import RoundSchedule, cpu_kernels, federate, first_state, functional
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.runs.config import resolve
-from feddrm.runs.run import cpu_kernels, hardware, versions
+from feddrm.runs.run import hardware, versions
 
 NAMES = ("oslo", "lima", "pune")
 SECONDS = 240.0  # the most that either way over Flower may take

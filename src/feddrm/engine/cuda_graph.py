@@ -18,7 +18,8 @@ from torch import Tensor
 
 from feddrm.data import Batch, Draw, Federation, Participant, Pool, draw_for
 from feddrm.engine.client_update import Update, client_update
-from feddrm.engine.rounds import RoundResult, RoundSchedule, State, play_round
+from feddrm.engine.rounds import play_round
+from feddrm.engine.schedule import RoundResult, RoundSchedule, State
 from feddrm.methods import Forward, Slots, Stage, Tensors
 
 STREAMS = 4

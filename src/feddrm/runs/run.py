@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import math
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,10 @@ from feddrm.engine import (
     first_state,
     functional,
 )
+from feddrm.engine.kernels import CPU_QUERIES as CPU_QUERIES
+from feddrm.engine.kernels import GPU_QUERIES as GPU_QUERIES
+from feddrm.engine.kernels import cpu_kernels as cpu_kernels
+from feddrm.engine.kernels import largest_product as largest_product
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import (
     Answers,
@@ -48,12 +51,10 @@ from feddrm.router import Router, load_router
 from feddrm.runs.config import Config, known_fields, read_config, resolve
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.listeners import OnRound, shown, tracked
-from feddrm.threads import small_products, within_operations
+from feddrm.threads import within_operations
 
 CHECKPOINT_SECONDS = 20.0  # between checkpoints: what a crash may cost
 CHECKPOINT_SHARE = 0.05  # of the time at most: where a checkpoint is hundreds of megabytes, a crash may cost more
-
-CPU_QUERIES, GPU_QUERIES = 512, 3072  # asked at once: what the caches hold, or what fills a GPU
 
 
 @dataclass(frozen=True)
@@ -328,12 +329,6 @@ class _Training:
         }
 
 
-def largest_product(net: Net, batch: int) -> float:
-    """Multiplications of the largest matrix product for a batch; without limit where the network convolves."""
-    sizes = [math.inf if leaf.dim() > 2 else batch * leaf.numel() for leaf in net.parameters() if leaf.dim() > 1]
-    return max(sizes, default=0)
-
-
 def hardware(device: str) -> str:
     """What the numbers were measured on."""
     if device.startswith("cuda"):
@@ -349,14 +344,3 @@ def versions() -> dict[str, str]:
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
-
-
-@contextlib.contextmanager
-def cpu_kernels(net: Net, batch_size: int, threads: int = 1) -> Iterator[None]:
-    """Which of the CPU's kernels compute: the same ones wherever a client trains, so that no bit differs.
-
-    Sums split between threads, and oneDNN's products, round otherwise, and training makes more of it:
-    3.8e-6 after 32 rounds of the digits for oneDNN, 1.4e-3 for a second thread.
-    """
-    with within_operations(threads), small_products(largest_product(net, max(batch_size, CPU_QUERIES))):
-        yield

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from feddrm.data import DEPLOYED, Federation, load
 from feddrm.engine import Plan, arithmetic, load_state
+from feddrm.engine.kernels import CPU_QUERIES, GPU_QUERIES
+from feddrm.engine.kernels import router_kernels as router_kernels
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import Answers, Queries, ask, pooled_queries
 from feddrm.io.atomic import write_atomically
@@ -23,11 +25,8 @@ from feddrm.methods import Method
 from feddrm.models import Model
 from feddrm.progress import progress_bar
 from feddrm.router import FittedRouter, Router, RouterSettings, evaluate_router, fit_router, save_router
-from feddrm.router.fit.selection import SMALL
 from feddrm.runs.config import Config, known_fields, resolve
 from feddrm.runs.folder import RunFolder
-from feddrm.runs.run import CPU_QUERIES, GPU_QUERIES
-from feddrm.threads import small_products, within_operations
 
 if TYPE_CHECKING:
     from feddrm.runs.run import Run
@@ -114,16 +113,6 @@ def _fit(
     found = evaluate_router(fitted, net, state.shared, test, answers, federation.weights)
     _write(folder, config, federation, fitted, found)
     return fitted.router
-
-
-@contextlib.contextmanager
-def router_kernels(samples: int) -> Iterator[None]:
-    """As :func:`feddrm.runs.run.cpu_kernels`, for fits on so many samples."""
-    if samples >= SMALL:
-        yield
-        return
-    with within_operations(1), small_products(0):
-        yield
 
 
 def _load_again(run: Run, data_dir: str | None) -> Federation:

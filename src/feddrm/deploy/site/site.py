@@ -32,14 +32,20 @@ from feddrm.deploy.wire.messages import (
 )
 from feddrm.deploy.wire.public_files import keep_files, without_files
 from feddrm.deploy.wire.run_spec import RunSpec
-from feddrm.engine import RoundSchedule, first_state, functional, train_client
+from feddrm.engine import (
+    CPU_QUERIES,
+    RoundSchedule,
+    cpu_kernels,
+    first_state,
+    functional,
+    router_kernels,
+    train_client,
+)
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.atomic import write_atomically
 from feddrm.methods import Forward, Method, Slots, Tensors
 from feddrm.models import Net
 from feddrm.runs.config import SMALL_SIDE, known_fields, read_config, threads_for
-from feddrm.runs.run import CPU_QUERIES, cpu_kernels
-from feddrm.runs.run_router import router_kernels
 
 CONFIG, KEY, SERVER_KEY, UPLOADS = "site.yaml", "node.key", "server.pub", "uploads.json"
 
