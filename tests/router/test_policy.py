@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from feddrm.evaluation import route
 from feddrm.router.policy import (
-    assign,
     by_rule,
     conformal_set,
     conformal_threshold,
@@ -64,13 +63,6 @@ def test_margins_and_ties() -> None:
     log_weights = torch.tensor([[0.5, 0.3, 0.2], [0.4, 0.4, 0.2]]).log()
     assert torch.allclose(margins(log_weights), torch.tensor([0.2, 0.0]), atol=1e-7)
     assert int(log_weights[1].argmax()) == 0
-
-
-def test_full_clients_hand_over_to_the_next_best() -> None:
-    log_weights = torch.tensor([[0.7, 0.2, 0.1]] * 4).log()
-    assert assign(log_weights, torch.tensor([2, 1, 0])).tolist() == [0, 0, 1, -1]
-    up = torch.tensor([False, True, True])
-    assert assign(log_weights, torch.tensor([2, 1, 5]), up).tolist() == [1, 2, 2, 2]
 
 
 @pytest.mark.parametrize("miss", [0.05, 0.1, 0.3])

@@ -5,7 +5,6 @@ function of what they answered.
 """
 
 from feddrm.evaluation.accuracy import (
-    RULES,
     TIES,
     average_accuracy,
     client_accuracy,
@@ -23,6 +22,7 @@ from feddrm.evaluation.accuracy import (
 from feddrm.evaluation.cuda_replay import Replay
 from feddrm.evaluation.predictions import Answers, Queries, ask, pooled_queries
 from feddrm.evaluation.window import summarise
+from feddrm.rules import RULES
 
 __all__ = [
     "RULES",

@@ -18,8 +18,8 @@ from torch import Tensor
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.evaluation.predictions import Answers
 from feddrm.registry import nearest
+from feddrm.rules import RULES, Rule
 
-RULES = ("density", "posterior")
 TIES = ("smallest", "cuda")
 
 WARP = 32  # threads that CUDA reduces in registers
@@ -55,7 +55,8 @@ def vote(logits: Tensor, ties: str = "smallest") -> Tensor:
     ``ties``: ``"smallest"`` takes the smallest of the classes that lead (``torch.mode`` on a CPU),
     ``"cuda"`` the one that ``torch.mode`` takes on a GPU, where the paper's numbers were made.
     """
-    _known("ties", ties, TIES)
+    if ties not in TIES:
+        raise SettingError(f"unknown ties '{ties}'{nearest(ties, TIES)} (known: {', '.join(TIES)})")
     counts = _counts(logits)
     if ties == "smallest":
         return counts.argmax(1)
@@ -114,20 +115,16 @@ def _cuda_ranks(votes: int) -> list[int]:
 
 
 def route(client_logits: Tensor, weights: Tensor, rule: str = "density") -> Tensor:
-    """The client each of the N samples is sent to, for client logits [N, m]; ties go to the smallest number.
+    """The client that answers each of the N samples, for client logits [N, m]; ties go to the smallest number.
 
-    ``"posterior"`` takes the client the sample most probably comes from, large ones being likelier
-    to begin with. ``"density"`` takes that prior off: the client under whose distribution the sample
-    is densest.
+    ``weights`` are the clients' training sizes, up to a factor.
     """
-    _known("rule", rule, RULES)
-    if rule == "posterior":
-        return client_logits.argmax(1)
+    chosen = Rule.find(rule)()
     _check_weights(weights, client_logits.shape[1])
     log_prior = weights.double().log()
-    # Equal weights give zeros, so that then the rules agree to the last bit.
+    # Equal weights become zeros, so that all rules then agree to the last bit.
     log_prior = (log_prior - log_prior.max()).to(client_logits.device)
-    return (client_logits - log_prior).argmax(1)
+    return chosen.scores(client_logits, log_prior).argmax(1)
 
 
 def routed_predictions(logits: Tensor, routes: Tensor) -> Tensor:
@@ -226,8 +223,3 @@ def _check_weights(weights: Tensor, clients: int) -> None:
         raise FeddrmError(f"weights of shape {tuple(weights.shape)} for {clients} clients: give one each")
     if not bool(((weights > 0) & weights.isfinite()).all()):  # of weight 0 the density rule would make infinity
         raise FeddrmError(f"weights {weights.tolist()}: all must be positive, as the sizes of training sets are")
-
-
-def _known(what: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise SettingError(f"unknown {what} '{value}'{nearest(value, known)} (known: {', '.join(known)})")

@@ -10,10 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from feddrm.errors import FeddrmError, SettingError
+from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
-from feddrm.router.policy import RULES, by_rule
+from feddrm.router.policy import by_rule
 from feddrm.router.router import Router
+from feddrm.rules import Rule
 
 
 def export_onnx(router: Router, path: Path, *, rule: str = "density", features_only: bool = False) -> None:
@@ -22,8 +23,7 @@ def export_onnx(router: Router, path: Path, *, rule: str = "density", features_o
     The input is what the network takes (``router.inputs`` scales raw images), or with
     ``features_only`` the features. N may vary.
     """
-    if rule not in RULES:
-        raise SettingError(f"unknown rule '{rule}': choose {' or '.join(RULES)}")
+    Rule.find(rule)
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401

@@ -16,16 +16,13 @@ from torch import Tensor
 
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.router.solver.client_statistics import ClientSums
-
-RULES = ("density", "posterior")
+from feddrm.rules import RULES as RULES
+from feddrm.rules import Rule
 
 
 def by_rule(logits: Tensor, log_prior: Tensor, rule: str) -> Tensor:
-    """Normalised log-weights [N, m]: ``posterior`` as fitted, ``density`` with the prior n_i / N taken off."""
-    if rule not in RULES:
-        raise SettingError(f"unknown rule '{rule}': choose {' or '.join(RULES)}")
-    scores = logits if rule == "posterior" else logits - log_prior.to(logits)
-    return scores.log_softmax(-1)
+    """Normalised log-weights [N, m] by the rule of this name."""
+    return Rule.find(rule)().log_weights(logits, log_prior.to(logits))
 
 
 def masked(log_weights: Tensor, available: Tensor | None) -> Tensor:
@@ -60,21 +57,6 @@ def margins(log_weights: Tensor) -> Tensor:
         return log_weights[..., 0].exp()
     two = log_weights.exp().topk(2, dim=-1).values
     return two[..., 0] - two[..., 1]
-
-
-def assign(log_weights: Tensor, capacity: Tensor, available: Tensor | None = None) -> Tensor:
-    """Clients for the rows in their order, no client more often than its ``capacity``; -1 where all are full."""
-    left = capacity.clone().cpu()
-    order = masked(log_weights, available).argsort(dim=-1, descending=True, stable=True).cpu()
-    possible = masked(log_weights, available).isfinite().cpu()
-    routes = torch.full((len(log_weights),), -1, dtype=torch.int64)
-    for row in range(len(routes)):
-        for client in order[row].tolist():
-            if possible[row, client] and left[client] > 0:
-                routes[row] = client
-                left[client] -= 1
-                break
-    return routes.to(log_weights.device)
 
 
 def conformal_threshold(log_weights: Tensor, origin: Tensor, miss: float) -> float:

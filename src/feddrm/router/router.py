@@ -15,7 +15,7 @@ from feddrm.errors import FeddrmError, SettingError
 from feddrm.models import Net
 from feddrm.registry import nearest
 from feddrm.router.features.base import Recipe, extract
-from feddrm.router.policy import RULES, by_rule, conformal_set, margins, masked
+from feddrm.router.policy import by_rule, conformal_set, margins, masked
 from feddrm.router.solver.solve import Scaler
 
 NOBODY = -1
@@ -186,8 +186,6 @@ class Router:
         ``available`` names who can answer now. ``miss`` asks for the conformal set that leaves the true
         client out with that probability (0.01, 0.05, 0.1 or 0.2).
         """
-        if rule not in RULES:
-            raise SettingError(f"unknown rule '{rule}'{nearest(rule, RULES)}: choose {' or '.join(RULES)}")
         logits = self.logits(features)
         everyone, mask = by_rule(logits, self.log_prior, rule), self._mask(available)
         log_weights = masked(everyone, mask)

@@ -34,6 +34,7 @@ from feddrm.engine.kernels import cpu_kernels as cpu_kernels
 from feddrm.engine.kernels import largest_product as largest_product
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import (
+    RULES,
     Answers,
     Replay,
     ask,
@@ -293,7 +294,7 @@ class _Training:
         answers = answers or self.answers(state)
         routes = {}
         if answers.client_logits is not None:
-            for rule in ("density", "posterior"):
+            for rule in RULES:
                 chosen = route(answers.client_logits, weights, rule)
                 routes[f"head_{rule}"] = confusion(chosen, answers.origin, len(names)).tolist()
         rows = per_client(answers, names, weights, self.config.evaluation.ties)
