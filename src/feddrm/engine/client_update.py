@@ -1,4 +1,4 @@
-"""The only training loop in the project: what one client does in one round."""
+"""The only training loop of the project: one client's work in one round, as a pure function."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NORM_FLOOR = 1e-12  # keeps the sharpness step finite where the gradient vanishe
 
 
 class Update(NamedTuple):
-    """The outcome of a client's round; ``loss`` is the mean training loss over the steps of its logged phases."""
+    """The outcome of a client's round; ``loss`` is the mean of its logged phases' mean training losses."""
 
     upload: Tensors
     private: Slots
@@ -28,20 +28,21 @@ class Update(NamedTuple):
 
 
 def functional(net: Net, arithmetic: Arithmetic | None = None) -> Forward:
-    """The network as a function of its leaves, its outputs in their precision whatever is used inside.
+    """The network as a function of its leaves. Its outputs have the leaves' precision, whatever is used inside.
 
-    Calling it swaps the leaves into a module for a moment, so every thread has a module of its own.
+    A call swaps the leaves into a module for a moment, so every thread gets its own copy of the module.
     """
-    here = threading.local()
+    local = threading.local()
 
     def forward(leaves: Tensors, x: Tensor) -> Outputs:
-        if not hasattr(here, "net"):
-            here.net = copy.deepcopy(net)
+        if not hasattr(local, "net"):
+            local.net = copy.deepcopy(net)
         if arithmetic is None or arithmetic.autocast is None:
-            out: Outputs = functional_call(here.net, leaves, (x,), tie_weights=False)  # no two leaves are one
+            # No leaf has two names, so there is nothing to tie.
+            out: Outputs = functional_call(local.net, leaves, (x,), tie_weights=False)
             return out
         with arithmetic.casting():
-            out = functional_call(here.net, arithmetic.leaves(leaves), (x,), tie_weights=False)
+            out = functional_call(local.net, arithmetic.leaves(leaves), (x,), tie_weights=False)
         return out._replace(features=out.features.to(out.logits))
 
     return forward
@@ -58,27 +59,40 @@ def client_update(
 ) -> Update:
     """Run the method's phases on one client's batches (one stream per phase).
 
-    Pure: nothing that is passed in is changed, nothing random is drawn, and no value of a tensor
-    decides what is computed.
+    Pure: it changes no argument and draws nothing random, and no value of a tensor decides what is
+    computed. A CUDA graph can therefore record it.
     """
     slots = method.begin(received, private)
-    total, steps = sgd.lr.new_zeros(()), 0
+    logged: list[list[Tensor]] = []
     for phase, stream in zip(method.phases(stage), batches, strict=True):
         if isinstance(phase, Statistics):
-            slots = _look(phase, net, slots, stream)
+            slots = _measure(phase, net, slots, stream)
         else:
             slots, losses = _train(phase, net, slots, stream, sgd)
-            if phase.logged:
-                total, steps = sum(losses, start=total), steps + len(losses)
+            if phase.logged and losses:
+                logged.append(losses)
     upload, kept = method.finish(slots, stage)
-    return Update(upload, kept, total / max(steps, 1))
+    return Update(upload, kept, _mean_of_means(logged, like=sgd.lr))
+
+
+def _mean_of_means(phases: Sequence[Sequence[Tensor]], like: Tensor) -> Tensor:
+    """The mean over the phases of each phase's mean loss, as one weighted sum over all steps.
+
+    Phases of equal length have weight one, so that the sum is then the plain sum, bit for bit.
+    """
+    steps = sum(map(len, phases))
+    total = like.new_zeros(())
+    for losses in phases:
+        weight = steps / (len(phases) * len(losses))
+        total = sum((loss * weight for loss in losses), start=total)
+    return total / max(steps, 1)
 
 
 def _train(phase: Phase, net: Forward, slots: Slots, batches: Iterable[Batch], sgd: Sgd) -> tuple[Slots, list[Tensor]]:
     sgd = sgd.but(phase.sgd)
     slots = phase.enter(slots)
     names = [leaf for leaf in slots[phase.slot] if phase.train(leaf)]
-    values = [slots[phase.slot][leaf].clone() for leaf in names]  # our own: the optimiser works in place
+    values = [slots[phase.slot][leaf].clone() for leaf in names]  # copies: the optimiser works in place
     velocity = [torch.zeros_like(value) for value in values]  # a fresh optimiser: momentum never carries over
     losses: list[Tensor] = []
     for batch in batches:
@@ -111,12 +125,12 @@ def gradient_and_value(loss_of: Callable[[list[Tensor]], Tensor], values: list[T
 
 
 def _sgd_step(values: list[Tensor], gradient: list[Tensor], velocity: list[Tensor], sgd: Sgd) -> None:
-    """One step of momentum SGD with decay on every leaf, in place: torch.optim.SGD's own kernel."""
+    """One step of momentum SGD with decay on every leaf, in place, by the kernel of torch.optim.SGD."""
     if not values:
         return
     torch._fused_sgd_(
         values,
-        # The kernel walks all tensors of a leaf alike, so they must lie in memory alike.
+        # The kernel walks all tensors of a leaf in the same order, so they must have the same layout in memory.
         [
             g if g.stride() == v.stride() else torch.empty_like(v).copy_(g)
             for g, v in zip(gradient, values, strict=True)
@@ -132,10 +146,10 @@ def _sgd_step(values: list[Tensor], gradient: list[Tensor], velocity: list[Tenso
     )
 
 
-def _look(survey: Statistics, net: Forward, slots: Slots, batches: Iterable[Batch]) -> Slots:
+def _measure(statistics: Statistics, net: Forward, slots: Slots, batches: Iterable[Batch]) -> Slots:
     sums: Tensors = {}
     with torch.no_grad():
         for batch in batches:
-            for name, value in survey.measure(net, slots, batch).items():
+            for name, value in statistics.measure(net, slots, batch).items():
                 sums[name] = sums[name] + value if name in sums else value
-    return {**slots, survey.slot: sums}
+    return {**slots, statistics.slot: sums}

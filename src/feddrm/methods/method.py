@@ -68,8 +68,8 @@ def unchanged(slots: Slots) -> Slots:
 class Phase:
     """``steps`` of SGD on the leaves of one slot that ``train`` picks; ``enter`` prepares the slots.
 
-    The training loss of a round is the mean over the steps of its ``logged`` phases. ``sgd`` names
-    what of the run's :class:`Sgd` is otherwise in this phase, as in ``{"weight_decay": 0.0}``.
+    The training loss of a round is the mean of its ``logged`` phases' mean losses. ``sgd`` holds the
+    settings of :class:`Sgd` that differ from the run's in this phase, such as ``{"weight_decay": 0.0}``.
     """
 
     steps: int
