@@ -11,7 +11,7 @@ import torch
 from feddrm.router import Recipe, Router
 from feddrm.router.features import base as features
 from feddrm.router.features import colour
-from feddrm.router.features.tensor_cache import kept
+from feddrm.router.features.tensor_cache import cached_tensor
 from feddrm.router.solver.solve import Scaler
 from router.conftest import make_router
 
@@ -26,7 +26,7 @@ MEAN, STD = (0.7, 0.4, 0.1), (0.1, 0.2, 0.3)
 def caches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Whether anything has been computed in this process before."""
     for module, name in ((colour, "_kernel"), (features, "_by_channel")):
-        monkeypatch.setattr(module, name, kept(getattr(module, name).__wrapped__))
+        monkeypatch.setattr(module, name, cached_tensor(getattr(module, name).__wrapped__))
     return str(request.param)
 
 

@@ -35,13 +35,14 @@ from feddrm.engine.kernels import largest_product as largest_product
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import (
     RULES,
-    Answers,
+    Execution,
+    Predictions,
     Replay,
-    ask,
     confusion,
     evaluate,
     per_client,
     pooled_queries,
+    predict,
     route,
     summarise,
     votes,
@@ -249,7 +250,7 @@ class _Training:
         ended = time.monotonic()
         self.next_save = ended + max(CHECKPOINT_SECONDS, (ended - began) / CHECKPOINT_SHARE)
 
-    def answers(self, state: State) -> Answers:
+    def answers(self, state: State) -> Predictions:
         """What every client's model says about the pooled test set after this round."""
         config, method = self.config, self.config.method
         test = pooled_queries(
@@ -261,19 +262,21 @@ class _Training:
             pool=self.tests,
         )
         models = [method.serve(method.send(state.shared, i), p) for i, p in enumerate(state.private)]
-        return ask(
+        return predict(
             self.net,
             models,
             test,
             client_branch=state.shared if method.client_branch else None,
             global_model=method.global_model(state.shared),
-            arithmetic=self.arithmetic,
-            batch_size=GPU_QUERIES if self.on_gpu else CPU_QUERIES,
-            workers=config.threads,
-            replay=self.replay,
+            execution=Execution(
+                arithmetic=self.arithmetic,
+                batch_size=GPU_QUERIES if self.on_gpu else CPU_QUERIES,
+                workers=config.threads,
+                replay=self.replay,
+            ),
         )
 
-    def evaluate(self, played: RoundResult) -> tuple[Answers, dict[str, Any]]:
+    def evaluate(self, played: RoundResult) -> tuple[Predictions, dict[str, Any]]:
         began = time.perf_counter()
         answers = self.answers(played.state)
         found = evaluate(answers, self.federation.weights, self.config.evaluation.ties)
@@ -288,7 +291,7 @@ class _Training:
             **found,
         }
 
-    def finish(self, state: State, answers: Answers | None) -> None:
+    def finish(self, state: State, answers: Predictions | None) -> None:
         """The last round in detail, the private parts apart from the shared ones, and the summary last of all."""
         weights, names = self.federation.weights, self.federation.names
         answers = answers or self.answers(state)

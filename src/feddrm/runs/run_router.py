@@ -19,7 +19,7 @@ from feddrm.engine import Plan, arithmetic, load_state
 from feddrm.engine.kernels import CPU_QUERIES, GPU_QUERIES
 from feddrm.engine.kernels import router_kernels as router_kernels
 from feddrm.errors import FeddrmError
-from feddrm.evaluation import Answers, Queries, ask, pooled_queries
+from feddrm.evaluation import Execution, Predictions, Queries, pooled_queries, predict
 from feddrm.io.atomic import write_atomically
 from feddrm.methods import Method
 from feddrm.models import Model
@@ -91,9 +91,9 @@ def _fit(
     how = arithmetic(config.precision, config.device)
     batch = GPU_QUERIES if torch.device(config.device).type == "cuda" else CPU_QUERIES
 
-    def asking(queries: Queries, **options: Any) -> Answers:
+    def asking(queries: Queries, workers: int = 1) -> Predictions:
         with how.set():  # here alone: the fit's own products are not to be rounded
-            return ask(net, models, queries, arithmetic=how, batch_size=batch, **options)
+            return predict(net, models, queries, execution=Execution(how, batch, workers))
 
     def published(x: Tensor) -> Tensor:
         """What the models say of training samples, in the arithmetic they were trained in."""

@@ -1,4 +1,4 @@
-"""Asking all models: one pass where the trunk is shared, the same answers as one pass per model."""
+"""Asking all models: one pass where the trunk is shared, the same predictions as one pass per model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from feddrm.data import Federation, Participant, RandomResizedCrop, draw_for, load
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.evaluation import Queries, ask, pooled_queries
+from feddrm.evaluation import Execution, Queries, pooled_queries, predict
 from feddrm.models import LeNet, Mlp, Model, Net, is_client_branch, is_head
 
 CLIENTS = 4
@@ -99,34 +99,38 @@ class TestOnePass:
         models = heads_apart(net)
         shared = {leaf: value for leaf, value in moved(start(net), 9, is_client_branch).items() if not is_head(leaf)}
         anyone = moved(start(net), 8, is_head)
-        answers = ask(net, models, test, client_branch=shared, global_model=anyone, batch_size=8)
+        predictions = predict(
+            net, models, test, client_branch=shared, global_model=anyone, execution=Execution(batch_size=8)
+        )
         assert trunks == [8, 8, 4]  # three batches, one pass
 
-        assert answers.logits.dtype == dtype
-        torch.testing.assert_close(answers.logits, one_by_one(net, models, x, 8), rtol=0, atol=tolerance)
-        torch.testing.assert_close(answers.client_logits, who(net, shared, x, 8), rtol=0, atol=tolerance)
-        torch.testing.assert_close(answers.global_logits, one_by_one(net, [anyone], x, 8)[0], rtol=0, atol=tolerance)
-        assert torch.equal(answers.labels, test.labels)
-        assert torch.equal(answers.origin, test.origin)
+        assert predictions.logits.dtype == dtype
+        torch.testing.assert_close(predictions.logits, one_by_one(net, models, x, 8), rtol=0, atol=tolerance)
+        torch.testing.assert_close(predictions.client_logits, who(net, shared, x, 8), rtol=0, atol=tolerance)
+        torch.testing.assert_close(
+            predictions.global_logits, one_by_one(net, [anyone], x, 8)[0], rtol=0, atol=tolerance
+        )
+        assert torch.equal(predictions.labels, test.labels)
+        assert torch.equal(predictions.origin, test.origin)
 
     def test_leaves_that_are_equal_but_not_the_same_are_found(self, digits: Federation, trunks: list[int]) -> None:
         net, test = small((1, 8, 8)), pool(digits)
         models = [{leaf: value.clone() for leaf, value in model.items()} for model in heads_apart(net)]
-        ask(net, models, test, client_branch=start(net), batch_size=1000)
+        predict(net, models, test, client_branch=start(net), execution=Execution(batch_size=1000))
         assert trunks == [len(test.labels)]
 
     def test_client_branches_of_the_clients_do_not_matter(self, digits: Federation, trunks: list[int]) -> None:
         net, test = small((1, 8, 8)), pool(digits)
         models = [moved(model, seed, is_client_branch) for seed, model in enumerate(heads_apart(net))]
-        answers = ask(net, models, test, client_branch=start(net), batch_size=1000)
+        predictions = predict(net, models, test, client_branch=start(net), execution=Execution(batch_size=1000))
         assert len(trunks) == 1
-        torch.testing.assert_close(answers.client_logits, who(net, start(net), test.x), rtol=0, atol=1e-5)
+        torch.testing.assert_close(predictions.client_logits, who(net, start(net), test.x), rtol=0, atol=1e-5)
 
     def test_nothing_is_kept_for_a_gradient(self, digits: Federation) -> None:
         net = small((1, 8, 8))
         model = dict(net.named_parameters())
-        answers = ask(net, [model] * CLIENTS, pool(digits), client_branch=model, global_model=model)
-        assert not any(tensor.requires_grad for tensor in answers if tensor is not None)
+        predictions = predict(net, [model] * CLIENTS, pool(digits), client_branch=model, global_model=model)
+        assert not any(tensor.requires_grad for tensor in predictions if tensor is not None)
 
 
 class TestManyPasses:
@@ -136,21 +140,23 @@ class TestManyPasses:
         models = heads_apart(net)
         models[2][leaf] = models[2][leaf].clone()
         models[2][leaf][0] += 0.5
-        answers = ask(net, models, test, batch_size=1000)
+        predictions = predict(net, models, test, execution=Execution(batch_size=1000))
         assert len(trunks) == 2
-        torch.testing.assert_close(answers.logits, one_by_one(net, models, test.x), rtol=0, atol=1e-5)
-        assert answers.client_logits is None
-        assert answers.global_logits is None
+        torch.testing.assert_close(predictions.logits, one_by_one(net, models, test.x), rtol=0, atol=1e-5)
+        assert predictions.client_logits is None
+        assert predictions.global_logits is None
 
     def test_wholly_personal_models_with_a_global_one_and_a_router(self, digits: Federation, trunks: list[int]) -> None:
         net, test = small((1, 8, 8)), pool(digits)
         everything = [moved(start(net), seed, lambda _: True) for seed in range(CLIENTS + 2)]
         *models, anyone, router = everything
-        answers = ask(net, models, test, global_model=anyone, client_branch=router, batch_size=1000)
+        predictions = predict(
+            net, models, test, global_model=anyone, client_branch=router, execution=Execution(batch_size=1000)
+        )
         assert len(trunks) == CLIENTS + 2
-        torch.testing.assert_close(answers.logits, one_by_one(net, models, test.x), rtol=0, atol=1e-5)
-        torch.testing.assert_close(answers.global_logits, one_by_one(net, [anyone], test.x)[0], rtol=0, atol=1e-5)
-        torch.testing.assert_close(answers.client_logits, who(net, router, test.x), rtol=0, atol=1e-5)
+        torch.testing.assert_close(predictions.logits, one_by_one(net, models, test.x), rtol=0, atol=1e-5)
+        torch.testing.assert_close(predictions.global_logits, one_by_one(net, [anyone], test.x)[0], rtol=0, atol=1e-5)
+        torch.testing.assert_close(predictions.client_logits, who(net, router, test.x), rtol=0, atol=1e-5)
 
     def test_the_router_joins_the_pass_of_the_client_with_its_trunk(
         self, digits: Federation, trunks: list[int]
@@ -159,9 +165,9 @@ class TestManyPasses:
         models = [moved(start(net), seed, lambda _: True) for seed in range(CLIENTS)]
         router = {leaf: value for leaf, value in models[1].items() if not is_head(leaf)}
         router = moved(router, 9, lambda leaf: leaf.startswith("client_head"))
-        answers = ask(net, models, test, client_branch=router, batch_size=1000)
+        predictions = predict(net, models, test, client_branch=router, execution=Execution(batch_size=1000))
         assert len(trunks) == CLIENTS
-        torch.testing.assert_close(answers.client_logits, who(net, router, test.x), rtol=0, atol=1e-5)
+        torch.testing.assert_close(predictions.client_logits, who(net, router, test.x), rtol=0, atol=1e-5)
 
 
 class TestRefused:
@@ -170,27 +176,27 @@ class TestRefused:
         models = heads_apart(net)
         del models[1]["head.bias"]
         with pytest.raises(FeddrmError, match=r"model 1 has no leaf 'head\.bias'"):
-            ask(net, models, test)
+            predict(net, models, test)
         body = {leaf: value for leaf, value in start(net).items() if not is_head(leaf)}
         with pytest.raises(FeddrmError, match=r"global model has no leaf 'head\.weight'"):
-            ask(net, heads_apart(net), test, global_model=body)
+            predict(net, heads_apart(net), test, global_model=body)
         shared = {leaf: value for leaf, value in start(net).items() if leaf != "client_project.linear.weight"}
         with pytest.raises(FeddrmError, match=r"client branch has no leaf 'client_project\.linear\.weight'"):
-            ask(net, heads_apart(net), test, client_branch=shared)
+            predict(net, heads_apart(net), test, client_branch=shared)
 
     def test_a_client_branch_that_is_not_there(self, digits: Federation) -> None:
         net = small((1, 8, 8), clients=None)
         with pytest.raises(FeddrmError, match="no client branch"):
-            ask(net, heads_apart(net), pool(digits), client_branch=start(net))
+            predict(net, heads_apart(net), pool(digits), client_branch=start(net))
 
     def test_nothing_to_ask(self, digits: Federation) -> None:
         net, test = small((1, 8, 8)), pool(digits)
         with pytest.raises(FeddrmError, match="no model"):
-            ask(net, [], test)
+            predict(net, [], test)
         with pytest.raises(SettingError, match="batch_size=0"):
-            ask(net, heads_apart(net), test, batch_size=0)
+            predict(net, heads_apart(net), test, execution=Execution(batch_size=0))
         with pytest.raises(FeddrmError, match="empty"):
-            ask(net, heads_apart(net), Queries(test.x[:0], test.labels[:0], test.origin[:0]))
+            predict(net, heads_apart(net), Queries(test.x[:0], test.labels[:0], test.origin[:0]))
 
 
 class TestPooledTestSet:
@@ -252,8 +258,8 @@ def test_answers_come_on_the_models_device(digits: Federation) -> None:
     net, test = small((1, 8, 8)).double(), pool(digits)
     models = heads_apart(net)
     there = [{leaf: value.cuda() for leaf, value in model.items()} for model in models]
-    answers = ask(copy.deepcopy(net).cuda(), there, test, client_branch=there[0], global_model=there[0])
-    assert {t.device.type for t in answers if t is not None} == {"cuda"}
-    torch.testing.assert_close(answers.logits.cpu(), ask(net, models, test).logits, rtol=0, atol=1e-10)
+    predictions = predict(copy.deepcopy(net).cuda(), there, test, client_branch=there[0], global_model=there[0])
+    assert {t.device.type for t in predictions if t is not None} == {"cuda"}
+    torch.testing.assert_close(predictions.logits.cpu(), predict(net, models, test).logits, rtol=0, atol=1e-10)
     on_gpu = pooled_queries(digits.to("cuda"), crop=True, seed=0, round=1)
     torch.testing.assert_close(on_gpu.x.cpu(), test.x)
