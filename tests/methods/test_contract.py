@@ -267,7 +267,7 @@ def test_a_method_says_in_one_line_what_it_does(name):
 
 
 @every
-def test_it_learns(row):
+def test_training_raises_the_accuracy(row):
     method = row.method
     start, end = accuracy(method, begin(method)), accuracy(method, all_rounds(method)[-1].state)
     assert end >= 0.9
@@ -275,7 +275,7 @@ def test_it_learns(row):
 
 
 @every
-def test_nothing_else_is_uploaded(row):
+def test_only_shared_leaves_and_extras_are_uploaded(row):
     method = row.method
     for stage in stages(method):
         upload = update(method, midway(method), stage=stage).upload
@@ -287,7 +287,7 @@ def test_nothing_else_is_uploaded(row):
 
 
 @every
-def test_what_travels_is_as_documented(row):
+def test_uploaded_parts_are_as_documented(row):
     # Written down here once more, so that a slip in shares() does not pass unseen.
     shared = {leaf for leaf in leaves_of(row.method) if row.method.shares(leaf, Stage(1))}
     if row.method.name == "local":
@@ -380,7 +380,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(row, after, tmp_path):
 
 
 @every
-def test_filling_does_not_count(row):
+def test_masked_places_of_a_batch_do_not_count(row):
     method, state = row.method, midway(row.method)
     generator = torch.Generator().manual_seed(5)
     for stage in stages(method):
@@ -409,7 +409,7 @@ def with_garbage(b: Batch, generator: torch.Generator) -> Batch:
 
 @every
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-def test_precision_stays(row, dtype):
+def test_precision_of_the_leaves_does_not_change(row, dtype):
     method = row.method
     found = all_rounds(method, dtype)[-1].state
     assert {value.dtype for value in flat(found).values() if value.is_floating_point()} <= {dtype}
@@ -422,7 +422,7 @@ def test_precision_stays(row, dtype):
 
 
 @every
-def test_the_fewest_local_steps(row):
+def test_the_smallest_number_of_local_steps_works(row):
     """With one step a second phase would get nothing, and whatever it trains would never move."""
     two_phases = row.method.name in ("ditto", "fedrep", "fedpac", "confree", "fedala", "fedas")
     if two_phases:
@@ -434,7 +434,7 @@ def test_the_fewest_local_steps(row):
 
 
 @every
-def test_tuning_leaves_the_server_alone(row):
+def test_tuning_does_not_change_the_shared_leaves(row):
     method, rounds = row.method, all_rounds(row.method)
     assert method.tuning_rounds(800) == row.tuning
     tuning = method.tuning_rounds(PLAN.rounds)
@@ -451,7 +451,7 @@ def test_tuning_leaves_the_server_alone(row):
 
 
 @every
-def test_who_does_not_answer_keeps_its_state(row):
+def test_a_client_that_does_not_answer_keeps_its_state(row):
     method, state = row.method, midway(row.method)
     answering = [(), (), (0, 2), (), (1,), ()]
     seen = [state, *(played.state for played in play(method, state, only=answering))]
