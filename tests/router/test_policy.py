@@ -1,3 +1,5 @@
+"""Policy: masks, mixtures, margins, conformal sets, temperature and reliability, in closed form."""
+
 from __future__ import annotations
 
 import math
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from feddrm.evaluation import route
 from feddrm.router.policy import (
+    RULES,
     by_rule,
     conformal_set,
     conformal_threshold,
@@ -27,7 +30,7 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def test_rules_are_those_of_the_evaluation() -> None:
     logits, weights = random(50, 4), torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
-    for rule in ("density", "posterior"):
+    for rule in RULES:
         assert torch.equal(by_rule(logits, weights.log(), rule).argmax(1), route(logits, weights, rule))
     with refused("unknown rule 'odds'"):
         by_rule(logits, weights.log(), "odds")
@@ -55,7 +58,7 @@ def test_leaving_clients_out_is_renormalising(up: list[bool]) -> None:
     assert torch.allclose(left[:, mask], expected / expected.sum(1, keepdim=True))
 
 
-def test_nobody_is_left() -> None:
+def test_no_weight_is_finite_if_no_client_is_available() -> None:
     assert not masked(random(3, 2).log_softmax(1), torch.tensor([False, False])).isfinite().any()
 
 
@@ -83,7 +86,7 @@ def test_conformal_sets_hold_the_true_client_as_often_as_promised(miss: float) -
     assert abs(hits / trials - promised) < 0.01
 
 
-def test_too_few_samples_promise_everything() -> None:
+def test_too_few_samples_admit_every_client() -> None:
     assert conformal_threshold(random(5, 3).log_softmax(1), torch.zeros(5, dtype=torch.int64), 0.01) == 0.0
 
 

@@ -1,3 +1,5 @@
+"""Colour statistics: hue, levels, smooth histograms, and the shifts they detect."""
+
 from __future__ import annotations
 
 import colorsys

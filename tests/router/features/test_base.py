@@ -1,3 +1,5 @@
+"""Features and recipes: their columns, the leaves they need, and what they refuse."""
+
 from __future__ import annotations
 
 import pytest
