@@ -117,7 +117,7 @@ def rounds_of(method: Method, rounds: int) -> int:
 
 
 @pytest.mark.parametrize("method", METHODS, ids=LABELS)
-def test_exactly_the_loop(method: Method) -> None:
+def test_the_graph_equals_the_loop_in_float64(method: Method) -> None:
     """In float64, where rounding is no excuse."""
     some = plan(rounds_of(method, 4))
     one, other = (played(method, engine, some, dtype=torch.float64) for engine in ("sequential", "graph"))
@@ -127,7 +127,7 @@ def test_exactly_the_loop(method: Method) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS, ids=LABELS)
-def test_the_loop_in_float32(method: Method) -> None:
+def test_the_graph_is_close_to_the_loop_in_float32(method: Method) -> None:
     some = plan(rounds_of(method, 3), steps=2)
     one, other = (played(method, engine, some) for engine in ("sequential", "graph"))
     assert apart(method, one, other) < 1e-4
@@ -140,7 +140,7 @@ def test_partial_participation_and_dropouts(method: Method) -> None:
     assert apart(method, one, other) < 1e-9
 
 
-def test_named_clients() -> None:
+def test_named_clients_answer() -> None:
     only = [(0, 2), (1,), (3,), (), (0, 1, 3), (2, 3)]
     one, other = (
         played(FedDRM(), engine, plan(6), dtype=torch.float64, only=only) for engine in ("sequential", "graph")
@@ -161,7 +161,7 @@ def test_one_capture_per_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [stage.tuning for stage in stages] == [False, True]
 
 
-def test_states_stay_as_they_were() -> None:
+def test_later_rounds_do_not_change_earlier_states() -> None:
     """A round's results are not written over by the next one, and nothing that was passed in changes."""
     method, federation = Ditto(), made()
     net = network(method)
@@ -187,7 +187,7 @@ def test_the_same_state_gives_the_same_round() -> None:
     assert apart(method, one.state, other.state) < 1e-5
 
 
-def test_bfloat16_stays_close() -> None:
+def test_bfloat16_is_close_to_float32() -> None:
     one, other = (played(FedDRM(), "graph", plan(4), precision) for precision in ("fp32", "bf16"))
     assert all(value.dtype == torch.float32 for value in other.shared.values())
     assert 0 < apart(FedDRM(), one, other) < 0.02

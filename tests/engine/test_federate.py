@@ -45,7 +45,7 @@ def same(one: State, other: State) -> None:
         assert all(v.equal(theirs[slot][leaf]) for slot, leaves in mine.items() for leaf, v in leaves.items())
 
 
-def test_rates_fall_without_a_restart(federation):
+def test_results_carry_rate_and_stage_of_their_round(federation):
     plan = dataclasses.replace(PLAN, rounds=8)
     played = play(federation, plan, method=FedAvgFT(tuning=4))
     assert [p.lr for p in played] == [0.05 * (1 + math.cos(math.pi * t / 8)) for t in range(8)]

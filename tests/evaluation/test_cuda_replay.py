@@ -60,7 +60,7 @@ def predicted(
 @pytest.mark.parametrize("every", [False, True], ids=["classes", "all"])
 @pytest.mark.parametrize("trunks", [1, 2, CLIENTS])
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 3e-2)])
-def test_as_one_by_one(trunks: int, every: bool, precision: str, tolerance: float) -> None:
+def test_a_replay_equals_passes_one_by_one(trunks: int, every: bool, precision: str, tolerance: float) -> None:
     """The first time, the time it is captured, and with new parameters every time after that."""
     net, replay = network(), Replay()
     kept = []
@@ -78,7 +78,7 @@ def test_as_one_by_one(trunks: int, every: bool, precision: str, tolerance: floa
     assert all(torch.equal(logits, then) for logits, then in kept)  # later replays leave earlier answers alone
 
 
-def test_another_form_starts_anew() -> None:
+def test_passes_of_another_form_are_captured_again() -> None:
     """As when tuning moves the trunks apart."""
     net, replay = network(), Replay()
     for trunks in (1, 1, 1, CLIENTS, CLIENTS, CLIENTS, 1):
@@ -102,7 +102,7 @@ def test_pooled_queries_are_each_clients_own() -> None:
             assert torch.equal(getattr(one_by_one, name), getattr(together, name)), name
 
 
-def test_evaluates() -> None:
+def test_accuracies_are_the_same_in_every_replay() -> None:
     net = network()
     served = models(net, 1, CLIENTS)
     replay = Replay()

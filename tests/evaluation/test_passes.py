@@ -17,7 +17,7 @@ from .served_models import CLIENTS, heads_apart, moved, one_by_one, pool, small,
 class TestOnePass:
     @pytest.mark.parametrize("model", [Mlp(hidden=(16,), branch=8), LeNet("mid"), LeNet("none")], ids=repr)
     @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
-    def test_agrees_with_a_pass_per_model(
+    def test_one_pass_equals_a_pass_per_model(
         self, model: Model, dtype: torch.dtype, tolerance: float, trunks: list[int]
     ) -> None:
         generator = torch.Generator().manual_seed(3)
@@ -41,7 +41,7 @@ class TestOnePass:
         assert torch.equal(predictions.labels, test.labels)
         assert torch.equal(predictions.origin, test.origin)
 
-    def test_leaves_that_are_equal_but_not_the_same_are_found(self, digits: Federation, trunks: list[int]) -> None:
+    def test_equal_copies_of_leaves_share_a_pass(self, digits: Federation, trunks: list[int]) -> None:
         net, test = small((1, 8, 8)), pool(digits)
         models = [{leaf: value.clone() for leaf, value in model.items()} for model in heads_apart(net)]
         predict(net, models, test, client_branch=start(net), execution=Execution(batch_size=1000))
@@ -54,7 +54,7 @@ class TestOnePass:
         assert len(trunks) == 1
         torch.testing.assert_close(predictions.client_logits, who(net, start(net), test.x), rtol=0, atol=1e-5)
 
-    def test_nothing_is_kept_for_a_gradient(self, digits: Federation) -> None:
+    def test_predictions_need_no_gradient(self, digits: Federation) -> None:
         net = small((1, 8, 8))
         model = dict(net.named_parameters())
         predictions = predict(net, [model] * CLIENTS, pool(digits), client_branch=model, global_model=model)
@@ -63,7 +63,7 @@ class TestOnePass:
 
 class TestManyPasses:
     @pytest.mark.parametrize("leaf", ["trunk.stage1.linear.bias", "trunk.embedding.norm.weight", "project.norm.bias"])
-    def test_one_number_elsewhere_needs_its_own_pass(self, leaf: str, digits: Federation, trunks: list[int]) -> None:
+    def test_one_other_number_needs_its_own_pass(self, leaf: str, digits: Federation, trunks: list[int]) -> None:
         net, test = small((1, 8, 8)), pool(digits)
         models = heads_apart(net)
         models[2][leaf] = models[2][leaf].clone()

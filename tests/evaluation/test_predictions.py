@@ -31,12 +31,12 @@ class TestRefused:
         with pytest.raises(FeddrmError, match=r"client branch has no leaf 'client_project\.linear\.weight'"):
             predict(net, heads_apart(net), test, client_branch=shared)
 
-    def test_a_client_branch_that_is_not_there(self, digits: Federation) -> None:
+    def test_a_missing_client_branch_is_refused(self, digits: Federation) -> None:
         net = small((1, 8, 8), clients=None)
         with pytest.raises(FeddrmError, match="no client branch"):
             predict(net, heads_apart(net), pool(digits), client_branch=start(net))
 
-    def test_nothing_to_ask(self, digits: Federation) -> None:
+    def test_no_model_no_sample_and_no_batch_are_refused(self, digits: Federation) -> None:
         net, test = small((1, 8, 8)), pool(digits)
         with pytest.raises(FeddrmError, match="no model"):
             predict(net, [], test)
@@ -47,7 +47,7 @@ class TestRefused:
 
 
 class TestPooledTestSet:
-    def test_holds_every_sample_as_its_own_client_sees_it(self, digits: Federation) -> None:
+    def test_every_sample_is_seen_by_its_own_client(self, digits: Federation) -> None:
         test = pool(digits)
         assert test.x.dtype == torch.float32
         assert torch.bincount(test.origin).tolist() == [len(client.test) for client in digits.clients]
@@ -56,7 +56,7 @@ class TestPooledTestSet:
             assert torch.equal(test.x[mine], client.view(client.test.x))
             assert torch.equal(test.labels[mine], client.test.y)
 
-    def test_crops_are_those_of_their_key(self, images: Federation) -> None:
+    def test_crops_depend_on_seed_and_round(self, images: Federation) -> None:
         def x(seed: int = 0, round: int = 1, crop: bool = True) -> Tensor:
             return pooled_queries(images, crop=crop, seed=seed, round=round).x
 
@@ -73,7 +73,7 @@ class TestPooledTestSet:
         a, b = pooled_queries(twins, crop=True, seed=0, round=1).x.chunk(2)
         assert not torch.equal(a, b)
 
-    def test_crops_are_no_training_draws(self, images: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_crops_share_no_key_with_training(self, images: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
         keys: list[tuple[int, ...]] = []
         from feddrm.data import batches
         from feddrm.evaluation import predictions
@@ -95,13 +95,13 @@ class TestPooledTestSet:
         assert torch.equal(before.samples, after.samples)
         assert torch.equal(torch.random.get_rng_state(), state)
 
-    def test_data_without_crops_stays_whole(self, digits: Federation) -> None:
+    def test_data_without_crops_are_not_cropped(self, digits: Federation) -> None:
         assert torch.equal(pooled_queries(digits, crop=True, seed=0, round=1).x, pool(digits).x)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_answers_come_on_the_models_device(digits: Federation) -> None:
+def test_predictions_are_on_the_models_device(digits: Federation) -> None:
     net, test = small((1, 8, 8)).double(), pool(digits)
     models = heads_apart(net)
     there = [{leaf: value.cuda() for leaf, value in model.items()} for model in models]

@@ -97,7 +97,7 @@ def test_temperature_undoes_overconfidence(true: float) -> None:
     assert fit_temperature(logits * true, target) == pytest.approx(true, rel=0.05)
 
 
-def test_calibration_error() -> None:
+def test_the_calibration_error_in_closed_form() -> None:
     log_weights = torch.tensor([[0.8, 0.2]] * 10).log()
     target = torch.tensor([0] * 8 + [1] * 2)
     assert reliability(log_weights, target).error == pytest.approx(0, abs=1e-6)
@@ -108,7 +108,7 @@ def test_calibration_error() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 40, 3000])
-def test_certainty_is_bounded_where_everything_was_right(count: int) -> None:
+def test_the_temperature_is_bounded_if_every_sample_is_right(count: int) -> None:
     """Two clients, a gap of g everywhere, nothing wrong: one more sample from either makes T = g / log(2 n + 1)."""
     gap = 3.0
     logits = torch.tensor([[gap, 0.0]], dtype=torch.float64).repeat(count, 1)

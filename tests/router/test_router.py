@@ -39,7 +39,7 @@ def test_density_ratios_average_to_one_under_the_mixture(router: Router, images:
     assert torch.allclose((decision.log_density_ratio.exp() * router.log_prior.exp()).sum(1), torch.ones(20), atol=1e-5)
 
 
-def test_unavailable_clients(router: Router, images: torch.Tensor) -> None:
+def test_unavailable_clients_are_left_out(router: Router, images: torch.Tensor) -> None:
     everyone = router.route(images)
     some = router.route(images, available=["oslo", "kyoto"])
     assert not (some.client == 1).any()
@@ -53,7 +53,7 @@ def test_unavailable_clients(router: Router, images: torch.Tensor) -> None:
         router.route(images, available=["osl"])
 
 
-def test_abstaining(router: Router, images: torch.Tensor) -> None:
+def test_unsure_and_unlike_samples_abstain(router: Router, images: torch.Tensor) -> None:
     top = router.route(images).probabilities.amax(1)
     decision = router.route(images, coverage=0.5)
     assert torch.equal(decision.abstain, top < 0.5)  # the percentiles of the fixture are the identity
