@@ -1,6 +1,6 @@
 """Federated data: datasets, their division among clients, covariate shift, and batch streams."""
 
-from feddrm.data.batches import Batch, Draw, batch, draw, draw_for, generator_for
+from feddrm.data.batches import Batch, Draw, Participant, batch, draw, draw_for, generator_for
 from feddrm.data.crop import RandomResizedCrop, resized_crop
 from feddrm.data.datasets.base import Dataset, load
 from feddrm.data.datasets.cifar import Cifar10, Cifar20, Cifar100
@@ -31,6 +31,7 @@ __all__ = [
     "Federation",
     "Folders",
     "Heart",
+    "Participant",
     "Pool",
     "RandomResizedCrop",
     "Retina",

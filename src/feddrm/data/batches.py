@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -82,17 +83,30 @@ def draw(
     return Draw(samples, mask, boxes)
 
 
-def draw_for(
-    federation: Federation, client: int, *, steps: int, batch_size: int, seed: int, round: int, phase: int
-) -> Draw:
-    """The draw of one client, round and phase: the same wherever and whenever it is asked for."""
+@dataclass(frozen=True, eq=False)
+class Participant:
+    """One client as training needs it: its number keys every draw, ``crop`` is the federation's random crop."""
+
+    number: int
+    client: Client
+    crop: RandomResizedCrop | None = None
+
+    @classmethod
+    def of(cls, federation: Federation, number: int) -> Participant:
+        """The client with this number."""
+        return cls(number, federation.clients[number], federation.crop)
+
+
+def draw_for(participant: Participant, *, steps: int, batch_size: int, seed: int, round: int, phase: int) -> Draw:
+    """The draw of one client, round and phase. It depends on the arguments alone, on every machine."""
+    samples = participant.client.train
     return draw(
-        len(federation.clients[client].train),
+        len(samples),
         steps,
         batch_size,
-        generator_for(seed, client, round, phase),
-        crop=federation.crop,
-        size=federation.shape[-2:] if federation.crop else (0, 0),  # type: ignore[arg-type]
+        generator_for(seed, participant.number, round, phase),
+        crop=participant.crop,
+        size=tuple(samples.x.shape[-2:]) if participant.crop else (0, 0),  # type: ignore[arg-type]
     )
 
 

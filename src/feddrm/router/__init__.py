@@ -1,8 +1,8 @@
-"""The exact router: which client should answer a query, from features of every depth, fitted federatedly.
+"""The exact router: it chooses the client that should answer a query, and is fitted without moving samples.
 
-``fit`` fits a router and its class heads to a cohort of clients, ``solver`` has the exact solver, ``features`` what a
-router looks at. ``policy`` turns scores into decisions, ``membership`` lets clients join and leave, ``artifact`` writes
-a router to files. docs/router.md says what each part makes public.
+``features`` computes what the router looks at, ``solver`` solves the federated fit, ``fit`` chooses features and
+ridge and fits router and heads, ``policy`` turns scores into decisions, ``membership`` adds and removes clients,
+``artifact`` and ``export`` write files. docs/router.md says what each step makes public.
 """
 
 from feddrm.router.artifact import load_heads, load_router, read_manifest, save_router

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from feddrm.engine.kernels import largest_product
 from feddrm.errors import FeddrmError
 from feddrm.router import Decision, Router, load_router, read_manifest
-from feddrm.runs.run import largest_product
 from feddrm.serve.batching import Batcher
 from feddrm.serve.http.decode import Wanted
 from feddrm.serve.settings import GatewaySettings

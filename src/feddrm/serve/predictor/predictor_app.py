@@ -11,8 +11,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from feddrm._version import __version__
+from feddrm.engine.kernels import largest_product
 from feddrm.errors import FeddrmError
-from feddrm.runs.run import largest_product
 from feddrm.serve.auth import Keys
 from feddrm.serve.batching import Batcher
 from feddrm.serve.http.decode import Array, Wanted, check

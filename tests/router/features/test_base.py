@@ -1,3 +1,5 @@
+"""Features and recipes: their columns, the leaves they need, and what they refuse."""
+
 from __future__ import annotations
 
 import pytest
@@ -46,7 +48,7 @@ def test_tables_have_their_columns_and_hidden_layers() -> None:
         extract(Recipe.parse("colour"), net, leaves(net), torch.randn(7, 6))
 
 
-def test_batches_do_not_matter() -> None:
+def test_features_do_not_depend_on_the_batch_size() -> None:
     net = LeNet().build((3, 32, 32), 10)
     x = torch.rand(7, 3, 32, 32) * 2 - 1
     recipe = Recipe.parse("multiscale+colour")
@@ -89,12 +91,12 @@ def test_recipes_survive_a_manifest() -> None:
 @pytest.mark.parametrize(
     ("text", "parts"), [("multi", ["unknown feature 'multi'", "multiscale"]), ("", ["unknown feature ''"])]
 )
-def test_unknown_names(text: str, parts: list[str]) -> None:
+def test_unknown_features_are_refused(text: str, parts: list[str]) -> None:
     with refused(*parts):
         Recipe.parse(text)
 
 
-def test_what_can_be_had_depends_on_what_is_shared() -> None:
+def test_possible_features_depend_on_the_shared_leaves() -> None:
     net = Mlp(hidden=(8,), branch=4).build((1, 8, 8), 3, 2)
     everything = leaves(net)
     assert set(possible_features((1, 8, 8), net, everything)) == set(Feature.family)

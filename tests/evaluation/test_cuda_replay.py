@@ -8,7 +8,7 @@ from torch import Tensor
 
 from feddrm.data import Client, Federation, Pool, RandomResizedCrop, Split, View, colour_shifts
 from feddrm.engine import arithmetic
-from feddrm.evaluation import Answers, Queries, Replay, ask, evaluate, pooled_queries
+from feddrm.evaluation import Execution, Predictions, Queries, Replay, evaluate, pooled_queries, predict
 from feddrm.models import Net, ResNet18, is_head
 
 pytestmark = [
@@ -47,23 +47,26 @@ def queries() -> Queries:
     return Queries(x.cuda(), labels.cuda(), (torch.arange(SAMPLES) % CLIENTS).cuda())
 
 
-def asked(net: Net, served: list[dict[str, Tensor]], precision: str, replay: Replay | None, every: bool) -> Answers:
+def predicted(
+    net: Net, served: list[dict[str, Tensor]], precision: str, replay: Replay | None, every: bool
+) -> Predictions:
     how = arithmetic(precision, "cuda")
     more = {"client_branch": served[0], "global_model": served[1]} if every else {}
     with how.set():
-        return ask(net, served, queries(), arithmetic=how, batch_size=BATCH, replay=replay, **more)
+        execution = Execution(how, BATCH, replay=replay)
+        return predict(net, served, queries(), execution=execution, **more)
 
 
 @pytest.mark.parametrize("every", [False, True], ids=["classes", "all"])
 @pytest.mark.parametrize("trunks", [1, 2, CLIENTS])
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 3e-2)])
-def test_as_one_by_one(trunks: int, every: bool, precision: str, tolerance: float) -> None:
+def test_a_replay_equals_passes_one_by_one(trunks: int, every: bool, precision: str, tolerance: float) -> None:
     """The first time, the time it is captured, and with new parameters every time after that."""
     net, replay = network(), Replay()
     kept = []
     for seed in range(4):
         served = models(net, seed, trunks)
-        expected, found = (asked(net, served, precision, how, every) for how in (None, replay))
+        expected, found = (predicted(net, served, precision, how, every) for how in (None, replay))
         assert (replay.begun is not None and replay.begun.graph is not None) == (seed > 0)
         for name, value in expected._asdict().items():
             other = getattr(found, name)
@@ -75,12 +78,12 @@ def test_as_one_by_one(trunks: int, every: bool, precision: str, tolerance: floa
     assert all(torch.equal(logits, then) for logits, then in kept)  # later replays leave earlier answers alone
 
 
-def test_another_form_starts_anew() -> None:
+def test_passes_of_another_form_are_captured_again() -> None:
     """As when tuning moves the trunks apart."""
     net, replay = network(), Replay()
     for trunks in (1, 1, 1, CLIENTS, CLIENTS, CLIENTS, 1):
         served = models(net, 3 + trunks, trunks)
-        expected, found = (asked(net, served, "fp32", how, False) for how in (None, replay))
+        expected, found = (predicted(net, served, "fp32", how, False) for how in (None, replay))
         torch.testing.assert_close(found.logits, expected.logits, rtol=0, atol=1e-4 * float(expected.logits.std()))
 
 
@@ -99,9 +102,9 @@ def test_pooled_queries_are_each_clients_own() -> None:
             assert torch.equal(getattr(one_by_one, name), getattr(together, name)), name
 
 
-def test_evaluates() -> None:
+def test_accuracies_are_the_same_in_every_replay() -> None:
     net = network()
     served = models(net, 1, CLIENTS)
     replay = Replay()
-    found = [evaluate(asked(net, served, "fp32", replay, True), torch.ones(CLIENTS) / CLIENTS) for _ in range(3)]
+    found = [evaluate(predicted(net, served, "fp32", replay, True), torch.ones(CLIENTS) / CLIENTS) for _ in range(3)]
     assert found[0] == found[1] == found[2]

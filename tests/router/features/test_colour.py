@@ -1,3 +1,5 @@
+"""Colour statistics: hue, levels, smooth histograms, and the shifts they detect."""
+
 from __future__ import annotations
 
 import colorsys
@@ -65,7 +67,7 @@ def separable(some: torch.Tensor, others: torch.Tensor) -> float:
     return float(total["correct"] / total["count"])
 
 
-def test_it_does_not_feed_on_gaps_between_values() -> None:
+def test_gaps_between_values_do_not_reveal_the_shift() -> None:
     """Rounding after a shift leaves values that never occur; which ones tells the shift, and no camera does that.
 
     Two sets of one gamma and one distribution, one with the gaps, one whose values were spread
