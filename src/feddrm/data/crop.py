@@ -153,7 +153,7 @@ def _kernel_taps(full: int) -> tuple[object, object]:
 @cache
 def _kernels() -> ModuleType | None:
     try:
-        from feddrm.data import kernels  # here, as numba takes half a second to import
+        from feddrm.data import crop_numba  # here, because numba takes half a second to import
     except ImportError:
         return None
-    return kernels
+    return crop_numba
