@@ -25,8 +25,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from benchmarks.data_pipeline import pillow_access
-from feddrm.data import Client, Federation, load
-from feddrm.data.federation import Split
+from feddrm.data import Client, Federation, Split, load
 from feddrm.engine import Plan, federate, first_state, functional
 from feddrm.evaluation import ask, evaluate, pooled_queries
 from feddrm.methods import FedDRM

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from feddrm.data.client import Client, Split
 from feddrm.data.crop import RandomResizedCrop, take
-from feddrm.data.federation import Client, Federation, Split
+from feddrm.data.federation import Federation
 from feddrm.errors import SettingError
 
 

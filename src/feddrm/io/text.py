@@ -73,23 +73,37 @@ def read_json_lines(path: Path, remedy: str) -> list[dict[str, Any]]:
 
 
 def read_csv(path: Path, remedy: str) -> list[tuple[int, list[str]]]:
-    """The rows that are not empty, each with the number of its last line; cells without surrounding spaces."""
+    """The rows of a UTF-8 file (with or without a byte order mark), each with the number of its first line.
+
+    Spaces around cells are removed, and rows without any text are left out.
+    """
     rows: list[tuple[int, list[str]]] = []
+    line = 1
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
-            for cells in reader:
-                if any(cell.strip() for cell in cells):
-                    rows.append((reader.line_num, [cell.strip() for cell in cells]))
+            for row in reader:
+                cells = [cell.strip() for cell in row]
+                if any(cells):
+                    rows.append((line, cells))
+                line = reader.line_num + 1  # a quoted cell may span several lines
     except UnicodeDecodeError as error:
         raise FeddrmError(f"{path} is not UTF-8 text (byte {error.start}): save it as CSV in UTF-8") from error
     except csv.Error as error:
-        raise FeddrmError(f"{path}, line {reader.line_num}: not valid CSV ({error}): correct it there") from error
+        raise FeddrmError(f"{path}, line {line}: not valid CSV ({error}): correct it there") from error
     except FileNotFoundError as error:
         raise FeddrmError(f"{path} does not exist: {remedy}") from error
     except OSError as error:
         raise FeddrmError(f"{path} cannot be read ({error.strerror}): {remedy}") from error
     return rows
+
+
+def parse_float(text: str) -> float | None:
+    """The number that a cell holds, or None. ``1_000`` is no number: only Python reads it as one."""
+    try:
+        return None if "_" in text else float(text)
+    except ValueError:
+        return None
 
 
 def json_bytes(value: Any) -> bytes:

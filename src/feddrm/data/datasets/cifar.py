@@ -18,11 +18,12 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from feddrm.data.client import Client, Split
 from feddrm.data.crop import RandomResizedCrop, column_first
 from feddrm.data.datasets import data_files
 from feddrm.data.datasets.base import DividedDataset, FileDataset
 from feddrm.data.datasets.cifar_names import CIFAR10, CIFAR20, CIFAR100
-from feddrm.data.federation import Client, Federation, Split
+from feddrm.data.federation import Federation
 from feddrm.data.partition import partition
 from feddrm.data.shift import colour_shifts
 from feddrm.data.view import View

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from feddrm.data.client import Client, Split
 from feddrm.data.datasets.base import DividedDataset
-from feddrm.data.federation import Client, Federation, Split
+from feddrm.data.federation import Federation
 from feddrm.data.partition import partition
 from feddrm.data.view import View
 from feddrm.errors import SettingError

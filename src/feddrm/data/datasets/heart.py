@@ -22,9 +22,10 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from feddrm.data.client import Client, Split
 from feddrm.data.datasets.base import FileDataset
 from feddrm.data.datasets.data_files import Remote, file_md5, obtain
-from feddrm.data.federation import Client, Federation, Split
+from feddrm.data.federation import Federation
 from feddrm.data.partition import Indices, split
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.registry import nearest

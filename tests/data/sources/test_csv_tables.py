@@ -1,4 +1,4 @@
-"""Bring your own tables."""
+"""Samples from CSV tables."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from feddrm.data.federation import Federation
+from feddrm.data import Federation
 from feddrm.data.partition import split
-from feddrm.data.sources.build import from_csv
-from feddrm.data.sources.tables import read_rows
+from feddrm.data.sources.csv_tables import read_rows
 from refusal import refused
+
+from_csv = Federation.from_csv
 
 HEADER = "age,chol,ill"
 OSLO = "\n".join([HEADER, "50,200.5,no", "60,-1e2,yes", "70,300,no", "80,.5,yes", ""])
@@ -37,7 +38,7 @@ def one(tmp_path: Path, *lines: str) -> Path:
     return path
 
 
-# What is kept
+# Values
 
 
 def test_one_file_per_client(files: list[Path]) -> None:
@@ -136,7 +137,7 @@ def test_numbers_survive_the_file_to_the_last_bit(tmp_path: Path, rows: list[tup
         )
 
 
-# What is refused: each names the file and the line in the file
+# Errors: each names the file and the line in the file
 
 
 def broken(tmp_path: Path, *lines: str, **options: Any) -> Any:
@@ -165,7 +166,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, files: list[Path]) -> None:
     with refused(f"{path} is not UTF-8", "save it as CSV in UTF-8"):
         from_csv([*files, path], label="ill")
     path.write_text('age,chol,ill\n1,2,no\n1,2,"no\n')
-    with refused(f"{path}, row 3: not valid CSV", "correct it there"):
+    with refused(f"{path}, line 3: not valid CSV", "correct it there"):
         from_csv([*files, path], label="ill")
 
 
@@ -176,7 +177,7 @@ def test_a_single_file_needs_a_client_column(files: list[Path]) -> None:
 
 def test_wrong_headers(tmp_path: Path) -> None:
     path = tmp_path / "all.csv"
-    with refused(f"{path}: column 'x' stands twice", "rename"):
+    with refused(f"{path}: column 'x' appears twice", "rename"):
         broken(tmp_path, "x,c,x,y", "1,a,2,0")
     with refused(f"{path}: column 1 has no name", "index=False"):
         broken(tmp_path, ",x,c,y", "0,1,a,0")
@@ -325,13 +326,13 @@ def test_one_letter_in_one_character_or_in_two(tmp_path: Path) -> None:
 
 def test_words_for_nothing_are_shown(tmp_path: Path) -> None:
     path = one(tmp_path, "x,c,y", "1,a,mild", "2,b,None")
-    with refused(f"{path}, row 3: no value for the label (column 'y' is 'None')", "rename what is really called so"):
+    with refused(f"{path}, row 3: no value for the label (column 'y' is 'None')", "rename the value"):
         from_csv(path, label="y", client="c")
 
 
 def test_true_and_false_in_two_spellings(tmp_path: Path) -> None:
     path = one(tmp_path, "x,c,y", "1,a,True", "2,a,False", "3,b,TRUE", "4,b,FALSE")
-    with refused("the classes 'FALSE' and 'False' differ in upper and lower case"):
+    with refused("the classes 'FALSE' and 'False' differ only in case"):
         from_csv(path, label="y", client="c")
 
 
