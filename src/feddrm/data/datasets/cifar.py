@@ -28,7 +28,7 @@ from feddrm.data.partition import partition
 from feddrm.data.shift import colour_shifts
 from feddrm.data.view import View
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.io.atomic import BROKEN_NPZ
+from feddrm.io.tensors import BROKEN_NPZ
 
 SIDE = 32
 IMAGES = 60_000

@@ -15,7 +15,7 @@ from feddrm.data.sources.image_folders import check_size, list_images
 from feddrm.data.sources.images import read_images
 from feddrm.data.sources.labelled_samples import LabelledSamples
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.io.atomic import BROKEN_NPZ
+from feddrm.io.tensors import BROKEN_NPZ
 from feddrm.registry import nearest
 
 KINDS = ("folder", "csv", "npz", "dataset")
