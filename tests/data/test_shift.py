@@ -84,5 +84,5 @@ def test_client_bits_choose_gamma_hue_saturation() -> None:
 
 
 def test_an_unknown_level_is_refused() -> None:
-    with pytest.raises(FeddrmError, match="unknown shift 'hihg': choose one of none, low, mid, high, pool"):
+    with pytest.raises(FeddrmError, match="unknown shift 'hihg'; did you mean 'high'\? \(known: none, low, mid, high, pool\)"):
         colour_shifts("hihg", 8)

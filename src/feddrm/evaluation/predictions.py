@@ -65,7 +65,7 @@ def pooled_queries(
 
     if pool is not None:
         places = boxes(range(len(federation)), pool.x.device)
-        return Queries(pool.see(pool.x, pool.owners, places), pool.y, pool.owners)
+        return Queries(pool.network_input(pool.x, pool.owners, places), pool.y, pool.owners)
 
     def seen(number: int) -> tuple[Tensor, Tensor, Tensor]:
         client = federation.clients[number]

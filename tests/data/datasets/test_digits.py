@@ -80,5 +80,5 @@ def test_more_clients_than_scanners() -> None:
 
 
 def test_a_shift_that_digits_do_not_have_is_refused() -> None:
-    with refused("digits have no shift 'pool'", "none, low, mid, high"):
+    with refused("unknown shift of digits 'pool'", "none, low, mid, high"):
         load("digits", shift="pool")

@@ -18,8 +18,8 @@ from feddrm.data.sources.image_folders import ImageFile, list_images, sub_folder
 from feddrm.data.sources.images import read_images
 from feddrm.data.sources.labelled_samples import Division, LabelledSamples, assemble
 from feddrm.data.view import View
-from feddrm.errors import FeddrmError, SettingError
-from feddrm.registry import nearest
+from feddrm.errors import FeddrmError
+from feddrm.registry import check_choice
 
 ROOT = "retina_balanced"
 PARTS = ("Training", "Testing")
@@ -47,10 +47,7 @@ class Retina(FileDataset):
 
     def check(self) -> None:
         super().check()
-        if self.normalise not in NORMALISE:
-            raise SettingError(
-                f"unknown normalise '{self.normalise}'{nearest(self.normalise, NORMALISE)} ({', '.join(NORMALISE)})"
-            )
+        check_choice("normalise", self.normalise, NORMALISE)
 
     def load(self) -> Federation:
         root = self._root()
