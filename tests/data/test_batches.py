@@ -1,3 +1,5 @@
+"""Batches: drawn without replacement, keyed by seed, client, round and phase, as the client sees them."""
+
 from __future__ import annotations
 
 import numpy as np

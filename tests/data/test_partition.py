@@ -1,3 +1,5 @@
+"""Partitions: equal to FedLab's, every sample goes to one client, impossible divisions are refused."""
+
 from __future__ import annotations
 
 import hashlib

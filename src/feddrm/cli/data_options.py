@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="The name of a dataset, from 'feddrm datasets'.")]
 Clients = Annotated[int | None, typer.Option(help="The number of clients.")]
 Partition = Annotated[str | None, typer.Option(help="How samples are divided by label: iid, dirichlet or shards.")]
-Alpha = Annotated[float | None, typer.Option(help="The Dirichlet parameter. A small value gives clients very different labels.")]
+Alpha = Annotated[float | None, typer.Option(help="The Dirichlet parameter. Small: clients have few classes.")]
 Shards = Annotated[int | None, typer.Option(help="The number of shards per client (for partition shards).")]
 Shift = Annotated[str | None, typer.Option(help="The covariate shift: none, low, mid, high or pool.")]
 Seed = Annotated[int | None, typer.Option(help="The seed of the division (the paper uses 2025).")]
-DataDir = Annotated[str | None, typer.Option(help="The folder with the dataset's files. It is searched before FEDDRM_DATA.")]
+DataDir = Annotated[str | None, typer.Option(help="The folder with the dataset's files, searched before FEDDRM_DATA.")]
 Download = Annotated[bool, typer.Option("--download", help="Download missing files.")]
 Extra = Annotated[
     list[str] | None,

@@ -15,7 +15,7 @@ from feddrm.engine.client_update import Update, client_update
 from feddrm.errors import SettingError
 from feddrm.methods import Forward, Method, Sgd, Slots, Stage, Tensors
 from feddrm.registry import nearest
-from feddrm.threads import Spread, side_by_side
+from feddrm.threads import Map, thread_map
 
 ENGINES = ("auto", "sequential", "graph")
 DEVICES = ("cpu", "cuda")
@@ -176,7 +176,7 @@ def _player(
         finally:
             graphs.close()
         return
-    with side_by_side(workers) as spread:
+    with thread_map(workers) as spread:
 
         def play(state: State) -> RoundResult:
             number = state.round + 1
@@ -210,7 +210,7 @@ def play_round(
     state: State,
     stage: Stage,
     answering: tuple[int, ...],
-    spread: Spread = map,
+    spread: Map = map,
 ) -> RoundResult:
     """One round; weights are renormalised over who answers."""
     number = state.round + 1

@@ -15,7 +15,7 @@ from feddrm.errors import FeddrmError, SettingError
 from feddrm.evaluation.cuda_replay import Replay
 from feddrm.evaluation.passes import Leaves, Reading, plan_passes
 from feddrm.models import Net, is_client_branch, is_head, is_project, is_trunk
-from feddrm.threads import side_by_side
+from feddrm.threads import thread_map
 
 # Stands where training keys have the client's number, which is never as large.
 TEST = int.from_bytes(b"test", "big")
@@ -72,7 +72,7 @@ def pooled_queries(
         places = boxes([number], client.test.x.device)
         return client.view(client.test.x, places), client.test.y, torch.full_like(client.test.y, number)
 
-    with side_by_side(workers) as spread:
+    with thread_map(workers) as spread:
         parts = list(spread(seen, range(len(federation))))
     return Queries(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 

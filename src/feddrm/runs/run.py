@@ -38,7 +38,7 @@ from feddrm.router import Router, load_router
 from feddrm.runs.config import Config, known_fields, read_config, resolve
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.listeners import OnRound, shown, tracked
-from feddrm.threads import small_products, within_operations
+from feddrm.threads import intra_op_threads, without_onednn_if_small
 
 CHECKPOINT_SECONDS = 20.0  # between checkpoints: what a crash may cost
 CHECKPOINT_SHARE = 0.05  # of the time at most: where a checkpoint is hundreds of megabytes, a crash may cost more
@@ -134,7 +134,7 @@ def train(
             if folder.summary_file.exists():
                 return Run.open(out)
             with (
-                within_operations(1),
+                intra_op_threads(1),
                 arithmetic(config.precision, config.device).set(),
                 tracked(folder.path, track) as tracking,
             ):
@@ -349,5 +349,5 @@ def cpu_kernels(net: Net, batch_size: int, threads: int = 1) -> Iterator[None]:
     Sums split between threads, and oneDNN's products, round otherwise, and training makes more of it:
     3.8e-6 after 32 rounds of the digits for oneDNN, 1.4e-3 for a second thread.
     """
-    with within_operations(threads), small_products(largest_product(net, max(batch_size, CPU_QUERIES))):
+    with intra_op_threads(threads), without_onednn_if_small(largest_product(net, max(batch_size, CPU_QUERIES))):
         yield

@@ -27,7 +27,7 @@ from feddrm.router.fit.selection import SMALL
 from feddrm.runs.config import Config, known_fields, resolve
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.run import CPU_QUERIES, GPU_QUERIES
-from feddrm.threads import small_products, within_operations
+from feddrm.threads import intra_op_threads, without_onednn_if_small
 
 if TYPE_CHECKING:
     from feddrm.runs.run import Run
@@ -122,7 +122,7 @@ def router_kernels(samples: int) -> Iterator[None]:
     if samples >= SMALL:
         yield
         return
-    with within_operations(1), small_products(0):
+    with intra_op_threads(1), without_onednn_if_small(0):
         yield
 
 
