@@ -17,7 +17,6 @@ from feddrm.data.crop import RandomResizedCrop
 from feddrm.data.sources.arrays import Arrays, ArraySource
 from feddrm.data.sources.csv_tables import CsvSource, Paths
 from feddrm.data.sources.image_folders import ImageFolderSource
-from feddrm.data.sources.labelled_samples import FederationParts
 from feddrm.errors import FeddrmError
 
 DEPLOYED = "deployed"  # the name of a federation whose samples stay at the sites
@@ -126,7 +125,7 @@ class Federation:
         Options (test, test_fraction, seed, name, classes, columns):
         see :class:`feddrm.data.sources.arrays.ArraySource`.
         """
-        return cls._from_parts(ArraySource(clients, **options).load())
+        return cls(**vars(ArraySource(clients, **options).load()))
 
     @classmethod
     def from_folders(cls, root: str | Path, **options: Any) -> Federation:
@@ -135,7 +134,7 @@ class Federation:
         Options (size, test_fraction, seed, name):
         see :class:`feddrm.data.sources.image_folders.ImageFolderSource`.
         """
-        return cls._from_parts(ImageFolderSource(root, **options).load())
+        return cls(**vars(ImageFolderSource(root, **options).load()))
 
     @classmethod
     def from_csv(cls, paths: Paths, **options: Any) -> Federation:
@@ -144,18 +143,7 @@ class Federation:
         Options (label, client, test, drop, test_fraction, seed, name):
         see :class:`feddrm.data.sources.csv_tables.CsvSource`.
         """
-        return cls._from_parts(CsvSource(paths, **options).load())
-
-    @classmethod
-    def _from_parts(cls, parts: FederationParts) -> Federation:
-        return cls(
-            name=parts.name,
-            clients=parts.clients,
-            classes=parts.classes,
-            source=parts.source,
-            columns=parts.columns,
-            settings=parts.settings,
-        )
+        return cls(**vars(CsvSource(paths, **options).load()))
 
 
 def _check_split(where: str, split: Split, shape: torch.Size, dtype: torch.dtype, classes: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ serves every client, and the pooled test set is prepared without a loop over cli
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -37,9 +38,7 @@ class Pool:
         """The ``train`` or ``test`` samples of a federation."""
         parts = [getattr(client, split) for client in federation.clients]
         views = [client.view for client in federation.clients]
-        starts = [0]
-        for part in parts:
-            starts.append(starts[-1] + len(part))
+        *starts, _ = accumulate((len(part) for part in parts), initial=0)
         x = torch.cat([part.x for part in parts])
         mean, std = (
             torch.tensor([getattr(view, name) for view in views], device=x.device)[:, :, None, None]
@@ -52,7 +51,7 @@ class Pool:
         if federation.crop is not None:
             x = column_first(x)
         owners = torch.cat([torch.full_like(part.y, i) for i, part in enumerate(parts)])
-        return cls(x, torch.cat([part.y for part in parts]), owners, tuple(starts[:-1]), mean, std, tables)
+        return cls(x, torch.cat([part.y for part in parts]), owners, tuple(starts), mean, std, tables)
 
     def __call__(self, samples: Tensor, client: Tensor, boxes: Tensor | None = None) -> Tensor:
         """Network input from the samples with these numbers; ``client`` is one per sample, or one for all."""

@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feddrm.data.sources.images import decode_image, read_image, read_images
+from feddrm.data.sources.images import Pixels, decode_image, read_images
 from refusal import refused
+
+
+def read_image(path: Path, size: tuple[int, int] | None = None) -> Pixels:
+    return decode_image(path, str(path), size)
 
 
 def save(path: Path, value: int = 7, size: tuple[int, int] = (6, 5), mode: str = "RGB") -> Path:

@@ -119,22 +119,17 @@ class CsvTable:
     def number(self, row: int, index: int, *, can_drop: bool = True) -> float:
         """The number in a cell. ``can_drop`` says whether leaving the column out is a remedy."""
         text, name = self.rows[row][index], self.header[index]
-        or_drop = f", or drop=['{name}']" if can_drop else ""
-        if text.lower() in MISSING:
-            raise FeddrmError(
-                f"{self.place(row)}: column '{name}' has no value ({short_repr(text)}): fill it in{or_drop}"
-            )
         value = parse_float(text)
-        if value is None:
-            raise FeddrmError(
-                f"{self.place(row)}: column '{name}' is {short_repr(text)}, not a number: encode it as numbers{or_drop}"
-            )
-        if not abs(value) <= MAX_FLOAT32:
-            raise FeddrmError(
-                f"{self.place(row)}: column '{name}' is {short_repr(text)}, not a finite 32-bit number: "
-                f"correct it{or_drop}"
-            )
-        return value
+        if text.lower() in MISSING:
+            problem, remedy = f"has no value ({short_repr(text)})", "fill it in"
+        elif value is None:
+            problem, remedy = f"is {short_repr(text)}, not a number", "encode it as numbers"
+        elif not abs(value) <= MAX_FLOAT32:
+            problem, remedy = f"is {short_repr(text)}, not a finite 32-bit number", "correct it"
+        else:
+            return value
+        or_drop = f", or drop=['{name}']" if can_drop else ""
+        raise FeddrmError(f"{self.place(row)}: column '{name}' {problem}: {remedy}{or_drop}")
 
 
 def _table_files(paths: Paths) -> list[tuple[str, Path]]:

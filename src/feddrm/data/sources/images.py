@@ -23,18 +23,14 @@ FORMATS = ("PNG", "JPEG", "BMP", "DIB", "WEBP", "GIF", "TIFF", "PPM")
 Pixels = NDArray[np.uint8]
 
 
-def read_image(path: Path, size: tuple[int, int] | None = None) -> Pixels:
-    """[height, width] for a grey image, [height, width, 3] for any other, upright, resized to ``size``.
-
-    Transparency is dropped, and only the first of several frames is read. Resizing is Pillow's bilinear.
-    """
-    return decode_image(path, str(path), size)
-
-
 def decode_image(
     source: Path | BinaryIO, name: str, size: tuple[int, int] | None = None, *, limit: int | None = None
 ) -> Pixels:
-    """:func:`read_image` of a file or of bytes; more than ``limit`` pixels are refused before they are decoded."""
+    """[height, width] for a grey image, [height, width, 3] for any other, upright, resized to ``size``.
+
+    Transparency is dropped, and only the first of several frames is read. Resizing is Pillow's bilinear.
+    An image with more than ``limit`` pixels is refused before it is decoded. ``name`` stands in errors.
+    """
     try:
         # Pillow only warns when an image is so large that decoding could use up the memory.
         with warnings.catch_warnings():
@@ -74,7 +70,7 @@ def read_images(paths: Sequence[Path], size: tuple[int, int] | None = None, *, g
 
     One channel if ``grey`` is True and every image is grey, otherwise RGB.
     """
-    images = [read_image(path, size) for path in paths]
+    images = [decode_image(path, str(path), size) for path in paths]
     for path, image in zip(paths, images, strict=True):
         if image.shape[:2] != images[0].shape[:2]:
             (h, w), (h0, w0) = image.shape[:2], images[0].shape[:2]

@@ -66,7 +66,7 @@ class Division:
 
 @dataclass(frozen=True, eq=False)
 class FederationParts:
-    """What a source has loaded: the fields of a federation."""
+    """What a source has loaded. The fields have the names of a federation's fields."""
 
     name: str
     clients: tuple[Client, ...]
@@ -127,18 +127,17 @@ def assemble(
     class_names, numbers = _number_classes(name, train, classes)
     remedy = "correct it" if classes is None else "correct it or add it to classes"
     y_train = {client: _class_numbers(samples, numbers, remedy) for client, samples in train.items()}
-    clients = []
     if test is None:
-        for client, (first, rest) in _divide(name, train, division).items():
-            x, y = train[client].x, y_train[client]
-            clients.append(Client(client, train=_split(x, y, first), test=_split(x, y, rest)))
+        test, y_test = train, y_train
+        rows = _divide(name, train, division)
     else:
-        for client, samples in train.items():
-            y_test = _class_numbers(test[client], numbers, remedy)
-            train_split = _split(samples.x, y_train[client], np.arange(len(samples)))
-            test_split = _split(test[client].x, y_test, np.arange(len(y_test)))
-            clients.append(Client(client, train=train_split, test=test_split))
-    return tuple(clients), class_names
+        y_test = {client: _class_numbers(samples, numbers, remedy) for client, samples in test.items()}
+        rows = {client: (np.arange(len(train[client])), np.arange(len(test[client]))) for client in train}
+    clients = tuple(
+        Client(client, _split(train[client].x, y_train[client], first), _split(test[client].x, y_test[client], rest))
+        for client, (first, rest) in rows.items()
+    )
+    return clients, class_names
 
 
 def spelling_variants(labels: Sequence[Label]) -> tuple[Label, Label] | None:
