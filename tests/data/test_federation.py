@@ -96,7 +96,7 @@ def test_to_a_gpu(fed: Federation) -> None:
     assert there.counts().tolist() == fed.counts().tolist()
 
 
-def test_cannot_be_changed(fed: Federation) -> None:
+def test_a_federation_cannot_be_changed(fed: Federation) -> None:
     with pytest.raises(FrozenInstanceError):
         fed.name = "other"  # type: ignore[misc]
     with pytest.raises(FrozenInstanceError):

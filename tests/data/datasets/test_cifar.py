@@ -138,7 +138,7 @@ def test_the_pickled_archive_is_refused(no_data: Path, tmp_path: Path) -> None:
         load("cifar10", data_dir=str(tmp_path))
 
 
-def test_no_files(no_data: Path) -> None:
+def test_missing_files_are_named(no_data: Path) -> None:
     with pytest.raises(FeddrmError, match=r"no files of 'cifar10' in .*cache: put cifar10_0.npz \+ cifar10_1.npz or"):
         load("cifar10")
     with pytest.raises(FeddrmError, match=r"unknown divide_by 'both' \(known: fine, coarse\)"):

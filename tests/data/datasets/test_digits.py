@@ -36,7 +36,7 @@ def test_without_shift_the_scans_are_the_originals() -> None:
             assert {(x.numpy().tobytes(), int(y)) for x, y in zip(split.x, split.y, strict=True)} <= known
 
 
-def test_seeds_and_levels() -> None:
+def test_seeds_change_the_noise_and_levels_the_shift() -> None:
     a, b, c = load("digits", seed=3), load("digits", seed=3), load("digits", seed=4)
     assert fingerprint(a.clients[0].train.x) == fingerprint(b.clients[0].train.x) != fingerprint(c.clients[0].train.x)
     low = load("digits", seed=3, shift="low")

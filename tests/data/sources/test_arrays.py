@@ -177,7 +177,7 @@ def test_bfloat16_and_sparse_tensors_are_read() -> None:
 # Errors
 
 
-def test_wrong_clients() -> None:
+def test_wrong_clients_are_refused() -> None:
     with refused("own", "at least two clients, got 1", "add another"):
         from_arrays({"oslo": pair()})
     with refused("duplicate client name 'Oslo'", "also 'oslo'", "rename"):
@@ -195,7 +195,7 @@ def test_wrong_clients() -> None:
             from_arrays(nothing)  # type: ignore[arg-type]
 
 
-def test_wrong_x() -> None:
+def test_wrong_x_is_refused() -> None:
     with refused("client 'lima': X has shape (10,)", "X.reshape(-1, 1)"):
         from_arrays(bad_x(np.arange(10.0)))
     with refused("client 'lima': X has shape (0, 3)", "no samples", "leave the client out"):
@@ -223,7 +223,7 @@ def test_wrong_x() -> None:
         from_arrays(bad_x(rows(d=4)))
 
 
-def test_wrong_pixels() -> None:
+def test_wrong_pixels_are_refused() -> None:
     with refused("client 'lima': X has shape (2, 5, 6, 4)", "neither 1 nor 3 channels", "X[..., :3]"):
         from_arrays(bad_x(np.zeros((2, 5, 6, 4), dtype=np.uint8)))
     x = np.zeros((2, 5, 6))
@@ -239,7 +239,7 @@ def test_wrong_pixels() -> None:
         from_arrays(bad_x(np.zeros((2, 5, 6), dtype=bool)))
 
 
-def test_wrong_y() -> None:
+def test_wrong_y_is_refused() -> None:
     with refused("client 'lima': X has 10 samples, y 9 labels", "one label per sample"):
         from_arrays(bad_y([0] * 9))
     with refused("client 'lima': y has shape (10, 2)", "y.argmax(1)"):
@@ -249,7 +249,7 @@ def test_wrong_y() -> None:
             from_arrays(bad_y([0, 1, 0, value] + [0] * 6))
 
 
-def test_wrong_test_data() -> None:
+def test_wrong_test_data_are_refused() -> None:
     with refused("client 'lima' has no test data"):
         from_arrays(two(), test={"oslo": pair()})
     with refused("a client has test data twice"):
@@ -260,7 +260,7 @@ def test_wrong_test_data() -> None:
         from_arrays(two(), test=bad_x(rows(d=4)))
 
 
-def test_wrong_columns() -> None:
+def test_wrong_columns_are_refused() -> None:
     with refused("columns=['a', 'b']", "give 3 distinct names"):
         from_arrays(two(), columns=["a", "b"])
     with refused("columns='abc'", "3 distinct names"):

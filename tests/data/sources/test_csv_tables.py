@@ -88,7 +88,7 @@ def test_test_files_are_matched_by_name(files: list[Path], tmp_path: Path) -> No
     assert fed.clients[1].test.x.tolist() == [[7, 8]]
 
 
-def test_test_with_a_client_column_and_without_what_is_dropped(tmp_path: Path) -> None:
+def test_test_tables_may_lack_the_dropped_columns(tmp_path: Path) -> None:
     train = one(tmp_path, "id,x,town,y", "a,1,oslo,0", "b,2,lima,1")
     test = tmp_path / "test.csv"
     test.write_text("y,town,x\n1,lima,5\n0,oslo,6\n")
@@ -175,7 +175,7 @@ def test_a_single_file_needs_a_client_column(files: list[Path]) -> None:
         from_csv(files[0], label="ill")
 
 
-def test_wrong_headers(tmp_path: Path) -> None:
+def test_wrong_headers_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "all.csv"
     with refused(f"{path}: column 'x' appears twice", "rename"):
         broken(tmp_path, "x,c,x,y", "1,a,2,0")
@@ -199,7 +199,7 @@ def test_wrong_headers(tmp_path: Path) -> None:
         broken(tmp_path, "x,c,y", "1,a,0", drop=["x"])
 
 
-def test_wrong_rows(tmp_path: Path) -> None:
+def test_wrong_rows_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "all.csv"
     with refused(f"{path}, row 4: 2 cells, but the header has 3", "quote cells"):
         broken(tmp_path, "x,c,y", "1,a,0", "", "2,a")
@@ -245,7 +245,7 @@ def test_files_with_different_columns(files: list[Path]) -> None:
     assert from_csv(files, label="ill", drop=["more"]).columns == ("age", "chol")
 
 
-def test_wrong_clients(files: list[Path], tmp_path: Path) -> None:
+def test_wrong_clients_are_refused(files: list[Path], tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "Oslo.csv").write_text(OSLO)
     with refused("duplicate client name 'Oslo'", "rename"):
@@ -260,7 +260,7 @@ def test_wrong_clients(files: list[Path], tmp_path: Path) -> None:
         broken(tmp_path, "x,c,y", "1,a,1", "1,b,1.0")
 
 
-def test_wrong_test_files(files: list[Path], tmp_path: Path) -> None:
+def test_wrong_test_files_are_refused(files: list[Path], tmp_path: Path) -> None:
     folder = tmp_path / "held"
     folder.mkdir()
     lima, oslo = folder / "lima.csv", folder / "oslo.csv"
@@ -324,7 +324,7 @@ def test_one_letter_in_one_character_or_in_two(tmp_path: Path) -> None:
     assert from_csv(files, label="y", drop=[other]).columns == ("z",)
 
 
-def test_words_for_nothing_are_shown(tmp_path: Path) -> None:
+def test_a_missing_label_is_shown_in_the_error(tmp_path: Path) -> None:
     path = one(tmp_path, "x,c,y", "1,a,mild", "2,b,None")
     with refused(f"{path}, row 3: no value for the label (column 'y' is 'None')", "rename the value"):
         from_csv(path, label="y", client="c")

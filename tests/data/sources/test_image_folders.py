@@ -78,7 +78,7 @@ def test_train_and_test_folders(tmp_path: Path, names: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["png", "PNG", "bmp", "tif", "TIFF", "gif", "webp", "jpg", "JPeG", "ppm"])
-def test_formats(root: Path, suffix: str) -> None:
+def test_every_image_format_is_read(root: Path, suffix: str) -> None:
     draw(root / "oslo" / "dog" / f"extra.{suffix}", 200)
     fed = from_folders(root)
     oslo = fed.clients[1]
@@ -167,7 +167,7 @@ def test_clients_that_differ_in_case(root: Path) -> None:
         from_folders(root)
 
 
-def test_strange_files(root: Path) -> None:
+def test_files_that_are_no_images_are_refused(root: Path) -> None:
     stray = draw(root / "oslo" / "stray.png", 1)
     with refused(f"{stray} lies outside any class folder", "move it into one"):
         from_folders(root)
@@ -183,12 +183,12 @@ def test_strange_files(root: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, -3, 2.5, (3,), (3, 4, 5), (3, 0), True, "96"])
-def test_wrong_size(root: Path, size: object) -> None:
+def test_wrong_size_is_refused(root: Path, size: object) -> None:
     with refused(f"size={size!r}", "(height, width)"):
         from_folders(root, size=size)  # type: ignore[arg-type]
 
 
-def test_wrong_train_and_test_folders(root: Path) -> None:
+def test_wrong_train_and_test_folders_are_refused(root: Path) -> None:
     draw(root / "quito" / "train" / "cat" / "0.png", 1)
     with refused(f"{root / 'quito'} has the folders train", "give it train and test"):
         from_folders(root)

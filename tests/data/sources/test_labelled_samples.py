@@ -75,7 +75,7 @@ def test_a_client_with_too_few_samples_to_split_is_refused() -> None:
         from_arrays(two(lima=pair(1)))
 
 
-def test_fractions_and_seeds_that_cannot_be_are_refused() -> None:
+def test_impossible_fractions_and_seeds_are_refused() -> None:
     for fraction in (0, 1, 2, -0.1, float("nan"), "0.3", None):
         with refused(f"test_fraction={fraction!r}", "give a fraction between 0 and 1"):
             from_arrays(two(), test_fraction=fraction)
