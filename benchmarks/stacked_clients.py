@@ -24,7 +24,7 @@ from feddrm.engine import Plan, RoundSchedule, State, first_state, functional, p
 from feddrm.engine.kernels import largest_product
 from feddrm.methods import FedDRM, Phase, Stage, Tensors
 from feddrm.models import LeNet, Mlp, Net, Outputs
-from feddrm.threads import side_by_side, small_products
+from feddrm.threads import thread_map, without_onednn_if_small
 
 METHOD, STAGE, CLIENTS = FedDRM(), Stage(10), 8
 LONG = 20.0  # seconds of measuring one way
@@ -86,7 +86,7 @@ def measure(federation: Federation, net: Net, plan: Plan) -> dict[str, float]:
 
     def loop(workers: int) -> State:
         torch.set_num_threads(1)
-        with small_products(largest_product(net, plan.batch_size)), side_by_side(workers) as spread:
+        with without_onednn_if_small(largest_product(net, plan.batch_size)), thread_map(workers) as spread:
             return play_round(schedule, functional(net), federation, state, spread).state
 
     after = loop(1)

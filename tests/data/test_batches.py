@@ -1,3 +1,5 @@
+"""Batches: drawn without replacement, keyed by seed, client, round and phase, as the client sees them."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -51,7 +53,7 @@ def test_the_stream_of_a_run_never_changes(digits: Federation) -> None:
     assert torch.equal(drawn.samples, again.samples)
 
 
-def test_batches_are_what_the_client_sees(digits: Federation) -> None:
+def test_batches_hold_the_input_of_the_client_s_network(digits: Federation) -> None:
     client = digits.clients[3]
     drawn = draw_for(Participant.of(digits, 3), steps=6, batch_size=32, seed=0, round=1, phase=0)
     for step in range(6):

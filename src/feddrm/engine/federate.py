@@ -14,7 +14,7 @@ from feddrm.engine.schedule import RoundResult, RoundSchedule, State
 from feddrm.errors import SettingError
 from feddrm.methods import Forward
 from feddrm.registry import nearest
-from feddrm.threads import side_by_side
+from feddrm.threads import thread_map
 
 ENGINES = ("auto", "sequential", "graph")
 DEVICES = ("cpu", "cuda")
@@ -52,7 +52,7 @@ def _player(
         finally:
             graphs.close()
         return
-    with side_by_side(workers) as spread:
+    with thread_map(workers) as spread:
         yield lambda state: play_round(schedule, net, federation, state, spread)
 
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 
 from feddrm.models import Net
-from feddrm.threads import small_products, within_operations
+from feddrm.threads import intra_op_threads, without_onednn_if_small
 
 CPU_QUERIES, GPU_QUERIES = 512, 3072  # in one batch: what fits the caches of a CPU, what fills a GPU
 FEW_SAMPLES = 10_000  # a router's fit on fewer uses one thread per operation and no oneDNN
@@ -21,7 +21,7 @@ FEW_SAMPLES = 10_000  # a router's fit on fewer uses one thread per operation an
 @contextlib.contextmanager
 def cpu_kernels(net: Net, batch_size: int, threads: int = 1) -> Iterator[None]:
     """Use the kernels of training: ``threads`` share an operation, oneDNN computes large products only."""
-    with within_operations(threads), small_products(largest_product(net, max(batch_size, CPU_QUERIES))):
+    with intra_op_threads(threads), without_onednn_if_small(largest_product(net, max(batch_size, CPU_QUERIES))):
         yield
 
 
@@ -31,7 +31,7 @@ def router_kernels(samples: int) -> Iterator[None]:
     if samples >= FEW_SAMPLES:
         yield
         return
-    with within_operations(1), small_products(0):
+    with intra_op_threads(1), without_onednn_if_small(0):
         yield
 
 

@@ -10,11 +10,11 @@ from feddrm.data import Batch, Federation, Participant, batch, draw_for
 from feddrm.engine.client_update import Update, client_update
 from feddrm.engine.schedule import RoundResult, RoundSchedule, State
 from feddrm.methods import Forward, Slots, Tensors
-from feddrm.threads import Spread
+from feddrm.threads import Map
 
 
 def play_round(
-    schedule: RoundSchedule, net: Forward, federation: Federation, state: State, spread: Spread = map
+    schedule: RoundSchedule, net: Forward, federation: Federation, state: State, spread: Map = map
 ) -> RoundResult:
     """Play the round after ``state``. Weights are renormalised over the clients that answer."""
     method, number = schedule.method, state.round + 1

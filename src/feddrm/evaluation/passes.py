@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from feddrm.engine.precision import Arithmetic
 from feddrm.models import Net, is_client_branch, is_project, is_trunk, part
-from feddrm.threads import side_by_side
+from feddrm.threads import thread_map
 
 Leaves = Mapping[str, Tensor]
 Logits = tuple[Tensor | None, Tensor | None]  # class logits [model, sample, class], client logits [sample, client]
@@ -82,7 +82,7 @@ class PassRunner:
             batch = x[start : start + self.batch_size].to(like.device, like.dtype)
             return in_order(cast, [self._run(one, batch, alone=workers == 1) for one in cast])
 
-        with torch.no_grad(), side_by_side(workers) as spread:
+        with torch.no_grad(), thread_map(workers) as spread:
             parts = list(spread(run_batch, range(0, len(x), self.batch_size)))
         logits, client = ([part[k] for part in parts if part[k] is not None] for k in (0, 1))
         return torch.cat(logits, dim=1) if logits else None, torch.cat(client) if client else None

@@ -15,7 +15,7 @@ from feddrm.errors import FeddrmError, SettingError
 from feddrm.evaluation.cuda_replay import Replay
 from feddrm.evaluation.passes import Leaves, PassRunner, plan_passes
 from feddrm.models import Net, is_client_branch, is_head, is_project, is_trunk
-from feddrm.threads import side_by_side
+from feddrm.threads import thread_map
 
 # Second key of the test crops' draws. The draws of training have a client's number there, which is never as large.
 TEST = int.from_bytes(b"test", "big")
@@ -79,14 +79,14 @@ def pooled_queries(
 
     if pool is not None:
         places = boxes(range(len(federation)), pool.x.device)
-        return Queries(pool.see(pool.x, pool.owners, places), pool.y, pool.owners)
+        return Queries(pool.network_input(pool.x, pool.owners, places), pool.y, pool.owners)
 
     def prepare(number: int) -> tuple[Tensor, Tensor, Tensor]:
         client = federation.clients[number]
         places = boxes([number], client.test.x.device)
         return client.view(client.test.x, places), client.test.y, torch.full_like(client.test.y, number)
 
-    with side_by_side(workers) as spread:
+    with thread_map(workers) as spread:
         parts = list(spread(prepare, range(len(federation))))
     return Queries(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 

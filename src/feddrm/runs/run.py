@@ -53,7 +53,7 @@ from feddrm.router import Router, load_router
 from feddrm.runs.config import Config, known_fields, read_config, resolve
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.listeners import OnRound, shown, tracked
-from feddrm.threads import within_operations
+from feddrm.threads import intra_op_threads
 
 CHECKPOINT_SECONDS = 20.0  # between checkpoints: what a crash may cost
 CHECKPOINT_SHARE = 0.05  # of the time at most: where a checkpoint is hundreds of megabytes, a crash may cost more
@@ -147,7 +147,7 @@ def train(
             if folder.summary_file.exists():
                 return Run.open(out)
             with (
-                within_operations(1),
+                intra_op_threads(1),
                 arithmetic(config.precision, config.device).set(),
                 tracked(folder.path, track) as tracking,
             ):

@@ -197,8 +197,8 @@ def _trained(by_rule: dict[str, Any] | None) -> dict[str, Any]:
 
 def read_inputs(router: Router, columns: list[str] | None, paths: list[Path]) -> tuple[Tensor, list[str]]:
     """Queries from files, as the router wants them, with a name each: images, or tables of its columns."""
+    from feddrm.data.sources.csv_tables import read_rows
     from feddrm.data.sources.images import read_images
-    from feddrm.data.sources.tables import read_rows
 
     if len(router.shape) == 3:
         channels, height, width = router.shape

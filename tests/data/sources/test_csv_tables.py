@@ -1,4 +1,4 @@
-"""Bring your own tables."""
+"""Samples from CSV tables."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from feddrm.data.federation import Federation
+from feddrm.data import Federation
 from feddrm.data.partition import split
-from feddrm.data.sources.build import from_csv
-from feddrm.data.sources.tables import read_rows
+from feddrm.data.sources.csv_tables import read_rows
 from refusal import refused
+
+from_csv = Federation.from_csv
 
 HEADER = "age,chol,ill"
 OSLO = "\n".join([HEADER, "50,200.5,no", "60,-1e2,yes", "70,300,no", "80,.5,yes", ""])
@@ -37,7 +38,7 @@ def one(tmp_path: Path, *lines: str) -> Path:
     return path
 
 
-# What is kept
+# Values
 
 
 def test_one_file_per_client(files: list[Path]) -> None:
@@ -87,7 +88,7 @@ def test_test_files_are_matched_by_name(files: list[Path], tmp_path: Path) -> No
     assert fed.clients[1].test.x.tolist() == [[7, 8]]
 
 
-def test_test_with_a_client_column_and_without_what_is_dropped(tmp_path: Path) -> None:
+def test_test_tables_may_lack_the_dropped_columns(tmp_path: Path) -> None:
     train = one(tmp_path, "id,x,town,y", "a,1,oslo,0", "b,2,lima,1")
     test = tmp_path / "test.csv"
     test.write_text("y,town,x\n1,lima,5\n0,oslo,6\n")
@@ -136,7 +137,7 @@ def test_numbers_survive_the_file_to_the_last_bit(tmp_path: Path, rows: list[tup
         )
 
 
-# What is refused: each names the file and the line in the file
+# Errors: each names the file and the line in the file
 
 
 def broken(tmp_path: Path, *lines: str, **options: Any) -> Any:
@@ -165,7 +166,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, files: list[Path]) -> None:
     with refused(f"{path} is not UTF-8", "save it as CSV in UTF-8"):
         from_csv([*files, path], label="ill")
     path.write_text('age,chol,ill\n1,2,no\n1,2,"no\n')
-    with refused(f"{path}, row 3: not valid CSV", "correct it there"):
+    with refused(f"{path}, line 3: not valid CSV", "correct it there"):
         from_csv([*files, path], label="ill")
 
 
@@ -174,9 +175,9 @@ def test_a_single_file_needs_a_client_column(files: list[Path]) -> None:
         from_csv(files[0], label="ill")
 
 
-def test_wrong_headers(tmp_path: Path) -> None:
+def test_wrong_headers_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "all.csv"
-    with refused(f"{path}: column 'x' stands twice", "rename"):
+    with refused(f"{path}: column 'x' appears twice", "rename"):
         broken(tmp_path, "x,c,x,y", "1,a,2,0")
     with refused(f"{path}: column 1 has no name", "index=False"):
         broken(tmp_path, ",x,c,y", "0,1,a,0")
@@ -198,7 +199,7 @@ def test_wrong_headers(tmp_path: Path) -> None:
         broken(tmp_path, "x,c,y", "1,a,0", drop=["x"])
 
 
-def test_wrong_rows(tmp_path: Path) -> None:
+def test_wrong_rows_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "all.csv"
     with refused(f"{path}, row 4: 2 cells, but the header has 3", "quote cells"):
         broken(tmp_path, "x,c,y", "1,a,0", "", "2,a")
@@ -244,7 +245,7 @@ def test_files_with_different_columns(files: list[Path]) -> None:
     assert from_csv(files, label="ill", drop=["more"]).columns == ("age", "chol")
 
 
-def test_wrong_clients(files: list[Path], tmp_path: Path) -> None:
+def test_wrong_clients_are_refused(files: list[Path], tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "Oslo.csv").write_text(OSLO)
     with refused("duplicate client name 'Oslo'", "rename"):
@@ -259,7 +260,7 @@ def test_wrong_clients(files: list[Path], tmp_path: Path) -> None:
         broken(tmp_path, "x,c,y", "1,a,1", "1,b,1.0")
 
 
-def test_wrong_test_files(files: list[Path], tmp_path: Path) -> None:
+def test_wrong_test_files_are_refused(files: list[Path], tmp_path: Path) -> None:
     folder = tmp_path / "held"
     folder.mkdir()
     lima, oslo = folder / "lima.csv", folder / "oslo.csv"
@@ -323,15 +324,15 @@ def test_one_letter_in_one_character_or_in_two(tmp_path: Path) -> None:
     assert from_csv(files, label="y", drop=[other]).columns == ("z",)
 
 
-def test_words_for_nothing_are_shown(tmp_path: Path) -> None:
+def test_a_missing_label_is_shown_in_the_error(tmp_path: Path) -> None:
     path = one(tmp_path, "x,c,y", "1,a,mild", "2,b,None")
-    with refused(f"{path}, row 3: no value for the label (column 'y' is 'None')", "rename what is really called so"):
+    with refused(f"{path}, row 3: no value for the label (column 'y' is 'None')", "rename the value"):
         from_csv(path, label="y", client="c")
 
 
 def test_true_and_false_in_two_spellings(tmp_path: Path) -> None:
     path = one(tmp_path, "x,c,y", "1,a,True", "2,a,False", "3,b,TRUE", "4,b,FALSE")
-    with refused("the classes 'FALSE' and 'False' differ in upper and lower case"):
+    with refused("the classes 'FALSE' and 'False' differ only in case"):
         from_csv(path, label="y", client="c")
 
 

@@ -62,7 +62,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 # Encoding
 
 
-def test_columns() -> None:
+def test_the_encoded_columns() -> None:
     assert len(ENCODED) == len(set(ENCODED)) == 32
     assert ENCODED[:7] == ("age", "sex", "cp_1", "cp_2", "cp_3", "cp_4", "trestbps")
     assert [name for name in ENCODED if name.endswith("_missing")] == [
@@ -71,7 +71,7 @@ def test_columns() -> None:
     ]
 
 
-def test_a_complete_row_by_hand() -> None:
+def test_a_complete_row_is_encoded_as_computed_by_hand() -> None:
     got = dict(zip(ENCODED, encode([TYPICAL])[0].tolist(), strict=True))
     assert {name: value for name, value in got.items() if value != 0} == {
         "age": 1,
@@ -90,7 +90,7 @@ def test_a_complete_row_by_hand() -> None:
     }
 
 
-def test_what_is_missing_is_filled_in_and_said() -> None:
+def test_missing_values_are_filled_in_and_marked() -> None:
     gaps = [60, 1, 4, *[NAN] * 10]
     neutral = dict(zip(ENCODED, encode([gaps])[0].tolist(), strict=True))
     known = {name: value for name, value in neutral.items() if not name.endswith("_missing") and value != 0}
@@ -135,7 +135,7 @@ def test_a_wholly_missing_code_is_none_of_the_codes() -> None:
     assert got["slope_missing"] == 1
 
 
-def test_values_that_cannot_be() -> None:
+def test_impossible_measurements_are_refused() -> None:
     for at, value, word in (
         (0, NAN, "age=nan: it must be a finite number"),
         (2, 5, "cp=5: it must be one of 1, 2, 3, 4"),
@@ -201,7 +201,7 @@ def test_a_test_row_changes_nothing_but_itself(folder: Path, monkeypatch: pytest
     assert same(before.clients[1].test.x[1:], after.clients[1].test.x[1:])
 
 
-def test_a_training_row_does_change_what_is_imputed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_row_changes_the_imputed_values(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = load("heart", data_dir=str(folder))
     after = change(before, folder, monkeypatch, test=False)
     assert not same(before.clients[1].test.x, after.clients[1].test.x)
@@ -216,7 +216,7 @@ def test_files_in_a_sub_folder(folder: Path, tmp_path: Path, monkeypatch: pytest
     assert len(Heart().load()) == 4
 
 
-def test_missing_files(folder: Path) -> None:
+def test_missing_files_are_named_with_the_remedy(folder: Path) -> None:
     (folder / "processed.va.data").unlink()
     with refused(
         "no files of 'heart'", str(folder), "processed.cleveland.data", "--download", "https://archive.ics.uci.edu"
@@ -258,7 +258,7 @@ def test_real_counts(real: Federation) -> None:
 
 
 @pytest.mark.data
-def test_real_gaps(real: Federation) -> None:
+def test_real_missing_values(real: Federation) -> None:
     at = {name: i for i, name in enumerate(ENCODED)}
     for client in real.clients:
         x = torch.cat([client.train.x, client.test.x])

@@ -1,4 +1,4 @@
-"""Finding and fetching files, against a real server on loopback."""
+"""Finding and downloading files, against a real server on loopback."""
 
 from __future__ import annotations
 

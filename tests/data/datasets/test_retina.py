@@ -81,7 +81,7 @@ def test_each_client_has_its_constants_unless_common(data: Path) -> None:
         load("retina", normalise="comon")
 
 
-def test_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_folder_is_named_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDDRM_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("FEDDRM_DATA", raising=False)
     with refused(
@@ -94,13 +94,13 @@ def test_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         load("retina", download=True)
 
 
-def test_incomplete(data: Path) -> None:
+def test_an_incomplete_folder_is_not_taken(data: Path) -> None:
     (data / "retina_balanced" / "RIM").rename(data / "retina_balanced" / "rim-one")
     with refused("no 'retina_balanced'", str(data), "FEDDRM_DATA"):
         load("retina", data_dir=str(data))
 
 
-def test_wrong_class_folders(data: Path) -> None:
+def test_wrong_class_folders_are_refused(data: Path) -> None:
     extra = data / "retina_balanced" / "RIM" / "Testing" / "Other"
     extra.mkdir()
     with refused(f"{extra.parent} has 3 class folders", "unpack the data again"):

@@ -1,3 +1,5 @@
+"""Typed settings: values in text become what a dataclass's fields are, and wrong values are named."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +33,7 @@ class Kind:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "is_"),
+    ("key", "value", "expected"),
     [
         ("whole", "-3", -3),
         ("whole", np.int64(3), 3),
@@ -64,10 +66,10 @@ class Kind:
         ("stranger", 5, 5),
     ],
 )
-def test_what_fits(key: str, value: object, is_: object) -> None:
-    (found,) = typed(Kind, {key: value}).values()
-    assert found == is_
-    assert type(found) is type(is_)
+def test_values_become_the_type_of_their_field(key: str, value: object, expected: object) -> None:
+    (result,) = typed(Kind, {key: value}).values()
+    assert result == expected
+    assert type(result) is type(expected)
 
 
 @pytest.mark.parametrize(
@@ -97,20 +99,20 @@ def test_what_fits(key: str, value: object, is_: object) -> None:
         ("free", "a", "settings, as 'key: value' or null"),
     ],
 )
-def test_what_does_not_fit_is_named(key: str, value: object, give: str) -> None:
+def test_values_of_a_wrong_type_are_refused(key: str, value: object, give: str) -> None:
     with pytest.raises(SettingError) as refusal:
         typed(Kind, {key: value})
     assert str(refusal.value) == f"{key}={value!r}: give {give}"
 
 
 @given(st.one_of(st.integers(), st.floats(allow_nan=False), st.booleans(), st.text(), st.lists(st.integers())))
-def test_text_says_what_the_value_says_or_is_refused(value: object) -> None:
-    """For every field, a value and its text give the same, except where text is wanted itself."""
+def test_a_value_and_its_yaml_text_give_the_same(value: object) -> None:
+    """For every field that is not text."""
     text = yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("...\n").strip()
     for key in ("whole", "real", "flag", "widths"):
         try:
-            is_ = typed(Kind, {key: value})
+            expected = typed(Kind, {key: value})
         except SettingError:
             continue
         if not isinstance(value, str):
-            assert typed(Kind, {key: text.replace(".inf", "inf")}) == is_
+            assert typed(Kind, {key: text.replace(".inf", "inf")}) == expected
