@@ -5,7 +5,7 @@ import pytest
 from scipy.integrate import trapezoid
 
 from feddrm.drm import DensityRatioModel
-from feddrm.drm.figures import density_figure, weighted_density
+from feddrm.drm.density_figures import density_figure, weighted_density
 from feddrm.paper.experiments.drift import drift_experiment, measure_drift
 from feddrm.paper.experiments.experiment_figures import drift_figure, tradeoff_figure
 from feddrm.paper.experiments.tradeoff import tradeoff_experiment

@@ -12,7 +12,7 @@ import pytest
 
 from feddrm.paper import Grid, Record, read_notes, read_records, render, results_page, tables
 from feddrm.paper.claims import Verdict, comparisons, verdicts
-from feddrm.paper.tables import seed_rows
+from feddrm.paper.paper_tables import seed_rows
 from refusal import refused
 
 Make = Callable[..., Record]
@@ -103,7 +103,8 @@ def test_csv(paper: Grid, some: dict[str, Record]) -> None:
 
 def test_html(paper: Grid, some: dict[str, Record]) -> None:
     text = render(tables(paper, "main", some), "html")
-    assert '<th scope="row">FedAvg, before tuning</th><td><strong>64.68</strong> ± 0.20</td><td>missing</td>' in text
+    row = '<th scope="row">FedAvg, before tuning</th><td><strong>64.68</strong><span class="std"> ± 0.20</span></td>'
+    assert f"{row}<td>missing</td>" in text
     assert text.count("<table>") == text.count("</table>") == 2
 
 

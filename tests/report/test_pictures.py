@@ -10,7 +10,8 @@ from PIL import Image
 
 from feddrm.data import Federation, load
 from feddrm.errors import FeddrmError
-from feddrm.report.pictures import check_target, federation_figure, save
+from feddrm.report.federation_figures import federation_figure
+from feddrm.report.figure_files import check_figure_path, save_figure
 
 
 def texts(federation: Federation) -> list[list[str]]:
@@ -35,7 +36,7 @@ def test_shift_grid_shows_every_client_the_same_samples() -> None:
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 def test_files_are_written_whole(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"x.{suffix}"
-    save(federation_figure(load("digits")), path)
+    save_figure(federation_figure(load("digits")), path)
     assert path.stat().st_size > 5000
     assert list(tmp_path.iterdir()) == [path]
     if suffix == "png":
@@ -61,12 +62,12 @@ def test_many_classes_are_shown_by_colour_alone() -> None:
 
 def test_targets_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(FeddrmError, match=r"cannot write a picture to 'x.gif': end its name in .png, .svg, .pdf"):
-        check_target(Path("x.gif"))
+        check_figure_path(Path("x.gif"))
     with pytest.raises(FeddrmError, match="does not exist: create it"):
-        check_target(tmp_path / "none" / "x.png")
+        check_figure_path(tmp_path / "none" / "x.png")
     (tmp_path / "x.png").mkdir()
     with pytest.raises(FeddrmError, match=r"cannot write .*x.png"):
-        save(federation_figure(load("digits")), tmp_path / "x.png")
+        save_figure(federation_figure(load("digits")), tmp_path / "x.png")
     assert [p.name for p in tmp_path.iterdir()] == ["x.png"]
 
 
@@ -77,11 +78,11 @@ def test_names_in_other_scripts_cost_one_line_not_a_stack_of_warnings(
     unheard_of = "\U00010600"  # Linear A
     clients = {n: (rng.normal(size=(12, 4)), np.arange(12) % 3) for n in ("Больница", f"x{unheard_of}")}
     figure = federation_figure(Federation.from_arrays(clients))
-    save(figure, tmp_path / "x.png")
+    save_figure(figure, tmp_path / "x.png")
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "x.png shows boxes for letters that no font here has" in said
-    save(figure, tmp_path / "x.svg")  # drawn by the reader's fonts
+    save_figure(figure, tmp_path / "x.svg")  # drawn by the reader's fonts
     assert capsys.readouterr().err == ""
     assert "Больница" in (tmp_path / "x.svg").read_text()
 
@@ -96,7 +97,7 @@ def test_a_disk_that_refuses_everything_is_one_line(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Path, "write_bytes", refuse)
     monkeypatch.setattr(Path, "unlink", refuse)
     with pytest.raises(FeddrmError, match=r"cannot write .*x.png \(Read-only file system\)"):
-        save(figure, tmp_path / "x.png")
+        save_figure(figure, tmp_path / "x.png")
 
 
 def test_numbers_can_be_read_in_every_cell_of_the_heat_map() -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from feddrm.data import Federation
 from feddrm.data.summary import DatasetSummary
 from feddrm.errors import FeddrmError
-from feddrm.report.pictures import label_figure, view_figure
+from feddrm.report.federation_figures import label_figure, view_figure
 
 
 @pytest.fixture(scope="module")

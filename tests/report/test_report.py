@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 from feddrm.cli.report import report
 from feddrm.data import Federation
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.report import figures
-from feddrm.report.build import build_report, report_table
-from feddrm.report.measures import RULES, Measure
-from feddrm.report.run import ClientResult, RunRecord
+from feddrm.report import run_figures
+from feddrm.report.accuracy_measures import RULES, Measure
+from feddrm.report.report_files import build_report
+from feddrm.report.run_record import ClientResult, RunRecord
+from feddrm.report.run_table import report_table
 
 MakeRun = Callable[..., Path]
 VOID = {"meta", "br", "img", "link", "hr", "input"}
@@ -150,7 +151,7 @@ def test_a_comparison_shows_rules_fixed_beforehand(make_run: MakeRun) -> None:
     }
     (folder / "summary.json").write_text(json.dumps(summary))
     records = [RunRecord.read(folder), RunRecord.read(make_run("b", method="fedavg"))]
-    figure = figures.comparison_figure(("a", "b"), records)
+    figure = run_figures.comparison_figure(("a", "b"), records)
     labels = [str(line.get_label()) for line in figure.axes[0].lines]
     rules = ("vote", "head, density", "exact, density", "stacked", "global probe", "my rule")
     assert labels == ["average", *(f"system ({rule})" for rule in rules), "global", "oracle"]
@@ -166,9 +167,9 @@ def test_legends_fit_their_figures(make_run: MakeRun) -> None:
     (folder / "summary.json").write_text(json.dumps(summary))
     record = RunRecord.read(folder)
     for figure in (
-        figures.comparison_figure(("a",), [record]),
-        figures.comparison_curves([long * 2] * 5, [record] * 5),
-        figures.accuracy_figure(record),
+        run_figures.comparison_figure(("a",), [record]),
+        run_figures.comparison_curves([long * 2] * 5, [record] * 5),
+        run_figures.accuracy_figure(record),
     ):
         figure.draw_without_rendering()
         (legend,) = figure.legends
@@ -177,14 +178,14 @@ def test_legends_fit_their_figures(make_run: MakeRun) -> None:
 
 def test_runs_are_told_apart_without_colour(make_run: MakeRun) -> None:
     record = RunRecord.read(make_run("a"))
-    lines = figures.comparison_curves(list("abcd"), [record] * 4).axes[0].lines
+    lines = run_figures.comparison_curves(list("abcd"), [record] * 4).axes[0].lines
     assert len({line.get_linestyle() for line in lines}) == 4
 
 
 def test_long_names_leave_the_diagram_its_height(make_run: MakeRun) -> None:
     def height(name: str) -> float:
         clients = [ClientResult(f"{name}{i}", 1, 1, {"own": 0.5}) for i in range(32)]
-        figure = figures.client_figure(clients)
+        figure = run_figures.client_figure(clients)
         figure.draw_without_rendering()
         return figure.axes[0].get_window_extent().height
 
@@ -233,7 +234,7 @@ def test_many_clients_and_classes(make_run: MakeRun) -> None:
 
 def test_figures_show_the_numbers(make_run: MakeRun) -> None:
     record = RunRecord.read(make_run("first"))
-    lines = {line.get_label(): line for line in figures.accuracy_figure(record).axes[0].lines}
+    lines = {line.get_label(): line for line in run_figures.accuracy_figure(record).axes[0].lines}
     rounds, values = record.curve(Measure("system", "vote"))
     assert np.asarray(lines["system (vote)"].get_xdata()).tolist() == rounds
     assert np.array_equal(np.asarray(lines["system (vote)"].get_ydata()), 100 * np.array(values))
@@ -242,20 +243,20 @@ def test_figures_show_the_numbers(make_run: MakeRun) -> None:
     }
     looks = [(line.get_color(), line.get_linestyle()) for line in lines.values()]
     assert len({look[0] for look in looks}) == len(looks)
-    (axes,) = figures.client_figure(record.clients).axes
+    (axes,) = run_figures.client_figure(record.clients).axes
     heights = [bar.get_height() for bar in axes.patches if isinstance(bar, Rectangle)]
     assert heights == [100 * (c.values["own"] or 0) for c in record.clients]
     assert record.confusion is not None
-    panels = figures.confusion_figure([c.name for c in record.clients], record.confusion).axes
+    panels = run_figures.confusion_figure([c.name for c in record.clients], record.confusion).axes
     assert [axes.get_title() for axes in panels] == ["head, density", "head, posterior"]
     shown = np.asarray(panels[0].images[0].get_array())
     np.testing.assert_allclose(shown.sum(1), 100)
-    odd = figures.confusion_figure("ab", {rule: np.eye(2, dtype=np.int64) for rule in ("a", "b", "c")})
+    odd = run_figures.confusion_figure("ab", {rule: np.eye(2, dtype=np.int64) for rule in ("a", "b", "c")})
     assert len(odd.axes) == 3
 
 
 def test_nothing_is_left_behind_on_failure(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feddrm.report.html.report_page", lambda table: "page")  # drawn in other tests
+    monkeypatch.setattr("feddrm.report.report_files.report_page", lambda table: "page")  # drawn in other tests
     good, bad = make_run("good"), make_run("bad")
     (bad / "summary.json").write_text("{")
     out = tmp_path / "out"
@@ -287,7 +288,7 @@ def test_the_command(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.Monk
     app = typer.Typer()
     app.command()(report)
     runner = CliRunner()
-    monkeypatch.setattr("feddrm.report.html.report_page", lambda table: "page")  # drawn in other tests
+    monkeypatch.setattr("feddrm.report.report_files.report_page", lambda table: "page")  # drawn in other tests
     first, second = make_run("first"), make_run("second", method="fedavg")
     monkeypatch.chdir(tmp_path)
     result = runner.invoke(app, ["first"])

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from feddrm.errors import FeddrmError
-from feddrm.report.measures import Measure, Score, headline
-from feddrm.report.run import RunRecord, read_scores
+from feddrm.report.accuracy_measures import Measure, Score, headline
+from feddrm.report.run_record import RunRecord, read_scores
 
 MakeRun = Callable[..., Path]
 
@@ -30,7 +30,7 @@ def test_a_finished_run_is_read_as_it_was_written(make_run: MakeRun) -> None:
     )
     assert record.confusion is not None
     assert record.confusion["head_density"].shape == (4, 4)
-    assert [c.name for c in record.clients] == list(record.portrait.names if record.portrait else ())
+    assert [c.name for c in record.clients] == list(record.dataset.names if record.dataset else ())
 
 
 def test_an_unfinished_run_speaks_for_its_last_round(make_run: MakeRun) -> None:
@@ -42,7 +42,7 @@ def test_an_unfinished_run_speaks_for_its_last_round(make_run: MakeRun) -> None:
     assert not record.finished
     assert record.status == "unfinished: round 30 of 60"
     assert record.scores[Measure("average")] == Score(last["average_accuracy"], None)
-    assert record.portrait is None
+    assert record.dataset is None
     assert record.clients == ()
 
 

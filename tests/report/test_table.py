@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from feddrm.data import load
-from feddrm.report.build import report_table
-from feddrm.report.measures import Measure
-from feddrm.report.tables import Table, latex_escape
+from feddrm.report.accuracy_measures import Measure
+from feddrm.report.run_table import RunTable, report_table
+from feddrm.report.tables import latex_escape
 
 MakeRun = Callable[..., Path]
 
 
 @pytest.fixture
-def three(make_run: MakeRun) -> Table:
+def three(make_run: MakeRun) -> RunTable:
     return report_table(
         [
             make_run("a_1", method="feddrm", skill=0.7),
@@ -29,12 +29,12 @@ def three(make_run: MakeRun) -> Table:
 
 
 @pytest.fixture
-def many(make_run: MakeRun) -> Table:
+def many(make_run: MakeRun) -> RunTable:
     """More runs than measures."""
     return report_table([make_run(f"r{i}", skill=0.7 + i / 40, finished=i < 9) for i in range(10)])
 
 
-def test_where_runs_are_few_every_measure_has_a_row(three: Table, make_run: MakeRun) -> None:
+def test_where_runs_are_few_every_measure_has_a_row(three: RunTable, make_run: MakeRun) -> None:
     """A router brings a dozen measures: as columns, a terminal of 80 letters would show one digit a line."""
     assert three.header() == ["run", "a_1", "b&2", "c"]
     rows = three.text_rows()
@@ -48,14 +48,14 @@ def test_where_runs_are_few_every_measure_has_a_row(three: Table, make_run: Make
     assert alone.text_rows()[:2] == [["method", "feddrm"], ["state", "finished"]]
 
 
-def test_where_runs_are_many_every_run_has_a_row(many: Table) -> None:
+def test_where_runs_are_many_every_run_has_a_row(many: RunTable) -> None:
     header, rows = many.header(), many.text_rows()
     assert header[:4] == ["run", "method", "average", "system (vote)"]
     assert header[-3:] == ["global", "oracle", "state"]
     average = many.records[0].scores[Measure("average")]
     assert rows[0][:3] == ["r0", "feddrm", f"{100 * average.mean:.2f} ± 0.42"]
     assert [row[-1] for row in rows] == ["finished"] * 9 + ["unfinished: round 30 of 60"]
-    html = re.findall(r"<tr>.*?</tr>", many.html(links=True))
+    html = re.findall(r"<tr>.*?</tr>", many.table(links=True).to_html())
     assert 'colspan="3" class="group">System accuracy' in html[0]
     assert [row.count("<strong>") for row in html] == [0] * 10 + [len(many.columns), 0]
     assert '<a href="#run-9">r8</a>' in html[10]
@@ -65,7 +65,7 @@ def test_where_runs_are_many_every_run_has_a_row(many: Table) -> None:
 def test_runs_on_different_data_have_no_best(make_run: MakeRun) -> None:
     """Eighty percent on one dataset is not better than seventy on another."""
     table = report_table([make_run("a", skill=0.8), make_run("b", skill=0.7, federation=load("digits", clients=3))])
-    assert "<strong>" not in table.html()
+    assert "<strong>" not in table.table().to_html()
     assert r"\textbf" not in table.latex()
     assert "do not share their data" in table.caption
     assert "in bold" not in table.caption
@@ -95,7 +95,7 @@ def test_a_measure_only_one_run_has_is_a_dash_elsewhere(make_run: MakeRun) -> No
     assert not table.best(1, Measure("system", "my_rule"))
 
 
-def test_csv_round_trips(three: Table) -> None:
+def test_csv_round_trips(three: RunTable) -> None:
     rows = list(csv.DictReader(io.StringIO(three.csv())))
     assert [row["run"] for row in rows] == ["a_1", "b&2", "c"]
     for row, record in zip(rows, three.records, strict=True):
@@ -106,7 +106,7 @@ def test_csv_round_trips(three: Table) -> None:
     assert [row["finished"] for row in rows] == ["True", "True", "False"]
 
 
-def test_values_have_the_shape_of_a_summary(three: Table) -> None:
+def test_values_have_the_shape_of_a_summary(three: RunTable) -> None:
     value = json.loads(json.dumps(three.values()))[1]
     summary = json.loads((three.records[1].folder / "summary.json").read_text())
     assert value["average_accuracy"] == summary["average_accuracy"]
@@ -116,7 +116,7 @@ def test_values_have_the_shape_of_a_summary(three: Table) -> None:
     assert (value["run"], value["method"], value["finished"], value["rounds"]) == ("b&2", "fedavg", True, 60)
 
 
-def latex_rows(table: Table) -> list[list[str]]:
+def latex_rows(table: RunTable) -> list[list[str]]:
     """The cells of every line, after a look at what LaTeX would stumble over."""
     text = table.latex()
     assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 1
@@ -129,7 +129,7 @@ def latex_rows(table: Table) -> list[list[str]]:
     return rows
 
 
-def test_latex_of_few_runs_has_a_row_per_measure(three: Table) -> None:
+def test_latex_of_few_runs_has_a_row_per_measure(three: RunTable) -> None:
     """As in the terminal: twenty columns fit no page."""
     names, methods, average, *rest = latex_rows(three)
     assert names == ["Run", r"a\_1", r"b\&2", "c (unfinished: round 30 of 60)"]
@@ -139,7 +139,7 @@ def test_latex_of_few_runs_has_a_row_per_measure(three: Table) -> None:
     assert [[cell.count(r"\textbf") for cell in row] for row in rest] == [[0, 0, 1, 0]] * (len(three.columns) - 1)
 
 
-def test_latex_of_many_runs_has_a_row_per_run(many: Table) -> None:
+def test_latex_of_many_runs_has_a_row_per_run(many: RunTable) -> None:
     above, names, *rows = latex_rows(many)
     assert above[2] == r"\multicolumn{3}{c}{System accuracy}"
     assert names[:4] == ["Run", "Method", "Average", "Vote"]
@@ -151,9 +151,9 @@ def test_latex_of_many_runs_has_a_row_per_run(many: Table) -> None:
 def test_one_run_has_no_best(make_run: MakeRun) -> None:
     table = report_table([make_run("a")])
     assert r"\textbf" not in table.latex()
-    assert "<strong>" not in table.html()
+    assert "<strong>" not in table.table().to_html()
     mixed = report_table([make_run("b"), make_run("c", finished=False)])
-    assert "<strong>" not in mixed.html()
+    assert "<strong>" not in mixed.table().to_html()
 
 
 def test_ties_to_the_digits_shown_are_all_bold(make_run: MakeRun) -> None:
@@ -161,8 +161,8 @@ def test_ties_to_the_digits_shown_are_all_bold(make_run: MakeRun) -> None:
     assert all(table.best(row, measure) for row in (0, 1) for measure in table.columns)
 
 
-def test_html_names_its_rows_and_bolds_the_best(three: Table) -> None:
-    head, method, *rows = re.findall(r"<tr>.*?</tr>", three.html(links=True))
+def test_html_names_its_rows_and_bolds_the_best(three: RunTable) -> None:
+    head, method, *rows = re.findall(r"<tr>.*?</tr>", three.table(links=True).to_html())
     assert '<a href="#run-2">b&amp;2</a>' in head
     assert '<span class="badge">unfinished: round 30 of 60</span>' in head
     assert "fedavg" in method

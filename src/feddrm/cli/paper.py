@@ -14,7 +14,7 @@ from feddrm.errors import FeddrmError, SettingError
 from feddrm.typed_settings import typed
 
 if TYPE_CHECKING:
-    from feddrm.paper import Grid, Outcome, Record, Runner
+    from feddrm.paper import CellOutcome, CellRecord, Grid, Runner
 
 app = typer.Typer(
     help="Reproduce the paper: run its grid, print its tables, draw its figures.",
@@ -169,12 +169,12 @@ def figure(
     Example: feddrm paper figure drift --out drift.png
     """
     from feddrm.paper import figure as draw
-    from feddrm.report.pictures import check_target, save
+    from feddrm.report.figure_files import check_figure_path, save_figure
 
     target = out or Path(f"{name}.png")
-    check_target(target)
+    check_figure_path(target)
     opened, records, _ = _records(grid, results)
-    save(draw(name, opened, records, data_dir), target)
+    save_figure(draw(name, opened, records, data_dir), target)
     typer.echo(f"wrote {target}")
 
 
@@ -199,7 +199,7 @@ def page(
     typer.echo(f"wrote {target}")
 
 
-def _records(grid: str, results: Path | None) -> tuple[Grid, dict[str, Record], Path]:
+def _records(grid: str, results: Path | None) -> tuple[Grid, dict[str, CellRecord], Path]:
     from feddrm.paper import Grid, read_records
 
     opened = Grid.read(grid)
@@ -232,11 +232,11 @@ def _seeds(text: str | None) -> list[int]:
         raise SettingError(f"--seeds '{text}': give numbers with commas, as in 2025,2026") from error
 
 
-def _because(outcome: Outcome) -> str:
+def _because(outcome: CellOutcome) -> str:
     return f" ({outcome.why})" if outcome.why else ""
 
 
-def _echo_skipped(outcomes: list[Outcome]) -> None:
+def _echo_skipped(outcomes: list[CellOutcome]) -> None:
     """Cells left out, one line per reason."""
     reasons: dict[str, list[str]] = {}
     for outcome in outcomes:

@@ -17,8 +17,8 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.stats import chi2, norm
 
 from feddrm.drm.basis import Floats
+from feddrm.drm.density_ratio import DensityRatioFit
 from feddrm.drm.logistic import information
-from feddrm.drm.model import DensityRatioFit
 from feddrm.errors import FeddrmError, SettingError
 
 

@@ -16,8 +16,8 @@ from feddrm.engine import write_atomically
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import summarise
 from feddrm.paper.grid import Cell, Grid
-from feddrm.report.measures import Measure, Score
-from feddrm.report.run import read_scores
+from feddrm.report.accuracy_measures import Measure, Score
+from feddrm.report.run_record import read_scores
 from feddrm.runs import Run, RunFolder
 
 FORMAT = "feddrm-paper-cell-1"
@@ -29,7 +29,7 @@ BEFORE = "before"
 
 
 @dataclass(frozen=True, eq=False)
-class Record:
+class CellRecord:
     """What a finished cell says."""
 
     path: Path
@@ -80,7 +80,7 @@ class Record:
         return next((found[Measure(kind, r)] for r in rules if Measure(kind, r) in found), None)
 
 
-def read_records(grid: Grid, folder: Path) -> dict[str, Record]:
+def read_records(grid: Grid, folder: Path) -> dict[str, CellRecord]:
     """Every result in a folder by cell; one that is not of this grid or not of its protocol is refused."""
     found = {}
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
@@ -94,7 +94,7 @@ def read_records(grid: Grid, folder: Path) -> dict[str, Record]:
     return found
 
 
-def cell_of(grid: Grid, record: Record) -> Cell | None:
+def cell_of(grid: Grid, record: CellRecord) -> Cell | None:
     """The cell a result belongs to; further seeds of a known setting and method are welcome."""
     known = grid.by_id.get(record.id)
     if known is not None:
@@ -107,7 +107,7 @@ def cell_of(grid: Grid, record: Record) -> Cell | None:
     return cell if cell.id == record.id else None
 
 
-def write_record(cell: Cell, run: Run, folder: Path, extra_seconds: Mapping[str, float | int | None]) -> Record:
+def write_record(cell: Cell, run: Run, folder: Path, extra_seconds: Mapping[str, float | int | None]) -> CellRecord:
     """Distil a finished run into its JSON; a run that is not of the cell's protocol is refused."""
     summary = run.summary
     if summary is None:
@@ -135,7 +135,7 @@ def write_record(cell: Cell, run: Run, folder: Path, extra_seconds: Mapping[str,
         "config": run.config,
         "curve": _curve(cell, entries),
     }
-    record = Record(folder / f"{cell.id}.json", {**_rounded(content), "config": dict(run.config)})
+    record = CellRecord(folder / f"{cell.id}.json", {**_rounded(content), "config": dict(run.config)})
     if (key := _departs(cell, record)) is not None:
         raise FeddrmError(f"{run.path} departs from the protocol in '{key}': it is not written to {folder}")
     folder.mkdir(parents=True, exist_ok=True)
@@ -144,10 +144,10 @@ def write_record(cell: Cell, run: Run, folder: Path, extra_seconds: Mapping[str,
     return record
 
 
-def _read(path: Path) -> Record:
+def _read(path: Path) -> CellRecord:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        record = Record(path, content)
+        record = CellRecord(path, content)
         complete = content["format"] == FORMAT and {"setting", "method", "seed", "config", *KEEP} <= set(content)
         if not complete or path.stem != record.id:
             raise KeyError("format")
@@ -157,7 +157,7 @@ def _read(path: Path) -> Record:
     return record
 
 
-def _departs(cell: Cell, record: Record) -> str | None:
+def _departs(cell: Cell, record: CellRecord) -> str | None:
     """The first part of the protocol that a result did not follow.
 
     A setting within a part that the result does not know came later, and its default changes nothing.

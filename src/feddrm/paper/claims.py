@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from feddrm.paper.cell_records import Record
+from feddrm.paper.cell_records import CellRecord
 from feddrm.paper.grid import Grid
-from feddrm.paper.tables import Row, Table, tables
-from feddrm.report.measures import Score
+from feddrm.paper.paper_tables import PaperRow, PaperTable, tables
+from feddrm.report.accuracy_measures import Score
 
 Status = Literal["holds", "does not hold", "open"]
 
@@ -46,10 +46,10 @@ class Comparison:
             return "missing" if setting in self.settings else "–"
         left, right = self.gains[setting]
         bold = "**" if left.mean > right.mean else ""
-        return f"{bold}{_percent(left)}{bold} : {_percent(right)}"
+        return f"{bold}{left.percent}{bold} : {right.percent}"
 
 
-def verdicts(grid: Grid, records: Mapping[str, Record]) -> list[Verdict]:
+def verdicts(grid: Grid, records: Mapping[str, CellRecord]) -> list[Verdict]:
     """Every claim of the grid."""
     found = []
     for claim in grid.content["claims"]:
@@ -61,7 +61,7 @@ def verdicts(grid: Grid, records: Mapping[str, Record]) -> list[Verdict]:
     return found
 
 
-def comparisons(grid: Grid, records: Mapping[str, Record]) -> list[Comparison]:
+def comparisons(grid: Grid, records: Mapping[str, CellRecord]) -> list[Comparison]:
     """Every comparison that the paper does not make."""
     found = []
     for item in grid.content["unreported"]:
@@ -74,12 +74,12 @@ def comparisons(grid: Grid, records: Mapping[str, Record]) -> list[Comparison]:
     return found
 
 
-def _score(grid: Grid, setting: str, side: Mapping[str, str], records: Mapping[str, Record]) -> Score | None:
+def _score(grid: Grid, setting: str, side: Mapping[str, str], records: Mapping[str, CellRecord]) -> Score | None:
     record = records.get(f"{setting}_{side['method']}_seed{grid.seed}")
     return None if record is None else record.score(side["measure"], side.get("rule"))
 
 
-def _leads(table: Table, claim: Mapping[str, Any]) -> tuple[Status, str]:
+def _leads(table: PaperTable, claim: Mapping[str, Any]) -> tuple[Status, str]:
     """One row is the best of every column, against every rival."""
     own = next(row for row in table.rows if row.label == claim["row"])
     rivals = [r for r in table.rows if r is not own and (r.published or claim.get("among") != "published")]
@@ -92,7 +92,7 @@ def _leads(table: Table, claim: Mapping[str, Any]) -> tuple[Status, str]:
         ahead = [(mean, label) for mean, label in known if ours is not None and mean >= ours.mean]
         if ours is not None and ahead:
             mean, label = max(ahead)
-            behind.append(f"{label} is {100 * (mean - ours.mean):.2f} ahead in {_column(table, j)}")
+            behind.append(f"{label} is {100 * (mean - ours.mean):.2f} ahead in {table.column_name(j)}")
         elif ours is None or len(known) < len(others):
             incomplete += 1
             beaten += [len(known)] if ours is not None and known else []
@@ -105,7 +105,7 @@ def _leads(table: Table, claim: Mapping[str, Any]) -> tuple[Status, str]:
     return _status(bool(behind), incomplete == 0), text
 
 
-def _above(table: Table, claim: Mapping[str, Any]) -> tuple[Status, str]:
+def _above(table: PaperTable, claim: Mapping[str, Any]) -> tuple[Status, str]:
     """One column is above another in every row of the paper's."""
     left, right = table.columns.index(claim["left"]), table.columns.index(claim["right"])
     rows = [row for row in table.rows if row.published]
@@ -118,7 +118,7 @@ def _above(table: Table, claim: Mapping[str, Any]) -> tuple[Status, str]:
     return _status(bool(wrong), len(known) == len(rows)), text
 
 
-def _declines(table: Table, claim: Mapping[str, Any]) -> tuple[Status, str]:  # noqa: ARG001
+def _declines(table: PaperTable, claim: Mapping[str, Any]) -> tuple[Status, str]:  # noqa: ARG001
     """Every row of the paper's falls from column to column within each group."""
     wrong, known, wanted = [], 0, 0
     for row in (row for row in table.rows if row.published):
@@ -133,8 +133,8 @@ def _declines(table: Table, claim: Mapping[str, Any]) -> tuple[Status, str]:  # 
     return _status(bool(wrong), known == wanted), f"not for {'; '.join(wrong)}" if wrong else text
 
 
-def _order(rising: bool) -> Callable[[Table, Mapping[str, Any]], tuple[Status, str]]:
-    def check(table: Table, claim: Mapping[str, Any]) -> tuple[Status, str]:
+def _order(rising: bool) -> Callable[[PaperTable, Mapping[str, Any]], tuple[Status, str]]:
+    def check(table: PaperTable, claim: Mapping[str, Any]) -> tuple[Status, str]:
         """A column goes one way all the way down its rows."""
         values, text = _along(table, claim["column"])
         known = [value for value in values if value is not None]
@@ -144,7 +144,7 @@ def _order(rising: bool) -> Callable[[Table, Mapping[str, Any]], tuple[Status, s
     return check
 
 
-def _peaks(table: Table, claim: Mapping[str, Any]) -> tuple[Status, str]:
+def _peaks(table: PaperTable, claim: Mapping[str, Any]) -> tuple[Status, str]:
     """A column is highest in one row."""
     values, text = _along(table, claim["column"])
     labels = [row.label for row in table.rows]
@@ -153,7 +153,7 @@ def _peaks(table: Table, claim: Mapping[str, Any]) -> tuple[Status, str]:
     return _status(higher, all(v is not None for v in values)), text
 
 
-KINDS: dict[str, Callable[[Table, Mapping[str, Any]], tuple[Status, str]]] = {
+KINDS: dict[str, Callable[[PaperTable, Mapping[str, Any]], tuple[Status, str]]] = {
     "leads": _leads,
     "above": _above,
     "declines": _declines,
@@ -163,14 +163,14 @@ KINDS: dict[str, Callable[[Table, Mapping[str, Any]], tuple[Status, str]]] = {
 }
 
 
-def _along(table: Table, column: str) -> tuple[list[float | None], str]:
+def _along(table: PaperTable, column: str) -> tuple[list[float | None], str]:
     j = table.columns.index(column)
     scores = [row.entries[j].ours for row in table.rows]
     return [None if s is None else s.mean for s in scores], _listing(table.rows, scores)
 
 
-def _listing(rows: Sequence[Row], scores: Sequence[Score | None]) -> str:
-    known = [f"{row.label}: {_percent(s)}" for row, s in zip(rows, scores, strict=True) if s is not None]
+def _listing(rows: Sequence[PaperRow], scores: Sequence[Score | None]) -> str:
+    known = [f"{row.label}: {s.percent}" for row, s in zip(rows, scores, strict=True) if s is not None]
     missing = len(rows) - len(known)
     return ", ".join([*known, *([f"{missing} of {len(rows)} missing"] if missing else [])])
 
@@ -179,13 +179,5 @@ def _span(counts: Sequence[int]) -> str:
     return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
 
 
-def _column(table: Table, j: int) -> str:
-    return f"{table.groups[j]}, {table.columns[j]}" if table.groups[j] else table.columns[j]
-
-
 def _status(refuted: bool, complete: bool) -> Status:
     return "does not hold" if refuted else "holds" if complete else "open"
-
-
-def _percent(score: Score) -> str:
-    return f"{100 * score.mean:.2f}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from statistics import median
 
-from feddrm.paper.cell_records import Record
+from feddrm.paper.cell_records import CellRecord
 from feddrm.paper.grid import Cell
 
 # Rough weights only: measured cells put them right. Unit: one training step on a batch of 128 small images.
@@ -30,7 +30,7 @@ def cost(cell: Cell) -> float:
     return (train + ask) * NETWORK.get(cell.model.name, 1.0)
 
 
-def estimate(cell: Cell, cells: Mapping[str, Cell], records: Iterable[Record]) -> float | None:
+def estimate(cell: Cell, cells: Mapping[str, Cell], records: Iterable[CellRecord]) -> float | None:
     """Seconds a cell will probably take; None where nothing has been measured yet.
 
     ``records`` are those of one kind of hardware. The same method on the same network says most;

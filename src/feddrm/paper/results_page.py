@@ -7,18 +7,18 @@ from pathlib import Path
 
 from feddrm.errors import FeddrmError
 from feddrm.io.text import read_yaml
-from feddrm.paper.cell_records import Record, cell_of
+from feddrm.paper.cell_records import CellRecord, cell_of
 from feddrm.paper.claims import Comparison, Verdict, comparisons, verdicts
 from feddrm.paper.grid import Grid
-from feddrm.paper.render import CAPTION, markdown, signed
-from feddrm.paper.tables import BEYOND, Entry, seed_rows, tables
+from feddrm.paper.paper_tables import BEYOND, CAPTION, Entry, seed_rows, signed, tables
+from feddrm.report.tables import DASH, Table
 
 NOTABLE = 1.5  # points between ours and the paper's beyond which somebody must say why
 NOTES = "notes.yaml"
 OPEN = "Open:"  # begins a note that says what has been tried, and no reason yet
 
 
-def results_page(grid: Grid, records: Mapping[str, Record], notes: Mapping[str, str]) -> str:
+def results_page(grid: Grid, records: Mapping[str, CellRecord], notes: Mapping[str, str]) -> str:
     """The whole page as Markdown; the same results give the same text."""
     sections = [_opening(grid, records), _differences(grid, records, notes), _seeds(grid, records)]
     sections += [_table_section(grid, records, notes, name) for name in grid.content["tables"]]
@@ -26,7 +26,7 @@ def results_page(grid: Grid, records: Mapping[str, Record], notes: Mapping[str, 
     return "\n\n".join(section.strip() for section in sections if section) + "\n"
 
 
-def read_notes(grid: Grid, records: Mapping[str, Record], folder: Path) -> dict[str, str]:
+def read_notes(grid: Grid, records: Mapping[str, CellRecord], folder: Path) -> dict[str, str]:
     """``cell measure`` to note, from ``notes.yaml``; a note on a cell that does not exist is refused."""
     path = folder / NOTES
     if not path.exists():
@@ -43,7 +43,7 @@ def read_notes(grid: Grid, records: Mapping[str, Record], folder: Path) -> dict[
     return notes
 
 
-def _opening(grid: Grid, records: Mapping[str, Record]) -> str:
+def _opening(grid: Grid, records: Mapping[str, CellRecord]) -> str:
     done = sum(cell.id in records for cell in grid.cells)
     routed = sum(record.routed for record in records.values())
     found = verdicts(grid, records)
@@ -76,7 +76,7 @@ def _whose(grid: Grid) -> str:
     return "the paper's grid" if grid.name == "paper" else f"the grid '{grid.name}', which is not the paper's,"
 
 
-def _doubt(grid: Grid, records: Mapping[str, Record]) -> list[str]:
+def _doubt(grid: Grid, records: Mapping[str, CellRecord]) -> list[str]:
     """How large a margin must be to mean anything."""
     varied = [row["across_seeds"] for row in seed_rows(grid, records, ("average", "system")) if row["paired"]]
     if not varied:
@@ -90,14 +90,11 @@ def _doubt(grid: Grid, records: Mapping[str, Record]) -> list[str]:
 
 def _unreported(found: Sequence[Comparison]) -> list[str]:
     settings = list(dict.fromkeys(setting for item in found for setting in item.settings))
-    head = f"| A against B (percent, bold where A is ahead) | ahead | {' | '.join(settings)} |"
-    lines = [head, "|" + "---|" * (len(settings) + 2)]
-    for item in found:
-        lines.append(f"| {item.text} | {item.ahead} | {' | '.join(item.figures(setting) for setting in settings)} |")
-    return lines
+    rows = [[item.text, item.ahead, *map(item.figures, settings)] for item in found]
+    return [Table.of(["A against B (percent, bold where A is ahead)", "ahead", *settings], rows).to_markdown()]
 
 
-def _spread(grid: Grid, records: Mapping[str, Record]) -> str:
+def _spread(grid: Grid, records: Mapping[str, CellRecord]) -> str:
     """How far one seed's figures may be trusted, in a sentence."""
     rows = seed_rows(grid, records, ("average", "system"))
     single = [row for row in rows if not row["paired"]]
@@ -125,7 +122,7 @@ def _bullets(found: Sequence[Verdict], nothing: str = "nothing yet") -> list[str
     return [f"- {verdict.text}: {verdict.evidence}." for verdict in found] or [f"- {nothing}"]
 
 
-def _published(grid: Grid, records: Mapping[str, Record]) -> list[tuple[str, Entry]]:
+def _published(grid: Grid, records: Mapping[str, CellRecord]) -> list[tuple[str, Entry]]:
     """Every figure of the paper once, with the first place it stands in: tables repeat some."""
     found: dict[tuple[str, str, float], tuple[str, Entry]] = {}
     for name in grid.content["tables"]:
@@ -137,13 +134,13 @@ def _published(grid: Grid, records: Mapping[str, Record]) -> list[tuple[str, Ent
     return list(found.values())
 
 
-def _agreement(grid: Grid, records: Mapping[str, Record]) -> tuple[int, int, int]:
+def _agreement(grid: Grid, records: Mapping[str, CellRecord]) -> tuple[int, int, int]:
     gaps = [d for _, entry in _published(grid, records) if (d := entry.difference) is not None]
     far = sum(abs(gap) > NOTABLE for gap in gaps)
     return len(gaps) - far, far, len(gaps)
 
 
-def _differences(grid: Grid, records: Mapping[str, Record], notes: Mapping[str, str]) -> str:
+def _differences(grid: Grid, records: Mapping[str, CellRecord], notes: Mapping[str, str]) -> str:
     lines = [
         f"## Differences from the paper of more than {NOTABLE} points",
         "",
@@ -163,7 +160,7 @@ def _differences(grid: Grid, records: Mapping[str, Record], notes: Mapping[str, 
     return "\n".join(lines)
 
 
-def _seeds(grid: Grid, records: Mapping[str, Record]) -> str:
+def _seeds(grid: Grid, records: Mapping[str, CellRecord]) -> str:
     rows = seed_rows(grid, records, ("average", "system", "system.exact_density", "system.stacked"))
     lines = [
         "## Seeds",
@@ -175,30 +172,32 @@ def _seeds(grid: Grid, records: Mapping[str, Record]) -> str:
     ]
     if not rows:
         return "\n".join([*lines, "No setting has been run with more than one seed yet."])
-    lines += ["| setting | method | measure | seeds | mean | ± across seeds | ± across rounds |", "|" + "---|" * 7]
-    for row in rows:
-        rounds = "–" if row["across_rounds"] is None else f"{100 * row['across_rounds']:.2f}"
-        numbers = f"{row['seeds']} | {_points(row['mean'])} | {100 * row['across_seeds']:.2f} | {rounds}"
-        lines.append(f"| {row['setting']} | {row['method']} | {row['measure']} | {numbers} |")
-    return "\n".join(lines)
+    header = ["setting", "method", "measure", "seeds", "mean", "± across seeds", "± across rounds"]
+    cells = [
+        [
+            *(row[key] for key in ("setting", "method", "measure", "seeds")),
+            *(_points(row[key]) for key in ("mean", "across_seeds", "across_rounds")),
+        ]
+        for row in rows
+    ]
+    return "\n".join([*lines, Table.of(header, cells).to_markdown()])
 
 
-def _points(fraction: float) -> str:
-    return f"{100 * fraction:.2f}".replace("-", "−")
+def _points(fraction: float | None) -> str:
+    return DASH if fraction is None else f"{100 * fraction:.2f}".replace("-", "−")
 
 
-def _table_section(grid: Grid, records: Mapping[str, Record], notes: Mapping[str, str], name: str) -> str:
+def _table_section(grid: Grid, records: Mapping[str, CellRecord], notes: Mapping[str, str], name: str) -> str:
     parts = tables(grid, name, records)
     shown = {f"{e.cell} {e.measure}" for table in parts for _, _, e in table.entries()}
     said = [f"- \\* `{key.replace(' ', '`, ')}: {note}" for key, note in notes.items() if key in shown]
-    body = markdown(parts, notes).replace(f"\n\n{CAPTION}\n", "\n")
-    lines = [f"## Table: {name}", "", body, *said]
+    lines = [f"## Table: {name}", "", "\n\n".join(part.to_markdown(notes) for part in parts), "", *said]
     if name == next(iter(grid.content["tables"])):
         lines += ["", CAPTION]
     return "\n".join(lines)
 
 
-def _beyond(grid: Grid, records: Mapping[str, Record]) -> str:
+def _beyond(grid: Grid, records: Mapping[str, CellRecord]) -> str:
     parts = tables(grid, BEYOND, records)
     begun = [table for table in parts if table.count[0]]
     lines = [
@@ -208,14 +207,14 @@ def _beyond(grid: Grid, records: Mapping[str, Record]) -> str:
         "*Before tuning* is the window before a method's clients tune alone: one global model for everybody.",
     ]
     for table in begun:
-        lines += ["", markdown([table], {}).replace(f"\n\n{CAPTION}\n", "")]
+        lines += ["", table.to_markdown({})]
     return "\n".join(lines)
 
 
-def _measured(records: Mapping[str, Record]) -> str:
+def _measured(records: Mapping[str, CellRecord]) -> str:
     """On what, with what, when and how long."""
     lines = ["## How it was measured", "", "`feddrm paper run` on each machine; one JSON per finished cell."]
-    groups: dict[str, list[Record]] = {}
+    groups: dict[str, list[CellRecord]] = {}
     for record in records.values():
         versions = ", ".join(f"{name} {version}" for name, version in record.content["versions"].items())
         groups.setdefault(f"{record.hardware}; {versions}", []).append(record)

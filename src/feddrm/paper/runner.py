@@ -19,7 +19,7 @@ from feddrm.data.datasets.base import FileDataset
 from feddrm.engine import RoundResult
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.atomic import locked
-from feddrm.paper.cell_records import Record, read_records, write_record
+from feddrm.paper.cell_records import CellRecord, read_records, write_record
 from feddrm.paper.estimate import estimate
 from feddrm.paper.grid import Cell, Grid
 from feddrm.runs import Run, RunFolder, hardware, train
@@ -38,7 +38,7 @@ class OutOfTime(KeyboardInterrupt):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CellOutcome:
     """What became of a cell in this call, and why."""
 
     cell: Cell
@@ -94,7 +94,7 @@ class Runner:
         lines = folder.metrics() if begun else []
         return Standing(cell, "half done" if begun else "missing", lines[-1]["round"] if lines else 0, guess)
 
-    def go(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
+    def go(self, cells: Sequence[Cell]) -> Iterator[CellOutcome]:
         """Half-done cells first, then by value, then finished ones that must be trained again for their router.
 
         One outcome for everything that was tried or left out.
@@ -108,7 +108,7 @@ class Runner:
             started = self.clock()
             with self._claim(cell) as ours:
                 for event, why in self._cell(cell) if ours else [(SKIPPED, "another call is at it")]:
-                    yield Outcome(cell, event, self.clock() - started, why)
+                    yield CellOutcome(cell, event, self.clock() - started, why)
                     started = self.clock()
 
     def _only_numbers(self, cell: Cell) -> bool:
@@ -246,7 +246,7 @@ class Runner:
     def _left(self) -> float:
         return float("inf") if self.deadline is None else self.deadline - SAVING - self.clock()
 
-    def _measured(self) -> list[Record]:
+    def _measured(self) -> list[CellRecord]:
         """Results of this hardware alone: others' times say nothing here."""
         here = _machine(hardware(self.device))
         return [record for record in self.records.values() if _machine(record.hardware) == here]

@@ -1,4 +1,4 @@
-"""Figures of a run: curves, clients, routing; and of several runs side by side."""
+"""Figures of a run (curves, clients, routing) and of several runs side by side."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from feddrm.report.measures import RULES, Measure, headline, rule_label
-from feddrm.report.pictures import shortened
-from feddrm.report.run import ClientResult, Confusion, RunRecord
+from feddrm.report.accuracy_measures import RULES, Measure, headline, rule_label
+from feddrm.report.federation_figures import shortened
+from feddrm.report.run_record import ClientResult, Confusion, RunRecord
 from feddrm.report.svg import GRID, INK, SERIES
 
-WIDTH = 10.4  # inches, the page's full measure
-MOST_CELLS = 12  # clients beyond this get colours only
-MOST_TICKS = 40  # clients beyond this are numbered by the axis
-# Colour, dash and marker belong to a measure, in every figure alike; no two differ by colour alone.
+WIDTH = 10.4  # inches, the page's full width
+MOST_CELLS = 12  # with more clients, a confusion matrix shows colours without numbers
+MOST_TICKS = 40  # with more clients, the axis shows numbers instead of names
+# A measure has the same colour, dash and marker in every figure. No two measures differ by colour alone.
 LOOKS: dict[str, tuple[str, str, str]] = {
     "average": (SERIES[0], "-", "o"),
     "oracle": (SERIES[6], "--", "D"),
@@ -34,18 +34,18 @@ LOOKS: dict[str, tuple[str, str, str]] = {
     "stacked": (SERIES[0], ":", "p"),
     "global_probe": (SERIES[2], "-.", "<"),
 }
-MAIN = ("vote", "head_density", "exact_density", "stacked", "global_probe")  # rules that runs are compared by
+MAIN = ("vote", "head_density", "exact_density", "stacked", "global_probe")  # the rules that a comparison shows
 DASHES, MARKERS = ("-", "--", ":", "-."), "os^DvPX*"
 
 
 def accuracy_figure(record: RunRecord) -> Figure:
-    """How well queries are answered, over rounds."""
+    """Accuracy of the answers over rounds."""
     measures = [m for m in curve_measures(record) if m.kind != "client"]
     return _curves(record, sorted(measures, key=lambda m: m.kind not in ("average", "oracle")))
 
 
 def routing_figure(record: RunRecord) -> Figure:
-    """How often the router finds a sample's own client, over rounds."""
+    """Client accuracy over rounds."""
     return _curves(record, [m for m in curve_measures(record) if m.kind == "client"], width=WIDTH)
 
 
@@ -60,12 +60,12 @@ def loss_figure(record: RunRecord) -> Figure:
 
 
 def curve_measures(record: RunRecord) -> list[Measure]:
-    """Every accuracy that some evaluated round has."""
+    """Every accuracy that at least one evaluated round has."""
     return sorted({m for point in record.points for m in point.scores}, key=lambda m: m.order)
 
 
 def client_series(clients: Sequence[ClientResult], recall: bool) -> list[str]:
-    """The accuracies of clients, own first; or, with ``recall``, how often each one's samples find it."""
+    """Names of per-client values: accuracies, own first; with ``recall``, the shares of samples routed home."""
     keys = dict.fromkeys(key for client in clients for key in client.values)
     order = ["own", "global", *(rule for rule in RULES if rule != "global")]
     shown = []
@@ -87,7 +87,7 @@ def client_label(key: str) -> str:
 def client_figure(clients: Sequence[ClientResult]) -> Figure:
     """A bar for each client's own model, a mark for every other way to answer its samples."""
     names = shortened(tuple(client.name for client in clients))
-    room = 0.055 * max(map(len, names)) if _crowded(names) else 0.0  # turned names take height, not the diagram's
+    room = 0.055 * max(map(len, names)) if _crowded(names) else 0.0  # for rotated names, below the diagram
     figure, axes = _single(WIDTH, 3.4 + room)
     handles: list[Artist] = []
     places = np.arange(len(clients))
@@ -109,7 +109,7 @@ def client_figure(clients: Sequence[ClientResult]) -> Figure:
 
 
 def confusion_figure(names: Sequence[str], confusion: Confusion) -> Figure:
-    """Where every client's samples are sent, in percent of them; one panel per rule."""
+    """Where every client's samples are sent, in percent of its samples; one panel per rule."""
     m, rules = len(names), list(confusion)
     side = max(2.6, min(0.42 * m + 1.0, 4.4 if m <= MOST_CELLS else 7.5))
     across = min(2 if side <= 4.4 else 1, len(rules))
@@ -132,7 +132,7 @@ def confusion_figure(names: Sequence[str], confusion: Confusion) -> Figure:
         if m <= MOST_CELLS:
             for (i, j), value in np.ndenumerate(share):
                 text = axes.text(j, i, f"{value:.0f}", ha="center", va="center", fontsize=7)
-                text.set(color="white" if value > 55 else "black", in_layout=False)  # in_layout is slow, and needless
+                text.set(color="white" if value > 55 else "black", in_layout=False)  # in_layout is slow and not needed
         if m > MOST_CELLS:
             figure.colorbar(image, ax=axes, shrink=0.8, label="percent")
     for axes in list(panels):
@@ -141,14 +141,16 @@ def confusion_figure(names: Sequence[str], confusion: Confusion) -> Figure:
 
 
 def reliability_figure(curve: Mapping[str, Any]) -> Figure:
-    """How often the router is right, by how sure it is; marks and the bars below say how many samples that is."""
-    figure, (above, below) = _over_and_under()
-    some = [(c, a, n) for c, a, n in zip(curve["confidence"], curve["accuracy"], curve["count"], strict=True) if n]
+    """How often the router is right at each confidence; mark sizes and the bars below show how many samples."""
+    figure = Figure(figsize=(WIDTH / 2, 4.6), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+    bins = zip(curve["confidence"], curve["accuracy"], curve["count"], strict=True)
+    filled = [(confidence, accuracy, count) for confidence, accuracy, count in bins if count]
     above.plot([0, 100], [0, 100], color=GRID, linestyle="--")
-    most = max((n for _, _, n in some), default=1)
-    # A bin of two samples is hardly evidence: the area of a mark says how many there are.
-    sizes = [8 + 110 * n / most for _, _, n in some]
-    above.scatter([100 * c for c, _, _ in some], [100 * a for _, a, _ in some], sizes, SERIES[5], clip_on=False)
+    most = max((count for _, _, count in filled), default=1)
+    # The area of a mark shows how many samples its bin has: a bin of two is hardly evidence.
+    sizes = [8 + 110 * count / most for _, _, count in filled]
+    above.scatter([100 * c for c, _, _ in filled], [100 * a for _, a, _ in filled], sizes, SERIES[5], clip_on=False)
     above.set_ylabel("sent home, percent")
     width = 100 / len(curve["count"])
     below.bar([(i + 0.5) * width for i in range(len(curve["count"]))], curve["count"], 0.9 * width, color=SERIES[5])
@@ -158,17 +160,10 @@ def reliability_figure(curve: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _over_and_under() -> tuple[Figure, tuple[Axes, Axes]]:
-    """A square diagram with a low one under it."""
-    figure = Figure(figsize=(WIDTH / 2, 4.6), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
-    return figure, (above, below)
-
-
 def comparison_measures(records: Sequence[RunRecord]) -> list[Measure]:
-    """What a picture of several runs has room for; rules fixed beforehand, and those of users' own."""
-    found = {m for r in records for m in r.scores if m.kind != "client"}
-    return sorted((m for m in found if m.rule in ("", *MAIN) or m.rule not in RULES), key=lambda m: m.order)
+    """The measures that a figure of several runs has room for: the main rules and the users' own rules."""
+    measures = {m for r in records for m in r.scores if m.kind != "client"}
+    return sorted((m for m in measures if m.rule in ("", *MAIN) or m.rule not in RULES), key=lambda m: m.order)
 
 
 def comparison_figure(names: Sequence[str], records: Sequence[RunRecord]) -> Figure:
@@ -179,7 +174,7 @@ def comparison_figure(names: Sequence[str], records: Sequence[RunRecord]) -> Fig
         rows = [(100 * s.mean, y) for y, r in enumerate(records) if (s := r.scores.get(measure)) is not None]
         colour, _, marker = _look(measure.rule or measure.kind, i)
         x, y = zip(*rows, strict=True)
-        # The oracle often coincides with the average: a frame shows both.
+        # The oracle often coincides with the average: as a frame it leaves both visible.
         frame: dict[str, Any] = {"mfc": "none", "ms": 11, "mew": 1.6} if measure.kind == "oracle" else {"ms": 8}
         axes.plot(x, y, marker, color=colour, alpha=0.9, label=measure.title, **frame)
     axes.set_yticks(range(len(records)), shortened(tuple(names)), parse_math=False)
@@ -192,18 +187,18 @@ def comparison_figure(names: Sequence[str], records: Sequence[RunRecord]) -> Fig
 
 
 def comparison_curves(names: Sequence[str], records: Sequence[RunRecord]) -> Figure:
-    """Average and system accuracy of every run over rounds; a rule fixed beforehand speaks for each run."""
+    """Average and system accuracy of every run over rounds; one rule, fixed in advance, stands for each run."""
     figure = Figure(figsize=(WIDTH, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     handles: list[Artist] = []
     for i, (name, record) in enumerate(zip(names, records, strict=True)):
         style: dict[str, Any] = {"color": SERIES[i % len(SERIES)], "linestyle": DASHES[i % len(DASHES)]}
-        found = headline("system", curve_measures(record))
-        for axes, measure in ((left, Measure("average")), (right, found)):
+        system = headline("system", curve_measures(record))
+        for axes, measure in ((left, Measure("average")), (right, system)):
             if measure is not None:
                 x, y = record.curve(measure)
                 axes.plot(x, 100 * np.asarray(y), marker=_dot(x), **style)
-        rule = "" if found is None else f" ({rule_label(found.rule)})"
+        rule = "" if system is None else f" ({rule_label(system.rule)})"
         label = f"{shortened((name,))[0]}{rule}"
         # Matplotlib hides labels that begin with an underscore.
         handles.append(Line2D([], [], label=f" {label}" if label.startswith("_") else label, **style))
@@ -228,34 +223,34 @@ def _curves(record: RunRecord, measures: Sequence[Measure], width: float = WIDTH
 
 
 def _finish_rounds(axes: Axes, record: RunRecord | None) -> None:
-    """Grid, label, and a band over the rounds in which clients tune alone."""
+    """Add the grid, the label, and a band over the rounds in which clients tune alone."""
     axes.set_xlabel("round")
     axes.grid(axis="y", linewidth=0.6)
     axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     tuned = [p.round for p in record.points if p.stage == "tune"] if record else []
     if tuned:
         axes.axvspan(tuned[0] - 0.5, tuned[-1] + 0.5, color=GRID, alpha=0.45, linewidth=0, zorder=0)
-        place = (tuned[0] + tuned[-1]) / 2
-        axes.text(place, 0.03, "tuning", transform=axes.get_xaxis_transform(), ha="center", fontsize=8, color=INK)
+        middle = (tuned[0] + tuned[-1]) / 2
+        axes.text(middle, 0.03, "tuning", transform=axes.get_xaxis_transform(), ha="center", fontsize=8, color=INK)
 
 
 def _client_ticks(axes: Axes, names: Sequence[str]) -> None:
     if len(names) > MOST_TICKS:
         axes.set_xlabel("client")
         return
-    turned: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if _crowded(names) else {}
-    axes.set_xticks(range(len(names)), names, parse_math=False, **turned)
+    rotation: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if _crowded(names) else {}
+    axes.set_xticks(range(len(names)), names, parse_math=False, **rotation)
     axes.tick_params(axis="x", length=0)
 
 
 def _crowded(names: Sequence[str]) -> bool:
-    """Whether names would run into each other side by side."""
+    """Whether names would overlap side by side."""
     return len(names) <= MOST_TICKS and sum(map(len, names)) > 75
 
 
-def _look(key: str, place: int) -> tuple[str, str, str]:
+def _look(key: str, i: int) -> tuple[str, str, str]:
     known = LOOKS.get(key)
-    return known or (SERIES[place % len(SERIES)], DASHES[(place + 1) % len(DASHES)], MARKERS[place % len(MARKERS)])
+    return known or (SERIES[i % len(SERIES)], DASHES[(i + 1) % len(DASHES)], MARKERS[i % len(MARKERS)])
 
 
 def _single(width: float, height: float) -> tuple[Figure, Axes]:
@@ -264,7 +259,7 @@ def _single(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def _legend(figure: Figure, handles: Sequence[Artist]) -> None:
-    """Above the diagram, in as many columns as the width has room for; it takes no height from the diagram."""
+    """Put a legend above the diagram, in as many columns as fit. The figure grows, so the diagram keeps its height."""
     longest = max((len(str(handle.get_label())) for handle in handles), default=0)
     columns = max(1, min(4, int(figure.get_figwidth() / (0.085 * longest + 0.5))))
     rows = -(-len(handles) // columns)
@@ -273,7 +268,7 @@ def _legend(figure: Figure, handles: Sequence[Artist]) -> None:
 
 
 def _dot(points: Sequence[object]) -> str:
-    """A single point makes no line: it needs a mark to be seen."""
+    """The marker of a curve: a single point has no line, so it needs a mark."""
     return "o" if len(points) == 1 else ""
 
 

@@ -1,4 +1,4 @@
-"""What a run is measured by: names, order and plain words, shared by tables, figures and pages."""
+"""The accuracies of a run: their names, their order and their meaning, for tables, figures and pages."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ RULES = {
 KINDS = ("average", "system", "client", "global", "oracle")
 BY_RULE = ("system", "client")
 MEANINGS = {
-    "average": "Every client answers its own test samples; the mean over clients, by training samples.",
-    "system": "All test samples together, each answered the way the rule says, its origin unknown.",
-    "client": "How often the router finds the client a test sample came from; the same mean over clients.",
-    "global": "The shared model alone answers every test sample; nobody is asked.",
-    "oracle": "All test samples together, each answered by the client it came from: perfect routing.",
+    "average": "Every client answers its own test samples. The mean over clients, weighted by training samples.",
+    "system": "All test samples pooled, each answered as the rule says. The rule does not know where a sample is from.",
+    "client": "How often the router names the client that a test sample came from. The same mean over clients.",
+    "global": "The shared model alone answers every test sample; no client is asked.",
+    "oracle": "All test samples pooled, each answered by the client that it came from: perfect routing.",
 }
-# Which rule stands for a run where only one can be shown: fixed beforehand, never the best on test data.
+# The rule that stands for a run where only one can be shown. Fixed in advance: never the best one on test data.
 HEADLINE = ("exact_density", "head_density", "vote")
 
 
 class Measure(NamedTuple):
-    """One kind of accuracy, by one rule where the kind has rules."""
+    """One kind of accuracy, with a routing rule where the kind has rules."""
 
     kind: str
     rule: str = ""
@@ -50,34 +50,44 @@ class Measure(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The name on its own: ``system (vote)``."""
+        """The full name, such as ``system (vote)``."""
         return f"{self.kind} ({rule_label(self.rule)})" if self.rule else self.kind
 
     @property
     def order(self) -> tuple[int, int, str]:
+        """The key that sorts measures as tables show them; unknown rules come last."""
         known = list(RULES)
         return KINDS.index(self.kind), known.index(self.rule) if self.rule in known else len(known), self.rule
 
 
 @dataclass(frozen=True)
 class Score:
-    """An accuracy as a fraction, with its standard deviation over the reporting window where there is one."""
+    """An accuracy as a fraction, with its standard deviation over the reporting window if it has one."""
 
     mean: float
     std: float | None = None
 
+    @property
+    def percent(self) -> str:
+        """The mean in percent, to the two digits that every table shows."""
+        return f"{100 * self.mean:.2f}"
+
+    @property
+    def spread(self) -> str:
+        """``± 0.42``, or empty without a standard deviation."""
+        return "" if self.std is None else f"± {100 * self.std:.2f}"
+
     def __str__(self) -> str:
-        spread = "" if self.std is None else f" ± {100 * self.std:.2f}"
-        return f"{100 * self.mean:.2f}{spread}"
+        return f"{self.percent} {self.spread}".rstrip()
 
 
 def rule_label(rule: str) -> str:
-    """A rule in words; one that is not known here by its own name."""
+    """A rule in words; an unknown rule keeps its own name."""
     return RULES.get(rule, rule.replace("_", " "))
 
 
 def headline(kind: str, measures: Collection[Measure]) -> Measure | None:
-    """The measure that stands for its kind."""
+    """The measure that stands for its kind; None if there is none of the kind."""
     candidates = sorted((m for m in measures if m.kind == kind), key=lambda m: m.order)
     for rule in HEADLINE:
         if Measure(kind, rule) in candidates:

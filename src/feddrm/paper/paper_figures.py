@@ -15,13 +15,13 @@ from feddrm.data.partition import partition
 from feddrm.data.shift import LEVELS, colour_shifts
 from feddrm.data.summary import SAMPLES, DatasetSummary
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.paper.cell_records import Record
+from feddrm.paper.cell_records import CellRecord
 from feddrm.paper.experiments.drift import drift_experiment
 from feddrm.paper.experiments.experiment_figures import drift_figure
 from feddrm.paper.grid import Grid
-from feddrm.paper.tables import tables
+from feddrm.paper.paper_tables import tables
 from feddrm.registry import nearest
-from feddrm.report.pictures import draw_heat_map, draw_shift_grid
+from feddrm.report.federation_figures import draw_heat_map, draw_shift_grid
 from feddrm.report.svg import SERIES
 
 MARKERS = "osD^vP*"
@@ -33,17 +33,17 @@ DIVISIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-def figure(name: str, grid: Grid, records: Mapping[str, Record], data_dir: str | None = None) -> Figure:
+def figure(name: str, grid: Grid, records: Mapping[str, CellRecord], data_dir: str | None = None) -> Figure:
     """A figure by name; one without a single finished cell is refused, gaps stay gaps."""
     if name not in FIGURES:
         raise SettingError(f"unknown figure '{name}'{nearest(name, FIGURES)} (known: {', '.join(FIGURES)})")
     return FIGURES[name][1](grid, records, data_dir)
 
 
-def _sweep(name: str) -> Callable[[Grid, Mapping[str, Record], str | None], Figure]:
+def _sweep(name: str) -> Callable[[Grid, Mapping[str, CellRecord], str | None], Figure]:
     """A table's columns as lines over its rows."""
 
-    def draw(grid: Grid, records: Mapping[str, Record], data_dir: str | None) -> Figure:  # noqa: ARG001
+    def draw(grid: Grid, records: Mapping[str, CellRecord], data_dir: str | None) -> Figure:  # noqa: ARG001
         table = tables(grid, name, records)[0]
         done = sum(row.entries[0].ours is not None for row in table.rows)
         if not done:
@@ -69,11 +69,11 @@ def _sweep(name: str) -> Callable[[Grid, Mapping[str, Record], str | None], Figu
     return draw
 
 
-def _drift(grid: Grid, records: Mapping[str, Record], data_dir: str | None) -> Figure:  # noqa: ARG001
+def _drift(grid: Grid, records: Mapping[str, CellRecord], data_dir: str | None) -> Figure:  # noqa: ARG001
     return drift_figure(drift_experiment(seed=grid.seed))
 
 
-def _shifts(grid: Grid, records: Mapping[str, Record], data_dir: str | None) -> Figure:  # noqa: ARG001
+def _shifts(grid: Grid, records: Mapping[str, CellRecord], data_dir: str | None) -> Figure:  # noqa: ARG001
     drawn = Figure(figsize=(12, 9.5), layout="constrained")
     places = drawn.subplot_mosaic([[level, "pool"] for level in LEVELS])
     pool = read_pool(Cifar10.origin, data_dir=data_dir, download=False)
@@ -87,7 +87,7 @@ def _shifts(grid: Grid, records: Mapping[str, Record], data_dir: str | None) -> 
     return drawn
 
 
-def _labels(grid: Grid, records: Mapping[str, Record], data_dir: str | None) -> Figure:  # noqa: ARG001
+def _labels(grid: Grid, records: Mapping[str, CellRecord], data_dir: str | None) -> Figure:  # noqa: ARG001
     drawn = Figure(figsize=(15, 10), layout="constrained")
     labels = read_pool(Cifar10.origin, data_dir=data_dir, download=False).fine
     for axes, (title, division) in zip(drawn.subplots(2, 2).flat, DIVISIONS, strict=True):
@@ -106,7 +106,7 @@ def _portrait(
     return DatasetSummary({"name": Cifar10.name, "clients": facts, "classes": Cifar10.names}, gallery)
 
 
-def _retina(grid: Grid, records: Mapping[str, Record], data_dir: str | None) -> Figure:  # noqa: ARG001
+def _retina(grid: Grid, records: Mapping[str, CellRecord], data_dir: str | None) -> Figure:  # noqa: ARG001
     cells = [c for c in grid.cells if c.setting == "retina" and c.seed == grid.seed]
     done = [(c, records[c.id]) for c in cells if c.id in records]
     if not done:
@@ -127,7 +127,7 @@ def _retina(grid: Grid, records: Mapping[str, Record], data_dir: str | None) -> 
     return drawn
 
 
-FIGURES: dict[str, tuple[str, Callable[[Grid, Mapping[str, Record], str | None], Figure]]] = {
+FIGURES: dict[str, tuple[str, Callable[[Grid, Mapping[str, CellRecord], str | None], Figure]]] = {
     "lambda": ("accuracies against the weight of the class loss", _sweep("lambda")),
     "covariate": ("accuracies against the intensity of covariate shift", _sweep("covariate")),
     "sharing": ("accuracies against what the two branches share", _sweep("sharing")),

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from scipy.stats import gaussian_kde
 
 from feddrm.drm.basis import Floats
-from feddrm.drm.model import DensityRatioFit
+from feddrm.drm.density_ratio import DensityRatioFit
 
 OWN, POOLED, THIRD = "#b9c6d3", "#d55e00", "#0072b2"
 MOST_PANELS = 36
