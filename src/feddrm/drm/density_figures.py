@@ -1,4 +1,4 @@
-"""Figures of fitted densities."""
+"""Figures of densities that a density ratio model fitted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_PANELS = 36
 
 
 def density_figure(fit: DensityRatioFit) -> Figure:
-    """Populations across, columns down: each one's own histogram, and its density from everybody's data."""
+    """One panel per population and column: the histogram of its own sample, and the density fitted to all data."""
     populations = min(len(fit.names), MOST_PANELS)
     rows = min(len(fit.columns), max(1, MOST_PANELS // populations))
     figure = Figure(figsize=(2.2 + 2.6 * populations, 0.9 + 2.2 * rows), layout="constrained")
@@ -43,7 +43,7 @@ def density_figure(fit: DensityRatioFit) -> Figure:
 
 
 def weighted_density(x: Floats, weights: Floats, at: Floats, positive: bool = False) -> Floats:
-    """A kernel estimate from weighted observations; of positive ones on the log scale, so that none leaks below 0."""
+    """A kernel estimate from weighted observations; with ``positive``, on the log scale, so that it is 0 below 0."""
     if positive:
         inside = at > 0
         density = np.zeros_like(at)
@@ -53,7 +53,7 @@ def weighted_density(x: Floats, weights: Floats, at: Floats, positive: bool = Fa
 
 
 def tidy(axes: Axes) -> None:
-    """Two spines, a pale grid behind the data."""
+    """Leave two spines and put a pale grid behind the data."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="#e3e7eb")
     axes.set_axisbelow(True)

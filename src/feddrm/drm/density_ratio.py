@@ -1,7 +1,7 @@
-"""Several populations that differ by exponential tilts of one unspecified reference.
+"""The density ratio model: several populations that are exponential tilts of one unspecified reference.
 
-``log dP_l/dP_0 (x) = gamma_l + xi_l' q(x)``: nothing is assumed about the reference P_0, and everything about how
-the others differ from it lies in a few numbers. Fitted by empirical likelihood, whose dual is multinomial
+``log dP_l/dP_0 (x) = gamma_l + xi_l' q(x)``: the model assumes nothing about the reference P_0; a few numbers
+describe how the other populations differ from it. It is fitted by empirical likelihood, whose dual is multinomial
 logistic regression of the population on ``q`` (Anderson, 1979; Qin and Zhang, 1997).
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from feddrm.drm.basis import Basis, Floats, as_rows, check_basis, evaluate_basis, terms
-from feddrm.drm.logistic import Optimum, Whitening, log_softmax, maximise
+from feddrm.drm.logistic import FeatureWhitening, Optimum, log_softmax, maximise
 from feddrm.errors import FeddrmError, SettingError
 
 Samples = Mapping[str, Any] | Sequence[Any]
@@ -24,13 +24,13 @@ Samples = Mapping[str, Any] | Sequence[Any]
 
 @dataclass(frozen=True)
 class DensityRatioModel:
-    """What is assumed: the basis, and how much large tilts are held back.
+    """The assumptions: the basis, and the penalty on large tilts.
 
     ``basis`` is ``normal`` (x, x^2), ``gamma`` (x, log x), ``identity``, or any function from a sample to one row
-    per observation (an embedding, say). ``ridge`` times half the squared size of the tilts, centred over the
-    populations, is taken off the log likelihood. Their size is the pooled ``variance`` of the log ratio, which no
-    change of units alters, or the sum of squared ``coefficients``, as in scikit-learn with ``C = 1 / ridge`` (for two
-    populations ``C = 2 / ridge``: it then holds back their difference alone).
+    per observation (an embedding, for example). ``ridge`` times half the squared size of the tilts, centred over the
+    populations, is subtracted from the log likelihood. Their size is the pooled ``variance`` of the log ratio, which
+    does not depend on units, or the sum of squared ``coefficients``, as in scikit-learn with ``C = 1 / ridge`` (for
+    two populations ``C = 2 / ridge``, because scikit-learn then penalises only their difference).
     """
 
     basis: Basis = "normal"
@@ -45,7 +45,7 @@ class DensityRatioModel:
             raise SettingError(f"penalty '{self.penalty}' is unknown: give variance or coefficients")
 
     def fit(self, samples: Samples, columns: Sequence[str] | None = None) -> DensityRatioFit:
-        """Fit to one sample per population, by name or in order; the first is the reference to report against."""
+        """Fit to one sample per population, by name or in order. Ratios are reported against the first."""
         names, parts = _named(samples)
         features = []
         for name, part in zip(names, parts, strict=True):
@@ -63,15 +63,15 @@ class DensityRatioModel:
             raise FeddrmError("the basis has no functions: give at least one")
         counts = np.array([len(part) for part in features])
         owner = np.repeat(np.arange(len(names)), counts)
-        whitening = Whitening.of(pooled, tolerate_dependence=self.ridge > 0)
+        whitening = FeatureWhitening.of(pooled, tolerate_dependence=self.ridge > 0)
         penalty = self._penalty(whitening)
         optimum = maximise(whitening.design(pooled), owner, names, penalty)
-        called = _columns(parts[0], columns)
+        column_names = _columns(parts[0], columns)
         return DensityRatioFit(
             model=self,
             names=names,
-            columns=tuple(called),
-            terms=tuple(terms(self.basis, called, pooled.shape[1])),
+            columns=tuple(column_names),
+            terms=tuple(terms(self.basis, column_names, pooled.shape[1])),
             samples=tuple(parts),
             features=pooled,
             owner=owner,
@@ -80,8 +80,8 @@ class DensityRatioModel:
             optimum=optimum,
         )
 
-    def _penalty(self, whitening: Whitening) -> Floats:
-        """The ridge in whitened coordinates, the intercept free."""
+    def _penalty(self, whitening: FeatureWhitening) -> Floats:
+        """The ridge matrix in whitened coordinates; the intercept is not penalised."""
         w = whitening.directions
         out = np.zeros((1 + w.shape[1], 1 + w.shape[1]))
         out[1:, 1:] = np.eye(w.shape[1]) if self.penalty == "variance" else w.T @ w
@@ -90,7 +90,7 @@ class DensityRatioModel:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DensityRatioFit:
-    """What came out. Arrays with one entry per population keep the order of ``names``."""
+    """A fitted model. Arrays with one entry per population have the order of ``names``."""
 
     model: DensityRatioModel
     names: tuple[str, ...]
@@ -99,7 +99,7 @@ class DensityRatioFit:
     samples: tuple[Any, ...]
     features: Floats  # the pooled basis, one row per observation
     owner: NDArray[np.intp]
-    whitening: Whitening
+    whitening: FeatureWhitening
     ridge_matrix: Floats
     optimum: Optimum
 
@@ -118,7 +118,7 @@ class DensityRatioFit:
 
     @cached_property
     def gamma_ddagger(self) -> Floats:
-        """Intercepts of the dual problem: priors included, the first population's zero."""
+        """Intercepts of the dual problem, which include the priors; zero for the first population."""
         return np.asarray((self.optimum.coefficients @ self.whitening.back.T)[:, 0])
 
     @cached_property
@@ -133,7 +133,7 @@ class DensityRatioFit:
 
     @property
     def log_likelihood(self) -> float:
-        """The dual: the multinomial log likelihood of who observed what (without the ridge)."""
+        """The dual: the multinomial log likelihood of the populations, without the ridge."""
         return self.optimum.log_likelihood
 
     @property
@@ -142,7 +142,7 @@ class DensityRatioFit:
         return self.optimum.log_likelihood - float((self.counts * np.log(self.counts)).sum())
 
     def index(self, population: str | int) -> int:
-        """Where a population stands."""
+        """The position of a population in ``names``."""
         if isinstance(population, str):
             if population not in self.names:
                 raise SettingError(f"no population '{population}' (there are: {', '.join(self.names)})")
@@ -157,7 +157,7 @@ class DensityRatioFit:
         return np.asarray(logits - logits[:, [self.index(against)]])
 
     def posterior(self, x: Any, priors: ArrayLike | None = None) -> Floats:
-        """Which population an observation came from, with priors ``n_l / N`` unless others are given."""
+        """The probability of each population at every row of ``x``; the default priors are ``n_l / N``."""
         logits = self._logits(x)
         if priors is not None:
             given = np.asarray(priors, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""What the paper says in words, held against the tables; and what it leaves unsaid."""
+"""The paper's claims, checked against the tables; and comparisons that the paper does not report."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Status = Literal["holds", "does not hold", "open"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim, whether it holds, and the figures behind that. One counterexample decides; silence does not.
+    """A claim, whether it holds, and the evidence. One counterexample refutes it; missing cells leave it open.
 
-    ``contradicted`` says what in the paper's own tables speaks against it.
+    ``contradicted`` is the evidence against it in the paper's own tables, if there is any.
     """
 
     text: str
@@ -30,7 +30,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two ways of answering side by side, setting by setting, in points."""
+    """Two ways to answer, side by side, in every setting."""
 
     text: str
     settings: tuple[str, ...]
@@ -38,7 +38,7 @@ class Comparison:
 
     @property
     def ahead(self) -> str:
-        """In how many of the settings measured the first is the better one."""
+        """In how many of the measured settings the first one is better."""
         return f"{sum(left.mean > right.mean for left, right in self.gains.values())} of {len(self.gains)}"
 
     def figures(self, setting: str) -> str:
@@ -50,28 +50,28 @@ class Comparison:
 
 
 def verdicts(grid: Grid, records: Mapping[str, CellRecord]) -> list[Verdict]:
-    """Every claim of the grid."""
-    found = []
+    """Check every claim of the grid."""
+    checked = []
     for claim in grid.content["claims"]:
         table = tables(grid, claim["table"], records)[claim.get("part", 0)]
         status, evidence = KINDS[claim["kind"]](table, claim)
-        theirs = table.as_published()
-        said, against = ("open", "") if theirs is None else KINDS[claim["kind"]](theirs, claim)
-        found.append(Verdict(claim["text"], status, evidence, against if said == "does not hold" else ""))
-    return found
+        published = table.as_published()
+        own_status, against = ("open", "") if published is None else KINDS[claim["kind"]](published, claim)
+        checked.append(Verdict(claim["text"], status, evidence, against if own_status == "does not hold" else ""))
+    return checked
 
 
 def comparisons(grid: Grid, records: Mapping[str, CellRecord]) -> list[Comparison]:
-    """Every comparison that the paper does not make."""
-    found = []
+    """Every comparison that the paper does not report."""
+    made = []
     for item in grid.content["unreported"]:
         gains, labels = {}, tuple(grid.label("settings", setting) for setting in item["settings"])
         for setting, label in zip(item["settings"], labels, strict=True):
             left, right = (_score(grid, setting, item[side], records) for side in ("left", "right"))
             if left is not None and right is not None:
                 gains[label] = (left, right)
-        found.append(Comparison(item["text"], labels, gains))
-    return found
+        made.append(Comparison(item["text"], labels, gains))
+    return made
 
 
 def _score(grid: Grid, setting: str, side: Mapping[str, str], records: Mapping[str, CellRecord]) -> Score | None:
@@ -80,7 +80,7 @@ def _score(grid: Grid, setting: str, side: Mapping[str, str], records: Mapping[s
 
 
 def _leads(table: PaperTable, claim: Mapping[str, Any]) -> tuple[Status, str]:
-    """One row is the best of every column, against every rival."""
+    """One row is above every rival in every column."""
     own = next(row for row in table.rows if row.label == claim["row"])
     rivals = [r for r in table.rows if r is not own and (r.published or claim.get("among") != "published")]
     columns = [j for j, name in enumerate(table.columns) if name in claim.get("columns", table.columns)]
@@ -101,12 +101,12 @@ def _leads(table: PaperTable, claim: Mapping[str, Any]) -> tuple[Status, str]:
     text = f"ahead of all {len(rivals)} rivals in {led} of {len(columns)} columns"
     text += f"; {'; '.join(behind)}" if behind else ""
     text += f"; in {len(beaten)} ahead of those run so far ({_span(beaten)} of them)" if beaten else ""
-    text += f"; {unknown} cannot be told yet" if (unknown := incomplete - len(beaten)) else ""
+    text += f"; {unknown} cannot be decided yet" if (unknown := incomplete - len(beaten)) else ""
     return _status(bool(behind), incomplete == 0), text
 
 
 def _above(table: PaperTable, claim: Mapping[str, Any]) -> tuple[Status, str]:
-    """One column is above another in every row of the paper's."""
+    """One column is above another in every row that the paper has."""
     left, right = table.columns.index(claim["left"]), table.columns.index(claim["right"])
     rows = [row for row in table.rows if row.published]
     pairs = {row.label: (row.entries[left].ours, row.entries[right].ours) for row in rows}
@@ -119,7 +119,7 @@ def _above(table: PaperTable, claim: Mapping[str, Any]) -> tuple[Status, str]:
 
 
 def _declines(table: PaperTable, claim: Mapping[str, Any]) -> tuple[Status, str]:  # noqa: ARG001
-    """Every row of the paper's falls from column to column within each group."""
+    """Every row that the paper has falls from column to column within each group."""
     wrong, known, wanted = [], 0, 0
     for row in (row for row in table.rows if row.published):
         for group in dict.fromkeys(table.groups):
@@ -135,8 +135,8 @@ def _declines(table: PaperTable, claim: Mapping[str, Any]) -> tuple[Status, str]
 
 def _order(rising: bool) -> Callable[[PaperTable, Mapping[str, Any]], tuple[Status, str]]:
     def check(table: PaperTable, claim: Mapping[str, Any]) -> tuple[Status, str]:
-        """A column goes one way all the way down its rows."""
-        values, text = _along(table, claim["column"])
+        """A column rises, or falls, from each row to the next."""
+        values, text = _column_scores(table, claim["column"])
         known = [value for value in values if value is not None]
         wrong = any((b <= a) if rising else (b >= a) for a, b in pairwise(known))
         return _status(wrong, len(known) == len(values)), text
@@ -146,7 +146,7 @@ def _order(rising: bool) -> Callable[[PaperTable, Mapping[str, Any]], tuple[Stat
 
 def _peaks(table: PaperTable, claim: Mapping[str, Any]) -> tuple[Status, str]:
     """A column is highest in one row."""
-    values, text = _along(table, claim["column"])
+    values, text = _column_scores(table, claim["column"])
     labels = [row.label for row in table.rows]
     at = values[labels.index(claim["row"])]
     higher = at is not None and any(v is not None and v > at for v in values)
@@ -163,7 +163,7 @@ KINDS: dict[str, Callable[[PaperTable, Mapping[str, Any]], tuple[Status, str]]] 
 }
 
 
-def _along(table: PaperTable, column: str) -> tuple[list[float | None], str]:
+def _column_scores(table: PaperTable, column: str) -> tuple[list[float | None], str]:
     j = table.columns.index(column)
     scores = [row.entries[j].ours for row in table.rows]
     return [None if s is None else s.mean for s in scores], _listing(table.rows, scores)

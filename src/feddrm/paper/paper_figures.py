@@ -1,4 +1,4 @@
-"""The paper's figures, drawn from finished cells, from the data, or from a small simulation."""
+"""The paper's figures: from finished cells, from the data, or from a small simulation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from feddrm.data.datasets.cifar import Cifar10, read_pool
@@ -34,21 +33,22 @@ DIVISIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def figure(name: str, grid: Grid, records: Mapping[str, CellRecord], data_dir: str | None = None) -> Figure:
-    """A figure by name; one without a single finished cell is refused, gaps stay gaps."""
+    """Draw a figure by name. Missing cells leave gaps; a figure without any finished cell is refused."""
     if name not in FIGURES:
         raise SettingError(f"unknown figure '{name}'{nearest(name, FIGURES)} (known: {', '.join(FIGURES)})")
     return FIGURES[name][1](grid, records, data_dir)
 
 
 def _sweep(name: str) -> Callable[[Grid, Mapping[str, CellRecord], str | None], Figure]:
-    """A table's columns as lines over its rows."""
+    """A function that draws a table's columns as lines over its rows."""
 
     def draw(grid: Grid, records: Mapping[str, CellRecord], data_dir: str | None) -> Figure:  # noqa: ARG001
         table = tables(grid, name, records)[0]
         done = sum(row.entries[0].ours is not None for row in table.rows)
         if not done:
             raise FeddrmError(f"no cell of '{name}' has been run: feddrm paper run --only {name}")
-        drawn, axes = _single(6.4, 4.2)
+        drawing = Figure(figsize=(6.4, 4.2), layout="constrained")
+        axes = drawing.subplots()
         for j, column in enumerate(table.columns):
             scores = [row.entries[j].ours for row in table.rows]
             if any(scores):
@@ -63,8 +63,9 @@ def _sweep(name: str) -> Callable[[Grid, Mapping[str, CellRecord], str | None], 
         axes.set_xticks(range(len(table.rows)), [row.label for row in table.rows])
         axes.set_ylabel("accuracy (%)")
         axes.set_title(f"{table.title}\n{done} of {len(table.rows)} cells run", fontsize=10)
-        _finish(axes)
-        return drawn
+        axes.grid(axis="y", linewidth=0.6)
+        axes.legend(fontsize=8)
+        return drawing
 
     return draw
 
@@ -74,35 +75,36 @@ def _drift(grid: Grid, records: Mapping[str, CellRecord], data_dir: str | None) 
 
 
 def _shifts(grid: Grid, records: Mapping[str, CellRecord], data_dir: str | None) -> Figure:  # noqa: ARG001
-    drawn = Figure(figsize=(12, 9.5), layout="constrained")
-    places = drawn.subplot_mosaic([[level, "pool"] for level in LEVELS])
+    drawing = Figure(figsize=(12, 9.5), layout="constrained")
+    places = drawing.subplot_mosaic([[level, "pool"] for level in LEVELS])
     pool = read_pool(Cifar10.origin, data_dir=data_dir, download=False)
     first = [int(np.flatnonzero(pool.fine == k)[0]) for k in range(SAMPLES)]
     x = torch.from_numpy(pool.images[first]).permute(0, 3, 1, 2)
     for level, axes in places.items():
         shifts = [shift for shift in colour_shifts(level, 32 if level == "pool" else 8) if shift is not None]
-        draw_shift_grid(axes, _portrait(len(shifts), gallery=torch.stack([shift.direct(x) for shift in shifts])))
+        draw_shift_grid(axes, _summary(len(shifts), gallery=torch.stack([shift.direct(x) for shift in shifts])))
         axes.set_yticklabels([f"{i}: {shift}" for i, shift in enumerate(shifts)], fontsize=6)
         axes.set_title({"pool": "number of clients (pool)", "high": "high (main)"}.get(level, level), fontsize=9)
-    return drawn
+    return drawing
 
 
 def _labels(grid: Grid, records: Mapping[str, CellRecord], data_dir: str | None) -> Figure:  # noqa: ARG001
-    drawn = Figure(figsize=(15, 10), layout="constrained")
+    drawing = Figure(figsize=(15, 10), layout="constrained")
     labels = read_pool(Cifar10.origin, data_dir=data_dir, download=False).fine
-    for axes, (title, division) in zip(drawn.subplots(2, 2).flat, DIVISIONS, strict=True):
+    for axes, (title, division) in zip(drawing.subplots(2, 2).flat, DIVISIONS, strict=True):
         parts = partition(labels, clients=8, seed=grid.seed, **division)
         counts = [np.bincount(labels[np.concatenate(part)], minlength=len(Cifar10.names)).tolist() for part in parts]
-        draw_heat_map(axes, _portrait(8, counts))
+        draw_heat_map(axes, _summary(8, counts))
         axes.set_title(title)
-    return drawn
+    return drawing
 
 
-def _portrait(
+def _summary(
     clients: int, counts: list[list[int]] | None = None, gallery: torch.Tensor | None = None
 ) -> DatasetSummary:
-    held: list[list[int]] = [[]] * clients if counts is None else counts
-    facts = [{"name": f"client {i}", "class_counts": row, "train": 0} for i, row in enumerate(held)]
+    """A summary with only the parts that the drawing functions read."""
+    class_counts: list[list[int]] = [[]] * clients if counts is None else counts
+    facts = [{"name": f"client {i}", "class_counts": row, "train": 0} for i, row in enumerate(class_counts)]
     return DatasetSummary({"name": Cifar10.name, "clients": facts, "classes": Cifar10.names}, gallery)
 
 
@@ -111,8 +113,8 @@ def _retina(grid: Grid, records: Mapping[str, CellRecord], data_dir: str | None)
     done = [(c, records[c.id]) for c in cells if c.id in records]
     if not done:
         raise FeddrmError("no cell of 'retina' has been run: get the data (see FedLGD), then paper run --only retina")
-    drawn = Figure(figsize=(15, 4.6), layout="constrained")
-    for axes, key in zip(drawn.subplots(1, 3), ("average", "system", "loss"), strict=True):
+    drawing = Figure(figsize=(15, 4.6), layout="constrained")
+    for axes, key in zip(drawing.subplots(1, 3), ("average", "system", "loss"), strict=True):
         for i, (cell, record) in enumerate(done):
             curve = record.content["curve"]
             scale = 1.0 if key == "loss" else 100.0
@@ -123,8 +125,8 @@ def _retina(grid: Grid, records: Mapping[str, CellRecord], data_dir: str | None)
         axes.set_title("training loss" if key == "loss" else f"{key} accuracy (%)")
         axes.set_xlabel("round")
     axes.legend(fontsize=7)
-    drawn.suptitle(f"RETINA: {len(done)} of {len(cells)} methods run")
-    return drawn
+    drawing.suptitle(f"RETINA: {len(done)} of {len(cells)} methods run")
+    return drawing
 
 
 FIGURES: dict[str, tuple[str, Callable[[Grid, Mapping[str, CellRecord], str | None], Figure]]] = {
@@ -132,17 +134,7 @@ FIGURES: dict[str, tuple[str, Callable[[Grid, Mapping[str, CellRecord], str | No
     "covariate": ("accuracies against the intensity of covariate shift", _sweep("covariate")),
     "sharing": ("accuracies against what the two branches share", _sweep("sharing")),
     "drift": ("relative gradient drift of both heads, simulated", _drift),
-    "shifts": ("how the clients see, for all four kinds of shift (needs CIFAR-10)", _shifts),
+    "shifts": ("samples as every client sees them, for all four kinds of shift (needs CIFAR-10)", _shifts),
     "labels": ("samples per client and class, for four divisions (needs CIFAR-10)", _labels),
     "retina": ("accuracies and training loss over rounds on RETINA", _retina),
 }
-
-
-def _single(width: float, height: float) -> tuple[Figure, Axes]:
-    drawn = Figure(figsize=(width, height), layout="constrained")
-    return drawn, drawn.subplots()
-
-
-def _finish(axes: Axes) -> None:
-    axes.grid(axis="y", linewidth=0.6)
-    axes.legend(fontsize=8)

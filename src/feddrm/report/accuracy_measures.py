@@ -28,7 +28,7 @@ KINDS = ("average", "system", "client", "global", "oracle")
 BY_RULE = ("system", "client")
 MEANINGS = {
     "average": "Every client answers its own test samples. The mean over clients, weighted by training samples.",
-    "system": "All test samples pooled, each answered as the rule says. The rule does not know where a sample is from.",
+    "system": "All test samples pooled, each answered as the rule says, without knowing its origin.",
     "client": "How often the router names the client that a test sample came from. The same mean over clients.",
     "global": "The shared model alone answers every test sample; no client is asked.",
     "oracle": "All test samples pooled, each answered by the client that it came from: perfect routing.",
