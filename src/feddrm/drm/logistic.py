@@ -110,8 +110,8 @@ def maximise(design: Floats, owner: NDArray[np.intp], names: tuple[str, ...], pe
         b, value, posterior = b + size * direction, trial, trial_posterior
     else:
         raise FeddrmError(
-            f"the density ratio model did not converge in {MOST_STEPS} steps (score {np.abs(gradient).max():.1e}), as "
-            f"where populations are told apart without error: give a ridge, or a larger one, or fewer basis functions"
+            f"the density ratio model did not converge in {MOST_STEPS} steps (score {np.abs(gradient).max():.1e}); the "
+            f"basis may separate populations perfectly: give a ridge, or a larger one, or fewer basis functions"
         )
     coefficients = np.vstack([np.zeros(design.shape[1]), b])
     own = np.take_along_axis(problem.log_posterior(b), owner[:, None], 1)
@@ -228,6 +228,6 @@ def _refuse_if_separated(design: Floats, owner: NDArray[np.intp], names: tuple[s
 
 def _refuse(which: str) -> NoReturn:
     raise FeddrmError(
-        f"the basis tells {which} apart without error, so the fit has no finite optimum: "
+        f"the basis separates {which} perfectly, so the fit has no finite optimum: "
         f"give a ridge (ridge=1.0, or --ridge 1.0), or fewer basis functions"
     )

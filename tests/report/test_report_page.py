@@ -1,3 +1,5 @@
+"""Tests of the report's page: its content, its escaping, and that it fetches and executes nothing."""
+
 from __future__ import annotations
 
 import json
@@ -7,19 +9,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
-import pytest
-import typer
-from matplotlib.patches import Rectangle
-from typer.testing import CliRunner
 
-from feddrm.cli.report import report
 from feddrm.data import Federation
-from feddrm.errors import FeddrmError, SettingError
-from feddrm.report import run_figures
-from feddrm.report.accuracy_measures import RULES, Measure
 from feddrm.report.report_files import build_report
-from feddrm.report.run_record import ClientResult, RunRecord
-from feddrm.report.run_table import report_table
 
 MakeRun = Callable[..., Path]
 VOID = {"meta", "br", "img", "link", "hr", "input"}
@@ -92,7 +84,7 @@ def read_page(path: Path) -> Page:
     return page
 
 
-def test_one_run_is_reported_into_its_folder(make_run: MakeRun) -> None:
+def test_the_page_of_one_run_shows_its_figures(make_run: MakeRun) -> None:
     folder = make_run("first", tune=10)
     before = {p.name for p in folder.iterdir()}
     build_report([folder], folder)
@@ -116,7 +108,7 @@ def test_one_run_is_reported_into_its_folder(make_run: MakeRun) -> None:
     assert "prefers-color-scheme:dark" in (folder / "report.html").read_text()
 
 
-def test_several_runs_are_compared(make_run: MakeRun, tmp_path: Path) -> None:
+def test_the_page_of_several_runs_compares_them(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run("first"), make_run("_base", method="fedavg", skill=0.7), make_run("live", finished=False)]
     for run in runs[1:]:
         for name in ("evaluation.json", "data.json", "data.safetensors"):
@@ -130,7 +122,7 @@ def test_several_runs_are_compared(make_run: MakeRun, tmp_path: Path) -> None:
     assert [text for text in page.texts if text.strip() == "_base (head, density)"]  # in a legend
 
 
-def test_a_comparison_says_in_what_the_runs_differ(make_run: MakeRun, tmp_path: Path) -> None:
+def test_a_comparison_lists_only_the_settings_that_differ(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run("a"), make_run("b", method="fedavg", rounds=40)]
     build_report(runs, tmp_path / "r")
     page = read_page(tmp_path / "r" / "report.html")
@@ -140,56 +132,6 @@ def test_a_comparison_says_in_what_the_runs_differ(make_run: MakeRun, tmp_path: 
         *("Setting", "a", "b"), *("method.name", "feddrm", "fedavg"), *("rounds", "60", "40"),
     ]  # fmt: skip
     assert page.cells[start + 9] not in ("local_steps", "lr")  # what is the same is not there
-
-
-def test_a_comparison_shows_rules_fixed_beforehand(make_run: MakeRun) -> None:
-    """With a router there are a dozen rules: as many marks on one line would hide each other."""
-    folder = make_run("a")
-    summary = json.loads((folder / "summary.json").read_text())
-    summary["system_accuracy"] |= {
-        rule: {"mean": 0.5 + i / 100, "std": None} for i, rule in enumerate([*RULES, "my_rule"])
-    }
-    (folder / "summary.json").write_text(json.dumps(summary))
-    records = [RunRecord.read(folder), RunRecord.read(make_run("b", method="fedavg"))]
-    figure = run_figures.comparison_figure(("a", "b"), records)
-    labels = [str(line.get_label()) for line in figure.axes[0].lines]
-    rules = ("vote", "head, density", "exact, density", "stacked", "global probe", "my rule")
-    assert labels == ["average", *(f"system ({rule})" for rule in rules), "global", "oracle"]
-    looks = [(line.get_color(), line.get_marker()) for line in figure.axes[0].lines]
-    assert len(set(looks)) == len(looks)
-
-
-def test_legends_fit_their_figures(make_run: MakeRun) -> None:
-    long = "a-rule-of-somebody-s-own-with-a-very-long-name"
-    folder = make_run("a")
-    summary = json.loads((folder / "summary.json").read_text())
-    summary["system_accuracy"] |= {f"{long}-{i}": {"mean": 0.5, "std": None} for i in range(5)}
-    (folder / "summary.json").write_text(json.dumps(summary))
-    record = RunRecord.read(folder)
-    for figure in (
-        run_figures.comparison_figure(("a",), [record]),
-        run_figures.comparison_curves([long * 2] * 5, [record] * 5),
-        run_figures.accuracy_figure(record),
-    ):
-        figure.draw_without_rendering()
-        (legend,) = figure.legends
-        assert legend.get_window_extent().x1 <= figure.bbox.x1
-
-
-def test_runs_are_told_apart_without_colour(make_run: MakeRun) -> None:
-    record = RunRecord.read(make_run("a"))
-    lines = run_figures.comparison_curves(list("abcd"), [record] * 4).axes[0].lines
-    assert len({line.get_linestyle() for line in lines}) == 4
-
-
-def test_long_names_leave_the_diagram_its_height(make_run: MakeRun) -> None:
-    def height(name: str) -> float:
-        clients = [ClientResult(f"{name}{i}", 1, 1, {"own": 0.5}) for i in range(32)]
-        figure = run_figures.client_figure(clients)
-        figure.draw_without_rendering()
-        return figure.axes[0].get_window_extent().height
-
-    assert height("x" * 40) > 0.8 * height("x")
 
 
 def test_names_from_files_are_escaped(make_run: MakeRun) -> None:
@@ -207,6 +149,26 @@ def test_names_from_files_are_escaped(make_run: MakeRun) -> None:
     shown = "".join(page.texts)
     for name in (bad, *clients, "<b onclick=x>"):
         assert name in shown
+
+
+def test_markup_in_client_and_class_names_stays_text(make_run: MakeRun, tmp_path: Path) -> None:
+    """A folder of samples cannot have such a client name, but a file of a run can."""
+    client, label = "<b>x</b>", "dog\" onload=\"alert(1)' a='"
+    folders = [make_run("first"), make_run("second")]
+    for folder in folders:
+        for name in ("evaluation.json", "data.json"):
+            content = json.loads((folder / name).read_text())
+            content["per_client" if name == "evaluation.json" else "clients"][0]["name"] = client
+            if name == "data.json":
+                content["classes"] = [label] * len(content["classes"])
+            (folder / name).write_text(json.dumps(content))
+    build_report(folders, tmp_path / "report")
+    page = read_page(tmp_path / "report" / "report.html")
+    assert "b" not in {tag for tag, _ in page.tags}
+    assert not any("alert" in key or "alert" in (value or "") for _, attrs in page.tags for key, value in attrs.items())
+    assert page.cells.count(client) == 2
+    assert client in page.texts  # below the bars
+    assert any(f"{client}: " in text and f"most of class {label}" in text for text in page.texts)
 
 
 def test_a_bare_unfinished_run_is_reported_and_labelled(make_run: MakeRun, tmp_path: Path) -> None:
@@ -230,78 +192,3 @@ def test_many_clients_and_classes(make_run: MakeRun) -> None:
     folder = make_run("many", federation=Federation.from_arrays(clients))
     build_report([folder], folder)
     read_page(folder / "report.html")
-
-
-def test_figures_show_the_numbers(make_run: MakeRun) -> None:
-    record = RunRecord.read(make_run("first"))
-    lines = {line.get_label(): line for line in run_figures.accuracy_figure(record).axes[0].lines}
-    rounds, values = record.curve(Measure("system", "vote"))
-    assert np.asarray(lines["system (vote)"].get_xdata()).tolist() == rounds
-    assert np.array_equal(np.asarray(lines["system (vote)"].get_ydata()), 100 * np.array(values))
-    assert set(lines) == {
-        *("average", "oracle", "global", "system (vote)", "system (head, density)", "system (head, posterior)")
-    }
-    looks = [(line.get_color(), line.get_linestyle()) for line in lines.values()]
-    assert len({look[0] for look in looks}) == len(looks)
-    (axes,) = run_figures.client_figure(record.clients).axes
-    heights = [bar.get_height() for bar in axes.patches if isinstance(bar, Rectangle)]
-    assert heights == [100 * (c.values["own"] or 0) for c in record.clients]
-    assert record.confusion is not None
-    panels = run_figures.confusion_figure([c.name for c in record.clients], record.confusion).axes
-    assert [axes.get_title() for axes in panels] == ["head, density", "head, posterior"]
-    shown = np.asarray(panels[0].images[0].get_array())
-    np.testing.assert_allclose(shown.sum(1), 100)
-    odd = run_figures.confusion_figure("ab", {rule: np.eye(2, dtype=np.int64) for rule in ("a", "b", "c")})
-    assert len(odd.axes) == 3
-
-
-def test_nothing_is_left_behind_on_failure(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feddrm.report.report_files.report_page", lambda table: "page")  # drawn in other tests
-    good, bad = make_run("good"), make_run("bad")
-    (bad / "summary.json").write_text("{")
-    out = tmp_path / "out"
-    with pytest.raises(FeddrmError, match=r"summary.json is broken"):
-        build_report([good, bad], out)
-    assert not out.exists()
-    (out / "table.tex").mkdir(parents=True)
-    with pytest.raises(FeddrmError, match=r"cannot write .*table.tex \(a folder has this name\)"):
-        build_report([good], out)
-    assert [p.name for p in out.iterdir()] == ["table.tex"]
-    with pytest.raises(SettingError, match=r"is a file: name a folder"):
-        build_report([good], good / "config.yaml")
-    with pytest.raises(FeddrmError, match="cannot write"):
-        build_report([good], good / "config.yaml" / "deeper")
-    with pytest.raises(SettingError, match="name at least one run folder"):
-        report_table([])
-
-    def full(self: Path, content: bytes) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    before = sorted(good.iterdir())
-    with pytest.raises(FeddrmError, match=r"cannot write .*report.html \(No space left on device\): free the disk"):
-        build_report([good], good)
-    assert sorted(good.iterdir()) == before
-
-
-def test_the_command(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = typer.Typer()
-    app.command()(report)
-    runner = CliRunner()
-    monkeypatch.setattr("feddrm.report.report_files.report_page", lambda table: "page")  # drawn in other tests
-    first, second = make_run("first"), make_run("second", method="fedavg")
-    monkeypatch.chdir(tmp_path)
-    result = runner.invoke(app, ["first"])
-    assert result.exit_code == 0, result.output
-    assert "accuracy in percent" in result.output
-    assert f"wrote {Path('first') / 'report.html'}" in result.output
-    assert (first / "report.html").read_text() == "page"
-    result = runner.invoke(app, ["first", "second", "--json"])
-    assert [row["method"] for row in json.loads(result.output)] == ["feddrm", "fedavg"]
-    assert sorted(p.name for p in (tmp_path / "report").iterdir()) == FILES
-    result = runner.invoke(app, ["second", "--out", "elsewhere"])
-    assert sorted(p.name for p in (tmp_path / "elsewhere").iterdir()) == FILES
-    assert not (second / "report.html").exists()
-    assert runner.invoke(app, []).exit_code == 2
-    help_text = runner.invoke(app, ["--help"]).output
-    assert "Example: feddrm report runs/first" in help_text

@@ -1,3 +1,5 @@
+"""Tests of reading samples from CSV files."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -15,7 +17,7 @@ def write(folder: Path, name: str, content: str | bytes) -> Path:
     return path
 
 
-def test_header_or_none_is_told_from_the_first_row(tmp_path: Path) -> None:
+def test_the_first_row_decides_whether_there_is_a_header(tmp_path: Path) -> None:
     named = read_sample(write(tmp_path, "named.csv", "\ufeffage,weight\r\n1,2\r\n\r\n 3 ,4e1\r\n"))
     assert (named.name, named.columns) == ("named", ("age", "weight"))
     assert named.values.tolist() == [[1, 2], [3, 40]]

@@ -1,3 +1,5 @@
+"""Tests of the table of runs: terminal, HTML, LaTeX, CSV and plain values."""
+
 from __future__ import annotations
 
 import csv
@@ -12,7 +14,6 @@ import pytest
 from feddrm.data import load
 from feddrm.report.accuracy_measures import Measure
 from feddrm.report.run_table import RunTable, report_table
-from feddrm.report.tables import latex_escape
 
 MakeRun = Callable[..., Path]
 
@@ -35,7 +36,7 @@ def many(make_run: MakeRun) -> RunTable:
 
 
 def test_where_runs_are_few_every_measure_has_a_row(three: RunTable, make_run: MakeRun) -> None:
-    """A router brings a dozen measures: as columns, a terminal of 80 letters would show one digit a line."""
+    """A router adds a dozen measures, too many columns for a terminal of 80 letters."""
     assert three.header() == ["run", "a_1", "b&2", "c"]
     rows = three.text_rows()
     assert rows[0] == ["method", "feddrm", "fedavg", "fedrep"]
@@ -173,12 +174,6 @@ def test_html_names_its_rows_and_bolds_the_best(three: RunTable) -> None:
         assert [cell.count("<strong>") for cell in cells] == [0, 1, 0]
 
 
-def test_runs_of_one_name_are_told_apart(make_run: MakeRun) -> None:
+def test_runs_of_one_name_get_their_parent_folders(make_run: MakeRun) -> None:
     folders = [make_run("x/seed0"), make_run("y/seed0"), make_run("z"), make_run("w/x/other")]
     assert report_table([*folders, folders[2]]).names == ("x/seed0", "y/seed0", "z", "other")
-
-
-def test_latex_escape() -> None:
-    assert latex_escape(r"\a_b{c}%$#&~^<>") == (
-        r"\textbackslash{}a\_b\{c\}\%\$\#\&\textasciitilde{}\textasciicircum{}\textless{}\textgreater{}"
-    )

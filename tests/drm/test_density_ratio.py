@@ -1,4 +1,4 @@
-"""The fit itself: exact, indifferent to what must not matter, and honest where there is no optimum."""
+"""Tests of the density ratio model: an exact optimum, invariances, the routing rules, and refused input."""
 
 from __future__ import annotations
 
@@ -10,32 +10,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import softmax
+from scipy.stats import norm
 from sklearn.linear_model import LogisticRegression
 
 import feddrm.drm
-from feddrm.drm import DensityRatioFit, DensityRatioModel
+from feddrm.drm import (
+    DensityRatioModel,
+)
 from feddrm.drm.basis import Floats, evaluate_basis
-from feddrm.drm.logistic import information
-from feddrm.drm.separation import separated_pairs
+from populations import score, three
 from refusal import refused
-
-
-def three(seed: int = 0, sizes: tuple[int, ...] = (80, 50, 120)) -> dict[str, Floats]:
-    rng = np.random.default_rng(seed)
-    return {
-        name: rng.normal(mean, sd, n)
-        for name, mean, sd, n in zip("abc", (0.0, 0.6, -0.3), (1.0, 1.2, 0.8), sizes, strict=True)
-    }
-
-
-def score(fit: DensityRatioFit, ridge: float = 0.0) -> float:
-    """The largest component of the derivative, from the definition, in the basis as it was given."""
-    design = np.hstack([np.ones((len(fit.features), 1)), fit.features])
-    logits = design @ np.vstack([fit.gamma_ddagger, fit.xi.T])
-    p = np.exp(logits - logits.max(1, keepdims=True))
-    p /= p.sum(1, keepdims=True)
-    pull = np.hstack([np.zeros((len(fit.names), 1)), ridge * (fit.xi - fit.xi.mean(0))])
-    return float(np.abs((p - np.eye(len(fit.names))[fit.owner]).T @ design + pull).max())
 
 
 @pytest.mark.parametrize("basis", ["normal", "identity", lambda x: np.column_stack([np.sin(x), np.abs(x)])])
@@ -64,27 +49,6 @@ def test_ridge_on_coefficients_is_scikit_learn_s(ridge: float) -> None:
     np.testing.assert_allclose(fit.gamma_ddagger, theirs.intercept_ - theirs.intercept_[0], atol=1e-5)
 
 
-def test_conjugate_gradients_agree_with_the_factorised_hessian(monkeypatch: pytest.MonkeyPatch) -> None:
-    dense = DensityRatioModel().fit(three())
-    monkeypatch.setattr("feddrm.drm.logistic.MOST_DENSE", 1)
-    iterative = DensityRatioModel().fit(three())
-    np.testing.assert_allclose(iterative.xi, dense.xi, atol=1e-10)
-    assert score(iterative) < 1e-9
-
-
-def test_the_information_is_the_second_derivative_in_whatever_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(2)
-    z, p = rng.normal(size=(50, 3)), rng.dirichlet(np.ones(4), 50)
-    penalty = np.diag([0.0, 1.0, 2.0])
-    share = np.eye(4) - 1 / 4
-    expected = sum(
-        np.kron(np.diag(row) - np.outer(row, row), np.outer(x, x)) for row, x in zip(p[:, 1:], z, strict=True)
-    ) + np.kron(share[1:, 1:], penalty)
-    np.testing.assert_allclose(information(z, p, penalty), expected, atol=1e-12)
-    monkeypatch.setattr("feddrm.drm.logistic.MOST_CELLS", 100)
-    np.testing.assert_allclose(information(z, p, penalty), expected, atol=1e-12)
-
-
 def test_the_two_intercepts_differ_by_the_log_of_the_sizes() -> None:
     fit = DensityRatioModel().fit(three())
     np.testing.assert_allclose(fit.gamma_ddagger - fit.gamma_dagger, np.log(np.array([80, 50, 120]) / 80), atol=1e-14)
@@ -98,7 +62,7 @@ def test_the_two_intercepts_differ_by_the_log_of_the_sizes() -> None:
 
 @given(st.permutations(["a", "b", "c"]), st.integers(0, 1000), st.sampled_from([0.0, 2.0]))
 def test_the_order_of_populations_does_not_matter(order: list[str], seed: int, ridge: float) -> None:
-    """So neither does the reference, which is the first one."""
+    """The reference is the first one, so it does not matter either."""
     samples = three(seed)
     model = DensityRatioModel(ridge=ridge)
     fit, other = model.fit(samples), model.fit({name: samples[name] for name in order})
@@ -118,7 +82,7 @@ def test_the_order_of_populations_does_not_matter(order: list[str], seed: int, r
 def test_an_affine_change_of_the_basis_does_not_matter(
     entries: list[float], scale: float, seed: int, ridge: float
 ) -> None:
-    """With the variance penalty not even under a ridge."""
+    """With the variance penalty, this holds under a ridge, too."""
     matrix = scale * (np.array(entries[:4]).reshape(2, 2) + 7 * np.eye(2))  # diagonally dominant: invertible
     shift = np.array(entries[4:])
 
@@ -139,53 +103,6 @@ def test_an_offset_of_a_thousand_deviations_costs_few_digits() -> None:
     fit = DensityRatioModel().fit(samples)
     far = DensityRatioModel().fit({name: 1e4 + 10 * x for name, x in samples.items()})
     assert far.log_likelihood == pytest.approx(fit.log_likelihood, abs=1e-8)
-
-
-@pytest.mark.parametrize(
-    ("samples", "says"),
-    [
-        ({"a": [0.0, 1, 2], "b": [5.0, 6, 7]}, "'a' and 'b'"),  # complete
-        ({"a": [0.0, 1, 2], "b": [2.0, 3, 4]}, "'a' and 'b'"),  # touching in one point
-        ({"a": [0.0, 1, 2, 3], "b": [0.5, 1.5, 2.5], "far": [9.0, 9.5, 10]}, "'a' and 'far'"),  # one of three
-        ({"a": [0.0, 1, 2], "b": [5.0, 6, 7], "c": [9.0, 9.5, 10]}, "all populations"),
-    ],
-)
-def test_separated_data_are_refused_with_the_remedy(samples: dict[str, list[float]], says: str) -> None:
-    with refused(says, "no finite optimum", "--ridge 1.0"):
-        DensityRatioModel("identity").fit(samples)
-    fit = DensityRatioModel("identity", ridge=1.0).fit(samples)
-    assert np.isfinite(fit.xi).all()
-    np.testing.assert_allclose(fit.weights.sum(0), 1, atol=1e-12)
-
-
-def test_separation_is_seen_in_data_too_large_for_the_programme(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the direction that is followed: the same words within 25 steps, where 200 ended in none of them."""
-    monkeypatch.setattr("feddrm.drm.separation.MOST_CELLS", 1)
-    rng = np.random.default_rng(0)
-    samples = {name: rng.normal(size=(300, 3)) for name in ("a", "b", "far", "c")}
-    samples["far"] = samples["far"] + [20, 0, 0]
-    with refused("'a' and 'far' (and 2 more pairs)", "no finite optimum", "--ridge 1.0"):
-        DensityRatioModel("identity").fit(samples)
-    with refused("'a' and 'b' apart", "no finite optimum"):
-        DensityRatioModel("identity").fit({"a": [0.0, 1, 2], "b": [2.0, 3, 4]})  # touching
-
-
-@pytest.mark.parametrize("most", [1, 20_000_000])
-def test_a_direction_that_harms_one_observation_separates_nothing(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feddrm.drm.separation.MOST_CELLS", most)
-    z = np.array([-2.0, -1, 0.01, 1, 2, -0.01])
-    design, owner = np.column_stack([np.ones(6), z]), np.repeat([0, 1], 3)
-    assert separated_pairs(design, owner, np.array([[0.0, 0], [0, 1]])) == []
-    z[2], z[5] = -0.01, 0.01
-    assert separated_pairs(np.column_stack([np.ones(6), z]), owner, np.array([[0.0, 0], [0, 1]])) == [(0, 1)]
-
-
-def test_a_large_overlap_is_not_taken_for_separation() -> None:
-    """One exchanged observation is enough for a finite optimum, however steep."""
-    a, b = np.append(np.arange(200.0), 203), np.append(np.arange(201.0, 400), 199.5)
-    fit = DensityRatioModel("identity").fit([a, b])
-    assert score(fit) < 1e-8
-    assert fit.log_ratio([300.0])[0, 1] > 20
 
 
 def test_dependent_functions_are_refused_without_a_ridge() -> None:
@@ -234,7 +151,7 @@ def test_bad_settings_are_refused() -> None:
     for odd in (0, np.inf, np.nan):
         with refused("give 3 positive numbers"):
             fit.posterior([0.0], priors=[1, odd, 1])
-    for size in (1e80, 1e160):  # the square of the one, and the other itself, would overflow on the way
+    for size in (1e80, 1e160):  # the square of the first, and the second itself, would overflow
         with refused("beyond 1e+150", "scale the data"):
             DensityRatioModel().fit({name: size * x for name, x in three().items()})
     with refused("give the same columns"):
@@ -250,7 +167,7 @@ def test_an_embedding_of_images_can_be_the_basis() -> None:
 
 
 def test_the_package_stands_alone() -> None:
-    """No module of it needs torch, or more of this project than errors, kinds of values and suggestions."""
+    """No module of the package imports torch, or more of feddrm than errors, registry, settings and text files."""
     modules = [f"feddrm.drm.{module.name}" for module in pkgutil.iter_modules(feddrm.drm.__path__)]
     assert len(modules) > 8
     script = (
@@ -258,5 +175,58 @@ def test_the_package_stands_alone() -> None:
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     others = {m for m in run.stdout.split() if not m.startswith("feddrm.drm")}
-    assert others == {"feddrm", "feddrm.errors", "feddrm.registry", "feddrm.typed_settings"}
+    assert others == {
+        "feddrm",
+        "feddrm.errors",
+        "feddrm.io",
+        "feddrm.io.text",
+        "feddrm.registry",
+        "feddrm.typed_settings",
+    }
     assert feddrm.DensityRatioModel is DensityRatioModel
+
+
+def test_01_marginals_of_the_clients_obey_a_density_ratio_model() -> None:
+    """Theorem 2.1, on a finite support; the tilt is between the classes 1 of client and reference (eq. 3)."""
+    rng = np.random.default_rng(0)
+    points, classes, clients = 40, 5, 4
+    h = rng.normal(size=(points, 3))
+    alpha, beta = rng.normal(size=classes), rng.normal(size=(classes, 3))
+    alpha[0], beta[0] = 0, 0  # eq. (2) needs class 1 to be the base
+    conditional = softmax(alpha + h @ beta.T, axis=1)  # shared by the reference too
+    base = rng.dirichlet(np.ones(points))  # P_X of the reference
+    prior = base @ conditional
+    class_one = base * conditional[:, 0] / prior[0]
+    for _ in range(clients):
+        xi = rng.normal(size=3)
+        tilted = class_one * np.exp(h @ xi)
+        gamma_l = -np.log(tilted.sum())
+        marginal = tilted / tilted.sum() / conditional[:, 0]
+        marginal /= marginal.sum()
+        own_prior = marginal @ conditional
+        ratio = np.log(marginal / base)
+        np.testing.assert_allclose(ratio, gamma_l + np.log(own_prior[0] / prior[0]) + h @ xi, atol=1e-12)
+        for k in range(classes):  # eq. (2), within the client
+            between = (marginal * conditional[:, k] / own_prior[k]) / (marginal * conditional[:, 0] / own_prior[0])
+            expected = alpha[k] + np.log(own_prior[0] / own_prior[k]) + h @ beta[k]
+            np.testing.assert_allclose(np.log(between), expected, atol=1e-12)
+
+
+def test_08_density_rule_finds_the_largest_density_and_posterior_rule_the_bayes_client() -> None:
+    """Known normal populations of unequal sizes, more and more data."""
+    means, deviations, shares = np.array([-0.8, 0.9, 0.2]), np.array([0.9, 1.1, 1.6]), np.array([0.15, 0.6, 0.25])
+    x = np.linspace(-4, 4, 4001)
+    density = norm.logpdf(x[:, None], means, deviations)
+    truth = {"density": density.argmax(1), "posterior": (density + np.log(shares)).argmax(1)}
+    assert (truth["density"] != truth["posterior"]).mean() > 0.05
+    wrong: dict[str, list[float]] = {"density": [], "posterior": []}
+    for size in (300, 3_000, 300_000):
+        rng = np.random.default_rng(size)
+        sizes = (shares * size).astype(int)
+        fit = DensityRatioModel().fit([rng.normal(*p) for p in zip(means, deviations, sizes, strict=True)])
+        wrong["density"].append(float((fit.log_ratio(x).argmax(1) != truth["density"]).mean()))
+        wrong["posterior"].append(float((fit.posterior(x).argmax(1) != truth["posterior"]).mean()))
+        assert (fit.posterior(x, priors=[1, 1, 1]).argmax(1) == fit.log_ratio(x).argmax(1)).all()
+    for rule in wrong.values():
+        assert rule[-1] < 0.01
+        assert rule[-1] < rule[0]

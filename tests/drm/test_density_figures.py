@@ -1,3 +1,5 @@
+"""Tests of the figures of fitted densities."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -6,10 +8,6 @@ from scipy.integrate import trapezoid
 
 from feddrm.drm import DensityRatioModel
 from feddrm.drm.density_figures import density_figure, weighted_density
-from feddrm.paper.experiments.drift import drift_experiment, measure_drift
-from feddrm.paper.experiments.experiment_figures import drift_figure, tradeoff_figure
-from feddrm.paper.experiments.tradeoff import tradeoff_experiment
-from refusal import refused
 
 
 def test_the_fitted_density_is_one_and_near_the_truth() -> None:
@@ -36,21 +34,3 @@ def test_density_panels_are_columns_by_populations() -> None:
     curve = figure.axes[1].lines[0].get_xydata()
     assert trapezoid(curve[:, 1], curve[:, 0]) == pytest.approx(1, abs=0.1)
     figure.canvas.draw()
-
-
-def test_experiment_figures_show_what_was_measured() -> None:
-    drifts = drift_experiment(rounds=3)
-    figure = drift_figure(drifts)
-    assert len(figure.axes) == 6
-    assert figure.axes[4].lines[0].get_ydata().tolist() == drifts[4].relative["client"].tolist()
-    result = tradeoff_experiment(rounds=2, size=300, worlds=1)
-    panels = tradeoff_figure(result).axes
-    assert panels[0].lines[0].get_ydata().tolist() == result.floor.tolist()
-    assert panels[2].lines[2].get_ydata().tolist() == result.lemma["class"].tolist()
-
-
-def test_impossible_experiments_are_refused() -> None:
-    with refused("size at least 200"):
-        tradeoff_experiment(size=10)
-    with refused("give iid/skewed"):
-        measure_drift("sorted", "shifted")

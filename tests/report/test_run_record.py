@@ -1,3 +1,5 @@
+"""Tests of reading a run folder: complete, unfinished and broken ones."""
+
 from __future__ import annotations
 
 import json
@@ -7,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from feddrm.errors import FeddrmError
-from feddrm.report.accuracy_measures import Measure, Score, headline
+from feddrm.report.accuracy_measures import Measure, Score
 from feddrm.report.run_record import RunRecord, read_scores
 
 MakeRun = Callable[..., Path]
@@ -33,7 +35,7 @@ def test_a_finished_run_is_read_as_it_was_written(make_run: MakeRun) -> None:
     assert [c.name for c in record.clients] == list(record.dataset.names if record.dataset else ())
 
 
-def test_an_unfinished_run_speaks_for_its_last_round(make_run: MakeRun) -> None:
+def test_an_unfinished_run_has_the_scores_of_its_last_round(make_run: MakeRun) -> None:
     folder = make_run("first", finished=False)
     last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     for name in ("evaluation.json", "data.json", "data.safetensors"):
@@ -78,14 +80,7 @@ def test_the_global_model_is_shown_once() -> None:
     assert apart == {Measure("global"): Score(0.5), Measure("system", "global"): Score(0.75)}
 
 
-def test_the_headline_rule_is_fixed_not_the_best() -> None:
-    scores = {Measure("system", "vote"): Score(0.9), Measure("system", "head_density"): Score(0.1)}
-    assert headline("system", scores) == Measure("system", "head_density")
-    assert headline("client", scores) is None
-    assert headline("system", {Measure("system", "new"): Score(0.1)}) == Measure("system", "new")
-
-
-def test_per_client_values_go_by_one_spelling(make_run: MakeRun) -> None:
+def test_old_and_new_names_of_per_client_values_are_read(make_run: MakeRun) -> None:
     folder = make_run("first")
     row = {"name": "a", "test_samples": 7, "train": 9, "own_accuracy": 0.5, "density_accuracy": 0.25}
     rows = [row | {"density_recall": 1.0, "posterior_recall": None, "shift": "noise"}]
