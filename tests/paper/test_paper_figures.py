@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feddrm.paper import Grid, Record, figure, read_records
+from feddrm.paper import CellRecord, Grid, figure, read_records
 from refusal import refused
 
-Make = Callable[..., Record]
+Make = Callable[..., CellRecord]
 
 
 def test_sweeps_leave_gaps_where_cells_are_missing(paper: Grid, make: Make, tmp_path: Path) -> None:
