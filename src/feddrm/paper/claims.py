@@ -63,15 +63,15 @@ def verdicts(grid: Grid, records: Mapping[str, CellRecord]) -> list[Verdict]:
 
 def comparisons(grid: Grid, records: Mapping[str, CellRecord]) -> list[Comparison]:
     """Every comparison that the paper does not report."""
-    made = []
+    results = []
     for item in grid.content["unreported"]:
         gains, labels = {}, tuple(grid.label("settings", setting) for setting in item["settings"])
         for setting, label in zip(item["settings"], labels, strict=True):
             left, right = (_score(grid, setting, item[side], records) for side in ("left", "right"))
             if left is not None and right is not None:
                 gains[label] = (left, right)
-        made.append(Comparison(item["text"], labels, gains))
-    return made
+        results.append(Comparison(item["text"], labels, gains))
+    return results
 
 
 def _score(grid: Grid, setting: str, side: Mapping[str, str], records: Mapping[str, CellRecord]) -> Score | None:
@@ -120,17 +120,17 @@ def _above(table: PaperTable, claim: Mapping[str, Any]) -> tuple[Status, str]:
 
 def _declines(table: PaperTable, claim: Mapping[str, Any]) -> tuple[Status, str]:  # noqa: ARG001
     """Every row that the paper has falls from column to column within each group."""
-    wrong, known, wanted = [], 0, 0
+    wrong, known, total = [], 0, 0
     for row in (row for row in table.rows if row.published):
         for group in dict.fromkeys(table.groups):
             scores = [e.ours for e, g in zip(row.entries, table.groups, strict=True) if g == group]
             means = [score.mean for score in scores if score is not None]
-            wanted, known = wanted + len(scores), known + len(means)
+            total, known = total + len(scores), known + len(means)
             if any(b >= a for a, b in pairwise(means)):
                 figures = ", ".join(f"{100 * mean:.2f}" for mean in means)
                 wrong.append(f"{row.label}, {group[:1].lower()}{group[1:]}: {figures}")
-    text = f"{wanted - known} of {wanted} figures missing" if known < wanted else "everywhere"
-    return _status(bool(wrong), known == wanted), f"not for {'; '.join(wrong)}" if wrong else text
+    text = f"{total - known} of {total} figures missing" if known < total else "everywhere"
+    return _status(bool(wrong), known == total), f"not for {'; '.join(wrong)}" if wrong else text
 
 
 def _order(rising: bool) -> Callable[[PaperTable, Mapping[str, Any]], tuple[Status, str]]:
