@@ -1,4 +1,4 @@
-"""What differential privacy on uploads costs: digits, three sites, accuracy of each site on its own test samples.
+"""Measures how differential privacy of uploads lowers accuracy: digits, three sites, each on its own test samples.
 
 python -m benchmarks.deploy_privacy --json results/bench/deploy_privacy.json
 """
@@ -24,7 +24,7 @@ NOISES = (None, 0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 
 def accuracy(noise: float | None, seed: int, rounds: int) -> float:
-    """Of FedDRM, over all sites' test samples after the last round; noise None: no privacy, 0: clipping alone."""
+    """FedDRM's accuracy over all sites' test samples after the last round. Noise None: no privacy; 0: only clipping."""
     federation = load("digits", clients=SITES, seed=seed)
     config = resolve(federation, method="feddrm", seed=seed, rounds=rounds)
     method, plan = config.method, config.plan
@@ -53,7 +53,7 @@ def accuracy(noise: float | None, seed: int, rounds: int) -> float:
 
 
 def main() -> None:
-    """Measure and print; --json keeps the figures."""
+    """Measure and print; --json also writes the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--rounds", type=int, default=40)

@@ -1,10 +1,10 @@
-"""Clients one after another against all of them stacked under vmap, on this machine's CPU, in one run.
+"""Times clients one after another against all clients stacked under vmap, on a CPU, in one run.
 
     python -m benchmarks.stacked_clients [--json FILE]
 
-The same FedDRM round (8 clients, 10 steps) three ways: one client after another, as many side by side as
-there are cores, and all of them as one batched program by torch.func. The best of four rounds each, or of those
-that fit into 20 s; the parameters they end with are compared first.
+The same FedDRM round (8 clients, 10 steps) runs in three ways: one client after another, as many clients in parallel as
+there are cores, and all clients as one batched program by torch.func. Each time is the best of four rounds, or of those
+that fit into 20 s. The final parameters of all three ways are compared first.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from feddrm.models import LeNet, Mlp, Net, Outputs
 from feddrm.threads import thread_map, without_onednn_if_small
 
 METHOD, STAGE, CLIENTS = FedDRM(), Stage(10), 8
-LONG = 20.0  # seconds of measuring one way
+LONG = 20.0  # seconds to measure one way
 
 
 def photographs() -> Federation:
-    """Made images of CIFAR's size."""
+    """Random images of CIFAR's size."""
     generator = torch.Generator().manual_seed(0)
     clients = []
     for i in range(CLIENTS):
@@ -71,7 +71,7 @@ def stacked_round(net: Net, federation: Federation, plan: Plan, state: State) ->
 
 
 def best(work: Callable[[], object]) -> float:
-    """Of four rounds, or of fewer where they take long: the first one warms up."""
+    """The best time of four rounds, or of fewer if they take long; the first one is a warm-up."""
     times: list[float] = []
     while len(times) < 4 and sum(times) < LONG:
         start = time.perf_counter()

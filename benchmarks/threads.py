@@ -1,8 +1,8 @@
-"""Milliseconds per client step by number of threads, on an idle machine and beside busy neighbours.
+"""Times a client step by number of threads, on an idle machine and beside busy processes.
 
     python -m benchmarks.threads
 
-Decides the rule in feddrm.runs.config.threads_for; see docs/decisions/0001-threads.md.
+The rule in feddrm.runs.config.threads_for follows from it; see docs/decisions/0001-threads.md.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def test_a_gallery_of_own_samples_is_filled_up_with_white() -> None:
         ({"column_means": torch.zeros(5, 2)}, "column_means should be numbers"),
     ],
 )
-def test_pictures_that_do_not_fit_are_refused(
+def test_tensors_of_the_wrong_shape_or_type_are_refused(
     digits: Federation, tmp_path: Path, tensors: dict[str, torch.Tensor], why: str
 ) -> None:
     DatasetSummary.of(digits).write(tmp_path)
@@ -84,7 +84,7 @@ def test_pictures_that_do_not_fit_are_refused(
         DatasetSummary.read(tmp_path)
 
 
-def test_counts_that_do_not_fit_are_refused(digits: Federation, tmp_path: Path) -> None:
+def test_class_counts_of_the_wrong_length_are_refused(digits: Federation, tmp_path: Path) -> None:
     DatasetSummary.of(digits).write(tmp_path)
     facts = json.loads((tmp_path / "data.json").read_text())
     facts["classes"].append("eleven")

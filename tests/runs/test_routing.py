@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from feddrm.data import Federation, load
 from feddrm.evaluation import pooled_queries, system_accuracy
 from feddrm.models import Mlp, is_head
-from feddrm.report.build import build_report
-from feddrm.report.run import RunRecord
+from feddrm.report.report_files import build_report
+from feddrm.report.run_record import RunRecord
 from feddrm.router import load_router
 from feddrm.runs import Run, train
 from feddrm.runs.run_router import _config_again

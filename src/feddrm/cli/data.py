@@ -96,9 +96,10 @@ def show(
 
     Example: feddrm data show digits --out digits.png
     """
-    from feddrm.report.pictures import check_target, federation_figure, save
+    from feddrm.report.federation_figures import federation_figure
+    from feddrm.report.figure_files import check_figure_path, save_figure
 
-    check_target(out)
+    check_figure_path(out)
     federation = open_federation(
         dataset,
         extra,
@@ -111,5 +112,5 @@ def show(
         data_dir=data_dir,
         download=download,
     )
-    save(federation_figure(federation), out)
+    save_figure(federation_figure(federation), out)
     typer.echo(f"wrote {out}")

@@ -38,7 +38,7 @@ def fit_router(
 
     Example: feddrm fit-router runs/first
     """
-    from feddrm.report.measures import rule_label
+    from feddrm.report.accuracy_measures import rule_label
     from feddrm.router.router import ONE_SCALE
     from feddrm.runs import Run
 

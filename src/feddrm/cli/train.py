@@ -158,7 +158,8 @@ def demo(
         run = _train(parts, {"rounds": rounds, "seed": seed}, folders[-1])
         if method == "feddrm" and not (run.path / "router" / "manifest.json").exists():
             run.fit_router(progress=True)
-    from feddrm.report.build import report_table, write_report
+    from feddrm.report.report_files import write_report
+    from feddrm.report.run_table import report_table
 
     table = report_table(folders)
     page = write_report(table, out)
@@ -231,7 +232,7 @@ def _train(parts: dict[str, dict[str, Any]], settings: dict[str, Any], out: Path
 
 
 def _print_runs(folders: list[Path]) -> None:
-    from feddrm.report.build import report_table
+    from feddrm.report.run_table import report_table
 
     table = report_table(folders)
     print_table(table.header(), table.text_rows(), title="accuracy in percent")
