@@ -11,7 +11,7 @@ WORKERS ?= 2
 DEMO ?= --out runs/demo
 SMOKE ?= runs/paper-smoke
 
-.PHONY: help demo paper-smoke test test-deploy lint format clean
+.PHONY: help demo paper-smoke test-fast test test-deploy lint format clean
 
 help: ## Show what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,7 +33,10 @@ paper-smoke: $(READY) ## Run the paper's machinery on the digits, in seconds: no
 	$(BIN)/feddrm paper figure lambda --grid smoke --results $(SMOKE)/results --out $(SMOKE)/lambda.png
 	$(BIN)/feddrm paper page --grid smoke --results $(SMOKE)/results --out $(SMOKE)/results.md
 
-test: $(READY) ## Run the tests
+test-fast: $(READY) ## Run the tests of the inner loop: no processes, no browser, no fuzzing
+	$(BIN)/python -m pytest -m 'not slow' -n $(WORKERS) --dist loadfile
+
+test: $(READY) ## Run all tests but those of test-deploy
 	$(BIN)/python -m pytest -m 'not deploy' -n $(WORKERS) --dist loadfile
 
 test-deploy: $(READY) ## Run a whole federation on this machine, with sites that fail: some minutes
