@@ -33,11 +33,11 @@ paper-smoke: $(READY) ## Run the paper's machinery on the digits, in seconds: no
 	$(BIN)/feddrm paper figure lambda --grid smoke --results $(SMOKE)/results --out $(SMOKE)/lambda.png
 	$(BIN)/feddrm paper page --grid smoke --results $(SMOKE)/results --out $(SMOKE)/results.md
 
-test-fast: $(READY) ## Run the tests of the inner loop: no processes, no browser, no fuzzing
+test-fast: $(READY) ## Run the quick tests: no processes, no browser, no fuzzing
 	$(BIN)/python -m pytest -m 'not slow' -n $(WORKERS) --dist loadfile
 
-test: $(READY) ## Run all tests but those of test-deploy
-	$(BIN)/python -m pytest -m 'not deploy' -n $(WORKERS) --dist loadfile
+test: $(READY) ## Run all tests but those of test-deploy, and check their coverage
+	$(BIN)/python -m pytest -m 'not deploy' -n $(WORKERS) --dist loadfile --cov --cov-report=
 
 test-deploy: $(READY) ## Run a whole federation on this machine, with sites that fail: some minutes
 	$(BIN)/python -m pytest -m deploy

@@ -300,11 +300,20 @@ def through(): helper()
 def inside():
     def inner(): return helper()
     return inner
+def imported():
+    from subprocess import run
+    return run
 def harmless(): return pathlib.Path(), "subprocess", helpers
 """
     exec(compile(source, str(TESTS / "made.py"), "exec"), known)
-    reached = {name: slow.reasons([known[name]]) for name in ("direct", "through", "inside", "harmless")}
-    assert reached == {"direct": {"subprocess"}, "through": {"subprocess"}, "inside": {"subprocess"}, "harmless": set()}
+    reached = {name: slow.reached(known[name]) for name in ("direct", "through", "inside", "imported", "harmless")}
+    assert reached.pop("harmless") == set()
+    assert set(reached.values()) == {frozenset({"subprocess"})}
+
+
+def test_every_test_that_is_named_as_long_exists() -> None:
+    source = "".join(path.read_text() for path in TESTS.rglob("test_*.py"))
+    assert_none([f"{name} is gone: delete its line" for name in slow.LONG if f"def {name}(" not in source])
 
 
 def test_a_process_is_refused_while_a_fast_test_runs() -> None:
