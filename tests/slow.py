@@ -92,7 +92,7 @@ def reached(function: Any) -> frozenset[str]:
     seen: set[int] = set()
     waiting = [function]
     while waiting:
-        value = inspect.unwrap(waiting.pop())
+        value = _unwrapped(waiting.pop())
         if id(value) in seen:
             continue
         seen.add(id(value))
@@ -106,6 +106,15 @@ def reached(function: Any) -> frozenset[str]:
             found |= {package for name in names if (package := _package(name))}  # imported inside the function
             waiting += _resolved(names, value.__globals__)
     return frozenset(found)
+
+
+def _unwrapped(value: Any) -> Any:
+    """The function behind decorators, Hypothesis's included."""
+    try:
+        value = inspect.unwrap(value)
+    except ValueError:  # an object that claims to wrap without end, as mocks do
+        return value
+    return getattr(getattr(value, "hypothesis", None), "inner_test", value)
 
 
 def _package(module: str) -> str | None:
