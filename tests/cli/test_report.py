@@ -20,7 +20,7 @@ def test_one_run_and_several_are_reported(tmp_path: Path, monkeypatch: pytest.Mo
     app = typer.Typer()
     app.command()(report)
     runner = CliRunner()
-    monkeypatch.setattr("feddrm.report.report_files.report_page", lambda table: "page")  # drawn in other tests
+    monkeypatch.setattr("feddrm.report.report_page.report_page", lambda table: "page")  # drawn in other tests
     digits = load("digits", clients=4, seed=0)
     first, second = write_run(tmp_path / "first", digits), write_run(tmp_path / "second", digits, method="fedavg")
     monkeypatch.chdir(tmp_path)

@@ -1,17 +1,20 @@
-"""Tests of the report's page: its content, its escaping, and that it fetches and executes nothing."""
+"""Tests of the report's page and files: content, escaping, self-containment, and all files or none."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from feddrm.data import Federation
-from feddrm.report.report_files import build_report
+from feddrm.errors import FeddrmError, SettingError
+from feddrm.report.report_page import write_report
+from feddrm.report.run_table import report_table
 
 MakeRun = Callable[..., Path]
 VOID = {"meta", "br", "img", "link", "hr", "input"}
@@ -58,6 +61,10 @@ class Page(HTMLParser):
         return [value for _, attrs in self.tags if (value := attrs.get(name)) is not None]
 
 
+def write_for(folders: Sequence[Path], out: Path) -> Path:
+    return write_report(report_table(folders), out)
+
+
 def read_page(path: Path) -> Page:
     """A page with nothing fetched, nothing executed, and words for every picture."""
     page = Page(path.read_text(encoding="utf-8"))
@@ -87,7 +94,7 @@ def read_page(path: Path) -> Page:
 def test_the_page_of_one_run_shows_its_figures(make_run: MakeRun) -> None:
     folder = make_run("first", tune=10)
     before = {p.name for p in folder.iterdir()}
-    build_report([folder], folder)
+    write_for([folder], folder)
     assert {p.name for p in folder.iterdir()} == before | set(FILES)
     page = read_page(folder / "report.html")
     assert page.headings == ["first", "Results", "Training", "Clients", "Routing", "Data", "Settings"]
@@ -113,7 +120,7 @@ def test_the_page_of_several_runs_compares_them(make_run: MakeRun, tmp_path: Pat
     for run in runs[1:]:
         for name in ("evaluation.json", "data.json", "data.safetensors"):
             (run / name).unlink()
-    build_report(runs, tmp_path / "deep" / "report")
+    write_for(runs, tmp_path / "deep" / "report")
     assert sorted(p.name for p in (tmp_path / "deep" / "report").iterdir()) == FILES
     page = read_page(tmp_path / "deep" / "report" / "report.html")
     assert [h for h in page.headings if h in ("first", "_base", "live")] == ["first", "_base", "live"]
@@ -124,7 +131,7 @@ def test_the_page_of_several_runs_compares_them(make_run: MakeRun, tmp_path: Pat
 
 def test_a_comparison_lists_only_the_settings_that_differ(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run("a"), make_run("b", method="fedavg", rounds=40)]
-    build_report(runs, tmp_path / "r")
+    write_for(runs, tmp_path / "r")
     page = read_page(tmp_path / "r" / "report.html")
     assert page.headings[:3] == ["2 runs compared", "Results", "What differs"]
     start = page.cells.index("Setting")
@@ -142,7 +149,7 @@ def test_names_from_files_are_escaped(make_run: MakeRun) -> None:
     evaluation = json.loads((folder / "evaluation.json").read_text())
     evaluation["confusion"]["<b onclick=x>"] = [[1, 2], [3, 4]]
     (folder / "evaluation.json").write_text(json.dumps(evaluation))
-    build_report([folder], folder)
+    write_for([folder], folder)
     page = read_page(folder / "report.html")
     assert not {"img", "b"} & {tag for tag, _ in page.tags}
     assert page.headings[0] == "a<b>"
@@ -162,7 +169,7 @@ def test_markup_in_client_and_class_names_stays_text(make_run: MakeRun, tmp_path
             if name == "data.json":
                 content["classes"] = [label] * len(content["classes"])
             (folder / name).write_text(json.dumps(content))
-    build_report(folders, tmp_path / "report")
+    write_for(folders, tmp_path / "report")
     page = read_page(tmp_path / "report" / "report.html")
     assert "b" not in {tag for tag, _ in page.tags}
     assert not any("alert" in key or "alert" in (value or "") for _, attrs in page.tags for key, value in attrs.items())
@@ -176,12 +183,12 @@ def test_a_bare_unfinished_run_is_reported_and_labelled(make_run: MakeRun, tmp_p
     for name in ("evaluation.json", "data.json", "data.safetensors"):
         (folder / name).unlink()
     (folder / "metrics.jsonl").write_text('{"round": 3, "average_accuracy": 0.5, "loss": NaN}\n{"rou')
-    build_report([folder], folder)
+    write_for([folder], folder)
     page = read_page(folder / "report.html")
     assert page.headings == ["live", "Results", "Training", "Settings"]
     assert "unfinished: round 3 of 60" in page.texts
     assert "50.00" in page.cells
-    build_report([folder], tmp_path / "again")
+    write_for([folder], tmp_path / "again")
     for name in FILES:
         assert (folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
 
@@ -190,5 +197,34 @@ def test_many_clients_and_classes(make_run: MakeRun) -> None:
     rng = np.random.default_rng(0)
     clients = {f"site-{i}": (rng.normal(size=(60, 3)), np.arange(60) % 25) for i in range(41)}
     folder = make_run("many", federation=Federation.from_arrays(clients))
-    build_report([folder], folder)
+    write_for([folder], folder)
     read_page(folder / "report.html")
+
+
+def test_a_failure_leaves_no_files_behind(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feddrm.report.report_page.report_page", lambda table: "page")  # drawn in other tests
+    good, bad = make_run("good"), make_run("bad")
+    (bad / "summary.json").write_text("{")
+    out = tmp_path / "out"
+    with pytest.raises(FeddrmError, match=r"summary.json is broken"):
+        write_for([good, bad], out)
+    assert not out.exists()
+    (out / "table.tex").mkdir(parents=True)
+    with pytest.raises(FeddrmError, match=r"cannot write .*table.tex \(a folder has this name\)"):
+        write_for([good], out)
+    assert [p.name for p in out.iterdir()] == ["table.tex"]
+    with pytest.raises(SettingError, match=r"is a file: name a folder"):
+        write_for([good], good / "config.yaml")
+    with pytest.raises(FeddrmError, match="cannot write"):
+        write_for([good], good / "config.yaml" / "deeper")
+    with pytest.raises(SettingError, match="name at least one run folder"):
+        report_table([])
+
+    def full(self: Path, content: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    before = sorted(good.iterdir())
+    with pytest.raises(FeddrmError, match=r"cannot write .*report.html \(No space left on device\): free the disk"):
+        write_for([good], good)
+    assert sorted(good.iterdir()) == before

@@ -22,7 +22,7 @@ def report(
 
     Example: feddrm report runs/first
     """
-    from feddrm.report.report_files import write_report
+    from feddrm.report.report_page import write_report
     from feddrm.report.run_table import report_table
 
     table = report_table(runs)

@@ -158,7 +158,7 @@ def demo(
         run = _train(parts, {"rounds": rounds, "seed": seed}, folders[-1])
         if method == "feddrm" and not (run.path / "router" / "manifest.json").exists():
             run.fit_router(progress=True)
-    from feddrm.report.report_files import write_report
+    from feddrm.report.report_page import write_report
     from feddrm.report.run_table import report_table
 
     table = report_table(folders)

@@ -26,20 +26,10 @@ CAPTION = (
     "from it. Bold: the best of what has been run. 'missing': not run yet; '–': the method has no such thing."
 )
 GAPS = {"missing": "missing", "no router": "no router yet", "none": DASH}
-CSV_HEADER = [
-    "table",
-    "row",
-    "column",
-    "cell",
-    "measure",
-    "mean",
-    "std",
-    "paper_mean",
-    "paper_std",
-    "points",
-    "gap",
-    "note",
-]
+CSV_HEADER = (
+    *("table", "row", "column", "cell", "measure"),
+    *("mean", "std", "paper_mean", "paper_std", "points", "gap", "note"),
+)
 
 Gap = Literal["", "missing", "no router", "none"]
 Notes = Mapping[str, str]  # "cell measure" to text

@@ -1,14 +1,17 @@
-"""The content of a report's HTML page; the markup is in ``templates/report.html.j2``."""
+"""A report's HTML page and its files. This module makes the content; ``templates/report.html.j2`` has the markup."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from feddrm._version import __version__
 from feddrm.data.summary import DatasetSummary
+from feddrm.errors import SettingError
+from feddrm.io.atomic import write_together
 from feddrm.report import federation_figures, run_figures
 from feddrm.report.accuracy_measures import KINDS, MEANINGS, Measure, headline, rule_label
 from feddrm.report.html_templates import TEMPLATES
@@ -17,6 +20,7 @@ from feddrm.report.run_table import RunTable
 from feddrm.report.svg import InlineSvg, inline_svg
 from feddrm.report.tables import DASH, Table
 
+PAGE, CSV, LATEX = "report.html", "table.csv", "table.tex"
 TILES = {
     "average": "Average accuracy",
     "system": "System accuracy",
@@ -61,6 +65,15 @@ class RunView:
     badge: str
     tiles: Sequence[Tile]
     sections: Sequence[Section]
+
+
+def write_report(table: RunTable, out: Path) -> Path:
+    """Write ``report.html``, ``table.csv`` and ``table.tex`` into a folder, all or none; returns the page's path."""
+    if out.exists() and not out.is_dir():
+        raise SettingError(f"--out '{out}' is a file: name a folder")
+    contents = {PAGE: report_page(table), CSV: table.csv(), LATEX: table.latex()}
+    write_together({out / name: text.encode() for name, text in contents.items()})
+    return out / PAGE
 
 
 def report_page(table: RunTable) -> str:
