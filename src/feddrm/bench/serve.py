@@ -31,8 +31,7 @@ from feddrm.bench.load import ask_all, one_answer, post
 from feddrm.data import Federation, load
 from feddrm.errors import FeddrmError
 from feddrm.router import Router, load_router
-from feddrm.runs import train
-from feddrm.runs.run import hardware, versions
+from feddrm.runs import hardware, train, versions
 from feddrm.threads import small_products
 
 Say = Callable[[str], None]

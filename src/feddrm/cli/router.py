@@ -89,11 +89,11 @@ def route(
     from feddrm.errors import FeddrmError
     from feddrm.router import read_manifest
     from feddrm.runs import Run
-    from feddrm.runs.run_router import read_inputs
+    from feddrm.runs.query_files import read_queries
 
     router = Run.open(run).router()
     notes = read_manifest(run / "router")["notes"]
-    x, names = read_inputs(router, notes.get("columns"), inputs)
+    x, names = read_queries(router, notes.get("columns"), inputs)
     for name in without or ():
         if name not in router.names:
             raise FeddrmError(f"unknown client '{name}' (there are: {', '.join(router.names)})")

@@ -1,0 +1,44 @@
+"""The files of a run folder: the one place that knows their names. It reads and writes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class ClientFiles:
+    """The files of ``clients/<name>/``: what only that client may hold."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.private_file = path / "private.safetensors"  # its private slots, as training left them
+        self.head_file = path / "head.safetensors"  # its correction of the probe, if heads were fitted
+        self.scale_file = path / "scale.json"  # the constants by which it scales raw samples
+        self.shared_file = path / "shared.safetensors"  # at a deployed site only: the leaves that the server sent
+
+
+class RunFiles:
+    """The files and folders of one run; ARCHITECTURE.md says what is in them."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config_file = self.path / "config.yaml"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.summary_file = self.path / "summary.json"
+        self.evaluation_file = self.path / "evaluation.json"
+        self.data_file = self.path / "data.json"
+        self.pictures_file = self.path / "data.safetensors"
+        self.report_file = self.path / "report.html"
+        self.tensorboard = self.path / "tensorboard"
+
+        self.checkpoint = self.path / "checkpoint"
+        self.state_file = self.checkpoint / "state.safetensors"
+        self.seconds_file = self.checkpoint / "seconds.json"
+        self.lock_file = self.checkpoint / "lock"
+
+        self.router = self.path / "router"  # feddrm.router.artifact knows the other files in it
+        self.shared_file = self.router / "shared.safetensors"
+        self.clients = self.path / "clients"
+
+    def client(self, name: str) -> ClientFiles:
+        """The files of one client."""
+        return ClientFiles(self.clients / name)
