@@ -29,6 +29,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(data.app, name="data")
+app.add_typer(routing.app, name="router")
 app.add_typer(bench.app, name="bench")
 app.add_typer(drm.app, name="drm")
 app.add_typer(paper.app, name="paper")

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+SHARED, PRIVATE = "shared.safetensors", "private.safetensors"
+PRIVATE_HEAD, SCALE = "head.safetensors", "scale.json"
+
 
 class ClientFiles:
     """The files of ``clients/<name>/``: what only that client may hold."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.private_file = path / "private.safetensors"  # its private slots, as training left them
-        self.head_file = path / "head.safetensors"  # its correction of the probe, if heads were fitted
-        self.scale_file = path / "scale.json"  # the constants by which it scales raw samples
-        self.shared_file = path / "shared.safetensors"  # at a deployed site only: the leaves that the server sent
+        self.private_file = path / PRIVATE  # its private slots, as training left them
+        self.head_file = path / PRIVATE_HEAD  # its correction of the probe, if heads were fitted
+        self.scale_file = path / SCALE  # the constants by which it scales raw samples
+        self.shared_file = path / SHARED  # at a deployed site only: the leaves that the server sent
 
 
 class RunFiles:
@@ -36,7 +39,7 @@ class RunFiles:
         self.lock_file = self.checkpoint / "lock"
 
         self.router = self.path / "router"  # feddrm.router.artifact knows the other files in it
-        self.shared_file = self.router / "shared.safetensors"
+        self.shared_file = self.router / SHARED
         self.clients = self.path / "clients"
 
     def client(self, name: str) -> ClientFiles:

@@ -16,6 +16,8 @@ from feddrm.engine import Plan, arithmetic, load_state
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import Answers, Queries
 from feddrm.io.atomic import write_atomically
+from feddrm.io.run_files import PRIVATE_HEAD as PRIVATE_HEAD
+from feddrm.io.run_files import SCALE as SCALE
 from feddrm.io.tensors import tensor_bytes
 from feddrm.methods import Method
 from feddrm.models import Model
@@ -25,8 +27,6 @@ from feddrm.runs.client_answers import ask_clients, pooled_test_set
 from feddrm.runs.config import Config, known_fields, resolve
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.kernels import router_kernels as router_kernels
-
-PRIVATE_HEAD, SCALE = "head.safetensors", "scale.json"
 
 
 def fit_run_router(

@@ -25,6 +25,7 @@ from feddrm.registry import nearest
 from feddrm.router import Recipe, Router, load_heads, load_router, read_manifest
 from feddrm.router.features.base import extract
 from feddrm.router.solver.solve import Scaler, logits_at
+from feddrm.runs.run_membership import trained_clients
 from feddrm.runs.run_router import SCALE
 
 ANSWERS = ("trained", "refit")
@@ -110,7 +111,7 @@ class TrainedHead:
         if (folder / SHARED).is_file():
             received = read_tensors(folder / SHARED)
         else:
-            received = method.send(read_tensors(run / "router" / SHARED), router.names.index(folder.name))
+            received = method.send(read_tensors(run / "router" / SHARED), trained_clients(manifest).index(folder.name))
         leaves = method.serve(received, slots)
         branch = leaves.get("client_head.bias")
         net = model.build(router.shape, int(manifest["classes"]), None if branch is None else len(branch))
