@@ -34,7 +34,7 @@ def _write_without(source: Path, clients: Sequence[str], target: Path) -> Router
     for name in clients:
         remaining = leave(remaining, name)
     if "joint" in heads:  # one row for each pair of client and class
-        rows = heads["joint"].unflatten(0, (router.clients, -1))
+        rows = heads["joint"].view(router.clients, -1, heads["joint"].shape[1])
         heads["joint"] = rows[[router.names.index(name) for name in remaining.names]].flatten(0, 1)
     save_router(
         target,
