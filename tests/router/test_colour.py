@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feddrm.router.features.colour import LEVELS, _counts, _levels, colour_statistics, hue_saturation_value
-from feddrm.router.solver.solve import Problem, Sample, add, client_scores, moments_of, scaler_of, solve
+from feddrm.router.solver.client_statistics import Sample, client_scores
+from feddrm.router.solver.problem import Problem, add
+from feddrm.router.solver.solve import moments_of, scaler_of, solve
 
 
 def smooth_images(count: int, seed: int) -> torch.Tensor:
@@ -58,7 +60,7 @@ def separable(some: torch.Tensor, others: torch.Tensor) -> float:
         return [Sample(scaler(x), torch.full((len(x),), i)) for i, x in enumerate((a, b))]
 
     train = samples(some[:half], others[:half])
-    fit = solve(Problem(2, some.shape[1], 1e-2), train, moments_of(train), rounds=30)
+    fit = solve(Problem(2, some.shape[1], 1e-2), train, moments_of([s.x for s in train]), rounds=30)
     total = add([client_scores(s, fit.point) for s in samples(some[half:], others[half:])])
     return float(total["correct"] / total["count"])
 

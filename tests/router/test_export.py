@@ -12,7 +12,7 @@ from feddrm.router import Recipe, Router
 from feddrm.router.features import base as features
 from feddrm.router.features import colour
 from feddrm.router.features.tensor_cache import kept
-from feddrm.router.solver.solve import Scaler
+from feddrm.router.solver.problem import Scaler
 from router.conftest import make_router
 
 runtime = pytest.importorskip("onnxruntime", reason="pip install 'feddrm[export]' to run this")

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from feddrm.router import Recipe, Router
-from feddrm.router.solver.solve import Scaler
+from feddrm.router.solver.problem import Scaler
 from feddrm.runs.query_files import read_queries
 from refusal import refused
 

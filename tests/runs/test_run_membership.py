@@ -15,7 +15,7 @@ from feddrm.data import Federation
 from feddrm.methods import Method
 from feddrm.router import leave, load_heads, load_router, read_manifest
 from feddrm.router.fit.head_problems import joint_classes
-from feddrm.router.solver.solve import logits_at
+from feddrm.router.solver.client_statistics import logits_at
 from feddrm.runs import Run, RunFolder, train
 from feddrm.runs.run_membership import TRAINED_CLIENTS, leave_run_router
 from feddrm.serve.predictor.predictor import Predictor

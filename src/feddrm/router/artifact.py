@@ -20,7 +20,7 @@ from feddrm.io.atomic import write_atomically
 from feddrm.models import Model, is_head
 from feddrm.router.features.base import Recipe
 from feddrm.router.router import Calibration, Router
-from feddrm.router.solver.solve import Scaler
+from feddrm.router.solver.problem import Scaler
 
 FORMAT = "feddrm-router-1"
 MANIFEST, ROUTER, TRUNK, HEADS = "manifest.json", "router.safetensors", "trunk.safetensors", "heads.safetensors"

@@ -22,7 +22,7 @@ from feddrm.router.features.base import Leaves, Recipe, extract
 from feddrm.router.fit.fit_router import FittedRouter
 from feddrm.router.fit.head_problems import joint_classes, joint_clients
 from feddrm.router.policy import RULES, by_rule, conformal_set, consult, reliability
-from feddrm.router.solver.solve import logits_at
+from feddrm.router.solver.client_statistics import logits_at
 
 COVERAGES = (0.5, 0.8, 0.9, 0.95, 1.0)
 

@@ -11,7 +11,9 @@ from torch import Tensor
 from feddrm.errors import FeddrmError
 from feddrm.registry import nearest
 from feddrm.router.router import Router
-from feddrm.router.solver.solve import Fit, Problem, Sample, Whitening, solve
+from feddrm.router.solver.client_statistics import Sample
+from feddrm.router.solver.problem import Problem, Whitening
+from feddrm.router.solver.solve import Fit, solve
 
 
 def leave(router: Router, name: str) -> Router:

@@ -16,7 +16,7 @@ from feddrm.models import Net
 from feddrm.registry import nearest
 from feddrm.router.features.base import Recipe, extract
 from feddrm.router.policy import RULES, by_rule, conformal_set, margins, masked
-from feddrm.router.solver.solve import Scaler
+from feddrm.router.solver.problem import Scaler
 
 NOBODY = -1
 ONE_SCALE = "train with one scale for all (data retina: --set normalise=common) and fit again"

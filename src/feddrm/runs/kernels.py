@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 
 from feddrm.models import Net
-from feddrm.router.fit.selection import SMALL
+from feddrm.router.settings import SMALL
 from feddrm.threads import small_products, within_operations
 
 CPU_QUERIES, GPU_QUERIES = 512, 3072  # asked at once: what the caches hold, or what fills a GPU

@@ -22,7 +22,7 @@ from feddrm.io.tensors import tensor_bytes
 from feddrm.methods import Method
 from feddrm.models import Model
 from feddrm.progress import progress_bar
-from feddrm.router import FittedRouter, Router, RouterSettings, evaluate_router, fit_router, save_router
+from feddrm.router import FittedRouter, Router, RouterSettings, evaluate_router, fit_router
 from feddrm.runs.client_answers import ask_clients, pooled_test_set
 from feddrm.runs.config import Config, known_fields, resolve
 from feddrm.runs.folder import RunFolder
@@ -94,7 +94,7 @@ def _fit(
     figures = evaluate_router(
         fitted, net, state.shared, test, answers(test, workers=config.threads), federation.weights
     )
-    _write_router(folder, config, federation, fitted)
+    fitted.save(folder.router, config.as_dict()["model"])
     _write_clients(folder, federation, fitted)
     _write_figures(folder, fitted, figures)
     return fitted.router
@@ -135,25 +135,6 @@ def _config_again(saved: Mapping[str, Any], federation: Federation, device: str 
 
 def _available(device: str) -> str:
     return "cpu" if device.startswith("cuda") and not torch.cuda.is_available() else device
-
-
-def _write_router(folder: RunFolder, config: Config, federation: Federation, fitted: FittedRouter) -> None:
-    """Write the server's files into ``router/``."""
-    heads = fitted.heads
-    save_router(
-        folder.router,
-        fitted.router,
-        model=config.as_dict()["model"],
-        classes=len(federation.classes),
-        heads=None if heads is None else heads.tensors(),
-        notes={
-            "columns": None if federation.columns is None else list(federation.columns),
-            "classes": list(federation.classes),
-            "chosen": fitted.chosen,
-            "heads": None if heads is None else heads.recipe.as_list(),
-            "stacks": {} if heads is None else {name: dict(stack.weights) for name, stack in heads.stacks.items()},
-        },
-    )
 
 
 def _write_clients(folder: RunFolder, federation: Federation, fitted: FittedRouter) -> None:

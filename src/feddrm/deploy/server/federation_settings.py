@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from string import punctuation
 from typing import Any
 
 from feddrm.data.federation import check_clients
 from feddrm.deploy.privacy import Privacy
-from feddrm.deploy.server.routing import RoutingSettings
 from feddrm.deploy.wire.run_spec import check_run
 from feddrm.engine import Plan
 from feddrm.errors import SettingError
 from feddrm.io.atomic import write_atomically
 from feddrm.methods import Method
 from feddrm.models import Model
+from feddrm.router import RouterSettings
 from feddrm.runs.config import known_fields, read_config
 
 CONFIG = "federation.yaml"
@@ -51,6 +51,12 @@ class ServerSettings:
     def local(self) -> bool:
         """Whether all sites are on the server's machine: then nobody else can connect."""
         return self.host in ("127.0.0.1", "localhost")
+
+    @property
+    def router_settings(self) -> RouterSettings:
+        """The settings of the router's fit. Messages cost time, so heads are fitted only where asked."""
+        deployed = RouterSettings(heads=False, joint=False, path_rounds=12)
+        return replace(deployed, **known_fields(RouterSettings, self.routing, "routing"))
 
     @classmethod
     def read(cls, folder: Path) -> ServerSettings:
@@ -113,7 +119,7 @@ class ServerSettings:
         if self.training.get("model") is not None:
             Model.find(self.training["model"])
         Plan(**{k: v for k, v in self.training.items() if k not in ("method", "model")}).check()
-        RoutingSettings(**known_fields(RoutingSettings, self.routing, "routing")).check()
+        self.router_settings.check()
         if self.privacy is not None:
             Privacy(**known_fields(Privacy, self.privacy, "privacy")).check(method)
 

@@ -18,8 +18,7 @@ from torch import Tensor
 from feddrm.deploy.privacy import Privacy
 from feddrm.deploy.server.federation_settings import ServerSettings
 from feddrm.deploy.server.negotiation import make_brief
-from feddrm.deploy.server.remote_cohort import SiteMissingError
-from feddrm.deploy.server.routing import RoutingSettings, fit_over
+from feddrm.deploy.server.remote_cohort import RemoteCohort, SiteMissingError
 from feddrm.deploy.wire.channel import Post, Question, Say, Transport
 from feddrm.deploy.wire.messages import Message, pack, unpack
 from feddrm.deploy.wire.public_files import describe_run, public_files
@@ -38,6 +37,8 @@ from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
 from feddrm.methods import Method, Tensors
 from feddrm.router.artifact import MANIFEST, read_manifest
+from feddrm.router.fit.cohort import Trunk
+from feddrm.router.fit.fit_router import fit_cohort
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.run import cpu_kernels
 
@@ -264,7 +265,7 @@ class Server:
             return self._fit_like(BlankFit(brief, Path(folder)), brief, progress)
 
     def _fit_like(self, blank: BlankFit, brief: RunSpec, progress: Progress) -> dict[str, Any]:
-        settings = RoutingSettings(**self.settings.routing)
+        settings = self.settings.router_settings
         sizes = dict(zip(brief.names, brief.sizes, strict=True))
         steps = 0
         self._refusals.clear()
@@ -278,15 +279,19 @@ class Server:
             form = blank.answer(header, tensors)
 
             def check(name: str, letter: Message) -> Message:
-                return check_sums(letter, form, sizes[name])
+                return check_sums(letter, form, sizes[name] * cohort.crops)
 
             while not (found := self.post.ask(letters, self.settings.deadline, check)):
                 self._wait(progress, self.names)
             return {self.names.index(name): letter for name, letter in found.items()}
 
+        cohort = RemoteCohort(ask, brief.facts, brief.crop, settings)
+        trunk = Trunk(brief.make_net().requires_grad_(False), progress.shared)
         while True:
             try:
-                return fit_over(ask, brief, progress.shared, settings, self.folder / "router")
+                fitted = fit_cohort(cohort, trunk, settings)
+                fitted.save(self.folder / "router", dict(brief.model))
+                return dict(fitted.chosen)
             except SiteMissingError:  # the fit begins again when it is back
                 self._wait(progress, self.names)
 

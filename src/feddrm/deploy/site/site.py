@@ -18,7 +18,7 @@ from feddrm.data import Federation
 from feddrm.deploy.privacy import Account, Demand, Privacy
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site_dataset import BACK, Holdings, read_holdings
-from feddrm.deploy.site.site_fit import SiteFit
+from feddrm.deploy.site.site_fit import SiteClient, SiteFit
 from feddrm.deploy.wire.messages import (
     ANYBODY,
     Message,
@@ -106,7 +106,9 @@ class _Work:
     fit: SiteFit = field(init=False)
 
     def __post_init__(self) -> None:
-        self.fit = SiteFit(self.net, self.federation, self.number, self.store, self.own)
+        client = self.federation.clients[self.number]
+        site = SiteClient(client, self.number, self.federation.crop, len(self.federation), len(self.federation.classes))
+        self.fit = SiteFit(self.net, site, self.store, self.own)
 
     def kernels(self) -> AbstractContextManager[None]:
         """The engine's own; only photographs get every core, as no second client is here to take the others."""

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from feddrm.data import RandomResizedCrop
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site_dataset import BACK
-from feddrm.deploy.site.site_fit import SiteFit
+from feddrm.deploy.site.site_fit import SiteClient, SiteFit
 from feddrm.deploy.wire.messages import Message, unpack
 from feddrm.deploy.wire.run_spec import DTYPES, RunSpec
 from feddrm.engine import RoundSchedule, first_state, functional, train_client
@@ -107,7 +108,9 @@ class BlankFit:
     """The form of every answer of a router's fit: those of a site that holds one blank sample."""
 
     def __init__(self, brief: RunSpec, folder: Path) -> None:
-        self.site = SiteFit(brief.make_net(), brief.federation(), 0, PrivateStore(folder), folder)
+        crop = RandomResizedCrop() if brief.crop else None
+        client = SiteClient(brief.blank_client(), 0, crop, len(brief.names), len(brief.classes))
+        self.site = SiteFit(brief.make_net(), client, PrivateStore(folder), folder)
         self.sizes = [1] * len(brief.names)
 
     def answer(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Tensors:

@@ -13,6 +13,7 @@ from feddrm.engine import Plan
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import Method
 from feddrm.models import Model, Net
+from feddrm.router.fit.cohort import Facts
 from feddrm.runs.config import known_fields
 
 DTYPES = {"uint8": torch.uint8, "float32": torch.float32}
@@ -67,6 +68,16 @@ class RunSpec:
         model = Model.make(self.model["name"], **_settings(self.model))
         clients = len(self.names) if self.make_method().client_branch else None
         return model.build(self.shape, len(self.classes), clients, self.make_plan().seed)
+
+    def blank_client(self) -> Client:
+        """A client with one blank sample of the agreed form, to learn what answers look like."""
+        nothing = Split(torch.zeros(1, *self.shape, dtype=DTYPES[self.dtype]), torch.zeros(1, dtype=torch.int64))
+        return Client(self.names[0], nothing, nothing)
+
+    @property
+    def facts(self) -> Facts:
+        """What a router's fit needs to know of the clients."""
+        return Facts(self.names, self.sizes, self.classes, self.shape, self.scale, columns=self.columns)
 
     def federation(self, own: Client | None = None) -> Federation:
         """All clients by name and number, each with one empty sample, except ``own`` with what it holds.

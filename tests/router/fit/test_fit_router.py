@@ -11,7 +11,7 @@ from feddrm.data import Federation
 from feddrm.evaluation import Answers, Queries, pooled_queries, system_accuracy
 from feddrm.router import FittedRouter, RouterSettings, fit_router
 from feddrm.router.evaluate import evaluate_router
-from feddrm.router.fit.fit_router import STRANGER
+from feddrm.router.fit.calibration import STRANGER
 from feddrm.router.policy import by_rule, consult
 
 WIDTH, CLASSES = 150, 3
