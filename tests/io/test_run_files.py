@@ -18,7 +18,7 @@ def test_the_names_of_a_run() -> None:
         "metrics_file": "metrics.jsonl",
         "summary_file": "summary.json",
         "evaluation_file": "evaluation.json",
-        "data_file": "data.json",
+        "facts_file": "data.json",
         "pictures_file": "data.safetensors",
         "report_file": "report.html",
         "tensorboard": "tensorboard",

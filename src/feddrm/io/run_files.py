@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+CONFIG, METRICS, SUMMARY, EVALUATION = "config.yaml", "metrics.jsonl", "summary.json", "evaluation.json"
+FACTS, PICTURES = "data.json", "data.safetensors"  # the dataset summary
+ROUTER, CLIENTS, CHECKPOINT = "router", "clients", "checkpoint"  # folders
 SHARED, PRIVATE = "shared.safetensors", "private.safetensors"
 PRIVATE_HEAD, SCALE = "head.safetensors", "scale.json"
 
@@ -24,23 +27,23 @@ class RunFiles:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.config_file = self.path / "config.yaml"
-        self.metrics_file = self.path / "metrics.jsonl"
-        self.summary_file = self.path / "summary.json"
-        self.evaluation_file = self.path / "evaluation.json"
-        self.data_file = self.path / "data.json"
-        self.pictures_file = self.path / "data.safetensors"
+        self.config_file = self.path / CONFIG
+        self.metrics_file = self.path / METRICS
+        self.summary_file = self.path / SUMMARY
+        self.evaluation_file = self.path / EVALUATION
+        self.facts_file = self.path / FACTS
+        self.pictures_file = self.path / PICTURES
         self.report_file = self.path / "report.html"
         self.tensorboard = self.path / "tensorboard"
 
-        self.checkpoint = self.path / "checkpoint"
+        self.checkpoint = self.path / CHECKPOINT
         self.state_file = self.checkpoint / "state.safetensors"
         self.seconds_file = self.checkpoint / "seconds.json"
         self.lock_file = self.checkpoint / "lock"
 
-        self.router = self.path / "router"  # feddrm.router.artifact knows the other files in it
+        self.router = self.path / ROUTER  # feddrm.router.artifact knows the other files in it
         self.shared_file = self.router / SHARED
-        self.clients = self.path / "clients"
+        self.clients = self.path / CLIENTS
 
     def client(self, name: str) -> ClientFiles:
         """The files of one client."""

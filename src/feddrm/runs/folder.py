@@ -74,7 +74,7 @@ class RunFolder(RunFiles):
 
     def refuse_other_data(self, federation: Federation, remedy: str) -> None:
         """Compare checksums: the settings are the same for other arrays and for a file that was edited."""
-        facts = self.read_json(self.data_file) or {}
+        facts = self.read_json(self.facts_file) or {}
         if facts.get("digest", digest := federation.digest()) != digest:  # older runs have no checksum
             raise FeddrmError(
                 f"{self.path} holds a run on other data of '{facts.get('name')}' (their checksum differs): {remedy}"
