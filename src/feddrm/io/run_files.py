@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 CONFIG, METRICS, SUMMARY, EVALUATION = "config.yaml", "metrics.jsonl", "summary.json", "evaluation.json"
+REPORT = "report.html"
 FACTS, PICTURES = "data.json", "data.safetensors"  # the dataset summary
-ROUTER, CLIENTS, CHECKPOINT = "router", "clients", "checkpoint"  # folders
+ROUTER_FOLDER, CLIENTS_FOLDER = "router", "clients"
 SHARED, PRIVATE = "shared.safetensors", "private.safetensors"
 PRIVATE_HEAD, SCALE = "head.safetensors", "scale.json"
 
@@ -33,17 +34,17 @@ class RunFiles:
         self.evaluation_file = self.path / EVALUATION
         self.facts_file = self.path / FACTS
         self.pictures_file = self.path / PICTURES
-        self.report_file = self.path / "report.html"
+        self.report_file = self.path / REPORT
         self.tensorboard = self.path / "tensorboard"
 
-        self.checkpoint = self.path / CHECKPOINT
+        self.checkpoint = self.path / "checkpoint"
         self.state_file = self.checkpoint / "state.safetensors"
         self.seconds_file = self.checkpoint / "seconds.json"
         self.lock_file = self.checkpoint / "lock"
 
-        self.router = self.path / ROUTER  # feddrm.router.artifact knows the other files in it
+        self.router = self.path / ROUTER_FOLDER  # feddrm.router.artifact knows the other files in it
         self.shared_file = self.router / SHARED
-        self.clients = self.path / CLIENTS
+        self.clients = self.path / CLIENTS_FOLDER
 
     def client(self, name: str) -> ClientFiles:
         """The files of one client."""

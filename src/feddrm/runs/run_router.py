@@ -16,8 +16,6 @@ from feddrm.engine import Plan, arithmetic, load_state
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import Answers, Queries
 from feddrm.io.atomic import write_atomically
-from feddrm.io.run_files import PRIVATE_HEAD as PRIVATE_HEAD
-from feddrm.io.run_files import SCALE as SCALE
 from feddrm.io.tensors import tensor_bytes
 from feddrm.methods import Method
 from feddrm.models import Model
