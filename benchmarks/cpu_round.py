@@ -30,7 +30,7 @@ from feddrm.engine import Plan, RoundSchedule, federate, first_state, functional
 from feddrm.evaluation import Execution, evaluate, pooled_queries, predict
 from feddrm.methods import FedDRM
 from feddrm.models import Model, Net, is_head
-from feddrm.runs.run import hardware, versions
+from feddrm.runs import hardware, versions
 
 PLAN = Plan(rounds=800, local_steps=10, batch_size=128)
 

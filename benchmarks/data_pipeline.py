@@ -31,7 +31,7 @@ from feddrm.data import Federation, RandomResizedCrop, load, resized_crop
 from feddrm.data.crop import column_first
 from feddrm.data.shift import ColourShift
 from feddrm.data.view import View
-from feddrm.runs.run import hardware, versions
+from feddrm.runs import hardware, versions
 from feddrm.threads import thread_map
 
 BATCH, STEPS, SIDE = 128, 10, 32

@@ -16,8 +16,8 @@ import torch
 from feddrm.data import Participant, load
 from feddrm.deploy.privacy import Privacy
 from feddrm.engine import RoundSchedule, cpu_kernels, first_state, functional, train_client
+from feddrm.runs import hardware, versions
 from feddrm.runs.config import resolve
-from feddrm.runs.run import hardware, versions
 
 SITES, CLIP = 3, 1.0
 NOISES = (None, 0.0, 0.01, 0.03, 0.1, 0.3, 1.0)

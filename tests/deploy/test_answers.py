@@ -160,7 +160,7 @@ def test_an_end_that_cannot_be_used_is_asked_for_again(deployed: Make) -> None:
     deployment.server(courier).go()
     assert courier.asked == FINISH + 1
     assert "'tested' is 'many'" in deployment.complaints[0]
-    assert 0 < deployment.server().run.read_json("summary.json")["average_accuracy"] < 1
+    assert 0 < deployment.server().run.summary()["average_accuracy"] < 1
 
 
 SUMS: dict[str, tuple[str, Twist, str]] = {

@@ -87,7 +87,7 @@ def test_another_run_goes_on_counting(deployed: Callable[..., Deployed]) -> None
     deployment.settings = replace(deployment.settings, run="second")
     deployment.restart_sites()
     deployment.server().go()
-    spent = deployment.server().run.read_json("summary.json")["privacy"]["epsilon"]
+    spent = deployment.server().run.summary()["privacy"]["epsilon"]
     assert spent == dict.fromkeys(("oslo", "lima", "pune"), Privacy(1.0, 3.0).epsilon(4))
 
 
@@ -96,14 +96,14 @@ def test_rounds_without_uploads_cost_nothing(deployed: Callable[..., Deployed]) 
     training = {"method": "fedbabu", "rounds": 4}
     deployment = deployed(privacy={"clip": 1.0, "noise": 3.0}, training=training)
     deployment.server().go()
-    spent = deployment.server().run.read_json("summary.json")["privacy"]["epsilon"]
+    spent = deployment.server().run.summary()["privacy"]["epsilon"]
     assert spent == dict.fromkeys(("oslo", "lima", "pune"), Privacy(1.0, 3.0).epsilon(3))
 
 
 def test_a_deployment_counts_what_it_spends_and_tells_nothing_else(deployed: Callable[..., Deployed]) -> None:
     deployment = deployed(privacy={"clip": 1.0, "noise": 3.0})
     deployment.server().go()
-    summary = deployment.server().run.read_json("summary.json")
+    summary = deployment.server().run.summary()
     assert summary["privacy"]["epsilon"] == dict.fromkeys(("oslo", "lima", "pune"), Privacy(1.0, 3.0).epsilon(2))
     assert summary["router"] is None
     assert "average_accuracy" not in summary

@@ -106,12 +106,12 @@ def test_a_run_without_a_router_leaves_no_old_one(deployed: Make) -> None:
 def test_a_server_that_ended_after_the_fit_does_not_fit_again(deployed: Make) -> None:
     deployment = deployed(routing=ROUTING)
     deployment.server().go()
-    first = deployment.server().run.read_json("summary.json")
+    first = deployment.server().run.summary()
     (deployment.folder / "server" / "runs" / "first" / "summary.json").unlink()
     courier = HandCourier(deployment.folder)
     deployment.server(courier).go()
     assert courier.asked == 2  # hello, and the last letter
-    assert deployment.server().run.read_json("summary.json") == first
+    assert deployment.server().run.summary() == first
 
 
 def test_a_site_writes_no_other_file(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_a_broken_off_privacy_run_reports_every_site(deployed: Make) -> None:
     deployment = deployed(privacy={"clip": 1.0, "noise": 3.0})
     courier = HandCourier(deployment.folder, away=lambda name, count: name == "lima" and count == 3)
     deployment.server(courier).go()
-    spent = deployment.server().run.read_json("summary.json")["privacy"]["epsilon"]
+    spent = deployment.server().run.summary()["privacy"]["epsilon"]
     assert set(spent) == set(NAMES)
     assert spent["lima"] < spent["oslo"]
 

@@ -119,7 +119,7 @@ def test_a_spent_budget_ends_a_sites_uploads_in_every_run(deployed: Make) -> Non
     deployment.server().go()
     assert [e["answered"] for e in deployment.server().run.metrics()][2] == ["oslo", "pune"]
     assert any("lima: another upload would bring epsilon" in text for text in deployment.complaints)
-    spent = deployment.server().run.read_json("summary.json")["privacy"]["epsilon"]
+    spent = deployment.server().run.summary()["privacy"]["epsilon"]
     assert spent["lima"] == Privacy(1.0, 3.0).epsilon(2) < spent["oslo"]
     deployment.settings = replace(deployment.settings, run="second")
     deployment.restart_sites()

@@ -19,7 +19,7 @@ SETTINGS = ("cifar10-dir0.3", "cifar10-spc5", "cifar20-dir0.3", "cifar20-spc25",
 DRM, FT, PROX = "feddrm-lam0.9", "fedavgft-tune100", "fedproxft-tune100"
 BABU, AS, ALA = "fedbabu-tune200", "fedas", "fedala-fixed"
 BY_HAND = {
-    ("README.md", "a query from nowhere, % right"): [
+    ("README.md", "a query of unknown origin, % right"): [
         (FT, "{global:before}"),
         (DRM, "{system}"),
         (DRM, "{system.exact_density}"),

@@ -21,8 +21,8 @@ from feddrm.deploy.server.federation_settings import ServerSettings
 from feddrm.deploy.server.training import Progress
 from feddrm.engine import RoundSchedule, cpu_kernels, federate, first_state, functional
 from feddrm.errors import FeddrmError, SettingError
+from feddrm.runs import hardware, versions
 from feddrm.runs.config import resolve
-from feddrm.runs.run import hardware, versions
 
 NAMES = ("oslo", "lima", "pune")
 SECONDS = 240.0  # the most that either way over Flower may take

@@ -30,9 +30,9 @@ from PIL import Image
 from feddrm.bench.load import ask_all, one_answer, post
 from feddrm.data import Federation, load
 from feddrm.errors import FeddrmError
+from feddrm.io.run_files import ROUTER_FOLDER
 from feddrm.router import Router, load_router
-from feddrm.runs import train
-from feddrm.runs.run import hardware, versions
+from feddrm.runs import hardware, train, versions
 from feddrm.threads import without_onednn_if_small
 
 Say = Callable[[str], None]
@@ -48,7 +48,7 @@ def bench_serve(
         digits = load("digits")
         run = Path(place) / "run"
         train(digits, "feddrm", out=run, rounds=10).fit_router(features="embedding", heads=False)
-        router = load_router(run / "router")
+        router = load_router(run / ROUTER_FOLDER)
         images = torch.cat([client.test.x for client in digits.clients])
         bare = _bare(router, images, seconds / 2)
         say(f"bare: {bare}")

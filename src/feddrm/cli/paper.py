@@ -106,14 +106,14 @@ def run(
     """
     from feddrm.paper import read_budget
     from feddrm.runs import Config
-    from feddrm.runs.listeners import shown
+    from feddrm.runs.listeners import progress_listener
 
     started = time.monotonic()
     deadline = None if budget is None else started + read_budget(budget)
     settings = typed(Config, keyed_settings(extra))
     options = {"deadline": deadline, "data_dir": data_dir, "settings": settings, "router": router}
     opened, runner = _open(grid, results, work, device, **options)
-    runner.watch = lambda cell: shown(cell.id)
+    runner.watch = lambda cell: progress_listener(cell.id)
     cells = opened.choose(only or (), _seeds(seeds))
     outcomes = []
     with resumable():

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from feddrm.data.federation import Federation
 from feddrm.io.atomic import write_together
+from feddrm.io.run_files import FACTS, PICTURES
 from feddrm.io.tensors import read_tensors, tensor_bytes
 from feddrm.io.text import broken, json_bytes, read_json
 
 SAMPLES = 8
 REMEDY = "restore the file or train the run again"
-FACTS, TENSORS = "data.json", "data.safetensors"
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,14 +90,14 @@ class DatasetSummary:
         tensors = {key: value for key, value in pictures.items() if value is not None}
         files = {folder / FACTS: json_bytes(dict(self.facts))}
         if tensors:
-            files[folder / TENSORS] = tensor_bytes(tensors)
+            files[folder / PICTURES] = tensor_bytes(tensors)
         write_together(files)
 
     @classmethod
     def read(cls, folder: Path) -> DatasetSummary:
         """Read the summary in a folder. The pictures may be missing, the facts may not."""
         path = folder / FACTS
-        tensors = read_tensors(folder / TENSORS, REMEDY) if (folder / TENSORS).exists() else {}
+        tensors = read_tensors(folder / PICTURES, REMEDY) if (folder / PICTURES).exists() else {}
         summary = cls(read_json(path, REMEDY), tensors.get("gallery"), tensors.get("column_means"))
         try:
             names, classes, counts, _ = summary.names, summary.classes, summary.counts, summary.sizes
@@ -106,7 +106,7 @@ class DatasetSummary:
             raise broken(path, f"it does not describe a federation, {type(error).__name__}: {error}", REMEDY) from error
         if not names or (counts is not None and counts.shape != (len(names), len(classes))):
             raise broken(path, "class_counts do not fit the clients and classes", REMEDY)
-        _check_pictures(summary, folder / TENSORS)
+        _check_pictures(summary, folder / PICTURES)
         return summary
 
 

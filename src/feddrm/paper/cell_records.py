@@ -17,7 +17,7 @@ from feddrm.paper.grid import Cell, Grid
 from feddrm.paper.source_version import commit, source_hash
 from feddrm.report.accuracy_measures import Measure, Score
 from feddrm.report.run_record import read_scores
-from feddrm.runs import Run, RunFolder
+from feddrm.runs import Run
 
 FORMAT = "feddrm-paper-cell-1"
 REMEDY = "remove it and run the cell again"
@@ -122,7 +122,7 @@ def write_record(cell: Cell, run: Run, folder: Path, extra_seconds: Mapping[str,
         **{key: summary.get(key) for key in ACCURACIES},
         "before_tuning": _before(cell, entries),
         "router": summary.get("router"),
-        "votes": (RunFolder(run.path).read_json("evaluation.json") or {}).get("votes"),
+        "votes": (run.folder.read_json(run.folder.evaluation_file) or {}).get("votes"),
         "rounds": summary["rounds"],
         "window": summary["window"],
         "seconds": {**summary["seconds"], **extra_seconds},

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 
 from feddrm._version import __version__
 from feddrm.errors import FeddrmError
+from feddrm.io.run_files import ROUTER_FOLDER
 from feddrm.router.router import ONE_SCALE
 from feddrm.serve.auth import Keys
 from feddrm.serve.http.decode import Array, Checked, read_query, takes_long
@@ -62,7 +63,7 @@ class Gateway:
 
     @property
     def folder(self) -> Path:
-        return self.run / "router"
+        return self.run / ROUTER_FOLDER
 
     def _load(self) -> LoadedRouter:
         """An artifact of this federation: its clients are those that can be asked, its classes those they answer."""

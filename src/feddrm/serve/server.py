@@ -21,6 +21,8 @@ import yaml
 from starlette.types import ASGIApp
 
 from feddrm.errors import FeddrmError
+from feddrm.io.run_files import CLIENTS_FOLDER, ROUTER_FOLDER
+from feddrm.router import read_manifest
 from feddrm.serve.http.connection import connection
 from feddrm.serve.predictor.predictor import Predictor
 from feddrm.serve.predictor.predictor_app import build_predictor
@@ -89,7 +91,8 @@ def run_app(app: ASGIApp, settings: ServerSettings, sock: socket.socket) -> None
 @contextlib.contextmanager
 def demo_clients(run: Path) -> Iterator[Path]:
     """A predictor for every client of a run, each in a process of its own on this machine; yields clients.yaml."""
-    folders = sorted(path for path in (run / "clients").glob("*") if path.is_dir())
+    names = read_manifest(run / ROUTER_FOLDER)["clients"]  # some clients of the training may have left the router
+    folders = sorted(path for path in (run / CLIENTS_FOLDER).glob("*") if path.is_dir() and path.name in names)
     if not folders:
         raise FeddrmError(
             f"{run} has no clients to start: train it with 'feddrm train'; those of a deployed federation are started "

@@ -253,7 +253,7 @@ class Server:
         if brief.privacy is not None:
             spent = {name: epsilon for entry in progress.history for name, epsilon in entry["epsilon"].items()}
             summary["privacy"] = {**brief.privacy, "epsilon": spent}
-        self.run.write_json("summary.json", summary)
+        self.run.write_json(self.run.summary_file, summary)
         self.say("finished", {"round": progress.round, "rounds": progress.round})
 
     def _fit(self, brief: RunSpec, progress: Progress) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.wire.messages import Message, pack
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
+from feddrm.io.run_files import PRIVATE_HEAD
 from feddrm.io.tensors import tensor_bytes
 from feddrm.models import Net
 from feddrm.router import Recipe
@@ -35,7 +36,6 @@ from feddrm.router.solver.client_statistics import (
 )
 from feddrm.router.solver.problem import Scaler
 from feddrm.router.solver.solve import moments_of
-from feddrm.runs.run_router import PRIVATE_HEAD
 
 BINS = 1000
 

@@ -15,13 +15,12 @@ import yaml
 from torch import Tensor
 
 from feddrm.data import DEPLOYED
-from feddrm.data.summary import FACTS
 from feddrm.deploy.wire.run_spec import RunSpec
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
+from feddrm.io.run_files import CONFIG, FACTS
 from feddrm.router.artifact import HEADS, MANIFEST, ROUTER, TRUNK
 
-CONFIG = "config.yaml"
 INDEX = f"router/{MANIFEST}"  # written last: it lists the other files of the router
 PUBLIC = (CONFIG, FACTS, *(f"router/{name}" for name in (ROUTER, TRUNK, HEADS)), INDEX)
 PREFIX = "public/"  # of a file among the tensors of a letter

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from feddrm.errors import FeddrmError, SettingError
+from feddrm.io.run_files import CONFIG, FACTS, PRIVATE, PRIVATE_HEAD, ROUTER_FOLDER, SCALE, SHARED
 from feddrm.methods import Method
 from feddrm.models import Model, Net, is_trunk, part
 from feddrm.registry import nearest
@@ -26,10 +27,9 @@ from feddrm.router import Recipe, Router, load_heads, load_router, read_manifest
 from feddrm.router.features.base import extract
 from feddrm.router.solver.client_statistics import logits_at
 from feddrm.router.solver.problem import Scaler
-from feddrm.runs.run_router import SCALE
+from feddrm.runs.run_membership import trained_clients
 
 ANSWERS = ("trained", "refit")
-SHARED, PRIVATE, HEAD = "shared.safetensors", "private.safetensors", "head.safetensors"
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class Predictor:
         run = folder.parent.parent if run is None else run
         if not (folder / PRIVATE).is_file():
             raise FeddrmError(f"{folder} is no client's folder (it has no {PRIVATE}): give RUN/clients/NAME")
-        manifest, router = read_manifest(run / "router"), load_router(run / "router")
+        manifest, router = read_manifest(run / ROUTER_FOLDER), load_router(run / ROUTER_FOLDER)
         if folder.name not in router.names:
             raise FeddrmError(f"the router knows no client '{folder.name}' (there are: {', '.join(router.names)})")
         router = with_own_scale(router, folder)
@@ -101,7 +101,7 @@ class TrainedHead:
     @classmethod
     def load(cls, folder: Path, run: Path, manifest: Mapping[str, Any], router: Router) -> TrainedHead:
         private = read_tensors(folder / PRIVATE)
-        settings = _config(run / "config.yaml")
+        settings = _config(run / CONFIG)
         method = Method.make(settings["method"].pop("name"), **settings["method"])
         model = Model.make(settings["model"].pop("name"), **settings["model"])
         slots: dict[str, dict[str, Tensor]] = {}
@@ -111,14 +111,16 @@ class TrainedHead:
         if (folder / SHARED).is_file():
             received = read_tensors(folder / SHARED)
         else:
-            received = method.send(read_tensors(run / "router" / SHARED), router.names.index(folder.name))
+            received = method.send(
+                read_tensors(run / ROUTER_FOLDER / SHARED), trained_clients(manifest).index(folder.name)
+            )
         leaves = method.serve(received, slots)
         branch = leaves.get("client_head.bias")
         net = model.build(router.shape, int(manifest["classes"]), None if branch is None else len(branch))
         net.requires_grad_(False)
         missing = [leaf for leaf, _ in net.named_parameters() if leaf not in leaves]
         if missing:
-            raise FeddrmError(f"{folder} and {run / 'router'} lack leaf '{missing[0]}': copy the run again")
+            raise FeddrmError(f"{folder} and {run / ROUTER_FOLDER} lack leaf '{missing[0]}': copy the run again")
         own_trunk = any(is_trunk(leaf) for leaf in slots.get("model", {}))
         wanted = {leaf: leaves[leaf] for leaf, _ in net.named_parameters()}
         return cls(net, wanted, router.recipe.name == "embedding" and not own_trunk)
@@ -149,11 +151,11 @@ class RefitHead:
 
     @classmethod
     def load(cls, folder: Path, run: Path, manifest: Mapping[str, Any], router: Router) -> RefitHead:
-        heads, notes = load_heads(run / "router"), manifest["notes"].get("heads")
-        if not heads or notes is None or not (folder / HEAD).is_file():
+        heads, notes = load_heads(run / ROUTER_FOLDER), manifest["notes"].get("heads")
+        if not heads or notes is None or not (folder / PRIVATE_HEAD).is_file():
             raise FeddrmError(f"{run} has no refitted heads: run 'feddrm fit-router {run}' first, or --answer trained")
         recipe = Recipe.of(notes)
-        shared = read_tensors(folder / SHARED if (folder / SHARED).is_file() else run / "router" / SHARED)
+        shared = read_tensors(folder / SHARED if (folder / SHARED).is_file() else run / ROUTER_FOLDER / SHARED)
         net = None
         if recipe.needs:
             settings = dict(manifest["model"])
@@ -162,7 +164,7 @@ class RefitHead:
             net = model.build(router.shape, int(manifest["classes"]), None if branch is None else len(branch))
             net.requires_grad_(False)
         leaves = {leaf: value for leaf, value in shared.items() if recipe.wants(leaf)}
-        point = heads["probe"] + read_tensors(folder / HEAD)["correction"]
+        point = heads["probe"] + read_tensors(folder / PRIVATE_HEAD)["correction"]
         same = recipe.name == router.recipe.name
         return cls(recipe, net, leaves, Scaler(heads["mean"], heads["scale"]), point, same)
 
@@ -204,11 +206,11 @@ def known_classes(run: Path, number: int) -> tuple[str, ...] | None:
 
 
 def _of_manifest(run: Path) -> list[str]:
-    return list(read_manifest(run / "router")["notes"]["classes"])
+    return list(read_manifest(run / ROUTER_FOLDER)["notes"]["classes"])
 
 
 def _of_portrait(run: Path) -> list[str]:
-    return list(json.loads((run / "data.json").read_text())["classes"])
+    return list(json.loads((run / FACTS).read_text())["classes"])
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

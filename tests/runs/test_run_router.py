@@ -1,3 +1,5 @@
+"""The exact router of a run: its figures, its files, what it is fitted on, and what is refused."""
+
 from __future__ import annotations
 
 import json
@@ -13,7 +15,7 @@ from safetensors.torch import load_file
 
 from feddrm.data import Federation, load
 from feddrm.evaluation import pooled_queries, system_accuracy
-from feddrm.models import Mlp, is_head
+from feddrm.models import is_head
 from feddrm.report.report_page import write_report
 from feddrm.report.run_record import RunRecord
 from feddrm.report.run_table import report_table
@@ -21,13 +23,7 @@ from feddrm.router import load_router
 from feddrm.runs import Run, train
 from feddrm.runs.run_router import _config_again
 from refusal import refused
-
-SMALL = {"rounds": 4, "local_steps": 2, "batch_size": 16, "seed": 3, "model": Mlp(hidden=(16,), branch=8)}
-
-
-@pytest.fixture(scope="module")
-def digits() -> Federation:
-    return load("digits", clients=3, seed=3)
+from runs.conftest import SMALL
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +33,7 @@ def fitted(digits: Federation, tmp_path_factory: pytest.TempPathFactory) -> Path
     return path
 
 
-def test_the_summary_gains_the_routers_names(fitted: Path) -> None:
+def test_the_summary_gains_the_figures_of_the_router(fitted: Path) -> None:
     summary = Run.open(fitted).summary
     assert summary is not None
     assert set(summary["system_accuracy"]) >= {
@@ -54,14 +50,14 @@ def test_the_summary_gains_the_routers_names(fitted: Path) -> None:
     assert sum(evaluation["reliability"]["count"]) == sum(map(sum, evaluation["confusion"]["exact_density"]))
 
 
-def test_server_and_clients_hold_what_they_may(fitted: Path, digits: Federation) -> None:
+def test_the_server_gets_no_head_and_each_client_its_correction(fitted: Path, digits: Federation) -> None:
     for path in (fitted / "router").glob("*.safetensors"):
         assert not [leaf for leaf in load_file(path) if is_head(leaf)]
     for name in digits.names:
         assert set(load_file(fitted / "clients" / name / "head.safetensors")) == {"correction"}
 
 
-def test_the_saved_router_reaches_what_the_summary_says(fitted: Path, digits: Federation) -> None:
+def test_the_saved_router_reaches_the_accuracy_of_the_summary(fitted: Path, digits: Federation) -> None:
     summary = Run.open(fitted).summary
     assert summary is not None
     router = load_router(fitted / "router")
@@ -75,7 +71,7 @@ def test_the_saved_router_reaches_what_the_summary_says(fitted: Path, digits: Fe
     assert system_accuracy(router.route(raw).client, test.origin) > 0.9
 
 
-def test_fitting_again_gives_the_same(fitted: Path, tmp_path: Path) -> None:
+def test_fitting_again_gives_the_same_manifest(fitted: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(fitted, copy)
     before = (copy / "router" / "manifest.json").read_bytes()
@@ -109,7 +105,7 @@ def test_a_second_fit_leaves_nothing_of_the_first(fitted: Path, tmp_path: Path, 
     run.router()
 
 
-def test_named_features_without_heads(fitted: Path, tmp_path: Path, digits: Federation) -> None:
+def test_the_features_can_be_named(fitted: Path, tmp_path: Path, digits: Federation) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(fitted, copy)
     router = Run.open(copy).fit_router(digits, features="embedding+client", heads=False)
@@ -118,13 +114,13 @@ def test_named_features_without_heads(fitted: Path, tmp_path: Path, digits: Fede
 
 
 @pytest.mark.parametrize("method", ["local", "fedavg", "ditto"])
-def test_any_method_can_be_given_a_router(method: str, digits: Federation, tmp_path: Path) -> None:
+def test_every_kind_of_method_can_be_given_a_router(method: str, digits: Federation, tmp_path: Path) -> None:
     run = train(digits, method, out=tmp_path / "run", **SMALL)
     router = run.fit_router(digits, heads=method != "local")
-    found = Run.open(run.path).summary
-    assert found is not None
-    assert found["client_accuracy"]["exact_density"]["mean"] > 0.8
-    if method == "local":  # nothing is shared: only what needs no network
+    summary = Run.open(run.path).summary
+    assert summary is not None
+    assert summary["client_accuracy"]["exact_density"]["mean"] > 0.8
+    if method == "local":  # nothing is shared, so no feature may need the network
         assert not router.recipe.needs
 
 
@@ -150,7 +146,7 @@ def write_pictures(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("kind", "make"), [("csv", write_table), ("folders", write_pictures)])
-def test_own_data_are_found_again_from_any_folder(
+def test_own_data_are_loaded_again_from_any_folder(
     kind: str, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {**make(tmp_path / "visits"), "path": "visits"}
@@ -166,7 +162,7 @@ def test_own_data_are_found_again_from_any_folder(
     assert RunRecord.read(tmp_path / "run").data == "visits"
 
 
-def test_refusals(fitted: Path, tmp_path: Path, digits: Federation) -> None:
+def test_wrong_settings_data_and_folders_are_refused(fitted: Path, tmp_path: Path, digits: Federation) -> None:
     with refused("no router setting 'feature'", "did you mean 'features'"):
         Run.open(fitted).fit_router(feature="raw")
     with refused("unknown feature 'multi'"):
@@ -202,9 +198,9 @@ def test_the_report_shows_the_router(fitted: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("device", "precision"), [("cuda", "fp32"), ("cpu", "auto")])
-def test_heads_are_asked_in_the_arithmetic_they_were_trained_in(
+def test_models_answer_in_the_precision_that_they_were_trained_in(
     device: str, precision: str, fitted: Path, digits: Federation
 ) -> None:
     run = Run.open(fitted)
-    trained = Run(run.path, {**run.config, "device": "cuda", "precision": "fp32"})
-    assert _config_again(trained, digits, device).precision == precision
+    saved = {**run.config, "device": "cuda", "precision": "fp32"}
+    assert _config_again(saved, digits, device).precision == precision
