@@ -42,6 +42,7 @@ LONG = {  # other tests that take more than a second: what they do
     "test_fitting_again_gives_the_same": "fits a router twice",
     "test_private_parts_and_heads_are_their_owners": "trains and fits all heads",
     "test_progress_from_python_is_on_standard_error_and_only_where_asked": "trains and fits all heads",
+    "test_a_demo_starts_the_remaining_clients_only": "starts processes through the package",
     "test_uint8_values_equal_the_reference": "shifts many images",
     "test_all_colours_equal_pillow": "shifts 16 million colours",
     "test_many_clients_and_classes": "draws large figures",

@@ -10,9 +10,11 @@ import torch
 from feddrm.evaluation import Predictions, Queries, client_accuracy, confusion, routed_predictions, system_accuracy
 from feddrm.router import FittedRouter, Router
 from feddrm.router.evaluate import COVERAGES, _conformal, _selective, evaluate_router
+from feddrm.router.fit.cohort import Facts
 from feddrm.router.policy import by_rule, consult
 from feddrm.rules import RULES
 
+FACTS = Facts(("oslo", "lima", "kyoto"), (5, 3, 2), ("a", "b", "c"), (1, 8, 8), ((0.5,), (0.5,)))
 CLASSES, WEIGHTS = 3, torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
 
 
@@ -28,7 +30,7 @@ def predictions(images: torch.Tensor) -> Predictions:
 
 @pytest.fixture
 def measured(router: Router, images: torch.Tensor, predictions: Predictions) -> dict[str, Any]:
-    fitted = FittedRouter(router, None, {}, {})
+    fitted = FittedRouter(router, None, {}, {}, FACTS)
     test = Queries(router.inputs(images), predictions.labels, predictions.origin)
     return evaluate_router(fitted, router.net, router.leaves, test, predictions, WEIGHTS)
 
