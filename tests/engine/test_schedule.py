@@ -39,7 +39,7 @@ def test_the_last_rounds_tune():
 def test_sgd_has_the_settings_of_the_plan():
     sgd = Plan(momentum=0.5, weight_decay=0.25).sgd(torch.tensor(0.125))
     assert (sgd.momentum, sgd.weight_decay, float(sgd.lr)) == (0.5, 0.25, 0.125)
-    changed = sgd.but({"lr": 1.0, "momentum": 0.0})
+    changed = sgd.changed({"lr": 1.0, "momentum": 0.0})
     assert (changed.momentum, changed.weight_decay, float(changed.lr)) == (0.0, 0.25, 1.0)
     assert isinstance(changed.lr, torch.Tensor)
 

@@ -89,7 +89,7 @@ def _mean_of_means(phases: Sequence[Sequence[Tensor]], like: Tensor) -> Tensor:
 
 
 def _train(phase: Phase, net: Forward, slots: Slots, batches: Iterable[Batch], sgd: Sgd) -> tuple[Slots, list[Tensor]]:
-    sgd = sgd.but(phase.sgd)
+    sgd = sgd.changed(phase.sgd)
     slots = phase.enter(slots)
     names = [leaf for leaf in slots[phase.slot] if phase.train(leaf)]
     values = [slots[phase.slot][leaf].clone() for leaf in names]  # copies: the optimiser works in place

@@ -41,7 +41,7 @@ class Sgd:
     weight_decay: float
     lr: Tensor
 
-    def but(self, changes: Mapping[str, float]) -> Sgd:
+    def changed(self, changes: Mapping[str, float]) -> Sgd:
         """The same settings with some replaced by numbers."""
         values: dict[str, Any] = dict(changes)
         if "lr" in changes:
