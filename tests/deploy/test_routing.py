@@ -9,15 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from deployment import NAMES, Deployed, DirectTransport
 from feddrm.data import Federation, load
 from feddrm.deploy.server.routing import RoutingSettings, fit_over
-from feddrm.deploy.server.training import Progress
+from feddrm.deploy.server.training import ServerState
 from feddrm.deploy.site.site import Site
 from feddrm.deploy.wire.messages import Message, unpack
 from feddrm.router import FittedRouter, RouterSettings, fit_router, load_heads, load_router, read_manifest
 from feddrm.runs.run_router import router_kernels
-
-from .conftest import NAMES, Deployed, HandCourier
 
 DATA = {"dataset": "digits", "seed": 7, "shift": "none"}  # or the router would never err
 Make = Callable[..., Deployed]
@@ -26,8 +25,8 @@ Make = Callable[..., Deployed]
 def fitted_here(deployment: Deployed, **settings: object) -> tuple[FittedRouter, Federation]:
     """What one process comes to on the same trunk."""
     federation = load("digits", clients=3, seed=7, shift="none")
-    brief = deployment.server()._brief()
-    shared = Progress.load(deployment.server().checkpoint).shared
+    brief = deployment.server().run_spec()
+    shared = ServerState.load(deployment.server().checkpoint).shared
     with router_kernels(sum(brief.sizes)):
         net = brief.make_net().requires_grad_(False)
         return fit_router(net, shared, federation, RouterSettings(**settings)), federation  # type: ignore[arg-type]
@@ -35,7 +34,7 @@ def fitted_here(deployment: Deployed, **settings: object) -> tuple[FittedRouter,
 
 def test_features_strength_and_router_are_those_of_one_process(deployed: Make) -> None:
     deployment = deployed(DATA)
-    courier = HandCourier(deployment.folder)
+    courier = DirectTransport(deployment.folder)
     deployment.server(courier).go()
     folder = deployment.folder / "server" / "runs" / "first" / "router"
     router, found = load_router(folder), read_manifest(folder)["notes"]["chosen"]
@@ -67,7 +66,7 @@ def test_heads_by_letters_are_those_of_the_same_sites_in_one_process(deployed: M
     deployment = deployed(DATA, routing=routing)
     deployment.server().go()
     run = deployment.folder / "server" / "runs" / "first"
-    brief = deployment.server()._brief()
+    brief = deployment.server().run_spec()
     sites = [Site(deployment.folder / "sites" / name) for name in NAMES]
     for site in sites:
         site.folder = site.folder.parent.parent / "again" / site.name
@@ -77,7 +76,7 @@ def test_heads_by_letters_are_those_of_the_same_sites_in_one_process(deployed: M
         return {i: unpack(site._fit(letter)) for i, site in enumerate(sites)}
 
     with router_kernels(sum(brief.sizes)):
-        shared = Progress.load(run / "checkpoint.safetensors").shared
+        shared = ServerState.load(run / "checkpoint.safetensors").shared
         how = fit_over(ask, brief, shared, RoutingSettings(**routing), deployment.folder / "again" / "router")  # type: ignore[arg-type]
     first, again = (
         read_manifest(run / "router")["notes"],
@@ -116,11 +115,11 @@ def test_a_site_missing_in_the_fit_makes_it_begin_again(deployed: Make) -> None:
     routing = {"features": "raw", "path_rounds": 2, "rounds": 3}
     deployment = deployed(DATA, routing=routing)
     # hello, two rounds; then lima misses the first letter of the fit, and later those of scores
-    courier = HandCourier(deployment.folder, away=lambda name, count: name == "lima" and count in (4, 9))
+    courier = DirectTransport(deployment.folder, away=lambda name, count: name == "lima" and count in (4, 9))
     deployment.server(courier).go()
     folder = deployment.folder / "server" / "runs" / "first" / "router"
     disturbed = load_router(folder)
-    steps = [unpack(letter[2 + int.from_bytes(letter[:2], "big") :]).header for _, _, letter in courier.letters]
+    steps = [unpack(letter[2 + int.from_bytes(letter[:2], "big") :]).header for _, _, letter in courier.messages]
     assert sum(step.get("step") == "features" and step.get("kind") == "fit" for step in steps) == 3 * 3
     (deployment.folder / "server" / "runs" / "first" / "summary.json").unlink()
     (folder / "manifest.json").unlink()

@@ -1,7 +1,8 @@
-"""What all sides agree on before the first round: who takes part, what a sample is, what is trained."""
+"""The run spec: what the server and the sites agree on before the first round."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +21,9 @@ DTYPES = {"uint8": torch.uint8, "float32": torch.float32}
 
 @dataclass(frozen=True)
 class RunSpec:
-    """A run as every site needs to know it: plain values, the same for all.
+    """Who takes part, what a sample is, and what is trained: plain values, the same for every site.
 
-    A client's number is its place in ``names``: written down once, whoever connects first.
+    A client's number is its position in ``names``. It does not depend on the order in which sites connect.
     """
 
     run: str
@@ -40,14 +41,15 @@ class RunSpec:
     privacy: Mapping[str, float] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        """As JSON and YAML hold it: lists instead of tuples."""
+        return dict(json.loads(json.dumps({name: getattr(self, name) for name in self.__dataclass_fields__})))
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> RunSpec:
-        """From :meth:`as_dict`, perhaps by way of JSON."""
+        """The inverse of :meth:`as_dict`."""
         missing = [name for name in cls.__dataclass_fields__ if name not in values and name != "privacy"]
         if missing:
-            raise FeddrmError(f"the server's brief lacks '{missing[0]}': both ends need the same feddrm")
+            raise FeddrmError(f"the server's run spec lacks '{missing[0]}': both ends need the same feddrm")
         known = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
         check_run(known["run"])
         for name in ("names", "sizes", "classes", "shape"):
@@ -63,7 +65,7 @@ class RunSpec:
         return Plan(**known_fields(Plan, self.plan, "training"))
 
     def make_net(self) -> Net:
-        """The network with its first parameters: drawn from the seed, so that nobody needs to send them."""
+        """The network with its initial parameters. They are drawn from the seed, so nobody has to send them."""
         model = Model.make(self.model["name"], **_settings(self.model))
         clients = len(self.names) if self.make_method().client_branch else None
         return model.build(self.shape, len(self.classes), clients, self.make_plan().seed)
@@ -77,7 +79,7 @@ class RunSpec:
 
 
 def check_run(name: object) -> None:
-    """A run names folders at both ends: neither lets the other lead it out of its own."""
+    """Refuse a run name that could lead out of a folder: both ends name folders after the run."""
     if not (isinstance(name, str) and name and all(c.isalnum() or c in "-_" for c in name)):
         raise SettingError(f"run {name!r} names folders: use letters, digits, '-' or '_'")
 

@@ -1,4 +1,8 @@
-"""What the server takes for an answer: in form what the same code answers on one blank sample, and finite."""
+"""The server's checks of replies: the fields of a header, the form of tensors, finite values.
+
+The form of a reply is not written down. The server runs a site's own code on one blank sample and compares names,
+shapes and types (docs/decisions/0009-answers-checked-against-a-blank-sample.md).
+"""
 
 from __future__ import annotations
 
@@ -19,17 +23,17 @@ from feddrm.engine import RoundSchedule, first_state, functional, train_client
 from feddrm.errors import FeddrmError
 from feddrm.methods import Tensors
 
-MOST = 2.0**53
-HELLO = ("samples", "shape", "dtype", "classes", "columns", "crop", "scale", "version", "privacy")
-MEASURED = ("right", "tested")
+LARGEST = 2.0**53  # larger numbers are not exact in a double
+HELLO_FIELDS = ("samples", "shape", "dtype", "classes", "columns", "crop", "scale", "version", "privacy")
+ACCURACY_FIELDS = ("right", "tested")
 
 
-def _number(value: Any, least: float = -MOST) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= MOST
+def _number(value: Any, minimum: float = -LARGEST) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and minimum <= value <= LARGEST
 
 
-def _whole(value: Any, least: int = 0) -> bool:
-    return isinstance(value, int) and _number(value, least)
+def _integer(value: Any, minimum: int = 0) -> bool:
+    return isinstance(value, int) and _number(value, minimum)
 
 
 def _list(value: Any, each: Callable[[Any], bool]) -> bool:
@@ -41,8 +45,8 @@ def _text(value: Any) -> bool:
 
 
 FIELDS: dict[str, Callable[[Any], bool]] = {
-    "samples": lambda v: _whole(v, 1),
-    "shape": lambda v: v != [] and _list(v, lambda n: _whole(n, 1)),
+    "samples": lambda v: _integer(v, 1),
+    "shape": lambda v: v != [] and _list(v, lambda n: _integer(n, 1)),
     "dtype": lambda v: isinstance(v, str) and v in DTYPES,
     "classes": lambda v: v != [] and _list(v, _text),
     "columns": lambda v: v is None or _list(v, _text),
@@ -55,52 +59,52 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "seconds": lambda v: _number(v, 0),
     "loss": _number,
     "uploads": lambda v: _number(v, 0),
-    "right": _whole,
-    "tested": _whole,
+    "right": _integer,
+    "tested": _integer,
 }
 
 
 def check_header(header: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """These fields, each of its kind; the others are not looked at again."""
+    """The named fields of a header, each checked. All other fields are dropped."""
     for name in names:
         if not FIELDS[name](header.get(name)):
             raise FeddrmError(f"its '{name}' is {str(header.get(name))[:40]!r}: both ends need the same feddrm")
-    if header.get("right", 0) > header.get("tested", 0) and "tested" in names:
+    if "tested" in names and header["right"] > header["tested"]:
         raise FeddrmError(f"{header['right']} right of {header['tested']} tested: both ends need the same feddrm")
     return {name: header[name] for name in names}
 
 
-def check_tensors(found: Tensors, form: Tensors) -> None:
-    """The names, shapes and types of ``form``, and finite."""
-    for name in sorted(set(found) ^ set(form)):
-        raise FeddrmError(f"{name!r} is {'missing' if name in form else 'more than was asked for'}")
-    for name, value in found.items():
+def check_tensors(tensors: Tensors, form: Tensors) -> None:
+    """Refuse tensors that are not finite, or whose names, shapes or types differ from those of ``form``."""
+    for name in sorted(set(tensors) ^ set(form)):
+        raise FeddrmError(f"{name!r} {'is missing' if name in form else 'was not asked for'}")
+    for name, value in tensors.items():
         if (value.shape, value.dtype) != (form[name].shape, form[name].dtype):
-            like = f"{form[name].dtype} {list(form[name].shape)}"
-            raise FeddrmError(f"{name!r} is {value.dtype} {list(value.shape)}, not {like}")
+            expected = f"{form[name].dtype} {list(form[name].shape)}"
+            raise FeddrmError(f"{name!r} is {value.dtype} {list(value.shape)}, not {expected}")
         if not bool(value.isfinite().all()):
             raise FeddrmError(f"{name!r} is not finite: a lower lr may help")
 
 
-def blank_upload(brief: RunSpec, agenda: RoundSchedule, shared: Tensors, number: int) -> Tensors:
-    """What a site uploads in a round, but for its values: on one blank sample, with a step for each of two phases."""
-    method, net = agenda.method, brief.make_net()
+def blank_upload(spec: RunSpec, schedule: RoundSchedule, shared: Tensors, number: int) -> Tensors:
+    """An upload of the right form with meaningless values: two steps on one blank sample, enough for two phases."""
+    method, net = schedule.method, spec.make_net()
     leaves = {leaf: value.detach() for leaf, value in net.named_parameters()}
     private = first_state(method, leaves, 1).private[0]
-    plan = replace(agenda.plan, local_steps=2, batch_size=1)
-    stage = replace(agenda.stage(number), steps=2)
+    plan = replace(schedule.plan, local_steps=2, batch_size=1)
+    stage = replace(schedule.stage(number), steps=2)
     received = method.send(shared, 0)
-    return train_client(method, functional(net), brief.federation(), plan, received, private, stage, 0, number).upload
+    return train_client(method, functional(net), spec.federation(), plan, received, private, stage, 0, number).upload
 
 
-def check_update(letter: Message, form: Tensors, sent: Mapping[str, Tensor], private: bool) -> Message:
-    """A round's answer: ``form`` is that of its upload, ``sent`` what the site was sent."""
-    check_tensors(letter.tensors, form)
-    for leaf, value in letter.tensors.items():
+def check_update(reply: Message, form: Tensors, sent: Mapping[str, Tensor], private: bool) -> Message:
+    """A site's reply to a round. ``form`` is an upload of the right form, ``sent`` is what the site received."""
+    check_tensors(reply.tensors, form)
+    for leaf, value in reply.tensors.items():
         if not value.is_floating_point() and not torch.equal(value, sent[leaf]):  # FedPAC's client number
             raise FeddrmError(f"{leaf!r} is not what it was sent")
-    names = ("uploads",) if private else ("loss", *MEASURED)
-    return Message(check_header(letter.header, "seconds", *names), letter.tensors)
+    names = ("uploads",) if private else ("loss", *ACCURACY_FIELDS)
+    return Message(check_header(reply.header, "seconds", *names), reply.tensors)
 
 
 class BlankFit:
