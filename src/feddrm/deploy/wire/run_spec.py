@@ -1,4 +1,7 @@
-"""The run spec: what the server and the sites agree on before the first round."""
+"""The run spec: what the server and the sites agree on before the first round.
+
+In headers of messages and in names of files it is called ``brief``: an older name that both ends depend on.
+"""
 
 from __future__ import annotations
 
