@@ -22,8 +22,8 @@ from safetensors import safe_open
 
 from feddrm.data import load
 from feddrm.deploy.flower.apps import client_app, site_at, unwrap, wrap
+from feddrm.deploy.server.federation_server import Server
 from feddrm.deploy.server.federation_settings import ServerSettings
-from feddrm.deploy.server.server import Server
 from feddrm.deploy.server.training import ServerState, Training
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site import Site

@@ -36,12 +36,8 @@ def init(
     quorum: Annotated[int, typer.Option(help="How many sites must answer for a round to count.")] = 1,
     router: Annotated[bool, typer.Option(help="Fit the exact router after training.")] = True,
     heads: Annotated[bool, typer.Option(help="Fit the exact class heads, too: three times as many messages.")] = False,
-    clip: Annotated[
-        float | None, typer.Option(help="Differential privacy: largest norm of a change.")
-    ] = None,
-    noise: Annotated[
-        float | None, typer.Option(help="Differential privacy: noise, in units of clip.")
-    ] = None,
+    clip: Annotated[float | None, typer.Option(help="Differential privacy: largest norm of a change.")] = None,
+    noise: Annotated[float | None, typer.Option(help="Differential privacy: noise, in units of clip.")] = None,
     host: Annotated[str, typer.Option(help="Name or address by which sites reach the server.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port of the server.")] = 8000,
     plain_text: Annotated[

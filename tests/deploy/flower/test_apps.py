@@ -12,7 +12,7 @@ from deployment import QUICK_ROUTING, Deployed, DirectTransport, serialised
 from feddrm.deploy.flower import apps
 from feddrm.deploy.flower.apps import SHORT, GridTransport, unwrap, wrap
 from feddrm.deploy.provision.certificates import new_key
-from feddrm.deploy.server.server import Server
+from feddrm.deploy.server.federation_server import Server
 from feddrm.deploy.wire.messages import verify
 from feddrm.errors import FeddrmError
 from refusal import refused

@@ -14,8 +14,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from feddrm.deploy.server.federation_server import Server
 from feddrm.deploy.server.federation_settings import ServerSettings
-from feddrm.deploy.server.server import Server
 from feddrm.deploy.server.status import ServerStatus
 from feddrm.deploy.site.site import Site
 from feddrm.deploy.wire.channel import Channel
