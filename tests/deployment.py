@@ -23,7 +23,7 @@ from safetensors import safe_open
 from feddrm.data import load
 from feddrm.deploy.flower.apps import client_app, site_at, unwrap, wrap
 from feddrm.deploy.server.federation_server import Server
-from feddrm.deploy.server.federation_settings import ServerSettings
+from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.training import ServerState, Training
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site import Site
@@ -92,7 +92,7 @@ class Deployed:
     """A project on disk, and servers over it: each is like a server process that has just been started."""
 
     folder: Path
-    settings: ServerSettings
+    settings: FederationSettings
     complaints: list[str] = field(default_factory=list)
 
     @property

@@ -25,7 +25,7 @@ from feddrm.deploy import local_cluster
 from feddrm.deploy.flower.daemon import free_port
 from feddrm.deploy.process_lock import running
 from feddrm.deploy.provision.certificates import write_certificates, write_key_pair
-from feddrm.deploy.server.federation_settings import ServerSettings
+from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.status import read_status
 from feddrm.deploy.server.training import ServerState
 from feddrm.engine import Plan
@@ -174,7 +174,7 @@ def _says_why_it_cannot_connect(folder: Path) -> None:
         site.wait(30)
 
 
-def _refuses_strangers(folder: Path, settings: ServerSettings) -> None:
+def _refuses_strangers(folder: Path, settings: FederationSettings) -> None:
     address = ("127.0.0.1", settings.port)
     trusting = ssl.create_default_context(cafile=str(folder / "sites" / "oslo" / "ca.crt"))
     with socket.create_connection(address) as raw, trusting.wrap_socket(raw, server_hostname="127.0.0.1") as line:
@@ -246,4 +246,4 @@ def test_the_folders_work_apart_by_their_start_scripts(
 def test_a_new_project_is_secure_by_default(project: Deployed) -> None:
     site = yaml.safe_load((project.folder / "sites" / "oslo" / "site.yaml").read_text())
     assert "insecure" not in site
-    assert ServerSettings.read(project.folder / "server").insecure is False
+    assert FederationSettings.read(project.folder / "server").insecure is False

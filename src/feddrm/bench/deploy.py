@@ -15,7 +15,7 @@ from feddrm.data import load
 from feddrm.deploy import local_cluster
 from feddrm.deploy.flower.daemon import free_port
 from feddrm.deploy.provision.project import make_project
-from feddrm.deploy.server.federation_settings import ServerSettings
+from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.training import ServerState
 from feddrm.engine import federate, first_state, functional
 from feddrm.errors import FeddrmError, SettingError
@@ -72,7 +72,7 @@ def _deployed(rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="feddrm-") as place:
         folder = Path(place) / "federation"
         training = {"method": "feddrm", "rounds": rounds}
-        settings = ServerSettings(clients=NAMES, training=training, router=False, port=free_port())
+        settings = FederationSettings(clients=NAMES, training=training, router=False, port=free_port())
         make_project(folder, settings, data={"dataset": "digits"})
         began = time.perf_counter()
         try:

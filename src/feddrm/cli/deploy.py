@@ -50,14 +50,14 @@ def init(
     """
     require_flower()
     from feddrm.deploy.provision.project import make_project
-    from feddrm.deploy.server.federation_settings import ServerSettings
+    from feddrm.deploy.server.federation_settings import FederationSettings
 
     training = given_settings(
         method=method, model=model, rounds=rounds, local_steps=local_steps, batch_size=batch_size, lr=lr, seed=seed
     )
     if (clip is None) != (noise is None):
         raise SettingError("differential privacy needs both --clip and --noise")
-    settings = ServerSettings(
+    settings = FederationSettings(
         clients=tuple(name.strip() for name in clients.split(",") if name.strip()),
         training=training,
         deadline=deadline,

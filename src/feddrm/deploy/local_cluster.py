@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from feddrm.deploy.process_lock import running
-from feddrm.deploy.server.federation_settings import CONFIG, ServerSettings
+from feddrm.deploy.server.federation_settings import CONFIG, FederationSettings
 from feddrm.deploy.server.status import JOB, last_complaint, read_status
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
@@ -98,7 +98,7 @@ def _stop(pids: Mapping[str, int], project: Path) -> None:
 def status(project: Path) -> dict[str, Any]:
     """Which processes run here, what the server is doing, and how its last round went."""
     server = server_folder(project)
-    settings = ServerSettings.read(server)
+    settings = FederationSettings.read(server)
     return {
         "run": settings.run,
         "processes": {name: running(folder) for name, folder in folders(project).items()},
@@ -109,7 +109,7 @@ def status(project: Path) -> dict[str, Any]:
     }
 
 
-def _summary(server: Path, settings: ServerSettings) -> dict[str, Any] | None:
+def _summary(server: Path, settings: FederationSettings) -> dict[str, Any] | None:
     path = RunFolder(server / "runs" / settings.run).summary_file
     return read_json(path, "delete it: 'feddrm deploy run' writes it again") if path.exists() else None
 
@@ -119,13 +119,13 @@ def begin(project: Path) -> None:
     server = server_folder(project)
     if running(server) is None:
         raise FeddrmError(f"no server runs in {server}: start it with 'feddrm deploy up {project}'")
-    write_atomically(server / JOB, json_line({"run": ServerSettings.read(server).run}))
+    write_atomically(server / JOB, json_line({"run": FederationSettings.read(server).run}))
 
 
 def run(project: Path, on_status: Callable[[Mapping[str, Any]], None], seconds: float | None = None) -> dict[str, Any]:
     """Ask the server to train, follow it to the end, and return the summary. Ctrl-C only ends the watching."""
     server = server_folder(project)
-    settings = ServerSettings.read(server)
+    settings = FederationSettings.read(server)
     settings.check_same(server / "runs" / settings.run)
     summary = _summary(server, settings)
     if summary is not None:

@@ -22,7 +22,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from deployment import NAMES, Deployed, until
 from feddrm.deploy.flower.daemon import free_port, superlink_command
 from feddrm.deploy.flower.supervisor import Supervisor
-from feddrm.deploy.flower.task_worker import Connection, register_sites
+from feddrm.deploy.flower.task_worker import FlowerConnection, register_sites
 from feddrm.deploy.provision.certificates import write_key_pair
 from feddrm.deploy.wire.messages import load_public_key
 from refusal import refused
@@ -34,10 +34,10 @@ def test_only_the_server_controls_its_superlink(deployed: Callable[..., Deployed
     home = made.folder / "server"
     keys = {name: home / "keys" / f"{name}.pub" for name in NAMES}
     address = f"127.0.0.1:{made.settings.port}"
-    ours = Connection(address, home / "secret", home / "ca.crt")
+    ours = FlowerConnection(address, home / "secret", home / "ca.crt")
     write_key_pair(tmp_path, "outsider")
     (tmp_path / "secret").write_bytes(b"guessed")
-    theirs = Connection(address, tmp_path / "secret", made.folder / "sites" / "oslo" / "ca.crt")
+    theirs = FlowerConnection(address, tmp_path / "secret", made.folder / "sites" / "oslo" / "ca.crt")
     superlink = Supervisor(superlink_command(home, made.settings), home)
     try:
         until(lambda: reachable(made.settings.port))

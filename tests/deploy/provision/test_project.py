@@ -10,15 +10,15 @@ from pathlib import Path
 import yaml
 
 from feddrm.deploy.provision.project import make_project
-from feddrm.deploy.server.federation_settings import ServerSettings
+from feddrm.deploy.server.federation_settings import FederationSettings
 from refusal import refused
 
-SETTINGS = ServerSettings(clients=("oslo", "Zürich"), host="server.example", port=8443, training={"rounds": 3})
+SETTINGS = FederationSettings(clients=("oslo", "Zürich"), host="server.example", port=8443, training={"rounds": 3})
 
 
 def test_the_settings_come_back_from_the_servers_folder(tmp_path: Path) -> None:
     make_project(tmp_path / "f", SETTINGS)
-    assert ServerSettings.read(tmp_path / "f" / "server") == SETTINGS
+    assert FederationSettings.read(tmp_path / "f" / "server") == SETTINGS
 
 
 def test_every_site_gets_its_own_name_and_share(tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from feddrm.deploy.server.federation_settings import ServerSettings
+from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.negotiation import make_run_spec
 from refusal import refused
 
-SETTINGS = ServerSettings(("oslo", "lima", "kyiv"))
+SETTINGS = FederationSettings(("oslo", "lima", "kyiv"))
 HELLO: dict[str, Any] = {
     "shape": [4],
     "dtype": "float32",
@@ -58,7 +58,7 @@ def test_sites_that_scale_differently_cannot_have_a_router() -> None:
     own = hellos(scale=[[0.5, 0.4, 0.1], [0.1, 0.1, 0.1]])
     with refused("lima scales its pixels by [[0.5, 0.4, 0.1]", "oslo by [[0.0], [1.0]]", "normalise: common"):
         make_run_spec(SETTINGS, own)
-    assert make_run_spec(ServerSettings(SETTINGS.clients, router=False), own).scale == ((0.0,), (1.0,))
+    assert make_run_spec(FederationSettings(SETTINGS.clients, router=False), own).scale == ((0.0,), (1.0,))
 
 
 def test_a_federation_with_one_class_is_refused() -> None:

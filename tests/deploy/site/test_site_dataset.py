@@ -14,7 +14,7 @@ from PIL import Image
 from deployment import NAMES, Deployed
 from feddrm.deploy.flower.apps import site_at
 from feddrm.deploy.provision.project import make_project
-from feddrm.deploy.server.federation_settings import ServerSettings
+from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.site.site_dataset import read_site_dataset, sorted_classes
 from feddrm.errors import FeddrmError
 
@@ -90,7 +90,7 @@ def test_tables_of_three_sites_train_together(tmp_path: Path) -> None:
     """A class that only one site has is known to all."""
     site_at.cache_clear()
     training = {"rounds": 2, "local_steps": 2, "batch_size": 8}
-    settings = ServerSettings(clients=NAMES, training=training, router=False)
+    settings = FederationSettings(clients=NAMES, training=training, router=False)
     make_project(tmp_path / "f", settings)
     rng = np.random.default_rng(0)
     for i, name in enumerate(NAMES):

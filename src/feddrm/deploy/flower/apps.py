@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from feddrm.deploy.server.federation_server import Server
-from feddrm.deploy.server.federation_settings import ServerSettings
+from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.status import ServerStatus
 from feddrm.deploy.site.site import Site
 from feddrm.deploy.wire.channel import Channel
@@ -86,7 +86,7 @@ def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
 
 def run_over_grid(folder: Path, grid: Grid) -> None:
     """Run the server of a folder over Flower's grid."""
-    settings = ServerSettings.read(folder)
+    settings = FederationSettings.read(folder)
     channel = Channel(
         GridTransport(grid),
         load_private_key(folder / "keys" / "server.key"),

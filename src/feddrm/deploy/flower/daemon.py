@@ -20,7 +20,7 @@ from feddrm.deploy.flower.apps import SERVER_FOLDER, site_at
 from feddrm.deploy.flower.supernode import shorten_first_backoff
 from feddrm.deploy.flower.supervisor import Supervisor
 from feddrm.deploy.flower.task_worker import (
-    Connection,
+    FlowerConnection,
     LinkError,
     register_sites,
     run_client_task,
@@ -29,7 +29,7 @@ from feddrm.deploy.flower.task_worker import (
     take_task,
 )
 from feddrm.deploy.process_lock import only_process
-from feddrm.deploy.server.federation_settings import ServerSettings
+from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.status import JOB, ServerStatus
 from feddrm.deploy.site.site_settings import SiteSettings
 from feddrm.errors import FeddrmError
@@ -49,7 +49,7 @@ def run_site(folder: Path) -> None:
         port = free_port()
         supernode = Supervisor(_supernode_command(folder, settings, port), folder)
         try:
-            _take_client_tasks(Connection(f"127.0.0.1:{port}", folder / "secret", None))
+            _take_client_tasks(FlowerConnection(f"127.0.0.1:{port}", folder / "secret", None))
         finally:
             supernode.stop()
 
@@ -65,7 +65,7 @@ def _supernode_command(folder: Path, settings: SiteSettings, port: int) -> list[
     ]
 
 
-def _take_client_tasks(connection: Connection) -> None:
+def _take_client_tasks(connection: FlowerConnection) -> None:
     client = connection.client()
     try:
         while True:
@@ -84,7 +84,7 @@ def _take_client_tasks(connection: Connection) -> None:
 def run_server(folder: Path) -> None:
     """Train whenever ``feddrm deploy run`` asks for it, until a signal ends the process."""
     folder = folder.resolve()
-    settings = ServerSettings.read(folder)
+    settings = FederationSettings.read(folder)
     os.environ[SERVER_FOLDER] = str(folder)
     shorten_first_backoff()
     with only_process(folder) as mark_ready, _until_signal():
@@ -92,14 +92,14 @@ def run_server(folder: Path) -> None:
         mark_ready()
         superlink = Supervisor(superlink_command(folder, settings), folder)
         authority = None if settings.insecure else folder / "ca.crt"
-        connection = Connection(f"127.0.0.1:{settings.port}", folder / "secret", authority)
+        connection = FlowerConnection(f"127.0.0.1:{settings.port}", folder / "secret", authority)
         try:
             _run_jobs(folder, connection, settings.insecure)
         finally:
             superlink.stop()
 
 
-def superlink_command(folder: Path, settings: ServerSettings) -> list[str]:
+def superlink_command(folder: Path, settings: FederationSettings) -> list[str]:
     """The command that starts the SuperLink of a server's folder."""
     tls = {"--ssl-ca-certfile": "ca.crt", "--ssl-certfile": "tls.crt", "--ssl-keyfile": "tls.key"}
     secure = [word for option, name in tls.items() for word in (option, str(folder / name))]
@@ -112,7 +112,7 @@ def superlink_command(folder: Path, settings: ServerSettings) -> list[str]:
     ]
 
 
-def _run_jobs(folder: Path, connection: Connection, insecure: bool) -> None:
+def _run_jobs(folder: Path, connection: FlowerConnection, insecure: bool) -> None:
     """Whenever there is a job, start a Flower run for it, and another one if that breaks off."""
     status, job = ServerStatus(folder), folder / JOB
     registered = insecure  # without node authentication there is nothing to register
@@ -139,7 +139,7 @@ def _run_jobs(folder: Path, connection: Connection, insecure: bool) -> None:
             time.sleep(1)
 
 
-def _run_next_task(connection: Connection) -> None:
+def _run_next_task(connection: FlowerConnection) -> None:
     """Wait up to a minute for the task of the run that was just started, and run it."""
     client = connection.client()
     try:

@@ -63,7 +63,7 @@ _one_at_a_time = threading.Lock()
 LinkError = (httpx.HTTPError, RuntimeError, OSError)  # raised by a SuperLink that is not reachable
 
 
-class Connection:
+class FlowerConnection:
     """The address of a SuperNode or SuperLink, and the secret that allows this process to take its tasks."""
 
     def __init__(self, address: str, secret: Path, authority: Path | None) -> None:
@@ -107,7 +107,7 @@ def take_task(client: RuntimeHttpClient, kind: TaskType) -> str | None:
     return str(reply.token) if reply.HasField("task") and reply.token else None
 
 
-def run_client_task(connection: Connection, token: str) -> None:
+def run_client_task(connection: FlowerConnection, token: str) -> None:
     """On a site: answer one message.
 
     Runs in a thread of its own, because a message of a run that broke off may never arrive in full, and
@@ -132,7 +132,7 @@ def run_client_task(connection: Connection, token: str) -> None:
         client.close()
 
 
-def run_server_task(connection: Connection, token: str) -> None:
+def run_server_task(connection: FlowerConnection, token: str) -> None:
     """On the server: do what is left of a run."""
     grid = HttpGrid(connection.address, connection.insecure, connection.certificates, token=token)
     grid._retry_invoker.max_tries = TRIES
@@ -157,7 +157,7 @@ def run_server_task(connection: Connection, token: str) -> None:
         grid.close()
 
 
-def start_run(connection: Connection, app: Path) -> None:
+def start_run(connection: FlowerConnection, app: Path) -> None:
     """Stop the runs that a killed server left, and submit a new one.
 
     Without the stop, Flower would keep the old runs for about 45 s, and nodes would wait that long for the rest
@@ -172,7 +172,7 @@ def start_run(connection: Connection, app: Path) -> None:
         control.StartRun(StartRunRequest(fab=fab_to_proto(Fab(digest(content), content, {})), override_config={}))
 
 
-def register_sites(connection: Connection, keys: dict[str, Path]) -> None:
+def register_sites(connection: FlowerConnection, keys: dict[str, Path]) -> None:
     """Register the nodes with these keys, and remove all others. Registered ones stay registered."""
     wanted = {public_key_to_bytes(load_public_key(path)): name for name, path in keys.items()}
     try:

@@ -17,14 +17,14 @@ from feddrm.deploy.provision.templates import (
     SITE_PAGE,
     SITE_START,
 )
-from feddrm.deploy.server.federation_settings import CONFIG, ServerSettings
+from feddrm.deploy.server.federation_settings import CONFIG, FederationSettings
 from feddrm.errors import FeddrmError
 from feddrm.io.text import yaml_bytes
 
 
 def make_project(
     folder: Path,
-    settings: ServerSettings,
+    settings: FederationSettings,
     *,
     data: Mapping[str, Any] | None = None,
     hosts: Sequence[str] = (),
@@ -57,7 +57,7 @@ def make_project(
     (folder / "README.md").write_text(PROJECT_PAGE.format(sites=sites, host=settings.host, port=settings.port))
 
 
-def _write_server(server: Path, settings: ServerSettings) -> None:
+def _write_server(server: Path, settings: FederationSettings) -> None:
     certificates.write_secret(server / "secret", secrets.token_bytes(32))
     plain = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(settings).items()}
     comment = "# What the consortium has agreed on. See docs/deploy.md.\n"
@@ -67,7 +67,7 @@ def _write_server(server: Path, settings: ServerSettings) -> None:
     (server / "app" / "pyproject.toml").write_text(FLOWER_APP)
 
 
-def _write_site(site: Path, settings: ServerSettings, data: Mapping[str, Any]) -> None:
+def _write_site(site: Path, settings: FederationSettings, data: Mapping[str, Any]) -> None:
     certificates.write_secret(site / "secret", secrets.token_bytes(32))
     config: dict[str, Any] = {
         "name": site.name,

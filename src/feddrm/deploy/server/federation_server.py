@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from feddrm.deploy.server.federation_settings import ServerSettings
+from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.finish import Finish
 from feddrm.deploy.server.negotiation import make_run_spec
 from feddrm.deploy.server.reply_validation import HELLO_FIELDS, check_header
@@ -27,7 +27,7 @@ class Server:
 
     def __init__(
         self,
-        settings: ServerSettings,
+        settings: FederationSettings,
         folder: Path,
         channel: Channel,
         sleep: Callable[[float], None] = time.sleep,

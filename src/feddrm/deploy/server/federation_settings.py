@@ -28,7 +28,7 @@ FORBIDDEN = set(punctuation) - set("-_.")
 
 
 @dataclass(frozen=True)
-class ServerSettings:
+class FederationSettings:
     """Who takes part, what is trained, and how long a site may take.
 
     ``training`` holds options of ``feddrm train``: method, model, rounds, lr, seed and so on. ``deadline``
@@ -54,7 +54,7 @@ class ServerSettings:
         return self.host in ("127.0.0.1", "localhost")
 
     @classmethod
-    def read(cls, folder: Path) -> ServerSettings:
+    def read(cls, folder: Path) -> FederationSettings:
         values = known_fields(cls, read_config(folder / CONFIG), "federation")
         if not isinstance(values.get("clients"), list):
             raise SettingError(f"{folder / CONFIG}: 'clients' must list the names of the sites")

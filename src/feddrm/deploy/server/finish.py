@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from feddrm.deploy.server.federation_settings import ServerSettings
+from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.remote_cohort import SiteMissingError
 from feddrm.deploy.server.reply_validation import ACCURACY_FIELDS, BlankFit, check_header, check_sums
 from feddrm.deploy.server.routing import RoutingSettings, fit_over
@@ -26,7 +26,7 @@ class Finish:
     """What follows the last round. Every step can be repeated after a crash."""
 
     def __init__(
-        self, settings: ServerSettings, folder: RunFolder, waiting: Waiting, spec: RunSpec, state: ServerState
+        self, settings: FederationSettings, folder: RunFolder, waiting: Waiting, spec: RunSpec, state: ServerState
     ) -> None:
         self.settings, self.folder, self.waiting, self.spec, self.state = settings, folder, waiting, spec, state
         self.channel = waiting.channel

@@ -7,7 +7,7 @@ from typing import Any
 
 from feddrm.data.sources.labelled_samples import UNLIKE, one_word
 from feddrm.deploy.privacy import Privacy, PrivacyDemand
-from feddrm.deploy.server.federation_settings import ServerSettings
+from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.site.site_dataset import sorted_classes
 from feddrm.deploy.wire.run_spec import RunSpec, stand_in
 from feddrm.engine import Plan
@@ -17,7 +17,7 @@ from feddrm.runs.config import resolve
 Hellos = Mapping[str, Mapping[str, Any]]  # the checked header of every site's hello, in the order of the clients
 
 
-def make_run_spec(settings: ServerSettings, hellos: Hellos) -> RunSpec:
+def make_run_spec(settings: FederationSettings, hellos: Hellos) -> RunSpec:
     """The run spec, if the sites' data fit together and the settings suit all of them."""
     _check_alike(settings, hellos)
     classes = _common_classes(hellos)
@@ -42,7 +42,7 @@ def make_run_spec(settings: ServerSettings, hellos: Hellos) -> RunSpec:
     )
 
 
-def _check_alike(settings: ServerSettings, hellos: Hellos) -> None:
+def _check_alike(settings: FederationSettings, hellos: Hellos) -> None:
     first_name, first = next(iter(hellos.items()))
     for name, hello in hellos.items():
         for key in ("shape", "dtype", "columns", "crop", "version"):

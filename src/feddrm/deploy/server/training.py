@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from feddrm.deploy.privacy import Privacy
-from feddrm.deploy.server.federation_settings import ServerSettings
+from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.reply_validation import blank_upload, check_update
 from feddrm.deploy.wire.channel import Channel
 from feddrm.deploy.wire.messages import Message, pack, unpack
@@ -44,7 +44,7 @@ class ServerState:
 class Training:
     """Plays the rounds of one run; the state is passed in and out."""
 
-    def __init__(self, settings: ServerSettings, spec: RunSpec, channel: Channel) -> None:
+    def __init__(self, settings: FederationSettings, spec: RunSpec, channel: Channel) -> None:
         self.settings, self.spec, self.channel = settings, spec, channel
         self.method = spec.make_method()
         self.schedule = RoundSchedule(self.method, spec.make_plan(), len(spec.names))
