@@ -21,8 +21,10 @@ from feddrm.data import generator_for, load
 from feddrm.evaluation import client_accuracy, pooled_queries
 from feddrm.router import Recipe
 from feddrm.router.features.base import extract
-from feddrm.router.fit.design_matrix import input_scale
-from feddrm.router.solver.solve import Problem, Sample, logits_at, moments_of, scaler_of, solve
+from feddrm.router.fit.local_cohort import facts_of
+from feddrm.router.solver.client_statistics import Sample, logits_at
+from feddrm.router.solver.problem import Problem
+from feddrm.router.solver.solve import moments_of, scaler_of, solve
 
 MOVES = [(0, "as they are"), (1, "whole pixels"), (2, "whole pixels"), (1, "channels"), (2, "channels")]
 
@@ -43,7 +45,7 @@ def main() -> None:
     arguments = parser.parse_args()
     federation = load("cifar10")
     assert federation.crop is not None
-    scale = input_scale(federation)
+    scale = facts_of(federation).scale
     recipe = Recipe.parse("colour", *scale)
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in scale)
     seen = []
@@ -62,7 +64,7 @@ def main() -> None:
         scaler = scaler_of(found)
         samples = [Sample(scaler(x), torch.full((len(x),), i)) for i, x in enumerate(found)]
         problem = Problem(len(samples), found[0].shape[1], arguments.ridge)
-        own = (scaler, solve(problem, samples, moments_of(samples), rounds=arguments.rounds).point)
+        own = (scaler, solve(problem, samples, moments_of([s.x for s in samples]), rounds=arguments.rounds).point)
         plain = plain or own
         queries = statistics(test.x, 0)
         row = {"moved_by": most, "what": what}

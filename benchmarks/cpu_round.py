@@ -27,8 +27,8 @@ from PIL import Image
 from benchmarks.data_pipeline import pillow_access
 from feddrm.data import Client, Federation, load
 from feddrm.data.federation import Split
-from feddrm.engine import Plan, federate, first_state, functional
-from feddrm.evaluation import ask, evaluate, pooled_queries
+from feddrm.engine import Plan, RoundSchedule, federate, first_state, functional
+from feddrm.evaluation import Execution, evaluate, pooled_queries, predict
 from feddrm.methods import FedDRM
 from feddrm.models import Model, Net, is_head
 from feddrm.runs.run import hardware, versions
@@ -41,17 +41,18 @@ def ours(federation: Federation, net: Net) -> dict[str, float]:
     method, m = FedDRM(), len(federation)
     leaves = {leaf: value.detach().clone() for leaf, value in net.named_parameters()}
     workers = os.cpu_count() or 1
-    rounds = federate(method, functional(net), federation, PLAN, first_state(method, leaves, m), workers=workers)
+    schedule = RoundSchedule(method, PLAN, m)
+    rounds = federate(schedule, functional(net), federation, first_state(method, leaves, m), workers=workers)
     state = next(rounds).state
     models = [method.serve(method.send(state.shared, i), private) for i, private in enumerate(state.private)]
-    answers = ask(
+    predictions = predict(
         net,
         models,
         pooled_queries(federation, crop=True, seed=0, round=1, workers=workers),
         client_branch=state.shared,
-        workers=workers,
+        execution=Execution(workers=workers),
     )
-    return evaluate(answers, federation.weights)["system_accuracy"]
+    return evaluate(predictions, federation.weights)["system_accuracy"]
 
 
 class Official:

@@ -32,7 +32,7 @@ from feddrm.data.crop import column_first
 from feddrm.data.shift import ColourShift
 from feddrm.data.view import View
 from feddrm.runs.run import hardware, versions
-from feddrm.threads import side_by_side
+from feddrm.threads import thread_map
 
 BATCH, STEPS, SIDE = 128, 10, 32
 REPEAT = 10  # batches per worker and measurement
@@ -106,7 +106,7 @@ def measure_batch(x: torch.Tensor, view: View, device: str) -> dict[str, dict[st
 
     def per_batch(work: Callable[[], object]) -> float:
         """Milliseconds per batch, with as many batches side by side as a run on this device would have."""
-        with side_by_side(workers) as spread:
+        with thread_map(workers) as spread:
 
             def all_of_it() -> None:
                 list(spread(lambda _: [work() for _ in range(REPEAT)], range(workers)))

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from feddrm.data import load
+from feddrm.data import Participant, load
 from feddrm.deploy.privacy import Privacy
-from feddrm.engine import RoundSchedule, first_state, functional, train_client
+from feddrm.engine import RoundSchedule, cpu_kernels, first_state, functional, train_client
 from feddrm.runs.config import resolve
-from feddrm.runs.run import cpu_kernels, hardware, versions
+from feddrm.runs.run import hardware, versions
 
 SITES, CLIP = 3, 1.0
 NOISES = (None, 0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -38,8 +38,8 @@ def accuracy(noise: float | None, seed: int, rounds: int) -> float:
             uploads = []
             for i in range(SITES):
                 received = method.send(shared, i)
-                stage = agenda.stage(number)
-                update = train_client(method, forward, federation, plan, received, private[i], stage, i, number)
+                participant = Participant.of(federation, i)
+                update = train_client(agenda, forward, participant, received, private[i], number)
                 private[i] = update.private
                 blurred = update.upload if noise is None else Privacy(CLIP, noise).protect(update.upload, received)
                 uploads.append(blurred)

@@ -20,18 +20,10 @@ import torch
 
 from benchmarks.result import finish
 from feddrm.router import Recipe, Router
-from feddrm.router.solver.solve import (
-    FitState,
-    Problem,
-    Sample,
-    Scaler,
-    add,
-    client_scores,
-    moments_of,
-    pooled,
-    scaler_of,
-    solve,
-)
+from feddrm.router.solver.client_statistics import Sample, client_scores
+from feddrm.router.solver.lbfgs import FitState
+from feddrm.router.solver.problem import Problem, Scaler, add
+from feddrm.router.solver.solve import moments_of, pooled, scaler_of, solve
 
 SIZES = (5572, 5566, 8110, 2056, 5504, 7197, 3581, 4410)
 
@@ -64,12 +56,12 @@ def fit(features: int, scale: float, device: str) -> dict[str, Any]:
 
     if device.startswith("cuda"):  # the libraries load, and their first calls tune
         warm = samples([x[:200] for x in train], scaler_of([x[:200] for x in train]))
-        solve(Problem(len(SIZES), features, 1e-3), warm, moments_of(warm), rounds=3)
+        solve(Problem(len(SIZES), features, 1e-3), warm, moments_of([s.x for s in warm]), rounds=3)
     began = wait()
     scaler = scaler_of(train)
     mine = samples(train, scaler)
     prepared = wait()
-    whitening = moments_of(mine)
+    whitening = moments_of([s.x for s in mine])
     whitened = wait()
     problem = Problem(len(SIZES), features, 1e-4)
     result = solve(problem, [pooled(mine)], whitening, rounds=60, tolerance=1e-6)
@@ -79,7 +71,7 @@ def fit(features: int, scale: float, device: str) -> dict[str, Any]:
     trace: list[float] = []
 
     def watch(state: FitState) -> None:
-        total = add([client_scores(sample, state.at) for sample in theirs])
+        total = add([client_scores(sample, state.iterate) for sample in theirs])
         trace.append(round(float(total["correct"] / total["count"]), 4))
 
     long = solve(problem, [pooled(mine)], whitening, rounds=200, tolerance=1e-9, watch=watch)

@@ -29,10 +29,9 @@ from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site import Site
 from feddrm.deploy.wire.channel import Channel
 from feddrm.deploy.wire.messages import load_private_key, load_public_key
-from feddrm.engine import Plan, State, federate, first_state, functional
+from feddrm.engine import Plan, RoundSchedule, State, cpu_kernels, federate, first_state, functional
 from feddrm.methods import Method
 from feddrm.models import Model, is_head
-from feddrm.runs.run import cpu_kernels
 
 NAMES = ("oslo", "lima", "pune")
 QUICK_ROUTING = {"features": "raw", "path_rounds": 1, "rounds": 1}
@@ -167,9 +166,9 @@ def in_one_process(method: str, plan: Plan, only: list[list[int]] | None = None)
     chosen = Method.make(method)
     net = Model.make("mlp").build(federation.shape, 10, 3 if chosen.client_branch else None, plan.seed)
     leaves = {leaf: value.detach() for leaf, value in net.named_parameters()}
-    state = first_state(chosen, leaves, 3)
+    state, schedule = first_state(chosen, leaves, 3), RoundSchedule(chosen, plan, 3, only)
     with cpu_kernels(net, plan.batch_size):
-        for result in federate(chosen, functional(net), federation, plan, state, only=only):
+        for result in federate(schedule, functional(net), federation, state):
             state = result.state
     return state
 

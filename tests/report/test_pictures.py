@@ -9,8 +9,9 @@ import pytest
 from PIL import Image
 
 from feddrm.data import Federation, load
+from feddrm.data.summary import DatasetSummary
 from feddrm.errors import FeddrmError
-from feddrm.report.pictures import check_target, federation_figure, save
+from feddrm.report.pictures import check_target, federation_figure, label_figure, save, view_figure
 
 
 def texts(federation: Federation) -> list[list[str]]:
@@ -116,3 +117,22 @@ def test_grey_images_of_one_s_own_are_not_shown_as_negatives() -> None:
     shown = np.asarray(federation_figure(fed).axes[0].images[0].get_array())
     first = shown[:6, :6]
     assert any(np.array_equal(first, sample) for sample in (*fed.clients[0].test.x[:, 0].numpy(), *x))
+
+
+def test_the_view_of_tables_shows_column_means_and_that_of_images_samples() -> None:
+    rng = np.random.default_rng(0)
+    rows = Federation.from_arrays({n: (rng.normal(i, 2, (30, 4)), np.arange(30) % 3) for i, n in enumerate("ab")})
+    assert "column means" in view_figure(DatasetSummary.of(rows)).axes[0].get_title()
+    pixels = np.zeros((6, 5, 5, 3), dtype=np.uint8)
+    images = Federation.from_arrays({n: (pixels, np.arange(6) % 2) for n in ("oslo", "lima")})
+    assert view_figure(DatasetSummary.of(images)).axes[0].get_title() == "samples of every client"
+
+
+def test_names_are_cut_and_dollars_are_no_formula() -> None:
+    rng = np.random.default_rng(0)
+    names = ("$x^{$", "x" * 60)
+    clients = {n: (rng.normal(size=(12, 3)), np.arange(12) % 2) for n in names}
+    figure = label_figure(DatasetSummary.of(Federation.from_arrays(clients)))
+    figure.draw_without_rendering()
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == [names[0], "x" * 27 + "…"]

@@ -17,10 +17,10 @@ from feddrm.deploy.flower.daemon import free_port
 from feddrm.deploy.provision.project import make_project
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.training import ServerState
-from feddrm.engine import federate, first_state, functional
+from feddrm.engine import RoundSchedule, cpu_kernels, federate, first_state, functional
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.runs.config import resolve
-from feddrm.runs.run import cpu_kernels, hardware, versions
+from feddrm.runs.run import hardware, versions
 
 NAMES = ("oslo", "lima", "pune")
 SECONDS = 240.0  # the longest time for all rounds over Flower
@@ -61,8 +61,9 @@ def _in_one_process(rounds: int) -> dict[str, Any]:
     leaves = {leaf: value.detach() for leaf, value in net.named_parameters()}
     state = first_state(config.method, leaves, len(NAMES))
     seconds, began = [], time.perf_counter()
+    schedule = RoundSchedule(config.method, config.plan, len(NAMES))
     with cpu_kernels(net, config.plan.batch_size):
-        for _ in federate(config.method, functional(net), federation, config.plan, state):
+        for _ in federate(schedule, functional(net), federation, state):
             seconds.append(time.perf_counter() - began)
             began = time.perf_counter()
     return {"rounds": rounds, "round_seconds": statistics.median(seconds[1:]), "first_round_seconds": seconds[0]}

@@ -9,6 +9,7 @@ import typer
 
 from feddrm.cli.data_options import DataDir, given_settings
 from feddrm.cli.output import JsonFlag, print_json, print_table
+from feddrm.rules import RULES_HELP
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,7 +74,7 @@ def fit_router(
 def route(
     run: RunFolderArgument,
     inputs: Annotated[list[Path], typer.Argument(metavar="INPUT...", help="Images, or csv tables of the columns.")],
-    rule: Annotated[str, typer.Option(help="density (all clients alike beforehand) or posterior.")] = "density",
+    rule: Annotated[str, typer.Option(help=f"{RULES_HELP}.")] = "density",
     coverage: Annotated[float, typer.Option(help="Abstain from the least sure beyond this fraction.")] = 1.0,
     without: Annotated[list[str] | None, typer.Option(help="A client that is not available; repeatable.")] = None,
     miss: Annotated[

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import math
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,32 @@ import torch
 from feddrm._version import __version__
 from feddrm.data import Dataset, Federation, Pool, load
 from feddrm.data.summary import DatasetSummary
-from feddrm.engine import Plan, RoundResult, State, arithmetic, engine_for, federate, first_state, functional
+from feddrm.engine import (
+    Plan,
+    RoundResult,
+    RoundSchedule,
+    State,
+    arithmetic,
+    engine_for,
+    federate,
+    first_state,
+    functional,
+)
+from feddrm.engine.kernels import CPU_QUERIES as CPU_QUERIES
+from feddrm.engine.kernels import GPU_QUERIES as GPU_QUERIES
+from feddrm.engine.kernels import cpu_kernels as cpu_kernels
+from feddrm.engine.kernels import largest_product as largest_product
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import (
-    Answers,
+    RULES,
+    Execution,
+    Predictions,
     Replay,
-    ask,
     confusion,
     evaluate,
     per_client,
     pooled_queries,
+    predict,
     route,
     summarise,
     votes,
@@ -38,12 +53,10 @@ from feddrm.router import Router, load_router
 from feddrm.runs.config import Config, known_fields, read_config, resolve
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.listeners import OnRound, shown, tracked
-from feddrm.threads import small_products, within_operations
+from feddrm.threads import intra_op_threads
 
 CHECKPOINT_SECONDS = 20.0  # between checkpoints: what a crash may cost
 CHECKPOINT_SHARE = 0.05  # of the time at most: where a checkpoint is hundreds of megabytes, a crash may cost more
-
-CPU_QUERIES, GPU_QUERIES = 512, 3072  # asked at once: what the caches hold, or what fills a GPU
 
 
 @dataclass(frozen=True)
@@ -134,7 +147,7 @@ def train(
             if folder.summary_file.exists():
                 return Run.open(out)
             with (
-                within_operations(1),
+                intra_op_threads(1),
                 arithmetic(config.precision, config.device).set(),
                 tracked(folder.path, track) as tracking,
             ):
@@ -190,10 +203,9 @@ class _Training:
         began = time.perf_counter()
         try:
             for played in federate(
-                self.config.method,
+                RoundSchedule(self.config.method, self.config.plan, len(self.federation)),
                 functional(self.net, self.arithmetic),
                 self.federation,
-                self.config.plan,
                 state,
                 workers=self.config.threads,
                 engine=self.config.engine,
@@ -238,7 +250,7 @@ class _Training:
         ended = time.monotonic()
         self.next_save = ended + max(CHECKPOINT_SECONDS, (ended - began) / CHECKPOINT_SHARE)
 
-    def answers(self, state: State) -> Answers:
+    def answers(self, state: State) -> Predictions:
         """What every client's model says about the pooled test set after this round."""
         config, method = self.config, self.config.method
         test = pooled_queries(
@@ -250,19 +262,21 @@ class _Training:
             pool=self.tests,
         )
         models = [method.serve(method.send(state.shared, i), p) for i, p in enumerate(state.private)]
-        return ask(
+        return predict(
             self.net,
             models,
             test,
             client_branch=state.shared if method.client_branch else None,
             global_model=method.global_model(state.shared),
-            arithmetic=self.arithmetic,
-            batch_size=GPU_QUERIES if self.on_gpu else CPU_QUERIES,
-            workers=config.threads,
-            replay=self.replay,
+            execution=Execution(
+                arithmetic=self.arithmetic,
+                batch_size=GPU_QUERIES if self.on_gpu else CPU_QUERIES,
+                workers=config.threads,
+                replay=self.replay,
+            ),
         )
 
-    def evaluate(self, played: RoundResult) -> tuple[Answers, dict[str, Any]]:
+    def evaluate(self, played: RoundResult) -> tuple[Predictions, dict[str, Any]]:
         began = time.perf_counter()
         answers = self.answers(played.state)
         found = evaluate(answers, self.federation.weights, self.config.evaluation.ties)
@@ -277,13 +291,13 @@ class _Training:
             **found,
         }
 
-    def finish(self, state: State, answers: Answers | None) -> None:
+    def finish(self, state: State, answers: Predictions | None) -> None:
         """The last round in detail, the private parts apart from the shared ones, and the summary last of all."""
         weights, names = self.federation.weights, self.federation.names
         answers = answers or self.answers(state)
         routes = {}
         if answers.client_logits is not None:
-            for rule in ("density", "posterior"):
+            for rule in RULES:
                 chosen = route(answers.client_logits, weights, rule)
                 routes[f"head_{rule}"] = confusion(chosen, answers.origin, len(names)).tolist()
         rows = per_client(answers, names, weights, self.config.evaluation.ties)
@@ -319,12 +333,6 @@ class _Training:
         }
 
 
-def largest_product(net: Net, batch: int) -> float:
-    """Multiplications of the largest matrix product for a batch; without limit where the network convolves."""
-    sizes = [math.inf if leaf.dim() > 2 else batch * leaf.numel() for leaf in net.parameters() if leaf.dim() > 1]
-    return max(sizes, default=0)
-
-
 def hardware(device: str) -> str:
     """What the numbers were measured on."""
     if device.startswith("cuda"):
@@ -340,14 +348,3 @@ def versions() -> dict[str, str]:
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
-
-
-@contextlib.contextmanager
-def cpu_kernels(net: Net, batch_size: int, threads: int = 1) -> Iterator[None]:
-    """Which of the CPU's kernels compute: the same ones wherever a client trains, so that no bit differs.
-
-    Sums split between threads, and oneDNN's products, round otherwise, and training makes more of it:
-    3.8e-6 after 32 rounds of the digits for oneDNN, 1.4e-3 for a second thread.
-    """
-    with within_operations(threads), small_products(largest_product(net, max(batch_size, CPU_QUERIES))):
-        yield

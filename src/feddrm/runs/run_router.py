@@ -16,18 +16,17 @@ from torch import Tensor
 
 from feddrm.data import DEPLOYED, Federation, load
 from feddrm.engine import Plan, arithmetic, load_state
+from feddrm.engine.kernels import CPU_QUERIES, GPU_QUERIES
+from feddrm.engine.kernels import router_kernels as router_kernels
 from feddrm.errors import FeddrmError
-from feddrm.evaluation import Answers, Queries, ask, pooled_queries
+from feddrm.evaluation import Execution, Predictions, Queries, pooled_queries, predict
 from feddrm.io.atomic import write_atomically
 from feddrm.methods import Method
 from feddrm.models import Model
 from feddrm.progress import progress_bar
-from feddrm.router import FittedRouter, Router, RouterSettings, evaluate_router, fit_router, save_router
-from feddrm.router.fit.selection import SMALL
+from feddrm.router import FittedRouter, Router, RouterSettings, evaluate_router, fit_router
 from feddrm.runs.config import Config, known_fields, resolve
 from feddrm.runs.folder import RunFolder
-from feddrm.runs.run import CPU_QUERIES, GPU_QUERIES
-from feddrm.threads import small_products, within_operations
 
 if TYPE_CHECKING:
     from feddrm.runs.run import Run
@@ -92,9 +91,9 @@ def _fit(
     how = arithmetic(config.precision, config.device)
     batch = GPU_QUERIES if torch.device(config.device).type == "cuda" else CPU_QUERIES
 
-    def asking(queries: Queries, **options: Any) -> Answers:
+    def asking(queries: Queries, workers: int = 1) -> Predictions:
         with how.set():  # here alone: the fit's own products are not to be rounded
-            return ask(net, models, queries, arithmetic=how, batch_size=batch, **options)
+            return predict(net, models, queries, execution=Execution(how, batch, workers))
 
     def published(x: Tensor) -> Tensor:
         """What the models say of training samples, in the arithmetic they were trained in."""
@@ -114,16 +113,6 @@ def _fit(
     found = evaluate_router(fitted, net, state.shared, test, answers, federation.weights)
     _write(folder, config, federation, fitted, found)
     return fitted.router
-
-
-@contextlib.contextmanager
-def router_kernels(samples: int) -> Iterator[None]:
-    """As :func:`feddrm.runs.run.cpu_kernels`, for fits on so many samples."""
-    if samples >= SMALL:
-        yield
-        return
-    with within_operations(1), small_products(0):
-        yield
 
 
 def _load_again(run: Run, data_dir: str | None) -> Federation:
@@ -167,20 +156,7 @@ def _write(
 ) -> None:
     """Server files, then every client's own, then the figures; what was there before is replaced."""
     router = fitted.router
-    save_router(
-        folder.path / "router",
-        router,
-        model=config.as_dict()["model"],
-        classes=len(federation.classes),
-        heads=None if fitted.heads is None else fitted.heads.tensors(),
-        notes={
-            "columns": None if federation.columns is None else list(federation.columns),
-            "classes": list(federation.classes),
-            "chosen": fitted.chosen,
-            "heads": None if fitted.heads is None else fitted.heads.recipe.as_list(),
-            "stacks": {} if fitted.heads is None else {n: dict(s.weights) for n, s in fitted.heads.stacks.items()},
-        },
-    )
+    fitted.save(folder.path / "router", config.as_dict()["model"])
     for client in federation.clients:
         own = folder.path / "clients" / client.name
         own.mkdir(parents=True, exist_ok=True)
@@ -221,8 +197,8 @@ def _trained(by_rule: dict[str, Any] | None) -> dict[str, Any]:
 
 def read_inputs(router: Router, columns: list[str] | None, paths: list[Path]) -> tuple[Tensor, list[str]]:
     """Queries from files, as the router wants them, with a name each: images, or tables of its columns."""
+    from feddrm.data.sources.csv_tables import read_rows
     from feddrm.data.sources.images import read_images
-    from feddrm.data.sources.tables import read_rows
 
     if len(router.shape) == 3:
         channels, height, width = router.shape

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from deployment import NAMES, Deployed, DirectTransport, play_round
 from feddrm.data import Federation
@@ -113,3 +116,16 @@ def test_a_site_that_lost_its_checksum_continues(arrays: Callable[[Any], Deploye
     for _ in range(2):
         assert play_round(deployment.server()).history[-1]["answered"] == list(NAMES)
         deployment.restart_sites()
+
+
+def test_the_checksum_is_the_one_that_older_versions_stored(arrays: Callable[[Any], Deployed]) -> None:
+    """Or a site would refuse to continue its run after an update. The other clients count with one blank sample."""
+    deployment = arrays(lambda x, y: (x, y))
+    dataset = deployment.site("lima").dataset
+    own, blank = dataset.client(dataset.classes), (torch.zeros(1, 4), torch.zeros(1, dtype=torch.int64)) * 2
+    expected = hashlib.sha256(json.dumps([NAMES, dataset.classes, None]).encode())
+    for tensors in (blank, (own.train.x, own.train.y, own.test.x, own.test.y), blank):
+        for tensor in tensors:
+            expected.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode() + tensor.numpy().tobytes())
+    path = deployment.site_folder("lima") / "runs" / "first" / "samples.sha256"
+    assert path.read_text() == expected.hexdigest()

@@ -16,10 +16,10 @@ from feddrm.deploy.wire.channel import Channel
 from feddrm.deploy.wire.messages import Message
 from feddrm.deploy.wire.public_files import describe_run
 from feddrm.deploy.wire.run_spec import RunSpec
+from feddrm.engine import cpu_kernels
 from feddrm.io.atomic import write_atomically
 from feddrm.io.text import json_bytes, json_line, read_json
 from feddrm.runs.folder import RunFolder
-from feddrm.runs.run import cpu_kernels
 
 
 class Server:

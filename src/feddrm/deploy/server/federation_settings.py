@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from string import punctuation
 from typing import Any
 
-from feddrm.data.federation import check_clients
+from feddrm.data.client import check_client_names
 from feddrm.deploy.privacy import Privacy
-from feddrm.deploy.server.routing import RoutingSettings
 from feddrm.deploy.wire.run_spec import check_run
 from feddrm.engine import Plan
 from feddrm.errors import SettingError
@@ -19,6 +18,7 @@ from feddrm.io.atomic import write_atomically
 from feddrm.io.text import json_bytes, read_json
 from feddrm.methods import Method
 from feddrm.models import Model
+from feddrm.router import RouterSettings
 from feddrm.runs.config import known_fields, read_config
 
 CONFIG = "federation.yaml"
@@ -52,6 +52,12 @@ class FederationSettings:
     def local(self) -> bool:
         """Whether the server listens on loopback only, because all sites are on its machine."""
         return self.host in ("127.0.0.1", "localhost")
+
+    @property
+    def router_settings(self) -> RouterSettings:
+        """The settings of the router's fit. Messages take time, so heads are fitted only if they are asked for."""
+        deployed = RouterSettings(heads=False, joint=False, path_rounds=12)
+        return replace(deployed, **known_fields(RouterSettings, self.routing, "routing"))
 
     @classmethod
     def read(cls, folder: Path) -> FederationSettings:
@@ -90,7 +96,7 @@ class FederationSettings:
 
     def check(self) -> None:
         """Refuse impossible settings before anything is started."""
-        check_clients(CONFIG, self.clients)
+        check_client_names(CONFIG, self.clients)
         for name in self.clients:
             # A name becomes part of addresses, paths and unit files. 'server' names a folder and a key already.
             if name.casefold() == "server" or any(c in FORBIDDEN for c in name):
@@ -113,7 +119,7 @@ class FederationSettings:
         if self.training.get("model") is not None:
             Model.find(self.training["model"])
         Plan(**{k: v for k, v in self.training.items() if k not in ("method", "model")}).check()
-        RoutingSettings(**known_fields(RoutingSettings, self.routing, "routing")).check()
+        self.router_settings.check()
         if self.privacy is not None:
             Privacy(**known_fields(Privacy, self.privacy, "privacy")).check(method)
 

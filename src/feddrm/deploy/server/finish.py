@@ -10,15 +10,16 @@ from typing import Any
 from torch import Tensor
 
 from feddrm.deploy.server.federation_settings import FederationSettings
-from feddrm.deploy.server.remote_cohort import SiteMissingError
+from feddrm.deploy.server.remote_cohort import RemoteCohort, SiteMissingError
 from feddrm.deploy.server.reply_validation import ACCURACY_FIELDS, BlankFit, check_header, check_sums
-from feddrm.deploy.server.routing import RoutingSettings, fit_over
 from feddrm.deploy.server.training import ServerState, accuracy
 from feddrm.deploy.server.waiting import Waiting
 from feddrm.deploy.wire.messages import Message
 from feddrm.deploy.wire.public_files import public_tensors
 from feddrm.deploy.wire.run_spec import RunSpec
 from feddrm.router.artifact import MANIFEST, read_manifest
+from feddrm.router.fit.cohort import Trunk
+from feddrm.router.fit.fit_router import fit_cohort
 from feddrm.runs.folder import RunFolder
 
 
@@ -78,7 +79,7 @@ class Finish:
             return self._fit_router(BlankFit(self.spec, Path(folder)))
 
     def _fit_router(self, blank: BlankFit) -> dict[str, Any]:
-        settings = RoutingSettings(**self.settings.routing)
+        settings = self.settings.router_settings
         names, sizes = self.spec.names, dict(zip(self.spec.names, self.spec.sizes, strict=True))
         steps = 0
         self.waiting.refusals.clear()
@@ -91,14 +92,18 @@ class Finish:
             form = blank.answer(header, tensors)
 
             def check(name: str, reply: Message) -> Message:
-                return check_sums(reply, form, sizes[name])
+                return check_sums(reply, form, sizes[name] * cohort.crops)
 
             while not (replies := self.channel.ask(dict.fromkeys(names, request), self.settings.deadline, check)):
                 self.waiting.pause_for_all(self.state.round, names)
             return {names.index(name): reply for name, reply in replies.items()}
 
+        cohort = RemoteCohort(ask, self.spec.facts, self.spec.crop, settings)
+        trunk = Trunk(self.spec.make_net().requires_grad_(False), self.state.shared)
         while True:
             try:
-                return fit_over(ask, self.spec, self.state.shared, settings, self.folder.path / "router")
+                fitted = fit_cohort(cohort, trunk, settings)
+                fitted.save(self.folder.path / "router", dict(self.spec.model))
+                return dict(fitted.chosen)
             except SiteMissingError:  # the fit starts again when the site is back
                 self.waiting.pause_for_all(self.state.round, names)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from feddrm.data.sources.labelled_samples import UNLIKE, one_word
+from feddrm.data import DEPLOYED, Federation
+from feddrm.data.sources.labelled_samples import SPELLING_REMEDY, spelling_variants
 from feddrm.deploy.privacy import Privacy, PrivacyDemand
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.site.site_dataset import sorted_classes
-from feddrm.deploy.wire.run_spec import RunSpec, stand_in
+from feddrm.deploy.wire.public_files import SOURCE
+from feddrm.deploy.wire.run_spec import RunSpec, blank_client
 from feddrm.engine import Plan
 from feddrm.errors import FeddrmError
 from feddrm.runs.config import resolve
@@ -23,7 +25,8 @@ def make_run_spec(settings: FederationSettings, hellos: Hellos) -> RunSpec:
     classes = _common_classes(hellos)
     first = next(iter(hellos.values()))
     training = {**settings.training, "device": "cpu", "data": {}}
-    config = resolve(stand_in(tuple(hellos), classes, first["shape"], first["dtype"]), **training)
+    clients = tuple(blank_client(name, first["shape"], first["dtype"]) for name in hellos)
+    config = resolve(Federation(DEPLOYED, clients, classes, SOURCE), **training)
     if settings.privacy is not None:
         Privacy(**settings.privacy).check(config.method)
     values = config.as_dict()
@@ -65,9 +68,9 @@ def _common_classes(hellos: Hellos) -> tuple[str, ...]:
     lists = [hello["classes"] for hello in hellos.values()]
     same = all(classes == lists[0] for classes in lists)
     classes = tuple(lists[0]) if same else sorted_classes({label for labels in lists for label in labels})
-    if not same and (pair := one_word(classes)) is not None:
+    if not same and (pair := spelling_variants(classes)) is not None:
         here, there = (next(name for name, hello in hellos.items() if label in hello["classes"]) for label in pair)
-        raise FeddrmError(f"the classes '{pair[0]}' at {here} and '{pair[1]}' at {there} {UNLIKE}")
+        raise FeddrmError(f"the classes '{pair[0]}' at {here} and '{pair[1]}' at {there} {SPELLING_REMEDY}")
     if len(classes) < 2:
         raise FeddrmError(f"all sites together have one class ({', '.join(classes)}): there is nothing to tell apart")
     return classes

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from feddrm.data import Participant
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site_dataset import BACK
-from feddrm.deploy.site.site_fit import SiteFit
+from feddrm.deploy.site.site_fit import SiteClient, SiteFit
 from feddrm.deploy.wire.messages import Message, unpack
 from feddrm.deploy.wire.run_spec import DTYPES, RunSpec
 from feddrm.engine import RoundSchedule, first_state, functional, train_client
@@ -91,10 +92,9 @@ def blank_upload(spec: RunSpec, schedule: RoundSchedule, shared: Tensors, number
     method, net = schedule.method, spec.make_net()
     leaves = {leaf: value.detach() for leaf, value in net.named_parameters()}
     private = first_state(method, leaves, 1).private[0]
-    plan = replace(schedule.plan, local_steps=2, batch_size=1)
-    stage = replace(schedule.stage(number), steps=2)
-    received = method.send(shared, 0)
-    return train_client(method, functional(net), spec.federation(), plan, received, private, stage, 0, number).upload
+    short = replace(schedule, plan=replace(schedule.plan, local_steps=2, batch_size=1))
+    participant = Participant(0, spec.blank_client(spec.names[0]), spec.make_crop())
+    return train_client(short, functional(net), participant, method.send(shared, 0), private, number).upload
 
 
 def check_update(reply: Message, form: Tensors, sent: Mapping[str, Tensor], private: bool) -> Message:
@@ -108,22 +108,24 @@ def check_update(reply: Message, form: Tensors, sent: Mapping[str, Tensor], priv
 
 
 class BlankFit:
-    """The form of every answer of a router's fit: those of a site that holds one blank sample."""
+    """A site with one blank sample. Its answer to a step of the router's fit has the form of a usable reply."""
 
-    def __init__(self, brief: RunSpec, folder: Path) -> None:
-        self.site = SiteFit(brief.make_net(), brief.federation(), 0, PrivateStore(folder), folder)
-        self.sizes = [1] * len(brief.names)
+    def __init__(self, spec: RunSpec, folder: Path) -> None:
+        blank = spec.blank_client(spec.names[0])
+        client = SiteClient(blank, 0, spec.make_crop(), len(spec.names), len(spec.classes))
+        self.site = SiteFit(spec.make_net(), client, PrivateStore(folder), folder)
+        self.sizes = [1] * len(spec.names)
 
     def answer(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Tensors:
-        told = {**header, **({"sizes": self.sizes} if "sizes" in header else {})}
-        return unpack(self.site.answer(Message(told, dict(tensors)))).tensors
+        blank = {**header, "sizes": self.sizes} if "sizes" in header else dict(header)
+        return unpack(self.site.answer(Message(blank, dict(tensors)))).tensors
 
 
-def check_sums(letter: Message, form: Tensors, samples: int) -> Message:
-    """An answer to a step of the fit by a site that has said how many samples it has."""
-    check_tensors(letter.tensors, form)
-    for name, value in letter.tensors.items():
+def check_sums(reply: Message, form: Tensors, samples: int) -> Message:
+    """A reply to a step of the fit, from a site with this number of samples."""
+    check_tensors(reply.tensors, form)
+    for name, value in reply.tensors.items():
         counts = not value.is_floating_point() or name.split("/")[-1] == "count"
         if counts and not (bool((value >= 0).all()) and float(value.sum()) <= samples):
             raise FeddrmError(f"{name!r} counts other than its {samples} samples: {BACK}")
-    return Message({}, letter.tensors)
+    return Message({}, reply.tensors)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from feddrm._version import __version__
-from feddrm.data import Federation
+from feddrm.data import DEPLOYED, Client, Federation
 from feddrm.deploy.privacy import Privacy, PrivacyDemand, UploadCount
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site_dataset import BACK, read_site_dataset
@@ -27,14 +26,14 @@ from feddrm.deploy.wire.messages import (
     unpack,
     verify,
 )
-from feddrm.deploy.wire.public_files import without_public, write_public
+from feddrm.deploy.wire.public_files import SOURCE, without_public, write_public
 from feddrm.deploy.wire.run_spec import RunSpec
+from feddrm.engine import router_kernels
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
 from feddrm.io.tensors import join_slots, tensor_bytes
 from feddrm.io.text import yaml_bytes
 from feddrm.methods import Tensors
-from feddrm.runs.run_router import router_kernels
 
 KEY, SERVER_KEY, UPLOADS, FAULTS = "node.key", "server.pub", "uploads.json", "faults.log"
 
@@ -52,7 +51,7 @@ class Site:
         self.demand = None if self.settings.privacy is None else PrivacyDemand(**self.settings.privacy)
         self.uploads = UploadCount(self.folder / UPLOADS)
         self._run: SiteRun | None = None
-        self._data: tuple[RunSpec, Federation, str] | None = None
+        self._data: tuple[RunSpec, Client, str] | None = None
         self._handlers: dict[str, Callable[[Message], bytes]] = {
             "hello": self._hello,
             "train": self._train,
@@ -158,7 +157,7 @@ class Site:
         if self._run is None or self._run.spec != spec:
             if self.name not in spec.names:
                 raise FeddrmError(f"'{self.name}' takes no part in run '{spec.run}' ({', '.join(spec.names)})")
-            federation, checksum = self._data_of(spec)
+            client, checksum = self._data_of(spec)
             if spec.privacy is not None:
                 Privacy(**spec.privacy).check(spec.make_method())
             if self.demand is not None:
@@ -167,16 +166,18 @@ class Site:
             # If the server has accepted no upload yet, the run starts afresh, even under an old name.
             if not store.check_samples(checksum, restart=request.header.get("after") == 0):
                 raise FeddrmError(f"holds other samples than this run began with (their checksum differs): {BACK}")
-            number = spec.names.index(self.name)
-            self._run = SiteRun(spec, federation, number, store, self.folder / "clients" / self.name)
+            self._run = SiteRun(spec, client, store, self.folder / "clients" / self.name)
         return self._run
 
-    def _data_of(self, spec: RunSpec) -> tuple[Federation, str]:
-        """The data of this site in a run, and their checksum; computed once, even if the run is then refused."""
+    def _data_of(self, spec: RunSpec) -> tuple[Client, str]:
+        """The site's client in a run, and the checksum of its data; computed once, even if the run is then refused."""
         if self._data is None or self._data[0] != spec:
             size = spec.sizes[spec.names.index(self.name)]
             client = self.dataset.client_as_before(spec.classes, size, spec.shape)
-            federation = spec.federation(client)
-            checksum = replace(federation, columns=self.dataset.columns).digest()
-            self._data = spec, federation.to(self.settings.device), checksum
+            self._data = spec, client.to(self.settings.device), self._checksum(spec, client)
         return self._data[1:]
+
+    def _checksum(self, spec: RunSpec, client: Client) -> str:
+        """The checksum of a federation in which the other clients are blank, as all versions have stored it."""
+        clients = tuple(client if name == self.name else spec.blank_client(name) for name in spec.names)
+        return Federation(DEPLOYED, clients, spec.classes, SOURCE, columns=self.dataset.columns).digest()

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from feddrm.data import Client, Federation, load
-from feddrm.data.sources.images import check_size, pictures, read_images
-from feddrm.data.sources.labelled_samples import Samples
-from feddrm.data.sources.tables import number_labels, read_samples
+from feddrm.data.sources.csv_tables import labels_as_integers, read_samples
+from feddrm.data.sources.image_folders import check_size, list_images
+from feddrm.data.sources.images import read_images
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.io.atomic import BROKEN_NPZ
+from feddrm.io.tensors import BROKEN_NPZ
 from feddrm.registry import nearest
 
 KINDS = ("folder", "csv", "npz", "dataset")
@@ -90,14 +90,14 @@ def read_site_dataset(name: str, data: Mapping[str, Any], base: Path) -> SiteDat
     path = base / str(data[kind])
     columns = None
     if kind == "folder":
-        x, labels = _pictures(path, data)
+        x, labels = _images(path, data)
     elif kind == "npz":
         x, labels = _arrays(path)
     else:
         if not data.get("label"):
             raise SettingError(f"{name}: csv data need 'label', the column to predict")
         columns, rows = read_samples([(name, path)], label=data["label"], client=None, drop=data.get("drop", ()))
-        samples: Samples = number_labels(rows, None)[0][name]
+        samples = labels_as_integers(rows, None)[0][name]
         x, labels = samples.x, list(samples.labels)
     division = {key: data[key] for key in ("test_fraction", "seed") if key in data}
     text = [str(label) for label in labels]
@@ -120,13 +120,13 @@ def _share(name: str, data: Mapping[str, Any]) -> SiteDataset:
     return SiteDataset(name, whole.classes, whole.columns, whole.crop is not None, own)
 
 
-def _pictures(path: Path, data: Mapping[str, Any]) -> tuple[Any, list[Any]]:
-    listing = pictures(path)
-    if not listing:
+def _images(path: Path, data: Mapping[str, Any]) -> tuple[Any, list[Any]]:
+    images = list_images(path)
+    if not images:
         raise FeddrmError(f"{path} has no images in class folders: put them there, one folder per class")
     size = check_size(str(path), data.get("size"))
     options = {} if data.get("grey") is None else {"grey": bool(data["grey"])}
-    return read_images([picture.path for picture in listing], size, **options), [p.label for p in listing]
+    return read_images([image.path for image in images], size, **options), [image.label for image in images]
 
 
 def _arrays(path: Path) -> tuple[Any, list[Any]]:

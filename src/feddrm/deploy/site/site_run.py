@@ -7,30 +7,27 @@ from pathlib import Path
 
 import torch
 
-from feddrm.data import Federation
+from feddrm.data import Client, Participant
 from feddrm.deploy.site.private_store import PrivateStore
-from feddrm.deploy.site.site_fit import SiteFit
+from feddrm.deploy.site.site_fit import SiteClient, SiteFit
 from feddrm.deploy.wire.run_spec import RunSpec
-from feddrm.engine import RoundSchedule, Update, first_state, functional, train_client
+from feddrm.engine import CPU_QUERIES, RoundSchedule, Update, cpu_kernels, first_state, functional, train_client
 from feddrm.methods import Slots, Tensors
 from feddrm.runs.config import SMALL_SIDE, threads_for
-from feddrm.runs.run import CPU_QUERIES, cpu_kernels
 
 
 class SiteRun:
     """Made once from the server's run spec; ``client_folder`` is where the site keeps what it answers queries with."""
 
-    def __init__(
-        self, spec: RunSpec, federation: Federation, number: int, store: PrivateStore, client_folder: Path
-    ) -> None:
-        self.spec, self.federation, self.number = spec, federation, number
-        self.store, self.client_folder = store, client_folder
-        self.client = federation.clients[number]
-        self.device = self.client.train.x.device
+    def __init__(self, spec: RunSpec, client: Client, store: PrivateStore, client_folder: Path) -> None:
+        self.spec, self.client, self.store, self.client_folder = spec, client, store, client_folder
+        self.device = client.train.x.device
         self.method, self.net = spec.make_method(), spec.make_net().to(self.device)
         self.forward = functional(self.net)
         self.schedule = RoundSchedule(self.method, spec.make_plan(), len(spec.names))
-        self.fit = SiteFit(self.net, federation, number, store, client_folder)
+        self.participant = Participant(spec.names.index(client.name), client, spec.make_crop())
+        site = SiteClient(client, self.participant.number, self.participant.crop, len(spec.names), len(spec.classes))
+        self.fit = SiteFit(self.net, site, store, client_folder)
 
     def private_slots(self, after: int) -> Slots:
         """The private slots after a round; the initial ones after round 0."""
@@ -41,11 +38,8 @@ class SiteRun:
 
     def train(self, received: Tensors, private: Slots, number: int) -> Update:
         """Train one round as the engine does."""
-        plan, stage = self.schedule.plan, self.schedule.stage(number)
         with self._kernels():
-            return train_client(
-                self.method, self.forward, self.federation, plan, received, private, stage, self.number, number
-            )
+            return train_client(self.schedule, self.forward, self.participant, received, private, number)
 
     def accuracy(self, received: Tensors, private: Slots) -> dict[str, int]:
         """How many test samples the site has, and how many its own model gets right."""

@@ -22,6 +22,7 @@ from feddrm.io.text import json_bytes, yaml_bytes
 from feddrm.router.artifact import HEADS, MANIFEST, ROUTER, TRUNK
 
 CONFIG = "config.yaml"
+SOURCE = "sites that keep their own samples"
 INDEX = f"router/{MANIFEST}"  # written last, because it lists the other files of the router
 PUBLIC = (CONFIG, FACTS, *(f"router/{name}" for name in (ROUTER, TRUNK, HEADS)), INDEX)
 PREFIX = "public/"  # of the name of a file among the tensors of a message
@@ -33,7 +34,7 @@ def describe_run(folder: Path, spec: RunSpec) -> None:
     config = {"data": {"name": DEPLOYED}, "method": plain["method"], "model": plain["model"], **plain["plan"]}
     facts = {
         "name": DEPLOYED,
-        "source": "sites that keep their own samples",
+        "source": SOURCE,
         "settings": {},
         "sample_shape": plain["shape"],
         "classes": plain["classes"],

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from feddrm.data import DEPLOYED, Client, Federation, RandomResizedCrop, Split
+from feddrm.data import Client, RandomResizedCrop, Split
 from feddrm.engine import Plan
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import Method
 from feddrm.models import Model, Net
+from feddrm.router.fit.cohort import Facts
 from feddrm.runs.config import known_fields
 
 DTYPES = {"uint8": torch.uint8, "float32": torch.float32}
@@ -73,12 +74,17 @@ class RunSpec:
         clients = len(self.names) if self.make_method().client_branch else None
         return model.build(self.shape, len(self.classes), clients, self.make_plan().seed)
 
-    def federation(self, own: Client | None = None) -> Federation:
-        """All clients by name and number, each with one empty sample, except ``own`` with what it holds.
+    def make_crop(self) -> RandomResizedCrop | None:
+        return RandomResizedCrop() if self.crop else None
 
-        The engine draws a client's batches by its number in a federation; the others' samples stay where they are.
-        """
-        return stand_in(self.names, self.classes, self.shape, self.dtype, own=own, crop=self.crop)
+    def blank_client(self, name: str) -> Client:
+        """A client with one blank sample of the agreed form, in the place of one whose samples are elsewhere."""
+        return blank_client(name, self.shape, self.dtype)
+
+    @property
+    def facts(self) -> Facts:
+        """What a router's fit needs to know of the clients."""
+        return Facts(self.names, self.sizes, self.classes, self.shape, self.scale, columns=self.columns)
 
 
 def check_run(name: object) -> None:
@@ -87,25 +93,10 @@ def check_run(name: object) -> None:
         raise SettingError(f"run {name!r} names folders: use letters, digits, '-' or '_'")
 
 
-def stand_in(
-    names: Sequence[str],
-    classes: Sequence[str],
-    shape: Sequence[int],
-    dtype: str,
-    *,
-    own: Client | None = None,
-    crop: bool = False,
-) -> Federation:
-    """A federation of which at most one client's samples are here."""
-    nothing = Split(torch.zeros(1, *shape, dtype=DTYPES[dtype]), torch.zeros(1, dtype=torch.int64))
-    clients = [own if own is not None and own.name == n else Client(n, nothing, nothing) for n in names]
-    return Federation(
-        name=DEPLOYED,
-        clients=tuple(clients),
-        classes=tuple(classes),
-        source="sites that keep their own samples",
-        crop=RandomResizedCrop() if crop else None,
-    )
+def blank_client(name: str, shape: Sequence[int], dtype: str) -> Client:
+    """A client with one sample of zeros."""
+    blank = Split(torch.zeros(1, *shape, dtype=DTYPES[dtype]), torch.zeros(1, dtype=torch.int64))
+    return Client(name, blank, blank)
 
 
 def _settings(values: Mapping[str, Any]) -> dict[str, Any]:

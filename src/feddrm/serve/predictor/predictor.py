@@ -24,7 +24,8 @@ from feddrm.models import Model, Net, is_trunk, part
 from feddrm.registry import nearest
 from feddrm.router import Recipe, Router, load_heads, load_router, read_manifest
 from feddrm.router.features.base import extract
-from feddrm.router.solver.solve import Scaler, logits_at
+from feddrm.router.solver.client_statistics import logits_at
+from feddrm.router.solver.problem import Scaler
 from feddrm.runs.run_router import SCALE
 
 ANSWERS = ("trained", "refit")
