@@ -108,30 +108,29 @@ def serve(
 @app.command()
 def deploy(
     rounds: Annotated[int, typer.Option(help="Rounds to measure.")] = 6,
-    per_message: Annotated[
-        bool, typer.Option(help="Also two rounds in Flower's own way, one process per message.")
-    ] = True,
+    per_message: Annotated[bool | None, typer.Option(hidden=True)] = None,
     out: Annotated[Path | None, typer.Option(help="Write the figures here as JSON.")] = None,
     json: JsonFlag = False,
 ) -> None:
     """Compare rounds over Flower on this machine (digits, three sites, TLS) with the same rounds in one process.
 
-    Example: feddrm bench deploy --no-per-message
+    Example: feddrm bench deploy --rounds 4
     """
-    from feddrm.cli.deploy import needed
+    from feddrm.cli.deploy import require_flower
 
-    needed()
+    require_flower()
     from feddrm.bench.deploy import bench_deploy
 
-    figures = bench_deploy(rounds, per_message, say=_print_progress, keep=lambda so_far: _save(so_far, out))
+    if per_message is not None:
+        _print_progress("--per-message has no effect any more: see docs/decisions/0007-resident-only.md")
+    figures = bench_deploy(rounds, say=_print_progress, keep=lambda so_far: _save(so_far, out))
     if json:
         print_json(figures)
         return
     columns = ["round_seconds", "overhead_seconds", "first_round_seconds", "bytes_to_a_site", "bytes_from_a_site"]
     rows = [
         [way.replace("_", " "), *(round(figures[way][c], 2) if c in figures[way] else "" for c in columns)]
-        for way in ("one_process", "resident", "process_per_message")
-        if way in figures
+        for way in ("one_process", "resident")
     ]
     print_table(["way", "s per round", "overhead s", "first round s", "bytes to a site", "bytes back"], rows)
 

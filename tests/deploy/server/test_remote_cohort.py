@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from deployment import NAMES, Deployed, DirectTransport
 from feddrm.data import Federation, load
 from feddrm.deploy.server.remote_cohort import Ask, RemoteCohort
-from feddrm.deploy.server.training import Progress
+from feddrm.deploy.server.training import ServerState
 from feddrm.deploy.site.site import Site
 from feddrm.deploy.wire.messages import Message, unpack
 from feddrm.engine import router_kernels
@@ -24,27 +25,25 @@ from feddrm.router.fit.local_cohort import LocalCohort
 from feddrm.router.settings import Holdout
 from feddrm.router.solver.problem import Problem, add
 
-from ..conftest import NAMES, Deployed, HandCourier  # noqa: TID252
-
 DATA = {"dataset": "digits", "seed": 7, "shift": "none"}  # or the router would never err
 Make = Callable[..., Deployed]
 
 
 def fitted_here(deployment: Deployed, **settings: object) -> tuple[FittedRouter, Federation]:
-    """What one process comes to on the same trunk."""
+    """The router that one process fits on the same trunk."""
     federation = load("digits", clients=3, seed=7, shift="none")
-    brief = deployment.server()._brief()
-    shared = Progress.load(deployment.server().checkpoint).shared
-    with router_kernels(sum(brief.sizes)):
-        net = brief.make_net().requires_grad_(False)
+    spec = deployment.server().run_spec()
+    shared = ServerState.load(deployment.server().checkpoint).shared
+    with router_kernels(sum(spec.sizes)):
+        net = spec.make_net().requires_grad_(False)
         return fit_router(net, shared, federation, RouterSettings(**settings)), federation  # type: ignore[arg-type]
 
 
 def test_features_ridge_and_router_are_those_of_one_process(deployed: Make) -> None:
     deployment = deployed(DATA)
-    courier = HandCourier(deployment.folder)
-    deployment.server(courier).go()
-    folder = deployment.folder / "server" / "runs" / "first" / "router"
+    transport = DirectTransport(deployment.folder)
+    deployment.server(transport).go()
+    folder = deployment.run / "router"
     router, found = load_router(folder), read_manifest(folder)["notes"]["chosen"]
     here, _ = fitted_here(deployment, heads=False)
     assert router.names == NAMES
@@ -70,7 +69,7 @@ def test_features_ridge_and_router_are_those_of_one_process(deployed: Make) -> N
 
 def ask_sites(deployment: Deployed, place: str) -> Ask:
     """The same sites in this process, without signatures, files or Flower's messages."""
-    spec = deployment.server()._brief()
+    spec = deployment.server().run_spec()
     sites = [Site(deployment.folder / "sites" / name) for name in NAMES]
     for site in sites:
         site.folder = site.folder.parent.parent / place / site.name
@@ -87,11 +86,11 @@ def test_messages_lose_nothing(deployed: Make) -> None:
     routing = {"heads": True, "joint": True, "features": "raw", "path_rounds": 4, "rounds": 6}
     deployment = deployed(DATA, routing=routing)
     deployment.server().go()
-    run = deployment.folder / "server" / "runs" / "first"
+    run = deployment.run
     server = deployment.server()
-    spec, settings = server._brief(), server.settings.router_settings
+    spec, settings = server.run_spec(), server.settings.router_settings
     with router_kernels(sum(spec.sizes)):
-        trunk = Trunk(spec.make_net().requires_grad_(False), Progress.load(run / "checkpoint.safetensors").shared)
+        trunk = Trunk(spec.make_net().requires_grad_(False), ServerState.load(run / "checkpoint.safetensors").shared)
         cohort = RemoteCohort(ask_sites(deployment, "again"), spec.facts, spec.crop, settings)
         fitted = fit_cohort(cohort, trunk, settings)
         fitted.save(deployment.folder / "again" / "router", dict(spec.model))
@@ -116,7 +115,7 @@ def test_both_cohorts_answer_every_question_alike(deployed: Make, target: Target
     """The sums over clients, whoever computes them: design, gradients, scores, slopes, confidence, curves."""
     deployment = deployed(DATA, router=False)
     deployment.server().go()
-    spec, settings = deployment.server()._brief(), RouterSettings()
+    spec, settings = deployment.server().run_spec(), RouterSettings()
     federation = load("digits", clients=3, seed=7, shift="none")
     remote = RemoteCohort(ask_sites(deployment, "questions"), spec.facts, spec.crop, settings)
     local = LocalCohort(federation, settings)
@@ -154,7 +153,7 @@ def test_both_cohorts_answer_every_question_alike(deployed: Make, target: Target
 def test_crops_and_holdout_are_settings_of_a_deployed_fit_too(deployed: Make) -> None:
     deployment = deployed(DATA, router=False)
     deployment.server().go()
-    spec = deployment.server()._brief()
+    spec = deployment.server().run_spec()
     cohort = RemoteCohort(ask_sites(deployment, "crops"), spec.facts, True, RouterSettings(crops=2))
     cohort.measure(Recipe.parse("raw", *spec.scale), Trunk(None, {}), Holdout(4, 2))
     assert float(cohort._moments["count"]) == 2 * sum(spec.sizes)
@@ -164,7 +163,7 @@ def test_heads_are_as_good_as_those_of_one_process(deployed: Make) -> None:
     """The class fits end before they have converged, where rounding has grown: hence a thousandth here."""
     deployment = deployed(DATA, routing={"heads": True, "joint": False, "features": "raw"})
     deployment.server().go()
-    folder = deployment.folder / "server" / "runs" / "first" / "router"
+    folder = deployment.run / "router"
     found = read_manifest(folder)["notes"]["chosen"]
     here, _ = fitted_here(deployment, heads=True, joint=False, features="raw")
     assert found["probe"]["recipe"] == here.chosen["probe"]["recipe"]
@@ -175,17 +174,17 @@ def test_heads_are_as_good_as_those_of_one_process(deployed: Make) -> None:
 
 
 def test_a_fit_starts_again_when_a_site_is_missing(deployed: Make) -> None:
-    """At its first letter and in the midst of it; what comes out is what comes out without."""
+    """At its first message and at a later one; the outcome is the same as without."""
     routing = {"features": "raw", "path_rounds": 2, "rounds": 3}
     deployment = deployed(DATA, routing=routing)
-    # hello, two rounds; then lima misses the first letter of the fit, and later those of scores
-    courier = HandCourier(deployment.folder, away=lambda name, count: name == "lima" and count in (4, 9))
-    deployment.server(courier).go()
-    folder = deployment.folder / "server" / "runs" / "first" / "router"
+    # hello, two rounds; then lima misses the first message of the fit, and later the one for scores
+    transport = DirectTransport(deployment.folder, away=lambda name, count: name == "lima" and count in (4, 9))
+    deployment.server(transport).go()
+    folder = deployment.run / "router"
     disturbed = load_router(folder)
-    steps = [unpack(letter[2 + int.from_bytes(letter[:2], "big") :]).header for _, _, letter in courier.letters]
+    steps = [unpack(signed[2 + int.from_bytes(signed[:2], "big") :]).header for _, _, signed in transport.messages]
     assert sum(step.get("step") == "features" and step.get("kind") == "fit" for step in steps) == 3 * 3
-    (deployment.folder / "server" / "runs" / "first" / "summary.json").unlink()
+    (deployment.run / "summary.json").unlink()
     (folder / "manifest.json").unlink()
     deployment.restart_sites()
     replace(deployment).server().go()

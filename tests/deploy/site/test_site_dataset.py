@@ -1,4 +1,4 @@
-"""A site's own data: folders, tables, arrays, shares."""
+"""A site's own data: folders, tables, arrays, shares of a dataset."""
 
 from __future__ import annotations
 
@@ -11,46 +11,45 @@ import torch
 import yaml
 from PIL import Image
 
+from deployment import NAMES, Deployed
 from feddrm.deploy.flower.apps import site_at
 from feddrm.deploy.provision.project import make_project
-from feddrm.deploy.server.federation_settings import ServerSettings
-from feddrm.deploy.site.site_dataset import in_order, read_holdings
+from feddrm.deploy.server.federation_settings import FederationSettings
+from feddrm.deploy.site.site_dataset import read_site_dataset, sorted_classes
 from feddrm.errors import FeddrmError
 
-from .conftest import NAMES, Deployed
 
-
-def test_arrays(tmp_path: Path) -> None:
+def test_arrays_are_split_and_numbered_by_the_federations_classes(tmp_path: Path) -> None:
     x, y = np.arange(80, dtype=np.float32).reshape(20, 4), np.array([3, 5] * 10)
     np.savez(tmp_path / "own.npz", x=x, y=y)
-    holdings = read_holdings("oslo", {"npz": "own.npz", "test_fraction": 0.25}, tmp_path)
-    assert holdings.classes == ("3", "5")
-    client = holdings.client(("1", "3", "5"))
+    dataset = read_site_dataset("oslo", {"npz": "own.npz", "test_fraction": 0.25}, tmp_path)
+    assert dataset.classes == ("3", "5")
+    client = dataset.client(("1", "3", "5"))
     assert (len(client.train), len(client.test)) == (15, 5)
     both = torch.cat([client.train.x, client.test.x])
     assert sorted(both[:, 0].tolist()) == x[:, 0].tolist()
     assert set(client.train.y.tolist()) == {1, 2}
 
 
-def test_a_site_with_one_class(tmp_path: Path) -> None:
+def test_a_site_may_have_samples_of_one_class_only(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", x=np.zeros((10, 2)), y=np.full(10, "ill"))
-    client = read_holdings("oslo", {"npz": "own.npz"}, tmp_path).client(("ill", "well"))
+    client = read_site_dataset("oslo", {"npz": "own.npz"}, tmp_path).client(("ill", "well"))
     assert client.train.y.tolist() == [0] * 7
 
 
-def test_folder(tmp_path: Path) -> None:
+def test_a_folder_of_images_is_read_at_the_given_size(tmp_path: Path) -> None:
     for label in ("cat", "dog"):
         (tmp_path / "data" / label).mkdir(parents=True)
         for i in range(4):
             Image.new("RGB", (9, 9), (i, 20, 30)).save(tmp_path / "data" / label / f"{i}.png")
-    client = read_holdings("oslo", {"folder": "data", "size": 8}, tmp_path).client(("cat", "dog"))
+    client = read_site_dataset("oslo", {"folder": "data", "size": 8}, tmp_path).client(("cat", "dog"))
     assert client.train.x.shape == (5, 3, 8, 8)
     assert client.train.x.dtype == torch.uint8
 
 
-def test_numbers_are_put_in_order_as_numbers() -> None:
-    assert in_order({"10", "9", "-1"}) == ("-1", "9", "10")
-    assert in_order({"10", "b", "a"}) == ("10", "a", "b")
+def test_classes_that_are_numbers_are_sorted_as_numbers() -> None:
+    assert sorted_classes({"10", "9", "-1"}) == ("-1", "9", "10")
+    assert sorted_classes({"10", "b", "a"}) == ("10", "a", "b")
 
 
 @pytest.mark.parametrize(
@@ -66,13 +65,13 @@ def test_numbers_are_put_in_order_as_numbers() -> None:
         ({"dataset": "digits", "clients": 3, "client": 3}, "shares 0 to 2"),
     ],
 )
-def test_what_cannot_be_read_is_named(data: dict[str, Any], complaint: str, tmp_path: Path) -> None:
+def test_a_mistake_in_the_settings_is_named(data: dict[str, Any], complaint: str, tmp_path: Path) -> None:
     with pytest.raises(FeddrmError, match=complaint):
-        read_holdings("oslo", data, tmp_path)
+        read_site_dataset("oslo", data, tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["cut off", "half", "flipped", "empty", "npy", "text"])
-def test_broken_arrays_are_one_line(damage: str, tmp_path: Path) -> None:
+def test_a_broken_file_of_arrays_is_refused_in_one_line(damage: str, tmp_path: Path) -> None:
     path = tmp_path / "own.npz"
     np.savez_compressed(path, x=np.random.default_rng(0).normal(size=(50, 4)), y=np.arange(50) % 2)
     whole = path.read_bytes()
@@ -84,14 +83,14 @@ def test_broken_arrays_are_one_line(damage: str, tmp_path: Path) -> None:
         damaged = {"cut off": whole[:-5], "half": whole[: len(whole) // 2], "flipped": flipped, "empty": b""}
         path.write_bytes(damaged.get(damage, b"x,y\n1,2\n"))
     with pytest.raises(FeddrmError, match=r"cannot read .*own\.npz .*: give an \.npz file with the arrays x and y"):
-        read_holdings("oslo", {"npz": "own.npz"}, tmp_path)
+        read_site_dataset("oslo", {"npz": "own.npz"}, tmp_path)
 
 
 def test_tables_of_three_sites_train_together(tmp_path: Path) -> None:
-    """Real files at every site; classes that only one of them has are known to all."""
+    """A class that only one site has is known to all."""
     site_at.cache_clear()
     training = {"rounds": 2, "local_steps": 2, "batch_size": 8}
-    settings = ServerSettings(clients=NAMES, training=training, router=False)
+    settings = FederationSettings(clients=NAMES, training=training, router=False)
     make_project(tmp_path / "f", settings)
     rng = np.random.default_rng(0)
     for i, name in enumerate(NAMES):
@@ -105,7 +104,7 @@ def test_tables_of_three_sites_train_together(tmp_path: Path) -> None:
     deployment = Deployed(tmp_path / "f", settings)
     deployment.server().go()
     assert not deployment.complaints
-    brief = deployment.server()._brief()
-    assert brief.classes == ("ill", "unknown", "well")
-    assert brief.columns == ("age", "dose")
-    assert brief.sizes == (21, 21, 21)
+    spec = deployment.server().run_spec()
+    assert spec.classes == ("ill", "unknown", "well")
+    assert spec.columns == ("age", "dose")
+    assert spec.sizes == (21, 21, 21)
