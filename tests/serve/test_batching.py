@@ -9,7 +9,7 @@ import pytest
 from feddrm.serve.batching import Batcher, Busy
 
 
-def test_a_crowd_is_computed_together_and_everybody_gets_his_own() -> None:
+def test_queries_that_arrive_together_are_computed_in_batches() -> None:
     batches: list[int] = []
 
     def double(queries: Sequence[int]) -> list[int]:
@@ -24,7 +24,7 @@ def test_a_crowd_is_computed_together_and_everybody_gets_his_own() -> None:
     assert batches == [8, 8, 4]
 
 
-def test_nobody_fails_by_anothers_query() -> None:
+def test_a_bad_query_fails_alone() -> None:
     def invert(queries: Sequence[int]) -> list[float]:
         return [1 / query for query in queries]
 
@@ -37,7 +37,7 @@ def test_nobody_fails_by_anothers_query() -> None:
     assert isinstance(failed, ZeroDivisionError)
 
 
-def test_a_full_queue_says_so_and_recovers() -> None:
+def test_a_full_queue_raises_busy_and_recovers() -> None:
     release = threading.Event()
 
     def slow(queries: Sequence[int]) -> Sequence[int]:
@@ -47,7 +47,7 @@ def test_a_full_queue_says_so_and_recovers() -> None:
     async def go() -> None:
         batcher: Batcher[int, int] = Batcher(slow, batch_rows=1, waiting_rows=3)
         running = [asyncio.ensure_future(batcher(0))]
-        await asyncio.sleep(0.05)  # now it is being computed
+        await asyncio.sleep(0.05)  # the first query is being computed
         running += [asyncio.ensure_future(batcher(i)) for i in range(1, 4)]
         await asyncio.sleep(0.05)
         assert batcher.waiting == 3
@@ -62,7 +62,7 @@ def test_a_full_queue_says_so_and_recovers() -> None:
     asyncio.run(go())
 
 
-def test_a_request_larger_than_the_queue_is_served_when_it_is_empty() -> None:
+def test_a_query_larger_than_the_queue_is_computed_when_the_queue_is_empty() -> None:
     async def go() -> int:
         batcher: Batcher[int, int] = Batcher(list, batch_rows=2, waiting_rows=3)
         return await batcher(7, rows=10)
