@@ -54,7 +54,7 @@ def test_clients_are_ranked_by_probability_and_then_by_density_ratio() -> None:
         reason=("", ""),
     )
     assert decisions.rankings == [[2, 0, 3, 1], [1, 3, 0, 2]]
-    assert decisions.part(1, 2).rankings == [[1, 3, 0, 2]]
+    assert decisions[1:2].rankings == [[1, 3, 0, 2]]
 
 
 def test_numbers_that_overflow_are_an_error(router: Router) -> None:

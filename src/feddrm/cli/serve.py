@@ -49,7 +49,6 @@ def serve(
     """
     with packages():
         from feddrm.serve.app import build_gateway
-        from feddrm.serve.predictor.predictor import class_names
         from feddrm.serve.server import address, bind, demo_clients, run_app
         from feddrm.serve.settings import GatewaySettings, make_settings
     from feddrm.router import read_manifest
@@ -62,7 +61,7 @@ def serve(
         "rule": rule, "coverage": coverage, "rate": rate, "log_level": log_level,
     }  # fmt: skip
     settings = make_settings(GatewaySettings, clients=clients, **given)
-    manifest = read_manifest(run / "router")
+    read_manifest(run / "router")  # a run without a router is an error before any process starts
     summary = _dataset_summary(run)
     facts = None if summary is None else summary.facts
     gallery = summary.gallery if summary is not None and samples else None
@@ -70,7 +69,7 @@ def serve(
         if demo:  # before anything else starts threads
             settings = settings.model_copy(update={"clients": stack.enter_context(demo_clients(run))})
         sock = bind(settings)
-        app = build_gateway(run, settings, class_names(run, int(manifest["classes"])), facts, gallery)
+        app = build_gateway(run, settings, facts, gallery)
         print(f"feddrm gateway at {address(settings, sock)}", flush=True)
         run_app(app, settings, sock)
 

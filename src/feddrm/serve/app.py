@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ FAST_PATHS = ("/v1/route", "/v1/predict", *(f"/v2/models/{model}/infer" for mode
 def build_gateway(
     run: Path,
     settings: GatewaySettings,
-    classes: Sequence[str] = (),
     facts: Mapping[str, Any] | None = None,
     gallery: Tensor | None = None,
 ) -> ASGIApp:
@@ -33,7 +32,7 @@ def build_gateway(
 
     ``facts`` and ``gallery`` are the run's dataset summary, which the console shows.
     """
-    gateway = Gateway(run, settings, classes)
+    gateway = Gateway(run, settings)
     app = FastAPI(
         title="feddrm gateway",
         version=__version__,

@@ -7,22 +7,22 @@ import contextlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import Any
 
 from starlette.requests import Request
 
 from feddrm.errors import FeddrmError
+from feddrm.router import read_manifest
 from feddrm.router.router import ONE_SCALE
 from feddrm.serve.auth import ApiKeys
 from feddrm.serve.http.authorise import authorise
 from feddrm.serve.http.decode import Array
 from feddrm.serve.http.error_responses import ApiError
 from feddrm.serve.loaded_router import Decisions, LoadedRouter, RouterQuery, artifact_version
-from feddrm.serve.predictor.predictor import known_classes
+from feddrm.serve.predictor.predictor import class_names, known_classes
 from feddrm.serve.schemas import Options, PredictOptions
 from feddrm.serve.settings import GatewaySettings
 from feddrm.serve.telemetry.audit import AuditLog, AuditRecord
@@ -48,12 +48,12 @@ class RequestContext:
 class Gateway:
     """Everything the gateway holds: the router, the clients, the audit log and the metrics."""
 
-    def __init__(self, run: Path, settings: GatewaySettings, classes: Sequence[str] = ()) -> None:
+    def __init__(self, run: Path, settings: GatewaySettings) -> None:
         self.run, self.settings = run, settings
         self.metrics = Metrics()
         self.keys = None if settings.keys is None else ApiKeys(settings.keys)
-        self.classes = tuple(classes)
-        self.has_class_names = known_classes(run, len(self.classes)) is not None
+        number = int(read_manifest(self.folder)["classes"])
+        self.classes, self.has_class_names = class_names(run, number), known_classes(run, number) is not None
         self.upstreams = Upstreams.read(settings.clients, settings, self.classes if self.has_class_names else ())
         self.router = self._load()
         self.audit = AuditLog(
@@ -75,19 +75,17 @@ class Gateway:
     def _load(self) -> LoadedRouter:
         """Read the artifact. Its clients must include those of ``clients.yaml``, and its classes must be ours."""
         loaded = LoadedRouter.load(self.folder, self.settings, self.metrics)
-        for upstream in self.upstreams:
-            if upstream.name not in loaded.names:
-                raise FeddrmError(
-                    f"{self.settings.clients}: the router knows no client '{upstream.name}' "
-                    f"(there are: {', '.join(loaded.names)})"
-                )
-        if self.classes and loaded.classes != len(self.classes):
+        for name in self.upstreams:
+            if name not in loaded.names:
+                known = ", ".join(loaded.names)
+                raise FeddrmError(f"{self.settings.clients}: the router knows no client '{name}' (there are: {known})")
+        if loaded.classes != len(self.classes):
             raise FeddrmError(
                 f"{self.folder} has {loaded.classes} classes, not {len(self.classes)}: start the gateway anew"
             )
-        known = known_classes(self.run, loaded.classes)
-        if self.has_class_names and known is not None and known != self.classes:
-            raise FeddrmError(f"{self.folder} has other classes ({', '.join(known)}): start the gateway anew")
+        classes = known_classes(self.run, loaded.classes)
+        if self.has_class_names and classes is not None and classes != self.classes:
+            raise FeddrmError(f"{self.folder} has other classes ({', '.join(classes)}): start the gateway anew")
         self.metrics.artifact.clear()
         self.metrics.artifact.labels(loaded.version).set(1)
         return loaded
@@ -125,7 +123,7 @@ class Gateway:
     @contextlib.asynccontextmanager
     async def lifespan(self, _: object) -> AsyncIterator[None]:
         """Run health checks and the watch on the artifact while the application runs; then close everything."""
-        tasks = [asyncio.create_task(self.upstreams.watch())] if self.upstreams else []
+        tasks = [asyncio.create_task(self.upstreams.watch(self.settings.health_seconds))] if self.upstreams else []
         if self.settings.reload_seconds:
             tasks.append(asyncio.create_task(self._watch_artifact()))
         self.ready = True
@@ -224,14 +222,12 @@ class Gateway:
 def _equal_decisions(
     decisions: Decisions, answers: Sequence[SampleAnswers], names: Sequence[str]
 ) -> dict[tuple[int, str, str, str], list[int]]:
-    """The positions of equal decisions, by client, reason to abstain, and who answered and failed."""
-    clients = decisions.client.tolist()
-    positions: dict[Any, list[int]] = {}
-    if not answers and not any(decisions.reason):  # only the client differs: faster for requests of many samples
-        for place, client in enumerate(clients):
-            positions.setdefault(client, []).append(place)
-        return {(client, "", "", ""): places for client, places in positions.items()}
-    summaries = [answer.summary(names) for answer in answers] or repeat(("", ""))
-    for place, (client, reason, summary) in enumerate(zip(clients, decisions.reason, summaries, strict=False)):
-        positions.setdefault((client, reason, *summary), []).append(place)
+    """The positions of equal decisions, by client, reason to abstain, who answered and who failed."""
+    answered: Iterable[str] = repeat("")
+    failed: Iterable[str] = repeat("")
+    if answers:
+        answered, failed = zip(*(answer.summary(names) for answer in answers), strict=True)
+    positions: dict[tuple[int, str, str, str], list[int]] = {}
+    for place, key in enumerate(zip(decisions.client.tolist(), decisions.reason, answered, failed, strict=False)):
+        positions.setdefault(key, []).append(place)
     return positions

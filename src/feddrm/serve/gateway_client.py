@@ -48,18 +48,15 @@ class GatewayClient:
 
     def route(self, x: Any = None, *, features: Any = None, **options: Any) -> list[dict[str, Any]]:
         """One decision per sample. The options are ``rule``, ``coverage`` and ``without``."""
-        decisions: list[dict[str, Any]] = self._post("/v1/route", x, features, options)["decisions"]
-        return decisions
+        return list(self._post("/v1/route", x, features, options)["decisions"])
 
     def predict(self, x: Any = None, *, features: Any = None, **options: Any) -> list[dict[str, Any]]:
         """One answer per sample. The options are those of :meth:`route`, ``consult`` and ``abstain``."""
-        answers: list[dict[str, Any]] = self._post("/v1/predict", x, features, options)["answers"]
-        return answers
+        return list(self._post("/v1/predict", x, features, options)["answers"])
 
     def clients(self) -> list[dict[str, Any]]:
         """Health and load of the clients."""
-        clients: list[dict[str, Any]] = self._send("GET", "/v1/clients")["clients"]
-        return clients
+        return list(self._send("GET", "/v1/clients")["clients"])
 
     def reload(self) -> str:
         """Make the gateway read its artifact again; returns the version that it serves then."""
@@ -112,7 +109,7 @@ class GatewayClient:
         return content
 
 
-Client = GatewayClient  # the former name, kept for one release
+Client = GatewayClient  # the former name, for one release
 
 
 def _retry_seconds(text: str) -> float:

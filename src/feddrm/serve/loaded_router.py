@@ -17,7 +17,7 @@ from feddrm.errors import FeddrmError
 from feddrm.router import Decision, Router, load_router, read_manifest
 from feddrm.router.artifact import MANIFEST
 from feddrm.runs.run import largest_product
-from feddrm.serve.batching import Batcher
+from feddrm.serve.batching import Batcher, compute_in_groups
 from feddrm.serve.http.decode import InputSpec
 from feddrm.serve.settings import GatewaySettings
 from feddrm.serve.telemetry.metrics import Metrics
@@ -65,8 +65,7 @@ class Decisions:
             reason=decision.reason,
         )
 
-    def part(self, start: int, stop: int) -> Decisions:
-        rows = slice(start, stop)
+    def __getitem__(self, rows: slice) -> Decisions:
         return Decisions(
             self.client[rows], self.probabilities[rows], self.log_density_ratio[rows],
             self.margin[rows], self.abstain[rows], self.best[rows], self.reason[rows],
@@ -110,8 +109,8 @@ class LoadedRouter:
             max_rows=settings.max_rows,
             max_pixels=settings.max_pixels,
         )
-        blank, everybody = np.zeros((1, *router.shape), np.float32), (True,) * router.clients
-        decide(router, [RouterQuery("inputs", blank, settings.rule, settings.coverage, everybody)])
+        blank, all_available = np.zeros((1, *router.shape), np.float32), (True,) * router.clients
+        decide(router, [RouterQuery("inputs", blank, settings.rule, settings.coverage, all_available)])
         net, rows = router.net, settings.max_batch_rows
         largest = rows * router.weight.numel() if net is None else largest_product(net, rows)
 
@@ -144,19 +143,12 @@ def artifact_version(folder: Path) -> str:
 
 def decide(router: Router, queries: Sequence[RouterQuery]) -> list[Decisions]:
     """Decide about all queries: those with the same kind of samples and the same options in one pass."""
-    groups: dict[Any, list[int]] = {}
-    for i, query in enumerate(queries):
-        groups.setdefault((query.kind, query.x.dtype, *query[2:]), []).append(i)
-    answers: dict[int, Decisions] = {}
-    for (kind, _, rule, coverage, available), members in groups.items():
+
+    def compute(kind: str, x: NDArray[Any], rule: str, coverage: float, available: Sequence[bool]) -> Decisions:
         mask = None if all(available) else torch.tensor(available)
         with torch.inference_mode():
-            x = torch.from_numpy(np.concatenate([queries[i].x for i in members]))
-            features = x if kind == "features" else router.features(x)
-            decisions = Decisions.of(router.route_features(features, rule=rule, coverage=coverage, available=mask))
-        start = 0
-        for i in members:
-            stop = start + len(queries[i].x)
-            answers[i] = decisions.part(start, stop)
-            start = stop
-    return [answers[i] for i in range(len(queries))]
+            rows = torch.from_numpy(x)
+            features = rows if kind == "features" else router.features(rows)
+            return Decisions.of(router.route_features(features, rule=rule, coverage=coverage, available=mask))
+
+    return compute_in_groups(queries, compute)

@@ -100,13 +100,13 @@ def add_administration_routes(app: FastAPI, gateway: Gateway) -> None:
     async def clients(request: Request) -> Response:
         """Health, circuit and load of every registered client."""
         authorise(request, gateway.keys, "admin")
-        return json_response({"clients": [upstream.as_dict() for upstream in gateway.upstreams]})
+        return json_response({"clients": [upstream.as_dict() for upstream in gateway.upstreams.values()]})
 
     @app.get("/metrics", response_class=PlainTextResponse, responses=ERROR_RESPONSES)
     async def metrics(request: Request) -> Response:
         """For Prometheus."""
         authorise(request, gateway.keys, "admin")
-        for upstream in gateway.upstreams:
+        for upstream in gateway.upstreams.values():
             gateway.metrics.available.labels(upstream.name).set(upstream.available)
             gateway.metrics.circuit.labels(upstream.name).set(upstream.circuit == "open")
         gateway.metrics.waiting_rows.set(gateway.router.batcher.waiting)

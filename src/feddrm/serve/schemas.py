@@ -9,15 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-PICTURE_TYPES = (  # content types of the picture files that are read
-    "image/png",
-    "image/jpeg",
-    "image/bmp",
-    "image/webp",
-    "image/gif",
-    "image/tiff",
-    "image/x-portable-anymap",
-)
+FORMATS = ("png", "jpeg", "bmp", "webp", "gif", "tiff", "x-portable-anymap")
+PICTURE_TYPES = tuple(f"image/{name}" for name in FORMATS)  # content types of the picture files that are read
 Kind = Literal["inputs", "features"]
 
 

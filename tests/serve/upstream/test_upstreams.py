@@ -93,7 +93,7 @@ def test_bad_lists_of_clients_are_errors_and_keys_are_not_shown(
         Upstreams.read(tmp_path / "nowhere.yaml", settings)
     monkeypatch.setenv("OSLO_KEY", "secret")
     path.write_text("a: {url: 'http://x', key_env: OSLO_KEY}")
-    upstream = Upstreams.read(path, settings).by_name["a"]
+    upstream = Upstreams.read(path, settings)["a"]
     assert upstream.http.headers["Authorization"] == "Bearer secret"
     assert "secret" not in str(upstream.as_dict())
 
@@ -102,7 +102,7 @@ def test_clients_that_can_be_asked_now(tmp_path: Path) -> None:
     settings, path = make_settings(GatewaySettings), tmp_path / "clients.yaml"
     path.write_text("a: {url: 'http://x'}\nb: {url: 'http://x'}\n")
     upstreams = Upstreams.read(path, settings)
-    upstreams.by_name["b"].healthy = False
+    upstreams["b"].healthy = False
     assert upstreams.available(["a", "b", "c"]) == (True, False, False)
     assert upstreams.available(["a", "b"], without=["a"]) == (False, False)
     assert Upstreams.read(None, settings).available(["a", "b"], without=["a"]) == (False, True)

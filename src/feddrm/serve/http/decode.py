@@ -161,33 +161,26 @@ def _from_json(body: bytes, spec: InputSpec, options: type[AnyOptions]) -> tuple
     defaults = DEFAULTS[options]
     features = content.pop("features", None)  # checked as one array: pydantic would check number by number
     request = type(defaults).model_validate(content) if content else defaults
-    if features is None:
-        return (*_from_fields(request, spec), request)
-    _check_one_given([*_given_fields(request), "features"])
-    x = number_array(features, np.dtype("float32"), "features")
-    return "features", check_samples("features", x, spec), request
-
-
-def _given_fields(request: SampleFields) -> list[str]:
-    return [name for name in ("image", "inputs", "rows") if getattr(request, name) is not None]
-
-
-def _check_one_given(given: Sequence[str]) -> None:
+    given = [name for name in ("image", "inputs", "rows") if getattr(request, name) is not None]
+    given += [] if features is None else ["features"]
     if len(given) != 1:
         raise FeddrmError(f"give one of image, inputs, rows, features, not {' and '.join(given) or 'none'}")
+    if features is not None:
+        x = number_array(features, np.dtype("float32"), "features")
+        return "features", check_samples("features", x, spec), request
+    return "inputs", _from_fields(request, spec), request
 
 
-def _from_fields(request: SampleFields, spec: InputSpec) -> tuple[str, Array]:
-    _check_one_given(_given_fields(request))
+def _from_fields(request: SampleFields, spec: InputSpec) -> Array:
     if request.image is not None:
         try:
-            return "inputs", _from_picture(base64.b64decode(request.image, validate=True), spec)
+            return _from_picture(base64.b64decode(request.image, validate=True), spec)
         except (binascii.Error, ValueError) as error:
             raise FeddrmError("image is not base64") from error
     if request.rows is not None:
-        return "inputs", check_samples("inputs", _from_rows(request.rows, spec), spec)
+        return check_samples("inputs", _from_rows(request.rows, spec), spec)
     datatype = request.datatype or ("uint8" if spec.is_image else "float32")
-    return "inputs", check_samples("inputs", number_array(request.inputs, np.dtype(datatype), "inputs"), spec)
+    return check_samples("inputs", number_array(request.inputs, np.dtype(datatype), "inputs"), spec)
 
 
 def _from_bytes(body: bytes, raw: RawOptions, spec: InputSpec) -> Array:

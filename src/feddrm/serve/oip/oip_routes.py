@@ -1,4 +1,4 @@
-"""The paths of the Open Inference Protocol, version 2, for gateway and predictor alike."""
+"""The paths of the Open Inference Protocol, version 2, for both gateway and predictor."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from feddrm.router import Recipe, Router, load_heads, load_router, read_manifest
 from feddrm.router.features.base import extract
 from feddrm.router.solver.solve import Scaler, logits_at
 from feddrm.runs.run_router import PRIVATE_HEAD, SCALE
+from feddrm.serve.batching import compute_in_groups
 
 ANSWERS = ("trained", "refit")
 SHARED, PRIVATE = "shared.safetensors", "private.safetensors"
@@ -72,22 +73,15 @@ class Predictor:
 
     def __call__(self, queries: Sequence[tuple[str, NDArray[Any]]]) -> list[NDArray[np.float64]]:
         """Probabilities [n, K] for every query; queries with the same kind of samples in one pass."""
-        groups: dict[tuple[str, np.dtype[Any]], list[int]] = {}
-        for i, (kind, x) in enumerate(queries):
-            groups.setdefault((kind, x.dtype), []).append(i)
-        answers: dict[int, NDArray[np.float64]] = {}
-        for (kind, _), members in groups.items():
-            rows = torch.from_numpy(np.concatenate([queries[i][1] for i in members]))
-            logits = self.head.features(rows) if kind == "features" else self.head.samples(self.router.inputs(rows))
-            probabilities = logits.double().softmax(1).numpy()
-            if not np.isfinite(probabilities).all():
-                raise FeddrmError("the numbers are too large for this model: check their scale")
-            start = 0
-            for i in members:
-                stop = start + len(queries[i][1])
-                answers[i] = probabilities[start:stop]
-                start = stop
-        return [answers[i] for i in range(len(queries))]
+        return compute_in_groups(queries, self._probabilities)
+
+    def _probabilities(self, kind: str, x: NDArray[Any]) -> NDArray[np.float64]:
+        rows = torch.from_numpy(x)
+        logits = self.head.features(rows) if kind == "features" else self.head.samples(self.router.inputs(rows))
+        probabilities: NDArray[np.float64] = logits.double().softmax(1).numpy()
+        if not np.isfinite(probabilities).all():
+            raise FeddrmError("the numbers are too large for this model: check their scale")
+        return probabilities
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,7 @@ INSERT_ROWS = 500  # rows of one statement; SQLite takes 32,766 values
 
 
 class AuditRecord(NamedTuple):
-    """One decision, or all decisions of a request that are alike: same client, same answers, same reason to abstain.
+    """One decision, or all decisions of a request that are equal: same client, answers and reason to abstain.
 
     ``samples`` is their number and ``places`` their positions in the request, from 0. ``probability`` and ``margin``
     are the smallest among them.

@@ -8,7 +8,7 @@ import logging
 import os
 import ssl
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -169,17 +169,8 @@ class Upstream:
         }
 
 
-class Upstreams:
-    """All predictors by client name, and the task that checks their health."""
-
-    def __init__(
-        self, entries: Mapping[str, UpstreamEntry], settings: GatewaySettings, classes: tuple[str, ...] = ()
-    ) -> None:
-        self.seconds = settings.health_seconds
-        self.by_name = {
-            name: Upstream(name, entry, settings.failures, settings.cool_down_seconds, _http(name, entry), classes)
-            for name, entry in entries.items()
-        }
+class Upstreams(dict[str, Upstream]):
+    """All predictors by client name."""
 
     @classmethod
     def read(cls, path: Path | None, settings: GatewaySettings, classes: tuple[str, ...] = ()) -> Upstreams:
@@ -188,40 +179,36 @@ class Upstreams:
         ``classes`` are the class names of the gateway, where they are known.
         """
         if path is None:
-            return cls({}, settings)
+            return cls()
         values = read_yaml(path, "write 'name: {url: http://...}' for each client")
         if not values:
             raise FeddrmError(f"{path} lists no clients: write 'name: {{url: http://...}}' for each")
-        return cls({str(name): _entry(path, str(name), value) for name, value in values.items()}, settings, classes)
-
-    def __iter__(self) -> Iterator[Upstream]:
-        return iter(self.by_name.values())
-
-    def __len__(self) -> int:
-        return len(self.by_name)
-
-    def get(self, name: str) -> Upstream | None:
-        return self.by_name.get(name)
+        upstreams = cls()
+        for name, value in values.items():
+            entry = _entry(path, str(name), value)
+            upstreams[str(name)] = Upstream(
+                str(name), entry, settings.failures, settings.cool_down_seconds, _http(str(name), entry), classes
+            )
+        return upstreams
 
     def available(self, names: Sequence[str], without: Collection[str] = ()) -> tuple[bool, ...]:
         """Which clients can be asked now, except ``without``. Without a list of clients all are taken as available."""
-        if not self.by_name:
+        if not self:
             return tuple(name not in without for name in names)
-        usable = {upstream.name for upstream in self if upstream.available}
-        return tuple(name in usable and name not in without for name in names)
+        return tuple(name in self and self[name].available and name not in without for name in names)
 
-    async def watch(self) -> None:
-        """Check the health of all predictors until cancelled; a slow one delays only its own checks."""
+    async def watch(self, seconds: float) -> None:
+        """Check the health of all predictors this often until cancelled; a slow one delays only its own checks."""
 
         async def follow(upstream: Upstream) -> None:
             while True:
                 await upstream.check()
-                await asyncio.sleep(self.seconds)
+                await asyncio.sleep(seconds)
 
-        await asyncio.gather(*(follow(upstream) for upstream in self))
+        await asyncio.gather(*map(follow, self.values()))
 
     async def close(self) -> None:
-        for upstream in self:
+        for upstream in self.values():
             await upstream.http.aclose()
 
 
