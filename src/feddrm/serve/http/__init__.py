@@ -1,1 +1,1 @@
-"""The layers between the socket and the routes: connection limits, middleware, decoding, error responses."""
+"""The layers between the socket and the routes: connection limits, middleware, decoding, errors, OpenAPI."""

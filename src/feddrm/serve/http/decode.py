@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from feddrm.data.sources.images import decode_image
 from feddrm.errors import FeddrmError
 from feddrm.serve.http.error_responses import ApiError
-from feddrm.serve.oip.codec import number_array
+from feddrm.serve.http.number_array import number_array
 from feddrm.serve.schemas import (
     PICTURE_TYPES,
     Options,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from itertools import chain
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -17,11 +16,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from feddrm.errors import FeddrmError
+from feddrm.serve.http.number_array import number_array
 from feddrm.serve.settings import first_problem
 
 LENGTH_HEADER = "Inference-Header-Content-Length"
 DTYPES: dict[str, np.dtype[Any]] = {"UINT8": np.dtype("uint8"), "FP32": np.dtype("<f4"), "FP64": np.dtype("<f8")}
-NUMBER_TYPES = frozenset({int, float, bool})  # an array of bool alone is refused later
 Array = NDArray[Any]
 Size = Annotated[int, Field(ge=0, le=2**31)]
 
@@ -186,43 +185,6 @@ def single_input(tensors: Mapping[str, Array]) -> tuple[str, Array]:
     if len(tensors) != 1 or kind is None:
         raise FeddrmError("give one tensor, named 'input' or 'features'")
     return kind, next(iter(tensors.values()))
-
-
-def number_array(data: Any, dtype: np.dtype[Any], name: str) -> Array:
-    """Nested lists of numbers as an array of this type; an error for anything else. ``name`` is for the error."""
-    integers = dtype.kind == "u"
-    numbers_only = f"{name}: give {'whole numbers' if integers else 'numbers'} only"
-    if not _all_numbers(data):
-        raise FeddrmError(numbers_only)
-    try:
-        array = np.asarray(data)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise FeddrmError(f"{name}: rows of different length, or no numbers: give nested lists of numbers") from error
-    except MemoryError as error:
-        raise FeddrmError(f"{name}: more numbers than there is memory for: send less at a time") from error
-    if array.dtype.kind not in "iuf" or (integers and array.dtype.kind == "f"):
-        raise FeddrmError(numbers_only)
-    if integers and array.size and (array.min() < 0 or array.max() > 255):
-        raise FeddrmError(f"{name}: uint8 goes from 0 to 255")
-    with np.errstate(over="ignore"):
-        return array.astype(dtype)
-
-
-def _all_numbers(data: Any) -> bool:
-    """Whether nested lists hold numbers only, whatever their depth; every value is looked at once.
-
-    This comes before NumPy: an array of strings is as wide as its longest string, so that a short text could fill
-    the memory.
-    """
-    level = [data]
-    while level:
-        others = set(map(type, level)) - NUMBER_TYPES
-        if not others:
-            return True
-        if others != {list}:
-            return False
-        level = list(chain.from_iterable(value for value in level if type(value) is list))
-    return True
 
 
 def _from_numbers(tensor: TensorIn) -> Array:

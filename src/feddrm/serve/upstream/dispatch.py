@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from feddrm.errors import FeddrmError
 from feddrm.router.policy import consult
 from feddrm.serve.http.decode import Array
-from feddrm.serve.oip.codec import number_array, write_infer
+from feddrm.serve.http.number_array import number_array
+from feddrm.serve.oip.codec import write_infer
 from feddrm.serve.upstream.upstreams import Declined, Upstream, UpstreamFailure
 
 ClassProbabilities = NDArray[np.float64]
