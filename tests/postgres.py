@@ -1,4 +1,4 @@
-"""A PostgreSQL server of our own, for as long as a test needs it."""
+"""A PostgreSQL server for the duration of a test."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-FOUND = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+INSTALLED = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
 USER = "postgres"  # the server refuses to run as root
 
 
 class Cluster:
-    """Its files and its socket lie in one folder; it listens nowhere else."""
+    """A server with its files and its socket in one folder. It listens on no port."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.bin = folder, FOUND[-1].parent
+        self.folder, self.bin = folder, INSTALLED[-1].parent
         self.url = f"postgresql://{USER}@/postgres?host={folder}"
         self._run("initdb", "-D", folder / "data", "-U", USER, "-A", "trust", "--no-sync")
 
-    def _run(self, program: str, *words: object) -> None:
-        before = ["runuser", "-u", USER, "--"] if os.geteuid() == 0 else []
-        command = [*before, str(self.bin / program), *map(str, words)]
+    def _run(self, program: str, *arguments: object) -> None:
+        prefix = ["runuser", "-u", USER, "--"] if os.geteuid() == 0 else []
+        command = [*prefix, str(self.bin / program), *map(str, arguments)]
         subprocess.run(command, check=True, cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
 
     def start(self) -> None:
@@ -37,7 +37,7 @@ class Cluster:
 
 @contextmanager
 def cluster() -> Iterator[Cluster]:
-    # Not in pytest's folder, which is closed to other users.
+    # Not in pytest's folder, which other users cannot enter.
     folder = Path(tempfile.mkdtemp(prefix="feddrm-pg-"))
     try:
         if os.geteuid() == 0:

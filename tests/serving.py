@@ -1,4 +1,4 @@
-"""Real processes on this machine that serve a run."""
+"""Processes on this machine that serve a run, for tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Order = Callable[..., Any]
 
 @contextmanager
 def zygote() -> Iterator[Order]:
-    """Takes orders to start processes (see tests/zygote.py) and to say how they ended."""
+    """A function that starts processes (see tests/zygote.py) and returns their exit codes."""
     process = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("zygote.py"))],
         stdin=subprocess.PIPE,
@@ -43,7 +43,7 @@ def zygote() -> Iterator[Order]:
 
 
 class Process:
-    """A ``feddrm`` command that serves; ``url`` is known once it listens."""
+    """A running ``feddrm`` command; reading ``url`` waits until it listens."""
 
     def __init__(
         self, order: Order, words: list[str], log: Path, environment: dict[str, str], largest_file: int | None = None
@@ -55,7 +55,7 @@ class Process:
         )
 
     def code(self) -> int | None:
-        """As which it ended; None while it runs."""
+        """Its exit code; None while it runs."""
         if self._code is None:
             self._code = self.order(pid=self.pid)
         return self._code
@@ -87,10 +87,10 @@ class Process:
 
     def wait(self, seconds: float = 20) -> int:
         until = time.monotonic() + seconds
-        while (found := self.code()) is None:
+        while (code := self.code()) is None:
             assert time.monotonic() < until, self.log.read_text()
             time.sleep(0.02)
-        return found
+        return code
 
     def stop(self) -> int:
         self.send(signal.SIGTERM)
@@ -117,6 +117,6 @@ def launcher(folder: Path, order: Order) -> Iterator[Launch]:
         yield launch
     finally:
         for process in started:
-            process.send(signal.SIGTERM)  # all at once, then each to its end
+            process.send(signal.SIGTERM)  # to all before waiting for any
         for process in started:
             process.stop()

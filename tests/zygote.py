@@ -1,6 +1,6 @@
-"""Starts ``feddrm`` commands as processes of their own, by fork: the packages are imported once, not for each.
+"""A process that starts ``feddrm`` commands by fork, so that the packages are imported once instead of every time.
 
-Reads orders, one JSON object per line, and answers each with one line.
+It reads one JSON object per line from standard input and answers each with one line.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ import os
 import sys
 
 import feddrm.cli
-import feddrm.serve.console.console_routes
-import feddrm.serve.gateway
+import feddrm.serve.app
 import feddrm.serve.server
 
 
 def start(words: list[str], out: str, log: str, environment: dict[str, str], largest_file: int | None) -> int:
-    """A child that does what ``python -m feddrm WORDS`` would."""
+    """Start a child that does what ``python -m feddrm WORDS`` does; returns its process number."""
     pid = os.fork()
     if pid:
         return pid
@@ -33,13 +32,13 @@ def start(words: list[str], out: str, log: str, environment: dict[str, str], lar
     sys.exit(0)
 
 
-def ended(pid: int) -> int | None:
-    """Its exit code; None while it runs."""
-    found, status = os.waitpid(pid, os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if found else None
+def exit_code(pid: int) -> int | None:
+    """The exit code of a child; None while it runs."""
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None
 
 
 if __name__ == "__main__":
     for line in sys.stdin:
         order = json.loads(line)
-        print(json.dumps(ended(order["pid"]) if "pid" in order else start(**order)), flush=True)
+        print(json.dumps(exit_code(order["pid"]) if "pid" in order else start(**order)), flush=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from feddrm.methods import Method
     from feddrm.models import Model
     from feddrm.runs import Run, train
-    from feddrm.serve.gateway_client import Client
+    from feddrm.serve.gateway_client import Client, GatewayClient
 
 from feddrm._version import __version__
 
@@ -25,6 +25,7 @@ __all__ = [
     "DensityRatioModel",
     "FeddrmError",
     "Federation",
+    "GatewayClient",
     "Method",
     "Model",
     "Run",
@@ -34,11 +35,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Client": "feddrm.serve.gateway_client",
+    "Client": "feddrm.serve.gateway_client",  # the former name of GatewayClient, for one release
     "Dataset": "feddrm.data",
     "DensityRatioModel": "feddrm.drm",
     "Federation": "feddrm.data",
     "FeddrmError": "feddrm.errors",
+    "GatewayClient": "feddrm.serve.gateway_client",
     "Method": "feddrm.methods",
     "Model": "feddrm.models",
     "Run": "feddrm.runs",

@@ -1,4 +1,4 @@
-"""The commands that serve, where they must refuse: one line, the right exit code, nothing left running."""
+"""The commands that serve: their errors are one line with the right exit code, and leave no file behind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("fastapi", reason="pip install 'feddrm[serve]' to run this")
 
 from feddrm.cli.app import main
-from feddrm.serve.auth import Keys
+from feddrm.serve.auth import ApiKeys
 
 
 def feddrm(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: object) -> tuple[int, str, str]:
@@ -39,7 +39,7 @@ def feddrm(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, 
         (["query", "http://127.0.0.1:9", __file__], 1, ["is it running"]),
     ],
 )
-def test_refusals(
+def test_errors_are_one_line_with_an_exit_code(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -57,13 +57,13 @@ def test_refusals(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_key_is_printed_once(
+def test_a_new_key_is_printed_and_works(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = tmp_path / "keys.yaml"
     _, plain, _ = feddrm(capsys, monkeypatch, "serve-key", "lab", "--keys", path)
     _, out, _ = feddrm(capsys, monkeypatch, "serve-key", "boss", "--scopes", "admin", "--keys", path, "--json")
-    keys = Keys(path)
+    keys = ApiKeys(path)
     lab, boss = keys.find(plain.strip()), keys.find(json.loads(out)["key"])
     assert lab is not None
     assert boss is not None

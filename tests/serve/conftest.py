@@ -1,7 +1,8 @@
-"""A small trained run, and real processes on this machine that serve it."""
+"""A small trained run, and processes on this machine that serve it."""
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ pytest.importorskip("fastapi", reason="pip install 'feddrm[serve]' to run this")
 pytest.importorskip("uvicorn", reason="pip install 'feddrm[serve]' to run this")
 
 import httpx
+import torch
+from PIL import Image
 
 from feddrm.data import load
 from feddrm.models import Mlp
@@ -21,7 +24,7 @@ from serving import NAMES, Launch, Order, launcher, zygote
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three scanners' digits, a few rounds, with a router on the trunk's embedding."""
+    """A run on three clients' digits after a few rounds, with a router on the trunk's embedding."""
     path = tmp_path_factory.mktemp("serve") / "run"
     digits = load("digits", clients=3, seed=3)
     assert digits.names == NAMES
@@ -32,28 +35,49 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def order() -> Iterator[Order]:
-    """Where processes come from."""
-    with zygote() as found:
-        yield found
+    """Starts processes."""
+    with zygote() as start:
+        yield start
 
 
 @pytest.fixture(scope="module")
 def launch(tmp_path_factory: pytest.TempPathFactory, order: Order) -> Iterator[Launch]:
-    """Starts ``feddrm WORDS``; all are stopped at the end of the module."""
+    """Starts ``feddrm WORDS``; all processes are stopped at the end of the module."""
     yield from launcher(tmp_path_factory.mktemp("logs"), order)
 
 
 @pytest.fixture(scope="session")
 def demo(run: Path, tmp_path_factory: pytest.TempPathFactory, order: Order) -> Iterator[str]:
-    """The address of a gateway with all its clients on this machine."""
+    """The URL of a gateway with all its clients on this machine."""
     logs = tmp_path_factory.mktemp("demo")
     for start in launcher(logs, order):
         process = start("serve", run, "--demo", "--port", 0, "--audit", logs / "audit.sqlite")
         url = process.wait_ready()
-        until = time.monotonic() + 60  # the clients start a moment later
+        until = time.monotonic() + 60  # the clients start after the gateway
         while not all(c["healthy"] for c in httpx.get(f"{url}/v1/clients").json()["clients"]):
             assert time.monotonic() < until, process.log.read_text()
             time.sleep(0.1)
         yield url
         assert process.stop() == 0
         assert "Traceback" not in process.log.read_text()
+
+
+@pytest.fixture(scope="module")
+def http(demo: str) -> Iterator[httpx.Client]:
+    """A connection to the demo's gateway."""
+    with httpx.Client(base_url=demo, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def images() -> torch.Tensor:
+    """Six test images of every client."""
+    return torch.cat([client.test.x[:6] for client in load("digits", clients=3, seed=3).clients])
+
+
+@pytest.fixture(scope="session")
+def png_file(images: torch.Tensor) -> bytes:
+    """The first of the images as a PNG file."""
+    out = io.BytesIO()
+    Image.fromarray(images[0, 0].numpy()).save(out, "PNG")
+    return out.getvalue()

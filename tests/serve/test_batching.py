@@ -4,12 +4,13 @@ import asyncio
 import threading
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
-from feddrm.serve.batching import Batcher, Busy
+from feddrm.serve.batching import Batcher, Busy, compute_in_groups
 
 
-def test_a_crowd_is_computed_together_and_everybody_gets_his_own() -> None:
+def test_queries_that_arrive_together_are_computed_in_batches() -> None:
     batches: list[int] = []
 
     def double(queries: Sequence[int]) -> list[int]:
@@ -24,7 +25,7 @@ def test_a_crowd_is_computed_together_and_everybody_gets_his_own() -> None:
     assert batches == [8, 8, 4]
 
 
-def test_nobody_fails_by_anothers_query() -> None:
+def test_a_bad_query_fails_alone() -> None:
     def invert(queries: Sequence[int]) -> list[float]:
         return [1 / query for query in queries]
 
@@ -37,7 +38,7 @@ def test_nobody_fails_by_anothers_query() -> None:
     assert isinstance(failed, ZeroDivisionError)
 
 
-def test_a_full_queue_says_so_and_recovers() -> None:
+def test_a_full_queue_raises_busy_and_recovers() -> None:
     release = threading.Event()
 
     def slow(queries: Sequence[int]) -> Sequence[int]:
@@ -47,7 +48,7 @@ def test_a_full_queue_says_so_and_recovers() -> None:
     async def go() -> None:
         batcher: Batcher[int, int] = Batcher(slow, batch_rows=1, waiting_rows=3)
         running = [asyncio.ensure_future(batcher(0))]
-        await asyncio.sleep(0.05)  # now it is being computed
+        await asyncio.sleep(0.05)  # the first query is being computed
         running += [asyncio.ensure_future(batcher(i)) for i in range(1, 4)]
         await asyncio.sleep(0.05)
         assert batcher.waiting == 3
@@ -62,9 +63,28 @@ def test_a_full_queue_says_so_and_recovers() -> None:
     asyncio.run(go())
 
 
-def test_a_request_larger_than_the_queue_is_served_when_it_is_empty() -> None:
+def test_a_query_larger_than_the_queue_is_computed_when_the_queue_is_empty() -> None:
     async def go() -> int:
         batcher: Batcher[int, int] = Batcher(list, batch_rows=2, waiting_rows=3)
         return await batcher(7, rows=10)
 
     assert asyncio.run(go()) == 7
+
+
+def test_queries_with_equal_options_are_computed_in_one_pass() -> None:
+    calls: list[tuple[str, int, float]] = []
+
+    def multiply(kind: str, samples: np.ndarray, factor: float) -> np.ndarray:
+        calls.append((kind, len(samples), factor))
+        return factor * samples
+
+    queries = [
+        ("inputs", np.array([1.0, 2.0]), 2.0),
+        ("inputs", np.array([3.0]), 10.0),
+        ("inputs", np.array([4.0]), 2.0),
+        ("inputs", np.array([5], np.uint8), 2.0),
+        ("features", np.array([6.0]), 2.0),
+    ]
+    answers = compute_in_groups(queries, multiply)
+    assert [answer.tolist() for answer in answers] == [[2, 4], [30], [8], [10], [12]]
+    assert calls == [("inputs", 3, 2.0), ("inputs", 1, 10.0), ("inputs", 1, 2.0), ("features", 1, 2.0)]

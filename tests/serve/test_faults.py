@@ -1,4 +1,4 @@
-"""What goes wrong in real life, made to go wrong in real processes."""
+"""Faults in processes of their own: slow, broken and killed clients, full disks, overload, signals."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from serving import NAMES, Launch, Process
 FEW = {"FEDDRM_SERVE_HEALTH_SECONDS": "60", "FEDDRM_SERVE_COOL_DOWN_SECONDS": "0.5", "FEDDRM_SERVE_FAILURES": "2"}
 
 
-class Site:
-    """Three client processes and a gateway that knows them, with an artifact of its own."""
+class Cluster:
+    """Three predictors and a gateway that knows them, on a copy of the run."""
 
     def __init__(self, run: Path, folder: Path, launch: Launch) -> None:
         self.run = folder / "run"
@@ -52,17 +52,17 @@ class Site:
         self.queries = {name: test[decision.client == i][:8] for i, name in enumerate(NAMES)}
 
     def predict(self, name: str, number: int = 0) -> httpx.Response:
-        """About a sample that belongs to the client."""
+        """Ask about a sample that belongs to the client."""
         return self.http.post("/v1/predict", json={"inputs": self.queries[name][number % 4][None].tolist()})
 
-    def peer(self, name: str) -> dict[str, object]:
+    def upstream(self, name: str) -> dict[str, object]:
         return next(c for c in self.http.get("/v1/clients").json()["clients"] if c["client"] == name)
 
     def audited(self, answer: httpx.Response) -> list[tuple[str, int, str, str]]:
-        """What the audit log says of it: action, samples, who answered, who failed."""
-        with closing(sqlite3.connect(self.run / "audit.sqlite")) as base:
-            words = "SELECT action, samples, answered, failed FROM decisions WHERE request_id = ? ORDER BY places"
-            return base.execute(words, (answer.headers["x-request-id"],)).fetchall()
+        """The request's audit records: action, samples, who answered, who failed."""
+        with closing(sqlite3.connect(self.run / "audit.sqlite")) as database:
+            query = "SELECT action, samples, answered, failed FROM decisions WHERE request_id = ? ORDER BY places"
+            return database.execute(query, (answer.headers["x-request-id"],)).fetchall()
 
     def until(self, condition: Callable[[], bool], seconds: float = 20) -> None:
         end = time.monotonic() + seconds
@@ -72,59 +72,59 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(run: Path, launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    made = Site(run, tmp_path_factory.mktemp("site"), launch)
+def cluster(run: Path, launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(run, tmp_path_factory.mktemp("cluster"), launch)
     for name in NAMES:
         assert made.predict(name).json()["answers"][0]["client"] == name
     yield made
     made.http.close()
 
 
-def test_a_slow_client_times_out_its_circuit_opens_and_it_recovers(site: Site) -> None:
-    site.clients["fax"].send(signal.SIGSTOP)  # it accepts connections and answers nothing
+def test_a_slow_client_times_out_and_its_circuit_opens_until_it_recovers(cluster: Cluster) -> None:
+    cluster.clients["fax"].send(signal.SIGSTOP)  # it accepts connections and answers nothing
     try:
-        first = site.predict("fax").json()["answers"][0]
+        first = cluster.predict("fax").json()["answers"][0]
         assert first["client"] != "fax"
         assert first["failed"] == [{"client": "fax", "reason": "time-out"}]
-        site.predict("fax")
-        site.until(lambda: site.peer("fax")["circuit"] == "open")
+        cluster.predict("fax")
+        cluster.until(lambda: cluster.upstream("fax")["circuit"] == "open")
         began = time.monotonic()
-        quick = site.predict("fax").json()["answers"][0]  # nobody waits for it any more
-        if site.peer("fax")["circuit"] == "open":
+        quick = cluster.predict("fax").json()["answers"][0]  # it is not asked any more
+        if cluster.upstream("fax")["circuit"] == "open":
             assert time.monotonic() - began < 1.0
             assert "fax" not in {a["client"] for a in quick["answered"]}
     finally:
-        site.clients["fax"].send(signal.SIGCONT)
-    site.until(lambda: site.predict("fax").json()["answers"][0]["client"] == "fax")
-    assert site.peer("fax")["circuit"] == "closed"
+        cluster.clients["fax"].send(signal.SIGCONT)
+    cluster.until(lambda: cluster.predict("fax").json()["answers"][0]["client"] == "fax")
+    assert cluster.upstream("fax")["circuit"] == "closed"
 
 
-def test_a_hiccup_under_load_costs_one_pause(site: Site) -> None:
-    """Eight requests are under way when it stops; were each to double the pause of 0.5 s, it would last 32 s."""
-    site.clients["fax"].send(signal.SIGSTOP)
+def test_failures_at_the_same_time_cause_one_pause(cluster: Cluster) -> None:
+    """Eight requests run when the client stops. If each doubled the pause of 0.5 s, it would last 32 s."""
+    cluster.clients["fax"].send(signal.SIGSTOP)
     with ThreadPoolExecutor(8) as callers:
-        asked = [callers.submit(site.predict, "fax") for _ in range(8)]
+        asked = [callers.submit(cluster.predict, "fax") for _ in range(8)]
         failed = [found.result().json()["answers"][0]["failed"] for found in asked]
-    site.clients["fax"].send(signal.SIGCONT)
+    cluster.clients["fax"].send(signal.SIGCONT)
     assert sum(one["reason"] == "time-out" for some in failed for one in some) > 6
-    site.until(lambda: site.predict("fax").json()["answers"][0]["client"] == "fax", seconds=10)
+    cluster.until(lambda: cluster.predict("fax").json()["answers"][0]["client"] == "fax", seconds=10)
 
 
-class Broken(BaseHTTPRequestHandler):
-    """A client of which anything may come: what it says of its health, and what it answers."""
+class BrokenClient(BaseHTTPRequestHandler):
+    """A client whose health and answers a test can set."""
 
     protocol_version = "HTTP/1.1"
     health, answer, packed = b"{}", b"", False
 
     def do_GET(self) -> None:
-        self.send(Broken.health)
+        self.send(BrokenClient.health)
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        self.send(Broken.answer, Broken.packed)
+        self.send(BrokenClient.answer, BrokenClient.packed)
 
     def send(self, content: bytes, packed: bool = False) -> None:
-        """Nothing at all stands for an answer that never ends, byte by byte."""
+        """Send the content; an empty one stands for a response that never ends."""
         self.send_response(200)
         self.send_header("Content-Length", str(len(content) or 10**9))
         if packed:
@@ -137,21 +137,21 @@ class Broken(BaseHTTPRequestHandler):
                 time.sleep(0.1)
 
     def log_message(self, *_: object) -> None:
-        """To nobody."""
+        """Log nothing."""
 
 
 @pytest.fixture
-def beside_a_broken_one(site: Site, launch: Launch, tmp_path: Path) -> Iterator[httpx.Client]:
-    """A gateway with two clients that are well, and ``Broken`` in the place of the third."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Broken) as server:
+def gateway_with_broken_client(cluster: Cluster, launch: Launch, tmp_path: Path) -> Iterator[httpx.Client]:
+    """A gateway with two working clients and ``BrokenClient`` in the place of the third."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), BrokenClient) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        urls = {name: site.clients[name].url for name in ("flatbed", "negative")}
+        urls = {name: cluster.clients[name].url for name in ("flatbed", "negative")}
         urls["fax"] = f"http://127.0.0.1:{server.server_port}"
         entries = {name: {"url": url, "timeout": 1.0} for name, url in urls.items()}
         (tmp_path / "clients.yaml").write_text(yaml.safe_dump(entries))
-        words = ["serve", site.run, "--clients", tmp_path / "clients.yaml", "--port", 0]
+        words = ["serve", cluster.run, "--clients", tmp_path / "clients.yaml", "--port", 0]
         process = launch(*words, "--audit", tmp_path / "a.sqlite", **{**FEW, "FEDDRM_SERVE_HEALTH_SECONDS": "0.1",
                          "FEDDRM_SERVE_FAILURES": "100"})  # fmt: skip
         try:
@@ -164,10 +164,10 @@ def beside_a_broken_one(site: Site, launch: Launch, tmp_path: Path) -> Iterator[
             thread.join()
 
 
-def test_a_broken_client_harms_nobody(
-    site: Site, beside_a_broken_one: httpx.Client, monkeypatch: pytest.MonkeyPatch
+def test_samples_of_a_broken_client_go_to_others(
+    cluster: Cluster, gateway_with_broken_client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    http = beside_a_broken_one
+    http = gateway_with_broken_client
     good = json.dumps({"outputs": [{"name": "probabilities", "data": [0.1] * 10}]}).encode()
     something_else, too_much = "answered something else than probabilities", "answered too much"
     for answer, packed, reason in (
@@ -180,49 +180,49 @@ def test_a_broken_client_harms_nobody(
         (good + b" " * 20_000_000, False, too_much),
         (b"", False, "time-out"),
     ):
-        monkeypatch.setattr(Broken, "answer", answer)
-        monkeypatch.setattr(Broken, "packed", packed)
-        told = http.post("/v1/predict", json={"inputs": site.queries["fax"][:1].tolist()})
-        assert told.status_code == 200, told.text
-        (found,) = told.json()["answers"]
+        monkeypatch.setattr(BrokenClient, "answer", answer)
+        monkeypatch.setattr(BrokenClient, "packed", packed)
+        response = http.post("/v1/predict", json={"inputs": cluster.queries["fax"][:1].tolist()})
+        assert response.status_code == 200, response.text
+        (found,) = response.json()["answers"]
         assert found["failed"] == ([] if reason is None else [{"client": "fax", "reason": reason}])
         assert (found["client"] == "fax") == (reason is None)
 
     def healthy(name: str) -> bool:
         return next(c["healthy"] for c in http.get("/v1/clients").json()["clients"] if c["client"] == name)
 
-    monkeypatch.setattr(Broken, "health", b"")
-    site.until(lambda: not healthy("fax"))
-    site.clients["flatbed"].send(signal.SIGSTOP)
+    monkeypatch.setattr(BrokenClient, "health", b"")
+    cluster.until(lambda: not healthy("fax"))
+    cluster.clients["flatbed"].send(signal.SIGSTOP)
     try:
-        site.until(lambda: not healthy("flatbed"))
+        cluster.until(lambda: not healthy("flatbed"))
     finally:
-        site.clients["flatbed"].send(signal.SIGCONT)
-    site.until(lambda: healthy("flatbed"))
+        cluster.clients["flatbed"].send(signal.SIGCONT)
+    cluster.until(lambda: healthy("flatbed"))
 
 
-def test_a_client_killed_under_load_loses_no_request(site: Site, launch: Launch) -> None:
+def test_no_request_is_lost_when_a_client_is_killed_under_load(cluster: Cluster, launch: Launch) -> None:
     answers: list[tuple[int, str]] = []
     stop = threading.Event()
 
-    def load_it() -> None:
-        with httpx.Client(base_url=site.url, timeout=20) as http:
+    def send_requests() -> None:
+        with httpx.Client(base_url=cluster.url, timeout=20) as http:
             number = 0
             while not stop.is_set():
-                image = site.queries["negative"][number % len(site.queries["negative"])]
+                image = cluster.queries["negative"][number % len(cluster.queries["negative"])]
                 answer = http.post("/v1/predict", json={"inputs": image[None].tolist()})
                 found = answer.json()["answers"][0]["client"] if answer.status_code == 200 else answer.text
                 answers.append((answer.status_code, found))
                 number += 1
 
-    threads = [threading.Thread(target=load_it) for _ in range(4)]
+    threads = [threading.Thread(target=send_requests) for _ in range(4)]
     for thread in threads:
         thread.start()
-    site.until(lambda: len(answers) > 40)
-    site.clients["negative"].send(signal.SIGKILL)
-    site.clients["negative"].wait()
+    cluster.until(lambda: len(answers) > 40)
+    cluster.clients["negative"].send(signal.SIGKILL)
+    cluster.clients["negative"].wait()
     killed = len(answers)
-    site.until(lambda: len(answers) > killed + 60)
+    cluster.until(lambda: len(answers) > killed + 60)
     stop.set()
     for thread in threads:
         thread.join()
@@ -230,76 +230,76 @@ def test_a_client_killed_under_load_loses_no_request(site: Site, launch: Launch)
     assert set(codes) == {200}, [text for code, text in answers if code != 200][:3]
     assert {client for _, client in answers[:20]} == {"negative"}
     assert "negative" not in {client for _, client in answers[killed + 20 :]}
-    port = site.clients["negative"].url.rpartition(":")[2]
-    again = launch("serve-client", site.run / "clients" / "negative", "--port", port)
+    port = cluster.clients["negative"].url.rpartition(":")[2]
+    again = launch("serve-client", cluster.run / "clients" / "negative", "--port", port)
     try:
         again.wait_ready()
-        site.until(lambda: site.predict("negative").json()["answers"][0]["client"] == "negative")
+        cluster.until(lambda: cluster.predict("negative").json()["answers"][0]["client"] == "negative")
     finally:
         again.stop()
 
 
-def test_nobody_left_is_a_clear_503(site: Site) -> None:
-    stopped = [p for n, p in site.clients.items() if n != "negative"]  # that one is gone already
+def test_without_any_client_the_answer_is_503_with_reasons(cluster: Cluster) -> None:
+    stopped = [p for n, p in cluster.clients.items() if n != "negative"]  # negative was killed by the test before
     for process in stopped:
         process.send(signal.SIGSTOP)
     try:
-        answer = site.predict("flatbed")
+        answer = cluster.predict("flatbed")
         assert answer.status_code == 503
         assert "no client answered" in answer.json()["error"]
         assert int(answer.headers["Retry-After"]) > 0
-        site.until(lambda: bool(site.audited(answer)))  # the log is written a moment later
-        (record,) = site.audited(answer)
+        cluster.until(lambda: bool(cluster.audited(answer)))  # the log is written in the background
+        (record,) = cluster.audited(answer)
         assert record[:3] == ("predict", 1, "")
-        assert record[3]  # each with its reason
-        assert site.http.post("/v1/route", json={"inputs": site.queries["fax"][:1].tolist()}).status_code == 200
+        assert record[3]  # every client with its reason
+        assert cluster.http.post("/v1/route", json={"inputs": cluster.queries["fax"][:1].tolist()}).status_code == 200
     finally:
         for process in stopped:
             process.send(signal.SIGCONT)
-    site.until(lambda: site.predict("flatbed").status_code == 200)
+    cluster.until(lambda: cluster.predict("flatbed").status_code == 200)
 
 
-def test_a_corrupted_artifact_is_refused_and_a_new_one_taken_without_a_lost_request(site: Site) -> None:
-    folder = site.run / "router"
-    before = site.http.get("/v2/health/ready").json()["artifact"]
+def test_a_broken_artifact_is_not_loaded_and_a_new_one_is_without_losing_a_request(cluster: Cluster) -> None:
+    folder = cluster.run / "router"
+    before = cluster.http.get("/v2/health/ready").json()["artifact"]
     codes: list[int] = []
     stop = threading.Event()
-    query = {"inputs": site.queries["fax"][:1].tolist()}
+    query = {"inputs": cluster.queries["fax"][:1].tolist()}
 
-    def load_it() -> None:
-        with httpx.Client(base_url=site.url, timeout=20) as http:
+    def send_requests() -> None:
+        with httpx.Client(base_url=cluster.url, timeout=20) as http:
             while not stop.is_set():
                 codes.append(http.post("/v1/route", json=query).status_code)
 
-    thread = threading.Thread(target=load_it)
+    thread = threading.Thread(target=send_requests)
     thread.start()
     try:
         whole = {path.name: path.read_bytes() for path in folder.iterdir()}
         for name in ("router.safetensors", "trunk.safetensors", "manifest.json"):
             (folder / name).write_bytes(whole[name][:-7])
-            answer = site.http.post("/v1/admin/reload")
+            answer = cluster.http.post("/v1/admin/reload")
             assert answer.status_code == 422
             assert "the old artifact stays" in answer.json()["error"]
-            assert site.http.get("/v2/health/ready").json()["artifact"] == before
+            assert cluster.http.get("/v2/health/ready").json()["artifact"] == before
             (folder / name).write_bytes(whole[name])
         (folder / "manifest.json").write_bytes(whole["manifest.json"] + b"\n")
-        after = site.http.post("/v1/admin/reload").json()["artifact"]
+        after = cluster.http.post("/v1/admin/reload").json()["artifact"]
         assert after != before
-        assert site.http.post("/v1/route", json=query).json()["artifact"] == after
+        assert cluster.http.post("/v1/route", json=query).json()["artifact"] == after
         seen = len(codes)
-        site.until(lambda: len(codes) > seen + 10)
+        cluster.until(lambda: len(codes) > seen + 10)
     finally:
         stop.set()
         thread.join()
     assert set(codes) == {200}
-    page = site.http.get("/metrics").text
+    page = cluster.http.get("/metrics").text
     assert 'feddrm_reloads_total{outcome="failed"} 3.0' in page
     assert 'feddrm_reloads_total{outcome="done"} 1.0' in page
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs limits on file sizes")
-def test_a_full_disk_for_the_audit_log_does_not_stop_the_service(run: Path, tmp_path: Path, launch: Launch) -> None:
-    """The process may write no file beyond 100 kB: what the kernel says then is what SQLite sees on a full disk."""
+def test_the_gateway_goes_on_when_the_disk_of_the_audit_log_is_full(run: Path, tmp_path: Path, launch: Launch) -> None:
+    """The process may write no file beyond 100 kB; the kernel's error looks to SQLite like a full disk."""
     words = ["serve", run, "--port", 0, "--audit", tmp_path / "audit.sqlite", "--log-level", "error"]
     process = launch(*words, largest_file=100_000)
     url = process.wait_ready()
@@ -316,7 +316,7 @@ def test_a_full_disk_for_the_audit_log_does_not_stop_the_service(run: Path, tmp_
         assert http.post("/v1/route", json={"features": features}).status_code == 200
 
 
-def test_more_than_it_can_take_is_turned_away_at_once(run: Path, tmp_path: Path, launch: Launch) -> None:
+def test_overload_is_a_429_at_once(run: Path, tmp_path: Path, launch: Launch) -> None:
     process = launch("serve", run, "--port", 0, "--audit", tmp_path / "a.sqlite", "--log-level", "warning",
                      FEDDRM_SERVE_MAX_IN_FLIGHT="2", FEDDRM_SERVE_MAX_WAITING_ROWS="64")  # fmt: skip
     url = process.wait_ready()
@@ -341,7 +341,7 @@ def test_more_than_it_can_take_is_turned_away_at_once(run: Path, tmp_path: Path,
     assert httpx.post(f"{url}/v1/route", json={"features": [[0.1] * 16]}).status_code == 200
 
 
-def test_bodies_that_never_end_are_given_up(run: Path, tmp_path: Path, launch: Launch) -> None:
+def test_bodies_that_never_end_get_a_408(run: Path, tmp_path: Path, launch: Launch) -> None:
     process = launch("serve", run, "--port", 0, "--audit", tmp_path / "a.sqlite",
                      FEDDRM_SERVE_MAX_IN_FLIGHT="2", FEDDRM_SERVE_BODY_SECONDS="2")  # fmt: skip
     url = process.wait_ready()
@@ -352,14 +352,14 @@ def test_bodies_that_never_end_are_given_up(run: Path, tmp_path: Path, launch: L
             head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nhalf"
             connection.sendall(head.encode())
         for connection in slow:
-            answer = connection.makefile("rb").read()  # to its end: the connection is closed
+            answer = connection.makefile("rb").read()  # the gateway closes the connection
             assert answer.startswith(b"HTTP/1.1 408")
             assert b"took longer than 2 s" in answer
         assert httpx.post(f"{url}/v1/route", json={"features": [[0.1] * 16]}).status_code == 200
 
 
-def test_sigterm_lets_requests_finish(run: Path, tmp_path: Path, launch: Launch) -> None:
-    """A request of which half has arrived when the signal comes is read to its end and answered."""
+def test_requests_finish_after_sigterm(run: Path, tmp_path: Path, launch: Launch) -> None:
+    """Half of the request arrives before the signal, half after it."""
     process = launch("serve", run, "--port", 0, "--audit", tmp_path / "a.sqlite")
     url = process.wait_ready()
     body = json.dumps({"features": [[0.1] * 16]}).encode()
@@ -375,7 +375,7 @@ def test_sigterm_lets_requests_finish(run: Path, tmp_path: Path, launch: Launch)
     assert process.stop() == 0
 
 
-def test_a_caller_who_leaves_in_the_middle_is_no_error(run: Path, tmp_path: Path, launch: Launch) -> None:
+def test_a_caller_who_leaves_during_a_request_is_no_error(run: Path, tmp_path: Path, launch: Launch) -> None:
     process = launch("serve", run, "--port", 0, "--audit", tmp_path / "a.sqlite")
     url = process.wait_ready()
     with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20) as connection:
@@ -389,9 +389,9 @@ def test_a_caller_who_leaves_in_the_middle_is_no_error(run: Path, tmp_path: Path
     assert "Traceback" not in process.log.read_text()
 
 
-def test_a_signal_before_it_is_ready_is_not_lost(run: Path, tmp_path: Path, launch: Launch) -> None:
-    """Sent as soon as it says where it is, which is before it serves."""
+def test_a_signal_before_the_start_is_not_lost(run: Path, tmp_path: Path, launch: Launch) -> None:
+    """The signal is sent when the address is printed, which is before the gateway serves."""
     process = launch("serve", run, "--port", 0, "--audit", tmp_path / "a.sqlite")
     assert process.url
     process.send(signal.SIGTERM)
-    assert process.wait() in (0, -signal.SIGTERM)  # in time, or before anything was set up
+    assert process.wait() in (0, -signal.SIGTERM)  # handled, or before the handler was set

@@ -1,4 +1,4 @@
-"""Requests that a property-based fuzzer makes from the OpenAPI page: valid, almost valid and absurd."""
+"""Requests that a fuzzer makes from the OpenAPI document: valid, almost valid and absurd ones."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ SENDERS = 4
 
 
 def fuzz(url: str, examples: int, folder: Path) -> int:
-    """How many requests were made; no answer may be a server's error, nor differ from what the page says.
+    """Let schemathesis send requests; returns their number. No response may be a 5xx or differ from the document.
 
-    They are kept in ``folder/requests.har``.
+    The requests are written to ``folder/requests.har``.
     """
     checks = "not_a_server_error,status_code_conformance,response_schema_conformance,content_type_conformance"
     words = [f"{url}/openapi.json", "--phases", "coverage,fuzzing", "--max-examples", str(examples), "--checks", checks,
@@ -45,7 +45,7 @@ def fuzz(url: str, examples: int, folder: Path) -> int:
 
 
 class Request(NamedTuple):
-    """One request, to be sent as it is."""
+    """One request, sent as it is."""
 
     method: str
     path: str
@@ -53,8 +53,8 @@ class Request(NamedTuple):
     body: bytes
 
 
-def made_before(folder: Path) -> list[Request]:
-    """The requests with a body among those that the fuzzer made."""
+def recorded_requests(folder: Path) -> list[Request]:
+    """The fuzzer's requests that have a body."""
     found = []
     for entry in json.loads((folder / "requests.har").read_text())["log"]["entries"]:
         asked = entry["request"]
@@ -73,8 +73,8 @@ QUERIES = ["", "?kind=inputs&datatype=uint8", "?without=,&coverage=", "?%"]
 PATHS = ["/v1/route", "/v1/predict", "/v2/models/router/infer", "/v2/models/federation/infer"]
 
 
-def valid() -> list[Request]:
-    """Requests that are answered: what differs from them by one thing gets further than what fits nowhere."""
+def valid_requests() -> list[Request]:
+    """Requests that are answered with 200. With one change they get further than arbitrary ones."""
     features = [[0.1] * 16] * 2
     tensor = {"name": "features", "datatype": "FP32", "shape": [2, 16], "data": features}
     options = {"rule": "posterior", "coverage": 0.9, "without": ["fax"]}
@@ -90,8 +90,8 @@ def valid() -> list[Request]:
     return [*found, Request("POST", "/v1/route?kind=features", "application/octet-stream", bytes(128))]
 
 
-def changed(request: Request, chance: random.Random) -> Request:
-    """The same with something broken: bytes, a value inside the JSON, the content type or the path."""
+def mutated(request: Request, chance: random.Random) -> Request:
+    """The request with one change: in its bytes, a value of its JSON, its content type or its path."""
     method, path, kind, body = request
     match chance.randrange(6):
         case 0 if body:
@@ -122,7 +122,7 @@ def _replaced(value: Any, chance: random.Random) -> Any:
 
 
 def send_all(url: str, requests: Iterator[Request]) -> Counter[int]:
-    """Statuses; every refusal must be one line of JSON that tells nothing of the inside."""
+    """Send all requests; returns the statuses. Every error must be one line of JSON without internals."""
 
     def send(part: list[Request]) -> Counter[int]:
         codes: Counter[int] = Counter()
@@ -144,14 +144,14 @@ def send_all(url: str, requests: Iterator[Request]) -> Counter[int]:
         return sum(pool.map(send, [listed[i::SENDERS] for i in range(SENDERS)]), Counter())
 
 
-def rss(process: Process) -> float:
+def resident_mib(process: Process) -> float:
     page = Path(f"/proc/{process.pid}/status").read_text()
     return int(next(line for line in page.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
 
 
 @pytest.fixture
 def gateway(run: Path, launch: Launch, tmp_path: Path) -> Iterator[Process]:
-    """One of its own, with clients: its memory is looked at."""
+    """A gateway with clients, of its own because its memory is measured."""
     process = launch("serve", run, "--demo", "--port", 0, "--audit", tmp_path / "a.sqlite", "--log-level", "error")
     process.wait_ready()
     yield process
@@ -160,17 +160,17 @@ def gateway(run: Path, launch: Launch, tmp_path: Path) -> Iterator[Process]:
     assert "Traceback" not in process.log.read_text()
 
 
-def test_ten_thousand_requests_made_and_changed_leave_memory_flat(gateway: Process, tmp_path: Path) -> None:
-    """A few hundred by the fuzzer itself, then thousands that differ from them by something broken."""
+def test_ten_thousand_fuzzed_and_mutated_requests_leave_memory_flat(gateway: Process, tmp_path: Path) -> None:
+    """A few hundred requests by the fuzzer, then thousands of mutations of them and of valid ones."""
     made = fuzz(gateway.url, 5, tmp_path)
-    made_ones, chance = made_before(tmp_path), random.Random(1)
-    assert len(made_ones) > 100
-    assert set(send_all(gateway.url, iter(valid()))) == {200}
-    known = made_ones + valid() * (len(made_ones) // len(valid()))  # half and half
-    codes = send_all(gateway.url, (changed(chance.choice(known), chance) for _ in range(2000)))
-    before = rss(gateway)
-    codes += send_all(gateway.url, (changed(chance.choice(known), chance) for _ in range(10_000 - made - 2000)))
-    after = rss(gateway)
+    recorded, chance = recorded_requests(tmp_path), random.Random(1)
+    assert len(recorded) > 100
+    assert set(send_all(gateway.url, iter(valid_requests()))) == {200}
+    known = recorded + valid_requests() * (len(recorded) // len(valid_requests()))  # half and half
+    codes = send_all(gateway.url, (mutated(chance.choice(known), chance) for _ in range(2000)))
+    before = resident_mib(gateway)
+    codes += send_all(gateway.url, (mutated(chance.choice(known), chance) for _ in range(10_000 - made - 2000)))
+    after = resident_mib(gateway)
     print(f"{made + codes.total()} requests: {dict(codes)}; {before:.1f} MiB, then {after:.1f} MiB")
     assert made + codes.total() >= 10_000
     assert {200, 415, 422} <= set(codes)
@@ -179,11 +179,11 @@ def test_ten_thousand_requests_made_and_changed_leave_memory_flat(gateway: Proce
 
 @pytest.mark.long
 @pytest.mark.skipif(not os.environ.get("FEDDRM_LONG"), reason="set FEDDRM_LONG=1: it takes minutes")
-def test_ten_thousand_requests_of_the_fuzzer_leave_memory_flat(gateway: Process, tmp_path: Path) -> None:
+def test_ten_thousand_fuzzed_requests_leave_memory_flat(gateway: Process, tmp_path: Path) -> None:
     made = fuzz(gateway.url, 50, tmp_path)
-    before = rss(gateway)
+    before = resident_mib(gateway)
     while made < 10_000:
         made += fuzz(gateway.url, 300, tmp_path)
-    after = rss(gateway)
+    after = resident_mib(gateway)
     print(f"{made} requests, {before:.1f} MiB then {after:.1f} MiB")
     assert after < 1.1 * before

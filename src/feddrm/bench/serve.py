@@ -1,9 +1,9 @@
-"""The gateway's speed over HTTP against the same router in this process, and whether its memory grows.
+"""The gateway's speed over HTTP, compared with the same router in this process, and whether its memory grows.
 
-The gateway is a process of its own, started by the command a user would type; callers are connections
-that each wait for their answer before they ask again. With two cores the gateway has one of them. The
-floor is the same server with an application that reads the request and answers the same bytes at once:
-what is above it is the gateway's own.
+The gateway runs in its own process, started by the command that a user would type. Every caller is a connection
+that waits for its answer before it asks again; with two cores the gateway has one of them. The floor is the same
+server with an application that reads the request and answers the same bytes at once, so the difference to the floor
+is the gateway's own work.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import torch
 from PIL import Image
 
-from feddrm.bench.load import ask_all, one_answer, post
+from feddrm.bench.load import one_response, post_request, run_load
 from feddrm.data import Federation, load
 from feddrm.errors import FeddrmError
 from feddrm.io.run_files import ROUTER_FOLDER
@@ -39,59 +39,72 @@ Say = Callable[[str], None]
 MANY = 256  # images in one request
 
 
+class Workload(NamedTuple):
+    """Requests of one kind, made in advance, and the number of samples in each."""
+
+    requests: list[bytes]
+    samples: int
+
+
 def bench_serve(
     *, callers: Sequence[int] = (1, 8, 64), seconds: float = 5.0, requests: int = 100_000, say: Say = lambda _: None
 ) -> dict[str, Any]:
-    """Everything, in one run, with the digits model and a router on its trunk."""
-    with tempfile.TemporaryDirectory() as place:
+    """Measure everything in one run, with the digits model and a router on its trunk."""
+    with tempfile.TemporaryDirectory() as temporary:
         say("training the digits model and its router")
         digits = load("digits")
-        run = Path(place) / "run"
+        run = Path(temporary) / "run"
         train(digits, "feddrm", out=run, rounds=10).fit_router(features="embedding", heads=False)
         router = load_router(run / ROUTER_FOLDER)
         images = torch.cat([client.test.x for client in digits.clients])
         bare = _bare(router, images, seconds / 2)
         say(f"bare: {bare}")
         with _gateway(run) as (port, pid):
-            ways = _ways(port, router, digits)
-            found: dict[str, Any] = {name: {} for name in ways}
-            asyncio.run(ask_all(port, ways["embedding, JSON"][0], max(callers), 2.0))  # warm-up
-            for name, (bodies, rows) in ways.items():
+            workloads = _workloads(port, router, digits)
+            embeddings = workloads["embedding, JSON"].requests
+            asyncio.run(run_load(port, embeddings, max(callers), 2.0))  # warm-up
+            http: dict[str, Any] = {name: {} for name in workloads}
+            for name, workload in workloads.items():
+                reference = bare["images_per_second" if "image" in name else "embeddings_per_second"][MANY]
                 for number in callers:
-                    used = _cpu_seconds(pid)
-                    figures = asyncio.run(ask_all(port, bodies, number, seconds))
-                    used = _cpu_seconds(pid) - used
-                    figures["gateway_cpu_ms_per_request"] = round(1e3 * used / figures["requests"], 4)
-                    figures["samples_per_second"] = round(rows * figures["requests_per_second"], 1)
-                    key = "images_per_second" if "image" in name else "embeddings_per_second"
-                    figures["of_bare"] = round(figures["samples_per_second"] / bare[key][MANY], 4)
-                    found[name][number] = figures
-                    say(f"{name}, {number} callers: {figures}")
-            memory = _memory(port, pid, ways["embedding, JSON"][0], requests, say)
-            answer = one_answer(port, ways["embedding, JSON"][0][0])
-        with _floor(answer, Path(place) / "floor.py") as (port, pid):
-            bodies, _ = _ways(port, router, digits)["embedding, JSON"]
-            floor = {number: asyncio.run(ask_all(port, bodies, number, seconds)) for number in callers}
+                    http[name][number] = _measure(port, pid, workload, number, seconds, reference)
+                    say(f"{name}, {number} callers: {http[name][number]}")
+            memory = _memory(port, pid, embeddings, requests, say)
+            response = one_response(port, embeddings[0])
+        with _floor(response, Path(temporary) / "floor.py") as (port, _):
+            embeddings = _workloads(port, router, digits)["embedding, JSON"].requests
+            floor = {number: asyncio.run(run_load(port, embeddings, number, seconds)) for number in callers}
             say(f"floor: {floor}")
     return {
         "what": "feddrm bench serve",
         "model": "digits, mlp 128-64, 8 clients, router on the embedding (64 numbers)",
         "bare": bare,
         "floor": floor,
-        "http": found,
+        "http": http,
         "memory": memory,
         "cores": os.cpu_count(),
-        "load_average": round(os.getloadavg()[0], 1),  # far above two means that others computed, too
+        "load_average": round(os.getloadavg()[0], 1),  # far above two means that other processes computed as well
         "hardware": hardware("cpu"),
         "versions": versions() | {name: version(name) for name in ("uvicorn", "uvloop", "httptools", "orjson")},
         "date": datetime.date.today().isoformat(),
     }
 
 
-def _bare(router: Router, images: torch.Tensor, seconds: float) -> dict[str, dict[int, float]]:
-    """The same work without a network in between, on one thread, by the number of samples at once.
+def _measure(port: int, pid: int, workload: Workload, callers: int, seconds: float, reference: float) -> dict[str, Any]:
+    """Speed and processor time of one workload; ``reference`` is the rate without HTTP, in samples per second."""
+    used = _cpu_seconds(pid)
+    figures = asyncio.run(run_load(port, workload.requests, callers, seconds))
+    used = _cpu_seconds(pid) - used
+    figures["gateway_cpu_ms_per_request"] = round(1e3 * used / figures["requests"], 4)
+    figures["samples_per_second"] = round(workload.samples * figures["requests_per_second"], 1)
+    figures["of_bare"] = round(figures["samples_per_second"] / reference, 4)
+    return figures
 
-    With and without oneDNN, the better of both: it suits some processors and batches, not others.
+
+def _bare(router: Router, images: torch.Tensor, seconds: float) -> dict[str, dict[int, float]]:
+    """The rates of the same work without HTTP, on one thread, by the number of samples at once.
+
+    Each is the better one with and without oneDNN, which suits some processors and batch sizes but not others.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -106,48 +119,49 @@ def _bare(router: Router, images: torch.Tensor, seconds: float) -> dict[str, dic
                         ("images_per_second", router.route, images[:rows]),
                         ("embeddings_per_second", router.route_features, features[:rows]),
                     ):
-                        route(x)
-                        began, done = time.perf_counter(), 0
-                        while time.perf_counter() - began < seconds / 6:
-                            route(x)
-                            done += rows
-                        rate = round(done / (time.perf_counter() - began), 1)
+                        rate = _rate(route, x, seconds / 6)
                         rates[name][rows] = max(rate, rates[name].get(rows, 0.0))
     finally:
         torch.set_num_threads(before)
     return rates
 
 
-def _ways(port: int, router: Router, digits: Federation) -> dict[str, tuple[list[bytes], int]]:
-    """Ready-made requests, and how many samples each holds: making them must cost the callers nothing."""
+def _rate(route: Callable[[torch.Tensor], object], x: torch.Tensor, seconds: float) -> float:
+    """Samples per second."""
+    route(x)  # warm-up
+    started, samples = time.perf_counter(), 0
+    while time.perf_counter() - started < seconds:
+        route(x)
+        samples += len(x)
+    return round(samples / (time.perf_counter() - started), 1)
+
+
+def _workloads(port: int, router: Router, digits: Federation) -> dict[str, Workload]:
     images = torch.cat([client.test.x for client in digits.clients])
     features = router.features(images)
     raw = "application/octet-stream"
 
-    def pictures(image: torch.Tensor) -> bytes:
+    def png(image: torch.Tensor) -> bytes:
         out = io.BytesIO()
         Image.fromarray(image[0].numpy()).save(out, "PNG")
         return out.getvalue()
+
+    def route_requests(content_type: str, bodies: Sequence[bytes]) -> Workload:
+        return Workload([post_request(port, "/v1/route", content_type, body) for body in bodies], 1)
 
     many = images.repeat(2, 1, 1, 1)[:MANY].numpy().tobytes()
     tensor: dict[str, Any] = {"name": "input", "shape": [MANY, *router.shape], "datatype": "UINT8"}
     tensor["parameters"] = {"binary_data_size": len(many)}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-    infer = ("/v2/models/router/infer", f"{raw}\r\nInference-Header-Content-Length: {len(head)}", head + many)
+    headers = f"{raw}\r\nInference-Header-Content-Length: {len(head)}"
+    infer = post_request(port, "/v2/models/router/infer", headers, head + many)
     return {
-        "embedding, JSON": (
-            [
-                post(port, "/v1/route", "application/json", json.dumps({"features": [f.tolist()]}).encode())
-                for f in features
-            ],
-            1,
+        "embedding, JSON": route_requests(
+            "application/json", [json.dumps({"features": [row.tolist()]}).encode() for row in features]
         ),
-        "embedding, bytes": ([post(port, "/v1/route", raw, f.numpy().astype("<f4").tobytes()) for f in features], 1),
-        "image, PNG": ([post(port, "/v1/route", "image/png", pictures(image)) for image in images], 1),
-        f"images, {MANY} in a request": (
-            [post(port, *infer)],
-            MANY,
-        ),
+        "embedding, bytes": route_requests(raw, [row.numpy().astype("<f4").tobytes() for row in features]),
+        "image, PNG": route_requests("image/png", [png(image) for image in images]),
+        f"images, {MANY} in a request": Workload([infer], MANY),
     }
 
 
@@ -155,10 +169,10 @@ def _ways(port: int, router: Router, digits: Federation) -> dict[str, tuple[list
 def _gateway(run: Path) -> Iterator[tuple[int, int]]:
     """Port and process number of a gateway with its defaults; its log goes to a file, as a service's does."""
     with (run.parent / "log").open("wb") as log:
-        # 64 callers with 256 images each are more than the default lets wait: they would be told to come back.
-        words = ["-m", "feddrm", "serve", str(run), "--port", "0"]
-        with _server(words, {"FEDDRM_SERVE_MAX_WAITING_ROWS": "65536"}, log) as found:
-            yield found
+        # 64 callers with 256 images each exceed the default queue, and some would be rejected.
+        arguments = ["-m", "feddrm", "serve", str(run), "--port", "0"]
+        with _server(arguments, {"FEDDRM_SERVE_MAX_WAITING_ROWS": "65536"}, log) as server:
+            yield server
 
 
 FLOOR = """
@@ -181,18 +195,21 @@ uvicorn.Server(config).run(sockets=[sock])
 
 
 @contextmanager
-def _floor(answer: bytes, script: Path) -> Iterator[tuple[int, int]]:
-    """Port and process number of a server that does nothing but answer these bytes."""
+def _floor(response: bytes, script: Path) -> Iterator[tuple[int, int]]:
+    """Port and process number of a server that only answers these bytes."""
     script.write_text(FLOOR)
-    script.with_suffix(".answer").write_bytes(answer)
-    with _server([str(script), str(script.with_suffix(".answer"))], {}, subprocess.DEVNULL) as found:
-        yield found
+    script.with_suffix(".response").write_bytes(response)
+    with _server([str(script), str(script.with_suffix(".response"))], {}, subprocess.DEVNULL) as server:
+        yield server
 
 
 @contextmanager
-def _server(words: Sequence[str], environment: Mapping[str, str], log: IO[bytes] | int) -> Iterator[tuple[int, int]]:
+def _server(
+    arguments: Sequence[str], environment: Mapping[str, str], log: IO[bytes] | int
+) -> Iterator[tuple[int, int]]:
+    """Port and process number of a Python process that prints its address and serves."""
     process = subprocess.Popen(
-        [sys.executable, *words], stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, **environment}
+        [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, **environment}
     )
     try:
         assert process.stdout is not None
@@ -208,7 +225,7 @@ def _server(words: Sequence[str], environment: Mapping[str, str], log: IO[bytes]
 
 
 def _cpu_seconds(pid: int) -> float:
-    """Processor time of a process so far: what is left of a figure on a machine that others use, too."""
+    """Processor time of a process so far: the figure that other processes on the machine change least."""
     path = Path(f"/proc/{pid}/stat")
     if not path.exists():
         return 0.0
@@ -216,15 +233,15 @@ def _cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _memory(port: int, pid: int, bodies: Sequence[bytes], requests: int, say: Say) -> dict[str, Any]:
-    """Resident memory of the gateway while it answers: flat means that a tenth more requests add nothing."""
+def _memory(port: int, pid: int, bodies: Sequence[bytes], total: int, say: Say) -> dict[str, Any]:
+    """Resident memory of the gateway after every tenth of ``total`` requests: it should not grow."""
     steps, path = 10, Path(f"/proc/{pid}/status")
-    if not requests or not path.exists():
+    if not total or not path.exists():
         return {"requests": 0, "mib": []}
     mib = []
     for _ in range(steps):
-        asyncio.run(ask_all(port, bodies, 64, 0, requests=requests // steps))
+        asyncio.run(run_load(port, bodies, 64, 0, total=total // steps))
         line = next(line for line in path.read_text().splitlines() if line.startswith("VmRSS"))
         mib.append(round(int(line.split()[1]) / 1024, 1))
-        say(f"memory after {len(mib) * requests // steps} requests: {mib[-1]} MiB")
-    return {"requests": requests, "mib": mib, "growth_mib_after_the_first_tenth": round(mib[-1] - mib[0], 1)}
+        say(f"memory after {len(mib) * total // steps} requests: {mib[-1]} MiB")
+    return {"requests": total, "mib": mib, "growth_mib_after_the_first_tenth": round(mib[-1] - mib[0], 1)}

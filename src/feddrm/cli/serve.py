@@ -1,10 +1,9 @@
-"""``feddrm serve``, ``serve-client``, ``serve-key`` and ``query``."""
+"""The commands ``feddrm serve``, ``serve-client``, ``serve-key`` and ``query``."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,15 +11,16 @@ import typer
 
 from feddrm.cli.output import JsonFlag, print_json, print_table
 from feddrm.errors import FeddrmError, SettingError
+from feddrm.io.run_files import ROUTER_FOLDER
 from feddrm.rules import RULES_HELP
 
 Host = Annotated[str | None, typer.Option(help="Address to listen on (default: this machine only).")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")]
 KeysFile = Annotated[Path | None, typer.Option(help="API keys, made by 'feddrm serve-key'.")]
-Open = Annotated[bool | None, typer.Option("--open", help="Serve anybody, without keys, beyond this machine.")]
+Open = Annotated[bool | None, typer.Option("--open", help="Serve other machines without keys.")]
 TlsCert = Annotated[Path | None, typer.Option(help="Certificate (PEM).")]
 TlsKey = Annotated[Path | None, typer.Option(help="Its private key (PEM).")]
-Proxy = Annotated[str | None, typer.Option(help="Proxies whose X-Forwarded-* headers are believed.")]
+Proxy = Annotated[str | None, typer.Option(help="Proxies whose X-Forwarded-* headers are trusted.")]
 Rate = Annotated[float | None, typer.Option(help="Requests per second and caller (default: no limit).")]
 LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.")]
 
@@ -28,7 +28,7 @@ LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or erro
 def serve(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run with a router ('feddrm fit-router').")],
     clients: Annotated[Path | None, typer.Option(help="clients.yaml: where the clients' predictors are.")] = None,
-    demo: Annotated[bool, typer.Option("--demo", help="Start all clients of the run here, too.")] = False,
+    demo: Annotated[bool, typer.Option("--demo", help="Start all clients of the run on this machine.")] = False,
     host: Host = None,
     port: Port = None,
     keys: KeysFile = None,
@@ -38,23 +38,21 @@ def serve(
     proxy: Proxy = None,
     audit: Annotated[str | None, typer.Option(help="SQLite file or postgresql:// URL (default: in RUN).")] = None,
     retention_days: Annotated[float | None, typer.Option(help="Days the audit log goes back.")] = None,
-    reload_seconds: Annotated[float | None, typer.Option(help="Look for a new router this often.")] = None,
+    reload_seconds: Annotated[float | None, typer.Option(help="How often to look for a new router.")] = None,
     rule: Annotated[str | None, typer.Option(help=f"{RULES_HELP}.")] = None,
-    coverage: Annotated[float | None, typer.Option(help="Abstain from the least sure beyond this fraction.")] = None,
+    coverage: Annotated[float | None, typer.Option(help="Fraction to answer; abstain from the least sure.")] = None,
     rate: Rate = None,
-    samples: Annotated[bool, typer.Option(help="Let the console show the samples that the run keeps.")] = True,
+    samples: Annotated[bool, typer.Option(help="Show the run's sample pictures in the console.")] = True,
     log_level: LogLevel = None,
 ) -> None:
-    """Serve a run's router: route queries, ask the clients, show it in a console.
+    """Serve a run's router: route queries, ask the clients, show both in a console.
 
     Example: feddrm serve runs/first --demo
     """
     with packages():
-        from feddrm.serve.console.console_routes import add_console
-        from feddrm.serve.gateway import build_gateway
-        from feddrm.serve.predictor.predictor import class_names
+        from feddrm.serve.app import build_gateway
         from feddrm.serve.server import address, bind, demo_clients, run_app
-        from feddrm.serve.settings import GatewaySettings, make
+        from feddrm.serve.settings import GatewaySettings, make_settings
     from feddrm.router import read_manifest
 
     if demo and clients is not None:
@@ -64,28 +62,24 @@ def serve(
         "proxy": proxy, "audit": audit, "retention_days": retention_days, "reload_seconds": reload_seconds,
         "rule": rule, "coverage": coverage, "rate": rate, "log_level": log_level,
     }  # fmt: skip
-    settings = make(GatewaySettings, clients=clients, **given)
-    manifest = read_manifest(run / "router")
-    portrait = _portrait(run)
-    facts, gallery = (None, None) if portrait is None else (portrait.facts, portrait.gallery if samples else None)
+    settings = make_settings(GatewaySettings, clients=clients, **given)
+    read_manifest(run / ROUTER_FOLDER)  # a run without a router is an error before any process starts
+    summary = _dataset_summary(run)
+    facts = None if summary is None else summary.facts
+    gallery = summary.gallery if summary is not None and samples else None
     with contextlib.ExitStack() as stack:
         if demo:  # before anything else starts threads
             settings = settings.model_copy(update={"clients": stack.enter_context(demo_clients(run))})
         sock = bind(settings)
-        app = build_gateway(
-            run,
-            settings,
-            class_names(run, int(manifest["classes"])),
-            partial(add_console, facts=facts, gallery=gallery),
-        )
+        app = build_gateway(run, settings, facts, gallery)
         print(f"feddrm gateway at {address(settings, sock)}", flush=True)
         run_app(app, settings, sock)
 
 
 def serve_client(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A client's folder, RUN/clients/NAME.")],
-    run: Annotated[Path | None, typer.Option(help="Its run: config.yaml and router/ (default: above DIR).")] = None,
-    answer: Annotated[str | None, typer.Option(help="trained (the method's model), or refit (fit-router's).")] = None,
+    run: Annotated[Path | None, typer.Option(help="Folder of config.yaml and router/ (default: above DIR).")] = None,
+    answer: Annotated[str | None, typer.Option(help="trained (the method's model) or refit (fit-router's).")] = None,
     host: Host = None,
     port: Port = None,
     keys: KeysFile = None,
@@ -95,7 +89,7 @@ def serve_client(
     rate: Rate = None,
     log_level: LogLevel = None,
 ) -> None:
-    """Answer queries with a client's private part (Open Inference Protocol v2); it stays where it is.
+    """Answer queries with a client's private leaves (Open Inference Protocol v2); they stay on this machine.
 
     Example: feddrm serve-client runs/first/clients/fax --port 9001
     """
@@ -103,13 +97,13 @@ def serve_client(
         from feddrm.serve.predictor.predictor import Predictor
         from feddrm.serve.predictor.predictor_app import build_predictor
         from feddrm.serve.server import address, bind, run_app
-        from feddrm.serve.settings import PredictorSettings, make
+        from feddrm.serve.settings import PredictorSettings, make_settings
 
     given: dict[str, Any] = {
         "host": host, "port": port, "keys": keys, "open": open_, "tls_cert": tls_cert, "tls_key": tls_key,
         "rate": rate, "log_level": log_level, "answer": answer,
     }  # fmt: skip
-    settings = make(PredictorSettings, **given)
+    settings = make_settings(PredictorSettings, **given)
     predictor = Predictor.load(folder, run, settings.answer)
     sock = bind(settings)
     app = build_predictor(predictor, settings)
@@ -118,12 +112,12 @@ def serve_client(
 
 
 def serve_key(
-    name: Annotated[str, typer.Argument(help="Whose key it is.")],
-    scopes: Annotated[str, typer.Option(help="Some of route, predict, admin, with commas.")] = "route,predict",
-    keys: Annotated[Path, typer.Option(help="File to add it to.")] = Path("keys.yaml"),
+    name: Annotated[str, typer.Argument(help="Name of the key's owner.")],
+    scopes: Annotated[str, typer.Option(help="Some of route, predict, admin, separated by commas.")] = "route,predict",
+    keys: Annotated[Path, typer.Option(help="File to add the key to.")] = Path("keys.yaml"),
     json: JsonFlag = False,
 ) -> None:
-    """Make an API key: print it once, keep only its hash.
+    """Make an API key: print it once, store only its hash.
 
     Example: feddrm serve-key lab --scopes route,predict
     """
@@ -140,18 +134,18 @@ def serve_key(
 def query(
     url: Annotated[str, typer.Argument(help="The gateway, such as http://127.0.0.1:8080.")],
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Picture files.")],
-    predict: Annotated[bool, typer.Option("--predict", help="Also ask the client.")] = False,
-    consult: Annotated[int, typer.Option(help="With --predict: ask this many clients, and mix.")] = 1,
+    predict: Annotated[bool, typer.Option("--predict", help="Also ask the client for a prediction.")] = False,
+    consult: Annotated[int, typer.Option(help="With --predict: ask this many clients and mix their answers.")] = 1,
     key: Annotated[str | None, typer.Option(envvar="FEDDRM_KEY", help="API key.")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Ask a gateway where pictures belong, or what they show.
+    """Ask a gateway which client a picture belongs to, or what it shows.
 
     Example: feddrm query http://127.0.0.1:8080 scan.png --predict
     """
-    from feddrm.serve.gateway_client import Client
+    from feddrm.serve.gateway_client import GatewayClient
 
-    with Client(url, key) as gateway:
+    with GatewayClient(url, key) as gateway:
         if predict:
             answers = [{"query": str(path), **gateway.predict(path, consult=consult)[0]} for path in images]
         else:
@@ -169,15 +163,15 @@ def query(
 
 @contextlib.contextmanager
 def packages() -> Iterator[None]:
-    """The rest of the project works without what serving needs."""
+    """Turn a missing package into an error with its remedy: serving is an optional extra."""
     try:
         yield
     except ImportError as error:
         raise FeddrmError(f"serving needs more packages ({error}): pip install 'feddrm[serve]'") from error
 
 
-def _portrait(run: Path) -> Any:
-    """What the run keeps of its data; a router without it is served all the same."""
+def _dataset_summary(run: Path) -> Any:
+    """The run's dataset summary; None without one, which the gateway does not need."""
     from feddrm.data.summary import DatasetSummary
 
     try:

@@ -1,5 +1,6 @@
-"""The router as a service: a gateway that guides queries, a predictor beside each client's private part, a console.
+"""Serving a router over HTTP: the gateway, one predictor per client, and a web console.
 
-``gateway`` and ``predictor`` are web applications (extra ``serve``); ``client`` asks a gateway from
-Python. Everything between them is plain HTTP: docs/serve.md.
+:mod:`feddrm.serve.app` builds the gateway's application, :mod:`feddrm.serve.predictor` a client's (both need the
+extra ``serve``). :mod:`feddrm.serve.gateway_client` calls a gateway from Python. docs/serve.md describes the HTTP
+interface.
 """

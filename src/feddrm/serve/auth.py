@@ -1,110 +1,93 @@
-"""API keys: random words of which only the SHA-256 is kept, each with the scopes it opens."""
+"""API keys: a file holds the SHA-256 of each random key and the scopes that the key opens."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.atomic import write_atomically
+from feddrm.io.text import read_yaml, yaml_bytes
 from feddrm.registry import nearest
 
 log = logging.getLogger("feddrm.serve")
 SCOPES = ("route", "predict", "admin")
+REMEDY = "make it with 'feddrm serve-key'"
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who is asking: the key's name and what it may do."""
+    """The owner of a key: the key's name and its scopes."""
 
     name: str
     scopes: frozenset[str]
 
 
-ANYBODY = Caller("anybody", frozenset(SCOPES))
-
-
-class Keys:
+class ApiKeys:
     """Callers by the digest of their key, from a file of ``name: {sha256: ..., scopes: [...]}``.
 
-    A key has 256 random bits, so one round of SHA-256 cannot be guessed. The file counts as it is now:
-    a change is read before the next key is looked up. One that cannot be read leaves the keys before it.
+    A key has 256 random bits, so one round of SHA-256 is enough to make it unguessable. A change of the file is read
+    before the next key is looked up. If the file cannot be read, the keys read before stay valid.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._stamp = self._now()
-        self._callers = _callers(path)
+        self._file_state = self._current_file_state()
+        self._callers = _read_callers(path)
 
     def find(self, key: str) -> Caller | None:
-        if (stamp := self._now()) != self._stamp:
-            self._stamp = stamp
+        if (state := self._current_file_state()) != self._file_state:
+            self._file_state = state
             try:
-                self._callers = _callers(self.path)
+                self._callers = _read_callers(self.path)
                 log.info("keys read again", extra={"fields": {"keys": len(self._callers)}})
             except FeddrmError as error:
                 log.error("the old keys stay", extra={"fields": {"reason": str(error)}})
-        return self._callers.get(digest(key))
+        return self._callers.get(key_digest(key))
 
-    def _now(self) -> tuple[int, ...]:
+    def _current_file_state(self) -> tuple[int, ...]:
         try:
-            found = self.path.stat()
+            status = self.path.stat()
         except OSError:
             return ()
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-def digest(key: str) -> str:
-    """What is kept of a key."""
+def key_digest(key: str) -> str:
+    """The SHA-256 of a key, as the file holds it."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def add_key(path: Path, name: str, scopes: Sequence[str]) -> str:
-    """Add a new key to the file (made if need be, readable by its owner only) and return it: it is not kept."""
-    known = _load(path) if path.exists() else {}
-    if name in known:
+    """Add a new key to the file and return it. The file is created if needed; only its owner can read it."""
+    entries = read_yaml(path, REMEDY) if path.exists() else {}
+    if name in {str(known) for known in entries}:
         raise FeddrmError(f"{path} has a key '{name}' already: choose another name, or remove its lines")
-    chosen = sorted(_scopes(scopes))
+    chosen = sorted(_check_scopes(scopes))
     key = secrets.token_urlsafe(32)
-    known[name] = {"sha256": digest(key), "scopes": chosen}
-    write_atomically(path, yaml.safe_dump(known, sort_keys=False).encode())
-    os.chmod(path, 0o600)  # noqa: PTH101
+    entries[name] = {"sha256": key_digest(key), "scopes": chosen}
+    write_atomically(path, yaml_bytes(entries), private=True)
     return key
 
 
-def _callers(path: Path) -> dict[str, Caller]:
-    found: dict[str, Caller] = {}
-    for name, value in _load(path).items():
+def _read_callers(path: Path) -> dict[str, Caller]:
+    callers: dict[str, Caller] = {}
+    for name, value in read_yaml(path, REMEDY).items():
         digest, scopes = (value.get("sha256"), value.get("scopes")) if isinstance(value, dict) else (None, None)
         if not isinstance(digest, str) or len(digest) != 64 or not isinstance(scopes, list):
-            raise FeddrmError(f"{path}: key '{name}' needs sha256 and scopes: make it with 'feddrm serve-key'")
-        found[digest.lower()] = Caller(str(name), _scopes(scopes))
-    return found
+            raise FeddrmError(f"{path}: key '{name}' needs sha256 and scopes: {REMEDY}")
+        callers[digest.lower()] = Caller(str(name), _check_scopes(scopes))
+    return callers
 
 
-def _scopes(given: Sequence[object]) -> frozenset[str]:
+def _check_scopes(given: Sequence[object]) -> frozenset[str]:
     for scope in given:
         if scope not in SCOPES:
             raise SettingError(f"unknown scope '{scope}'{nearest(str(scope), SCOPES)} (there are: {', '.join(SCOPES)})")
     if not given:
         raise SettingError(f"a key without scopes opens nothing: give some of {', '.join(SCOPES)}")
     return frozenset(str(scope) for scope in given)
-
-
-def _load(path: Path) -> dict[str, object]:
-    try:
-        found = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise FeddrmError(f"cannot read {path} ({error.strerror}): make it with 'feddrm serve-key'") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise FeddrmError(f"{path} is no YAML file: make it with 'feddrm serve-key'") from error
-    if not isinstance(found, dict):
-        raise FeddrmError(f"{path} holds no keys: make it with 'feddrm serve-key'")
-    return {str(name): value for name, value in found.items()}

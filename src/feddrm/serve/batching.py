@@ -1,4 +1,4 @@
-"""Queries that arrive while others are computed are computed together; a queue that is full says so at once."""
+"""Batching: queries that arrive while others are computed are computed together; a full queue is an error at once."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+import numpy as np
 
 Query = TypeVar("Query")
 Answer = TypeVar("Answer")
 
-INLINE_SECONDS = 0.004  # a batch this short is computed in the event loop: handing it to a thread costs more
+INLINE_SECONDS = 0.004  # a shorter batch is computed in the event loop: a thread would cost more
 
 
 class Busy(Exception):
-    """No room left: come back after ``seconds``."""
+    """The queue is full; the caller may try again after ``seconds``."""
 
     def __init__(self, seconds: int = 1) -> None:
         super().__init__(f"too many queries are waiting: try again in {seconds} s")
@@ -24,27 +26,28 @@ class Busy(Exception):
 
 
 class Batcher(Generic[Query, Answer]):
-    """``await batcher(query, rows)``: one answer for one query, computed in the company of others.
+    """``await batcher(query, rows)`` gives the answer to one query, computed in a batch with others.
 
-    There is no waiting for company: a batch is whatever came while the one before was computed, so a
-    lone query is not delayed and a crowd makes large batches. ``work`` gets the queries in the order
-    they came. If it fails for several, each is tried alone: nobody fails by another's query.
+    A batch is whatever arrived while the batch before was computed. Nobody waits for a batch to fill: a single query
+    is computed at once, and many queries make large batches. ``compute`` gets the queries in order of arrival. If it
+    fails for a batch, each query is computed alone, so that a bad query fails by itself.
     """
 
     def __init__(
         self,
-        work: Callable[[Sequence[Query]], Sequence[Answer]],
+        compute: Callable[[Sequence[Query]], Sequence[Answer]],
         *,
         batch_rows: int = 256,
         waiting_rows: int = 4096,
         on_batch: Callable[[int], None] | None = None,
     ) -> None:
-        self.work, self.batch_rows, self.waiting_rows = work, batch_rows, waiting_rows
+        self.compute, self.batch_rows, self.waiting_rows = compute, batch_rows, waiting_rows
         self.waiting = 0
         self._on_batch = on_batch
         self._queue: deque[tuple[Query, int, asyncio.Future[Answer]]] = deque()
         self._busy = False
-        self._last = (float("inf"), 1)  # seconds and rows of the batch before; unknown: the first goes to the thread
+        # Seconds and rows of the last batch. The duration of the first one is unknown, so it goes to the thread.
+        self._last = (float("inf"), 1)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batch")
 
     async def __call__(self, query: Query, rows: int = 1) -> Answer:
@@ -56,16 +59,16 @@ class Batcher(Generic[Query, Answer]):
         self.waiting += rows
         if not self._busy:
             self._busy = True
-            loop.call_soon(self._next, loop)  # after everything that is ready now has joined the queue
+            loop.call_soon(self._start_batch, loop)  # after everything that is ready now has joined the queue
         return await future
 
-    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _start_batch(self, loop: asyncio.AbstractEventLoop) -> None:
         batch: list[tuple[Query, asyncio.Future[Answer]]] = []
         rows = 0
         while self._queue and (not batch or rows + self._queue[0][1] <= self.batch_rows):
             query, count, future = self._queue.popleft()
             self.waiting -= count
-            if not future.cancelled():  # the caller has gone
+            if not future.cancelled():  # the caller has left
                 batch.append((query, future))
                 rows += count
         if not batch:
@@ -76,30 +79,30 @@ class Batcher(Generic[Query, Answer]):
         queries, futures = [query for query, _ in batch], [future for _, future in batch]
         seconds, before = self._last
         if seconds * max(1.0, rows / before) < INLINE_SECONDS:
-            self._deliver(futures, self._compute(queries, rows))
-            loop.call_soon(self._next, loop)
+            self._deliver(futures, self._answers(queries, rows))
+            loop.call_soon(self._start_batch, loop)
             return
-        computing = loop.run_in_executor(self._thread, self._compute, queries, rows)
+        computing = loop.run_in_executor(self._thread, self._answers, queries, rows)
 
-        def done(found: asyncio.Future[list[Answer | Exception]]) -> None:
-            self._deliver(futures, found.result())
-            self._next(loop)
+        def finish(computed: asyncio.Future[list[Answer | Exception]]) -> None:
+            self._deliver(futures, computed.result())
+            self._start_batch(loop)
 
-        computing.add_done_callback(done)
+        computing.add_done_callback(finish)
 
-    def _compute(self, queries: Sequence[Query], rows: int) -> list[Answer | Exception]:
-        began = time.perf_counter()
+    def _answers(self, queries: Sequence[Query], rows: int) -> list[Answer | Exception]:
+        started = time.perf_counter()
         answers: list[Answer | Exception]
         try:
-            answers = list(self.work(queries))
+            answers = list(self.compute(queries))
         except Exception as error:
-            answers = [error] if len(queries) == 1 else [self._alone(query) for query in queries]
-        self._last = time.perf_counter() - began, rows
+            answers = [error] if len(queries) == 1 else [self._answer_alone(query) for query in queries]
+        self._last = time.perf_counter() - started, rows
         return answers
 
-    def _alone(self, query: Query) -> Answer | Exception:
+    def _answer_alone(self, query: Query) -> Answer | Exception:
         try:
-            return self.work([query])[0]
+            return self.compute([query])[0]
         except Exception as error:
             return error
 
@@ -112,3 +115,22 @@ class Batcher(Generic[Query, Answer]):
                 future.set_exception(answer)
             else:
                 future.set_result(answer)
+
+
+def compute_in_groups(queries: Sequence[tuple[Any, ...]], compute: Callable[..., Any]) -> list[Any]:
+    """Answer queries ``(kind, samples, *options)``; those with the same kind, data type and options in one pass.
+
+    ``compute(kind, samples, *options)`` returns something with one row per sample that can be sliced.
+    """
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for i, (kind, samples, *options) in enumerate(queries):
+        groups.setdefault((kind, samples.dtype, *options), []).append(i)
+    answers: dict[int, Any] = {}
+    for (kind, _, *options), members in groups.items():
+        rows = compute(kind, np.concatenate([queries[i][1] for i in members]), *options)
+        start = 0
+        for i in members:
+            stop = start + len(queries[i][1])
+            answers[i] = rows[start:stop]
+            start = stop
+    return [answers[i] for i in range(len(queries))]

@@ -1,4 +1,4 @@
-"""The gateway: an application that routes queries, asks clients, and says what it did."""
+"""The gateway: the router it serves, the clients it asks, and the record of its decisions."""
 
 from __future__ import annotations
 
@@ -7,57 +7,65 @@ import contextlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qsl
 
-from fastapi import FastAPI, Request
-from fastapi.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp
+from starlette.requests import Request
 
-from feddrm._version import __version__
 from feddrm.errors import FeddrmError
 from feddrm.io.run_files import ROUTER_FOLDER
+from feddrm.router import read_manifest
 from feddrm.router.router import ONE_SCALE
-from feddrm.serve.auth import Keys
-from feddrm.serve.http.decode import Array, Checked, read_query, takes_long
-from feddrm.serve.http.error_responses import Refusal, install_errors
-from feddrm.serve.http.fast_routes import Shortcuts, header, read_body
-from feddrm.serve.http.middleware import Guard
-from feddrm.serve.loaded_router import Decided, LoadedRouter, Query, Row, version_of
-from feddrm.serve.predictor.predictor import known_classes
+from feddrm.serve.auth import ApiKeys
+from feddrm.serve.http.authorise import authorise
+from feddrm.serve.http.decode import Array
+from feddrm.serve.http.error_responses import ApiError
+from feddrm.serve.loaded_router import Decisions, LoadedRouter, RouterQuery, artifact_version
+from feddrm.serve.predictor.predictor import class_names, known_classes
 from feddrm.serve.schemas import Options, PredictOptions
 from feddrm.serve.settings import GatewaySettings
-from feddrm.serve.telemetry.audit import AuditLog, Record
+from feddrm.serve.telemetry.audit import AuditLog, AuditRecord
 from feddrm.serve.telemetry.metrics import Metrics
-from feddrm.serve.upstream.dispatch import DECLINED, Outcome, ask_clients
-from feddrm.serve.upstream.upstreams import Registry
+from feddrm.serve.upstream.dispatch import DECLINED, SampleAnswers, ask_clients
+from feddrm.serve.upstream.upstreams import Upstreams
 
 log = logging.getLogger("feddrm.serve")
-RECENT = 500  # decisions the console can show
+RECENT = 500  # decisions that the console can show
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestContext:
+    """Who sent a request for what, when, and the router that answers it: a reload does not change it."""
+
+    action: str
+    request_id: str
+    caller: str
+    started: float
+    router: LoadedRouter
 
 
 class Gateway:
-    """Everything the gateway holds: the artifact, the clients, the log, the figures."""
+    """Everything the gateway holds: the router, the clients, the audit log and the metrics."""
 
-    def __init__(self, run: Path, settings: GatewaySettings, classes: Sequence[str] = ()) -> None:
+    def __init__(self, run: Path, settings: GatewaySettings) -> None:
         self.run, self.settings = run, settings
         self.metrics = Metrics()
-        self.keys = None if settings.keys is None else Keys(settings.keys)
-        self.classes = tuple(classes)
-        self.named = known_classes(run, len(self.classes)) is not None
-        self.registry = Registry.read(settings.clients, settings, self.classes if self.named else ())
-        self.holding = self._load()
+        self.keys = None if settings.keys is None else ApiKeys(settings.keys)
+        number = int(read_manifest(self.folder)["classes"])
+        self.classes, self.has_class_names = class_names(run, number), known_classes(run, number) is not None
+        self.upstreams = Upstreams.read(settings.clients, settings, self.classes if self.has_class_names else ())
+        self.router = self._load()
         self.audit = AuditLog(
             settings.audit or str(run / "audit.sqlite"),
             settings.retention_days,
-            on_count=lambda what, number: self.metrics.audit.labels(what).inc(number),
+            on_count=lambda outcome, number: self.metrics.audit.labels(outcome).inc(number),
         )
-        self.recent: deque[tuple[int, str | None, Record]] = deque(maxlen=RECENT)
-        self.begun, self.numbered, self.abstained = time.time(), 0, 0
-        self.taken: Counter[str] = Counter()
+        # What the console shows: recent decisions with number and label, and totals since the start.
+        self.recent: deque[tuple[int, str | None, AuditRecord]] = deque(maxlen=RECENT)
+        self.start_time, self.record_count, self.abstained = time.time(), 0, 0
+        self.decisions_by_client: Counter[str] = Counter()
         self.ready = False
         self._reloading = asyncio.Lock()
 
@@ -66,198 +74,161 @@ class Gateway:
         return self.run / ROUTER_FOLDER
 
     def _load(self) -> LoadedRouter:
-        """An artifact of this federation: its clients are those that can be asked, its classes those they answer."""
-        found = LoadedRouter.load(self.folder, self.settings, self.metrics.batch_rows.observe, self.metrics.decided)
-        names, where = found.router.names, self.settings.clients
-        for name in self.registry.peers:
-            if name not in names:
-                raise FeddrmError(f"{where}: the router knows no client '{name}' (there are: {', '.join(names)})")
-        if self.classes and found.classes != len(self.classes):
+        """Read the artifact. Its clients must include those of ``clients.yaml``, and its classes must be ours."""
+        loaded = LoadedRouter.load(self.folder, self.settings, self.metrics)
+        for name in self.upstreams:
+            if name not in loaded.names:
+                known = ", ".join(loaded.names)
+                raise FeddrmError(f"{self.settings.clients}: the router knows no client '{name}' (there are: {known})")
+        if loaded.classes != len(self.classes):
             raise FeddrmError(
-                f"{self.folder} has {found.classes} classes, not {len(self.classes)}: start the gateway anew"
+                f"{self.folder} has {loaded.classes} classes, not {len(self.classes)}: start the gateway anew"
             )
-        known = known_classes(self.run, found.classes)
-        if self.named and known is not None and known != self.classes:
-            raise FeddrmError(f"{self.folder} has other classes ({', '.join(known)}): start the gateway anew")
+        classes = known_classes(self.run, loaded.classes)
+        if self.has_class_names and classes is not None and classes != self.classes:
+            raise FeddrmError(f"{self.folder} has other classes ({', '.join(classes)}): start the gateway anew")
         self.metrics.artifact.clear()
-        self.metrics.artifact.labels(found.version).set(1)
-        return found
+        self.metrics.artifact.labels(loaded.version).set(1)
+        return loaded
 
     async def reload(self) -> LoadedRouter:
-        """Put a new artifact in place; one that cannot be read or used leaves the old one."""
-        async with self._reloading:  # one after the other: the one that read last must be the one that stays
+        """Read the artifact again. If it cannot be read or used, the old one stays."""
+        async with self._reloading:  # one after the other, so that the latest artifact is the one that stays
             try:
-                found = await asyncio.to_thread(self._load)
+                loaded = await asyncio.to_thread(self._load)
             except Exception as error:
                 self.metrics.reloads.labels("failed").inc()
                 log.error("reload failed, the old artifact stays", extra={"fields": {"reason": str(error)}})
                 raise
             self.metrics.reloads.labels("done").inc()
-            self.holding = found
-        log.info("artifact loaded", extra={"fields": {"artifact": found.version}})
-        self._say_scales()
-        return found
+            self.router = loaded
+        log.info("artifact loaded", extra={"fields": {"artifact": loaded.version}})
+        self._warn_of_own_scales()
+        return loaded
 
-    def _say_scales(self) -> None:
-        if self.holding.router.own_scales:
+    def _warn_of_own_scales(self) -> None:
+        if self.router.router.own_scales:
             log.warning("every client has its own scale: raw pixels are refused", extra={"fields": {"do": ONE_SCALE}})
 
-    async def watch(self) -> None:
-        """Look for a new artifact now and then; a broken one is tried once."""
-        tried = self.holding.version
+    async def _watch_artifact(self) -> None:
+        """Reload whenever the artifact's version changes; a broken version is tried once."""
+        tried = self.router.version
         while True:
             await asyncio.sleep(self.settings.reload_seconds)
             with contextlib.suppress(Exception):  # reload has logged it
-                version = version_of(self.folder)
-                if version not in (self.holding.version, tried):
+                version = artifact_version(self.folder)
+                if version not in (self.router.version, tried):
                     tried = version
                     await self.reload()
 
     @contextlib.asynccontextmanager
-    async def serving(self, _: FastAPI) -> AsyncIterator[None]:
-        """While the application runs: health checks, and a look at the artifact's folder."""
-        tasks = [asyncio.create_task(self.registry.watch())] if self.registry.peers else []
+    async def lifespan(self, _: object) -> AsyncIterator[None]:
+        """Run health checks and the watch on the artifact while the application runs; then close everything."""
+        tasks = [asyncio.create_task(self.upstreams.watch(self.settings.health_seconds))] if self.upstreams else []
         if self.settings.reload_seconds:
-            tasks.append(asyncio.create_task(self.watch()))
+            tasks.append(asyncio.create_task(self._watch_artifact()))
         self.ready = True
-        log.info("ready", extra={"fields": {"artifact": self.holding.version, "clients": len(self.registry.peers)}})
-        self._say_scales()
+        log.info("ready", extra={"fields": {"artifact": self.router.version, "clients": len(self.upstreams)}})
+        self._warn_of_own_scales()
         yield
         self.ready = False
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self.registry.close()
+        await self.upstreams.close()
         await asyncio.to_thread(self.audit.close)
         log.info("stopped")
 
-    async def read(self, request: Request, holding: LoadedRouter, kind: type[Checked]) -> tuple[str, Array, Checked]:
-        """Samples and options of a request."""
-        body = await read_body(request, self.settings)
-        sort = header(request, b"content-type")
-        query = dict(parse_qsl(str(request.scope["query_string"], "latin-1"), keep_blank_values=True))
-        if takes_long(body, sort):
-            return await asyncio.to_thread(read_query, body, sort, query, holding.wanted, kind)
-        return read_query(body, sort, query, holding.wanted, kind)
+    def begin(self, request: Request, action: str) -> RequestContext:
+        """Check the API key of a request to route or predict, and take the current router for it."""
+        caller = authorise(request, self.keys, action)
+        return RequestContext(action, request.scope["state"]["request_id"], caller, time.perf_counter(), self.router)
 
-    async def decide(self, holding: LoadedRouter, kind: str, x: Array, options: Options) -> Decided:
-        """The router's decisions, with the clients that can be asked now."""
-        names = holding.router.names
+    async def decide(self, context: RequestContext, kind: str, x: Array, options: Options) -> Decisions:
+        """The router's decisions among the clients that can be asked now."""
+        names = context.router.names
         for name in options.without:
             if name not in names:
                 raise FeddrmError(f"unknown client '{name[:64]}' (there are: {', '.join(names)})")
-        available = self.registry.available(names, options.without)
+        available = self.upstreams.available(names, options.without)
         rule, coverage = options.rule or self.settings.rule, options.coverage or self.settings.coverage
-        return await holding.batcher(Query(kind, x, rule, coverage, available), len(x))
+        return await context.router.batcher(RouterQuery(kind, x, rule, coverage, available), len(x))
 
     async def ask(
-        self, holding: LoadedRouter, kind: str, x: Array, rows: Sequence[Row], options: PredictOptions
-    ) -> tuple[list[Outcome], Refusal | None]:
-        """What the clients say, and the refusal that is due where a sample was answered by nobody.
+        self, context: RequestContext, kind: str, x: Array, decisions: Decisions, options: PredictOptions
+    ) -> tuple[list[SampleAnswers], ApiError | None]:
+        """The clients' answers to every sample, and an error if a sample got none.
 
-        Nobody is asked about samples that shall be refused.
+        With ``abstain="refuse"`` no client is asked about samples from which the router abstains.
         """
-        asked = [i for i, row in enumerate(rows) if not (options.abstain == "refuse" and row.abstain)]
-        outcomes = [Outcome() for _ in rows]
-        found = await ask_clients(
+        names = context.router.names
+        abstain = decisions.abstain.tolist()
+        asked = [i for i in range(len(x)) if not (options.abstain == "refuse" and abstain[i])]
+        replies = await ask_clients(
             kind,
             x[asked],
-            [rows[i] for i in asked],
-            holding.router.names,
-            self.registry.peers,
+            [decisions.rankings[i] for i in asked],
+            [None if name in options.without else self.upstreams.get(name) for name in names],
             classes=len(self.classes),
-            k=min(options.consult, len(holding.router.names)),
-            without=options.without,
+            k=min(options.consult, len(names)),
             deadline=self.settings.deadline_seconds,
         )
-        for i, outcome in zip(asked, found, strict=True):
-            outcomes[i] = outcome
-            self._count(outcome, holding.router.names)
-        silent = next((outcome for outcome in found if not outcome.answers), None)
-        if silent is None:
-            return outcomes, None
-        tried = {holding.router.names[c]: reason for c, reason in silent.failed.items()}
-        if tried and set(tried.values()) == {DECLINED}:
-            return outcomes, Refusal(422, f"the clients do not take {kind} of this kind: send the sample itself")
-        why = ", ".join(f"{name}: {reason}" for name, reason in tried.items()) or "none is available"
-        return outcomes, Refusal(503, f"no client answered ({why}): try again in a while", {"Retry-After": "2"})
+        answers = [SampleAnswers() for _ in range(len(x))]
+        for i, reply in zip(asked, replies, strict=True):
+            answers[i] = reply
+            self._count(reply, names)
+        unanswered = next((reply for reply in replies if not reply.probabilities), None)
+        if unanswered is None:
+            return answers, None
+        failed = {names[client]: reason for client, reason in unanswered.failed.items()}
+        if failed and set(failed.values()) == {DECLINED}:
+            return answers, ApiError(422, f"the clients do not take {kind} of this kind: send the sample itself")
+        why = ", ".join(f"{name}: {reason}" for name, reason in failed.items()) or "none is available"
+        return answers, ApiError(503, f"no client answered ({why}): try again in a while", {"Retry-After": "2"})
 
-    def _count(self, outcome: Outcome, names: Sequence[str]) -> None:
-        for client in outcome.answers:
+    def _count(self, answers: SampleAnswers, names: Sequence[str]) -> None:
+        for client in answers.probabilities:
             self.metrics.answers.labels(names[client]).inc()
-        for client, reason in outcome.failed.items():
+        for client, reason in answers.failed.items():
             self.metrics.failures.labels(names[client], reason).inc()
-        if not outcome.answers:
+        if not answers.probabilities:
             self.metrics.unanswered.inc()
 
-    def note(
+    def record(
         self,
-        request: Request,
-        action: str,
-        holding: LoadedRouter,
-        decided: Decided,
-        began: float,
-        outcomes: Sequence[Outcome] = (),
+        context: RequestContext,
+        decisions: Decisions,
+        answers: Sequence[SampleAnswers] = (),
         labels: Sequence[str | None] = (),
     ) -> None:
-        """Into the audit log, and among the recent decisions: those of a request that are alike as one."""
-        names, state = holding.router.names, request.scope["state"]
-        now, ms = time.time(), round(1e3 * (time.perf_counter() - began), 3)
-        clients, best, margins = decided.client.tolist(), decided.best.tolist(), decided.margin.tolist()
-        told = [outcome.told(names) for outcome in outcomes] or repeat(("", ""))
-        # Where nothing but the client can differ, it alone is the key: a request may hold a thousand samples.
-        keys = zip(clients, decided.reason, told, strict=False) if outcomes or any(decided.reason) else clients
-        alike: dict[Any, list[int]] = {}
-        for place, key in enumerate(keys):
-            alike.setdefault(key, []).append(place)
-        for key, places in alike.items():
-            client, reason, (answered, failed) = key if isinstance(key, tuple) else (key, "", ("", ""))
-            record = Record(
-                now, state["request_id"], state.get("caller", ""), action, holding.version,
+        """Add decisions to the audit log and to the recent ones: equal decisions of a request make one record."""
+        names = context.router.names
+        now, milliseconds = time.time(), round(1e3 * (time.perf_counter() - context.started), 3)
+        best, margins = decisions.best.tolist(), decisions.margin.tolist()
+        for (client, reason, answered, failed), places in _equal_decisions(decisions, answers, names).items():
+            record = AuditRecord(
+                now, context.request_id, context.caller, context.action, context.router.version,
                 len(places), ",".join(map(str, places)), names[client] if client >= 0 else None,
                 min([best[i] for i in places]), min([margins[i] for i in places]), int(reason != ""), reason,
-                answered, failed, ms,
+                answered, failed, milliseconds,
             )  # fmt: skip
             self.audit.add(record)
-            self.numbered += 1
+            self.record_count += 1
             label = labels[places[0]] if labels and len(places) == 1 else None
-            self.recent.append((self.numbered, label, record))
-            self.taken[record.client or ""] += len(places)
+            self.recent.append((self.record_count, label, record))
+            self.decisions_by_client[record.client or ""] += len(places)
             self.abstained += len(places) * record.abstain
 
 
-def build_gateway(
-    run: Path,
-    settings: GatewaySettings,
-    classes: Sequence[str] = (),
-    console: Callable[[FastAPI, Gateway], None] | None = None,
-) -> ASGIApp:
-    """The application for a run; ``console`` adds its pages (see :mod:`feddrm.serve.console.console_routes`)."""
-    from feddrm.serve.routes import add_pages
-
-    gateway = Gateway(run, settings, classes)
-    app = FastAPI(
-        title="feddrm gateway",
-        version=__version__,
-        description="Guides every query to the client best equipped for it. docs/serve.md says more.",
-        lifespan=gateway.serving,
-        docs_url=None,  # its page would load scripts from elsewhere
-        redoc_url=None,
-        separate_input_output_schemas=False,
-    )
-    app.state.gateway = gateway
-    install_errors(app)
-    front: ASGIApp = Shortcuts(app, add_pages(app, gateway))
-    if console is not None:
-        console(app, gateway)
-    if settings.cors:
-        front = CORSMiddleware(
-            front,
-            allow_origins=list(settings.cors),
-            allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "X-API-Key"],
-        )
-
-    guard = Guard(front, settings, gateway.metrics.seen, settings.cors)
-    gateway.metrics.in_flight.set_function(lambda: guard.in_flight)
-    return guard
+def _equal_decisions(
+    decisions: Decisions, answers: Sequence[SampleAnswers], names: Sequence[str]
+) -> dict[tuple[int, str, str, str], list[int]]:
+    """The positions of equal decisions, by client, reason to abstain, who answered and who failed."""
+    answered: Iterable[str] = repeat("")
+    failed: Iterable[str] = repeat("")
+    if answers:
+        answered, failed = zip(*(answer.summary(names) for answer in answers), strict=True)
+    positions: dict[tuple[int, str, str, str], list[int]] = {}
+    for place, key in enumerate(zip(decisions.client.tolist(), decisions.reason, answered, failed, strict=False)):
+        positions.setdefault(key, []).append(place)
+    return positions

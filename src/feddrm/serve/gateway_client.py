@@ -1,4 +1,4 @@
-"""Asking a gateway from Python: ``Client("http://127.0.0.1:8080").route("scan.png")``."""
+"""A Python client of the gateway: ``GatewayClient("http://127.0.0.1:8080").route("scan.png")``."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any, Self
 
 from feddrm.errors import FeddrmError
 
-PATIENCE = 3  # more tries where the gateway says it is busy
+RETRIES = 3  # while the gateway answers that it is busy
 
 
-class Client:
-    """Asks a running gateway. ``key`` is the API key, by default what FEDDRM_KEY holds.
+class GatewayClient:
+    """Calls a running gateway. ``key`` is the API key; default: the environment variable FEDDRM_KEY.
 
-    Samples are a picture file (path or bytes), an array of pixels or rows [n, ...], or a mapping (or a
-    list of them) from column names to numbers. ``features`` takes what ``Router.features`` gives.
+    Samples are a picture file (path or bytes), an array of pixels or rows [n, ...], or a mapping (or a list of
+    mappings) from column names to numbers. ``features`` is the result of ``Router.features``.
     """
 
     def __init__(self, url: str, key: str | None = None, timeout: float = 30.0) -> None:
@@ -44,25 +44,23 @@ class Client:
         self.close()
 
     def close(self) -> None:
+        """Close the connections to the gateway."""
         self._http.close()
 
     def route(self, x: Any = None, *, features: Any = None, **options: Any) -> list[dict[str, Any]]:
-        """A decision per sample; options are rule, coverage, without."""
-        found: list[dict[str, Any]] = self._post("/v1/route", x, features, options)["decisions"]
-        return found
+        """One decision per sample. The options are ``rule``, ``coverage`` and ``without``."""
+        return list(self._post("/v1/route", x, features, options)["decisions"])
 
     def predict(self, x: Any = None, *, features: Any = None, **options: Any) -> list[dict[str, Any]]:
-        """An answer per sample; further options are consult and abstain."""
-        found: list[dict[str, Any]] = self._post("/v1/predict", x, features, options)["answers"]
-        return found
+        """One answer per sample. The options are those of :meth:`route`, ``consult`` and ``abstain``."""
+        return list(self._post("/v1/predict", x, features, options)["answers"])
 
     def clients(self) -> list[dict[str, Any]]:
         """Health and load of the clients."""
-        found: list[dict[str, Any]] = self._send("GET", "/v1/clients")["clients"]
-        return found
+        return list(self._send("GET", "/v1/clients")["clients"])
 
     def reload(self) -> str:
-        """Make it read its artifact anew; the version it serves then."""
+        """Make the gateway read its artifact again; returns the version that it serves then."""
         return str(self._send("POST", "/v1/admin/reload")["artifact"])
 
     def _post(self, path: str, x: Any, features: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,9 +69,9 @@ class Client:
         if isinstance(options.get("without"), str):
             options = {**options, "without": [options["without"]]}
         if isinstance(x, str | Path | bytes):
-            content, kind = _picture(x)
+            content, content_type = _picture(x)
             params = {k: ",".join(v) if k == "without" else v for k, v in options.items()}
-            return self._send("POST", path, content=content, params=params, headers={"Content-Type": kind})
+            return self._send("POST", path, content=content, params=params, headers={"Content-Type": content_type})
         first = x[0] if isinstance(x, list | tuple) and x else x
         body: dict[str, Any]
         if features is not None:
@@ -85,50 +83,54 @@ class Client:
             if str(getattr(first, "dtype", "")).rpartition(".")[2].startswith("float"):
                 body["datatype"] = "float32"
         try:
-            text = json.dumps({**body, **options}, allow_nan=False, default=_plain, separators=(",", ":"))
+            text = json.dumps({**body, **options}, allow_nan=False, default=_to_json, separators=(",", ":"))
         except (TypeError, ValueError) as error:
             raise FeddrmError(f"this cannot be sent ({error}): give finite numbers") from error
         return self._send("POST", path, content=text.encode(), headers={"Content-Type": "application/json"})
 
-    def _send(self, method: str, path: str, **given: Any) -> dict[str, Any]:
-        for tries_left in range(PATIENCE, -1, -1):
+    def _send(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        for retries_left in range(RETRIES, -1, -1):
             try:
-                answer = self._http.request(method, path, **given)
+                response = self._http.request(method, path, **options)
             except self._errors as error:
                 raise FeddrmError(
                     f"cannot reach {self.url} ({str(error) or type(error).__name__}): is it running?"
                 ) from error
-            if answer.status_code != 429 or not tries_left:
+            if response.status_code != 429 or not retries_left:
                 break
-            time.sleep(_pause(answer.headers.get("Retry-After", "1")))
+            time.sleep(_retry_seconds(response.headers.get("Retry-After", "1")))
         try:
-            found: dict[str, Any] | None = answer.json()
+            content: dict[str, Any] | None = response.json()
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise FeddrmError(f"{self.url} answered {answer.status_code}, and not as a gateway does")
-        if answer.status_code >= 400:
-            raise FeddrmError(f"{self.url} says: {found.get('error', answer.status_code)}")
-        return found
+            content = None
+        if not isinstance(content, dict):
+            raise FeddrmError(f"{self.url} answered {response.status_code}, and not as a gateway does")
+        if response.status_code >= 400:
+            raise FeddrmError(f"{self.url} says: {content.get('error', response.status_code)}")
+        return content
 
 
-def _pause(text: str) -> float:
-    """Seconds to wait; a proxy may give a date instead, or anything."""
+Client = GatewayClient  # the former name, for one release
+
+
+def _retry_seconds(text: str) -> float:
+    """Seconds to wait, at most 5; 1 where a proxy gives a date or anything else instead."""
     return min(5.0, float(text)) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) else 1.0
 
 
 def _picture(x: str | Path | bytes) -> tuple[bytes, str]:
+    """A picture's bytes and content type. The gateway recognises the format itself, so any picture type will do."""
     if isinstance(x, bytes):
-        return x, "image/png"  # the gateway looks at the bytes themselves
-    kind = mimetypes.guess_type(str(x))[0] or ""
+        return x, "image/png"
+    guessed = mimetypes.guess_type(str(x))[0] or ""
     try:
-        return Path(x).read_bytes(), kind if kind.startswith("image/") else "image/png"
+        return Path(x).read_bytes(), guessed if guessed.startswith("image/") else "image/png"
     except OSError as error:
         raise FeddrmError(f"cannot read {x} ({error.strerror}): give a picture file") from error
 
 
-def _plain(x: Any) -> Any:
-    """What JSON has no word for: arrays and tensors, their numbers, other mappings."""
+def _to_json(x: Any) -> Any:
+    """Arrays, tensors, their numbers and other mappings as types that JSON knows."""
     if isinstance(x, Mapping):
         return dict(x)
     if hasattr(x, "tolist"):

@@ -1,10 +1,11 @@
-"""The artifact that is being served: read whole, checked, then put in the place of the one before."""
+"""The router artifact that the gateway serves: read and tried as a whole, and asked in batches."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,19 +13,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feddrm.engine.kernels import largest_product
+from feddrm.engine import largest_product
 from feddrm.errors import FeddrmError
 from feddrm.router import Decision, Router, load_router, read_manifest
-from feddrm.serve.batching import Batcher
-from feddrm.serve.http.decode import Wanted
+from feddrm.router.artifact import MANIFEST
+from feddrm.serve.batching import Batcher, compute_in_groups
+from feddrm.serve.http.decode import InputSpec
 from feddrm.serve.settings import GatewaySettings
+from feddrm.serve.telemetry.metrics import Metrics
 from feddrm.threads import without_onednn_if_small
 
-OnDecided = Callable[[Sequence[str], Sequence[int], Sequence[str]], None]  # names, clients chosen, reasons to doubt
 
-
-class Query(NamedTuple):
-    """Samples of one request and how to decide about them."""
+class RouterQuery(NamedTuple):
+    """The samples of one request and the options of the decision."""
 
     kind: str
     x: NDArray[Any]
@@ -33,133 +34,121 @@ class Query(NamedTuple):
     available: tuple[bool, ...]
 
 
-class Row(NamedTuple):
-    """The decision about one sample, in plain numbers."""
+@dataclass(eq=False)
+class Decisions:
+    """The router's decisions about the samples of one request, one row per sample.
 
-    client: int
-    probabilities: list[float]
-    ratios: list[float]
-    margin: float
-    abstain: bool
-    reason: str
-
-    def order(self, clients: Iterable[int]) -> list[int]:
-        """The best first; by density ratio where probabilities are too small to differ."""
-        return sorted(clients, key=lambda c: (-self.probabilities[c], -self.ratios[c]))
-
-
-@dataclass(slots=True, eq=False)
-class Decided:
-    """The decisions about the samples of one request, as arrays: many samples are not looked at one by one."""
+    The same fields as :class:`feddrm.router.Decision`, as NumPy arrays: small ones are cheaper than small tensors.
+    ``best`` is the largest probability.
+    """
 
     client: NDArray[np.int64]
     probabilities: NDArray[np.floating[Any]]
-    ratios: NDArray[np.floating[Any]]
+    log_density_ratio: NDArray[np.floating[Any]]
     margin: NDArray[np.floating[Any]]
     abstain: NDArray[np.bool_]
-    best: NDArray[np.floating[Any]]  # the largest probability
+    best: NDArray[np.floating[Any]]
     reason: Sequence[str]
 
-    def __len__(self) -> int:
-        return len(self.client)
-
     @classmethod
-    def of(cls, decision: Decision) -> Decided:
+    def of(cls, decision: Decision) -> Decisions:
         ratios, probabilities = decision.log_density_ratio.numpy(), decision.probabilities.numpy()
         if not np.isfinite(ratios).all() or np.isnan(probabilities).any():
             raise FeddrmError("the numbers are too large for this router: check their scale")
-        numbers = decision.client.numpy(), probabilities, ratios, decision.margin.numpy(), decision.abstain.numpy()
-        return cls(*numbers, probabilities.max(1), decision.reason)
+        return cls(
+            client=decision.client.numpy(),
+            probabilities=probabilities,
+            log_density_ratio=ratios,
+            margin=decision.margin.numpy(),
+            abstain=decision.abstain.numpy(),
+            best=probabilities.max(1),
+            reason=decision.reason,
+        )
 
-    def part(self, start: int, stop: int) -> Decided:
-        here = slice(start, stop)
-        return Decided(
-            self.client[here], self.probabilities[here], self.ratios[here],
-            self.margin[here], self.abstain[here], self.best[here], self.reason[here],
+    def __getitem__(self, rows: slice) -> Decisions:
+        return Decisions(
+            self.client[rows], self.probabilities[rows], self.log_density_ratio[rows],
+            self.margin[rows], self.abstain[rows], self.best[rows], self.reason[rows],
         )  # fmt: skip
 
-    def rows(self) -> list[Row]:
-        arrays = (self.client, self.probabilities, self.ratios, self.margin, self.abstain)
-        return [Row(*row) for row in zip(*(array.tolist() for array in arrays), self.reason, strict=True)]
+    @cached_property
+    def rankings(self) -> list[list[int]]:
+        """All clients of every sample, best first; by density ratio where probabilities are too small to differ."""
+        return list(map(_ranking, self.probabilities.tolist(), self.log_density_ratio.tolist()))
+
+
+def _ranking(probabilities: Sequence[float], ratios: Sequence[float]) -> list[int]:
+    return sorted(range(len(probabilities)), key=lambda client: (-probabilities[client], -ratios[client]))
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedRouter:
-    """One artifact with its own batches: requests that began with it end with it."""
+    """One artifact with its own batches. A request keeps the artifact it started with."""
 
     version: str
     router: Router
     classes: int
-    wanted: Wanted
-    batcher: Batcher[Query, Decided]
+    spec: InputSpec
+    batcher: Batcher[RouterQuery, Decisions]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.router.names
 
     @classmethod
-    def load(
-        cls,
-        folder: Path,
-        settings: GatewaySettings,
-        on_batch: Callable[[int], None] | None = None,
-        on_decided: OnDecided = lambda *_: None,
-    ) -> LoadedRouter:
-        """Read and try it: an artifact that cannot decide about a sample is refused like one that cannot be read."""
-        version = version_of(folder)
+    def load(cls, folder: Path, settings: GatewaySettings, metrics: Metrics) -> LoadedRouter:
+        """Read an artifact and decide about one sample as a trial; an artifact that cannot do both is an error."""
+        version = artifact_version(folder)
         router = load_router(folder)
         manifest = read_manifest(folder)
         columns = manifest["notes"].get("columns")
-        wanted = Wanted(
+        spec = InputSpec(
             shape=router.shape,
             features=router.weight.shape[1],
             columns=None if columns is None else tuple(columns),
-            rows=settings.max_rows,
-            pixels=settings.max_pixels,
+            max_rows=settings.max_rows,
+            max_pixels=settings.max_pixels,
         )
-        everybody = (True,) * router.clients
-        sample = np.zeros((1, *router.shape), np.float32)
-        decide(router, [Query("inputs", sample, settings.rule, settings.coverage, everybody)])
+        blank, all_available = np.zeros((1, *router.shape), np.float32), (True,) * router.clients
+        decide(router, [RouterQuery("inputs", blank, settings.rule, settings.coverage, all_available)])
         net, rows = router.net, settings.max_batch_rows
         largest = rows * router.weight.numel() if net is None else largest_product(net, rows)
 
-        def work(queries: Sequence[Query]) -> list[Decided]:
+        def compute(queries: Sequence[RouterQuery]) -> list[Decisions]:
             with without_onednn_if_small(largest):
-                found = decide(router, queries)
-            clients = [client for decided in found for client in decided.client.tolist()]
-            on_decided(router.names, clients, [reason for decided in found for reason in decided.reason])
-            return found
+                answers = decide(router, queries)
+            clients = [client for decisions in answers for client in decisions.client.tolist()]
+            reasons = [reason for decisions in answers for reason in decisions.reason]
+            metrics.observe_decisions(router.names, clients, reasons)
+            return answers
 
-        batcher: Batcher[Query, Decided] = Batcher(
-            work,
+        batcher: Batcher[RouterQuery, Decisions] = Batcher(
+            compute,
             batch_rows=settings.max_batch_rows,
             waiting_rows=settings.max_waiting_rows,
-            on_batch=on_batch,
+            on_batch=metrics.batch_rows.observe,
         )
-        return cls(version, router, int(manifest["classes"]), wanted, batcher)
+        return cls(version, router, int(manifest["classes"]), spec, batcher)
 
 
-def version_of(folder: Path) -> str:
-    """The manifest lists the digests of all files, so its own digest names the artifact."""
+def artifact_version(folder: Path) -> str:
+    """The digest of the manifest, which lists the digests of all other files."""
     try:
-        return hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()[:12]
+        return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()[:12]
     except OSError as error:
         raise FeddrmError(
             f"{folder} holds no router ({error.strerror}): fit one with 'feddrm fit-router RUN'"
         ) from error
 
 
-def decide(router: Router, queries: Sequence[Query]) -> list[Decided]:
-    """All queries' rows at once: one pass of the network and one decision per kind of sample and set of options."""
-    groups: dict[Any, list[int]] = {}
-    for i, query in enumerate(queries):
-        groups.setdefault((query.kind, query.x.dtype, *query[2:]), []).append(i)
-    answers: dict[int, Decided] = {}
-    for (kind, _, rule, coverage, available), places in groups.items():
+def decide(router: Router, queries: Sequence[RouterQuery]) -> list[Decisions]:
+    """Decide about all queries: those with the same kind of samples and the same options in one pass."""
+
+    def compute(kind: str, x: NDArray[Any], rule: str, coverage: float, available: Sequence[bool]) -> Decisions:
         mask = None if all(available) else torch.tensor(available)
         with torch.inference_mode():
-            x = torch.from_numpy(np.concatenate([queries[i].x for i in places]))
-            features = x if kind == "features" else router.features(x)
-            found = Decided.of(router.route_features(features, rule=rule, coverage=coverage, available=mask))
-        start = 0
-        for i in places:
-            stop = start + len(queries[i].x)
-            answers[i] = found.part(start, stop)
-            start = stop
-    return [answers[i] for i in range(len(queries))]
+            rows = torch.from_numpy(x)
+            features = rows if kind == "features" else router.features(rows)
+            return Decisions.of(router.route_features(features, rule=rule, coverage=coverage, available=mask))
+
+    return compute_in_groups(queries, compute)

@@ -1,211 +1,203 @@
-"""The gateway's paths: route, predict, the Open Inference Protocol's form of both, administration, figures."""
+"""The gateway's paths: route and predict, each also in the Open Inference Protocol's form, administration, metrics."""
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from fastapi import FastAPI, Request
 from starlette.responses import PlainTextResponse, Response
 
 from feddrm.errors import FeddrmError
-from feddrm.serve.http.decode import Array, check
-from feddrm.serve.http.error_responses import REFUSALS, Refusal, answer_json
-from feddrm.serve.http.fast_routes import Direct, authorise, takes
-from feddrm.serve.loaded_router import LoadedRouter, Row
-from feddrm.serve.oip.oip_routes import Outputs, Tensors, add_protocol, answer_infer
+from feddrm.serve.gateway import Gateway, RequestContext
+from feddrm.serve.http.authorise import authorise
+from feddrm.serve.http.decode import Array, check_samples, read_samples
+from feddrm.serve.http.error_responses import ERROR_RESPONSES, ApiError, json_response
+from feddrm.serve.http.openapi import sample_body
+from feddrm.serve.loaded_router import Decisions
+from feddrm.serve.oip.oip_routes import Outputs, Tensors, add_oip_routes, answer_infer
 from feddrm.serve.schemas import Options, PredictAnswer, PredictOptions, PredictRequest, RouteAnswer, RouteRequest
-from feddrm.serve.upstream.dispatch import Outcome
+from feddrm.serve.upstream.dispatch import ClassProbabilities, SampleAnswers
 
-if TYPE_CHECKING:
-    from feddrm.serve.gateway import Gateway
-
-MODELS = {"router": "route", "federation": "predict"}
-Shortcut = dict[str, tuple[Direct, dict[str, str]]]
+MODELS = {"router": "route", "federation": "predict"}  # of the Open Inference Protocol: model and action
 
 
-def add_pages(app: FastAPI, gateway: Gateway) -> Shortcut:
-    """Every path but the console's; returns the shortcuts to those on which speed counts."""
+def add_query_routes(app: FastAPI, gateway: Gateway) -> None:
+    """The paths that answer queries."""
 
+    @app.post("/v1/route", responses={200: {"model": RouteAnswer}, **ERROR_RESPONSES},
+              openapi_extra=sample_body(RouteRequest, Options))  # fmt: skip
     async def route(request: Request) -> Response:
         """Which clients should answer: ranked, with the reasons to doubt it."""
-        authorise(request, gateway.keys, "route")
-        began, holding = time.perf_counter(), gateway.holding
-        kind, x, options = await gateway.read(request, holding, Options)
-        decided = await gateway.decide(holding, kind, x, options)
-        gateway.note(request, "route", holding, decided, began)
-        asked = gateway.registry.available(holding.router.names)
-        return answer_json(
-            {
-                "request_id": request.scope["state"]["request_id"],
-                "artifact": holding.version,
-                "decisions": [told(row, holding.router.names, asked) for row in decided.rows()],
-            }
-        )
+        context = gateway.begin(request, "route")
+        kind, x, options = await read_samples(request, gateway.settings, context.router.spec, Options)
+        decisions = await gateway.decide(context, kind, x, options)
+        gateway.record(context, decisions)
+        return _answer(context, "decisions", _routed(gateway, context, decisions))
 
+    @app.post("/v1/predict", responses={200: {"model": PredictAnswer}, **ERROR_RESPONSES},
+              openapi_extra=sample_body(PredictRequest, PredictOptions))  # fmt: skip
     async def predict(request: Request) -> Response:
         """Route, ask the chosen client (or the best k), fall back to the next where one fails."""
-        authorise(request, gateway.keys, "predict")
-        began, holding = time.perf_counter(), gateway.holding
-        kind, x, options = await gateway.read(request, holding, PredictOptions)
-        answers = await _predictions(gateway, request, holding, kind, x, options, began)
-        about = {"request_id": request.scope["state"]["request_id"], "artifact": holding.version}
-        return answer_json({**about, "answers": answers})
+        context = gateway.begin(request, "predict")
+        kind, x, options = await read_samples(request, gateway.settings, context.router.spec, PredictOptions)
+        return _answer(context, "answers", await _predictions(gateway, context, kind, x, options))
 
     async def infer(request: Request) -> Response:
         action = MODELS[request.path_params["model"]]
-        authorise(request, gateway.keys, action)
-        began, holding = time.perf_counter(), gateway.holding
+        context = gateway.begin(request, action)
 
-        async def work(kind: str, x: Array) -> Outputs:
-            x = check(kind, x, holding.wanted)
+        async def compute(kind: str, x: Array) -> Outputs:
+            x = check_samples(kind, x, context.router.spec)
             if action == "route":
-                return await _arrays(gateway, request, holding, kind, x, began)
-            answers = await _predictions(gateway, request, holding, kind, x, PredictOptions(), began)
+                return await _decision_arrays(gateway, context, kind, x)
+            answers = await _predictions(gateway, context, kind, x, PredictOptions())
             return {
                 "probabilities": np.array([list(answer["probabilities"].values()) for answer in answers]),
                 "label": [answer["label"] for answer in answers],
                 "client": [answer["client"] for answer in answers],
             }
 
-        return await answer_infer(request, gateway.settings, holding.version, work)
+        return await answer_infer(request, gateway.settings, context.router.version, compute)
 
     def describe(model: str) -> tuple[str, Tensors, Tensors]:
-        holding = gateway.holding
-        wanted, clients, classes = holding.wanted, len(holding.router.names), len(gateway.classes)
+        loaded, classes = gateway.router, len(gateway.classes)
+        spec, clients = loaded.spec, len(loaded.names)
         inputs = [
-            ("input", "UINT8" if wanted.is_image else "FP32", [-1, *wanted.shape]),
-            ("features", "FP32", [-1, wanted.features]),
+            ("input", "UINT8" if spec.is_image else "FP32", [-1, *spec.shape]),
+            ("features", "FP32", [-1, spec.features]),
         ]
         routed = [
             ("probabilities", "FP32", [-1, clients]), ("log_density_ratio", "FP32", [-1, clients]),
             ("client", "BYTES", [-1]), ("margin", "FP32", [-1]), ("abstain", "BOOL", [-1]),
         ]  # fmt: skip
         predicted = [("probabilities", "FP32", [-1, classes]), ("label", "BYTES", [-1]), ("client", "BYTES", [-1])]
-        return holding.version, inputs, routed if model == "router" else predicted
+        return loaded.version, inputs, routed if model == "router" else predicted
 
     def ready() -> dict[str, Any]:
         if not gateway.ready:
-            raise Refusal(503, "starting or stopping: try again in a while")
-        return {"artifact": gateway.holding.version}
+            raise ApiError(503, "starting or stopping: try again in a while")
+        return {"artifact": gateway.router.version}
 
-    routes = [
-        Direct("/v1/route", route, responses={200: {"model": RouteAnswer}, **REFUSALS},
-               openapi_extra=takes(RouteRequest, Options)),
-        Direct("/v1/predict", predict, responses={200: {"model": PredictAnswer}, **REFUSALS},
-               openapi_extra=takes(PredictRequest, PredictOptions)),
-    ]  # fmt: skip
-    app.router.routes += routes
-    _add_administration(app, gateway)
-    shortcuts = add_protocol(app, tuple(MODELS), describe=describe, ready=ready, infer=infer)
-    return {**shortcuts, **{route.path: (route, {}) for route in routes}}
+    add_administration_routes(app, gateway)
+    add_oip_routes(app, tuple(MODELS), describe=describe, ready=ready, infer=infer)
 
 
-def _add_administration(app: FastAPI, gateway: Gateway) -> None:
-    @app.post("/v1/admin/reload", responses=REFUSALS)
+def add_administration_routes(app: FastAPI, gateway: Gateway) -> None:
+    """The paths that need the scope ``admin``."""
+
+    @app.post("/v1/admin/reload", responses=ERROR_RESPONSES)
     async def reload(request: Request) -> Response:
         """Read the artifact anew; if it is broken, the old one stays and this says why."""
         authorise(request, gateway.keys, "admin")
         try:
-            found = await gateway.reload()
+            loaded = await gateway.reload()
         except FeddrmError as error:
-            raise Refusal(422, f"the old artifact stays: {error}") from error
-        return answer_json({"artifact": found.version, "clients": list(found.router.names)})
+            raise ApiError(422, f"the old artifact stays: {error}") from error
+        return json_response({"artifact": loaded.version, "clients": list(loaded.names)})
 
-    @app.get("/v1/clients", responses=REFUSALS)
+    @app.get("/v1/clients", responses=ERROR_RESPONSES)
     async def clients(request: Request) -> Response:
         """Health, circuit and load of every registered client."""
         authorise(request, gateway.keys, "admin")
-        return answer_json({"clients": [peer.as_dict() for peer in gateway.registry.peers.values()]})
+        return json_response({"clients": [upstream.as_dict() for upstream in gateway.upstreams.values()]})
 
-    @app.get("/metrics", response_class=PlainTextResponse, responses=REFUSALS)
+    @app.get("/metrics", response_class=PlainTextResponse, responses=ERROR_RESPONSES)
     async def metrics(request: Request) -> Response:
         """For Prometheus."""
         authorise(request, gateway.keys, "admin")
-        for peer in gateway.registry.peers.values():
-            gateway.metrics.available.labels(peer.name).set(peer.available)
-            gateway.metrics.circuit.labels(peer.name).set(peer.circuit == "open")
-        gateway.metrics.waiting_rows.set(gateway.holding.batcher.waiting)
+        for upstream in gateway.upstreams.values():
+            gateway.metrics.available.labels(upstream.name).set(upstream.available)
+            gateway.metrics.circuit.labels(upstream.name).set(upstream.circuit == "open")
+        gateway.metrics.waiting_rows.set(gateway.router.batcher.waiting)
         gateway.metrics.audit_ok.set(gateway.audit.trouble is None)
-        return Response(gateway.metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(gateway.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-async def _arrays(
-    gateway: Gateway, request: Request, holding: LoadedRouter, kind: str, x: Array, began: float
-) -> Outputs:
+def _answer(context: RequestContext, name: str, samples: list[dict[str, Any]]) -> Response:
+    return json_response({"request_id": context.request_id, "artifact": context.router.version, name: samples})
+
+
+async def _decision_arrays(gateway: Gateway, context: RequestContext, kind: str, x: Array) -> Outputs:
     """Decisions as arrays: the form for many samples."""
-    decided = await gateway.decide(holding, kind, x, Options())
-    gateway.note(request, "route", holding, decided, began)
-    names = [*holding.router.names, ""]  # the last, at -1, is nobody's
+    decisions = await gateway.decide(context, kind, x, Options())
+    gateway.record(context, decisions)
+    names = [*context.router.names, ""]  # the client number -1 means nobody
     return {
-        "probabilities": decided.probabilities,
-        "log_density_ratio": decided.ratios,
-        "client": [names[client] for client in decided.client.tolist()],
-        "margin": decided.margin,
-        "abstain": decided.abstain,
+        "probabilities": decisions.probabilities,
+        "log_density_ratio": decisions.log_density_ratio,
+        "client": [names[client] for client in decisions.client.tolist()],
+        "margin": decisions.margin,
+        "abstain": decisions.abstain,
     }
 
 
 async def _predictions(
-    gateway: Gateway,
-    request: Request,
-    holding: LoadedRouter,
-    kind: str,
-    x: Array,
-    options: PredictOptions,
-    began: float,
+    gateway: Gateway, context: RequestContext, kind: str, x: Array, options: PredictOptions
 ) -> list[dict[str, Any]]:
-    if not gateway.registry.peers:
-        raise Refusal(503, "no clients are registered: start the gateway with --clients or --demo")
-    decided = await gateway.decide(holding, kind, x, options)
-    rows = decided.rows()
-    outcomes, refusal = await gateway.ask(holding, kind, x, rows, options)
-    asked = gateway.registry.available(holding.router.names)
-    answers = [predicted(*pair, holding.router.names, gateway.classes, asked)
-               for pair in zip(rows, outcomes, strict=True)]  # fmt: skip
-    gateway.note(request, "predict", holding, decided, began, outcomes, [answer["label"] for answer in answers])
-    if refusal is not None:  # only now: what was asked and answered belongs into the audit log all the same
-        raise refusal
-    return answers
+    """The answer to every sample, in the form of :class:`feddrm.serve.schemas.Predicted`."""
+    if not gateway.upstreams:
+        raise ApiError(503, "no clients are registered: start the gateway with --clients or --demo")
+    decisions = await gateway.decide(context, kind, x, options)
+    answers, error = await gateway.ask(context, kind, x, decisions, options)
+    routed = _routed(gateway, context, decisions)
+    mixtures = map(SampleAnswers.mixture, answers, decisions.rankings, decisions.probabilities.tolist())
+    predicted = [
+        _predicted(gateway, context, answer, mixture) | {"route": route}
+        for answer, mixture, route in zip(answers, mixtures, routed, strict=True)
+    ]
+    gateway.record(context, decisions, answers, [sample["label"] for sample in predicted])
+    if error is not None:  # raised only now: the audit log must have what was asked and answered
+        raise error
+    return predicted
 
 
-def told(row: Row, names: tuple[str, ...], asked: tuple[bool, ...]) -> dict[str, Any]:
-    """A decision as it is answered."""
-    return {
-        "client": names[row.client] if row.client >= 0 else None,
-        "probability": max(row.probabilities),
-        "margin": row.margin,
-        "abstain": row.abstain,
-        "reason": row.reason,
-        "ranked": [
-            {
-                "client": names[c],
-                "probability": row.probabilities[c],
-                "log_density_ratio": row.ratios[c],
-                "available": asked[c],
-            }
-            for c in row.order(range(len(names)))
-        ],
-    }
+def _routed(gateway: Gateway, context: RequestContext, decisions: Decisions) -> list[dict[str, Any]]:
+    """The decision about every sample, in the form of :class:`feddrm.serve.schemas.Routed`."""
+    names = context.router.names
+    available = gateway.upstreams.available(names)
+    columns = (decisions.client, decisions.probabilities, decisions.log_density_ratio, decisions.best,
+               decisions.margin, decisions.abstain)  # fmt: skip
+    rows = zip(*(column.tolist() for column in columns), decisions.reason, decisions.rankings, strict=True)
+    return [
+        {
+            "client": names[client] if client >= 0 else None,
+            "probability": best,
+            "margin": margin,
+            "abstain": abstain,
+            "reason": reason,
+            "ranked": [
+                {
+                    "client": names[c],
+                    "probability": probabilities[c],
+                    "log_density_ratio": ratios[c],
+                    "available": available[c],
+                }
+                for c in ranking
+            ],
+        }
+        for client, probabilities, ratios, best, margin, abstain, reason, ranking in rows
+    ]
 
 
-def predicted(
-    row: Row, outcome: Outcome, names: tuple[str, ...], classes: tuple[str, ...], asked: tuple[bool, ...]
+def _predicted(
+    gateway: Gateway,
+    context: RequestContext,
+    answers: SampleAnswers,
+    mixture: tuple[ClassProbabilities, dict[int, float]] | None,
 ) -> dict[str, Any]:
-    """A prediction as it is answered."""
-    found = outcome.mixture(row)
-    answer: dict[str, Any] = {"label": None, "probabilities": None, "client": None, "answered": []}
-    if found is not None:
-        mixed, weights = found
-        answer = {
-            "label": classes[int(mixed.argmax())],
-            "probabilities": dict(zip(classes, mixed.tolist(), strict=True)),
+    """The answer to one sample without its route, in the form of :class:`feddrm.serve.schemas.Predicted`."""
+    names, classes = context.router.names, gateway.classes
+    body: dict[str, Any] = {"label": None, "probabilities": None, "client": None, "answered": []}
+    if mixture is not None:
+        probabilities, weights = mixture
+        body = {
+            "label": classes[int(probabilities.argmax())],
+            "probabilities": dict(zip(classes, probabilities.tolist(), strict=True)),
             "client": names[next(iter(weights))],
             "answered": [
-                {"client": names[c], "weight": weight, "milliseconds": round(outcome.milliseconds[c], 3)}
+                {"client": names[c], "weight": weight, "milliseconds": round(answers.milliseconds[c], 3)}
                 for c, weight in weights.items()
             ],
         }
-    failed = [{"client": names[c], "reason": reason} for c, reason in outcome.failed.items()]
-    return {**answer, "failed": failed, "route": told(row, names, asked)}
+    return body | {"failed": [{"client": names[c], "reason": reason} for c, reason in answers.failed.items()]}

@@ -1,4 +1,7 @@
-"""What travels between caller and gateway, as types: they check requests and make the OpenAPI page."""
+"""The JSON bodies of the gateway's own paths, as pydantic models: they check requests and document answers.
+
+Class names and field descriptions appear in the OpenAPI document.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from feddrm.rules import RuleName
 
+FORMATS = ("png", "jpeg", "bmp", "webp", "gif", "tiff", "x-portable-anymap")
+PICTURE_TYPES = tuple(f"image/{name}" for name in FORMATS)  # content types of the picture files that are read
 Kind = Literal["inputs", "features"]
 
 
@@ -35,8 +40,8 @@ class RawOptions(BaseModel):
     datatype: Literal["uint8", "float32"] = "float32"
 
 
-class Samples(BaseModel):
-    """Exactly one of the four ways to give samples."""
+class SampleFields(BaseModel):
+    """The four ways to give samples in JSON; a request uses exactly one."""
 
     image: str | None = Field(default=None, description="one picture file, as base64")
     inputs: list[Any] | None = Field(default=None, description="nested numbers [n, channels, height, width]")
@@ -49,11 +54,11 @@ class Samples(BaseModel):
     )
 
 
-class RouteRequest(Options, Samples):
+class RouteRequest(Options, SampleFields):
     """Samples and how to decide."""
 
 
-class PredictRequest(PredictOptions, Samples):
+class PredictRequest(PredictOptions, SampleFields):
     """Samples, how to decide and whom to ask."""
 
 

@@ -1,4 +1,4 @@
-"""What can be set: by an option of the command, or by an environment variable FEDDRM_SERVE_NAME."""
+"""The settings of gateway and predictor, from command options and environment variables FEDDRM_SERVE_NAME."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from typing import Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
-from feddrm.errors import FeddrmError, SettingError
+from feddrm.errors import SettingError
 
 Settings = TypeVar("Settings", bound=BaseSettings)
 
 
-class ServerSettings(BaseSettings):
-    """What gateway and predictor have in common."""
+class HttpSettings(BaseSettings):
+    """The settings that gateway and predictor have in common."""
 
     model_config = SettingsConfigDict(env_prefix="FEDDRM_SERVE_", extra="forbid")
 
     host: str = "127.0.0.1"
     port: int = Field(8080, ge=0, le=65535)
     keys: Path | None = None
-    open: bool = False  # listen beyond this machine without keys
+    open: bool = False  # listen on other addresses than loopback without keys
     tls_cert: Path | None = None
     tls_key: Path | None = None
-    proxy: str = ""  # addresses of proxies whose X-Forwarded-* headers are believed
+    proxy: str = ""  # addresses of proxies whose X-Forwarded-* headers are trusted
     max_body_bytes: int = Field(8 * 2**20, ge=1024)
-    body_seconds: float = Field(30.0, gt=0)  # until the last byte of a body; before it, of the headers
-    send_seconds: float = Field(30.0, gt=0)  # until a caller has read its answer
-    max_connections: int = Field(800, ge=1)  # below the 1,024 files that a process may usually open
+    body_seconds: float = Field(30.0, gt=0)  # for the headers to arrive, and then for the body
+    send_seconds: float = Field(30.0, gt=0)  # for the caller to read a response
+    max_connections: int = Field(800, ge=1)  # below the usual limit of 1,024 open files per process
     max_pixels: int = Field(16 * 10**6, ge=1)
-    max_rows: int = Field(1024, ge=1)  # of one request
+    max_rows: int = Field(1024, ge=1)  # samples of one request
     max_batch_rows: int = Field(1024, ge=1)
     max_waiting_rows: int = Field(4096, ge=1)
     max_in_flight: int = Field(512, ge=1)
-    rate: float = Field(0.0, ge=0)  # requests per second and caller; 0: no limit
+    rate: float = Field(0.0, ge=0)  # requests per second and address; 0: no limit
     grace_seconds: int = Field(10, ge=0)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -51,30 +51,30 @@ class ServerSettings(BaseSettings):
         return self
 
 
-class GatewaySettings(ServerSettings):
-    """The gateway's own."""
+class GatewaySettings(HttpSettings):
+    """The gateway's settings."""
 
     clients: Path | None = None
     rule: str = "density"
     coverage: float = Field(1.0, gt=0, le=1)
-    deadline_seconds: float = Field(10.0, gt=0)  # for one prediction, all fallbacks included
+    deadline_seconds: float = Field(10.0, gt=0)  # for one prediction, including all fallbacks
     health_seconds: float = Field(2.0, gt=0)
-    failures: int = Field(3, ge=1)  # in a row, until a client's circuit opens
+    failures: int = Field(3, ge=1)  # in a row that open a client's circuit
     cool_down_seconds: float = Field(5.0, gt=0)
     audit: str | None = None  # a SQLite file or a postgresql:// URL; None: audit.sqlite in the run's folder
     retention_days: float = Field(30.0, gt=0)
-    reload_seconds: float = Field(0.0, ge=0)  # look for a new artifact this often; 0: only when asked
+    reload_seconds: float = Field(0.0, ge=0)  # how often to look for a new artifact; 0: only on request
     cors: tuple[str, ...] = ()
 
 
-class PredictorSettings(ServerSettings):
-    """The client predictor's own."""
+class PredictorSettings(HttpSettings):
+    """The predictor's settings."""
 
     port: int = Field(9000, ge=0, le=65535)
     answer: str = "trained"  # or "refit"
 
 
-class ClientEntry(BaseModel):
+class UpstreamEntry(BaseModel):
     """One client in ``clients.yaml``. ``key_env`` names the environment variable that holds its API key."""
 
     model_config = ConfigDict(extra="forbid")
@@ -84,37 +84,29 @@ class ClientEntry(BaseModel):
     key_file: Path | None = None
     capacity: int = Field(32, ge=1)
     timeout: float = Field(2.0, gt=0)
-    ca: Path | None = None  # certificates to believe, where the client's own authority signed
+    ca: Path | None = None  # certificates to trust, if the client has its own authority
 
 
-def make(kind: type[Settings], **given: Any) -> Settings:
-    """Settings from the given values, then the environment; a bad one is refused in one line."""
+def make_settings(kind: type[Settings], **given: Any) -> Settings:
+    """Settings from the given values (None: not given), then from the environment; a bad value is a one-line error."""
     try:
         return kind(**{key: value for key, value in given.items() if value is not None})
     except ValidationError as error:
-        raise SettingError(explain(error)) from error
-    except SettingsError as error:  # of what is more than a word only: that is FEDDRM_SERVE_CORS
+        raise SettingError(first_problem(error)) from error
+    except SettingsError as error:  # an environment variable that is no JSON; FEDDRM_SERVE_CORS alone must be JSON
         raise SettingError(f"{error}: give a list such as FEDDRM_SERVE_CORS='[\"https://lab.example\"]'") from error
 
 
-def explain(error: ValidationError) -> str:
-    """The first thing wrong, on one line, without the value (it may be secret, or a whole picture)."""
+def first_problem(error: ValidationError) -> str:
+    """The first problem, on one line, without the value: it may be a secret or a whole picture."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     place = ".".join(str(part) for part in first["loc"])
     text = first["msg"].removeprefix("Value error, ")
     return f"{place}: {text}" if place else text
 
 
-def entry(where: Path, name: str, value: object) -> ClientEntry:
-    """One client of ``clients.yaml``."""
-    try:
-        return ClientEntry.model_validate(value)
-    except ValidationError as error:
-        raise FeddrmError(f"{where}: client '{name}': {explain(error)}") from error
-
-
 def is_loopback(host: str) -> bool:
-    """Whether it is this machine's own address or name."""
+    """Whether a host is this machine's loopback address or name."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""The console at ``/``: three static files, and the figures they show."""
+"""The console's paths: three static files at ``/`` and the figures that they show."""
 
 from __future__ import annotations
 
@@ -13,61 +13,46 @@ from starlette.responses import Response
 from torch import Tensor
 
 from feddrm.serve.gateway import Gateway
-from feddrm.serve.http.error_responses import REFUSALS, Refusal, answer_json
-from feddrm.serve.http.fast_routes import authorise
+from feddrm.serve.http.authorise import authorise
+from feddrm.serve.http.error_responses import ERROR_RESPONSES, ApiError, json_response
 from feddrm.serve.schemas import ErrorAnswer
 
-FILES = Path(__file__).parent / "static"
-KINDS = {"index.html": "text/html", "console.css": "text/css", "console.js": "text/javascript"}
-POLICY = (
+STATIC = Path(__file__).parent / "static"
+CONTENT_TYPES = {"index.html": "text/html", "console.css": "text/css", "console.js": "text/javascript"}
+SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
 
-def add_console(
-    app: FastAPI, gateway: Gateway, facts: Mapping[str, Any] | None = None, gallery: Tensor | None = None
-) -> None:
-    """The pages. ``facts`` and ``gallery`` are what the run keeps of its data, for the federation view and samples."""
-    pages = {name: (FILES / name).read_bytes() for name in KINDS}
-    known = {str(client["name"]): client for client in (facts or {}).get("clients", ())}
+def add_console_routes(app: FastAPI, gateway: Gateway, facts: Mapping[str, Any], gallery: Tensor | None) -> None:
+    """Add the console. ``facts`` and ``gallery`` are the run's dataset summary: client figures and sample pictures."""
+    files = {name: (STATIC / name).read_bytes() for name in CONTENT_TYPES}
+    clients = {str(client["name"]): client for client in facts.get("clients", ())}
 
-    def page(name: str) -> Response:
-        return Response(pages[name], media_type=KINDS[name], headers={"Content-Security-Policy": POLICY})
+    def static_file(name: str) -> Response:
+        headers = {"Content-Security-Policy": SECURITY_POLICY}
+        return Response(files[name], media_type=CONTENT_TYPES[name], headers=headers)
 
     @app.get("/", include_in_schema=False)
     async def index() -> Response:
-        return page("index.html")
+        return static_file("index.html")
 
     @app.get("/console/{name}", include_in_schema=False)
     async def file(name: str) -> Response:
-        if name not in KINDS:
-            raise Refusal(404, "no such file")
-        return page(name)
+        if name not in CONTENT_TYPES:
+            raise ApiError(404, "no such file")
+        return static_file(name)
 
-    @app.get("/v1/federation", responses=REFUSALS)
+    @app.get("/v1/federation", responses=ERROR_RESPONSES)
     async def federation(request: Request) -> Response:
         """Every client: its data in figures, its health, its share of the decisions so far."""
         authorise(request, gateway.keys, "admin")
-        router, taken = gateway.holding.router, gateway.taken
-        total = sum(taken.values())
-        peers = gateway.registry.peers
-        clients = [
+        router, total = gateway.router.router, gateway.decisions_by_client.total()
+        pictures = 0 if gallery is None else gallery.shape[1]
+        return json_response(
             {
-                "client": name,
-                "shift": known.get(name, {}).get("shift"),
-                "class_counts": known.get(name, {}).get("class_counts"),
-                "train": known.get(name, {}).get("train"),
-                "samples": 0 if gallery is None or name not in known else gallery.shape[1],
-                "decisions": taken.get(name, 0),
-                "share": taken.get(name, 0) / total if total else 0.0,
-                "peer": peers[name].as_dict() if name in peers else None,
-            }
-            for name in router.names
-        ]
-        return answer_json(
-            {
-                "artifact": gateway.holding.version,
+                "artifact": gateway.router.version,
                 "classes": list(gateway.classes),
                 "shape": list(router.shape),
                 "features": router.recipe.name,
@@ -75,31 +60,45 @@ def add_console(
                 "abstained": gateway.abstained,
                 "audit": {"written": gateway.audit.written, "dropped": gateway.audit.dropped,
                           "trouble": gateway.audit.trouble is not None},
-                "clients": clients,
+                "clients": [client_figures(name, total, pictures) for name in router.names],
             }
         )  # fmt: skip
 
-    @app.get("/v1/traffic", responses=REFUSALS)
+    def client_figures(name: str, total: int, pictures: int) -> dict[str, Any]:
+        known, upstream = clients.get(name, {}), gateway.upstreams.get(name)
+        decisions = gateway.decisions_by_client.get(name, 0)
+        return {
+            "client": name,
+            "shift": known.get("shift"),
+            "class_counts": known.get("class_counts"),
+            "train": known.get("train"),
+            "samples": pictures if name in clients else 0,
+            "decisions": decisions,
+            "share": decisions / total if total else 0.0,
+            "peer": None if upstream is None else upstream.as_dict(),
+        }
+
+    @app.get("/v1/traffic", responses=ERROR_RESPONSES)
     async def traffic(request: Request, after: int = Query(0, ge=0)) -> Response:
         """The latest decisions, those numbered above ``after``; no payloads. ``begun``: when numbers began at one."""
         authorise(request, gateway.keys, "admin")
-        found = [
+        decisions = [
             {"number": number, "label": label, **record._asdict()}
             for number, label, record in gateway.recent
             if number > after
         ]
-        return answer_json({"begun": gateway.begun, "decisions": found})
+        return json_response({"begun": gateway.start_time, "decisions": decisions})
 
     @app.get(
         "/v1/samples/{client}/{number}",
-        responses={200: {"content": {"image/png": {}}}, 404: {"model": ErrorAnswer}, **REFUSALS},
+        responses={200: {"content": {"image/png": {}}}, 404: {"model": ErrorAnswer}, **ERROR_RESPONSES},
     )
     async def sample(request: Request, client: str, number: int) -> Response:
         """A picture that the run keeps of a client's data, to try the router on."""
         authorise(request, gateway.keys, "admin")
-        if gallery is None or client not in known or not 0 <= number < gallery.shape[1]:
-            raise Refusal(404, "no such sample")
-        pixels = gallery[list(known).index(client), number].permute(1, 2, 0).numpy()
-        out = io.BytesIO()
-        Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(out, "PNG")
-        return Response(out.getvalue(), media_type="image/png")
+        if gallery is None or client not in clients or not 0 <= number < gallery.shape[1]:
+            raise ApiError(404, "no such sample")
+        pixels = gallery[list(clients).index(client), number].permute(1, 2, 0).numpy()
+        png = io.BytesIO()
+        Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(png, "PNG")
+        return Response(png.getvalue(), media_type="image/png")

@@ -1,1 +1,1 @@
-"""What stands between the socket and the routes: connections, limits, decoding, error responses."""
+"""The layers between the socket and the routes: connection limits, middleware, decoding, errors, OpenAPI."""

@@ -1,7 +1,8 @@
-"""One connection: uvicorn's own, with limits on what it leaves open (headers, idleness, answers nobody reads).
+"""One HTTP connection: uvicorn's, with timeouts for idle connections, slow headers and unread responses.
 
-Bodies and the work on a request are the application's to limit. Here is the rest, so that whenever no
-request is worked on, or an answer is not read, a clock runs.
+The application limits the body of a request and the work on it. This module limits the rest, so that no caller can
+hold a connection without doing anything. docs/decisions/0005-limits-on-connections.md says why inner parts of
+uvicorn are used.
 """
 
 from __future__ import annotations
@@ -13,76 +14,76 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from feddrm.serve.settings import ServerSettings
+from feddrm.serve.settings import HttpSettings
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application
 
-HEAD_BYTES = 2**16  # of a request's first line and headers
+MAX_HEADER_BYTES = 2**16  # of a request's first line and headers
 
 
-class TooLong(Exception):
-    """Headers of more bytes than are read."""
+class HeadersTooLong(Exception):
+    """A request has more than ``MAX_HEADER_BYTES`` of headers."""
 
 
-class Connection(HttpToolsProtocol):
-    """A connection within ``limits``."""
+class LimitedConnection(HttpToolsProtocol):
+    """A connection that keeps to ``limits``."""
 
-    limits: ServerSettings
+    limits: HttpSettings
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        self._head = 0  # bytes of this request's first line and headers
-        self._silent = 0  # bytes since the parser last told of anything: it keeps a line until it has its end
-        self._between = True  # of the request before all has come, and of the next nothing
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._header_bytes = 0  # of this request's first line and headers
+        self._unparsed_bytes = 0  # since the parser's last callback: it buffers a line until its end
+        self._between_requests = True  # the last request has arrived completely, nothing of the next one
         self._running: RequestResponseCycle | None = None
-        self._late: TimerHandle | None = None
-        self._unread: TimerHandle | None = None
+        self._request_timer: TimerHandle | None = None
+        self._reading_timer: TimerHandle | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self.limits.max_connections:
-            self._refuse(503, "too many connections: try again in a while")
+            self._reject(503, "too many connections: try again in a while")
         else:
-            self._wait_for_a_request()  # uvicorn's clock starts after the first answer
+            self._start_idle_timer()  # uvicorn starts it only after the first response
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # uvicorn tells the request that came last, which may still wait behind the one that is worked on.
+        # uvicorn tells the request that arrived last, which may still wait behind the one that is being answered.
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
-        for clock in (self._late, self._unread):
-            if clock is not None:
-                clock.cancel()
+        for timer in (self._request_timer, self._reading_timer):
+            if timer is not None:
+                timer.cancel()
 
     def data_received(self, data: bytes) -> None:
-        self._silent += len(data)
+        self._unparsed_bytes += len(data)
         super().data_received(data)
         if self.transport.is_closing():
             return
-        if self._silent > HEAD_BYTES:
-            self._refuse_headers()
+        if self._unparsed_bytes > MAX_HEADER_BYTES:
+            self._reject_headers()
             return
-        working = not getattr(self.cycle, "response_complete", True)  # before the first request there is none
-        if working or self._between:
-            self._in_time()
-        elif self._late is None:
-            self._late = self.loop.call_later(self.limits.body_seconds, self._too_late)
-        if self._between and not working:  # the rest of a body whose request has its answer
-            self._wait_for_a_request()
+        answering = not getattr(self.cycle, "response_complete", True)  # before the first request there is no cycle
+        if answering or self._between_requests:
+            self._stop_request_timer()
+        elif self._request_timer is None:
+            self._request_timer = self.loop.call_later(self.limits.body_seconds, self._reject_slow_request)
+        if self._between_requests and not answering:  # the rest of a body arrived after the response
+            self._start_idle_timer()
 
     def on_message_begin(self) -> None:
-        self._head, self._between = 0, False
+        self._header_bytes, self._between_requests = 0, False
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        self._count(len(url))
+        self._count_header_bytes(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value) + 4)
+        self._count_header_bytes(len(name) + len(value) + 4)
         super().on_header(name, value)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
@@ -90,62 +91,67 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
-        self._silent = 0
+        self._unparsed_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._between = True
+        self._between_requests = True
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.transport.is_closing():
-            self._limit_reading()
+            self._start_reading_timer()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._limit_reading()
+        self._start_reading_timer()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._unread is not None and not self.transport.is_closing():
-            self._unread.cancel()
-            self._unread = None
+        if self._reading_timer is not None and not self.transport.is_closing():
+            self._reading_timer.cancel()
+            self._reading_timer = None
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
-        self._limit_reading()
+        self._start_reading_timer()
 
     def send_400_response(self, msg: str) -> None:
-        """Called where the parser fails, also by what is raised above."""
-        if self._head > HEAD_BYTES:
-            self._refuse_headers()
+        """Answer a request that cannot be parsed; uvicorn also calls this after :class:`HeadersTooLong`."""
+        if self._header_bytes > MAX_HEADER_BYTES:
+            self._reject_headers()
         else:
-            self._refuse(400, msg)
+            self._reject(400, msg)
 
-    def _count(self, size: int) -> None:
-        self._silent = 0
-        self._head += size
-        if self._head > HEAD_BYTES:
-            raise TooLong
+    def _count_header_bytes(self, size: int) -> None:
+        self._unparsed_bytes = 0
+        self._header_bytes += size
+        if self._header_bytes > MAX_HEADER_BYTES:
+            raise HeadersTooLong
 
-    def _wait_for_a_request(self) -> None:
+    def _start_idle_timer(self) -> None:
         self._unset_keepalive_if_required()
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
-    def _in_time(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+    def _stop_request_timer(self) -> None:
+        if self._request_timer is not None:
+            self._request_timer.cancel()
+            self._request_timer = None
 
-    def _too_late(self) -> None:
-        self._refuse(408, f"the request took longer than {self.limits.body_seconds:g} s: send it at once")
+    def _start_reading_timer(self) -> None:
+        """Abort the connection if the caller does not read its response: a closed transport still waits for that."""
+        if self._reading_timer is None:
+            self._reading_timer = self.loop.call_later(self.limits.send_seconds, self.transport.abort)
 
-    def _refuse_headers(self) -> None:
-        self._refuse(431, f"headers of more than {HEAD_BYTES} bytes: send less")
+    def _reject_slow_request(self) -> None:
+        self._reject(408, f"the request took longer than {self.limits.body_seconds:g} s: send it at once")
 
-    def _refuse(self, status: int, text: str) -> None:
-        """The one form of error, though there is no request yet that could have an id; then the end."""
+    def _reject_headers(self) -> None:
+        self._reject(431, f"headers of more than {MAX_HEADER_BYTES} bytes: send less")
+
+    def _reject(self, status: int, text: str) -> None:
+        """Answer with the usual error body, with an empty id because no request exists yet, and close."""
         if self.transport.is_closing():
             return
         content = orjson.dumps({"error": text, "request_id": ""})
@@ -153,14 +159,9 @@ class Connection(HttpToolsProtocol):
         head += f"content-length: {len(content)}\r\nconnection: close\r\n\r\n"
         self.transport.write(head.encode() + content)
         self.transport.close()
-        self._limit_reading()
-
-    def _limit_reading(self) -> None:
-        """A transport that is closed still waits for its last bytes to be read."""
-        if self._unread is None:
-            self._unread = self.loop.call_later(self.limits.send_seconds, self.transport.abort)
+        self._start_reading_timer()
 
 
-def connection(settings: ServerSettings) -> type[Connection]:
-    """The kind of connection for these settings: uvicorn makes them itself, and hands it none of ours."""
-    return type("LimitedConnection", (Connection,), {"limits": settings})
+def connection_class(settings: HttpSettings) -> type[LimitedConnection]:
+    """The class of connections with these settings: uvicorn creates them and cannot pass arguments of ours."""
+    return type("ConfiguredConnection", (LimitedConnection,), {"limits": settings})

@@ -1,180 +1,213 @@
-"""From a request's bytes to samples: strict, and bounded before anything large is made of them."""
+"""From an HTTP request to samples: the body is read and decoded within strict limits."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import io
-import re
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 from pydantic import ValidationError
+from starlette.requests import ClientDisconnect, Request
 
 from feddrm.data.sources.images import decode_image
 from feddrm.errors import FeddrmError
-from feddrm.serve.oip.codec import numbers
-from feddrm.serve.schemas import Options, PredictOptions, PredictRequest, RawOptions, RouteRequest, Samples
-from feddrm.serve.settings import explain
+from feddrm.serve.http.error_responses import ApiError
+from feddrm.serve.http.number_array import number_array
+from feddrm.serve.schemas import (
+    PICTURE_TYPES,
+    Options,
+    PredictOptions,
+    PredictRequest,
+    RawOptions,
+    RouteRequest,
+    SampleFields,
+)
+from feddrm.serve.settings import HttpSettings, first_problem
 
-IMAGES = ("image/png", "image/jpeg", "image/bmp", "image/webp", "image/gif", "image/tiff", "image/x-portable-anymap")
-PNG = b"\x89PNG\r\n\x1a\n"
-PLAIN: dict[type[Options], Any] = {Options: RouteRequest(), PredictOptions: PredictRequest()}  # nothing but defaults
-PACKED = re.compile(rb"IHDR|zTXt|iTXt|iCCP")  # of a PNG's chunks: a size that counts instead of the first, packed text
-SMALL = 2**14  # pixels of a picture, bytes of it or of JSON
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+SMALL_JSON = 2**14  # bytes of JSON that are parsed in the event loop
+SMALL_PNG = 512  # bytes of a PNG file that are decoded in the event loop
+DEFAULTS: dict[type[Options], Any] = {Options: RouteRequest(), PredictOptions: PredictRequest()}
 Array = NDArray[Any]
-Checked = TypeVar("Checked", bound=Options)
+AnyOptions = TypeVar("AnyOptions", bound=Options)
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What samples must look like: the router's own shape and width, and the limits of one request."""
+class InputSpec:
+    """What samples must look like (shape, number of features, column names), and the limits of one request."""
 
     shape: tuple[int, ...]
     features: int
     columns: tuple[str, ...] | None
-    rows: int
-    pixels: int
+    max_rows: int
+    max_pixels: int
 
     @property
     def is_image(self) -> bool:
         return len(self.shape) == 3
 
 
-def read_query(
-    body: bytes, content_type: str, query: dict[str, str], wanted: Wanted, kind: type[Checked]
-) -> tuple[str, Array, Checked]:
-    """``"inputs"`` or ``"features"``, the samples [n, ...], and the options."""
-    sort = content_type.partition(";")[0].strip().lower()
+async def read_body(request: Request, settings: HttpSettings) -> bytes:
+    """The whole body; an error as soon as it is too long or too slow."""
+    given, limit = request.headers.get("content-length", ""), settings.max_body_bytes
+    # int() fails on thousands of digits, which may all be leading zeros; then the bytes are counted as they arrive.
+    size = int(given) if given.isdecimal() and len(given) < 20 else 0
+    parts: list[bytes] = []
+    received, more = 0, True
     try:
-        if sort == "application/json":
-            return _read_json(body, wanted, kind)
-        if sort in IMAGES:
-            return "inputs", _picture(body, wanted), kind.model_validate(_listed(query))
-        if sort == "application/octet-stream":
-            own = {name: query[name] for name in RawOptions.model_fields if name in query}
-            rest = {name: value for name, value in query.items() if name not in own}
-            raw, options = RawOptions.model_validate(own), kind.model_validate(_listed(rest))
-            return raw.kind, _bytes(body, raw, wanted), options
-    except ValidationError as error:
-        raise FeddrmError(explain(error)) from error
-    raise WrongKind(
-        f"content type '{sort[:64]}' is not read here: send application/json, a picture ({', '.join(IMAGES)}) "
-        f"or application/octet-stream"
-    )
+        async with asyncio.timeout(settings.body_seconds):
+            while more and size <= limit:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                parts.append(message.get("body", b""))
+                received += len(parts[-1])
+                size = max(size, received)
+                more = message.get("more_body", False)
+    except TimeoutError as error:
+        text = f"the body took longer than {settings.body_seconds:g} s: send less at a time"
+        raise ApiError(408, text, {"Connection": "close"}) from error
+    if size > limit:
+        raise ApiError(413, f"a body of more than {limit} bytes: send less")
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def takes_long(body: bytes, content_type: str) -> bool:
-    """Whether reading it would hold up the requests behind it: all but bytes, little JSON and small PNG files.
+async def read_samples(
+    request: Request, settings: HttpSettings, spec: InputSpec, options: type[AnyOptions]
+) -> tuple[str, Array, AnyOptions]:
+    """The kind of samples (``"inputs"`` or ``"features"``), the samples [n, ...] and the options of a request."""
+    body = await read_body(request, settings)
+    content_type = request.headers.get("content-type", "")
+    query = dict(parse_qsl(str(request.scope["query_string"], "latin-1"), keep_blank_values=True))
+    if needs_thread(body, content_type):
+        return await asyncio.to_thread(decode_samples, body, content_type, query, spec, options)
+    return decode_samples(body, content_type, query, spec, options)
 
-    Made to be wrong on one side only: what cannot be told by a glance takes long.
+
+def needs_thread(body: bytes, content_type: str) -> bool:
+    """Whether decoding may hold up the event loop. Conservative: True when unsure.
+
+    See docs/decisions/0006-what-is-decoded-in-a-thread.md.
     """
     if content_type.startswith("application/octet-stream"):
         return False
-    if len(body) > SMALL:
-        return True
-    if content_type.startswith("application/json"):
-        return b'"image"' in body or b"\\" in body  # the name can be written with escapes, and they begin so
-    if not (body.startswith(PNG) and body[12:16] == b"IHDR" and len(body) >= 24) or PACKED.search(body, 16):
-        return True
-    width, height = struct.unpack(">II", body[16:24])
-    return bool(width * height > SMALL)
+    if content_type.startswith("application/json"):  # a backslash may be part of an escaped "image"
+        return len(body) > SMALL_JSON or b'"image"' in body or b"\\" in body
+    return len(body) > SMALL_PNG or not body.startswith(PNG_SIGNATURE)
 
 
-class WrongKind(FeddrmError):
-    """A body of a kind that is not read."""
+def decode_samples(
+    body: bytes, content_type: str, query: dict[str, str], spec: InputSpec, options: type[AnyOptions]
+) -> tuple[str, Array, AnyOptions]:
+    """As :func:`read_samples`, from the body, its content type and the query string."""
+    media_type = content_type.partition(";")[0].strip().lower()
+    try:
+        if media_type == "application/json":
+            return _from_json(body, spec, options)
+        if media_type in PICTURE_TYPES:
+            return "inputs", _from_picture(body, spec), options.model_validate(_with_list(query))
+        if media_type == "application/octet-stream":
+            own = {name: query[name] for name in RawOptions.model_fields if name in query}
+            others = {name: value for name, value in query.items() if name not in own}
+            raw, checked = RawOptions.model_validate(own), options.model_validate(_with_list(others))
+            return raw.kind, _from_bytes(body, raw, spec), checked
+    except ValidationError as error:
+        raise FeddrmError(first_problem(error)) from error
+    raise ApiError(
+        415,
+        f"content type '{media_type[:64]}' is not read here: send application/json, a picture "
+        f"({', '.join(PICTURE_TYPES)}) or application/octet-stream",
+    )
 
 
-def check(kind: str, x: Array, wanted: Wanted) -> Array:
-    """Samples of the right shape, not too many, all finite."""
-    shape = wanted.shape if kind == "inputs" else (wanted.features,)
+def check_samples(kind: str, x: Array, spec: InputSpec) -> Array:
+    """The samples, if their shape, number and type fit and all numbers are finite; else an error."""
+    shape = spec.shape if kind == "inputs" else (spec.features,)
     if x.shape[1:] != shape:
         raise FeddrmError(f"{kind} of shape {list(x.shape)}: give [n, {', '.join(map(str, shape))}]")
-    if not 1 <= len(x) <= wanted.rows:
-        raise FeddrmError(f"{len(x)} samples: give 1 to {wanted.rows} in one request")
+    if not 1 <= len(x) <= spec.max_rows:
+        raise FeddrmError(f"{len(x)} samples: give 1 to {spec.max_rows} in one request")
     if x.dtype == np.uint8:
-        if not (kind == "inputs" and wanted.is_image):
+        if not (kind == "inputs" and spec.is_image):
             raise FeddrmError(f"{kind} of type uint8: give float32")
     elif not np.isfinite(x).all():
         raise FeddrmError(f"{kind} hold a number that is not finite, or too large for float32")
     return x
 
 
-def _listed(query: dict[str, str]) -> dict[str, Any]:
-    found: dict[str, Any] = dict(query)
-    if "without" in found:
-        found["without"] = [name for name in found["without"].split(",") if name]
-    return found
+def _with_list(query: dict[str, str]) -> dict[str, Any]:
+    """The query string's options, with ``without`` as a list."""
+    values: dict[str, Any] = dict(query)
+    if "without" in values:
+        values["without"] = [name for name in values["without"].split(",") if name]
+    return values
 
 
-def _read_json(body: bytes, wanted: Wanted, kind: type[Checked]) -> tuple[str, Array, Checked]:
+def _from_json(body: bytes, spec: InputSpec, options: type[AnyOptions]) -> tuple[str, Array, AnyOptions]:
     try:
-        found = orjson.loads(body)
+        content = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise FeddrmError(f"the body is no JSON ({error}): check it") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise FeddrmError('the body is JSON, but no object: give one such as {"features": [[...]]}')
-    plain = PLAIN[kind]
-    features = found.pop("features", None)  # numbers enough to be worth checking as one array
-    request = type(plain).model_validate(found) if found else plain
-    if features is None:
-        return (*_samples(request, wanted), request)
-    _one_way([*_given(request), "features"])
-    return "features", check("features", numbers(features, np.dtype("float32"), "features"), wanted), request
-
-
-def _given(request: Samples) -> list[str]:
-    return [name for name in ("image", "inputs", "rows") if getattr(request, name) is not None]
-
-
-def _one_way(given: Sequence[str]) -> None:
+    defaults = DEFAULTS[options]
+    features = content.pop("features", None)  # checked as one array: pydantic would check number by number
+    request = type(defaults).model_validate(content) if content else defaults
+    given = [name for name in ("image", "inputs", "rows") if getattr(request, name) is not None]
+    given += [] if features is None else ["features"]
     if len(given) != 1:
         raise FeddrmError(f"give one of image, inputs, rows, features, not {' and '.join(given) or 'none'}")
+    if features is not None:
+        x = number_array(features, np.dtype("float32"), "features")
+        return "features", check_samples("features", x, spec), request
+    return "inputs", _from_fields(request, spec), request
 
 
-def _samples(request: Samples, wanted: Wanted) -> tuple[str, Array]:
-    _one_way(_given(request))
+def _from_fields(request: SampleFields, spec: InputSpec) -> Array:
     if request.image is not None:
         try:
-            return "inputs", _picture(base64.b64decode(request.image, validate=True), wanted)
+            return _from_picture(base64.b64decode(request.image, validate=True), spec)
         except (binascii.Error, ValueError) as error:
             raise FeddrmError("image is not base64") from error
     if request.rows is not None:
-        return "inputs", check("inputs", _table(request.rows, wanted), wanted)
-    datatype = request.datatype or ("uint8" if wanted.is_image else "float32")
-    return "inputs", check("inputs", numbers(request.inputs, np.dtype(datatype), "inputs"), wanted)
+        return check_samples("inputs", _from_rows(request.rows, spec), spec)
+    datatype = request.datatype or ("uint8" if spec.is_image else "float32")
+    return check_samples("inputs", number_array(request.inputs, np.dtype(datatype), "inputs"), spec)
 
 
-def _bytes(body: bytes, raw: RawOptions, wanted: Wanted) -> Array:
-    shape = wanted.shape if raw.kind == "inputs" else (wanted.features,)
-    kind = np.dtype(raw.datatype).newbyteorder("<")
-    size = int(np.prod(shape)) * kind.itemsize
+def _from_bytes(body: bytes, raw: RawOptions, spec: InputSpec) -> Array:
+    shape = spec.shape if raw.kind == "inputs" else (spec.features,)
+    dtype = np.dtype(raw.datatype).newbyteorder("<")
+    size = int(np.prod(shape)) * dtype.itemsize
     if not body or len(body) % size:
         raise FeddrmError(f"{len(body)} bytes: one sample of {raw.kind} in {raw.datatype} has {size}")
-    return check(raw.kind, np.frombuffer(body, kind).reshape(-1, *shape), wanted)
+    return check_samples(raw.kind, np.frombuffer(body, dtype).reshape(-1, *shape), spec)
 
 
-def _table(rows: Sequence[dict[str, float]], wanted: Wanted) -> Array:
-    if wanted.columns is None:
+def _from_rows(rows: Sequence[dict[str, float]], spec: InputSpec) -> Array:
+    if spec.columns is None:
         raise FeddrmError("this router knows no column names: give inputs")
     for row in rows:
-        if other := sorted(set(row) ^ set(wanted.columns)):
-            verb = "misses" if other[0] in wanted.columns else "has an unknown"
-            raise FeddrmError(f"a row {verb} column '{other[0][:64]}': give {', '.join(wanted.columns)}")
+        if difference := sorted(set(row) ^ set(spec.columns)):
+            verb = "misses" if difference[0] in spec.columns else "has an unknown"
+            raise FeddrmError(f"a row {verb} column '{difference[0][:64]}': give {', '.join(spec.columns)}")
     with np.errstate(over="ignore"):
-        return np.array([[row[c] for c in wanted.columns] for row in rows], dtype=np.float32)
+        return np.array([[row[column] for column in spec.columns] for row in rows], dtype=np.float32)
 
 
-def _picture(content: bytes, wanted: Wanted) -> Array:
-    if not wanted.is_image:
-        raise FeddrmError(f"this router takes rows of {wanted.shape[0]} numbers, not pictures")
-    channels, height, width = wanted.shape
-    pixels = decode_image(io.BytesIO(content), "the picture", (height, width), limit=wanted.pixels)
+def _from_picture(content: bytes, spec: InputSpec) -> Array:
+    if not spec.is_image:
+        raise FeddrmError(f"this router takes rows of {spec.shape[0]} numbers, not pictures")
+    channels, height, width = spec.shape
+    pixels = decode_image(io.BytesIO(content), "the picture", (height, width), limit=spec.max_pixels)
     if pixels.ndim == 2:
         pixels = pixels[:, :, None].repeat(channels, 2)
     elif channels == 1:

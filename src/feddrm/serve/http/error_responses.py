@@ -1,4 +1,4 @@
-"""Everything but the answer asked for: one small JSON message, whichever layer it comes from."""
+"""Error responses: every error is answered with the same small JSON body."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from starlette.responses import Response
 
 from feddrm.errors import FeddrmError
 from feddrm.serve.batching import Busy
-from feddrm.serve.http.decode import WrongKind
 from feddrm.serve.schemas import ErrorAnswer
 
-REFUSALS: dict[int | str, dict[str, Any]] = {
+# The error responses that most paths can give, for the OpenAPI document.
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     code: {"model": ErrorAnswer, "description": text}
     for code, text in {
         401: "no valid API key", 403: "the key lacks the scope",
@@ -26,52 +26,52 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-class Refusal(Exception):
-    """An answer that is not the one asked for: a status, one line that says what to do, perhaps headers."""
+class ApiError(FeddrmError):
+    """An error with its HTTP status: one line that says what is wrong and what to do, and extra headers."""
 
     def __init__(self, status: int, text: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(text)
         self.status, self.headers = status, headers or {}
 
 
-def answer_json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """JSON as compact as it gets."""
+def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A compact JSON response."""
     return Response(orjson.dumps(value), status, headers, media_type="application/json")
 
 
-def answer_error(status: int, text: str, request_id: str, headers: dict[str, str] | None = None) -> Response:
-    """What was wrong, in one line, and where to find it in the log."""
-    # A caller's bytes may be in the text, and half a character is no character.
-    plain = " ".join(text.split()).encode(errors="replace").decode()
-    return answer_json({"error": plain, "request_id": request_id}, status, headers)
+def error_response(status: int, text: str, request_id: str, headers: dict[str, str] | None = None) -> Response:
+    """The body of every error: one line of text, and the request id under which the log has more."""
+    # The text may quote bytes of the caller; half of a surrogate pair cannot be encoded.
+    line = " ".join(text.split()).encode(errors="replace").decode()
+    return json_response({"error": line, "request_id": request_id}, status, headers)
 
 
-def answer_to(error: Exception, request_id: str) -> Response | None:
-    """The message for an error that can be told; None for one that is nobody's business but the log's."""
+def response_for(error: Exception, request_id: str) -> Response | None:
+    """The response to an error; None for internal errors, which are only logged."""
     match error:
-        case Refusal():
-            return answer_error(error.status, str(error), request_id, error.headers)
+        case ApiError():
+            return error_response(error.status, str(error), request_id, error.headers)
         case Busy():
-            return answer_error(429, str(error), request_id, {"Retry-After": str(error.seconds)})
+            return error_response(429, str(error), request_id, {"Retry-After": str(error.seconds)})
         case FeddrmError():
-            return answer_error(415 if isinstance(error, WrongKind) else 422, str(error), request_id)
+            return error_response(422, str(error), request_id)
         case RequestValidationError():
             first = error.errors()[0]
-            return answer_error(422, f"{'.'.join(map(str, first['loc']))}: {first['msg']}", request_id)
+            return error_response(422, f"{'.'.join(map(str, first['loc']))}: {first['msg']}", request_id)
         case HTTPException():
             headers = None if error.headers is None else dict(error.headers)
-            return answer_error(error.status_code, str(error.detail), request_id, headers)
+            return error_response(error.status_code, str(error.detail), request_id, headers)
     return None
 
 
-def install_errors(app: FastAPI) -> None:
-    """For what is raised on FastAPI's own paths; :class:`Direct` does it for the others."""
+def install_error_handlers(app: FastAPI) -> None:
+    """Make FastAPI answer errors by :func:`response_for` instead of in its own form."""
 
-    async def reply(request: Request, error: Exception) -> Response:
-        found = answer_to(error, request.scope["state"]["request_id"])
-        if found is None:
+    async def handle(request: Request, error: Exception) -> Response:
+        response = response_for(error, request.scope["state"]["request_id"])
+        if response is None:
             raise error
-        return found
+        return response
 
-    for kind in (Refusal, Busy, FeddrmError, RequestValidationError, HTTPException):
-        app.add_exception_handler(kind, reply)
+    for kind in (Busy, FeddrmError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, handle)

@@ -1,45 +1,51 @@
-"""What stands before every request: its id, its limits, its log line, and an answer whatever happens inside."""
+"""ASGI middleware: request id, limits, log line and error answer of every request; direct calls of busy paths."""
 
 from __future__ import annotations
 
 import logging
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from random import getrandbits
 
+from fastapi import FastAPI, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from feddrm.serve.batching import Busy
-from feddrm.serve.http.error_responses import answer_error
-from feddrm.serve.settings import ServerSettings, is_loopback
-from feddrm.serve.telemetry.logs import note_request
+from feddrm.serve.http.error_responses import error_response, response_for
+from feddrm.serve.settings import HttpSettings, is_loopback
+from feddrm.serve.telemetry.logs import log_request
 
 log = logging.getLogger("feddrm.serve")
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 PORT = re.compile(rb":\d*$")
-CALLERS = 10_000  # whose rate is remembered
-GONE = 499  # the caller left before the answer: in the log and the metrics only
-HEADERS = [
+MAX_CALLERS = 10_000  # addresses whose request rate is remembered
+CALLER_LEFT = 499  # the caller left before the answer; seen in the log and the metrics only
+SECURITY_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"x-frame-options", b"DENY"),
     (b"cache-control", b"no-store"),
 ]
-QUIET = frozenset({"/v2/health/live", "/v2/health/ready", "/metrics", "/v1/traffic", "/v1/federation"})
-Seen = Callable[[str, int, float], None]  # path, status, seconds
+UNLOGGED = frozenset({"/v2/health/live", "/v2/health/ready", "/metrics", "/v1/traffic", "/v1/federation"})
+OnRequest = Callable[[str, int, float], None]  # path, status, seconds
 
 
-class Guard:
-    """The outermost layer of an application."""
+class RequestMiddleware:
+    """The outermost layer of an application: id, limits, security headers, log line, and an answer to any failure."""
 
     def __init__(
-        self, app: ASGIApp, settings: ServerSettings, seen: Seen | None = None, origins: Collection[str] = ()
+        self,
+        app: ASGIApp,
+        settings: HttpSettings,
+        on_request: OnRequest | None = None,
+        origins: Collection[str] = (),
     ) -> None:
-        self.app, self.settings, self.seen, self.origins = app, settings, seen, origins
+        self.app, self.settings, self.on_request, self.origins = app, settings, on_request, origins
         self.in_flight = 0
         self._rates: dict[str, tuple[float, float]] = {}
 
@@ -47,61 +53,64 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began, status = time.perf_counter(), 0
+        started, status = time.perf_counter(), 0
         state = scope.setdefault("state", {})
         headers = dict(scope["headers"])
         request_id = state["request_id"] = _request_id(headers.get(b"x-request-id", b""))
 
-        async def reply(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode()), *HEADERS]
+                added = ((b"x-request-id", request_id.encode()), *SECURITY_HEADERS)
+                message["headers"] = [*message.get("headers", ()), *added]
             await send(message)
 
-        posting = scope["method"] in ("POST", "PUT")
-        self.in_flight += posting
+        counted = scope["method"] in ("POST", "PUT")
+        self.in_flight += counted
         try:
-            refused = self._turn_away(scope, headers, posting, request_id)
-            await (self.app if refused is None else refused)(scope, receive, reply)
+            rejection = self._rejection(scope, headers, counted, request_id)
+            await (self.app if rejection is None else rejection)(scope, receive, send_with_headers)
         except ClientDisconnect:
             pass
         except Exception:
-            log.exception("request failed", extra={"fields": {"request_id": request_id, "path": _template(scope)}})
+            fields = {"request_id": request_id, "path": _path_template(scope)}
+            log.exception("request failed", extra={"fields": fields})
             if not status:
                 text = "something went wrong inside: the log has it under this request id"
-                await answer_error(500, text, request_id)(scope, receive, reply)
+                await error_response(500, text, request_id)(scope, receive, send_with_headers)
         finally:
-            self.in_flight -= posting
-            seconds, path, status = time.perf_counter() - began, _template(scope), status or GONE
-            if self.seen is not None:
-                self.seen(path, status, seconds)
-            if path not in QUIET:
+            self.in_flight -= counted
+            seconds, path, status = time.perf_counter() - started, _path_template(scope), status or CALLER_LEFT
+            if self.on_request is not None:
+                self.on_request(path, status, seconds)
+            if path not in UNLOGGED:
                 line = {"request_id": request_id, "method": scope["method"], "path": path, "status": status}
-                note_request(seconds, {**line, "caller": state.get("caller", "")})
+                log_request(seconds, {**line, "caller": state.get("caller", "")})
 
-    def _turn_away(
-        self, scope: Scope, headers: Mapping[bytes, bytes], posting: bool, request_id: str
+    def _rejection(
+        self, scope: Scope, headers: Mapping[bytes, bytes], counted: bool, request_id: str
     ) -> Response | None:
-        """Another site's page, too many at once or too many a second: known before the body is read."""
-        if self.settings.keys is None and (text := self._strange(headers, posting)):
-            return answer_error(403, text, request_id)
-        if not posting:
+        """The response to a request that is rejected before its body is read; None for any other."""
+        if self.settings.keys is None and (text := self._foreign_page(headers, counted)):
+            return error_response(403, text, request_id)
+        if not counted:
             return None
         if self.in_flight > self.settings.max_in_flight:
-            return answer_error(429, str(Busy()), request_id, {"Retry-After": "1"})
-        if self.settings.rate and (wait := self._wait(str((scope.get("client") or ("",))[0]))) > 0:
+            return error_response(429, str(Busy()), request_id, {"Retry-After": "1"})
+        if self.settings.rate and (wait := self._seconds_to_wait(str((scope.get("client") or ("",))[0]))) > 0:
             text = f"more than {self.settings.rate:g} requests a second: try again in {wait:.2g} s"
-            return answer_error(429, text, request_id, {"Retry-After": str(max(1, round(wait)))})
+            return error_response(429, text, request_id, {"Retry-After": str(max(1, round(wait)))})
         return None
 
-    def _strange(self, headers: Mapping[bytes, bytes], posting: bool) -> str | None:
-        """Without keys, being on this machine is the key, and a page of another site in its browser must not use it.
+    def _foreign_page(self, headers: Mapping[bytes, bytes], posting: bool) -> str | None:
+        """Why a request may come from another site's page in a browser on this machine; None if it cannot.
 
-        Such a page comes under a name of its own that leads here, or posts across origins.
+        Without keys, everybody on this machine has access, so a page of another site must not get it through the
+        browser. Such a page uses a host name of its own that points here, or it posts across origins.
         """
         host, origin = headers.get(b"host", b"localhost"), str(headers.get(b"origin", b""), "latin-1")
-        if not self.settings.open and not _names_this_machine(host):
+        if not self.settings.open and not _is_loopback_host(host):
             return "this host name is not served: ask for 127.0.0.1 or localhost, or start it with --keys or --open"
         if not posting or not origin or origin.partition("://")[2] == str(host, "latin-1"):
             return None
@@ -109,23 +118,58 @@ class Guard:
             return None
         return "a page of another origin asks: FEDDRM_SERVE_CORS='[\"https://...\"]' allows an origin"
 
-    def _wait(self, caller: str) -> float:
-        """Seconds until this address may ask: a bucket that holds two seconds' worth, refilled steadily.
+    def _seconds_to_wait(self, address: str) -> float:
+        """Seconds until this address may send a request: a token bucket that holds two seconds' worth.
 
-        By address, not by key: the key has not been looked at yet, and could be another every time.
+        The limit is per address, not per key: keys are checked later, and a caller could send a new one each time.
         """
         rate, now = self.settings.rate, time.monotonic()
-        room, before = self._rates.pop(caller, (max(1.0, 2 * rate), now))
-        room = min(max(1.0, 2 * rate), room + (now - before) * rate)
-        allowed = room >= 1
-        self._rates[caller] = (room - 1 if allowed else room, now)
-        if len(self._rates) > CALLERS:
-            self._rates.pop(next(iter(self._rates)))  # the one that has been quiet longest
-        return 0.0 if allowed else (1 - room) / rate
+        tokens, before = self._rates.pop(address, (max(1.0, 2 * rate), now))
+        tokens = min(max(1.0, 2 * rate), tokens + (now - before) * rate)
+        allowed = tokens >= 1
+        self._rates[address] = (tokens - 1 if allowed else tokens, now)
+        if len(self._rates) > MAX_CALLERS:
+            self._rates.pop(next(iter(self._rates)))  # the address that has been silent longest
+        return 0.0 if allowed else (1 - tokens) / rate
 
 
-def _template(scope: Scope) -> str:
-    """Never the path itself: callers must not be able to make up metrics or log lines."""
+class FastPaths:
+    """Calls the endpoints of some POST paths directly; all other requests go to FastAPI.
+
+    FastAPI's layers cost more than the rest of the work on a small request. The endpoints are FastAPI's own, looked up
+    once, so both ways give the same answers (docs/decisions/0004-fastapi-documents-starlette-answers.md).
+    """
+
+    def __init__(self, app: FastAPI, paths: Iterable[str]) -> None:
+        self.app = app
+        self._matches = {path: _find_route(app, path) for path in paths}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match = self._matches.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if match is None:
+            await self.app(scope, receive, send)
+            return
+        scope.update(match)
+        try:
+            response = await match["endpoint"](Request(scope, receive))
+        except Exception as error:
+            response = response_for(error, scope["state"]["request_id"])
+            if response is None:
+                raise
+        await response(scope, receive, send)
+
+
+def _find_route(app: FastAPI, path: str) -> Scope:
+    """What Starlette's routing adds to the scope of a POST request to this path."""
+    for route in app.routes:
+        match, child_scope = route.matches({"type": "http", "method": "POST", "path": path, "headers": []})
+        if match is Match.FULL:
+            return child_scope
+    raise LookupError(f"no POST route has the path {path}")
+
+
+def _path_template(scope: Scope) -> str:
+    """The route's template, never the path itself: callers must not be able to invent metrics or log lines."""
     path: str = getattr(scope.get("route"), "path", "other")
     return path
 
@@ -135,5 +179,5 @@ def _request_id(given: bytes) -> str:
 
 
 @lru_cache
-def _names_this_machine(host: bytes) -> bool:
+def _is_loopback_host(host: bytes) -> bool:
     return is_loopback(PORT.sub(b"", host).strip(b"[]").decode("latin-1").lower())

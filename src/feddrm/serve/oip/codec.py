@@ -1,14 +1,13 @@
-"""The Open Inference Protocol, version 2: its messages as JSON, tensors in JSON or after it as plain bytes.
+"""The codec of the Open Inference Protocol, version 2: JSON messages, with tensors in the JSON or as bytes after it.
 
-The bytes follow the protocol's binary extension: ``Inference-Header-Content-Length`` says where the
-JSON ends, and a tensor's ``binary_data_size`` how many bytes are its own.
+Bytes follow the protocol's binary extension: the header ``Inference-Header-Content-Length`` gives the length of the
+JSON part, and ``binary_data_size`` the number of bytes of a tensor.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from itertools import chain
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -17,11 +16,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from feddrm.errors import FeddrmError
-from feddrm.serve.settings import explain
+from feddrm.serve.http.number_array import number_array
+from feddrm.serve.settings import first_problem
 
-HEADER = "Inference-Header-Content-Length"
+LENGTH_HEADER = "Inference-Header-Content-Length"
 DTYPES: dict[str, np.dtype[Any]] = {"UINT8": np.dtype("uint8"), "FP32": np.dtype("<f4"), "FP64": np.dtype("<f8")}
-LEAVES = frozenset({int, float, bool})  # bool alone is refused later, among numbers it is one
 Array = NDArray[Any]
 Size = Annotated[int, Field(ge=0, le=2**31)]
 
@@ -100,40 +99,42 @@ class ServerAbout(BaseModel):
 
 
 def json_length(body: bytes, header_length: str | None) -> int:
-    """How many bytes of the body are JSON: all of them, or as many as the header says."""
+    """The length of the JSON part: what the header says, or the whole body without it."""
     if header_length is None:
         return len(body)
-    # No body has a length of more digits, and int() fails on thousands of them.
-    plain = header_length.isascii() and header_length.isdigit() and len(header_length) < 20
-    at = int(header_length) if plain else -1
-    if not 0 < at <= len(body):
-        raise FeddrmError(f"{HEADER} does not fit a body of {len(body)} bytes: give the length of the JSON part")
-    return at
+    # int() fails on thousands of digits, and no body is that long.
+    is_number = header_length.isascii() and header_length.isdigit() and len(header_length) < 20
+    length = int(header_length) if is_number else -1
+    if not 0 < length <= len(body):
+        raise FeddrmError(f"{LENGTH_HEADER} does not fit a body of {len(body)} bytes: give the length of the JSON part")
+    return length
 
 
 def read_infer(body: bytes, header_length: str | None) -> tuple[InferRequest, dict[str, Array]]:
-    """A request and its tensors by name; what does not fit together is refused."""
-    at = json_length(body, header_length)
+    """A request and its tensors by name; an error if its parts do not fit together."""
+    position = json_length(body, header_length)
     try:
-        request = InferRequest.model_validate_json(body[:at])
+        request = InferRequest.model_validate_json(body[:position])
     except ValidationError as error:
-        raise FeddrmError(explain(error)) from error
+        raise FeddrmError(first_problem(error)) from error
     tensors: dict[str, Array] = {}
-    for given in request.inputs:
-        size = given.parameters.get("binary_data_size")
-        if given.name in tensors:
-            raise FeddrmError(f"input '{given.name}' is there twice: give it once")
+    for tensor in request.inputs:
+        size = tensor.parameters.get("binary_data_size")
+        if tensor.name in tensors:
+            raise FeddrmError(f"input '{tensor.name}' is there twice: give it once")
         if size is None:
-            tensors[given.name] = _from_numbers(given)
+            tensors[tensor.name] = _from_numbers(tensor)
             continue
-        wanted = math.prod(given.shape) * DTYPES[given.datatype].itemsize
-        if not isinstance(size, int) or isinstance(size, bool) or size != wanted or at + size > len(body):
-            raise FeddrmError(f"input '{given.name}' of shape {given.shape} needs {wanted} bytes after the JSON part")
-        array = np.frombuffer(body, DTYPES[given.datatype], math.prod(given.shape), at)
-        tensors[given.name] = _shaped(array, given)
-        at += size
-    if header_length is not None and at != len(body):
-        raise FeddrmError(f"{len(body) - at} bytes belong to no input: check binary_data_size")
+        expected = math.prod(tensor.shape) * DTYPES[tensor.datatype].itemsize
+        if not isinstance(size, int) or isinstance(size, bool) or size != expected or position + size > len(body):
+            raise FeddrmError(
+                f"input '{tensor.name}' of shape {tensor.shape} needs {expected} bytes after the JSON part"
+            )
+        array = np.frombuffer(body, DTYPES[tensor.datatype], math.prod(tensor.shape), position)
+        tensors[tensor.name] = _reshape(array, tensor)
+        position += size
+    if header_length is not None and position != len(body):
+        raise FeddrmError(f"{len(body) - position} bytes belong to no input: check binary_data_size")
     return request, tensors
 
 
@@ -143,102 +144,65 @@ def write_infer(name: str, rows: Array) -> tuple[bytes, dict[str, str]]:
     content = rows.astype(DTYPES[datatype], copy=False).tobytes()
     about = {"name": name, "shape": list(rows.shape), "datatype": datatype}
     head = orjson.dumps({"inputs": [{**about, "parameters": {"binary_data_size": len(content)}}]})
-    return head + content, {HEADER: str(len(head)), "Content-Type": "application/octet-stream"}
+    return head + content, {LENGTH_HEADER: str(len(head)), "Content-Type": "application/octet-stream"}
 
 
 def write_answer(
-    about: Mapping[str, Any], outputs: Mapping[str, Array | list[str]], asked: InferRequest
+    about: Mapping[str, Any], outputs: Mapping[str, Array | list[str]], request: InferRequest
 ) -> tuple[bytes, dict[str, str]]:
-    """An answer and its headers: the outputs asked for, numbers as JSON or, where asked for, as bytes after it.
+    """An answer with the outputs that the request wants, and its headers.
 
-    Words stay in the JSON part.
+    Numbers are written as JSON or, if the request wants it, as bytes after the JSON. Strings are always JSON.
     """
-    everything = asked.parameters.get("binary_data_output") is True
-    wanted = [(one.name, one.parameters) for one in asked.outputs] if asked.outputs else [(n, {}) for n in outputs]
-    told: list[dict[str, Any]] = []
+    all_binary = request.parameters.get("binary_data_output") is True
+    wanted = [(out.name, out.parameters) for out in request.outputs] if request.outputs else [(n, {}) for n in outputs]
+    written: list[dict[str, Any]] = []
     tail: list[bytes] = []
     for name, parameters in wanted:
         if name not in outputs:
             raise FeddrmError(f"no output '{name}' (there are: {', '.join(outputs)})")
-        data, binary = outputs[name], parameters.get("binary_data", everything) is True
+        data, binary = outputs[name], parameters.get("binary_data", all_binary) is True
         if isinstance(data, list):
-            told.append({"name": name, "datatype": "BYTES", "shape": [len(data)], "data": data})
+            written.append({"name": name, "datatype": "BYTES", "shape": [len(data)], "data": data})
             continue
         datatype = "BOOL" if data.dtype == bool else "FP32"
         flat = data.astype(bool if datatype == "BOOL" else "<f4").ravel()
         output: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(data.shape)}
         if binary:
             tail.append(flat.tobytes())
-            told.append({**output, "parameters": {"binary_data_size": len(tail[-1])}})
+            written.append({**output, "parameters": {"binary_data_size": len(tail[-1])}})
         else:
-            told.append({**output, "data": flat})
-    head = orjson.dumps({**about, "outputs": told}, option=orjson.OPT_SERIALIZE_NUMPY)
+            written.append({**output, "data": flat})
+    head = orjson.dumps({**about, "outputs": written}, option=orjson.OPT_SERIALIZE_NUMPY)
     if not tail:
         return head, {"Content-Type": "application/json"}
-    return b"".join((head, *tail)), {"Content-Type": "application/octet-stream", HEADER: str(len(head))}
+    return b"".join((head, *tail)), {"Content-Type": "application/octet-stream", LENGTH_HEADER: str(len(head))}
 
 
-def the_tensor(tensors: Mapping[str, Array]) -> tuple[str, Array]:
-    """The one input our models take: ``"inputs"`` or ``"features"``, and its rows."""
+def single_input(tensors: Mapping[str, Array]) -> tuple[str, Array]:
+    """The kind of samples (``"inputs"`` or ``"features"``) and the samples: our models take one tensor."""
     kind = {"input": "inputs", "features": "features"}.get(next(iter(tensors)))
     if len(tensors) != 1 or kind is None:
         raise FeddrmError("give one tensor, named 'input' or 'features'")
     return kind, next(iter(tensors.values()))
 
 
-def numbers(data: Any, kind: np.dtype[Any], name: str) -> Array:
-    """Nested lists of numbers as an array of exactly this kind; anything else is refused."""
-    only = f"{name}: give {'whole numbers' if kind.kind == 'u' else 'numbers'} only"
-    if not _leaves_are_numbers(data):
-        raise FeddrmError(only)
+def _from_numbers(tensor: TensorIn) -> Array:
+    if tensor.data is None:
+        raise FeddrmError(f"input '{tensor.name}' has neither data nor binary_data_size: give one of them")
+    array = number_array(tensor.data, DTYPES[tensor.datatype], f"input '{tensor.name}'")
+    if array.size != math.prod(tensor.shape):
+        raise FeddrmError(f"input '{tensor.name}' has {array.size} numbers, its shape {tensor.shape} wants others")
+    return _reshape(array, tensor)
+
+
+def _reshape(array: Array, tensor: TensorIn) -> Array:
+    """The array in the tensor's shape, as float32 where it was float64."""
     try:
-        array = np.asarray(data)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise FeddrmError(f"{name}: rows of different length, or no numbers: give nested lists of numbers") from error
-    except MemoryError as error:
-        raise FeddrmError(f"{name}: more numbers than there is memory for: send less at a time") from error
-    if array.dtype.kind not in "iuf" or (kind.kind == "u" and array.dtype.kind == "f"):
-        raise FeddrmError(only)
-    if kind.kind == "u" and array.size and (array.min() < 0 or array.max() > 255):
-        raise FeddrmError(f"{name}: uint8 goes from 0 to 255")
+        shaped = array.reshape(tensor.shape)
+    except ValueError as error:  # a side of 0 makes any product 0, though the others may exceed every limit
+        raise FeddrmError(f"input '{tensor.name}': no array has the shape {tensor.shape}: check it") from error
+    if shaped.dtype != np.float64:
+        return shaped
     with np.errstate(over="ignore"):
-        return array.astype(kind)
-
-
-def _leaves_are_numbers(data: Any) -> bool:
-    """Looked at before NumPy does: an array of words is as wide as its longest, so little text would fill the memory.
-
-    Level by level, whatever the depth: every value is looked at once.
-    """
-    level = [data]
-    while level:
-        kinds = set(map(type, level))
-        if not kinds - LEAVES:
-            return True
-        if kinds - LEAVES != {list}:
-            return False
-        level = list(chain.from_iterable(level if kinds == {list} else (one for one in level if type(one) is list)))
-    return True
-
-
-def _from_numbers(given: TensorIn) -> Array:
-    if given.data is None:
-        raise FeddrmError(f"input '{given.name}' has neither data nor binary_data_size: give one of them")
-    array = numbers(given.data, DTYPES[given.datatype], f"input '{given.name}'")
-    if array.size != math.prod(given.shape):
-        raise FeddrmError(f"input '{given.name}' has {array.size} numbers, its shape {given.shape} wants others")
-    return _shaped(array, given)
-
-
-def _shaped(array: Array, given: TensorIn) -> Array:
-    try:
-        return _narrowed(array.reshape(given.shape))
-    except ValueError as error:  # a side of 0 hides that the others are more than any array has
-        raise FeddrmError(f"input '{given.name}': no array has the shape {given.shape}: check it") from error
-
-
-def _narrowed(array: Array) -> Array:
-    if array.dtype != np.float64:
-        return array
-    with np.errstate(over="ignore"):
-        return array.astype(np.float32)
+        return shaped.astype(np.float32)

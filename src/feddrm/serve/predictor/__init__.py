@@ -1,1 +1,1 @@
-"""A client's predictor: the shared trunk with this client's private part, as a model and as an application."""
+"""A client's predictor: the model (shared leaves and the client's private ones) and its application."""

@@ -1,9 +1,8 @@
-"""A client's predictor: the shared trunk and this client's private part, nothing of anybody else's."""
+"""A client's predictor: class probabilities from the shared leaves and this client's private ones, no other's."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,15 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 from torch.func import functional_call
 
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.run_files import CONFIG, FACTS, PRIVATE, PRIVATE_HEAD, ROUTER_FOLDER, SCALE, SHARED
+from feddrm.io.tensors import read_tensors, split_slots
+from feddrm.io.text import broken, read_json, read_yaml
 from feddrm.methods import Method
 from feddrm.models import Model, Net, is_trunk, part
 from feddrm.registry import nearest
@@ -28,20 +26,22 @@ from feddrm.router.features.base import extract
 from feddrm.router.solver.client_statistics import logits_at
 from feddrm.router.solver.problem import Scaler
 from feddrm.runs.run_membership import trained_clients
+from feddrm.serve.batching import compute_in_groups
 
 ANSWERS = ("trained", "refit")
+COPY_AGAIN = "copy the run again"
 
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """Class probabilities of samples, or of features alone where its head looks at nothing else."""
+    """Gives class probabilities of samples, and of features where the head needs nothing else."""
 
     name: str
     version: str
     classes: tuple[str, ...]
-    router: Router  # for the shape of samples, and with this client's own scale
+    router: Router  # for the shape of samples and this client's scale
     head: TrainedHead | RefitHead
-    named: bool  # whether its classes have names, or numbers for want of them
+    named: bool  # whether the classes have names; otherwise they have numbers
 
     @property
     def takes_features(self) -> bool:
@@ -49,12 +49,11 @@ class Predictor:
 
     @classmethod
     def load(cls, folder: Path, run: Path | None = None, answer: str = "trained") -> Predictor:
-        """From a client's folder, with the public parts of its run (``config.yaml``, ``router/``) two levels above.
+        """Load from a client's folder. ``run`` has ``config.yaml`` and ``router/``; default: two levels above.
 
-        A site of a deployed federation has what it was sent in its own folder, not in ``router/``.
-
-        ``trained`` answers with the model as the method left it, ``refit`` with the private head that
-        'feddrm fit-router' fitted on the router's features.
+        ``answer`` is ``trained`` for the model that the method trained, or ``refit`` for the private head that
+        'feddrm fit-router' fitted on the router's features. A site of a deployed federation has the shared leaves in
+        its own folder instead of ``router/``.
         """
         if answer not in ANSWERS:
             raise SettingError(f"answer '{answer}'{nearest(answer, ANSWERS)}: choose {' or '.join(ANSWERS)}")
@@ -68,31 +67,26 @@ class Predictor:
         router = with_own_scale(router, folder)
         kind = TrainedHead if answer == "trained" else RefitHead
         head = kind.load(folder, run, manifest, router)
-        classes, named = class_names(run, number := int(manifest["classes"])), known_classes(run, number) is not None
-        return cls(folder.name, answer, classes, router, head, named)
+        number = int(manifest["classes"])
+        named = known_classes(run, number) is not None
+        return cls(folder.name, answer, class_names(run, number), router, head, named)
 
     def __call__(self, queries: Sequence[tuple[str, NDArray[Any]]]) -> list[NDArray[np.float64]]:
-        """Probabilities [n, K] for every query, samples of one kind together."""
-        answers: dict[int, NDArray[np.float64]] = {}
-        for sort in {(kind, x.dtype) for kind, x in queries}:
-            places = [i for i, (kind, x) in enumerate(queries) if (kind, x.dtype) == sort]
-            rows = torch.from_numpy(np.concatenate([queries[i][1] for i in places]))
-            inside = sort[0] == "features"
-            logits = self.head.features(rows) if inside else self.head.samples(self.router.inputs(rows))
-            found = logits.double().softmax(1).numpy()
-            if not np.isfinite(found).all():
-                raise FeddrmError("the numbers are too large for this model: check their scale")
-            start = 0
-            for i in places:
-                stop = start + len(queries[i][1])
-                answers[i] = found[start:stop]
-                start = stop
-        return [answers[i] for i in range(len(queries))]
+        """Probabilities [n, K] for every query; queries with the same kind of samples in one pass."""
+        return compute_in_groups(queries, self._probabilities)
+
+    def _probabilities(self, kind: str, x: NDArray[Any]) -> NDArray[np.float64]:
+        rows = torch.from_numpy(x)
+        logits = self.head.features(rows) if kind == "features" else self.head.samples(self.router.inputs(rows))
+        probabilities: NDArray[np.float64] = logits.double().softmax(1).numpy()
+        if not np.isfinite(probabilities).all():
+            raise FeddrmError("the numbers are too large for this model: check their scale")
+        return probabilities
 
 
 @dataclass(frozen=True, eq=False)
 class TrainedHead:
-    """The model that the method serves this client."""
+    """The model that the method trained for this client."""
 
     net: Net
     leaves: Mapping[str, Tensor]
@@ -100,30 +94,21 @@ class TrainedHead:
 
     @classmethod
     def load(cls, folder: Path, run: Path, manifest: Mapping[str, Any], router: Router) -> TrainedHead:
-        private = read_tensors(folder / PRIVATE)
-        settings = _config(run / CONFIG)
-        method = Method.make(settings["method"].pop("name"), **settings["method"])
-        model = Model.make(settings["model"].pop("name"), **settings["model"])
-        slots: dict[str, dict[str, Tensor]] = {}
-        for name, value in private.items():
-            slot, _, leaf = name.partition("/")
-            slots.setdefault(slot, {})[leaf] = value
+        private = split_slots(read_tensors(folder / PRIVATE, COPY_AGAIN))
+        method, model = _method_and_model(run / CONFIG)
         if (folder / SHARED).is_file():
-            received = read_tensors(folder / SHARED)
+            received = read_tensors(folder / SHARED, COPY_AGAIN)
         else:
-            received = method.send(
-                read_tensors(run / ROUTER_FOLDER / SHARED), trained_clients(manifest).index(folder.name)
-            )
-        leaves = method.serve(received, slots)
-        branch = leaves.get("client_head.bias")
-        net = model.build(router.shape, int(manifest["classes"]), None if branch is None else len(branch))
-        net.requires_grad_(False)
+            shared = read_tensors(run / ROUTER_FOLDER / SHARED, COPY_AGAIN)
+            received = method.send(shared, trained_clients(manifest).index(folder.name))
+        leaves = method.serve(received, private)
+        net = _build(model, router, manifest, leaves)
         missing = [leaf for leaf, _ in net.named_parameters() if leaf not in leaves]
         if missing:
-            raise FeddrmError(f"{folder} and {run / ROUTER_FOLDER} lack leaf '{missing[0]}': copy the run again")
-        own_trunk = any(is_trunk(leaf) for leaf in slots.get("model", {}))
-        wanted = {leaf: leaves[leaf] for leaf, _ in net.named_parameters()}
-        return cls(net, wanted, router.recipe.name == "embedding" and not own_trunk)
+            raise FeddrmError(f"{folder} and {run / ROUTER_FOLDER} lack leaf '{missing[0]}': {COPY_AGAIN}")
+        own_trunk = any(is_trunk(leaf) for leaf in private.get("model", {}))
+        used = {leaf: leaves[leaf] for leaf, _ in net.named_parameters()}
+        return cls(net, used, router.recipe.name == "embedding" and not own_trunk)
 
     def samples(self, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -140,13 +125,13 @@ class TrainedHead:
 
 @dataclass(frozen=True, eq=False)
 class RefitHead:
-    """The probe that everybody may have, with this client's own correction."""
+    """The public probe plus this client's private correction, on the features of the probe's recipe."""
 
     recipe: Recipe
     net: Net | None
     leaves: Mapping[str, Tensor]
     scaler: Scaler
-    point: Tensor
+    weights: Tensor
     takes_features: bool
 
     @classmethod
@@ -155,79 +140,76 @@ class RefitHead:
         if not heads or notes is None or not (folder / PRIVATE_HEAD).is_file():
             raise FeddrmError(f"{run} has no refitted heads: run 'feddrm fit-router {run}' first, or --answer trained")
         recipe = Recipe.of(notes)
-        shared = read_tensors(folder / SHARED if (folder / SHARED).is_file() else run / ROUTER_FOLDER / SHARED)
+        path = folder / SHARED if (folder / SHARED).is_file() else run / ROUTER_FOLDER / SHARED
+        shared = read_tensors(path, COPY_AGAIN)
         net = None
         if recipe.needs:
             settings = dict(manifest["model"])
-            branch = shared.get("client_head.bias")
-            model = Model.make(settings.pop("name"), **settings)
-            net = model.build(router.shape, int(manifest["classes"]), None if branch is None else len(branch))
-            net.requires_grad_(False)
+            net = _build(Model.make(settings.pop("name"), **settings), router, manifest, shared)
         leaves = {leaf: value for leaf, value in shared.items() if recipe.wants(leaf)}
-        point = heads["probe"] + read_tensors(folder / PRIVATE_HEAD)["correction"]
-        same = recipe.name == router.recipe.name
-        return cls(recipe, net, leaves, Scaler(heads["mean"], heads["scale"]), point, same)
+        weights = heads["probe"] + read_tensors(folder / PRIVATE_HEAD, COPY_AGAIN)["correction"]
+        takes_features = recipe.name == router.recipe.name
+        return cls(recipe, net, leaves, Scaler(heads["mean"], heads["scale"]), weights, takes_features)
 
     def samples(self, x: Tensor) -> Tensor:
-        found = extract(self.recipe, self.net, self.leaves, x)
-        return self.features(torch.cat([found[feature.name] for feature in self.recipe.features], dim=1))
+        values = extract(self.recipe, self.net, self.leaves, x)
+        return self.features(torch.cat([values[feature.name] for feature in self.recipe.features], dim=1))
 
     def features(self, x: Tensor) -> Tensor:
-        return logits_at(self.scaler(x), self.point)
+        return logits_at(self.scaler(x), self.weights)
 
 
 def with_own_scale(router: Router, folder: Path) -> Router:
-    """The router with a client's own scale of raw samples; where its folder has none, all clients have the router's."""
-    try:
-        found = json.loads((folder / SCALE).read_text())
-        mean, std = (tuple(float(value) for value in found[key]) for key in ("mean", "std"))
-    except FileNotFoundError:
+    """The router with the client's own scale of raw samples; without a scale file all clients have the router's."""
+    path = folder / SCALE
+    if not path.exists():
         if router.own_scales:
-            raise FeddrmError(f"{folder} has no {SCALE}, and every client has its own: copy the run again") from None
+            raise FeddrmError(f"{folder} has no {SCALE}, and every client has its own: {COPY_AGAIN}")
         return router
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FeddrmError(f"cannot read {folder / SCALE} ({error}): copy the run again") from error
+    values = read_json(path, COPY_AGAIN)
+    try:
+        mean, std = (tuple(float(value) for value in values[key]) for key in ("mean", "std"))
+    except (ValueError, KeyError, TypeError) as error:
+        raise broken(path, "no lists of numbers 'mean' and 'std'", COPY_AGAIN) from error
     return replace(router, input_mean=mean, input_std=std, own_scales=False)
 
 
 def class_names(run: Path, number: int) -> tuple[str, ...]:
-    """Names where the run has them, numbers elsewhere."""
+    """The names of a run's classes; their numbers where the run has no names."""
     return known_classes(run, number) or tuple(str(i) for i in range(number))
 
 
 def known_classes(run: Path, number: int) -> tuple[str, ...] | None:
-    """As the router's manifest has them, or the run's portrait; None where neither is there, or has as many."""
-    for read in (_of_manifest, _of_portrait):
-        with contextlib.suppress(FeddrmError, OSError, ValueError, KeyError, TypeError):
+    """Class names from the router's manifest or the run's dataset summary; None if neither has that many."""
+    for read in (_manifest_classes, _summary_classes):
+        with contextlib.suppress(FeddrmError, KeyError, TypeError):
             names = tuple(str(name) for name in read(run))
             if len(names) == number:
                 return names
     return None
 
 
-def _of_manifest(run: Path) -> list[str]:
-    return list(read_manifest(run / ROUTER_FOLDER)["notes"]["classes"])
+def _manifest_classes(run: Path) -> Any:
+    return read_manifest(run / ROUTER_FOLDER)["notes"]["classes"]
 
 
-def _of_portrait(run: Path) -> list[str]:
-    return list(json.loads((run / FACTS).read_text())["classes"])
+def _summary_classes(run: Path) -> Any:
+    return read_json(run / FACTS, COPY_AGAIN)["classes"]
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """A file of tensors."""
+def _method_and_model(path: Path) -> tuple[Method, Model]:
+    """The method and the model of a run's configuration."""
+    remedy = "give the run's folder with --run"
+    config = read_yaml(path, remedy)
     try:
-        return load(path.read_bytes())
-    except OSError as error:
-        raise FeddrmError(f"cannot read {path} ({error.strerror}): copy the run again") from error
-    except SafetensorError as error:
-        raise FeddrmError(f"{path} is no safetensors file ({error}): copy the run again") from error
+        method, model = dict(config["method"]), dict(config["model"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise broken(path, "no run's configuration", remedy) from error
+    return Method.make(method.pop("name"), **method), Model.make(model.pop("name"), **model)
 
 
-def _config(path: Path) -> dict[str, Any]:
-    try:
-        found = yaml.safe_load(path.read_text())
-        return {"method": dict(found["method"]), "model": dict(found["model"])}
-    except OSError as error:
-        raise FeddrmError(f"cannot read {path} ({error.strerror}): give the run's folder with --run") from error
-    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        raise FeddrmError(f"{path} is no run's configuration: give the run's folder with --run") from error
+def _build(model: Model, router: Router, manifest: Mapping[str, Any], leaves: Mapping[str, Tensor]) -> Net:
+    """The net for these leaves, for inference only."""
+    branch = leaves.get("client_head.bias")
+    net = model.build(router.shape, int(manifest["classes"]), None if branch is None else len(branch))
+    return net.requires_grad_(False)

@@ -1,1 +1,1 @@
-"""Metrics, logs and the audit trail of a service."""
+"""What the gateway reports about itself: metrics, log lines and the audit log."""

@@ -1,7 +1,7 @@
-"""The audit log: which decision was made when, for whom and how fast. Never a payload.
+"""The audit log: which decision was made when, for whom and how fast. It never holds a payload.
 
-A thread writes, so a slow or full disk never holds up an answer: what cannot be written is dropped and
-counted, and the log goes on as soon as there is room again.
+A thread writes it, so a slow or full disk does not delay answers. Records that cannot be written are dropped and
+counted, and writing goes on as soon as it works again.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import Any, NamedTuple, Protocol
 import orjson
 
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.serve.telemetry.background_writer import Drain
+from feddrm.serve.telemetry.background_writer import BackgroundWriter
 
 log = logging.getLogger("feddrm.serve")
-ROOM = 20_000  # records waiting for the disk
+CAPACITY = 20_000  # records that may wait to be written
 FLUSH_SECONDS = 0.25
 PRUNE_SECONDS = 3600.0
-TOGETHER = 500  # rows of one statement; SQLite takes 32,766 values
+INSERT_ROWS = 500  # rows of one statement; SQLite takes 32,766 values
 
 
-class Record(NamedTuple):
-    """One decision, or those of a request that are alike: the same client, the same answers, the same doubts.
+class AuditRecord(NamedTuple):
+    """One decision, or all decisions of a request that are equal: same client, answers and reason to abstain.
 
-    ``samples`` says how many they are and ``places`` which of the request, from 0; probability and
-    margin are the least among them.
+    ``samples`` is their number and ``places`` their positions in the request, from 0. ``probability`` and ``margin``
+    are the smallest among them.
     """
 
     time: float
@@ -54,11 +54,11 @@ class Record(NamedTuple):
 
 TYPES = {"time": "DOUBLE PRECISION", "probability": "DOUBLE PRECISION", "margin": "DOUBLE PRECISION",
          "abstain": "INTEGER", "samples": "INTEGER", "milliseconds": "DOUBLE PRECISION"}  # fmt: skip
-FIELDS = ", ".join(Record._fields)
-COLUMNS = ", ".join(f"{name} {TYPES.get(name, 'TEXT')}" for name in Record._fields)
+FIELDS = ", ".join(AuditRecord._fields)
+COLUMNS = ", ".join(f"{name} {TYPES.get(name, 'TEXT')}" for name in AuditRecord._fields)
 
 
-class Connection(Protocol):
+class DatabaseConnection(Protocol):
     """What SQLite's and PostgreSQL's connections have in common."""
 
     def cursor(self) -> Any: ...
@@ -68,7 +68,7 @@ class Connection(Protocol):
 
 
 class AuditLog:
-    """``add`` never waits. ``written`` and ``dropped`` count; ``trouble`` says why, while there is any."""
+    """``add`` never blocks. ``written`` and ``dropped`` count records; ``trouble`` is the current error, if any."""
 
     def __init__(self, place: str, retention_days: float, on_count: Callable[[str, int], None] | None = None) -> None:
         self.place, self.retention = place, retention_days * 86400
@@ -76,42 +76,48 @@ class AuditLog:
         self.trouble: str | None = None
         self._count = on_count or (lambda *_: None)
         self._lock = threading.Lock()
-        self._pruned = float("-inf")
-        self._base: Sqlite | Postgres = Postgres(place) if "://" in place else Sqlite(place)
-        self._connection: Connection | None = self._open()  # what cannot work is refused before anything is served
-        self._drain: Drain[Record] = Drain("audit", self._write, room=ROOM, seconds=FLUSH_SECONDS, idle=PRUNE_SECONDS)
+        self._last_pruned = float("-inf")
+        self._database: SqliteDatabase | PostgresDatabase = (
+            PostgresDatabase(place) if "://" in place else SqliteDatabase(place)
+        )
+        # Opened now, so that a place that cannot work is an error at start.
+        self._connection: DatabaseConnection | None = self._open()
+        self._writer: BackgroundWriter[AuditRecord] = BackgroundWriter(
+            "audit", self._write, capacity=CAPACITY, flush_seconds=FLUSH_SECONDS, idle_seconds=PRUNE_SECONDS
+        )
 
-    def add(self, record: Record) -> None:
-        if not self._drain.put(record):
+    def add(self, record: AuditRecord) -> None:
+        if not self._writer.put(record):
             self._drop(1)
 
     def close(self) -> None:
-        """Write what is waiting, then stop."""
-        self._drain.close()
+        """Write the waiting records, then stop."""
+        self._writer.close()
         if self._connection is not None:
             self._connection.close()
 
-    def _write(self, records: Sequence[Record]) -> None:
+    def _write(self, records: Sequence[AuditRecord]) -> None:
         if records:
-            if self._run(lambda cursor: self._base.insert(cursor, records)):
+            if self._execute(lambda cursor: self._database.insert(cursor, records)):
                 self.written += len(records)
                 self._count("written", len(records))
             else:
                 self._drop(len(records))
-        if time.monotonic() - self._pruned > PRUNE_SECONDS:
-            self._pruned = time.monotonic()
-            self._run(lambda cursor: self._base.forget(cursor, time.time() - self.retention))
+        if time.monotonic() - self._last_pruned > PRUNE_SECONDS:
+            self._last_pruned = time.monotonic()
+            self._execute(lambda cursor: self._database.delete_before(cursor, time.time() - self.retention))
 
-    def _run(self, work: Callable[[Any], None]) -> bool:
+    def _execute(self, statements: Callable[[Any], None]) -> bool:
+        """Whether the statements were executed; if not, ``trouble`` says why."""
         try:
-            if self._connection is not None and self._base.lost():
-                log.warning("the audit log's file was taken away: it is begun anew")
-                self._base.leave(self._connection)
+            if self._connection is not None and self._database.was_moved():
+                log.warning("the audit log's file was moved or removed: a new one is started")
+                self._database.close_moved(self._connection)
                 self._connection = None
             connection = self._connection = self._connection or self._open()
-            work(connection.cursor())
+            statements(connection.cursor())
             connection.commit()
-        except Exception as error:  # full disk, broken file, lost server: serving goes on whatever it is
+        except Exception as error:  # full disk, broken file, lost server: the gateway must go on in any case
             if self.trouble is None:
                 log.error("the audit log cannot be written", extra={"fields": {"reason": _first_line(error)}})
             self.trouble = f"{type(error).__name__}: {error}"
@@ -127,76 +133,77 @@ class AuditLog:
         return True
 
     def _drop(self, number: int) -> None:
-        with self._lock:  # by those who add and by the thread that writes
+        with self._lock:  # called by those who add and by the writer's thread
             self.dropped += number
         self._count("dropped", number)
 
-    def _open(self) -> Connection:
-        where = "the audit log's database" if "://" in self.place else f"the audit log {self.place}"  # no passwords
+    def _open(self) -> DatabaseConnection:
+        # A URL may hold a password, so it is not shown.
+        where = "the audit log's database" if "://" in self.place else f"the audit log {self.place}"
         try:
-            found = self._base.connect()
-            found.cursor().execute(f"CREATE TABLE IF NOT EXISTS decisions ({COLUMNS})")
-            found.cursor().execute("CREATE INDEX IF NOT EXISTS decisions_time ON decisions (time)")
-            found.commit()
+            connection = self._database.connect()
+            connection.cursor().execute(f"CREATE TABLE IF NOT EXISTS decisions ({COLUMNS})")
+            connection.cursor().execute("CREATE INDEX IF NOT EXISTS decisions_time ON decisions (time)")
+            connection.commit()
         except Exception as error:
             raise FeddrmError(f"cannot open {where} ({_first_line(error)}): choose another --audit") from error
         try:
-            found.cursor().execute(f"SELECT {FIELDS} FROM decisions LIMIT 0")
-            found.rollback()
+            connection.cursor().execute(f"SELECT {FIELDS} FROM decisions LIMIT 0")
+            connection.rollback()
         except Exception as error:
-            found.close()
+            connection.close()
             raise FeddrmError(
                 f"{where} was made by another version: move it away, or choose another --audit"
             ) from error
-        return found
+        return connection
 
 
-class Sqlite:
-    """A file. Many rows go in by one statement, for between statements the interpreter is taken from the others."""
+class SqliteDatabase:
+    """A SQLite file. One statement inserts many rows, because the interpreter may switch threads between statements."""
 
     def __init__(self, place: str) -> None:
         self.place = place
-        self._file: tuple[int, int] | None = None
+        self._opened_file: tuple[int, int] | None = None
 
-    def connect(self) -> Connection:
-        with contextlib.suppress(FileExistsError):  # it names callers: what is made here is its owner's alone
+    def connect(self) -> DatabaseConnection:
+        with contextlib.suppress(FileExistsError):  # the log names callers, so only its owner may read a new file
             os.close(os.open(self.place, os.O_CREAT | os.O_EXCL, 0o600))
         connection = sqlite3.connect(self.place, timeout=5, check_same_thread=False)
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=NORMAL")
-        self._file = self._found()
+        self._opened_file = self._current_file()
         return connection
 
-    def lost(self) -> bool:
-        """Whether another file, or none, is where it was opened: SQLite would write on into what nobody can read."""
-        return self._found() != self._file
+    def was_moved(self) -> bool:
+        """Whether the opened file is no longer at its place: SQLite would go on writing to a file nobody can find."""
+        return self._current_file() != self._opened_file
 
-    def leave(self, connection: Connection) -> None:
-        """Close a file that was moved, with all its records in it: SQLite would leave the latest at its old place."""
+    def close_moved(self, connection: DatabaseConnection) -> None:
+        """Close a moved file with all its records: SQLite would leave the latest ones at the old place."""
         with contextlib.suppress(Exception):
             connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
         connection.close()
 
-    def _found(self) -> tuple[int, int] | None:
-        try:
-            found = Path(self.place).stat()
-        except OSError:
-            return None
-        return found.st_dev, found.st_ino
-
-    def insert(self, cursor: Any, records: Sequence[Record]) -> None:
-        row = f"({', '.join('?' * len(Record._fields))})"
-        for start in range(0, len(records), TOGETHER):
-            part = records[start : start + TOGETHER]
+    def insert(self, cursor: Any, records: Sequence[AuditRecord]) -> None:
+        row = f"({', '.join('?' * len(AuditRecord._fields))})"
+        for start in range(0, len(records), INSERT_ROWS):
+            part = records[start : start + INSERT_ROWS]
             values = [value for record in part for value in record]
             cursor.execute(f"INSERT INTO decisions ({FIELDS}) VALUES {', '.join([row] * len(part))}", values)
 
-    def forget(self, cursor: Any, before: float) -> None:
-        cursor.execute("DELETE FROM decisions WHERE time < ?", (before,))
+    def delete_before(self, cursor: Any, when: float) -> None:
+        cursor.execute("DELETE FROM decisions WHERE time < ?", (when,))
+
+    def _current_file(self) -> tuple[int, int] | None:
+        try:
+            status = Path(self.place).stat()
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
 
 
-class Postgres:
-    """A server. Many rows go in as one JSON array, which it takes apart itself."""
+class PostgresDatabase:
+    """A PostgreSQL server. One statement inserts many rows, sent as a JSON array."""
 
     def __init__(self, url: str) -> None:
         if not url.startswith(("postgresql://", "postgres://")):
@@ -207,25 +214,25 @@ class Postgres:
             raise FeddrmError(
                 "an audit log in PostgreSQL needs one more package: pip install 'feddrm[postgres]'"
             ) from error
-        self._connect: Callable[[], Connection] = lambda: psycopg.connect(url, connect_timeout=5)
+        self._connect: Callable[[], DatabaseConnection] = lambda: psycopg.connect(url, connect_timeout=5)
 
-    def connect(self) -> Connection:
+    def connect(self) -> DatabaseConnection:
         return self._connect()
 
-    def lost(self) -> bool:
-        """It says so itself."""
+    def was_moved(self) -> bool:
+        """Never: a lost server raises an error."""
         return False
 
-    def leave(self, connection: Connection) -> None:
+    def close_moved(self, connection: DatabaseConnection) -> None:
         connection.close()
 
-    def insert(self, cursor: Any, records: Sequence[Record]) -> None:
-        fields = ", ".join(f"(value->>{i})::{TYPES.get(name, 'TEXT')}" for i, name in enumerate(Record._fields))
+    def insert(self, cursor: Any, records: Sequence[AuditRecord]) -> None:
+        fields = ", ".join(f"(value->>{i})::{TYPES.get(name, 'TEXT')}" for i, name in enumerate(AuditRecord._fields))
         text = orjson.dumps(records, default=tuple).decode()
         cursor.execute(f"INSERT INTO decisions ({FIELDS}) SELECT {fields} FROM json_array_elements(%s::json)", (text,))
 
-    def forget(self, cursor: Any, before: float) -> None:
-        cursor.execute("DELETE FROM decisions WHERE time < %s", (before,))
+    def delete_before(self, cursor: Any, when: float) -> None:
+        cursor.execute("DELETE FROM decisions WHERE time < %s", (when,))
 
 
 def _first_line(error: Exception) -> str:

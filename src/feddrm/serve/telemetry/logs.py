@@ -1,4 +1,4 @@
-"""The log: JSON lines on standard error, written by a thread, so that a slow reader holds up no answer."""
+"""The log: JSON lines on standard error, written by a thread so that a slow reader does not delay answers."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from feddrm.serve.telemetry.background_writer import Drain
+from feddrm.serve.telemetry.background_writer import BackgroundWriter
 
 log = logging.getLogger("feddrm.serve")
-ROOM = 10_000  # lines that wait for whoever reads them
+CAPACITY = 10_000  # lines that may wait to be written
 FLUSH_SECONDS = 0.1
 
 
-class Lines(logging.Handler):
-    """One JSON object per line. What finds no room is dropped, and a later line says how many."""
+class JsonLogHandler(logging.Handler):
+    """Writes one JSON object per line. Lines that find no room are dropped; a later line says how many."""
 
     def __init__(self, stream: BinaryIO) -> None:
         super().__init__()
         self.stream, self.dropped = stream, 0
-        self._drain: Drain[bytes] = Drain("log", self._write, room=ROOM, seconds=FLUSH_SECONDS)
+        self._writer: BackgroundWriter[bytes] = BackgroundWriter(
+            "log", self._write, capacity=CAPACITY, flush_seconds=FLUSH_SECONDS
+        )
 
     def emit(self, record: logging.LogRecord) -> None:
         fields = dict(getattr(record, "fields", {}))
@@ -34,51 +36,51 @@ class Lines(logging.Handler):
         self.put(record.created, record.levelname.lower(), record.getMessage(), fields)
 
     def put(self, when: float, level: str, message: str, fields: Mapping[str, Any]) -> None:
-        if not self._drain.put(_line(when, level, message, fields)):
+        if not self._writer.put(_json_line(when, level, message, fields)):
             self.dropped += 1
 
     def close(self) -> None:
-        """Write what is waiting, then stop."""
-        self._drain.close()
+        """Write the waiting lines, then stop."""
+        self._writer.close()
         super().close()
 
     def _write(self, lines: list[bytes]) -> None:
         number, self.dropped = self.dropped, 0
         if number:
-            lines.append(_line(time.time(), "warning", "log lines dropped", {"number": number}))
-        with contextlib.suppress(OSError, ValueError):  # nobody reads any more
+            lines.append(_json_line(time.time(), "warning", "log lines dropped", {"number": number}))
+        with contextlib.suppress(OSError, ValueError):  # standard error is closed
             self.stream.write(b"".join(lines))
             self.stream.flush()
 
 
-def _line(when: float, level: str, message: str, fields: Mapping[str, Any]) -> bytes:
+def _json_line(when: float, level: str, message: str, fields: Mapping[str, Any]) -> bytes:
     line = {"time": round(when, 3), "level": level, "message": message, **fields}
     try:
         return orjson.dumps(line, default=str, option=orjson.OPT_APPEND_NEWLINE)
-    except TypeError:  # half a character in somebody's text
+    except TypeError:  # half of a surrogate pair in a caller's text
         return json.dumps(line, default=str).encode() + b"\n"
 
 
-def note_request(seconds: float, fields: dict[str, Any]) -> None:
-    """A request's line. Straight to the thread where it can: the logging module takes longer than a decision."""
+def log_request(seconds: float, fields: dict[str, Any]) -> None:
+    """The log line of a request. It bypasses the logging module where it can, which takes longer than a decision."""
     if not log.isEnabledFor(logging.INFO):
         return
     fields["ms"] = round(1e3 * seconds, 2)
     for handler in log.handlers:
-        if isinstance(handler, Lines):
+        if isinstance(handler, JsonLogHandler):
             handler.put(time.time(), "info", "request", fields)
             return
     log.info("request", extra={"fields": fields})
 
 
 @contextlib.contextmanager
-def logging_json(level: str) -> Iterator[None]:
-    """While an application runs."""
-    handler = Lines(sys.stderr.buffer)
-    for name, least in (("feddrm.serve", level.upper()), ("uvicorn.error", "WARNING")):
+def json_logging(level: str) -> Iterator[None]:
+    """Log as JSON lines within the block."""
+    handler = JsonLogHandler(sys.stderr.buffer)
+    for name, lowest in (("feddrm.serve", level.upper()), ("uvicorn.error", "WARNING")):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(least)
+        logger.setLevel(lowest)
     try:
         yield
     finally:

@@ -1,8 +1,8 @@
-"""What Prometheus reads at /metrics."""
+"""The metrics that Prometheus reads at /metrics."""
 
 from __future__ import annotations
 
-from collections import Counter as PerValue
+from collections import Counter as CountPerValue
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +13,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """Every figure, each with a sentence on what it is."""
+    """All metrics of one gateway, each with its help text."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -27,42 +27,42 @@ class Metrics:
         )
         self.answers = Counter("feddrm_client_answers", "Samples answered", ["client"], registry=registry)
         self.failures = Counter(
-            "feddrm_client_failures", "Samples asked in vain, by reason", ["client", "reason"], registry=registry
+            "feddrm_client_failures", "Samples that a client did not answer", ["client", "reason"], registry=registry
         )
         self.unanswered = Counter("feddrm_unanswered", "Samples that no client answered", registry=registry)
         self.available = Gauge("feddrm_client_available", "1 if the client can be asked", ["client"], registry=registry)
         self.circuit = Gauge(
-            "feddrm_client_circuit_open", "1 while nobody asks the client", ["client"], registry=registry
+            "feddrm_client_circuit_open", "1 while the client's circuit is open", ["client"], registry=registry
         )
         self.batch_rows = Histogram("feddrm_batch_rows", "Samples computed at once", buckets=ROWS, registry=registry)
         self.waiting_rows = Gauge("feddrm_waiting_rows", "Samples in the queue", registry=registry)
         self.in_flight = Gauge("feddrm_in_flight", "Requests being answered", registry=registry)
         self.audit = Counter("feddrm_audit_records", "Decisions written or dropped", ["outcome"], registry=registry)
         self.audit_ok = Gauge("feddrm_audit_ok", "0 while the audit log cannot be written", registry=registry)
-        self.reloads = Counter("feddrm_reloads", "Artifacts read anew, by outcome", ["outcome"], registry=registry)
+        self.reloads = Counter("feddrm_reloads", "Reloads of the artifact, by outcome", ["outcome"], registry=registry)
         self.artifact = Gauge("feddrm_artifact", "1 for the version that is served", ["version"], registry=registry)
         self._children: dict[tuple[object, ...], Any] = {}
 
-    def one(self, metric: Counter | Histogram, *labels: str) -> Any:
-        """The figure with these labels; looked up once, for the library's own look-up takes a lock and its time."""
-        key = (metric, *labels)
-        found = self._children.get(key)
-        if found is None:
-            found = self._children[key] = metric.labels(*labels)
-        return found
+    def observe_request(self, path: str, status: int, seconds: float) -> None:
+        """Count an answered request."""
+        self._child(self.requests, path, str(status)).inc()
+        self._child(self.seconds, path).observe(seconds)
 
-    def seen(self, path: str, status: int, seconds: float) -> None:
-        """A request has been answered."""
-        self.one(self.requests, path, str(status)).inc()
-        self.one(self.seconds, path).observe(seconds)
-
-    def decided(self, names: Sequence[str], clients: Sequence[int], reasons: Sequence[str]) -> None:
-        """A batch has been decided: the clients chosen (-1 is nobody), and why the router would rather not."""
-        for client, number in PerValue(clients).items():
-            self.one(self.decisions, names[client] if client >= 0 else "nobody").inc(number)
-        for reason, number in PerValue(reasons).items():
+    def observe_decisions(self, names: Sequence[str], clients: Sequence[int], reasons: Sequence[str]) -> None:
+        """Count the decisions of a batch: the chosen clients (-1: none), and the reasons to abstain ("": none)."""
+        for client, number in CountPerValue(clients).items():
+            self._child(self.decisions, names[client] if client >= 0 else "nobody").inc(number)
+        for reason, number in CountPerValue(reasons).items():
             if reason:
-                self.one(self.abstentions, reason).inc(number)
+                self._child(self.abstentions, reason).inc(number)
 
-    def page(self) -> bytes:
+    def render(self) -> bytes:
         return generate_latest(self.registry)
+
+    def _child(self, metric: Counter | Histogram, *labels: str) -> Any:
+        """The metric with these labels, from a cache: the library's own look-up takes a lock and more time."""
+        key = (metric, *labels)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = metric.labels(*labels)
+        return child

@@ -1,1 +1,1 @@
-"""The clients that the gateway asks for predictions: where they are, how they are, who is asked next."""
+"""The clients' predictors as the gateway sees them: their state, and who is asked about which sample."""

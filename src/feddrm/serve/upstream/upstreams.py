@@ -1,4 +1,4 @@
-"""The clients the gateway may ask: where they are, whether they are well, and when to leave them alone for a while."""
+"""The clients' predictors: address, health and circuit breaker of each, and one HTTP client per predictor."""
 
 from __future__ import annotations
 
@@ -8,46 +8,47 @@ import logging
 import os
 import ssl
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import orjson
-import yaml
+from pydantic import ValidationError
 
 from feddrm.errors import FeddrmError
-from feddrm.serve.settings import ClientEntry, GatewaySettings, entry
+from feddrm.io.text import read_text, read_yaml
+from feddrm.serve.settings import GatewaySettings, UpstreamEntry, first_problem
 
 log = logging.getLogger("feddrm.serve")
 LONGEST_COOL_DOWN = 60.0
-FOREIGN = "has other classes"
+OTHER_CLASSES = "has other classes"
 
 
-class NoAnswer(Exception):
-    """A client did not give a usable answer; the text says why, without what it sent."""
+class UpstreamFailure(Exception):
+    """A predictor gave no usable answer. The text says why, without anything that the predictor sent."""
 
 
 class Declined(Exception):
-    """A client is well, but does not take what it was sent."""
+    """A predictor works, but does not take what it was sent."""
 
 
 @dataclass(eq=False)
 class Upstream:
     """One client's predictor, with a circuit breaker.
 
-    After ``limit`` failures in a row the circuit opens: nobody asks until the cool-down is over. Then
-    one real request may try; if it fails, the next cool-down is twice as long. A health check alone
-    never closes a circuit: a client may be well and yet too slow.
+    After ``failure_limit`` failures in a row the circuit opens: the predictor is not asked until the cool-down is
+    over. Then one real request is sent as a trial; if it fails, the next cool-down is twice as long. A health check
+    never closes a circuit, because a predictor may be healthy and still too slow.
 
-    ``classes`` are the names that its numbers must stand for; none where the gateway knows none. A client that
-    states others is ``foreign``: it belongs to another run, and its answers would be read as what they are not.
+    ``classes`` are the gateway's class names; empty if the gateway knows none. A predictor that states other names
+    is ``foreign``: it serves another run, and its answers would be read under wrong names.
     """
 
     name: str
-    entry: ClientEntry
-    limit: int
+    entry: UpstreamEntry
+    failure_limit: int
     cool_down: float
     http: httpx.AsyncClient
     classes: tuple[str, ...] = ()
@@ -57,7 +58,7 @@ class Upstream:
     in_flight: int = 0
     asked: int = 0
     answered: int = 0
-    seconds: float = 0.0  # of the latest answer
+    seconds: float = 0.0  # that the latest answer took
     reason: str = ""
     _opened: float | None = None
     _pause: float = field(default=0.0)
@@ -69,10 +70,10 @@ class Upstream:
         return "open" if time.monotonic() - self._opened < self._pause else "trying"
 
     @property
-    def why_not(self) -> str | None:
-        """Why it cannot be asked now; None if it can."""
+    def unavailable_because(self) -> str | None:
+        """Why the predictor cannot be asked now; None if it can."""
         if self.foreign:
-            return FOREIGN
+            return OTHER_CLASSES
         if self.healthy is False:
             return "unhealthy"
         if self.circuit == "open" or (self.circuit == "trying" and self.in_flight > 0):
@@ -83,71 +84,71 @@ class Upstream:
 
     @property
     def available(self) -> bool:
-        return self.why_not is None
+        return self.unavailable_because is None
 
     @contextlib.contextmanager
     def request(self) -> Iterator[None]:
-        """Around one request: counts it, and judges the circuit by whether it raised."""
+        """A context for one request: counts it, and opens or closes the circuit by whether the block raises."""
         self.in_flight += 1
         self.asked += 1
-        began = time.monotonic()
+        started = time.monotonic()
         try:
             yield
         except (asyncio.CancelledError, Declined):
-            raise  # the caller went away, or sent what does not fit: says nothing about the client
+            raise  # the caller left, or sent what does not fit: the predictor is not at fault
         except Exception as error:
-            self._failed(str(error), began)
+            self._failed(str(error), started)
             raise
         else:
             self.answered += 1
             self.failures, self._opened, self._pause, self.reason = 0, None, 0.0, ""
-            self.seconds = time.monotonic() - began
+            self.seconds = time.monotonic() - started
             self.healthy = True
         finally:
             self.in_flight -= 1
 
-    def _failed(self, reason: str, began: float) -> None:
+    def _failed(self, reason: str, started: float) -> None:
         self.failures += 1
         self.reason = reason
-        if self._opened is not None and began <= self._opened:
-            return  # it was under way when the circuit opened: no trial, and the pause counts it already
-        if self._opened is not None or self.failures >= self.limit:
+        if self._opened is not None and started <= self._opened:
+            return  # it started before the circuit opened, so it is no trial, and the pause covers it already
+        if self._opened is not None or self.failures >= self.failure_limit:
             self._pause = min(LONGEST_COOL_DOWN, 2 * self._pause) if self._pause else self.cool_down
             self._opened = time.monotonic()
 
-    async def send(self, method: str, path: str, limit: int, **given: Any) -> tuple[int, bytes]:
-        """Status and body of an answer, all of it within the client's time-out and ``limit`` bytes.
+    async def send(self, method: str, path: str, limit: int, **options: Any) -> tuple[int, bytes]:
+        """Status and body of a response of at most ``limit`` bytes, within the predictor's time-out.
 
-        The body as it came: unpacking what nobody asked to be packed would make much of little.
+        The body is not decompressed, to avoid decompression bombs.
         """
         body = bytearray()
-        async with asyncio.timeout(self.entry.timeout), self.http.stream(method, path, **given) as answer:
-            async for part in answer.aiter_raw():
+        async with asyncio.timeout(self.entry.timeout), self.http.stream(method, path, **options) as response:
+            async for part in response.aiter_raw():
                 body += part
                 if len(body) > limit:
-                    raise NoAnswer("answered too much")
-        return answer.status_code, bytes(body)
+                    raise UpstreamFailure("answered too much")
+        return response.status_code, bytes(body)
 
     async def check(self) -> None:
-        """Ask for its health, and whether its classes are those it shall answer."""
+        """Check the predictor's health and its class names."""
         try:
             status, body = await self.send("GET", "/v2/health/ready", 2**16 + 1024 * len(self.classes))
             self.healthy = status == 200
             if self.healthy:
-                self._compare(body)
+                self._compare_classes(body)
             else:
                 self.reason = f"health check says {status}"
-        except Exception as error:  # whatever it is, the others' health is looked at all the same
+        except Exception as error:  # whatever it is, the checks of the others must go on
             self.healthy, self.reason = False, f"health check failed ({type(error).__name__})"
 
-    def _compare(self, body: bytes) -> None:
-        """By the names it states. One that states none is taken: what it answers is compared label by label."""
+    def _compare_classes(self, body: bytes) -> None:
+        """Compare the stated class names with ours. If there are none, only the labels of answers are compared."""
         stated = None
         with contextlib.suppress(ValueError, KeyError, TypeError):
             stated = orjson.loads(body)["classes"]
         before, self.foreign = self.foreign, bool(self.classes) and stated not in (None, list(self.classes))
         if self.foreign:
-            self.reason = f"{FOREIGN} than the gateway: serve it from the gateway's run"
+            self.reason = f"{OTHER_CLASSES} than the gateway: serve it from the gateway's run"
         elif before:
             self.reason = ""
         if self.foreign and not before:
@@ -168,79 +169,71 @@ class Upstream:
         }
 
 
-class Registry:
-    """All peers by name, and the task that keeps an eye on them."""
-
-    def __init__(
-        self, entries: Mapping[str, ClientEntry], settings: GatewaySettings, classes: tuple[str, ...] = ()
-    ) -> None:
-        self.seconds = settings.health_seconds
-        self.peers = {
-            name: Upstream(name, given, settings.failures, settings.cool_down_seconds, _http(name, given), classes)
-            for name, given in entries.items()
-        }
+class Upstreams(dict[str, Upstream]):
+    """All predictors by client name."""
 
     @classmethod
-    def read(cls, path: Path | None, settings: GatewaySettings, classes: tuple[str, ...] = ()) -> Registry:
+    def read(cls, path: Path | None, settings: GatewaySettings, classes: tuple[str, ...] = ()) -> Upstreams:
         """From ``clients.yaml``: ``name: {url: ..., key_env: ..., capacity: ..., timeout: ...}``.
 
-        ``classes`` are the names that all must answer by, where they are known.
+        ``classes`` are the class names of the gateway, where they are known.
         """
         if path is None:
-            return cls({}, settings)
-        try:
-            found = yaml.safe_load(path.read_text())
-        except OSError as error:
-            raise FeddrmError(f"cannot read {path} ({error.strerror}): give a file of clients") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise FeddrmError(f"{path} is no YAML file: write 'name: {{url: http://...}}' for each client") from error
-        if not isinstance(found, dict) or not found:
+            return cls()
+        values = read_yaml(path, "write 'name: {url: http://...}' for each client")
+        if not values:
             raise FeddrmError(f"{path} lists no clients: write 'name: {{url: http://...}}' for each")
-        return cls({str(name): entry(path, str(name), value) for name, value in found.items()}, settings, classes)
-
-    def can_answer(self, name: str) -> bool:
-        """Whether it can be asked now; without a list of clients everybody is taken to be there."""
-        return not self.peers or (name in self.peers and self.peers[name].available)
+        upstreams = cls()
+        for name, value in values.items():
+            entry = _entry(path, str(name), value)
+            upstreams[str(name)] = Upstream(
+                str(name), entry, settings.failures, settings.cool_down_seconds, _http(str(name), entry), classes
+            )
+        return upstreams
 
     def available(self, names: Sequence[str], without: Collection[str] = ()) -> tuple[bool, ...]:
-        """Who of them can be asked now and shall be."""
-        if not self.peers and not without:
-            return (True,) * len(names)
-        return tuple(self.can_answer(name) and name not in without for name in names)
+        """Which clients can be asked now, except ``without``. Without a list of clients all are taken as available."""
+        if not self:
+            return tuple(name not in without for name in names)
+        return tuple(name in self and self[name].available and name not in without for name in names)
 
-    async def watch(self) -> None:
-        """Check the health of all, for ever; nobody waits for another's."""
+    async def watch(self, seconds: float) -> None:
+        """Check the health of all predictors this often until cancelled; a slow one delays only its own checks."""
 
-        async def follow(peer: Upstream) -> None:
+        async def follow(upstream: Upstream) -> None:
             while True:
-                await peer.check()
-                await asyncio.sleep(self.seconds)
+                await upstream.check()
+                await asyncio.sleep(seconds)
 
-        await asyncio.gather(*(follow(peer) for peer in self.peers.values()))
+        await asyncio.gather(*map(follow, self.values()))
 
     async def close(self) -> None:
-        for peer in self.peers.values():
-            await peer.http.aclose()
+        for upstream in self.values():
+            await upstream.http.aclose()
 
 
-def _http(name: str, given: ClientEntry) -> httpx.AsyncClient:
+def _entry(path: Path, name: str, value: object) -> UpstreamEntry:
+    try:
+        return UpstreamEntry.model_validate(value)
+    except ValidationError as error:
+        raise FeddrmError(f"{path}: client '{name}': {first_problem(error)}") from error
+
+
+def _http(name: str, entry: UpstreamEntry) -> httpx.AsyncClient:
     key = None
-    if given.key_env is not None:
-        key = os.environ.get(given.key_env)
+    if entry.key_env is not None:
+        key = os.environ.get(entry.key_env)
         if not key:
-            raise FeddrmError(f"client '{name}': {given.key_env} is not set: export the client's API key there")
-    elif given.key_file is not None:
-        try:
-            key = given.key_file.read_text().strip()
-        except OSError as error:
-            raise FeddrmError(f"client '{name}': cannot read {given.key_file} ({error.strerror})") from error
+            raise FeddrmError(f"client '{name}': {entry.key_env} is not set: export the client's API key there")
+    elif entry.key_file is not None:
+        key = read_text(entry.key_file, f"give the key_file of client '{name}'").strip()
     try:
         return httpx.AsyncClient(
-            base_url=given.url,
+            base_url=entry.url,
             headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
-            timeout=None,  # it limits single steps; Upstream.send limits the whole
-            verify=ssl.create_default_context(cafile=given.ca) if given.url.startswith("https") else True,
-            limits=httpx.Limits(max_connections=given.capacity, max_keepalive_connections=given.capacity),
+            timeout=None,  # httpx limits single steps; Upstream.send limits the whole request
+            verify=ssl.create_default_context(cafile=entry.ca) if entry.url.startswith("https") else True,
+            limits=httpx.Limits(max_connections=entry.capacity, max_keepalive_connections=entry.capacity),
             trust_env=False,
         )
     except (OSError, httpx.InvalidURL, ValueError) as error:  # ssl's own errors are OSErrors

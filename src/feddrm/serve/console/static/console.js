@@ -1,21 +1,21 @@
 "use strict";
-// The console: everything it shows comes from the gateway it was loaded from. Text is set as text, never as markup.
+// The console. It shows only data of the gateway that it was loaded from, and sets text as text, never as markup.
 
 const $ = (id) => document.getElementById(id);
 let key = sessionStorage.getItem("key") || "";
 let federation = null;
-let pictures = null; // whether the router takes pictures, or rows of numbers
-let chosen = null; // a sample as a Blob, where one was picked
-let last = 0; // the number of the latest decision shown
-let begun = null; // when the gateway that numbers them began
-const SHOWN = 3; // samples in the federation's table
-const views = {}; // their addresses, by client: what its shift looks like
+let takesPictures = null; // whether the router takes pictures; otherwise it takes rows of numbers
+let chosenSample = null; // the chosen sample as a Blob, if any
+let lastNumber = 0; // of the latest decision shown
+let gatewayStart = null; // start time of the gateway that numbers the decisions
+const SAMPLES_SHOWN = 3; // per client, in the federation's table
+const sampleUrls = {}; // URLs of those samples, by client
 
 function element(name, text, attributes = {}) {
-  const made = document.createElement(name);
-  if (text !== undefined && text !== null) made.textContent = text;
-  for (const [attribute, value] of Object.entries(attributes)) made.setAttribute(attribute, value);
-  return made;
+  const created = document.createElement(name);
+  if (text !== undefined && text !== null) created.textContent = text;
+  for (const [attribute, value] of Object.entries(attributes)) created.setAttribute(attribute, value);
+  return created;
 }
 
 async function call(path, options = {}) {
@@ -25,7 +25,7 @@ async function call(path, options = {}) {
   if (answer.status === 401 || answer.status === 403) $("key-form").hidden = false;
   if (!answer.ok) {
     let text = "the gateway answered " + answer.status;
-    try { text = (await answer.json()).error || text; } catch { /* not JSON: the status says it */ }
+    try { text = (await answer.json()).error || text; } catch { /* not JSON: show the status */ }
     throw new Error(text);
   }
   return answer;
@@ -51,27 +51,27 @@ function row(cells) {
   return line;
 }
 
-function showResult(found) {
-  const first = found.answers ? found.answers[0] : found.decisions[0];
+function showResult(content) {
+  const first = content.answers ? content.answers[0] : content.decisions[0];
   const route = first.route || first;
   const label = first.label === undefined ? null : first.label;
-  if (found.answers) {
-    const asked = first.answered.map((a) => `${a.client} (${percent(a.weight)}, ${a.milliseconds.toFixed(0)} ms)`);
+  if (content.answers) {
+    const answered = first.answered.map((a) => `${a.client} (${percent(a.weight)}, ${a.milliseconds.toFixed(0)} ms)`);
     $("headline").textContent = label === null ? "Nobody was asked" : `Answer: ${label}, by ${first.client}`;
     const failed = first.failed.map((f) => `${f.client}: ${f.reason}`);
-    $("detail").textContent = `Answered: ${asked.join(", ") || "nobody"}.` +
+    $("detail").textContent = `Answered: ${answered.join(", ") || "nobody"}.` +
       (failed.length ? ` Failed: ${failed.join(", ")}.` : "");
   } else {
     $("headline").textContent = route.client === null ? "Nobody is available" : `Belongs to ${route.client}`;
     $("detail").textContent = "";
   }
   $("detail").textContent += ` Margin ${route.margin.toFixed(3)}.` +
-    (route.abstain ? ` The router abstains: ${route.reason}.` : "") + ` Request ${found.request_id}.`;
-  $("ranked").replaceChildren(...route.ranked.map((one) => row([
-    one.client,
-    bar(one.probability, `probability of ${one.client}`),
-    element("td", one.log_density_ratio.toFixed(2), { class: "number" }),
-    element("td", one.available ? "available" : "not available", { class: one.available ? "good" : "bad" }),
+    (route.abstain ? ` The router abstains: ${route.reason}.` : "") + ` Request ${content.request_id}.`;
+  $("ranked").replaceChildren(...route.ranked.map((entry) => row([
+    entry.client,
+    bar(entry.probability, `probability of ${entry.client}`),
+    element("td", entry.log_density_ratio.toFixed(2), { class: "number" }),
+    element("td", entry.available ? "available" : "not available", { class: entry.available ? "good" : "bad" }),
   ])));
   $("classes-table").hidden = !first.probabilities;
   if (first.probabilities) {
@@ -81,13 +81,13 @@ function showResult(found) {
   $("result").hidden = false;
 }
 
-// Known to everybody: one who may ask need not be one who may see the federation's figures.
-async function shape() {
-  if (pictures !== null) return;
+// Needs no key: a caller who may ask need not be allowed to see the federation's figures.
+async function showInputForm() {
+  if (takesPictures !== null) return;
   const about = await (await call("v2/models/router")).json();
-  pictures = about.inputs[0].shape.length === 4;
-  $("picture-input").hidden = !pictures;
-  $("numbers-input").hidden = pictures;
+  takesPictures = about.inputs[0].shape.length === 4;
+  $("picture-input").hidden = !takesPictures;
+  $("numbers-input").hidden = takesPictures;
 }
 
 async function ask(event) {
@@ -99,9 +99,9 @@ async function ask(event) {
     const options = { rule: $("rule").value };
     if (action === "predict") options.consult = $("consult").value;
     let answer;
-    await shape();
-    if (pictures) {
-      const picture = $("file").files[0] || chosen;
+    await showInputForm();
+    if (takesPictures) {
+      const picture = $("file").files[0] || chosenSample;
       if (!picture) throw new Error("Choose a picture or a sample first.");
       answer = await call(`v1/${action}?${new URLSearchParams(options)}`, {
         method: "POST", body: picture, headers: { "Content-Type": picture.type || "image/png" },
@@ -123,15 +123,15 @@ async function ask(event) {
   }
 }
 
-async function sample(client, number) {
+async function fetchSample(client, number) {
   return (await call(`v1/samples/${encodeURIComponent(client.client)}/${number}`)).blob();
 }
 
 async function showSamples() {
-  const client = federation.clients.find((one) => one.client === $("sample-client").value);
+  const client = federation.clients.find((entry) => entry.client === $("sample-client").value);
   const buttons = [];
   for (let number = 0; number < client.samples; number += 1) {
-    const picture = await sample(client, number);
+    const picture = await fetchSample(client, number);
     const image = element("img", null, { alt: `sample ${number + 1} of ${client.client}` });
     image.src = URL.createObjectURL(picture);
     const button = element("button", null, { type: "button", "aria-pressed": "false" });
@@ -140,7 +140,7 @@ async function showSamples() {
       for (const other of $("sample-list").children) other.setAttribute("aria-pressed", "false");
       button.setAttribute("aria-pressed", "true");
       $("file").value = "";
-      chosen = picture;
+      chosenSample = picture;
     });
     buttons.push(button);
   }
@@ -148,19 +148,19 @@ async function showSamples() {
   $("sample-list").replaceChildren(...buttons);
 }
 
-function labels(client) {
+function labelChart(client) {
   const counts = client.class_counts;
   const cell = element("td");
   if (!counts) return cell;
-  const most = Math.max(1, ...counts), width = 9, space = "http://www.w3.org/2000/svg";
-  const svg = document.createElementNS(space, "svg");
+  const largest = Math.max(1, ...counts), width = 9, namespace = "http://www.w3.org/2000/svg";
+  const svg = document.createElementNS(namespace, "svg");
   svg.setAttribute("width", width * counts.length);
   svg.setAttribute("height", 28);
   svg.setAttribute("role", "img");
   svg.setAttribute("aria-label", counts.map((n, i) => `${federation.classes[i]}: ${n}`).join(", "));
   counts.forEach((count, place) => {
-    const height = Math.max(1, (26 * count) / most);
-    const rect = document.createElementNS(space, "rect");
+    const height = Math.max(1, (26 * count) / largest);
+    const rect = document.createElementNS(namespace, "rect");
     for (const [name, value] of Object.entries({ x: place * width, y: 28 - height, width: width - 2, height })) {
       rect.setAttribute(name, value);
     }
@@ -170,17 +170,17 @@ function labels(client) {
   return cell;
 }
 
-async function lookThrough(client) {
-  const numbers = [...Array(Math.min(SHOWN, client.samples)).keys()];
-  const pictures = await Promise.all(numbers.map((number) => sample(client, number)));
-  views[client.client] = pictures.map((picture) => URL.createObjectURL(picture));
+async function loadSamples(client) {
+  const numbers = [...Array(Math.min(SAMPLES_SHOWN, client.samples)).keys()];
+  const pictures = await Promise.all(numbers.map((number) => fetchSample(client, number)));
+  sampleUrls[client.client] = pictures.map((picture) => URL.createObjectURL(picture));
 }
 
-function shift(client) {
+function shiftCell(client) {
   const cell = element("td", null, { class: "shift" });
-  (views[client.client] || []).forEach((address, place) => {
+  (sampleUrls[client.client] || []).forEach((url, place) => {
     const image = element("img", null, { alt: `sample ${place + 1} as ${client.client} sees it` });
-    image.src = address;
+    image.src = url;
     cell.append(image);
   });
   cell.append(element("span", client.shift));
@@ -189,67 +189,75 @@ function shift(client) {
 
 function showClients() {
   $("clients").replaceChildren(...federation.clients.map((client) => row([
-    client.client, health(client), bar(client.share, `share of ${client.client}`), labels(client), shift(client),
+    client.client, healthCell(client), bar(client.share, `share of ${client.client}`), labelChart(client),
+    shiftCell(client),
   ])));
 }
 
-function health(client) {
-  const peer = client.peer;
-  if (!peer) return element("td", "not registered");
-  const well = peer.available;
-  const text = well ? `well, ${peer.milliseconds.toFixed(0)} ms` : peer.circuit === "open" ? "circuit open" : "down";
-  return element("td", peer.reason ? `${text} (${peer.reason})` : text, { class: well ? "good" : "bad" });
+function healthCell(client) {
+  const upstream = client.peer;
+  if (!upstream) return element("td", "not registered");
+  const { available, circuit, milliseconds, reason } = upstream;
+  const text = available ? `well, ${milliseconds.toFixed(0)} ms` : circuit === "open" ? "circuit open" : "down";
+  return element("td", reason ? `${text} (${reason})` : text, { class: available ? "good" : "bad" });
 }
 
-async function refresh() {
-  const found = await (await call("v1/federation")).json();
+async function showFederation() {
+  const content = await (await call("v1/federation")).json();
   const first = federation === null;
-  federation = found;
-  $("artifact").textContent = `artifact ${found.artifact}, features ${found.features}`;
-  $("totals").textContent = `${found.decisions} decisions, ${found.abstained} abstentions; audit log: ` +
-    `${found.audit.written} written, ${found.audit.dropped} dropped` + (found.audit.trouble ? " (cannot be written now)" : "");
+  federation = content;
+  const audit = content.audit;
+  $("artifact").textContent = `artifact ${content.artifact}, features ${content.features}`;
+  $("totals").textContent = `${content.decisions} decisions, ${content.abstained} abstentions; audit log: ` +
+    `${audit.written} written, ${audit.dropped} dropped` + (audit.trouble ? " (cannot be written now)" : "");
   showClients();
   if (first) {
-    $("consult").max = found.clients.length;
-    const some = found.clients.filter((client) => client.samples > 0);
-    $("samples").hidden = !some.length;
-    $("sample-client").replaceChildren(...some.map((client) => element("option", client.client)));
-    if (some.length) await showSamples();
-    await Promise.all(some.map(lookThrough));
+    $("consult").max = content.clients.length;
+    const withSamples = content.clients.filter((client) => client.samples > 0);
+    $("samples").hidden = !withSamples.length;
+    $("sample-client").replaceChildren(...withSamples.map((client) => element("option", client.client)));
+    if (withSamples.length) await showSamples();
+    await Promise.all(withSamples.map(loadSamples));
     showClients();
   }
 }
 
-async function traffic() {
-  let answer = await (await call(`v1/traffic?after=${last}`)).json();
-  if (answer.begun !== begun && last > 0) { // another process, which numbers from one again
-    last = 0;
-    answer = await (await call("v1/traffic")).json();
+async function showTraffic() {
+  let content = await (await call(`v1/traffic?after=${lastNumber}`)).json();
+  if (content.begun !== gatewayStart && lastNumber > 0) { // a restarted gateway numbers from one again
+    lastNumber = 0;
+    content = await (await call("v1/traffic")).json();
   }
-  begun = answer.begun;
-  const found = answer.decisions;
-  if (!found.length) return;
-  last = found[found.length - 1].number;
-  const lines = found.slice(-50).reverse().map((one) => row([
-    new Date(1000 * one.time).toLocaleTimeString(), one.action, one.client || "nobody",
-    bar(one.probability, "probability"), one.samples > 1 ? `${one.samples} samples` : one.label || "", one.reason, one.failed,
-    element("td", one.milliseconds.toFixed(1), { class: "number" }),
+  gatewayStart = content.begun;
+  const decisions = content.decisions;
+  if (!decisions.length) return;
+  lastNumber = decisions[decisions.length - 1].number;
+  const lines = decisions.slice(-50).reverse().map((entry) => row([
+    new Date(1000 * entry.time).toLocaleTimeString(), entry.action, entry.client || "nobody",
+    bar(entry.probability, "probability"), entry.samples > 1 ? `${entry.samples} samples` : entry.label || "",
+    entry.reason, entry.failed, element("td", entry.milliseconds.toFixed(1), { class: "number" }),
   ]));
   $("traffic").prepend(...lines);
   while ($("traffic").children.length > 50) $("traffic").lastElementChild.remove();
 }
 
-async function live() {
+async function refresh() {
   if (!$("pause").checked && !document.hidden) {
-    try { await shape(); await refresh(); await traffic(); } catch (error) { $("totals").textContent = error.message; }
+    try {
+      await showInputForm();
+      await showFederation();
+      await showTraffic();
+    } catch (error) {
+      $("totals").textContent = error.message;
+    }
   }
-  setTimeout(live, 1000);
+  setTimeout(refresh, 1000);
 }
 
 $("ask").addEventListener("submit", ask);
 $("sample-client").addEventListener("change", showSamples);
 $("file").addEventListener("change", () => {
-  chosen = null;
+  chosenSample = null;
   for (const other of $("sample-list").children) other.setAttribute("aria-pressed", "false");
 });
 $("key-form").addEventListener("submit", (event) => {
@@ -259,4 +267,4 @@ $("key-form").addEventListener("submit", (event) => {
   $("key-form").hidden = true;
   federation = null;
 });
-live();
+refresh();

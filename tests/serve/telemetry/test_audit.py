@@ -9,61 +9,61 @@ from pathlib import Path
 import pytest
 
 from feddrm.errors import FeddrmError
-from feddrm.serve.telemetry.audit import AuditLog, Record
-from postgres import FOUND, Cluster, cluster
+from feddrm.serve.telemetry.audit import AuditLog, AuditRecord
+from postgres import INSTALLED, Cluster, cluster
 from refusal import refused
 
 
-def record(when: float, client: str | None = "oslo") -> Record:
-    return Record(when, "id", "lab", "route", "v1", 2, "0,3", client, 0.9, 0.8, 0, "", "", "", 1.5)
+def record(when: float, client: str | None = "oslo") -> AuditRecord:
+    return AuditRecord(when, "id", "lab", "route", "v1", 2, "0,3", client, 0.9, 0.8, 0, "", "", "", 1.5)
 
 
-def stored(path: Path | str) -> list[tuple[object, ...]]:
-    query = f"SELECT {', '.join(Record._fields)} FROM decisions ORDER BY time"
+def stored_rows(path: Path | str) -> list[tuple[object, ...]]:
+    query = f"SELECT {', '.join(AuditRecord._fields)} FROM decisions ORDER BY time"
     if "://" in str(path):
         import psycopg
 
-        with psycopg.connect(str(path)) as base:
-            return list(base.execute(query))
-    with contextlib.closing(sqlite3.connect(path)) as base:
-        return list(base.execute(query))
+        with psycopg.connect(str(path)) as database:
+            return list(database.execute(query))
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        return list(database.execute(query))
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Cluster]:
     pytest.importorskip("psycopg", reason="pip install 'feddrm[postgres]' to run this")
-    if not FOUND:
+    if not INSTALLED:
         pytest.skip("needs Debian's postgresql: apt-get install it")
-    with cluster() as found:
-        yield found
+    with cluster() as running:
+        yield running
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where an audit log can be."""
+    """A place for an audit log."""
     if request.param == "sqlite":
         return str(tmp_path / "audit.sqlite")
-    found: Cluster = request.getfixturevalue("server")
-    return found.url
+    cluster: Cluster = request.getfixturevalue("server")
+    return cluster.url
 
 
-def test_old_decisions_are_forgotten_and_the_others_kept_to_the_last_digit(place: str) -> None:
+def test_records_beyond_the_retention_are_deleted_and_the_others_are_stored_exactly(place: str) -> None:
     now = time.time()
     given = [record(now - days * 86400, client) for days, client in ((3, "lima"), (0.5, 'o"slo ü'), (0, None))]
     log = AuditLog(place, retention_days=1)
     for one in given:
         log.add(one)
     log.close()
-    assert stored(place) == [tuple(one) for one in given[1:]]
+    assert stored_rows(place) == [tuple(one) for one in given[1:]]
     assert (log.written, log.dropped, log.trouble) == (3, 0, None)
-    again = AuditLog(place, retention_days=1)  # the second start finds the table there
-    for _ in range(1200):  # more than one statement takes
+    again = AuditLog(place, retention_days=1)  # the table exists already
+    for _ in range(1200):  # more rows than one statement inserts
         again.add(record(now + 1))
     again.close()
-    assert len(stored(place)) == 1202
+    assert len(stored_rows(place)) == 1202
 
 
-def test_a_database_that_goes_away_and_comes_back(server: Cluster) -> None:
+def test_records_are_dropped_while_the_database_is_down_and_written_when_it_is_back(server: Cluster) -> None:
     log = AuditLog(server.url, 1)
     server.stop()
     try:
@@ -75,12 +75,12 @@ def test_a_database_that_goes_away_and_comes_back(server: Cluster) -> None:
     log.add(record(time.time(), "found"))
     log.close()
     assert log.trouble is None
-    clients = [row[Record._fields.index("client")] for row in stored(server.url)]
+    clients = [row[AuditRecord._fields.index("client")] for row in stored_rows(server.url)]
     assert "found" in clients
     assert "lost" not in clients
 
 
-def test_a_database_that_is_not_there() -> None:
+def test_an_unreachable_database_is_an_error_without_the_password() -> None:
     pytest.importorskip("psycopg", reason="pip install 'feddrm[postgres]' to run this")
     with pytest.raises(FeddrmError) as caught:
         AuditLog("postgresql://me:secret@127.0.0.1:9/x", 1)
@@ -89,9 +89,9 @@ def test_a_database_that_is_not_there() -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_a_log_of_another_version_is_not_written_into(tmp_path: Path) -> None:
-    with contextlib.closing(sqlite3.connect(tmp_path / "audit.sqlite")) as base:
-        base.execute("CREATE TABLE decisions (time DOUBLE PRECISION, client TEXT)")
+def test_a_log_of_another_version_is_an_error(tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / "audit.sqlite")) as database:
+        database.execute("CREATE TABLE decisions (time DOUBLE PRECISION, client TEXT)")
     with refused("another version", "--audit"):
         AuditLog(str(tmp_path / "audit.sqlite"), 1)
 
@@ -103,25 +103,25 @@ def wait(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_it_recovers_when_there_is_room_again(tmp_path: Path) -> None:
+def test_writing_recovers_after_an_error(tmp_path: Path) -> None:
     counted: list[tuple[str, int]] = []
     path = tmp_path / "audit.sqlite"
     log = AuditLog(str(path), 1, on_count=lambda what, number: counted.append((what, number)))
     other = sqlite3.connect(path)
-    other.execute("DROP TABLE decisions")  # whatever it is that goes wrong
+    other.execute("DROP TABLE decisions")  # any error will do
     other.commit()
     log.add(record(time.time()))
     wait(lambda: log.dropped == 1)
     log.add(record(time.time(), "lima"))
     log.close()
     other.close()
-    assert [row[Record._fields.index("client")] for row in stored(path)] == ["lima"]
+    assert [row[AuditRecord._fields.index("client")] for row in stored_rows(path)] == ["lima"]
     assert counted == [("dropped", 1), ("written", 1)]
 
 
 @pytest.mark.parametrize("how", ["removed", "moved", "replaced"])
-def test_a_file_that_is_taken_away_is_begun_anew(tmp_path: Path, how: str) -> None:
-    """What is counted as written can be read: what came before where it was moved, what came after in its place."""
+def test_a_new_file_is_started_when_the_old_one_was_removed_or_moved(tmp_path: Path, how: str) -> None:
+    """All counted records can be read: earlier ones in the moved file, later ones at the old place."""
     path, old = tmp_path / "audit.sqlite", tmp_path / "old.sqlite"
     log = AuditLog(str(path), 1)
     log.add(record(time.time(), "before"))
@@ -135,13 +135,13 @@ def test_a_file_that_is_taken_away_is_begun_anew(tmp_path: Path, how: str) -> No
     log.add(record(time.time(), "after"))
     log.close()
     assert (log.written, log.dropped, log.trouble) == (2, 0, None)
-    client = Record._fields.index("client")
-    assert [row[client] for row in stored(path)] == ["after"]
+    client = AuditRecord._fields.index("client")
+    assert [row[client] for row in stored_rows(path)] == ["after"]
     if how != "removed":
-        assert [row[client] for row in stored(old)] == ["before"]
+        assert [row[client] for row in stored_rows(old)] == ["before"]
 
 
-def test_a_folder_that_is_taken_away_is_no_place_to_write(tmp_path: Path) -> None:
+def test_records_are_dropped_while_the_folder_is_missing(tmp_path: Path) -> None:
     folder = tmp_path / "logs"
     folder.mkdir()
     log = AuditLog(str(folder / "audit.sqlite"), 1)
@@ -155,8 +155,8 @@ def test_a_folder_that_is_taken_away_is_no_place_to_write(tmp_path: Path) -> Non
     assert (log.written, log.dropped, log.trouble) == (1, 1, None)
 
 
-def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
-    """The rights of an older file are its owner's to choose."""
+def test_only_its_owner_can_read_a_new_file(tmp_path: Path) -> None:
+    """The permissions of an existing file do not change."""
     old, new = tmp_path / "old.sqlite", tmp_path / "new.sqlite"
     old.touch(0o640)
     old.chmod(0o640)
@@ -164,12 +164,12 @@ def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
         log = AuditLog(str(path), 1)
         log.add(record(time.time()))
         wait(lambda log=log: log.written == 1)
-        found = {place.stat().st_mode & 0o777 for place in tmp_path.glob(f"{path.name}*")}
+        modes = {place.stat().st_mode & 0o777 for place in tmp_path.glob(f"{path.name}*")}
         log.close()
-        assert found == {0o640 if path == old else 0o600}
+        assert modes == {0o640 if path == old else 0o600}
 
 
-def test_places_that_cannot_be(tmp_path: Path) -> None:
+def test_impossible_places_are_errors(tmp_path: Path) -> None:
     with refused("cannot open the audit log", "--audit"):
         AuditLog(str(tmp_path / "no" / "such" / "folder.sqlite"), 1)
     with refused("postgresql://"):

@@ -26,8 +26,8 @@ def images() -> Images:
     return np.concatenate([client.test.x.numpy() for client in load("digits", clients=3, seed=3).clients])
 
 
-def test_it_answers_as_the_run_measured(run: Path, images: Images) -> None:
-    """Every test sample at its own client: the run's oracle accuracy, client by client."""
+def test_predictions_have_the_accuracy_that_the_run_measured(run: Path, images: Images) -> None:
+    """Every client answers its own test samples: the run's average accuracy."""
     digits = load("digits", clients=3, seed=3)
     summary = Run.open(run).summary
     assert summary is not None
@@ -42,7 +42,7 @@ def test_it_answers_as_the_run_measured(run: Path, images: Images) -> None:
     assert right == pytest.approx(metrics["average_accuracy"], abs=1e-6)
 
 
-def test_the_refitted_head_answers_too(run: Path, images: Images) -> None:
+def test_the_refitted_head_gives_probabilities_that_differ_a_little(run: Path, images: Images) -> None:
     trained = Predictor.load(run / "clients" / "fax")
     refit = Predictor.load(run / "clients" / "fax", answer="refit")
     (a,), (b,) = trained([("inputs", images)]), refit([("inputs", images)])
@@ -50,38 +50,38 @@ def test_the_refitted_head_answers_too(run: Path, images: Images) -> None:
     assert 0.3 < float((a.argmax(1) == b.argmax(1)).mean()) < 1
 
 
-def same_by_features(run: Path, images: Images, answer: str) -> None:
+def assert_same_by_features(run: Path, images: Images, answer: str) -> None:
     predictor = Predictor.load(run / "clients" / "fax", answer=answer)
     features = load_router(run / "router").features(torch.from_numpy(images)).numpy()
     (a, b) = predictor([("inputs", images), ("features", features)])
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_features_say_as_much_as_the_sample(run: Path, images: Images) -> None:
-    same_by_features(run, images, "trained")
+def test_features_give_the_same_answer_as_the_sample(run: Path, images: Images) -> None:
+    assert_same_by_features(run, images, "trained")
 
 
-def test_features_serve_a_refitted_head_that_looks_at_nothing_else(tmp_path: Path, images: Images) -> None:
-    """Where no trunk is shared, router and heads both see the raw values."""
+def test_features_give_the_same_answer_of_a_refitted_head(tmp_path: Path, images: Images) -> None:
+    """Without a shared trunk, router and heads both use the raw values."""
     digits = load("digits", clients=3, seed=3)
     settings = {"rounds": 1, "local_steps": 2, "batch_size": 16, "model": Mlp(hidden=(16,), branch=8)}
     train(digits, "local", out=tmp_path / "run", **settings).fit_router(joint=False)
-    same_by_features(tmp_path / "run", images, "refit")
+    assert_same_by_features(tmp_path / "run", images, "refit")
 
 
-def test_company_changes_nothing(run: Path, images: Images) -> None:
+def test_a_query_gets_the_same_answer_alone_and_in_a_batch(run: Path, images: Images) -> None:
     predictor = Predictor.load(run / "clients" / "fax")
     queries = [
         ("inputs", images[:3]),
         ("inputs", predictor.router.inputs(torch.from_numpy(images[3:5])).numpy()),
         ("inputs", images[5:9]),
     ]
-    together = predictor(queries)
-    for query, answer in zip(queries, together, strict=True):
+    batch = predictor(queries)
+    for query, answer in zip(queries, batch, strict=True):
         np.testing.assert_allclose(predictor([query])[0], answer, rtol=1e-5, atol=1e-6)
 
 
-def test_it_opens_no_other_clients_files(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_other_clients_files_are_opened(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     for place in (builtins, io):
         real = place.open
@@ -98,7 +98,7 @@ def test_it_opens_no_other_clients_files(run: Path, monkeypatch: pytest.MonkeyPa
     assert not [leaf for leaf in load_file(run / "clients" / "fax" / "private.safetensors") if "trunk" in leaf]
 
 
-def test_methods_with_whole_private_models_can_be_served(tmp_path: Path, images: Images) -> None:
+def test_a_method_with_private_models_can_be_served_but_takes_no_features(tmp_path: Path, images: Images) -> None:
     digits = load("digits", clients=3, seed=3)
     small = {"rounds": 2, "local_steps": 2, "batch_size": 8, "model": Mlp(hidden=(8,), branch=8)}
     train(digits, "ditto", out=tmp_path / "run", **small).fit_router(features="raw", heads=False)
@@ -109,7 +109,7 @@ def test_methods_with_whole_private_models_can_be_served(tmp_path: Path, images:
         Predictor.load(tmp_path / "run" / "clients" / "fax", answer="refit")
 
 
-def test_wrong_folders_are_refused(run: Path, tmp_path: Path) -> None:
+def test_wrong_folders_and_answers_are_errors(run: Path, tmp_path: Path) -> None:
     with refused("no client's folder", "RUN/clients/NAME"):
         Predictor.load(run)
     stranger = tmp_path / "clients" / "quito"

@@ -1,4 +1,4 @@
-"""The console in a real Chromium, against a real gateway with real clients."""
+"""The console in Chromium, with a gateway and clients in processes of their own."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def text(browser: webdriver.Chrome, place: str) -> str:
     return found
 
 
-def picture(browser: webdriver.Chrome, name: str, folder: Path) -> None:
-    """Kept as test output; FEDDRM_SCREENSHOTS names a folder of one's own."""
+def save_screenshot(browser: webdriver.Chrome, name: str, folder: Path) -> None:
+    """Save a screenshot in the folder, or in the one that FEDDRM_SCREENSHOTS names."""
     place = Path(os.environ.get("FEDDRM_SCREENSHOTS") or folder)
     place.mkdir(parents=True, exist_ok=True)
     browser.save_screenshot(str(place / f"{name}.png"))
 
 
-def test_a_sample_is_routed_answered_and_seen(page: webdriver.Chrome, tmp_path: Path) -> None:
+def test_a_sample_is_answered_and_shown_in_all_tables(page: webdriver.Chrome, tmp_path: Path) -> None:
     Select(page.find_element(By.ID, "sample-client")).select_by_visible_text("negative")
     wait(page, lambda: "negative" in page.find_element(By.CSS_SELECTOR, "#sample-list img").get_attribute("alt"))
     page.find_elements(By.CSS_SELECTOR, "#sample-list button")[2].click()
@@ -88,10 +88,10 @@ def test_a_sample_is_routed_answered_and_seen(page: webdriver.Chrome, tmp_path: 
     shown = page.execute_script(script)
     assert shown[0] == ["sample 1 as flatbed sees it", 8]
     assert all(width == 8 for _, width in shown)
-    picture(page, "console-light", tmp_path)
+    save_screenshot(page, "console-light", tmp_path)
 
 
-def test_consulting_and_routing_only(page: webdriver.Chrome) -> None:
+def test_consulting_three_clients_and_routing_only(page: webdriver.Chrome) -> None:
     page.find_elements(By.CSS_SELECTOR, "#sample-list button")[0].click()
     field = page.find_element(By.ID, "consult")
     field.clear()
@@ -104,7 +104,7 @@ def test_consulting_and_routing_only(page: webdriver.Chrome) -> None:
     assert not page.find_element(By.ID, "classes-table").is_displayed()
 
 
-def test_a_file_that_is_no_picture_is_explained(page: webdriver.Chrome, tmp_path: Path) -> None:
+def test_a_file_that_is_no_picture_shows_an_error(page: webdriver.Chrome, tmp_path: Path) -> None:
     (tmp_path / "scan.png").write_bytes(b"not a picture")
     page.find_element(By.ID, "file").send_keys(str(tmp_path / "scan.png"))
     page.find_element(By.ID, "send").click()
@@ -112,8 +112,8 @@ def test_a_file_that_is_no_picture_is_explained(page: webdriver.Chrome, tmp_path
     assert page.find_element(By.ID, "error").get_attribute("role") == "alert"
 
 
-def test_the_keyboard_is_enough(page: webdriver.Chrome) -> None:
-    """From the top of the page: to a sample, to the button, to the answer."""
+def test_the_console_works_with_the_keyboard_alone(page: webdriver.Chrome) -> None:
+    """From the top of the page to a sample, to the button, to the answer."""
     page.find_element(By.TAG_NAME, "body").click()
     page.execute_script("document.activeElement.blur(); window.scrollTo(0, 0)")
     seen: list[str] = []
@@ -135,14 +135,14 @@ def test_the_keyboard_is_enough(page: webdriver.Chrome) -> None:
     wait(page, lambda: text(page, "headline") != "")
 
 
-def test_everything_has_a_name_and_nothing_comes_from_elsewhere(page: webdriver.Chrome, demo: str) -> None:
+def test_all_fields_have_names_and_nothing_is_loaded_from_other_hosts(page: webdriver.Chrome, demo: str) -> None:
     assert page.find_element(By.TAG_NAME, "html").get_attribute("lang") == "en"
     for field in page.find_elements(By.CSS_SELECTOR, "input, select, textarea, button"):
         name = field.accessible_name
         assert name or not field.is_displayed(), field.get_attribute("outerHTML")
     alts = page.execute_script(
         "return [...document.images].map((i) => i.alt)"
-    )  # at once: the page redraws every second
+    )  # in one call: the page redraws every second
     assert len(alts) >= 8
     assert all(alts)
     loaded = page.execute_script("return performance.getEntriesByType('resource').map(e => e.name)")
@@ -152,8 +152,8 @@ def test_everything_has_a_name_and_nothing_comes_from_elsewhere(page: webdriver.
     assert not [line for line in severe if "favicon" not in line["message"]]
 
 
-def test_light_and_dark_are_both_readable(page: webdriver.Chrome, tmp_path: Path) -> None:
-    """Text against its ground: at least 4.5 to 1, as WCAG asks."""
+def test_light_and_dark_colours_have_enough_contrast(page: webdriver.Chrome, tmp_path: Path) -> None:
+    """Text against its background: at least 4.5 to 1, as WCAG requires."""
     script = """
       const channel = (v) => { v /= 255; return v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; };
       const light = (c) => { const [r, g, b] = c.match(/[0-9.]+/g).map(Number).map(channel);
@@ -171,14 +171,14 @@ def test_light_and_dark_are_both_readable(page: webdriver.Chrome, tmp_path: Path
         found = page.execute_script(script)
         assert len(found) > 20
         assert min(found)[0] >= 4.5, (scheme, min(found))
-        picture(page, f"console-{scheme}-plain", tmp_path)
+        save_screenshot(page, f"console-{scheme}-plain", tmp_path)
     page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
-def test_a_gateway_that_starts_again_is_followed(
+def test_traffic_is_shown_after_a_restart_of_the_gateway(
     browser: webdriver.Chrome, run: Path, launch: Launch, tmp_path: Path
 ) -> None:
-    """Its numbers begin at one again, below those that the page has seen."""
+    """The numbers of its decisions start at one again."""
     words = ["serve", run, "--audit", tmp_path / "a.sqlite", "--port"]
 
     def decided(url: str, times: int) -> None:
@@ -201,10 +201,10 @@ def test_a_gateway_that_starts_again_is_followed(
     wait(browser, lambda: shown() == 5)
 
 
-def test_a_key_without_admin_is_enough_to_ask(
+def test_a_key_without_the_scope_admin_can_ask(
     browser: webdriver.Chrome, run: Path, launch: Launch, tmp_path: Path
 ) -> None:
-    """The federation's figures are not for it, and the page says so; asking is."""
+    """The page shows an error in place of the federation's figures."""
     key = add_key(tmp_path / "keys.yaml", "lab", ["route", "predict"])
     words = ["--keys", tmp_path / "keys.yaml", "--audit", tmp_path / "a.sqlite"]
     browser.get(launch("serve", run, "--demo", "--port", 0, *words).wait_ready())

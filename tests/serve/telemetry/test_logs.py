@@ -8,28 +8,28 @@ import threading
 import pytest
 
 from feddrm.serve.telemetry import logs
-from feddrm.serve.telemetry.logs import Lines
+from feddrm.serve.telemetry.logs import JsonLogHandler
 
 
-class Stuck(io.BytesIO):
-    """A reader that does not read, for a while."""
+class BlockedStream(io.BytesIO):
+    """A stream whose writes block until ``release`` is set."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.go = threading.Event()
+        self.release = threading.Event()
 
     def write(self, data: object) -> int:
-        self.go.wait(10)
+        self.release.wait(10)
         return super().write(data)  # type: ignore[arg-type]
 
 
-def read(stream: io.BytesIO) -> list[dict[str, object]]:
+def read_lines(stream: io.BytesIO) -> list[dict[str, object]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_records_become_lines_with_their_trace() -> None:
+def test_a_log_record_becomes_a_json_line_with_its_stack_trace() -> None:
     stream = io.BytesIO()
-    handler = Lines(stream)
+    handler = JsonLogHandler(stream)
     try:
         raise ValueError("inside")
     except ValueError as error:
@@ -38,21 +38,21 @@ def test_records_become_lines_with_their_trace() -> None:
     record.fields = {"path": "/v1/route", "odd": object, "half": "\ud800"}
     handler.handle(record)
     handler.close()
-    (line,) = read(stream)
+    (line,) = read_lines(stream)
     assert (line["level"], line["message"], line["path"]) == ("error", "it failed", "/v1/route")
     assert "ValueError: inside" in str(line["trace"])
 
 
-def test_a_reader_that_does_not_read_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "ROOM", 10)
+def test_a_blocked_stream_drops_lines_and_blocks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "CAPACITY", 10)
     monkeypatch.setattr(logs, "FLUSH_SECONDS", 0.01)
-    stream = Stuck()
-    handler = Lines(stream)
+    stream = BlockedStream()
+    handler = JsonLogHandler(stream)
     for number in range(100):
         handler.put(0.0, "info", "request", {"number": number})
-    stream.go.set()
+    stream.release.set()
     handler.close()
-    lines = read(stream)
+    lines = read_lines(stream)
     written = [line["number"] for line in lines if line["message"] == "request"]
     dropped = sum(int(str(line["number"])) for line in lines if line["message"] == "log lines dropped")
     assert written == sorted(written, key=int)  # type: ignore[arg-type, call-overload]

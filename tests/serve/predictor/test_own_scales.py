@@ -1,4 +1,4 @@
-"""Clients that scale raw pixels each in its own way: each predicts as in training, no router guesses whose they are."""
+"""Clients with their own scale of raw pixels: predictors use it, and the router takes no raw pixels."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from serving import Launch
 SMALL: dict[str, Any] = {"rounds": 3, "local_steps": 6, "batch_size": 16, "model": Mlp(hidden=(16,), branch=8)}
 
 
-def plant(root: Path) -> None:
-    """Eyes with a small or a large disc, in the colours of three cameras."""
+def write_pictures(root: Path) -> None:
+    """Pictures with a small or a large disc, in the colours of three cameras."""
     rng = np.random.default_rng(0)
     rows, columns = np.mgrid[:96, :96]
     for client, view in VIEWS.items():
@@ -45,7 +45,7 @@ def plant(root: Path) -> None:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("eyes")
-    plant(folder)
+    write_pictures(folder)
     return folder
 
 
@@ -56,7 +56,7 @@ def eyes(data: Path) -> Federation:
 
 @pytest.fixture(scope="module")
 def own(data: Path, eyes: Federation) -> Path:
-    """A run whose clients have constants of their own, as the paper's have."""
+    """A run whose clients have their own scales, as in the paper."""
     run = train(eyes, "feddrm", out=data / "own", **SMALL)
     run.fit_router(data_dir=str(data), features="multiscale+colour", joint=False)
     return run.path
@@ -70,10 +70,10 @@ def test_every_client_scales_raw_pixels_as_in_training(own: Path, eyes: Federati
         seen = client.view(raw).contiguous()
         (served,), (trained,) = predictor([("inputs", raw.numpy())]), predictor([("inputs", seen.numpy())])
         np.testing.assert_allclose(served, trained, atol=1e-4)
-        assert served.std(0).max() > 0.001  # the images are told apart, so another scale would be seen
+        assert served.std(0).max() > 0.001  # the images differ, so another scale would give other answers
 
 
-def test_raw_pixels_are_answered_as_the_run_measured(own: Path, eyes: Federation) -> None:
+def test_predictions_from_raw_pixels_have_the_accuracy_that_the_run_measured(own: Path, eyes: Federation) -> None:
     right = 0.0
     for client, weight in zip(eyes.clients, eyes.weights.tolist(), strict=True):
         (found,) = Predictor.load(own / "clients" / client.name)([("inputs", client.test.x.numpy())])
@@ -96,7 +96,7 @@ def test_the_router_takes_no_raw_pixels(own: Path, eyes: Federation) -> None:
     assert float((rates * eyes.weights).sum()) == pytest.approx(expected, abs=1e-6)
 
 
-def test_with_one_scale_for_all_raw_pixels_are_routed_as_measured(data: Path) -> None:
+def test_with_one_scale_for_all_clients_raw_pixels_are_routed(data: Path) -> None:
     common = load("retina", data_dir=str(data), normalise="common")
     run = train(common, "feddrm", out=data / "common", **SMALL)
     router = run.fit_router(data_dir=str(data), features="multiscale+colour", heads=False)
@@ -106,7 +106,7 @@ def test_with_one_scale_for_all_raw_pixels_are_routed_as_measured(data: Path) ->
         assert torch.equal(router.route(client.test.x).client, router.route(client.view(client.test.x)).client)
 
 
-def test_a_client_without_its_scale_does_not_guess(own: Path, tmp_path: Path) -> None:
+def test_a_missing_or_broken_scale_is_an_error(own: Path, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(own, copy)
     scale = copy / "clients" / "RIM" / "scale.json"
@@ -127,7 +127,7 @@ def test_a_client_of_an_older_run_has_the_routers_scale(run: Path, tmp_path: Pat
     assert Predictor.load(folder).router.input_mean == load_router(run / "router").input_mean
 
 
-def test_the_commands_say_so(own: Path, data: Path, tmp_path: Path) -> None:
+def test_the_commands_report_own_scales(own: Path, data: Path, tmp_path: Path) -> None:
     def feddrm(*words: object) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "feddrm", *map(str, words)]
         return subprocess.run(command, capture_output=True, text=True, check=False)
@@ -142,7 +142,7 @@ def test_the_commands_say_so(own: Path, data: Path, tmp_path: Path) -> None:
     assert "--set normalise=common" in routed.stderr
 
 
-def test_the_gateway_refuses_raw_pixels_and_takes_what_is_scaled(
+def test_the_gateway_takes_scaled_inputs_but_no_raw_pixels(
     own: Path, eyes: Federation, launch: Launch, tmp_path: Path
 ) -> None:
     gateway = launch("serve", own, "--port", 0, "--audit", tmp_path / "a.sqlite")

@@ -1,0 +1,58 @@
+"""The gateway as an ASGI application: its routes, its console and the layers around them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+from torch import Tensor
+
+from feddrm._version import __version__
+from feddrm.serve.console.console_routes import add_console_routes
+from feddrm.serve.gateway import Gateway
+from feddrm.serve.http.error_responses import install_error_handlers
+from feddrm.serve.http.middleware import FastPaths, RequestMiddleware
+from feddrm.serve.routes import MODELS, add_query_routes
+from feddrm.serve.settings import GatewaySettings
+
+FAST_PATHS = ("/v1/route", "/v1/predict", *(f"/v2/models/{model}/infer" for model in MODELS))
+
+
+def build_gateway(
+    run: Path,
+    settings: GatewaySettings,
+    facts: Mapping[str, Any] | None = None,
+    gallery: Tensor | None = None,
+) -> ASGIApp:
+    """The application that serves a run.
+
+    ``facts`` and ``gallery`` are the run's dataset summary, which the console shows.
+    """
+    gateway = Gateway(run, settings)
+    app = FastAPI(
+        title="feddrm gateway",
+        version=__version__,
+        description="Guides every query to the client best equipped for it. docs/serve.md says more.",
+        lifespan=gateway.lifespan,
+        docs_url=None,  # this page would load scripts from other hosts
+        redoc_url=None,
+        separate_input_output_schemas=False,
+    )
+    install_error_handlers(app)
+    add_query_routes(app, gateway)
+    add_console_routes(app, gateway, facts or {}, gallery)
+    layers: ASGIApp = FastPaths(app, FAST_PATHS)
+    if settings.cors:
+        layers = CORSMiddleware(
+            layers,
+            allow_origins=list(settings.cors),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "X-API-Key"],
+        )
+    outermost = RequestMiddleware(layers, settings, gateway.metrics.observe_request, settings.cors)
+    gateway.metrics.in_flight.set_function(lambda: outermost.in_flight)
+    return outermost

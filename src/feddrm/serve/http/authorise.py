@@ -1,0 +1,23 @@
+"""The check of a request's API key."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+
+from feddrm.serve.auth import ApiKeys
+from feddrm.serve.http.error_responses import ApiError
+
+
+def authorise(request: Request, keys: ApiKeys | None, scope: str) -> str:
+    """The name of the request's key (empty without keys); an error if it is missing, unknown or lacks the scope."""
+    if keys is None:
+        return ""
+    given = request.headers.get("authorization", "")
+    key = given[7:] if given[:7].lower() == "bearer " else request.headers.get("x-api-key", "")
+    caller = keys.find(key) if key else None
+    if caller is None:
+        raise ApiError(401, "no valid API key: send 'Authorization: Bearer KEY'", {"WWW-Authenticate": "Bearer"})
+    request.scope["state"]["caller"] = caller.name  # for the log line
+    if scope not in caller.scopes:
+        raise ApiError(403, f"the key '{caller.name}' has no scope '{scope}': ask for one that has")
+    return caller.name

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from starlette.requests import Request
+from starlette.types import Message
+
+from feddrm.errors import FeddrmError
+from feddrm.serve.http.decode import SMALL_JSON, SMALL_PNG, InputSpec, decode_samples, needs_thread, read_body
+from feddrm.serve.http.error_responses import ApiError
+from feddrm.serve.schemas import Options, PredictOptions
+from feddrm.serve.settings import HttpSettings
+from refusal import refused
+
+GREY = InputSpec((1, 4, 4), 3, None, max_rows=8, max_pixels=10_000)
+TABLE = InputSpec((2,), 3, ("age", "dose"), max_rows=8, max_pixels=10_000)
+JSON = "application/json"
+
+
+def png(*size: int, mode: str = "L") -> bytes:
+    out = io.BytesIO()
+    Image.new(mode, size or (4, 4), 7 if mode == "L" else (1, 2, 3)).save(out, "PNG")
+    return out.getvalue()
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def decode(body: object, spec: InputSpec = GREY, options: type[Options] = Options) -> tuple[str, np.ndarray, Options]:
+    return decode_samples(json.dumps(body).encode(), JSON, {}, spec, options)
+
+
+def test_every_way_to_give_a_sample() -> None:
+    pixels = np.arange(16, dtype=np.uint8).reshape(1, 1, 4, 4)
+    found = decode({"inputs": pixels.tolist()})[1]
+    assert found.dtype == np.uint8
+    assert np.array_equal(found, pixels)
+    kind, x, _ = decode({"inputs": pixels.astype(float).tolist(), "datatype": "float32"})
+    assert (kind, x.dtype) == ("inputs", np.float32)
+    kind, x, options = decode({"features": [[1, 2, 3.5]], "rule": "posterior"})
+    assert (kind, x.tolist(), options.rule) == ("features", [[1, 2, 3.5]], "posterior")
+    assert decode({"rows": [{"dose": 2, "age": 1}]}, TABLE)[1].tolist() == [[1, 2]]
+    assert decode({"image": base64.b64encode(png()).decode()})[1].tolist() == [[[[7] * 4] * 4]]
+    kind, x, options = decode_samples(png(9, 9), "image/png", {"without": "a,b", "consult": "2"}, GREY, PredictOptions)
+    assert (x.shape, options.without, options.consult) == ((1, 1, 4, 4), ("a", "b"), 2)
+    raw = np.array([[1, 2, 3], [4, 5, 6]], "<f4").tobytes()
+    assert decode_samples(raw, "application/octet-stream", {}, GREY, Options)[1].tolist() == [[1, 2, 3], [4, 5, 6]]
+    given = {"kind": "inputs", "datatype": "uint8"}
+    assert decode_samples(bytes(32), "application/octet-stream", given, GREY, Options)[1].shape == (2, 1, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("body", "part"),
+    [
+        ({}, "give one of"),
+        ({"image": "AAAA", "features": [[1, 2, 3]]}, "image and features"),
+        ({"image": "?"}, "base64"),
+        ({"image": "AAAA"}, "the picture cannot be read"),
+        ({"features": [[1, 2]]}, "[n, 3]"),
+        ({"features": [[1, 2, 3]] * 9}, "1 to 8"),
+        ({"features": []}, "features"),
+        ({"features": [[1, 2], [3]]}, "different length"),
+        ({"features": [[1e39, 0, 0]]}, "not finite"),
+        ({"inputs": [[[[256] * 4] * 4]]}, "0 to 255"),
+        ({"inputs": [[[[0.5] * 4] * 4]]}, "whole numbers"),
+        ({"inputs": [[[["a"] * 4] * 4]]}, "whole numbers"),
+        ({"inputs": [[[[True] * 4] * 4]]}, "whole numbers"),
+        ({"inputs": [10**400]}, "number is infinity"),
+        ({"inputs": [[[[None] * 4] * 4]]}, "whole numbers"),
+        ({"features": [[1, 2, {"a": 1}]]}, "give numbers only"),
+        ({"features": [1, [2, "3"], []]}, "give numbers only"),
+        ({"features": [1, [2, 3], []]}, "different length"),
+        ({"features": "123"}, "give numbers only"),
+        ({"rows": [{"age": 1}]}, "no column names"),
+        ({"features": [[1, 2, 3]], "coverage": 0}, "coverage"),
+        ({"features": [[1, 2, 3]], "unknown": 0}, "unknown"),
+    ],
+)
+def test_json_that_does_not_fit_is_an_error(body: object, part: str) -> None:
+    with refused(part):
+        decode(body)
+
+
+def test_rows_must_have_exactly_the_columns_of_the_table() -> None:
+    with refused("misses", "dose"):
+        decode({"rows": [{"age": 1}]}, TABLE)
+    with refused("unknown", "x"):
+        decode({"rows": [{"age": 1, "dose": 2, "x": 3}]}, TABLE)
+    with refused("not pictures"):
+        decode_samples(png(), "image/png", {}, TABLE, Options)
+    with refused("uint8", "float32"):
+        decode({"inputs": [[1, 2]], "datatype": "uint8"}, TABLE)
+
+
+def test_pictures_that_do_not_fit_and_unknown_content_types_are_errors() -> None:
+    with refused("101 x 100", "10000"):
+        decode_samples(png(101, 100), "image/png", {}, GREY, Options)
+    with refused("colours"):
+        decode_samples(png(4, 4, mode="RGB"), "image/png", {}, GREY, Options)
+    with refused("text/html", "application/json"):
+        decode_samples(b"", "text/html", {}, GREY, Options)
+
+
+def test_a_decompression_bomb_is_not_decoded() -> None:
+    """A short body with ten thousand million pixels."""
+    side = 100_000
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0))
+    bomb = b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(bytes(10**6))) + chunk(b"IEND", b"")
+    with refused("the picture", "shrink it"):
+        decode_samples(bomb, "image/png", {}, GREY, Options)
+
+
+@given(st.binary(max_size=300), st.sampled_from([JSON, "image/png", "image/jpeg", "application/octet-stream", "x/y"]))
+def test_arbitrary_bytes_are_decoded_or_an_error(body: bytes, sort: str) -> None:
+    try:
+        kind, x, _ = decode_samples(body, sort, {}, GREY, Options)
+    except FeddrmError:
+        return
+    assert np.isfinite(x).all()
+    assert kind in ("inputs", "features")
+
+
+def test_short_json_bytes_and_tiny_png_files_are_decoded_in_the_event_loop() -> None:
+    assert not needs_thread(png(4, 4), "image/png")
+    assert not needs_thread(b'{"features": [[1, 2, 3]]}', JSON)
+    assert not needs_thread(bytes(10**6), "application/octet-stream")
+
+
+def test_a_tiny_png_file_holds_less_than_half_a_megabyte_of_pixels() -> None:
+    """So decoding one in the event loop takes milliseconds: deflate packs at most 1,032 bytes into one."""
+    assert len(png(730, 730)) > SMALL_PNG
+
+
+@pytest.mark.parametrize("content_type", ["image/png", JSON])
+def test_a_picture_of_many_pixels_is_decoded_in_a_thread_however_short_its_file(content_type: str) -> None:
+    side = 1000
+    body, spec = png(side, side), InputSpec((1, 4, 4), 3, None, max_rows=8, max_pixels=side * side - 1)
+    assert SMALL_PNG < len(body) < SMALL_JSON
+    bodies = [body]
+    if content_type == JSON:  # also with an escaped name
+        text = base64.b64encode(body).decode()
+        bodies = [f'{{{name}: "{text}"}}'.encode() for name in ('"image"', r'"im\u0061ge"')]
+    for given_body in bodies:
+        assert needs_thread(given_body, content_type)
+        with refused(f"{side} x {side}"):  # this picture would be decoded
+            decode_samples(given_body, content_type, {}, spec, Options)
+
+
+def test_long_json_and_other_picture_formats_are_decoded_in_a_thread() -> None:
+    assert needs_thread(b" " * (SMALL_JSON + 1), JSON)
+    assert needs_thread(b"GIF89a", "image/gif")
+    assert needs_thread(b"RIFF", "image/png")  # the content type may be wrong
+
+
+def test_the_length_of_a_body_in_many_pieces_is_counted_once() -> None:
+    counted = 0
+
+    class Piece(bytes):
+        def __len__(self) -> int:
+            nonlocal counted
+            counted += 1
+            return super().__len__()
+
+    pieces = [Piece(b"ab") for _ in range(1000)]
+
+    def body(limit: int, length: bytes = b"") -> bytes:
+        left = iter(pieces)
+
+        async def receive() -> Message:
+            piece = next(left, None)
+            return {"type": "http.request", "body": piece or b"", "more_body": piece is not None}
+
+        request = Request({"type": "http", "headers": [(b"content-length", length)]}, receive)
+        return asyncio.run(read_body(request, HttpSettings(max_body_bytes=limit)))
+
+    assert body(2000) == b"ab" * 1000
+    assert counted <= 2 * len(pieces)
+    with pytest.raises(ApiError, match="more than 1999 bytes"):
+        body(1999)
+    assert body(2000, b"0" * 5000 + b"2000") == b"ab" * 1000

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from feddrm.router import load_router
+from feddrm.serve.auth import add_key
+from feddrm.serve.oip.codec import write_infer
+from feddrm.serve.predictor.predictor import Predictor
+from feddrm.serve.predictor.predictor_app import build_predictor
+from feddrm.serve.settings import PredictorSettings
+
+
+@pytest.fixture
+def predictor(run: Path) -> Predictor:
+    return Predictor.load(run / "clients" / "fax")
+
+
+def ask(predictor: Predictor, method: str, path: str, settings: PredictorSettings | None = None, **options: Any) -> Any:
+    async def go() -> httpx.Response:
+        transport = httpx.ASGITransport(build_predictor(predictor, settings or PredictorSettings()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            return await http.request(method, path, **options)
+
+    return asyncio.run(go())
+
+
+def infer(predictor: Predictor, name: str, x: torch.Tensor) -> tuple[int, Any]:
+    body, headers = write_infer(name, x.numpy())
+    response = ask(predictor, "POST", "/v2/models/fax/infer", content=body, headers=headers)
+    return response.status_code, response.json()
+
+
+def test_samples_and_features_are_answered_by_the_model(run: Path, predictor: Predictor, images: torch.Tensor) -> None:
+    (expected,) = predictor([("inputs", images.numpy())])
+    features = load_router(run / "router").features(images)
+    for name, x in (("input", images), ("features", features)):
+        status, content = infer(predictor, name, x)
+        assert status == 200
+        outputs = {output["name"]: output["data"] for output in content["outputs"]}
+        assert outputs["probabilities"] == pytest.approx(expected.ravel().tolist(), abs=1e-5)
+        assert outputs["label"] == [str(label) for label in expected.argmax(1)]
+
+
+def test_features_are_declined_where_the_head_needs_the_sample(predictor: Predictor) -> None:
+    status, content = infer(replace(predictor, head=replace(predictor.head, takes_features=False)), "features",
+                            torch.zeros(1, 16))  # fmt: skip
+    assert status == 422
+    assert "send the sample itself" in content["error"]
+
+
+def test_a_predictor_that_has_not_started_is_not_ready(predictor: Predictor) -> None:
+    response = ask(predictor, "GET", "/v2/health/ready")  # this transport does not start the application
+    assert (response.status_code, "try again" in response.json()["error"]) == (503, True)
+
+
+def test_keys_need_the_scope_predict(predictor: Predictor, tmp_path: Path) -> None:
+    route, predict = (add_key(tmp_path / "keys.yaml", scope, [scope]) for scope in ("route", "predict"))
+    settings = PredictorSettings(keys=tmp_path / "keys.yaml")
+    for key, status in (("", 401), (route, 403), (predict, 422)):
+        headers = {"X-API-Key": key}
+        response = ask(predictor, "POST", "/v2/models/fax/infer", settings, content=b"{}", headers=headers)
+        assert response.status_code == status

@@ -1,0 +1,40 @@
+"""The examples of README.md and docs/serve.md, executed against a gateway."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from serving import NAMES
+
+ROOT = Path(__file__).parents[2]
+SHELL = re.findall(r"```shell\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)[0].splitlines()
+
+
+@pytest.mark.parametrize("example", SHELL)
+def test_the_shell_examples_of_the_readme(demo: str, png_file: bytes, tmp_path: Path, example: str) -> None:
+    if example.startswith("curl") and shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    (tmp_path / "scan.png").write_bytes(png_file)
+    command = example.replace("http://127.0.0.1:8080", demo).replace("feddrm ", f"{sys.executable} -m feddrm ")
+    assert demo in command
+    out = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, check=True, text=True).stdout
+    assert any(name in out for name in NAMES)
+    if example.startswith("curl"):
+        assert json.loads(out)["answers"][0]["client"] in NAMES
+
+
+def test_the_python_example_of_the_documentation(demo: str, png_file: bytes, tmp_path: Path) -> None:
+    (tmp_path / "scan.png").write_bytes(png_file)
+    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "serve.md").read_text(), flags=re.DOTALL)
+    script = script.replace("http://127.0.0.1:8080", demo)
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, check=True, text=True)
+    client, label = done.stdout.split()
+    assert client in NAMES
+    assert label.isdigit()

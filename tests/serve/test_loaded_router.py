@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from feddrm.router import Router, load_router
+from feddrm.serve.loaded_router import Decisions, LoadedRouter, RouterQuery, artifact_version, decide
+from feddrm.serve.settings import GatewaySettings
+from feddrm.serve.telemetry.metrics import Metrics
+from refusal import refused
+
+ALL = (True, True, True)
+
+
+@pytest.fixture(scope="module")
+def router(run: Path) -> Router:
+    return load_router(run / "router")
+
+
+def test_queries_of_one_batch_get_the_decisions_they_would_get_alone(router: Router, images: torch.Tensor) -> None:
+    features = router.features(images).numpy()
+    queries = [
+        RouterQuery("inputs", images[:2].numpy(), "density", 1.0, ALL),
+        RouterQuery("features", features[2:5], "posterior", 0.5, ALL),
+        RouterQuery("inputs", images[5:6].numpy(), "density", 1.0, ALL),
+        RouterQuery("inputs", images[6:8].numpy(), "density", 1.0, (True, False, True)),
+    ]
+    for query, decisions in zip(queries, decide(router, queries), strict=True):
+        mask = None if all(query.available) else torch.tensor(query.available)
+        x = torch.from_numpy(query.x)
+        expected = (router.route_features if query.kind == "features" else router.route)(
+            x, rule=query.rule, coverage=query.coverage, available=mask
+        )
+        assert decisions.client.tolist() == expected.client.tolist()
+        assert decisions.abstain.tolist() == expected.abstain.tolist()
+        assert list(decisions.reason) == list(expected.reason)
+        np.testing.assert_allclose(decisions.probabilities, expected.probabilities, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(decisions.log_density_ratio, expected.log_density_ratio, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(decisions.margin, expected.margin, rtol=1e-4, atol=1e-6)
+        np.testing.assert_array_equal(decisions.best, decisions.probabilities.max(1))
+
+
+def test_clients_are_ranked_by_probability_and_then_by_density_ratio() -> None:
+    decisions = Decisions(
+        client=np.array([2, 1]),
+        probabilities=np.array([[0.2, 0.0, 0.8, 0.0], [0.0, 1.0, 0.0, 0.0]]),
+        log_density_ratio=np.array([[1.0, -9.0, 2.0, -3.0], [5.0, 1.0, 5.0, 6.0]]),
+        margin=np.zeros(2),
+        abstain=np.zeros(2, bool),
+        best=np.array([0.8, 1.0]),
+        reason=("", ""),
+    )
+    assert decisions.rankings == [[2, 0, 3, 1], [1, 3, 0, 2]]
+    assert decisions[1:2].rankings == [[1, 3, 0, 2]]
+
+
+def test_numbers_that_overflow_are_an_error(router: Router) -> None:
+    with refused("too large", "scale"):
+        decide(router, [RouterQuery("features", np.full((1, 16), 3e38, np.float32), "density", 1.0, ALL)])
+
+
+def test_an_artifact_is_tried_when_it_is_loaded(run: Path, tmp_path: Path) -> None:
+    loaded = LoadedRouter.load(run / "router", GatewaySettings(), Metrics())
+    assert (loaded.version, loaded.classes) == (artifact_version(run / "router"), 10)
+    assert (loaded.spec.shape, loaded.spec.features) == ((1, 8, 8), 16)
+    with refused("unknown rule 'x'"):
+        LoadedRouter.load(run / "router", GatewaySettings(rule="x"), Metrics())
+    with refused("holds no router", "fit-router"):
+        LoadedRouter.load(tmp_path, GatewaySettings(), Metrics())

@@ -1,0 +1,174 @@
+"""The gateway's paths over HTTP, with a gateway and clients in processes of their own."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from feddrm.router import load_router
+from feddrm.serve.oip.codec import write_infer
+from feddrm.serve.predictor.predictor import Predictor
+from serving import NAMES
+
+
+def test_all_forms_of_a_sample_give_the_routers_decision(run: Path, http: httpx.Client, images: torch.Tensor) -> None:
+    router = load_router(run / "router")
+    decision, features = router.route(images), router.features(images)
+    ways: list[dict[str, Any]] = [
+        {"json": {"inputs": images.tolist()}},
+        {"json": {"inputs": router.inputs(images).tolist(), "datatype": "float32"}},
+        {"json": {"features": features.tolist()}},
+        {"content": features.numpy().tobytes(), "headers": {"Content-Type": "application/octet-stream"}},
+        {"content": images.numpy().tobytes(), "params": {"kind": "inputs", "datatype": "uint8"},
+         "headers": {"Content-Type": "application/octet-stream"}},
+    ]  # fmt: skip
+    for way in ways:
+        answer = http.post("/v1/route", **way).json()
+        assert len(answer["artifact"]) == 12
+        assert len(answer["decisions"]) == len(images)
+        for i, found in enumerate(answer["decisions"]):
+            assert found["client"] == NAMES[int(decision.client[i])]
+            assert found["margin"] == pytest.approx(float(decision.margin[i]), abs=1e-5)
+            assert found["abstain"] == bool(decision.abstain[i])
+            ranked = {one["client"]: one for one in found["ranked"]}
+            for number, name in enumerate(NAMES):
+                p, r = decision.probabilities[i, number], decision.log_density_ratio[i, number]
+                assert ranked[name]["probability"] == pytest.approx(float(p), abs=1e-5)
+                assert ranked[name]["log_density_ratio"] == pytest.approx(float(r), abs=1e-3)
+            order = [one["probability"] for one in found["ranked"]]
+            assert order == sorted(order, reverse=True)
+
+
+def test_a_picture_as_file_and_as_base64_gives_the_same_decision(
+    http: httpx.Client, images: torch.Tensor, png_file: bytes
+) -> None:
+    expected = http.post("/v1/route", json={"inputs": images[:1].tolist()}).json()["decisions"]
+    by_file = http.post("/v1/route", content=png_file, headers={"Content-Type": "image/png"}).json()["decisions"]
+    by_text = http.post("/v1/route", json={"image": base64.b64encode(png_file).decode()}).json()["decisions"]
+    for found in (by_file, by_text):
+        assert found[0]["client"] == expected[0]["client"]
+        assert found[0]["probability"] == pytest.approx(expected[0]["probability"], abs=1e-6)
+
+
+def test_options_change_the_decision(run: Path, http: httpx.Client, images: torch.Tensor) -> None:
+    router = load_router(run / "router")
+    names = [c for c in NAMES if c != "fax"]
+    expected = router.route(images, rule="posterior", coverage=0.5, available=names)
+    body = {"inputs": images.tolist(), "rule": "posterior", "coverage": 0.5, "without": ["fax"]}
+    found = http.post("/v1/route", json=body).json()["decisions"]
+    assert [d["client"] for d in found] == [NAMES[i] for i in expected.client.tolist()]
+    assert [d["abstain"] for d in found] == expected.abstain.tolist()
+    assert [d["reason"] for d in found] == list(expected.reason)
+    assert any(d["abstain"] for d in found)
+    nobody = http.post("/v1/route", json={**body, "without": list(NAMES)}).json()["decisions"][0]
+    assert (nobody["client"], nobody["reason"]) == (None, "no client is available")
+
+
+def test_predictions_are_those_of_the_clients_and_mixtures_are_exact(
+    run: Path, http: httpx.Client, images: torch.Tensor
+) -> None:
+    decision = load_router(run / "router").route(images)
+    own = torch.stack(
+        [torch.from_numpy(Predictor.load(run / "clients" / name)([("inputs", images.numpy())])[0]) for name in NAMES]
+    )
+    answers = http.post("/v1/predict", json={"inputs": images.tolist()}).json()["answers"]
+    for i, found in enumerate(answers):
+        best = int(decision.client[i])
+        assert [a["client"] for a in found["answered"]] == [NAMES[best]] == [found["client"]]
+        assert list(found["probabilities"].values()) == pytest.approx(own[best, i].tolist(), abs=1e-5)
+        assert found["label"] == str(int(own[best, i].argmax()))
+    body = {"inputs": images.tolist(), "consult": 2}
+    for i, found in enumerate(http.post("/v1/predict", json=body).json()["answers"]):
+        top = decision.probabilities[i].topk(2)
+        weights = top.values / top.values.sum()
+        mixed = (weights[:, None] * own[top.indices, i]).sum(0)
+        assert list(found["probabilities"].values()) == pytest.approx(mixed.tolist(), abs=1e-4)
+        assert math.fsum(a["weight"] for a in found["answered"]) == pytest.approx(1)
+
+
+def test_features_give_the_same_prediction_as_the_sample(run: Path, http: httpx.Client, images: torch.Tensor) -> None:
+    features = load_router(run / "router").features(images)
+    by_features = http.post("/v1/predict", json={"features": features.tolist()}).json()["answers"]
+    by_sample = http.post("/v1/predict", json={"inputs": images.tolist()}).json()["answers"]
+    for a, b in zip(by_features, by_sample, strict=True):
+        assert list(a["probabilities"].values()) == pytest.approx(list(b["probabilities"].values()), abs=1e-4)
+
+
+def test_with_abstain_refuse_no_client_is_asked_about_abstained_samples(
+    http: httpx.Client, images: torch.Tensor
+) -> None:
+    body = {"inputs": images.tolist(), "coverage": 0.5, "abstain": "refuse"}
+    answers = http.post("/v1/predict", json=body).json()["answers"]
+    for found in answers:
+        assert (found["label"] is None) == found["route"]["abstain"]
+        assert bool(found["answered"]) != found["route"]["abstain"]
+    assert 0 < sum(a["label"] is None for a in answers) < len(answers)
+
+
+def test_the_open_inference_protocol(http: httpx.Client, images: torch.Tensor) -> None:
+    plain = http.post("/v1/predict", json={"inputs": images.tolist()}).json()["answers"]
+    tensor = {"name": "input", "datatype": "UINT8", "shape": list(images.shape), "data": images.flatten().tolist()}
+    for model, outputs in (("router", {"probabilities", "log_density_ratio", "client", "margin", "abstain"}),
+                           ("federation", {"probabilities", "label", "client"})):  # fmt: skip
+        about = http.get(f"/v2/models/{model}").json()
+        assert {out["name"] for out in about["outputs"]} == outputs
+        answer = http.post(f"/v2/models/{model}/infer", json={"id": "7", "inputs": [tensor]}).json()
+        assert (answer["id"], answer["model_name"]) == ("7", model)
+        found = {out["name"]: out for out in answer["outputs"]}
+        assert set(found) == outputs
+        assert found["client"]["data"] == [a["client"] for a in plain]
+        assert len(found["probabilities"]["data"]) == math.prod(found["probabilities"]["shape"])
+        body, headers = write_infer("input", images.numpy())
+        again = http.post(f"/v2/models/{model}/infer", content=body, headers=headers).json()
+        assert again["outputs"][0]["data"] == pytest.approx(found["probabilities"]["data"], abs=1e-5)
+        assert http.get(f"/v2/models/{model}/ready").status_code == 200
+    whole = {
+        out["name"]: out for out in http.post("/v2/models/router/infer", json={"inputs": [tensor]}).json()["outputs"]
+    }
+    wanted = [{"name": "margin", "parameters": {"binary_data": True}}, {"name": "client"}]
+    answer = http.post("/v2/models/router/infer", json={"inputs": [tensor], "outputs": wanted})
+    length = int(answer.headers["inference-header-content-length"])
+    margin, client = json.loads(answer.content[:length])["outputs"]
+    assert client == whole["client"]
+    assert margin == {"name": "margin", "datatype": "FP32", "shape": [len(images)],
+                      "parameters": {"binary_data_size": 4 * len(images)}}  # fmt: skip
+    assert np.frombuffer(answer.content[length:], "<f4") == pytest.approx(whole["margin"]["data"])
+    refusal = http.post("/v2/models/router/infer", json={"inputs": [tensor], "outputs": [{"name": "x"}]})
+    assert (refusal.status_code, "no output 'x'" in refusal.json()["error"]) == (422, True)
+    assert http.get("/v2/models/other").status_code == 404
+    assert http.post("/v2/models/other/infer", json={"inputs": [tensor]}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "status", "part"),
+    [
+        ("/v1/route", {"json": {"inputs": [[1]]}}, 422, "[n, 1, 8, 8]"),
+        ("/v1/route", {"json": {"features": [[1e30] * 16]}}, 200, ""),
+        ("/v1/route", {"json": {"features": [[3e38] * 16]}}, 422, "too large"),
+        ("/v1/route", {"content": b"{", "headers": {"Content-Type": "application/json"}}, 422, "JSON"),
+        ("/v1/route", {"content": b"x", "headers": {"Content-Type": "text/plain"}}, 415, "text/plain"),
+        ("/v1/route", {"content": bytes(9 * 2**20), "headers": {"Content-Type": "image/png"}}, 413, "bytes"),
+        ("/v1/route", {"content": b"GIF89a", "headers": {"Content-Type": "image/gif"}}, 422, "cannot be read"),
+        ("/v1/predict", {"json": {"inputs": [], "consult": 0}}, 422, "consult"),
+        ("/v1/predict", {"json": {"features": [[0] * 16], "without": ["rio"]}}, 422, "unknown client 'rio'"),
+        ("/v2/models/router/infer", {"json": {"inputs": []}}, 422, "inputs"),
+        ("/nowhere", {}, 404, "Not Found"),
+        ("/metrics", {}, 405, "Method Not Allowed"),
+    ],
+)
+def test_errors_are_one_line(http: httpx.Client, path: str, given: dict[str, Any], status: int, part: str) -> None:
+    answer = http.post(path, **given)
+    assert answer.status_code == status, answer.text
+    if status != 200:
+        found = answer.json()
+        assert part in found["error"]
+        assert "\n" not in found["error"]
+        assert found["request_id"] == answer.headers["x-request-id"]

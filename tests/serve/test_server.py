@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import shutil
+import ssl
+import subprocess
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from feddrm.serve.auth import add_key
+from feddrm.serve.server import address, bind
+from feddrm.serve.settings import HttpSettings
+from refusal import refused
+from serving import Launch
+
+
+def test_a_taken_port_is_an_error() -> None:
+    with bind(HttpSettings(port=0)) as sock:
+        port = sock.getsockname()[1]
+        assert address(HttpSettings(), sock) == f"http://127.0.0.1:{port}"
+        with refused("cannot listen", str(port), "--port"):
+            bind(HttpSettings(port=port))
+
+
+def test_in_a_demo_the_gateway_needs_a_key_and_its_clients_do_not(run: Path, launch: Launch, tmp_path: Path) -> None:
+    headers = {"X-API-Key": add_key(tmp_path / "keys.yaml", "lab", ["predict"])}
+    process = launch("serve", run, "--demo", "--port", 0, "--audit", tmp_path / "a.sqlite",
+                     FEDDRM_SERVE_KEYS=str(tmp_path / "keys.yaml"), FEDDRM_SERVE_HOST="0.0.0.0")  # fmt: skip
+    url, until = process.wait_ready(), time.monotonic() + 60
+    body = {"features": [[0.0] * 16], "consult": 3}
+    assert httpx.post(f"{url}/v1/predict", json=body).status_code == 401
+    while (answer := httpx.post(f"{url}/v1/predict", json=body, headers=headers)).status_code != 200:
+        assert "401" not in answer.text
+        assert time.monotonic() < until, answer.text
+        time.sleep(0.1)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_the_gateway_serves_tls(run: Path, launch: Launch, tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    words = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    subprocess.run([*words.split(), "-keyout", key, "-out", cert], check=True, capture_output=True)
+    files = ["--tls-cert", cert, "--tls-key", key, "--audit", tmp_path / "a.sqlite"]
+    url = launch("serve", run, "--port", 0, *files).url
+    assert url.startswith("https://")
+    with httpx.Client(base_url=url, verify=ssl.create_default_context(cafile=str(cert)), timeout=20) as http:
+        assert http.get("/v2/health/live").json() == {"live": True}
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/v2/health/live")

@@ -1,0 +1,142 @@
+"""Asking clients: the order, the fallback, and the check that a client's classes are the gateway's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from feddrm.serve.settings import UpstreamEntry
+from feddrm.serve.upstream.dispatch import SampleAnswers, ask_clients
+from feddrm.serve.upstream.upstreams import Upstream
+
+CLASSES = ("benign", "malignant", "normal")
+
+
+class FakeClient:
+    """A client whose health and answers a test can set; ``upstream`` is the gateway's view of it."""
+
+    def __init__(self, classes: tuple[str, ...] = CLASSES, status: int = 200) -> None:
+        self.health: Any = {"ready": True}
+        self.outputs: dict[str, Any] = {}
+        self.status, self.requests = status, 0
+        http = httpx.AsyncClient(base_url="http://oslo", transport=httpx.MockTransport(self._reply))
+        self.upstream = Upstream("oslo", UpstreamEntry(url="http://oslo"), 100, 0.05, http, classes)
+
+    def _reply(self, request: httpx.Request) -> httpx.Response:
+        content = self.health
+        if request.method == "POST":
+            self.requests += 1
+            content = {"outputs": [{"name": name, "data": data} for name, data in self.outputs.items()]}
+
+        async def parts() -> AsyncIterator[bytes]:
+            yield json.dumps(content).encode()
+
+        return httpx.Response(self.status, content=parts())
+
+    def check(self) -> str | None:
+        """Why it cannot be asked after a health check."""
+        asyncio.run(self.upstream.check())
+        return self.upstream.unavailable_because
+
+    def ask(self, *rows: list[float], labels: Any = None) -> str | None:
+        """Why it failed when it answers with these probabilities and labels."""
+        self.outputs = {"probabilities": list(rows)} | ({} if labels is None else {"label": labels})
+        return ask([[0]] * len(rows), [self])[0].failed.get(0)
+
+
+def ask(rankings: Sequence[Sequence[int]], clients: Sequence[FakeClient | None], k: int = 1) -> list[SampleAnswers]:
+    x = np.zeros((len(rankings), 2), np.float32)
+    upstreams = [None if client is None else client.upstream for client in clients]
+    return asyncio.run(ask_clients("inputs", x, rankings, upstreams, classes=3, k=k, deadline=10))
+
+
+def answering(*probabilities: float) -> FakeClient:
+    client = FakeClient()
+    client.outputs = {"probabilities": [list(probabilities)]}
+    return client
+
+
+def test_the_best_client_is_asked_first_and_the_next_one_where_it_fails() -> None:
+    first, broken, last = answering(1, 0, 0), FakeClient(status=500), answering(0, 0, 1)
+    (answers,) = ask([[1, 2, 0]], [first, broken, last])
+    assert answers.failed == {1: "refused (500)"}
+    assert list(answers.probabilities) == [2]
+    assert (first.requests, broken.requests, last.requests) == (0, 1, 1)
+
+
+def test_several_clients_are_consulted_and_excluded_ones_are_not_asked() -> None:
+    clients = [answering(1, 0, 0), None, answering(0, 0, 1)]
+    (answers,) = ask([[1, 2, 0]], clients, k=3)
+    assert sorted(answers.probabilities) == [0, 2]
+    mixed, weights = answers.mixture([1, 2, 0], [0.1, 0.6, 0.3]) or ([], {})
+    assert list(weights) == [2, 0]
+    assert list(weights.values()) == pytest.approx([0.75, 0.25])
+    assert list(mixed) == pytest.approx([0.25, 0, 0.75])
+    assert SampleAnswers().mixture([0], [1.0]) is None
+
+
+def test_fallbacks_without_any_weight_are_mixed_equally() -> None:
+    (answers,) = ask([[0, 1]], [answering(1, 0, 0), answering(0, 0, 1)], k=2)
+    mixed, _ = answers.mixture([0, 1], [0.0, 0.0]) or ([], {})
+    assert list(mixed) == pytest.approx([0.5, 0, 0.5])
+
+
+@pytest.mark.parametrize(
+    "stated", [["benign", "healthy", "malignant"], ["malignant", "benign", "normal"], [], "benign"]
+)
+def test_a_client_with_other_classes_is_not_asked_until_it_states_ours(stated: Any) -> None:
+    client = FakeClient()
+    client.health = {"ready": True, "classes": stated}
+    assert client.check() == "has other classes"
+    about = client.upstream.as_dict()
+    assert (about["healthy"], about["available"]) == (False, False)
+    assert about["reason"] == "has other classes than the gateway: serve it from the gateway's run"
+    with client.upstream.request():  # a request that was running during the check
+        pass
+    assert client.upstream.unavailable_because == "has other classes"
+    assert client.ask([1, 0, 0]) == "has other classes"
+    client.health = {"ready": True, "classes": list(CLASSES)}
+    assert client.check() is None
+    assert (client.upstream.as_dict()["healthy"], client.upstream.reason) == (True, "")
+    assert client.ask([1, 0, 0], labels=["benign"]) is None
+
+
+@pytest.mark.parametrize("health", [{"ready": True}, {"classes": None}, ["classes"], 3])
+def test_a_client_that_states_no_classes_is_asked(health: Any) -> None:
+    client = FakeClient()
+    client.health = health
+    assert client.check() is None
+
+
+def test_a_gateway_without_class_names_compares_nothing() -> None:
+    client = FakeClient(())
+    client.health = {"classes": ["benign", "healthy", "malignant"]}
+    assert client.check() is None
+    assert client.ask([1, 0, 0], labels=["anything"]) is None
+
+
+def test_labels_are_compared_with_the_likeliest_class() -> None:
+    client, other = FakeClient(), "answered by other classes"
+    assert client.ask([0.1, 0.7, 0.2], labels=["malignant"]) is None
+    assert client.ask([0.1, 0.7, 0.2], labels=["healthy"]) == other
+    assert client.ask([0.1, 0.7, 0.2], labels=["benign"]) == other
+    assert client.ask([0.1, 0.7, 0.2], [0.8, 0.1, 0.1], labels=["malignant", "malignant"]) == other
+    assert client.ask([0.1, 0.7, 0.2], labels=["malignant", "malignant"]) == other
+    assert client.ask([0.1, 0.7, 0.2], labels="malignant") == other
+    assert client.ask([0.1, 0.7, 0.2], labels=[["malignant"]]) == other
+
+
+def test_labels_that_cannot_be_compared_are_accepted() -> None:
+    """Two equally likely classes; a client without class names; a client without labels."""
+    client = FakeClient()
+    for label, reason in (("benign", None), ("malignant", None), ("normal", "answered by other classes")):
+        assert client.ask([0.45, 0.45 + 1e-8, 0.1], labels=[label]) == reason
+    assert client.ask([0.1, 0.7, 0.2], labels=["1"]) is None
+    assert client.ask([0.1, 0.7, 0.2], labels=["0"]) == "answered by other classes"
+    assert client.ask([0.1, 0.7, 0.2]) is None

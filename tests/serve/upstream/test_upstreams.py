@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from feddrm.serve.settings import GatewaySettings, UpstreamEntry, make_settings
+from feddrm.serve.upstream.upstreams import Declined, Upstream, Upstreams
+from refusal import refused
+
+
+@pytest.fixture
+def upstream() -> Upstream:
+    return Upstream("oslo", UpstreamEntry(url="http://127.0.0.1:9", capacity=2), 2, 0.05, httpx.AsyncClient())
+
+
+def fail(upstream: Upstream, error: Exception | None = None) -> None:
+    error = error or TimeoutError()
+    with pytest.raises(type(error)), upstream.request():
+        raise error
+
+
+def test_the_circuit_opens_then_tries_one_request_then_closes(upstream: Upstream) -> None:
+    fail(upstream)
+    assert (upstream.circuit, upstream.available) == ("closed", True)
+    fail(upstream)
+    assert (upstream.circuit, upstream.unavailable_because) == ("open", "circuit open")
+    time.sleep(0.06)
+    assert (upstream.circuit, upstream.available) == ("trying", True)
+    with upstream.request():
+        assert not upstream.available  # one trial at a time
+    assert (upstream.circuit, upstream.failures) == ("closed", 0)
+
+
+def test_a_failed_trial_doubles_the_pause(upstream: Upstream) -> None:
+    fail(upstream)
+    fail(upstream)
+    time.sleep(0.06)
+    fail(upstream)
+    time.sleep(0.06)
+    assert upstream.circuit == "open"
+    time.sleep(0.06)
+    assert upstream.circuit == "trying"
+
+
+def test_requests_that_run_when_the_circuit_opens_are_no_trials(upstream: Upstream) -> None:
+    """Their failures do not prolong the pause, neither during it nor after it."""
+    running = [upstream.request() for _ in range(9)]
+    for request in running:
+        request.__enter__()
+    for request in running[:8]:
+        request.__exit__(TimeoutError, TimeoutError(), None)
+    assert upstream.circuit == "open"
+    time.sleep(0.06)
+    assert upstream.circuit == "trying"
+    running[8].__exit__(TimeoutError, TimeoutError(), None)
+    assert (upstream.circuit, upstream.available) == ("trying", True)
+
+
+def test_declined_requests_do_not_count_as_failures(upstream: Upstream) -> None:
+    for _ in range(5):
+        fail(upstream, Declined("x"))
+    assert (upstream.circuit, upstream.failures, upstream.in_flight) == ("closed", 0, 0)
+
+
+def test_an_upstream_at_capacity_is_unavailable(upstream: Upstream) -> None:
+    with upstream.request(), upstream.request():
+        assert upstream.unavailable_because == "at capacity"
+    assert upstream.available
+
+
+def test_bad_lists_of_clients_are_errors_and_keys_are_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, path = make_settings(GatewaySettings), tmp_path / "clients.yaml"
+    for text, parts in {
+        "": ("expected a mapping", "for each client"),
+        "{}": ("lists no clients",),
+        "a: {url: ftp://x}": ("client 'a'", "url"),
+        "a: {url: 'http://x', capacity: 0}": ("client 'a'", "capacity"),
+        "a: {url: 'http://x', speed: 1}": ("client 'a'", "speed"),
+        "a: {url: 'http://x', key_env: NO_SUCH_KEY}": ("client 'a'", "NO_SUCH_KEY"),
+        "a: {url: 'https://x', ca: nowhere.pem}": ("client 'a'", "ca"),
+        "a: {url: 'http://x:port'}": ("client 'a'", "url"),
+        "{": ("not YAML",),
+    }.items():
+        path.write_text(text)
+        with refused(*parts):
+            Upstreams.read(path, settings)
+    with refused("nowhere.yaml"):
+        Upstreams.read(tmp_path / "nowhere.yaml", settings)
+    monkeypatch.setenv("OSLO_KEY", "secret")
+    path.write_text("a: {url: 'http://x', key_env: OSLO_KEY}")
+    upstream = Upstreams.read(path, settings)["a"]
+    assert upstream.http.headers["Authorization"] == "Bearer secret"
+    assert "secret" not in str(upstream.as_dict())
+
+
+def test_clients_that_can_be_asked_now(tmp_path: Path) -> None:
+    settings, path = make_settings(GatewaySettings), tmp_path / "clients.yaml"
+    path.write_text("a: {url: 'http://x'}\nb: {url: 'http://x'}\n")
+    upstreams = Upstreams.read(path, settings)
+    upstreams["b"].healthy = False
+    assert upstreams.available(["a", "b", "c"]) == (True, False, False)
+    assert upstreams.available(["a", "b"], without=["a"]) == (False, False)
+    assert Upstreams.read(None, settings).available(["a", "b"], without=["a"]) == (False, True)
