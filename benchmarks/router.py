@@ -1,12 +1,12 @@
-"""How long the exact router takes to fit and to route.
+"""Times the fit of the exact router and its routing.
 
     python -m benchmarks.router [--device cuda] [--json results/bench/router.json]
 
-The fit: 8 clients, 42,000 samples, 2,054 features, the sizes of CIFAR-10 with ResNet-18. The features are
-made up, with correlations as real ones have them (second moments falling like 1 / rank) and clients
-whose means differ a little along all directions; they are near to Gaussian, so that round zero, the linear
-discriminant, is all but the best and the rounds say nothing about real features. Times do.
-Routing: 256 embeddings at once, beyond the trunk's own pass.
+The fit has 8 clients, 42,000 samples and 2,054 features, the sizes of CIFAR-10 with ResNet-18. The features are
+simulated: their second moments fall like 1 / rank, as for real features, and the clients' means differ a little along
+all directions. They are nearly Gaussian, so round zero, the linear discriminant, is already close to the optimum. The
+times are therefore valid for real features, the number of rounds is not.
+Routing takes 256 embeddings at once; the time of the trunk is not included.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def fit(features: int, scale: float, device: str) -> dict[str, Any]:
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    if device.startswith("cuda"):  # the libraries load, and their first calls tune
+    if device.startswith("cuda"):  # warm-up: libraries load, and their first calls are slow
         warm = samples([x[:200] for x in train], scaler_of([x[:200] for x in train]))
         solve(Problem(len(SIZES), features, 1e-3), warm, moments_of([s.x for s in warm]), rounds=3)
     began = wait()
@@ -118,7 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--features", type=int, default=2054)
-    parser.add_argument("--scale", type=float, default=1.0, help="of the number of samples")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor of the number of samples")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     result = {

@@ -1,12 +1,12 @@
-"""How many gradient rounds the exact router needs, on real features: CIFAR-10, client accuracy on the test set.
+"""Measures how many gradient rounds the exact router needs on real features (CIFAR-10, client accuracy on test data).
 
     FEDDRM_DATA=folder python -m benchmarks.router_rounds [--run RUN --device cuda] [--json FILE]
 
-Without a run on the colour statistics alone, which need no network, so that anyone can repeat it; with one on
-the channel statistics of its trunk and the colour statistics together, as ``feddrm fit-router`` uses them. One
-crop of every sample; the ridge is the one that held-out training samples choose, and two orders of magnitude
-above it for comparison. Counted are the gradients after the first one, which is taken at zero and gives the linear
-discriminant. Tested is the best point that the server has by then, against the point after 300 rounds.
+Without ``--run``, the features are the colour statistics, which need no network, so that anyone can repeat it. With
+``--run``, they are the channel statistics of the run's trunk and the colour statistics, as in ``feddrm fit-router``.
+Every sample has one crop. The ridge is the one chosen on held-out training samples, and for comparison a hundred
+times that. The first gradient is taken at zero and gives the linear discriminant; the gradients after it are
+counted. After each round, the server's best point is tested and compared with the point after 300 rounds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WEAKER, ROUNDS, SHOWN = (1.0, 10.0, 100.0), 300, (1, 2, 5, 10, 15, 20, 30, 60, 1
 
 
 def trained(path: Path, federation: Federation, device: str) -> tuple[Net, dict[str, torch.Tensor]]:
-    """A run's network, and the leaves that its server holds."""
+    """A run's network and the leaves that its server holds."""
     settings = dict(Run.open(path).config["model"])
     model = Model.make(settings.pop("name"), **settings)
     net = model.build(federation.shape, len(federation.classes), len(federation), 0).to(device)

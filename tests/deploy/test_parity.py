@@ -10,10 +10,10 @@ import torch
 from feddrm.data import load
 from feddrm.deploy.server.training import Progress
 from feddrm.deploy.site.private_store import PrivateStore
-from feddrm.engine import Plan, State, federate, first_state, functional
+from feddrm.engine import Plan, RoundSchedule, State, federate, first_state, functional
+from feddrm.engine.kernels import cpu_kernels
 from feddrm.methods import Method
 from feddrm.models import Model
-from feddrm.runs.run import cpu_kernels
 
 from .conftest import NAMES, Deployed
 
@@ -23,9 +23,9 @@ def in_one_process(method: str, plan: Plan, only: list[list[int]] | None = None)
     chosen = Method.make(method)
     net = Model.make("mlp").build(federation.shape, 10, 3 if chosen.client_branch else None, plan.seed)
     leaves = {leaf: value.detach() for leaf, value in net.named_parameters()}
-    state = first_state(chosen, leaves, 3)
+    state, schedule = first_state(chosen, leaves, 3), RoundSchedule(chosen, plan, 3, only)
     with cpu_kernels(net, plan.batch_size):
-        for played in federate(chosen, functional(net), federation, plan, state, only=only):
+        for played in federate(schedule, functional(net), federation, state):
             state = played.state
     return state
 

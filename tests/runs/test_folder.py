@@ -22,7 +22,8 @@ from feddrm.data import Federation
 from feddrm.engine import load_state
 from feddrm.errors import FeddrmError
 from feddrm.models import is_head
-from feddrm.report.build import CSV, LATEX, build_report
+from feddrm.report.report_page import CSV, LATEX, write_report
+from feddrm.report.run_table import report_table
 from feddrm.router.artifact import HEADS, MANIFEST, ROUTER
 from feddrm.runs import RunFolder, train
 from runs.conftest import SMALL, arrays, files
@@ -31,7 +32,7 @@ from runs.conftest import SMALL, arrays, files
 def test_every_file_of_a_run_is_named_in_run_files(digits: Federation, tmp_path: Path) -> None:
     run = train(digits, "feddrm", out=tmp_path / "run", **SMALL)
     run.fit_router(digits, features="raw")
-    build_report([run.path], run.path)
+    write_report(report_table([run.path]), run.path)
     named = {path for path in vars(run.folder).values() if path.is_file()}
     named |= {path for name in digits.names for path in vars(run.folder.client(name)).values() if path.is_file()}
     named |= {run.folder.router / name for name in (MANIFEST, ROUTER, HEADS)}

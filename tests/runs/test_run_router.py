@@ -16,8 +16,9 @@ from safetensors.torch import load_file
 from feddrm.data import Federation, load
 from feddrm.evaluation import pooled_queries, system_accuracy
 from feddrm.models import is_head
-from feddrm.report.build import build_report
-from feddrm.report.run import RunRecord
+from feddrm.report.report_page import write_report
+from feddrm.report.run_record import RunRecord
+from feddrm.report.run_table import report_table
 from feddrm.router import load_router
 from feddrm.runs import Run, train
 from feddrm.runs.run_router import _config_again
@@ -183,7 +184,7 @@ def test_wrong_settings_data_and_folders_are_refused(fitted: Path, tmp_path: Pat
 
 
 def test_the_report_shows_the_router(fitted: Path, tmp_path: Path) -> None:
-    build_report([fitted], tmp_path / "report")
+    write_report(report_table([fitted]), tmp_path / "report")
     page = (tmp_path / "report" / "report.html").read_text()
     assert "Reliability of the router" in page
     assert "exact, density" in page
@@ -193,7 +194,7 @@ def test_the_report_shows_the_router(fitted: Path, tmp_path: Path) -> None:
     shutil.copytree(fitted, copy)
     (copy / "evaluation.json").write_text(json.dumps({**evaluation, "reliability": {"count": [1], "confidence": [1]}}))
     with refused("evaluation.json", "reliability"):
-        build_report([copy], tmp_path / "other")
+        write_report(report_table([copy]), tmp_path / "other")
 
 
 @pytest.mark.parametrize(("device", "precision"), [("cuda", "fp32"), ("cpu", "auto")])

@@ -68,17 +68,17 @@ def test_ctrl_c_during_an_evaluation_loses_no_round(
 ) -> None:
     settings = {**SMALL, "evaluation": {"window": 2, "every": 1}}
     whole = train(digits, "fedavg", out=tmp_path / "whole", **settings)
-    really = TrainingSession.answers
+    really = TrainingSession.predictions
 
     def interrupted(self: Any, state: Any) -> Any:
         if state.round == 3:
             raise KeyboardInterrupt
         return really(self, state)
 
-    monkeypatch.setattr(TrainingSession, "answers", interrupted)
+    monkeypatch.setattr(TrainingSession, "predictions", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train(digits, "fedavg", out=tmp_path / "cut", **settings)
-    monkeypatch.setattr(TrainingSession, "answers", really)
+    monkeypatch.setattr(TrainingSession, "predictions", really)
     cut = train(digits, "fedavg", out=tmp_path / "cut", **settings)
     assert files(tmp_path / "cut") == files(tmp_path / "whole")
     assert cut.summary is not None

@@ -19,10 +19,10 @@ from feddrm.deploy.flower.daemon import free_port
 from feddrm.deploy.provision.project import make_project
 from feddrm.deploy.server.federation_settings import ServerSettings
 from feddrm.deploy.server.training import Progress
-from feddrm.engine import federate, first_state, functional
+from feddrm.engine import RoundSchedule, cpu_kernels, federate, first_state, functional
 from feddrm.errors import FeddrmError, SettingError
+from feddrm.runs import hardware, versions
 from feddrm.runs.config import resolve
-from feddrm.runs.run import cpu_kernels, hardware, versions
 
 NAMES = ("oslo", "lima", "pune")
 SECONDS = 240.0  # the most that either way over Flower may take
@@ -69,7 +69,7 @@ def _in_one_process(rounds: int) -> dict[str, Any]:
     state = first_state(config.method, leaves, len(NAMES))
     took, began = [], time.perf_counter()
     with cpu_kernels(net, config.plan.batch_size):
-        for _ in federate(config.method, functional(net), federation, config.plan, state):
+        for _ in federate(RoundSchedule(config.method, config.plan, len(NAMES)), functional(net), federation, state):
             took.append(time.perf_counter() - began)
             began = time.perf_counter()
     return {"rounds": rounds, "round_seconds": statistics.median(took[1:]), "first_round_seconds": took[0]}

@@ -33,7 +33,7 @@ from feddrm.errors import FeddrmError
 from feddrm.io.run_files import ROUTER_FOLDER
 from feddrm.router import Router, load_router
 from feddrm.runs import hardware, train, versions
-from feddrm.threads import small_products
+from feddrm.threads import without_onednn_if_small
 
 Say = Callable[[str], None]
 MANY = 256  # images in one request
@@ -100,7 +100,7 @@ def _bare(router: Router, images: torch.Tensor, seconds: float) -> dict[str, dic
     features = router.features(images)
     try:
         for largest in (0, math.inf):
-            with small_products(largest):
+            with without_onednn_if_small(largest):
                 for rows in (64, MANY, 4 * MANY):
                     for name, route, x in (
                         ("images_per_second", router.route, images[:rows]),

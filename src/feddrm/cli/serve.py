@@ -12,6 +12,7 @@ import typer
 
 from feddrm.cli.output import JsonFlag, print_json, print_table
 from feddrm.errors import FeddrmError, SettingError
+from feddrm.rules import RULES_HELP
 
 Host = Annotated[str | None, typer.Option(help="Address to listen on (default: this machine only).")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")]
@@ -38,7 +39,7 @@ def serve(
     audit: Annotated[str | None, typer.Option(help="SQLite file or postgresql:// URL (default: in RUN).")] = None,
     retention_days: Annotated[float | None, typer.Option(help="Days the audit log goes back.")] = None,
     reload_seconds: Annotated[float | None, typer.Option(help="Look for a new router this often.")] = None,
-    rule: Annotated[str | None, typer.Option(help="density (default) or posterior.")] = None,
+    rule: Annotated[str | None, typer.Option(help=f"{RULES_HELP}.")] = None,
     coverage: Annotated[float | None, typer.Option(help="Abstain from the least sure beyond this fraction.")] = None,
     rate: Rate = None,
     samples: Annotated[bool, typer.Option(help="Let the console show the samples that the run keeps.")] = True,

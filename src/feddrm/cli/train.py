@@ -150,7 +150,8 @@ def demo(
 
     Example: feddrm demo --out runs/demo
     """
-    from feddrm.report.build import report_table, write_report
+    from feddrm.report.report_page import write_report
+    from feddrm.report.run_table import report_table
     from feddrm.router.artifact import MANIFEST
 
     folders = []
@@ -229,7 +230,7 @@ def _train(parts: dict[str, dict[str, Any]], settings: dict[str, Any], out: Path
 
 
 def _print_runs(folders: list[Path]) -> None:
-    from feddrm.report.build import report_table
+    from feddrm.report.run_table import report_table
 
     table = report_table(folders)
     print_table(table.header(), table.text_rows(), title="accuracy in percent")

@@ -1,4 +1,4 @@
-"""A small summary of a federation's data, kept beside a run: counts, a few pictures, no samples to train on."""
+"""The dataset summary: the counts and a few pictures of a federation, kept beside a run."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ REMEDY = "restore the file or train the run again"
 
 @dataclass(frozen=True, eq=False)
 class DatasetSummary:
-    """A federation's facts and pictures.
+    """The facts and pictures of a federation.
 
-    ``facts`` is what :meth:`Federation.describe` says, plus ``digest``, ``columns`` and ``same_samples``: whether
-    ``gallery`` [client, sample, channel, height, width] shows one choice of samples as every client
-    sees it, or every client's own. Tables have ``column_means`` [client, column] instead, in standard
-    deviations of the pooled data.
+    ``facts`` holds the result of :meth:`Federation.describe`, and ``digest``, ``columns`` and ``same_samples``.
+    ``gallery`` [client, sample, channel, height, width] shows the same samples as every client sees them
+    if ``same_samples`` is true, otherwise samples of each client. Tables have ``column_means``
+    [client, column] instead, in standard deviations of the pooled samples.
     """
 
     facts: Mapping[str, Any]
@@ -49,7 +49,7 @@ class DatasetSummary:
 
     @cached_property
     def counts(self) -> Tensor | None:
-        """Training and test samples per client and class; None where sites keep that to themselves."""
+        """Training and test samples per client and class; None where the sites do not report them."""
         counts = [client["class_counts"] for client in self.facts["clients"]]
         return None if None in counts else torch.tensor(counts, dtype=torch.int64)
 
@@ -77,7 +77,7 @@ class DatasetSummary:
         if len(federation.shape) == 3:
             gallery = federation.gallery
             if gallery is None:
-                gallery = torch.stack([_own_samples(c.view.pixels(c.test.x[:SAMPLES])) for c in federation.clients])
+                gallery = torch.stack([_filled_up(c.view.pixels(c.test.x[:SAMPLES])) for c in federation.clients])
             return cls(facts, gallery=gallery.cpu().contiguous())
         pooled = torch.cat([client.train.x for client in federation.clients])
         scale = pooled.std(0).clamp_min(1e-12)
@@ -85,7 +85,7 @@ class DatasetSummary:
         return cls(facts, column_means=means.cpu())
 
     def write(self, folder: Path) -> None:
-        """Leave ``data.json`` and ``data.safetensors`` in a folder."""
+        """Write ``data.json`` and, if there are pictures, ``data.safetensors`` into a folder."""
         pictures = {"gallery": self.gallery, "column_means": self.column_means}
         tensors = {key: value for key, value in pictures.items() if value is not None}
         files = {folder / FACTS: json_bytes(dict(self.facts))}
@@ -95,7 +95,7 @@ class DatasetSummary:
 
     @classmethod
     def read(cls, folder: Path) -> DatasetSummary:
-        """The summary in a folder; its pictures may be missing, its facts may not."""
+        """Read the summary in a folder. The pictures may be missing, the facts may not."""
         path = folder / FACTS
         tensors = read_tensors(folder / PICTURES, REMEDY) if (folder / PICTURES).exists() else {}
         summary = cls(read_json(path, REMEDY), tensors.get("gallery"), tensors.get("column_means"))
@@ -110,7 +110,8 @@ class DatasetSummary:
         return summary
 
 
-def _own_samples(pixels: Tensor) -> Tensor:
+def _filled_up(pixels: Tensor) -> Tensor:
+    """``SAMPLES`` images; white ones stand for those that are missing."""
     missing = SAMPLES - len(pixels)
     if missing <= 0:
         return pixels

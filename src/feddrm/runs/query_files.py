@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from feddrm.data.sources.csv_tables import read_rows
 from feddrm.data.sources.images import read_images
-from feddrm.data.sources.tables import read_rows
 from feddrm.errors import FeddrmError
 from feddrm.router import Router
 

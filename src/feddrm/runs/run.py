@@ -11,14 +11,7 @@ from feddrm.data import Federation
 from feddrm.errors import FeddrmError
 from feddrm.router import Router, load_router
 from feddrm.runs.config import read_config
-
-# Other packages import these from here until engine/kernels.py has them.
-from feddrm.runs.environment import hardware as hardware
-from feddrm.runs.environment import versions as versions
 from feddrm.runs.folder import RunFolder
-from feddrm.runs.kernels import CPU_QUERIES as CPU_QUERIES
-from feddrm.runs.kernels import cpu_kernels as cpu_kernels
-from feddrm.runs.kernels import largest_product as largest_product
 from feddrm.runs.run_router import fit_run_router
 
 

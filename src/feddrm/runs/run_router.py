@@ -13,18 +13,18 @@ from torch import Tensor
 
 from feddrm.data import DEPLOYED, Federation, load
 from feddrm.engine import Plan, arithmetic, load_state
+from feddrm.engine.kernels import router_kernels
 from feddrm.errors import FeddrmError
-from feddrm.evaluation import Answers, Queries
+from feddrm.evaluation import Predictions, Queries
 from feddrm.io.atomic import write_atomically
 from feddrm.io.tensors import tensor_bytes
 from feddrm.methods import Method
 from feddrm.models import Model
 from feddrm.progress import progress_bar
 from feddrm.router import FittedRouter, Router, RouterSettings, evaluate_router, fit_router
-from feddrm.runs.client_answers import ask_clients, pooled_test_set
+from feddrm.runs.client_predictions import execution, pooled_test_set, predict_clients
 from feddrm.runs.config import Config, known_fields, resolve
 from feddrm.runs.folder import RunFolder
-from feddrm.runs.kernels import router_kernels as router_kernels
 
 
 def fit_run_router(
@@ -76,22 +76,20 @@ def _fit(
         raise FeddrmError(f"{folder.path} has {clients} clients, the data {given}: give its own data")
     net = config.build_net(federation).requires_grad_(False)
 
-    def answers(queries: Queries, **options: Any) -> Answers:
-        # The precision of training holds for these answers only: the fit's own products are not to be rounded.
+    def predictions(queries: Queries, workers: int = 1) -> Predictions:
+        # The precision of training holds for these only: the fit's own products are not to be rounded.
         with arithmetic(config.precision, config.device).set():
-            return ask_clients(config, net, state, queries, **options)
+            return predict_clients(config, net, state, queries, execution(config, workers))
 
     def published(x: Tensor) -> Tensor:
         """Log class probabilities of training samples by the trained models, in the precision of training."""
         unused = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-        return answers(Queries(x, unused, unused)).logits.double().log_softmax(-1)
+        return predictions(Queries(x, unused, unused)).logits.double().log_softmax(-1)
 
     with router_kernels(int(federation.sizes.sum())):
         fitted = fit_router(net, state.shared, federation, settings, published=published, on_step=on_step)
     test = pooled_test_set(config, federation, state.round)
-    figures = evaluate_router(
-        fitted, net, state.shared, test, answers(test, workers=config.threads), federation.weights
-    )
+    figures = evaluate_router(fitted, net, state.shared, test, predictions(test, config.threads), federation.weights)
     fitted.save(folder.router, config.as_dict()["model"])
     _write_clients(folder, federation, fitted)
     _write_figures(folder, fitted, figures)

@@ -10,19 +10,19 @@ import torch
 
 from feddrm.data import Dataset, Federation, load
 from feddrm.engine import Plan, arithmetic, engine_for
+from feddrm.engine.kernels import cpu_kernels
 from feddrm.errors import FeddrmError
 from feddrm.methods import Method
 from feddrm.models import Model
 from feddrm.runs.config import Machine, resolve, training_settings
 from feddrm.runs.folder import RunFolder
-from feddrm.runs.kernels import cpu_kernels
 from feddrm.runs.listeners import OnRound, progress_listener, tensorboard_listener
 from feddrm.runs.run import Run
 from feddrm.runs.training_session import TrainingSession
-from feddrm.threads import within_operations
+from feddrm.threads import intra_op_threads
 
 
-def train(
+def train(  # noqa: PLR0913 - the public call, with one documented keyword per choice
     data: str | Federation,
     method: str | Method = "feddrm",
     *,
@@ -59,7 +59,7 @@ def train(
             if folder.summary_file.exists():
                 return Run.open(out)
             with (
-                within_operations(1),
+                intra_op_threads(1),
                 arithmetic(config.precision, config.device).set(),
                 tensorboard_listener(folder.tensorboard, track) as record,
             ):

@@ -12,10 +12,10 @@ import torch
 
 from feddrm.data import Federation, Pool
 from feddrm.data.summary import DatasetSummary
-from feddrm.engine import RoundResult, State, arithmetic, engine_for, federate, first_state, functional
+from feddrm.engine import RoundResult, RoundSchedule, State, arithmetic, engine_for, federate, first_state, functional
 from feddrm.errors import FeddrmError
-from feddrm.evaluation import Answers, Replay, confusion, evaluate, per_client, route, summarise, votes
-from feddrm.runs.client_answers import ask_clients, pooled_test_set
+from feddrm.evaluation import RULES, Predictions, Replay, confusion, evaluate, per_client, route, summarise, votes
+from feddrm.runs.client_predictions import execution, pooled_test_set, predict_clients
 from feddrm.runs.config import Config
 from feddrm.runs.environment import hardware, versions
 from feddrm.runs.folder import RunFolder
@@ -46,14 +46,13 @@ class TrainingSession:
             DatasetSummary.of(self.federation).write(self.folder.path)
             leaves = {leaf: value.detach() for leaf, value in self.net.named_parameters()}
             state = first_state(config.method, leaves, len(self.federation))
-        answers = None
+        predictions = None
         began = time.perf_counter()
         try:
             for result in federate(
-                config.method,
+                RoundSchedule(config.method, config.plan, len(self.federation)),
                 functional(self.net, arithmetic(config.precision, config.device)),
                 self.federation,
-                config.plan,
                 state,
                 workers=config.threads,
                 engine=config.engine,
@@ -67,7 +66,7 @@ class TrainingSession:
                     )
                 metrics = None
                 if config.evaluation.due(result.state.round, rounds):
-                    answers, metrics = self.evaluate(result)
+                    predictions, metrics = self.evaluate(result)
                     self.folder.add_metrics(metrics)
                 state = result.state  # only now: Ctrl-C saves it, and a saved round is never evaluated again
                 if time.monotonic() > self.next_save:
@@ -79,7 +78,7 @@ class TrainingSession:
             self.save(state)  # whole rounds only: the round that was cut short is trained again
             raise
         self.save(state)
-        self.finish(state, answers)
+        self.finish(state, predictions)
 
     def diverged(self, result: RoundResult) -> bool:
         """Whether the loss or, after the last round, a parameter is not finite."""
@@ -98,28 +97,27 @@ class TrainingSession:
         ended = time.monotonic()
         self.next_save = ended + max(CHECKPOINT_SECONDS, (ended - began) / CHECKPOINT_SHARE)
 
-    def answers(self, state: State) -> Answers:
-        """What every client's model answers to the pooled test set after this round."""
+    def predictions(self, state: State) -> Predictions:
+        """The predictions of all models for the pooled test set after this round."""
         config, method = self.config, self.config.method
-        return ask_clients(
+        return predict_clients(
             config,
             self.net,
             state,
             pooled_test_set(config, self.federation, state.round, self.test_pool),
+            execution(config, config.threads, self.replay),
             client_branch=state.shared if method.client_branch else None,
             global_model=method.global_model(state.shared),
-            workers=config.threads,
-            replay=self.replay,
         )
 
-    def evaluate(self, result: RoundResult) -> tuple[Answers, dict[str, Any]]:
-        """The answers after a round and its line of ``metrics.jsonl``."""
+    def evaluate(self, result: RoundResult) -> tuple[Predictions, dict[str, Any]]:
+        """The predictions after a round and its line of ``metrics.jsonl``."""
         began = time.perf_counter()
-        answers = self.answers(result.state)
-        accuracies = evaluate(answers, self.federation.weights, self.config.evaluation.ties)
+        predictions = self.predictions(result.state)
+        accuracies = evaluate(predictions, self.federation.weights, self.config.evaluation.ties)
         self.seconds["evaluate"] += time.perf_counter() - began
         names = self.federation.names
-        return answers, {
+        return predictions, {
             "round": result.state.round,
             "stage": "tune" if result.stage.tuning else "train",
             "lr": result.lr,
@@ -128,19 +126,19 @@ class TrainingSession:
             **accuracies,
         }
 
-    def finish(self, state: State, answers: Answers | None) -> None:
+    def finish(self, state: State, predictions: Predictions | None) -> None:
         """Write the last round in detail, the shared and the private leaves, and last of all the summary."""
         weights, names = self.federation.weights, self.federation.names
-        answers = answers or self.answers(state)
+        predictions = predictions or self.predictions(state)
         routes = {}
-        if answers.client_logits is not None:
-            for rule in ("density", "posterior"):
-                chosen = route(answers.client_logits, weights, rule)
-                routes[f"head_{rule}"] = confusion(chosen, answers.origin, len(names)).tolist()
-        rows = per_client(answers, names, weights, self.config.evaluation.ties)
+        if predictions.client_logits is not None:
+            for rule in RULES:
+                chosen = route(predictions.client_logits, weights, rule)
+                routes[f"head_{rule}"] = confusion(chosen, predictions.origin, len(names)).tolist()
+        rows = per_client(predictions, names, weights, self.config.evaluation.ties)
         for row, client in zip(rows, self.federation.clients, strict=True):
             row["train"] = len(client.train)
-        detail = {"round": state.round, "per_client": rows, "confusion": routes, "votes": votes(answers)}
+        detail = {"round": state.round, "per_client": rows, "confusion": routes, "votes": votes(predictions)}
         self.folder.write_json(self.folder.evaluation_file, detail)
         self.folder.publish(state.shared, dict(zip(names, state.private, strict=True)))
         self.folder.write_json(self.folder.summary_file, self.summary(state))

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from feddrm.engine.kernels import largest_product
 from feddrm.errors import FeddrmError
 from feddrm.router import Decision, Router, load_router, read_manifest
-from feddrm.runs.run import largest_product
 from feddrm.serve.batching import Batcher
 from feddrm.serve.http.decode import Wanted
 from feddrm.serve.settings import GatewaySettings
-from feddrm.threads import small_products
+from feddrm.threads import without_onednn_if_small
 
 OnDecided = Callable[[Sequence[str], Sequence[int], Sequence[str]], None]  # names, clients chosen, reasons to doubt
 
@@ -120,7 +120,7 @@ class LoadedRouter:
         largest = rows * router.weight.numel() if net is None else largest_product(net, rows)
 
         def work(queries: Sequence[Query]) -> list[Decided]:
-            with small_products(largest):
+            with without_onednn_if_small(largest):
                 found = decide(router, queries)
             clients = [client for decided in found for client in decided.client.tolist()]
             on_decided(router.names, clients, [reason for decided in found for reason in decided.reason])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from feddrm.data import Federation
-from feddrm.evaluation import Answers, Queries, pooled_queries, system_accuracy
+from feddrm.evaluation import Predictions, Queries, pooled_queries, system_accuracy
 from feddrm.router import FittedRouter, RouterSettings, fit_router
 from feddrm.router.evaluate import evaluate_router
 from feddrm.router.fit.calibration import STRANGER
@@ -39,14 +39,14 @@ def fitted(federation: Federation) -> FittedRouter:
 
 
 @pytest.fixture(scope="module")
-def asked(federation: Federation) -> tuple[Queries, Answers]:
+def asked(federation: Federation) -> tuple[Queries, Predictions]:
     queries = pooled_queries(federation, crop=False, seed=0, round=0)
     logits = torch.randn(3, len(queries.labels), CLASSES, generator=torch.Generator().manual_seed(2))
-    return queries, Answers(logits, queries.labels, queries.origin)
+    return queries, Predictions(logits, queries.labels, queries.origin)
 
 
 @pytest.fixture(scope="module")
-def worth(federation: Federation, fitted: FittedRouter, asked: tuple[Queries, Answers]) -> dict[str, Any]:
+def worth(federation: Federation, fitted: FittedRouter, asked: tuple[Queries, Predictions]) -> dict[str, Any]:
     return evaluate_router(fitted, None, {}, *asked, federation.weights)
 
 
@@ -68,7 +68,7 @@ def test_a_head_that_learned_noise_by_heart_is_not_trusted(fitted: FittedRouter)
 
 
 def test_clients_are_consulted_by_the_posterior(
-    fitted: FittedRouter, asked: tuple[Queries, Answers], worth: dict[str, Any]
+    fitted: FittedRouter, asked: tuple[Queries, Predictions], worth: dict[str, Any]
 ) -> None:
     queries, answers = asked
     router = fitted.router

@@ -9,7 +9,7 @@ from pathlib import Path
 from string import punctuation
 from typing import Any
 
-from feddrm.data.federation import check_clients
+from feddrm.data.client import check_client_names
 from feddrm.deploy.privacy import Privacy
 from feddrm.deploy.wire.run_spec import check_run
 from feddrm.engine import Plan
@@ -96,7 +96,7 @@ class ServerSettings:
 
     def check(self) -> None:
         """Refuse what could never work before anything is started."""
-        check_clients(CONFIG, self.clients)
+        check_client_names(CONFIG, self.clients)
         for name in self.clients:
             # Names are parts of addresses, paths and unit files; 'server' is the folder and the key beside theirs.
             if name.casefold() == "server" or any(c in UNFIT for c in name):

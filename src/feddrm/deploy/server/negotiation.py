@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from feddrm.data.sources.labelled_samples import UNLIKE, one_word
+from feddrm.data.sources.labelled_samples import SPELLING_REMEDY, spelling_variants
 from feddrm.deploy.privacy import Demand, Privacy
 from feddrm.deploy.server.federation_settings import ServerSettings
 from feddrm.deploy.site.site_dataset import in_order
@@ -35,9 +35,9 @@ def make_brief(settings: ServerSettings, told: Mapping[str, Mapping[str, Any]]) 
     shared_names = all(other["classes"] == first["classes"] for other in told.values())
     union = {label for other in told.values() for label in other["classes"]}
     classes = tuple(first["classes"]) if shared_names else in_order(union)
-    if not shared_names and (pair := one_word(classes)) is not None:
+    if not shared_names and (pair := spelling_variants(classes)) is not None:
         here, there = (next(name for name, other in told.items() if label in other["classes"]) for label in pair)
-        raise FeddrmError(f"the classes '{pair[0]}' at {here} and '{pair[1]}' at {there} {UNLIKE}")
+        raise FeddrmError(f"the classes '{pair[0]}' at {here} and '{pair[1]}' at {there} {SPELLING_REMEDY}")
     if len(classes) < 2:
         raise FeddrmError(f"all sites together have one class ({', '.join(classes)}): there is nothing to tell apart")
     names = tuple(told)

@@ -32,7 +32,7 @@ from feddrm.deploy.wire.reply_validation import (
     check_update,
 )
 from feddrm.deploy.wire.run_spec import RunSpec
-from feddrm.engine import Plan, RoundSchedule, first_state
+from feddrm.engine import Plan, RoundSchedule, cpu_kernels, first_state
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
 from feddrm.methods import Method, Tensors
@@ -40,7 +40,6 @@ from feddrm.router.artifact import MANIFEST, read_manifest
 from feddrm.router.fit.cohort import Trunk
 from feddrm.router.fit.fit_router import fit_cohort
 from feddrm.runs.folder import RunFolder
-from feddrm.runs.run import cpu_kernels
 
 AGAIN_SECONDS = 2.0
 PATIENCE = 30  # times that all wait for one site which answers, but not what can be used

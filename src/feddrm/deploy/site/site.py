@@ -14,7 +14,7 @@ import yaml
 from safetensors.torch import save
 
 from feddrm._version import __version__
-from feddrm.data import Federation
+from feddrm.data import Federation, Participant
 from feddrm.deploy.privacy import Account, Demand, Privacy
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site_dataset import BACK, Holdings, read_holdings
@@ -32,14 +32,20 @@ from feddrm.deploy.wire.messages import (
 )
 from feddrm.deploy.wire.public_files import keep_files, without_files
 from feddrm.deploy.wire.run_spec import RunSpec
-from feddrm.engine import RoundSchedule, first_state, functional, train_client
+from feddrm.engine import (
+    CPU_QUERIES,
+    RoundSchedule,
+    cpu_kernels,
+    first_state,
+    functional,
+    router_kernels,
+    train_client,
+)
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.atomic import write_atomically
 from feddrm.methods import Forward, Method, Slots, Tensors
 from feddrm.models import Net
 from feddrm.runs.config import SMALL_SIDE, known_fields, read_config, threads_for
-from feddrm.runs.run import CPU_QUERIES, cpu_kernels
-from feddrm.runs.run_router import router_kernels
 
 CONFIG, KEY, SERVER_KEY, UPLOADS = "site.yaml", "node.key", "server.pub", "uploads.json"
 
@@ -180,15 +186,12 @@ class Site:
         number, after = int(letter.header["round"]), int(letter.header["after"])
         received = {leaf: value.to(self.config.device) for leaf, value in letter.tensors.items()}
         private = self._private(work, after)
-        stage = work.agenda.stage(number)
+        participant = Participant.of(work.federation, work.number)
         told: dict[str, Any] = {"round": number}
         if work.brief.privacy is None:
             told |= self._measured(work, received, private)
-        plan = work.agenda.plan
         with work.kernels():
-            update = train_client(
-                work.method, work.forward, work.federation, plan, received, private, stage, work.number, number
-            )
+            update = train_client(work.agenda, work.forward, participant, received, private, number)
         upload = update.upload
         if work.brief.privacy is not None:
             privacy = Privacy(**work.brief.privacy)

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from feddrm.data import Client, Federation, load
-from feddrm.data.sources.images import check_size, pictures, read_images
-from feddrm.data.sources.labelled_samples import Samples
-from feddrm.data.sources.tables import number_labels, read_samples
+from feddrm.data.sources.csv_tables import labels_as_integers, read_samples
+from feddrm.data.sources.image_folders import check_size, list_images
+from feddrm.data.sources.images import read_images
+from feddrm.data.sources.labelled_samples import LabelledSamples
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.io.atomic import BROKEN_NPZ
+from feddrm.io.tensors import BROKEN_NPZ
 from feddrm.registry import nearest
 
 KINDS = ("folder", "csv", "npz", "dataset")
@@ -97,7 +98,7 @@ def read_holdings(name: str, data: Mapping[str, Any], base: Path) -> Holdings:
         if not data.get("label"):
             raise SettingError(f"{name}: csv data need 'label', the column to predict")
         columns, read = read_samples([(name, path)], label=data["label"], client=None, drop=data.get("drop", ()))
-        samples: Samples = number_labels(read, None)[0][name]
+        samples: LabelledSamples = labels_as_integers(read, None)[0][name]
         x, labels = samples.x, list(samples.labels)
     division = {key: data[key] for key in ("test_fraction", "seed") if key in data}
     text = [str(label) for label in labels]
@@ -121,7 +122,7 @@ def _share(name: str, data: Mapping[str, Any]) -> Holdings:
 
 
 def _pictures(path: Path, data: Mapping[str, Any]) -> tuple[Any, list[Any]]:
-    listing = pictures(path)
+    listing = list_images(path)
     if not listing:
         raise FeddrmError(f"{path} has no images in class folders: put them there, one folder per class")
     size = check_size(str(path), data.get("size"))

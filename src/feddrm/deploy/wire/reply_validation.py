@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from feddrm.data import RandomResizedCrop
+from feddrm.data import Participant, RandomResizedCrop
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site_dataset import BACK
 from feddrm.deploy.site.site_fit import SiteClient, SiteFit
@@ -88,10 +88,9 @@ def blank_upload(brief: RunSpec, agenda: RoundSchedule, shared: Tensors, number:
     method, net = agenda.method, brief.make_net()
     leaves = {leaf: value.detach() for leaf, value in net.named_parameters()}
     private = first_state(method, leaves, 1).private[0]
-    plan = replace(agenda.plan, local_steps=2, batch_size=1)
-    stage = replace(agenda.stage(number), steps=2)
-    received = method.send(shared, 0)
-    return train_client(method, functional(net), brief.federation(), plan, received, private, stage, 0, number).upload
+    short = replace(agenda, plan=replace(agenda.plan, local_steps=2, batch_size=1))
+    participant = Participant.of(brief.federation(), 0)
+    return train_client(short, functional(net), participant, method.send(shared, 0), private, number).upload
 
 
 def check_update(letter: Message, form: Tensors, sent: Mapping[str, Tensor], private: bool) -> Message:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from feddrm.methods import Tensors
@@ -42,6 +43,11 @@ class Facts:
     @property
     def samples(self) -> int:
         return sum(self.sizes)
+
+    @property
+    def log_prior(self) -> Tensor:
+        """The logarithms of n_i / N."""
+        return (torch.tensor(self.sizes).double() / self.samples).log()
 
 
 @dataclass(frozen=True, eq=False)

@@ -94,15 +94,14 @@ def fit_cohort(cohort: Cohort, trunk: Trunk, settings: RouterSettings, on_step: 
     state = softmax.fit_all(design, chosen.ridge, folds)
     held_out = cohort.held_out_router(design, folds)
     like, recipe = cohort.like, design.recipe
-    log_prior = (torch.tensor(facts.sizes).double() / facts.samples).log()
     router = Router(
         names=facts.names,
         recipe=recipe,
         scaler=Scaler(design.scaler.mean.to(like), design.scaler.scale.to(like)),
         weight=state.iterate[:, :-1].to(like),
         bias=state.iterate[:, -1].to(like),
-        log_prior=log_prior.to(like),
-        calibration=calibrate(held_out, log_prior, cohort.temperature_tolerance),
+        log_prior=facts.log_prior.to(like),
+        calibration=calibrate(held_out, facts.log_prior, cohort.temperature_tolerance),
         net=usable.net if recipe.needs else None,
         leaves={leaf: value for leaf, value in trunk.leaves.items() if recipe.wants(leaf)},
         shape=facts.shape,

@@ -69,14 +69,21 @@ class LocalCohort:
         self.noise = noise_of(self.like.dtype)
 
     def design(self, recipe: Recipe, ridges: Mapping[str, float] | None = None) -> DesignMatrix:
-        plain = [torch.cat([rows[f.name] for f in recipe.features], dim=1) for rows in self._features]
+        plain = self._plain(recipe)
         scaler = scaler_of(plain)
         if ridges is not None:
             widths = {f.name: self._features[0][f.name].shape[1] for f in recipe.features}
             stretch = stretch_of(recipe, widths, ridges)
             scaler = Scaler(scaler.mean, scaler.scale * stretch.to(scaler.scale))
-        rows = tuple(scaler(x) for x in plain)
+        return self.scaled_design(recipe, scaler, plain)
+
+    def scaled_design(self, recipe: Recipe, scaler: Scaler, plain: Sequence[Tensor] | None = None) -> DesignMatrix:
+        """The design matrix with a given standardisation of its columns."""
+        rows = tuple(scaler(x) for x in (plain if plain is not None else self._plain(recipe)))
         return DesignMatrix(recipe, scaler, moments_of(rows), rows)
+
+    def _plain(self, recipe: Recipe) -> list[Tensor]:
+        return [torch.cat([rows[f.name] for f in recipe.features], dim=1) for rows in self._features]
 
     def batches(self, jobs: Iterable[Job]) -> Iterator[Sequence[Job]]:
         """One after another: only one design matrix is in memory besides the best one."""

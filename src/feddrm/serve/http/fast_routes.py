@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from feddrm.rules import RULES
 from feddrm.serve.auth import ANYBODY, Caller, Keys
 from feddrm.serve.http.decode import IMAGES
 from feddrm.serve.http.error_responses import Refusal, answer_to
@@ -114,7 +115,7 @@ def takes(model: type[BaseModel], options: type[BaseModel] | None = None) -> dic
             for name, schema in {
                 "kind": {"type": "string", "enum": ["inputs", "features"]},
                 "datatype": {"type": "string", "enum": ["uint8", "float32"]},
-                "rule": {"type": "string", "enum": ["density", "posterior"]},
+                "rule": {"type": "string", "enum": list(RULES)},
                 "coverage": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
                 **({"consult": {"type": "integer", "minimum": 1, "maximum": 1024},
                     "abstain": {"type": "string", "enum": ["mark", "refuse"]}}
