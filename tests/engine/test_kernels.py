@@ -9,7 +9,7 @@ import torch
 
 from feddrm.engine.kernels import CPU_QUERIES, FEW_SAMPLES, cpu_kernels, largest_product, router_kernels
 from feddrm.models import LeNet, Mlp
-from feddrm.threads import FEW_PRODUCTS
+from feddrm.threads import SMALL_PRODUCT
 
 SMALL = Mlp(hidden=(16, 8), branch=4).build((5,), 3)
 
@@ -47,7 +47,7 @@ def test_training_of_a_convolution_uses_onednn():
 
 def test_a_batch_counts_as_many_samples_as_queries_come_at_once():
     """Training and queries use the same kernels, so the larger of both batches decides."""
-    width = FEW_PRODUCTS // (CPU_QUERIES * 64) + 1
+    width = SMALL_PRODUCT // (CPU_QUERIES * 64) + 1
     wide = Mlp(hidden=(64, width), branch=4).build((5,), 3)
     with cpu_kernels(wide, 1):
         assert torch.backends.mkldnn.enabled

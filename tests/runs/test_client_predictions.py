@@ -6,8 +6,9 @@ import torch
 
 from feddrm.data import Federation
 from feddrm.engine import first_state
+from feddrm.evaluation import predict
 from feddrm.runs import resolve
-from feddrm.runs.client_predictions import execution, pooled_test_set, predict_clients
+from feddrm.runs.client_predictions import client_models, execution, pooled_test_set
 from runs.conftest import SMALL
 
 
@@ -21,7 +22,7 @@ def test_every_client_predicts_every_test_sample_with_its_own_model(digits: Fede
     state = start._replace(private=(start.private[0], biased, start.private[2]))
     test = pooled_test_set(config, digits, round=1)
     assert len(test.x) == sum(len(client.test) for client in digits.clients)
-    predictions = predict_clients(config, net, state, test, execution(config))
+    predictions = predict(net, client_models(config.method, state), test, execution=execution(config))
     assert predictions.logits.shape == (3, len(test.x), 10)
     chosen = predictions.logits.argmax(-1)
     assert (chosen[1] == 7).all()

@@ -54,7 +54,7 @@ class Section:
     notes: Sequence[str] = ()
     figures: Sequence[Picture] = ()
     tables: Sequence[Table] = ()
-    thread_map: bool = False  # the tables
+    side_by_side: bool = False  # the tables
 
 
 @dataclass(frozen=True)
@@ -288,7 +288,7 @@ def _settings(record: RunRecord) -> Section:
     facts = {k: v for k, v in (record.summary or {}).items() if not k.endswith("_accuracy")}
     if facts:
         tables.append(Table.of(["Fact", "Value"], flat(facts), "How it ran."))
-    return Section("Settings", tables=tables, thread_map=True)
+    return Section("Settings", tables=tables, side_by_side=True)
 
 
 def flat(values: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, str]]:

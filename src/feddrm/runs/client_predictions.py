@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from feddrm.data import Federation, Pool
-from feddrm.engine import State, arithmetic
-from feddrm.engine.kernels import CPU_QUERIES, GPU_QUERIES
-from feddrm.evaluation import Execution, Predictions, Queries, Replay, pooled_queries, predict
-from feddrm.models import Net
+from feddrm.engine import CPU_QUERIES, GPU_QUERIES, State, arithmetic
+from feddrm.evaluation import Execution, Queries, Replay, pooled_queries
+from feddrm.methods import Method, Tensors
 from feddrm.runs.config import Config
 
 
@@ -26,16 +23,12 @@ def pooled_test_set(config: Config, federation: Federation, round: int, pool: Po
     )
 
 
+def client_models(method: Method, state: State) -> list[Tensors]:
+    """The model that every client answers with."""
+    return [method.serve(method.send(state.shared, i), slots) for i, slots in enumerate(state.private)]
+
+
 def execution(config: Config, workers: int = 1, replay: Replay | None = None) -> Execution:
-    """How the configured device computes predictions."""
+    """How predictions are computed on the run's device."""
     batch_size = GPU_QUERIES if torch.device(config.device).type == "cuda" else CPU_QUERIES
     return Execution(arithmetic(config.precision, config.device), batch_size, workers, replay)
-
-
-def predict_clients(
-    config: Config, net: Net, state: State, queries: Queries, how: Execution, **models: Any
-) -> Predictions:
-    """Every client's predictions; ``models`` are further ones, as for :func:`feddrm.evaluation.predict`."""
-    method = config.method
-    served = [method.serve(method.send(state.shared, i), slots) for i, slots in enumerate(state.private)]
-    return predict(net, served, queries, execution=how, **models)

@@ -12,17 +12,16 @@ import torch
 from torch import Tensor
 
 from feddrm.data import DEPLOYED, Federation, load
-from feddrm.engine import Plan, arithmetic, load_state
-from feddrm.engine.kernels import router_kernels
+from feddrm.engine import Plan, arithmetic, load_state, router_kernels
 from feddrm.errors import FeddrmError
-from feddrm.evaluation import Predictions, Queries
+from feddrm.evaluation import Predictions, Queries, predict
 from feddrm.io.atomic import write_atomically
 from feddrm.io.tensors import tensor_bytes
 from feddrm.methods import Method
 from feddrm.models import Model
 from feddrm.progress import progress_bar
 from feddrm.router import FittedRouter, Router, RouterSettings, evaluate_router, fit_router
-from feddrm.runs.client_predictions import execution, pooled_test_set, predict_clients
+from feddrm.runs.client_predictions import client_models, execution, pooled_test_set
 from feddrm.runs.config import Config, known_fields, resolve
 from feddrm.runs.folder import RunFolder
 
@@ -48,7 +47,7 @@ def fit_run_router(
     if folder.summary() is None:
         raise FeddrmError(f"{folder.path} is not finished: train it to the end ('feddrm train' resumes it) first")
     federation = federation if federation is not None else _load_again(folder, saved, data_dir)
-    with folder.exclusive(), _progress_steps() if progress else contextlib.nullcontext() as on_step:
+    with folder.alone(), _progress_steps() if progress else contextlib.nullcontext() as on_step:
         folder.refuse_other_data(federation, "give the data that it was trained on")
         if not folder.state_file.exists():
             raise FeddrmError(f"{folder.path} has no checkpoint any more: train it again, into another folder")
@@ -75,11 +74,12 @@ def _fit(
         clients, given = len(state.private), len(federation)
         raise FeddrmError(f"{folder.path} has {clients} clients, the data {given}: give its own data")
     net = config.build_net(federation).requires_grad_(False)
+    models = client_models(config.method, state)
 
     def predictions(queries: Queries, workers: int = 1) -> Predictions:
-        # The precision of training holds for these only: the fit's own products are not to be rounded.
+        # The precision of training holds for these predictions only: the fit's own products are not to be rounded.
         with arithmetic(config.precision, config.device).set():
-            return predict_clients(config, net, state, queries, execution(config, workers))
+            return predict(net, models, queries, execution=execution(config, workers))
 
     def published(x: Tensor) -> Tensor:
         """Log class probabilities of training samples by the trained models, in the precision of training."""

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from feddrm.data import Dataset, Federation, load
-from feddrm.engine import Plan, arithmetic, engine_for
-from feddrm.engine.kernels import cpu_kernels
+from feddrm.engine import Plan, arithmetic, cpu_kernels, engine_for
 from feddrm.errors import FeddrmError
 from feddrm.methods import Method
 from feddrm.models import Model
@@ -22,7 +21,7 @@ from feddrm.runs.training_session import TrainingSession
 from feddrm.threads import intra_op_threads
 
 
-def train(  # noqa: PLR0913 - the public call, with one documented keyword per choice
+def train(  # noqa: PLR0913 (the public signature)
     data: str | Federation,
     method: str | Method = "feddrm",
     *,
@@ -54,7 +53,7 @@ def train(  # noqa: PLR0913 - the public call, with one documented keyword per c
         federation = load(data, **(data_settings or {})) if isinstance(data, str) else data
         config = resolve(federation, data=reload_settings, method=method, model=model, **settings)
         folder = RunFolder(out)
-        with folder.exclusive():
+        with folder.alone():
             state = folder.open(config, federation)
             if folder.summary_file.exists():
                 return Run.open(out)
@@ -65,7 +64,7 @@ def train(  # noqa: PLR0913 - the public call, with one documented keyword per c
             ):
                 session = TrainingSession(config, federation.to(config.device), folder)
                 with cpu_kernels(session.net, config.plan.batch_size):
-                    session.train(state, [listen for listen in (on_round, show, record) if listen is not None])
+                    session.go(state, [listen for listen in (on_round, show, record) if listen is not None])
             return Run.open(out)
 
 

@@ -14,8 +14,19 @@ from feddrm.data import Federation, Pool
 from feddrm.data.summary import DatasetSummary
 from feddrm.engine import RoundResult, RoundSchedule, State, arithmetic, engine_for, federate, first_state, functional
 from feddrm.errors import FeddrmError
-from feddrm.evaluation import RULES, Predictions, Replay, confusion, evaluate, per_client, route, summarise, votes
-from feddrm.runs.client_predictions import execution, pooled_test_set, predict_clients
+from feddrm.evaluation import (
+    RULES,
+    Predictions,
+    Replay,
+    confusion,
+    evaluate,
+    per_client,
+    predict,
+    route,
+    summarise,
+    votes,
+)
+from feddrm.runs.client_predictions import client_models, execution, pooled_test_set
 from feddrm.runs.config import Config
 from feddrm.runs.environment import hardware, versions
 from feddrm.runs.folder import RunFolder
@@ -39,7 +50,7 @@ class TrainingSession:
         self.seconds = folder.read_json(folder.seconds_file) or {"train": 0.0, "evaluate": 0.0}
         self.next_save = time.monotonic() + CHECKPOINT_SECONDS
 
-    def train(self, state: State | None, listeners: Sequence[OnRound]) -> None:
+    def go(self, state: State | None, listeners: Sequence[OnRound]) -> None:
         """Train from ``state``, or from the start, to the last round and finish the run."""
         config, rounds = self.config, self.config.plan.rounds
         if state is None:
@@ -98,16 +109,15 @@ class TrainingSession:
         self.next_save = ended + max(CHECKPOINT_SECONDS, (ended - began) / CHECKPOINT_SHARE)
 
     def predictions(self, state: State) -> Predictions:
-        """The predictions of all models for the pooled test set after this round."""
+        """The predictions of every client's model for the pooled test set after this round."""
         config, method = self.config, self.config.method
-        return predict_clients(
-            config,
+        return predict(
             self.net,
-            state,
+            client_models(method, state),
             pooled_test_set(config, self.federation, state.round, self.test_pool),
-            execution(config, config.threads, self.replay),
             client_branch=state.shared if method.client_branch else None,
             global_model=method.global_model(state.shared),
+            execution=execution(config, config.threads, self.replay),
         )
 
     def evaluate(self, result: RoundResult) -> tuple[Predictions, dict[str, Any]]:

@@ -16,7 +16,7 @@ from feddrm.deploy.server.remote_cohort import Ask, RemoteCohort
 from feddrm.deploy.server.training import Progress
 from feddrm.deploy.site.site import Site
 from feddrm.deploy.wire.messages import Message, unpack
-from feddrm.engine.kernels import router_kernels
+from feddrm.engine import router_kernels
 from feddrm.router import FittedRouter, Recipe, RouterSettings, fit_router, load_heads, load_router, read_manifest
 from feddrm.router.fit.cohort import FitRequest, HeldOutHeads, Target, Trunk
 from feddrm.router.fit.fit_router import fit_cohort
