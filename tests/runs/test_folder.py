@@ -134,7 +134,7 @@ def test_a_second_process_is_refused_while_the_first_works(digits: Federation, t
     assert "another process is at work in" in seconds[0].stderr
     assert "Traceback" not in seconds[0].stderr
     assert files(tmp_path / "run") == files(tmp_path / "whole")
-    with RunFolder(run.path).alone(), pytest.raises(FeddrmError, match="another process is at work in"):
+    with RunFolder(run.path).exclusive(), pytest.raises(FeddrmError, match="another process is at work in"):
         run.fit_router(digits)
 
 

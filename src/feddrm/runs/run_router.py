@@ -74,11 +74,10 @@ def _fit(
         clients, given = len(state.private), len(federation)
         raise FeddrmError(f"{folder.path} has {clients} clients, the data {given}: give its own data")
     net = config.build_net(federation).requires_grad_(False)
-
     models = client_models(config.method, state)
 
     def predictions(queries: Queries, workers: int = 1) -> Predictions:
-        # The precision of training holds for these answers only: the fit's own products are not to be rounded.
+        # The precision of training holds for these predictions only: the fit's own products are not to be rounded.
         with arithmetic(config.precision, config.device).set():
             return predict(net, models, queries, execution=execution(config, workers))
 
