@@ -88,6 +88,7 @@ def test_the_remaining_clients_are_served_as_before(digits: Federation, tmp_path
     assert np.array_equal(answer(), before)
 
 
+@pytest.mark.slow
 def test_a_demo_starts_the_remaining_clients_only(
     fitted: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

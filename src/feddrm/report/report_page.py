@@ -269,7 +269,7 @@ def _data(dataset: DatasetSummary, key: str) -> Section:
         description = f"One row per client. {_shifts(facts)}"
         caption = f"Covariate shift: {title[0].lower()}{title[1:]}. {_shifts(facts)}"
     elif dataset.column_means is not None:
-        title = "Column means of every client"
+        title = "TableColumn means of every client"
         description = "In standard deviations of the pooled training data, from −2 (blue) to 2 (red)."
         caption = f"Covariate shift: the mean of every column at every client. {description}"
     else:

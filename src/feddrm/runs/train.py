@@ -53,7 +53,7 @@ def train(  # noqa: PLR0913 (the public signature)
         federation = load(data, **(data_settings or {})) if isinstance(data, str) else data
         config = resolve(federation, data=reload_settings, method=method, model=model, **settings)
         folder = RunFolder(out)
-        with folder.alone():
+        with folder.exclusive():
             state = folder.open(config, federation)
             if folder.summary_file.exists():
                 return Run.open(out)
