@@ -47,7 +47,7 @@ def fit_run_router(
     if folder.summary() is None:
         raise FeddrmError(f"{folder.path} is not finished: train it to the end ('feddrm train' resumes it) first")
     federation = federation if federation is not None else _load_again(folder, saved, data_dir)
-    with folder.alone(), _progress_steps() if progress else contextlib.nullcontext() as on_step:
+    with folder.exclusive(), _progress_steps() if progress else contextlib.nullcontext() as on_step:
         folder.refuse_other_data(federation, "give the data that it was trained on")
         if not folder.state_file.exists():
             raise FeddrmError(f"{folder.path} has no checkpoint any more: train it again, into another folder")
