@@ -50,7 +50,7 @@ class TrainingSession:
         self.seconds = folder.read_json(folder.seconds_file) or {"train": 0.0, "evaluate": 0.0}
         self.next_save = time.monotonic() + CHECKPOINT_SECONDS
 
-    def go(self, state: State | None, listeners: Sequence[OnRound]) -> None:
+    def train(self, state: State | None, listeners: Sequence[OnRound]) -> None:
         """Train from ``state``, or from the start, to the last round and finish the run."""
         config, rounds = self.config, self.config.plan.rounds
         if state is None:
