@@ -1,4 +1,4 @@
-# Every target sets up .venv by itself: Python 3.11+ and make are all it takes.
+# Every target creates .venv if it is missing. Python 3.11+ and make are the only requirements.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -11,12 +11,12 @@ WORKERS ?= 2
 DEMO ?= --out runs/demo
 SMOKE ?= runs/paper-smoke
 
-.PHONY: help demo paper-smoke test test-deploy lint format clean
+.PHONY: help demo paper-smoke test-fast test test-deploy lint format clean
 
-help: ## Show what can be made
+help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# torch goes first and alone: its pinned version decides which build the rest agrees with.
+# torch is installed first and alone, because its pinned version decides which builds of the other packages fit.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "feddrm needs Python 3.11 or newer: make PYTHON=python3.12 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
@@ -24,30 +24,33 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
 
-demo: $(READY) ## Train on the embedded digits, and see what guiding queries is worth
+demo: $(READY) ## Train on the bundled digits and show how much routing gains
 	$(BIN)/feddrm demo $(DEMO)
 
-paper-smoke: $(READY) ## Run the paper's machinery on the digits, in seconds: no results, only proof that it works
+paper-smoke: $(READY) ## Run the paper's commands on the digits in seconds, to check that they work
 	$(BIN)/feddrm paper run --grid smoke --device cpu --results $(SMOKE)/results --work $(SMOKE)/work
 	$(BIN)/feddrm paper table main --grid smoke --results $(SMOKE)/results
 	$(BIN)/feddrm paper figure lambda --grid smoke --results $(SMOKE)/results --out $(SMOKE)/lambda.png
 	$(BIN)/feddrm paper page --grid smoke --results $(SMOKE)/results --out $(SMOKE)/results.md
 
-test: $(READY) ## Run the tests
-	$(BIN)/python -m pytest -m 'not deploy' -n $(WORKERS) --dist loadfile
+test-fast: $(READY) ## Run the quick tests: no processes, no browser, no fuzzing
+	$(BIN)/python -m pytest -m 'not slow' -n $(WORKERS) --dist loadfile
 
-test-deploy: $(READY) ## Run a whole federation on this machine, with sites that fail: some minutes
+test: $(READY) ## Run all tests but those of test-deploy, and check their coverage
+	$(BIN)/python -m pytest -m 'not deploy' -n $(WORKERS) --dist loadfile --cov --cov-report=
+
+test-deploy: $(READY) ## Run a whole federation on this machine, with sites that fail (some minutes)
 	$(BIN)/python -m pytest -m deploy
 
-lint: $(READY) ## Check style, types and the layers
+lint: $(READY) ## Check style, types and imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(READY) ## Rewrite the code in the house style
+format: $(READY) ## Rewrite the code in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean: ## Remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage

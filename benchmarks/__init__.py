@@ -1,0 +1,1 @@
+"""Benchmarks: scripts that measure time and accuracy; results/bench keeps their figures."""

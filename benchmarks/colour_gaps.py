@@ -1,11 +1,11 @@
-"""Whether the colour statistics feed on gaps between the values of rounded images: CIFAR-10 Dir-0.3, no network.
+"""Tests whether colour statistics use the gaps between pixel values of rounded images (CIFAR-10 Dir-0.3, no network).
 
     FEDDRM_DATA=folder python -m benchmarks.colour_gaps [--ridge 3e-5] [--rounds 60] [--json FILE]
 
-A router on the colour statistics alone, one crop of every training image. Gaps are filled by moving values by up to one
-or two of 256 levels at random: whole pixels, their channels alike, or every channel for itself, which also blurs the
-colours of dark and grey pixels. The router is fitted on images as they are and asked about moved ones, and fitted and
-asked on moved ones: if gaps were what it goes by, the second would fall as well.
+The router uses only the colour statistics, with one crop of every training image. Random shifts of up to one or two of
+256 levels fill the gaps: either all channels of a pixel shift together, or every channel shifts by itself, which also
+blurs the colours of dark and grey pixels. One router is fitted on the original images and tested on shifted ones,
+another is fitted and tested on shifted images. If routers used the gaps, the accuracy of the second would fall, too.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from feddrm.data import generator_for, load
 from feddrm.evaluation import client_accuracy, pooled_queries
 from feddrm.router import Recipe
 from feddrm.router.features.base import extract
-from feddrm.router.fit.design_matrix import input_scale
-from feddrm.router.solver.solve import Problem, Sample, logits_at, moments_of, scaler_of, solve
+from feddrm.router.fit.local_cohort import facts_of
+from feddrm.router.solver.client_statistics import Sample, logits_at
+from feddrm.router.solver.problem import Problem
+from feddrm.router.solver.solve import moments_of, scaler_of, solve
 
 MOVES = [(0, "as they are"), (1, "whole pixels"), (2, "whole pixels"), (1, "channels"), (2, "channels")]
 
 
 def moved(x: Tensor, most: int, alike: bool, mean: Tensor, std: Tensor, seed: int) -> Tensor:
-    """Network inputs with every value up to ``most`` levels elsewhere; clipped to what 8 bits hold."""
+    """Network inputs with every value shifted by up to ``most`` levels, clipped to the range of 8 bits."""
     levels = ((x * std + mean) * 255).round()
     shape = (len(x), 1 if alike else x.shape[1], *x.shape[2:])
     noise = torch.randint(-most, most + 1, shape, generator=torch.Generator().manual_seed(seed))
@@ -43,7 +45,7 @@ def main() -> None:
     arguments = parser.parse_args()
     federation = load("cifar10")
     assert federation.crop is not None
-    scale = input_scale(federation)
+    scale = facts_of(federation).scale
     recipe = Recipe.parse("colour", *scale)
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in scale)
     seen = []
@@ -62,7 +64,7 @@ def main() -> None:
         scaler = scaler_of(found)
         samples = [Sample(scaler(x), torch.full((len(x),), i)) for i, x in enumerate(found)]
         problem = Problem(len(samples), found[0].shape[1], arguments.ridge)
-        own = (scaler, solve(problem, samples, moments_of(samples), rounds=arguments.rounds).point)
+        own = (scaler, solve(problem, samples, moments_of([s.x for s in samples]), rounds=arguments.rounds).point)
         plain = plain or own
         queries = statistics(test.x, 0)
         row = {"moved_by": most, "what": what}

@@ -1,12 +1,11 @@
-"""One FedDRM round with evaluation on two CPU cores, ours against the official way of doing the same work.
+"""Times one FedDRM round with evaluation on two CPU cores: feddrm against the official code's way to do it.
 
     FEDDRM_DATA=folder python -m benchmarks.cpu_round [--json FILE]
 
-LeNet on CIFAR-10, 8 clients, 10 steps, batch 128. The official way, in a few lines: every sample
-through Pillow at every access, weights through the disk for every client, average accuracy and
-system accuracy each in a pass of its own, the latter with every client's model on every test image.
-Both sides use the same network, optimiser and cores. Ours is the better of two runs, the official way runs
-once (it takes minutes).
+LeNet on CIFAR-10, 8 clients, 10 steps, batch 128. The official way in short: Pillow processes every sample at
+every access, every client's weights go through the disk, and average accuracy and system accuracy each have a pass
+of their own, the latter with every client's model on every test image. Both sides use the same network, optimiser
+and cores. Ours is the better of two runs; the official way runs once, because it takes minutes.
 """
 
 from __future__ import annotations
@@ -27,35 +26,36 @@ from PIL import Image
 from benchmarks.data_pipeline import pillow_access
 from feddrm.data import Client, Federation, load
 from feddrm.data.federation import Split
-from feddrm.engine import Plan, federate, first_state, functional
-from feddrm.evaluation import ask, evaluate, pooled_queries
+from feddrm.engine import Plan, RoundSchedule, federate, first_state, functional
+from feddrm.evaluation import Execution, evaluate, pooled_queries, predict
 from feddrm.methods import FedDRM
 from feddrm.models import Model, Net, is_head
-from feddrm.runs.run import hardware, versions
+from feddrm.runs import hardware, versions
 
 PLAN = Plan(rounds=800, local_steps=10, batch_size=128)
 
 
 def ours(federation: Federation, net: Net) -> dict[str, float]:
-    torch.set_num_threads(1)  # as a run does: whole clients side by side, no shared operations
+    torch.set_num_threads(1)  # as in a run: whole clients run in parallel, single operations do not
     method, m = FedDRM(), len(federation)
     leaves = {leaf: value.detach().clone() for leaf, value in net.named_parameters()}
     workers = os.cpu_count() or 1
-    rounds = federate(method, functional(net), federation, PLAN, first_state(method, leaves, m), workers=workers)
+    schedule = RoundSchedule(method, PLAN, m)
+    rounds = federate(schedule, functional(net), federation, first_state(method, leaves, m), workers=workers)
     state = next(rounds).state
     models = [method.serve(method.send(state.shared, i), private) for i, private in enumerate(state.private)]
-    answers = ask(
+    predictions = predict(
         net,
         models,
         pooled_queries(federation, crop=True, seed=0, round=1, workers=workers),
         client_branch=state.shared,
-        workers=workers,
+        execution=Execution(workers=workers),
     )
-    return evaluate(answers, federation.weights)["system_accuracy"]
+    return evaluate(predictions, federation.weights)["system_accuracy"]
 
 
 class Official:
-    """The official pipeline, reduced to what costs time."""
+    """The official pipeline, reduced to the parts that take time."""
 
     def __init__(self, federation: Federation, net: Net, folder: Path) -> None:
         self.federation, self.net, self.folder = federation, net, folder
@@ -113,11 +113,11 @@ class Official:
                 scores = self.net(x).client_logits
                 assert scores is not None
                 chosen = (scores - self.federation.weights.float().log()).argmax(1)
-                said = []
+                logits = []
                 for j in range(len(self.federation)):
                     self.net.load_state_dict(torch.load(self.folder / f"client{j}.pt"))
-                    said.append(self.net(x).logits)
-                right += int((torch.stack(said)[chosen, torch.arange(len(y))].argmax(1) == y).sum())
+                    logits.append(self.net(x).logits)
+                right += int((torch.stack(logits)[chosen, torch.arange(len(y))].argmax(1) == y).sum())
         return right
 
 
@@ -127,7 +127,7 @@ def main() -> None:
     arguments = parser.parse_args()
     federation = load("cifar10")
     net = Model.make("lenet").build(federation.shape, 10, len(federation))
-    for client in federation.clients:  # tables are made once per run, like the official side's pixel arrays
+    for client in federation.clients:  # built once per run, like the official side's pixel arrays
         assert client.view.shift is not None
         client.view.shift.table("cpu")
     times = []

@@ -1,11 +1,11 @@
-"""Loading, shifting and cropping CIFAR-10, against Pillow one image at a time, in one run.
+"""Times loading, shifting and cropping of CIFAR-10: feddrm against Pillow, one image at a time, in one run.
 
     FEDDRM_DATA=folder python -m benchmarks.data_pipeline [--device cuda] [--json FILE]
 
-The Pillow side does what the reference pipeline does per image: draw a box as torchvision's
-RandomResizedCrop does (scalar draws from torch), cut, resize, and copy the pixels out. Our side works as
-a run does: on CPU one batch per core side by side, on a GPU one after another, without a graph. Pillow's
-loop has one core, and over half of its time for drawn crops is the draws.
+The Pillow side does what the reference pipeline does for each image: draw a box like torchvision's
+RandomResizedCrop (scalar draws from torch), cut, resize, and copy the pixels. Our side works as in a run: on a CPU
+one batch per core in parallel, on a GPU one batch after another, without a graph. Pillow's loop has one core; for
+random crops, the draws take over half of its time.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from feddrm.data import Federation, RandomResizedCrop, load, resized_crop
 from feddrm.data.crop import column_first
 from feddrm.data.shift import ColourShift
 from feddrm.data.view import View
-from feddrm.runs.run import hardware, versions
-from feddrm.threads import side_by_side
+from feddrm.runs import hardware, versions
+from feddrm.threads import thread_map
 
 BATCH, STEPS, SIDE = 128, 10, 32
 REPEAT = 10  # batches per worker and measurement
@@ -88,14 +88,14 @@ def pillow_access(image: np.ndarray, shift: ColourShift) -> torch.Tensor:
 
 
 def measure_batch(x: torch.Tensor, view: View, device: str) -> dict[str, dict[str, float]]:
-    """Ours on ``device``, Pillow's on the CPU, with the results compared first."""
+    """Our time on ``device`` and Pillow's on the CPU; the results are compared first."""
     shift = view.shift
     assert shift is not None
     hwc = x.permute(0, 2, 3, 1).contiguous().numpy()
     crop, generator = RandomResizedCrop(), torch.Generator(device).manual_seed(0)
     boxes = crop.boxes(BATCH, SIDE, SIDE, generator)
     listed = [tuple(b) for b in boxes.tolist()]
-    x = column_first(x.to(device))  # as CIFAR is kept
+    x = column_first(x.to(device))  # the layout of CIFAR in a run
     assert np.array_equal(
         resized_crop(x, boxes).permute(0, 2, 3, 1).cpu().numpy(),
         np.stack([np.asarray(pillow_crop(i, b)) for i, b in zip(hwc, listed, strict=True)]),
@@ -105,8 +105,8 @@ def measure_batch(x: torch.Tensor, view: View, device: str) -> dict[str, dict[st
     workers = os.cpu_count() or 1 if device == "cpu" else 1
 
     def per_batch(work: Callable[[], object]) -> float:
-        """Milliseconds per batch, with as many batches side by side as a run on this device would have."""
-        with side_by_side(workers) as spread:
+        """Milliseconds per batch, with as many parallel batches as a run on this device has."""
+        with thread_map(workers) as spread:
 
             def all_of_it() -> None:
                 list(spread(lambda _: [work() for _ in range(REPEAT)], range(workers)))
@@ -115,7 +115,7 @@ def measure_batch(x: torch.Tensor, view: View, device: str) -> dict[str, dict[st
 
             return median_ms(all_of_it) / (workers * REPEAT)
 
-    # A phase draws its boxes at once, so a batch pays a tenth of a ten-step draw.
+    # A phase draws all its boxes at once: a batch takes a tenth of the draw for ten steps.
     draw = median_ms(lambda: crop.boxes(STEPS * BATCH, SIDE, SIDE, generator)) / STEPS
     ours = {
         "resize to given boxes": per_batch(lambda: resized_crop(x, boxes)),
@@ -142,8 +142,8 @@ def measure_batch(x: torch.Tensor, view: View, device: str) -> dict[str, dict[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--device", default="cpu", help="where our batches are made: cpu or cuda")
-    parser.add_argument("--random", action="store_true", help="made images instead of CIFAR-10: the batch alone")
+    parser.add_argument("--device", default="cpu", help="the device of our batches: cpu or cuda")
+    parser.add_argument("--random", action="store_true", help="random images instead of CIFAR-10; times the batch only")
     arguments = parser.parse_args()
     figures: dict[str, object] = {}
     if arguments.random:

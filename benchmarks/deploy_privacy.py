@@ -1,4 +1,4 @@
-"""What differential privacy on uploads costs: digits, three sites, accuracy of each site on its own test samples.
+"""Measures how differential privacy of uploads lowers accuracy: digits, three sites, each on its own test samples.
 
 python -m benchmarks.deploy_privacy --json results/bench/deploy_privacy.json
 """
@@ -13,18 +13,18 @@ from typing import Any
 
 import torch
 
-from feddrm.data import load
+from feddrm.data import Participant, load
 from feddrm.deploy.privacy import Privacy
-from feddrm.engine import RoundSchedule, first_state, functional, train_client
+from feddrm.engine import RoundSchedule, cpu_kernels, first_state, functional, train_client
+from feddrm.runs import hardware, versions
 from feddrm.runs.config import resolve
-from feddrm.runs.run import cpu_kernels, hardware, versions
 
 SITES, CLIP = 3, 1.0
 NOISES = (None, 0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 
 def accuracy(noise: float | None, seed: int, rounds: int) -> float:
-    """Of FedDRM, over all sites' test samples after the last round; noise None: no privacy, 0: clipping alone."""
+    """FedDRM's accuracy over all sites' test samples after the last round. Noise None: no privacy; 0: only clipping."""
     federation = load("digits", clients=SITES, seed=seed)
     config = resolve(federation, method="feddrm", seed=seed, rounds=rounds)
     method, plan = config.method, config.plan
@@ -38,8 +38,8 @@ def accuracy(noise: float | None, seed: int, rounds: int) -> float:
             uploads = []
             for i in range(SITES):
                 received = method.send(shared, i)
-                stage = agenda.stage(number)
-                update = train_client(method, forward, federation, plan, received, private[i], stage, i, number)
+                participant = Participant.of(federation, i)
+                update = train_client(agenda, forward, participant, received, private[i], number)
                 private[i] = update.private
                 blurred = update.upload if noise is None else Privacy(CLIP, noise).protect(update.upload, received)
                 uploads.append(blurred)
@@ -53,7 +53,7 @@ def accuracy(noise: float | None, seed: int, rounds: int) -> float:
 
 
 def main() -> None:
-    """Measure and print; --json keeps the figures."""
+    """Measure and print; --json also writes the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--rounds", type=int, default=40)

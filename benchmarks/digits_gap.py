@@ -1,8 +1,8 @@
-"""How much guiding has to win on the digits: FedAvg's global model against the oracle of FedDRM's own heads.
+"""Measures how much perfect routing can gain on the digits: FedDRM's oracle against FedAvg's global model.
 
     python -m benchmarks.digits_gap [--rounds 40] [--json results/bench/digits_gap.json]
 
-The demo's training, five seeds. The embedded federation is meant to leave at least five points.
+It repeats the demo's training for five seeds. The bundled federation is made so that the gap is at least five points.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ def main() -> None:
                 )
                 for method in ("fedavg", "feddrm", "local")
             }
-            found = {method: run.summary or {} for method, run in runs.items()}
+            summaries = {method: run.summary or {} for method, run in runs.items()}
             rows.append(
                 {
                     "seed": seed,
-                    "fedavg_global": found["fedavg"]["global_accuracy"]["mean"],
-                    "feddrm_oracle": found["feddrm"]["oracle_accuracy"]["mean"],
-                    "feddrm_head_density": found["feddrm"]["system_accuracy"]["head_density"]["mean"],
-                    "feddrm_client": found["feddrm"]["client_accuracy"]["head_density"]["mean"],
-                    "local_oracle": found["local"]["oracle_accuracy"]["mean"],
+                    "fedavg_global": summaries["fedavg"]["global_accuracy"]["mean"],
+                    "feddrm_oracle": summaries["feddrm"]["oracle_accuracy"]["mean"],
+                    "feddrm_head_density": summaries["feddrm"]["system_accuracy"]["head_density"]["mean"],
+                    "feddrm_client": summaries["feddrm"]["client_accuracy"]["head_density"]["mean"],
+                    "local_oracle": summaries["local"]["oracle_accuracy"]["mean"],
                 }
             )
             print(rows[-1], flush=True)
-        last = found["feddrm"]
+        last = summaries["feddrm"]
     mean = {key: round(statistics.mean(row[key] for row in rows), 4) for key in rows[0] if key != "seed"}
     result = {
         "mean": mean,

@@ -1,9 +1,9 @@
-"""What the exact router is worth on the digits: the demo's training, five seeds.
+"""Measures the gain of the exact router on the digits: the demo's training, five seeds.
 
     python -m benchmarks.digits_router [--rounds 40] [--seeds 5] [--json results/bench/digits_router.json]
 
-Compared with the published client head of the same FedDRM model and with FedAvg's global model.
-Everything about the router is chosen on training data; see docs/router.md.
+The exact router is compared with the published client head of the same FedDRM model and with FedAvg's global model.
+All choices of the router are made on training data; see docs/router.md.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ def main() -> None:
                 for method in ("fedavg", "feddrm")
             }
             runs["feddrm"].fit_router(federation)
-            found = Run.open(runs["feddrm"].path).summary or {}
+            summary = Run.open(runs["feddrm"].path).summary or {}
             rows.append(
                 {
                     "seed": seed,
                     "fedavg_global": (runs["fedavg"].summary or {})["global_accuracy"]["mean"],
-                    "feddrm_oracle": found["oracle_accuracy"]["mean"],
-                    "refit_oracle": found["router"]["refit_oracle_accuracy"],
-                    "client": {rule: value["mean"] for rule, value in found["client_accuracy"].items()},
-                    "system": {rule: value["mean"] for rule, value in found["system_accuracy"].items()},
-                    "ece": found["router"]["ece"],
-                    "features": found["router"]["recipe"],
-                    "ridge": found["router"]["ridge"],
-                    "fit_seconds": round(sum(found["router"]["seconds"].values()), 2),
+                    "feddrm_oracle": summary["oracle_accuracy"]["mean"],
+                    "refit_oracle": summary["router"]["refit_oracle_accuracy"],
+                    "client": {rule: value["mean"] for rule, value in summary["client_accuracy"].items()},
+                    "system": {rule: value["mean"] for rule, value in summary["system_accuracy"].items()},
+                    "ece": summary["router"]["ece"],
+                    "features": summary["router"]["recipe"],
+                    "ridge": summary["router"]["ridge"],
+                    "fit_seconds": round(sum(summary["router"]["seconds"].values()), 2),
                 }
             )
             print(rows[-1], flush=True)
@@ -75,7 +75,7 @@ def main() -> None:
         "over_global_points": round(100 * (mean("system", "exact_density") - mean("fedavg_global")), 2),
         "rounds": arguments.rounds,
         "seeds": rows,
-        **{key: found[key] for key in ("hardware", "versions", "date")},
+        **{key: summary[key] for key in ("hardware", "versions", "date")},
     }
     print(json.dumps({k: v for k, v in result.items() if k != "seeds"}, indent=2))
     if arguments.json:

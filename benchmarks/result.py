@@ -1,4 +1,4 @@
-"""What every benchmark does with its figures."""
+"""Prints and writes the figures of a benchmark."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from feddrm.runs import hardware, versions
 
 
 def finish(figures: Mapping[str, Any], path: Path | None, device: str = "cpu") -> None:
-    """Print them with hardware, versions and date, and write them where asked."""
-    found = {"hardware": hardware(device), "versions": versions(), "date": datetime.date.today().isoformat()}
-    text = json.dumps({**figures, **found}, indent=2)
+    """Print the figures with hardware, versions and date; also write them to ``path`` if it is given."""
+    environment = {"hardware": hardware(device), "versions": versions(), "date": datetime.date.today().isoformat()}
+    text = json.dumps({**figures, **environment}, indent=2)
     print(text)
     if path is not None:
         path.write_text(text + "\n")

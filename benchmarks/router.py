@@ -1,12 +1,12 @@
-"""How long the exact router takes to fit and to route.
+"""Times the fit of the exact router and its routing.
 
     python -m benchmarks.router [--device cuda] [--json results/bench/router.json]
 
-The fit: 8 clients, 42,000 samples, 2,054 features, the sizes of CIFAR-10 with ResNet-18. The features are
-made up, with correlations as real ones have them (second moments falling like 1 / rank) and clients
-whose means differ a little along all directions; they are near to Gaussian, so that round zero, the linear
-discriminant, is all but the best and the rounds say nothing about real features. Times do.
-Routing: 256 embeddings at once, beyond the trunk's own pass.
+The fit has 8 clients, 42,000 samples and 2,054 features, the sizes of CIFAR-10 with ResNet-18. The features are
+simulated: their second moments fall like 1 / rank, as for real features, and the clients' means differ a little along
+all directions. They are nearly Gaussian, so round zero, the linear discriminant, is already close to the optimum. The
+times are therefore valid for real features, the number of rounds is not.
+Routing takes 256 embeddings at once; the time of the trunk is not included.
 """
 
 from __future__ import annotations
@@ -20,18 +20,10 @@ import torch
 
 from benchmarks.result import finish
 from feddrm.router import Recipe, Router
-from feddrm.router.solver.solve import (
-    FitState,
-    Problem,
-    Sample,
-    Scaler,
-    add,
-    client_scores,
-    moments_of,
-    pooled,
-    scaler_of,
-    solve,
-)
+from feddrm.router.solver.client_statistics import Sample, client_scores
+from feddrm.router.solver.lbfgs import FitState
+from feddrm.router.solver.problem import Problem, Scaler, add
+from feddrm.router.solver.solve import moments_of, pooled, scaler_of, solve
 
 SIZES = (5572, 5566, 8110, 2056, 5504, 7197, 3581, 4410)
 
@@ -62,14 +54,14 @@ def fit(features: int, scale: float, device: str) -> dict[str, Any]:
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    if device.startswith("cuda"):  # the libraries load, and their first calls tune
+    if device.startswith("cuda"):  # warm-up: libraries load, and their first calls are slow
         warm = samples([x[:200] for x in train], scaler_of([x[:200] for x in train]))
-        solve(Problem(len(SIZES), features, 1e-3), warm, moments_of(warm), rounds=3)
+        solve(Problem(len(SIZES), features, 1e-3), warm, moments_of([s.x for s in warm]), rounds=3)
     began = wait()
     scaler = scaler_of(train)
     mine = samples(train, scaler)
     prepared = wait()
-    whitening = moments_of(mine)
+    whitening = moments_of([s.x for s in mine])
     whitened = wait()
     problem = Problem(len(SIZES), features, 1e-4)
     result = solve(problem, [pooled(mine)], whitening, rounds=60, tolerance=1e-6)
@@ -79,7 +71,7 @@ def fit(features: int, scale: float, device: str) -> dict[str, Any]:
     trace: list[float] = []
 
     def watch(state: FitState) -> None:
-        total = add([client_scores(sample, state.at) for sample in theirs])
+        total = add([client_scores(sample, state.iterate) for sample in theirs])
         trace.append(round(float(total["correct"] / total["count"]), 4))
 
     long = solve(problem, [pooled(mine)], whitening, rounds=200, tolerance=1e-9, watch=watch)
@@ -126,7 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--features", type=int, default=2054)
-    parser.add_argument("--scale", type=float, default=1.0, help="of the number of samples")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor of the number of samples")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     result = {

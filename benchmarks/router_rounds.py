@@ -1,13 +1,12 @@
-"""How many gradient rounds the exact router needs, on real features: CIFAR-10, client accuracy on the test set.
+"""Measures how many gradient rounds the exact router needs on real features (CIFAR-10, client accuracy on test data).
 
     FEDDRM_DATA=folder python -m benchmarks.router_rounds [--run RUN --device cuda] [--json FILE]
 
-Without a run on the colour statistics alone, which need no network, so that anyone can repeat it; with one on
-the channel statistics of its trunk and the colour statistics together, as ``feddrm fit-router`` uses them. One
-crop of every sample; the ridge is the one that held-out training samples choose, and two orders of magnitude
-above it for comparison. Round zero is the linear discriminant, from sums that clients have sent by then; what
-is counted are the gradients asked for after it, and what is tested is the best point the server has by then,
-against the point after 300 rounds.
+Without ``--run``, the features are the colour statistics, which need no network, so that anyone can repeat it. With
+``--run``, they are the channel statistics of the run's trunk and the colour statistics, as in ``feddrm fit-router``.
+Every sample has one crop. The ridge is the one chosen on held-out training samples, and for comparison a hundred
+times that. The first gradient is taken at zero and gives the linear discriminant; the gradients after it are
+counted. After each round, the server's best point is tested and compared with the point after 300 rounds.
 """
 
 from __future__ import annotations
@@ -18,21 +17,27 @@ from pathlib import Path
 import torch
 
 from benchmarks.result import finish
-from feddrm.data import Federation, generator_for, load
+from feddrm.data import Federation, load
 from feddrm.engine import load_state
 from feddrm.evaluation import pooled_queries
 from feddrm.models import Model, Net
-from feddrm.router import Holdout, Recipe
+from feddrm.router import Recipe
 from feddrm.router.features.base import extract
-from feddrm.router.fit.design_matrix import choose_recipe, input_scale, local_choice, local_tables
-from feddrm.router.solver.solve import FitState, Problem, Sample, client_sums, logits_at, pooled, round_zero, solve
+from feddrm.router.fit.cohort import Trunk
+from feddrm.router.fit.local_cohort import LocalCohort, facts_of
+from feddrm.router.fit.selection import Softmax, choose_recipe
+from feddrm.router.settings import Holdout, RouterSettings
+from feddrm.router.solver.client_statistics import Sample, logits_at
+from feddrm.router.solver.lbfgs import FitState
+from feddrm.router.solver.problem import Problem
+from feddrm.router.solver.solve import pooled, solve
 from feddrm.runs import Run
 
 WEAKER, ROUNDS, SHOWN = (1.0, 10.0, 100.0), 300, (1, 2, 5, 10, 15, 20, 30, 60, 100)
 
 
 def trained(path: Path, federation: Federation, device: str) -> tuple[Net, dict[str, torch.Tensor]]:
-    """A run's network, and the leaves that its server holds."""
+    """A run's network and the leaves that its server holds."""
     settings = dict(Run.open(path).config["model"])
     model = Model.make(settings.pop("name"), **settings)
     net = model.build(federation.shape, len(federation.classes), len(federation), 0).to(device)
@@ -48,44 +53,36 @@ def main() -> None:
     federation = load("cifar10").to(arguments.device)
     assert federation.crop is not None
     net, leaves = trained(arguments.run, federation, arguments.device) if arguments.run else (None, {})
-    recipe = Recipe.parse("multiscale+colour" if arguments.run else "colour", *input_scale(federation))
-    found = []
-    for number, client in enumerate(federation.clients):
-        boxes = federation.crop.boxes(len(client.train), *federation.shape[1:], generator_for(0, number))
-        found.append(extract(recipe, net, leaves, client.view(client.train.x, boxes.to(arguments.device))))
+    recipe = Recipe.parse("multiscale+colour" if arguments.run else "colour", *facts_of(federation).scale)
+    settings = RouterSettings(crops=1)
+    cohort, holdout = LocalCohort(federation, settings), Holdout.suggested(int(federation.sizes.sum()))
+    cohort.measure(recipe, Trunk(net, leaves), holdout)
     test = pooled_queries(federation, crop=True, seed=0, round=0)
-    seen = extract(recipe, net, leaves, test.x)
-    targets = [torch.full_like(client.train.y, i) for i, client in enumerate(federation.clients)]
-    holdout = Holdout.suggested(sum(map(len, targets)))
-    parts = holdout.draw([len(y) for y in targets], 0)
-    choose = local_choice(targets, parts, lambda d: lambda ridge: Problem(len(targets), d, ridge))
-    table, chosen, _ = choose_recipe([recipe], local_tables(found), choose, holdout, print)
-    raw = [torch.cat([rows[f.name] for f in recipe.features], dim=1) for rows in found]
-    queries = table.scaler(torch.cat([seen[f.name] for f in recipe.features], dim=1))
-    sums = [client_sums(x) for x in raw]
-    samples = [Sample(x, y) for x, y in zip(table.x, targets, strict=True)]
+    queries_by_feature = extract(recipe, net, leaves, test.x)
+    softmax = Softmax(cohort, "client", lambda width, ridge: Problem(len(federation), width, ridge), settings)
+    design, chosen, _ = choose_recipe(softmax, [recipe], holdout, print)
+    queries = design.scaler(torch.cat([queries_by_feature[f.name] for f in recipe.features], dim=1))
+    samples = pooled([Sample(x, torch.full((len(x),), i, device=x.device)) for i, x in enumerate(design.rows)])
     figures: dict[str, object] = {}
     for ridge in (chosen.ridge * times for times in WEAKER):
-        for name, whitening in (("whitened", table.whitening), ("plain", None)):
+        for name, whitening in (("whitened", design.whitening), ("plain", None)):
             right: list[float] = []
 
             def watch(state: FitState, right: list[float] = right) -> None:
-                answers = logits_at(queries, state.at).argmax(1)
+                answers = logits_at(queries, state.iterate).argmax(1)
                 right.append(round(100 * float((answers == test.origin).double().mean()), 2))
 
-            problem = Problem(len(federation), table.width, ridge)
-            if whitening is not None:
-                begun = round_zero(problem, sums, table.scaler, whitening)
-                solve(problem, samples, whitening, start=begun, rounds=ROUNDS, tolerance=0.0, watch=watch)
-            else:
-                solve(problem, [pooled(samples)], rounds=100, tolerance=0.0, watch=watch)
+            problem = Problem(len(federation), design.width, ridge)
+            rounds = ROUNDS if whitening is not None else 100
+            solve(problem, [samples], whitening, rounds=rounds, tolerance=0.0, watch=watch)
+            del right[: int(whitening is not None)]  # the gradient at zero
             after = {str(n): right[n - 1] for n in SHOWN if n <= len(right)}
             print(f"ridge {ridge:g}, {name}: {after}, at the end {right[-1]}", flush=True)
             figures[f"ridge {ridge:g}, {name}"] = {"client_accuracy_after_rounds": after, "at_the_end": right[-1]}
     result = {
         "recipe": recipe.name,
-        "features": table.width,
-        "samples": sum(map(len, targets)),
+        "features": design.width,
+        "samples": len(samples),
         "test": len(queries),
         "chosen_ridge": chosen.ridge,
         **figures,

@@ -1,10 +1,10 @@
-"""Clients one after another against all of them stacked under vmap, on this machine's CPU, in one run.
+"""Times clients one after another against all clients stacked under vmap, on a CPU, in one run.
 
     python -m benchmarks.stacked_clients [--json FILE]
 
-The same FedDRM round (8 clients, 10 steps) three ways: one client after another, as many side by side as
-there are cores, and all of them as one batched program by torch.func. The best of four rounds each, or of those
-that fit into 20 s; the parameters they end with are compared first.
+The same FedDRM round (8 clients, 10 steps) runs in three ways: one client after another, as many clients in parallel as
+there are cores, and all clients as one batched program by torch.func. Each time is the best of four rounds, or of those
+that fit into 20 s. The final parameters of all three ways are compared first.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import torch
 from torch import Tensor
 
 from benchmarks.result import finish
-from feddrm.data import Batch, Client, Federation, Split, View, batch, draw_for, load
-from feddrm.engine import Plan, State, first_state, functional, play_round
+from feddrm.data import Batch, Client, Federation, Participant, Split, View, batch, draw_for, load
+from feddrm.engine import Plan, RoundSchedule, State, first_state, functional, play_round
+from feddrm.engine.kernels import largest_product
 from feddrm.methods import FedDRM, Phase, Stage, Tensors
 from feddrm.models import LeNet, Mlp, Net, Outputs
-from feddrm.runs.run import largest_product
-from feddrm.threads import side_by_side, small_products
+from feddrm.threads import thread_map, without_onednn_if_small
 
 METHOD, STAGE, CLIENTS = FedDRM(), Stage(10), 8
-LONG = 20.0  # seconds of measuring one way
+LONG = 20.0  # seconds to measure one way
 
 
 def photographs() -> Federation:
-    """Made images of CIFAR's size."""
+    """Random images of CIFAR's size."""
     generator = torch.Generator().manual_seed(0)
     clients = []
     for i in range(CLIENTS):
@@ -47,7 +47,7 @@ def stacked_round(net: Net, federation: Federation, plan: Plan, state: State) ->
     (phase,) = METHOD.phases(STAGE)
     assert isinstance(phase, Phase)
     draws = [
-        draw_for(federation, i, steps=10, batch_size=plan.batch_size, seed=plan.seed, round=1, phase=0)
+        draw_for(Participant.of(federation, i), steps=10, batch_size=plan.batch_size, seed=plan.seed, round=1, phase=0)
         for i in range(CLIENTS)
     ]
     models = [METHOD.begin(state.shared, private)["model"] for private in state.private]
@@ -71,7 +71,7 @@ def stacked_round(net: Net, federation: Federation, plan: Plan, state: State) ->
 
 
 def best(work: Callable[[], object]) -> float:
-    """Of four rounds, or of fewer where they take long: the first one warms up."""
+    """The best time of four rounds, or of fewer if they take long; the first one is a warm-up."""
     times: list[float] = []
     while len(times) < 4 and sum(times) < LONG:
         start = time.perf_counter()
@@ -82,12 +82,12 @@ def best(work: Callable[[], object]) -> float:
 
 def measure(federation: Federation, net: Net, plan: Plan) -> dict[str, float]:
     leaves = {leaf: value.detach() for leaf, value in net.named_parameters()}
-    state, everyone = first_state(METHOD, leaves, CLIENTS), tuple(range(CLIENTS))
+    state, schedule = first_state(METHOD, leaves, CLIENTS), RoundSchedule(METHOD, plan, CLIENTS)
 
     def loop(workers: int) -> State:
         torch.set_num_threads(1)
-        with small_products(largest_product(net, plan.batch_size)), side_by_side(workers) as spread:
-            return play_round(METHOD, functional(net), federation, plan, state, STAGE, everyone, spread).state
+        with without_onednn_if_small(largest_product(net, plan.batch_size)), thread_map(workers) as spread:
+            return play_round(schedule, functional(net), federation, state, spread).state
 
     after = loop(1)
     models = stacked_round(net, federation, plan, state)

@@ -1,8 +1,8 @@
-"""Milliseconds per client step by number of threads, on an idle machine and beside busy neighbours.
+"""Times a client step by number of threads, on an idle machine and beside busy processes.
 
     python -m benchmarks.threads
 
-Decides the rule in feddrm.runs.config.threads_for; see docs/decisions/0001-threads.md.
+The rule in feddrm.runs.config.threads_for follows from it; see docs/decisions/0001-threads.md.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from feddrm.data import Federation, load
-from feddrm.engine import Plan, federate, first_state, functional
+from feddrm.engine import Plan, RoundSchedule, federate, first_state, functional
 from feddrm.methods import FedDRM
 from feddrm.models import Model
 
@@ -40,7 +40,7 @@ def ms_per_step(federation: Federation, model: str, batch_size: int, threads: in
     plan = Plan(rounds=3, local_steps=5, batch_size=batch_size)
     times = []
     start = time.perf_counter()
-    for _ in federate(method, functional(net), federation, plan, first_state(method, leaves, m)):
+    for _ in federate(RoundSchedule(method, plan, m), functional(net), federation, first_state(method, leaves, m)):
         times.append(time.perf_counter() - start)
         start = time.perf_counter()
     return 1e3 * min(times[1:]) / (5 * m)

@@ -1,10 +1,10 @@
-"""How much of a vote's accuracy is the luck of the start: one division of the data, several starts.
+"""Measures how much the initial weights change a vote's accuracy: one division of the data, several starts.
 
     FEDDRM_DATA=... python -m benchmarks.vote_starts [--method fedas] [--model lenet] [--rounds 40] [--starts 6]
         [--first 2025] [--data cifar10] [--device cpu] [--out runs/starts] [--json results/bench/vote_starts.json]
 
-Private heads know the classes of their own clients, so their votes scatter and many are tied: the vote's
-accuracy hangs on details that hardly move any client's own. Beside it stand both tie rules.
+A private head knows the classes of its own client, so the votes of many heads scatter and many are tied. The vote's
+accuracy then depends on details that hardly change any client's own accuracy. Both tie rules are reported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from feddrm.runs import train
 
-SEED = 2025  # of the division
+SEED = 2025  # of the division of the data
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--model", default="lenet")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--starts", type=int, default=6)
-    parser.add_argument("--first", type=int, default=SEED, help="the first start; the others follow")
+    parser.add_argument("--first", type=int, default=SEED, help="seed of the first start; the others follow")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("runs/starts"))
     parser.add_argument("--json", type=Path)
@@ -45,13 +45,13 @@ def main() -> None:
             device=arguments.device,
             out=arguments.out / f"{arguments.method}-{arguments.model}-{seed}",
         )
-        found = run.summary or {}
+        summary = run.summary or {}
         votes = json.loads((run.path / "evaluation.json").read_text())["votes"]
         rows.append(
             {
                 "start": seed,
-                "average": found["average_accuracy"]["mean"],
-                "vote": found["system_accuracy"]["vote"]["mean"],
+                "average": summary["average_accuracy"]["mean"],
+                "vote": summary["system_accuracy"]["vote"]["mean"],
                 "last_round": votes,
             }
         )
@@ -64,7 +64,7 @@ def main() -> None:
             if len(values := [row[key] for row in rows]) > 1
         },
         "starts": rows,
-        **{key: found[key] for key in ("hardware", "versions", "date")},
+        **{key: summary[key] for key in ("hardware", "versions", "date")},
     }
     print(json.dumps({k: v for k, v in result.items() if k != "starts"}, indent=2))
     if arguments.json:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+import slow
 
 torch.set_num_threads(1)
 try:
@@ -17,6 +20,20 @@ except ImportError:  # a GPU machine with the core's dependencies alone can stil
 else:
     settings.register_profile("feddrm", deadline=None, derandomize=True, max_examples=50)
     settings.load_profile("feddrm")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse processes in tests that are not marked slow."""
+    guard = slow.NoProcesses()
+    config.pluginmanager.register(guard)
+    sys.addaudithook(guard)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow what `make test-fast` leaves out."""
+    for item in items:
+        if isinstance(item, pytest.Function) and slow.is_slow(item):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""What a newcomer meets in Python: names that complete, objects that say what they are, a summary that is true."""
+"""The public Python names: they complete in a notebook, and their objects describe themselves."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 import feddrm
 
 
-def test_every_name_is_offered_and_found() -> None:
+def test_every_public_name_completes_and_resolves() -> None:
     assert dir(feddrm) == sorted(feddrm.__all__)
     for name in feddrm.__all__:
         assert getattr(feddrm, name) is not None
 
 
-def test_objects_say_what_they_are(tmp_path: Path) -> None:
+def test_objects_describe_themselves(tmp_path: Path) -> None:
     federation = feddrm.load("digits", clients=3, seed=0)
     sizes = ", ".join(f"{c.name} {len(c.train)}+{len(c.test)}" for c in federation.clients)
     assert repr(federation) == f"Federation('digits', 10 classes, samples of 1x8x8, train+test: {sizes})"
@@ -28,7 +28,7 @@ def test_objects_say_what_they_are(tmp_path: Path) -> None:
     assert repr(run) == f"{begin}2 rounds, no router, {average})"
     router = run.fit_router(federation, heads=False, features="raw")
     assert repr(router) == f"Router(raw, samples of 1x8x8, 3 clients: {', '.join(federation.names)})"
-    assert "exact_density" in run.summary["system_accuracy"]  # no need to open the run again
+    assert "exact_density" in run.summary["system_accuracy"]  # the run need not be opened again
     assert repr(run) == f"{begin}2 rounds, router, {average})"
     (out / "summary.json").unlink()
     assert repr(run) == f"{begin}unfinished: round 2 of 2)"

@@ -1,3 +1,5 @@
+"""The registry: members by name, and errors that suggest the nearest name."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -7,7 +9,7 @@ import pytest
 
 import feddrm
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.registry import Named, nearest
+from feddrm.registry import Named, check_choice, nearest
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,12 @@ def test_a_name_is_taken_once() -> None:
             name = "hammer"
 
 
-def test_the_package_offers_what_it_says() -> None:
-    for name in feddrm.__all__:
-        assert getattr(feddrm, name)
+def test_a_value_outside_the_known_ones_is_refused() -> None:
+    check_choice("shift", "high", ("low", "high"))
+    with pytest.raises(SettingError, match=r"^unknown shift 'hihg'; did you mean 'high'\? \(known: low, high\)$"):
+        check_choice("shift", "hihg", ("low", "high"))
+
+
+def test_an_unknown_attribute_of_the_package_is_named() -> None:
     with pytest.raises(AttributeError, match="no attribute 'loda'"):
         feddrm.loda  # noqa: B018

@@ -1,6 +1,6 @@
-"""Federated learning that guides every new query to the client best equipped for it.
+"""Federated learning that routes every new query to the client best equipped for it.
 
-The names below are loaded when first used, so that ``feddrm --help`` need not wait for torch.
+A name is imported when it is first used, so that ``feddrm --help`` does not wait for torch.
 """
 
 from __future__ import annotations
@@ -56,5 +56,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What a notebook offers after ``feddrm.``."""
+    """The names that a notebook completes after ``feddrm.``."""
     return sorted(__all__)

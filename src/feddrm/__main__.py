@@ -1,4 +1,4 @@
-"""``python -m feddrm``."""
+"""``python -m feddrm``: the same as the ``feddrm`` command."""
 
 from feddrm.cli import main
 

@@ -1,26 +1,25 @@
-"""The exceptions a person is meant to read."""
+"""Errors that a user can correct. The command line prints them without a stack trace."""
 
-INTERRUPTED = 130  # what shells say of a command that Ctrl-C ended
+INTERRUPTED = 130  # the exit code by which shells report Ctrl-C
 
 
 class FeddrmError(Exception):
-    """Something the caller can put right.
+    """An error that the user can correct (exit code 1).
 
-    Its text is a single line that names the value at fault and the remedy; the command line
-    prints it without a stack trace and exits with 1.
+    Its text is one line, which names the wrong value and the remedy.
     """
 
     exit_code = 1
 
 
 class SettingError(FeddrmError):
-    """A name or value that could never work, known before anything is read (exit code 2)."""
+    """An impossible name or value, found before any file is read (exit code 2)."""
 
     exit_code = 2
 
 
 class InterruptedRunError(FeddrmError):
-    """Ctrl-C during work that is kept."""
+    """Ctrl-C during work whose progress is saved (exit code 130)."""
 
     exit_code = INTERRUPTED
 

@@ -1,4 +1,4 @@
-"""How far long work has come, on standard error."""
+"""Progress of long work on standard error."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ SECONDS_BETWEEN_LINES = 10.0
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int | None, str, bool], None]]:
-    """``advance(done, total, note, notable)``: a bar on a terminal; elsewhere notable steps as lines, now and then.
+    """Yield ``advance(done, total, note, notable)``; ``total`` is None where the number of steps is unknown.
 
-    On standard error, so that it may be there beside JSON. ``total`` is None where nobody knows how many there will be.
+    A terminal gets a bar. Elsewhere, notable steps are printed as lines, at most one every ten seconds.
+    Standard output stays free for JSON.
     """
     if sys.stderr.isatty():
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True)) as bar:
             task = bar.add_task(title, total=None, note="")
 
-            def move(done: int, total: int | None, note: str, notable: bool) -> None:  # noqa: ARG001
+            def update_bar(done: int, total: int | None, note: str, notable: bool) -> None:  # noqa: ARG001
                 bar.update(task, completed=done, total=total, note=note)
 
-            yield move
+            yield update_bar
         return
     last = time.monotonic()
 
-    def line(done: int, total: int | None, note: str, notable: bool) -> None:
+    def print_line(done: int, total: int | None, note: str, notable: bool) -> None:
         nonlocal last
         if notable and time.monotonic() - last > SECONDS_BETWEEN_LINES:
             last = time.monotonic()
-            place = "" if total is None else f"round {done} of {total}, "
-            print(f"{title}: {place}{note}", file=sys.stderr, flush=True)
+            position = "" if total is None else f"round {done} of {total}, "
+            print(f"{title}: {position}{note}", file=sys.stderr, flush=True)
 
-    yield line
+    yield print_line

@@ -1,10 +1,10 @@
-"""Finding datasets, models and methods by name: one registry, derived from the classes."""
+"""The registry: finds datasets, models, methods and features by name, and is derived from their classes."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, ClassVar, Self
 
 from feddrm.errors import SettingError
@@ -12,17 +12,23 @@ from feddrm.typed_settings import typed
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` or nothing: the tail of an error about an unknown name."""
+    """``"; did you mean 'x'?"`` for an error about an unknown name; empty if no known name is similar."""
     folded = {name.casefold(): name for name in known}
     close = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.5)
     return f"; did you mean '{folded[close[0]]}'?" if close else ""
 
 
-class Named:
-    """A family of frozen dataclasses that can be found by name.
+def check_choice(noun: str, value: str, known: Collection[str]) -> None:
+    """Raise an error that suggests the nearest known value if ``value`` is not among them."""
+    if value not in known:
+        raise SettingError(f"unknown {noun} '{value}'{nearest(value, known)} (known: {', '.join(known)})")
 
-    The direct subclass is the root of a family (``Dataset``, ``Model``); every class below it that
-    sets ``name`` joins. Nothing is listed twice: what exists is what has been defined.
+
+class Named:
+    """The base of a family of frozen dataclasses that can be found by name.
+
+    A direct subclass (``Dataset``, ``Model``) is the root of a family. Every class below it that sets
+    ``name`` becomes a member when it is defined.
     """
 
     name: ClassVar[str]
@@ -34,29 +40,26 @@ class Named:
             cls.family = {}
         elif "name" in cls.__dict__:
             taken = cls.family.setdefault(cls.name, cls)
-            # dataclass(slots=True) re-creates the class under the same qualified name.
+            # dataclass(slots=True) creates the class again under the same qualified name.
             if taken.__qualname__ != cls.__qualname__:
                 raise TypeError(f"{cls.name!r} is already the name of {taken.__qualname__}")
             cls.family[cls.name] = cls
 
     @classmethod
     def summary(cls) -> str:
-        """The first line of the docstring, as shown in listings."""
+        """The first line of the docstring, for listings."""
         return (cls.__doc__ or "").strip().splitlines()[0].rstrip(".")
 
     @classmethod
     def find(cls, name: str) -> type[Self]:
-        """The member called ``name``; an unknown one is answered with the nearest."""
-        if name not in cls.family:
-            kind = next(c for c in cls.__mro__ if Named in c.__bases__).__name__.lower()
-            raise SettingError(
-                f"unknown {kind} '{name}'{nearest(name, cls.family)} (known: {', '.join(sorted(cls.family))})"
-            )
+        """The class with this name."""
+        root = next(c for c in cls.__mro__ if Named in c.__bases__)
+        check_choice(root.__name__.lower(), name, sorted(cls.family))
         return cls.family[name]
 
     @classmethod
     def make(cls, name: str, /, **settings: Any) -> Self:
-        """The member called ``name`` with these settings; what it lacks, or could not be, is refused."""
+        """An instance of the class with this name. Unknown settings and values of a wrong type raise errors."""
         member = cls.find(name)
         fields = {f.name for f in dataclasses.fields(member)}  # type: ignore[arg-type]
         for key in settings:

@@ -1,8 +1,9 @@
-"""Work on several CPU cores: whole pieces side by side, each with one thread of its own.
+"""Threads on the CPU: a map over worker threads, and the number of threads inside one torch operation.
 
-Small networks do too little per operation for threads to share it: two threads inside an operation
-may run slower than one, while two pieces of work at once do get done sooner. And a sum that is never
-split between threads is the same to the last bit on any number of cores.
+Several pieces of work at once, each with one thread, are faster than one piece with several threads:
+small networks do too little per operation to share it, and two threads inside an operation may be
+slower than one. Besides, a sum that is not divided among threads has the same last bit on any number
+of cores.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from typing import Any, Protocol
 
 import torch
 
-FEW_PRODUCTS = 25_000_000
+SMALL_PRODUCT = 25_000_000  # multiplications
 
 
-class Spread(Protocol):
-    """``map``, or one that works on several items at once; results come in order."""
+class Map(Protocol):
+    """A function with the signature of ``map`` that may work on several items at once. Results keep the order."""
 
     def __call__(self, work: Callable[[Any], Any], items: Iterable[Any], /) -> Iterator[Any]: ...
 
 
 @contextmanager
-def side_by_side(workers: int) -> Iterator[Spread]:
-    """A ``map`` over ``workers`` threads; the plain one for a single worker."""
+def thread_map(workers: int) -> Iterator[Map]:
+    """A ``map`` over ``workers`` threads, or the built-in ``map`` for one worker."""
     if workers <= 1:
         yield map
         return
@@ -37,10 +38,10 @@ def side_by_side(workers: int) -> Iterator[Spread]:
 
 
 @contextmanager
-def within_operations(threads: int) -> Iterator[None]:
-    """So many threads share an operation, in this process, until the end of the block.
+def intra_op_threads(threads: int) -> Iterator[None]:
+    """Set the number of threads that share one torch operation in this process, until the end of the block.
 
-    One, wherever whole clients share the cores: see docs/decisions/0001-threads.md.
+    It is one wherever clients train in parallel: see docs/decisions/0001-threads.md.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -51,19 +52,19 @@ def within_operations(threads: int) -> Iterator[None]:
 
 
 @contextmanager
-def small_products(largest: float) -> Iterator[None]:
-    """Without oneDNN where no product has more than ``largest`` multiplications and that is few.
+def without_onednn_if_small(largest: float) -> Iterator[None]:
+    """Switch oneDNN off if the largest matrix product has few multiplications.
 
-    On ARM each of its products costs some 0.6 ms before anything is computed: 617 us instead of 33 us
-    for 32 x 64 by 64 x 128, and only beyond some 25 million multiplications is it faster after all
-    (two Neoverse-N1 cores, torch 2.13.0). On x86 torch does not use it for these products.
+    On ARM, oneDNN needs about 0.6 ms for each product before it computes anything: 617 us instead of
+    33 us for 32 x 64 by 64 x 128. It is faster only beyond about 25 million multiplications (two
+    Neoverse-N1 cores, torch 2.13.0). On x86, torch does not use oneDNN for these products.
     """
-    library: Any = torch.backends.mkldnn
-    if largest > FEW_PRODUCTS or not library.enabled:
+    onednn: Any = torch.backends.mkldnn
+    if largest > SMALL_PRODUCT or not onednn.enabled:
         yield
         return
-    library.enabled = False
+    onednn.enabled = False
     try:
         yield
     finally:
-        library.enabled = True
+        onednn.enabled = True

@@ -1,4 +1,4 @@
-"""Values from files and command lines, as the fields of a dataclass want them."""
+"""Settings from files and command lines, converted to the types of a dataclass's fields."""
 
 from __future__ import annotations
 
@@ -13,37 +13,39 @@ import yaml
 
 from feddrm.errors import SettingError
 
-# What YAML 1.1 takes for them; a field that wants text keeps the words.
-TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-NOTHING = ("", "null", "none", "~")
+# The words of YAML 1.1 for true, false and null. A text field keeps them as text.
+BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+NULLS = ("", "null", "none", "~")
 
 
-def typed(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The given settings, text turned into numbers where the fields of ``kind`` are numbers.
+def typed(kind: type[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with values of the types that the fields of ``kind`` have: text becomes a number for a number field.
 
-    A value that is not what its field wants is refused; names that are no fields are left to the caller.
+    A value of a wrong type raises an error. Names without a field are returned unchanged.
     """
     hints = get_type_hints(kind)
-    found = {}
-    for key, value in given.items():
+    result = {}
+    for key, value in settings.items():
         try:
-            found[key] = _fit(value, hints.get(key, Any))
+            result[key] = _convert(value, hints.get(key, Any))
         except (ValueError, OverflowError) as error:
-            raise SettingError(f"{key}={value!r}: give {_words(hints[key])}") from error
-    return found
+            raise SettingError(f"{key}={value!r}: give {_describe(hints[key])}") from error
+    return result
 
 
-def _fit(value: Any, wanted: Any) -> Any:
-    """The value as ``wanted``, or ValueError; types that nobody can write down are not looked at."""
-    options = _options(wanted)
+def _convert(value: Any, hint: Any) -> Any:
+    """The value as type ``hint``, or ValueError. Types that cannot be written as text are not checked."""
+    options = _options(hint)
     if NoneType in options:
-        text = isinstance(value, str) and str not in options and value.lower() in NOTHING
-        return None if value is None or text else _fit(value, Union[tuple(o for o in options if o is not NoneType)])  # noqa: UP007
-    origin = get_origin(wanted) or wanted
-    if wanted in (int, float, bool, str):
-        return _SCALARS[wanted](value)
+        null_word = isinstance(value, str) and str not in options and value.lower() in NULLS
+        if value is None or null_word:
+            return None
+        return _convert(value, Union[tuple(o for o in options if o is not NoneType)])  # noqa: UP007
+    origin = get_origin(hint) or hint
+    if hint in (int, float, bool, str):
+        return _SCALARS[hint](value)
     if origin in (tuple, Sequence):
-        return _list(value, get_args(wanted))
+        return _list(value, get_args(hint))
     if origin in (dict, Mapping) and not isinstance(value, Mapping):
         raise ValueError
     return value
@@ -52,8 +54,8 @@ def _fit(value: Any, wanted: Any) -> Any:
 def _bool(value: Any) -> bool:
     if isinstance(value, bool):
         return value
-    if isinstance(value, str) and value.lower() in TRUTH:
-        return TRUTH[value.lower()]
+    if isinstance(value, str) and value.lower() in BOOLEANS:
+        return BOOLEANS[value.lower()]
     raise ValueError
 
 
@@ -72,47 +74,47 @@ def _float(value: Any) -> float:
 def _str(value: Any) -> str:
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)
-    return str(_int(value))  # a column or a folder may be called 1
+    return str(_int(value))  # the name of a column or a folder may be 1
 
 
-def _list(value: Any, items: tuple[Any, ...]) -> list[Any] | tuple[Any, ...]:
-    """Every item checked; one alone is a list of one, and text in brackets is read as YAML writes lists."""
+def _list(value: Any, item_hints: tuple[Any, ...]) -> list[Any] | tuple[Any, ...]:
+    """Convert every item. Text in brackets is a YAML list, and any other single value is a list of one item."""
     if isinstance(value, str) and value.startswith("["):
         try:
             value = yaml.load(value, Loader=yaml.BaseLoader)  # every item as text
         except yaml.YAMLError as error:
             raise ValueError from error
     values = value if isinstance(value, list | tuple) else [value]
-    wanted = items if _counted(items) else items[:1] * len(values)
-    if len(values) != len(wanted):
+    hints = item_hints if _has_fixed_length(item_hints) else item_hints[:1] * len(values)
+    if len(values) != len(hints):
         raise ValueError
-    found = [_fit(item, kind) for item, kind in zip(values, wanted, strict=True)]
-    return tuple(found) if isinstance(values, tuple) else found
+    items = [_convert(item, hint) for item, hint in zip(values, hints, strict=True)]
+    return tuple(items) if isinstance(values, tuple) else items
 
 
 _SCALARS = {int: _int, float: _float, bool: _bool, str: _str}
 
 
-def _counted(items: tuple[Any, ...]) -> bool:
+def _has_fixed_length(item_hints: tuple[Any, ...]) -> bool:
     """Whether a tuple's type says how many items it has."""
-    return len(items) > 1 and items[1] is not Ellipsis
+    return len(item_hints) > 1 and item_hints[1] is not Ellipsis
 
 
-def _options(wanted: Any) -> tuple[Any, ...]:
-    return get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,)
+def _options(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
-def _words(wanted: Any) -> str:
-    """What to give, for people."""
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text (in YAML, in quotes)"}
-    said = []
-    for option in _options(wanted):
-        items = get_args(option)
-        if option in names:
-            said.append(names[option])
+def _describe(hint: Any) -> str:
+    """The type in words, for an error message."""
+    nouns = {int: "a whole number", float: "a number", bool: "true or false", str: "text (in YAML, in quotes)"}
+    words = []
+    for option in _options(hint):
+        item_hints = get_args(option)
+        if option in nouns:
+            words.append(nouns[option])
         elif get_origin(option) in (tuple, Sequence):
-            many = f"{len(items)} values" if _counted(items) else "a list"
-            said.append(f"{many}, as in [a, b], each {_words(items[0])}")
+            noun = f"{len(item_hints)} values" if _has_fixed_length(item_hints) else "a list"
+            words.append(f"{noun}, as in [a, b], each {_describe(item_hints[0])}")
         elif option is not NoneType:
-            said.append("settings, as 'key: value'")
-    return " or ".join([*said, "null"] if NoneType in _options(wanted) else said)
+            words.append("settings, as 'key: value'")
+    return " or ".join([*words, "null"] if NoneType in _options(hint) else words)

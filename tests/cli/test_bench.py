@@ -1,4 +1,4 @@
-"""``feddrm bench``: what can be said about it without a GPU."""
+"""``feddrm bench``: options, printed figures and committed results. Measuring itself needs a GPU."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ FIGURES = {
 }
 
 
-def test_the_gateway_is_not_measured_where_it_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_serve_is_refused_without_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fastapi", None)
-    found = CliRunner().invoke(app, ["bench", "serve"])
-    assert isinstance(found.exception, FeddrmError)
-    assert str(found.exception).endswith("pip install 'feddrm[serve]'")
-    assert "training" not in found.output
+    result = CliRunner().invoke(app, ["bench", "serve"])
+    assert isinstance(result.exception, FeddrmError)
+    assert str(result.exception).endswith("pip install 'feddrm[serve]'")
+    assert "training" not in result.output
 
 
-def test_without_a_gpu_it_says_so() -> None:
+def test_bench_engine_is_refused_without_a_gpu() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     with pytest.raises(FeddrmError, match="needs a CUDA GPU"):
@@ -50,18 +50,17 @@ def test_without_a_gpu_it_says_so() -> None:
 
 
 @pytest.mark.parametrize("words", ["", "x", "0", "4,-1", "1.5"])
-def test_numbers_that_cannot_be(words: str) -> None:
+def test_impossible_numbers_are_refused(words: str) -> None:
     result = CliRunner().invoke(app, ["bench", "engine", "--streams", words])
     assert isinstance(result.exception, SettingError)
     assert "--streams" in str(result.exception)
 
 
 def test_figures_are_printed_and_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The measuring needs a GPU; what becomes of its figures does not."""
-    asked: dict[str, object] = {}
+    options_given: dict[str, object] = {}
 
     def measured(**options: object) -> dict[str, object]:
-        asked.update(options)
+        options_given.update(options)
         return FIGURES
 
     monkeypatch.setattr(engine, "bench_engine", measured)
@@ -70,16 +69,16 @@ def test_figures_are_printed_and_written(monkeypatch: pytest.MonkeyPatch, tmp_pa
     plain = CliRunner().invoke(app, words)
     assert plain.exit_code == 0
     assert "5.0 times as fast" in plain.output
-    assert asked["scaling"] == [8, 16]
+    assert options_given["scaling"] == [8, 16]
     assert json.loads(out.read_text()) == FIGURES
     assert json.loads(CliRunner().invoke(app, [*words, "--json"]).output) == FIGURES
 
 
 def test_the_committed_result_meets_its_targets() -> None:
-    found = json.loads((Path(__file__).parents[2] / "results" / "bench" / "engine.json").read_text())
-    assert found["paper_run_seconds"] <= 170
-    assert found["ratio_to_eager"] >= 4
-    steps = [found["scaling"][m] for m in ("8", "16", "32")]
+    figures = json.loads((Path(__file__).parents[2] / "results" / "bench" / "engine.json").read_text())
+    assert figures["paper_run_seconds"] <= 170
+    assert figures["ratio_to_eager"] >= 4
+    steps = [figures["scaling"][m] for m in ("8", "16", "32")]
     assert max(steps) <= 1.15 * min(steps)
-    assert abs(100 * found["paper_run"]["average_accuracy"]["mean"] - 80.26) <= 1
-    assert abs(100 * found["paper_run"]["system_accuracy"]["head_posterior"]["mean"] - 62.78) <= 1
+    assert abs(100 * figures["paper_run"]["average_accuracy"]["mean"] - 80.26) <= 1
+    assert abs(100 * figures["paper_run"]["system_accuracy"]["head_posterior"]["mean"] - 62.78) <= 1

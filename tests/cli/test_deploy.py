@@ -1,4 +1,4 @@
-"""``feddrm deploy`` as a person calls it, short of starting anything: that is in tests/deploy."""
+"""``feddrm deploy`` as a person calls it, without starting processes. tests/deploy/test_end_to_end.py starts them."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from feddrm.cli import main
 
 
 @dataclass
-class Done:
+class Result:
     returncode: int
     stdout: str
     stderr: str
 
 
 @pytest.fixture
-def feddrm(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
-    """The whole command line in this process: a new one would import torch for every call."""
+def feddrm(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Call the command line in this process, because a new process would import torch for every call."""
 
-    def call(*words: str) -> Done:
+    def call(*words: str) -> Result:
         monkeypatch.setattr(sys, "argv", ["feddrm", "deploy", *words])
         with pytest.raises(SystemExit) as left:
             main()
         captured = capsys.readouterr()
         assert isinstance(left.value.code, int)
-        return Done(left.value.code, captured.out, captured.err)
+        return Result(left.value.code, captured.out, captured.err)
 
     return call
 
 
-Feddrm = Callable[..., Done]
+Feddrm = Callable[..., Result]
 
 
 def test_init_writes_a_project_that_only_its_owner_can_read(feddrm: Feddrm, tmp_path: Path) -> None:
@@ -73,17 +73,16 @@ def test_init_writes_a_project_that_only_its_owner_can_read(feddrm: Feddrm, tmp_
     assert again.returncode == 1
     assert "not empty" in again.stderr
 
-    found = feddrm("status", str(folder), "--json")
-    assert found.returncode == 0, found.stderr
-    told = json.loads(found.stdout)
-    assert told["processes"] == dict.fromkeys(("server", "lima", "oslo", "pune"))
-    asked = feddrm("run", str(folder))
-    assert asked.returncode == 1
-    assert "feddrm deploy up" in asked.stderr
+    shown = feddrm("status", str(folder), "--json")
+    assert shown.returncode == 0, shown.stderr
+    assert json.loads(shown.stdout)["processes"] == dict.fromkeys(("server", "lima", "oslo", "pune"))
+    refusal = feddrm("run", str(folder))
+    assert refusal.returncode == 1
+    assert "feddrm deploy up" in refusal.stderr
     assert feddrm("down", str(folder)).stdout.strip() == "nothing runs here"
 
 
-def test_plain_text_says_so(feddrm: Feddrm, tmp_path: Path) -> None:
+def test_plain_text_is_warned_of(feddrm: Feddrm, tmp_path: Path) -> None:
     made = feddrm("init", str(tmp_path / "f"), "--clients", "oslo,lima", "--plain-text")
     assert made.returncode == 0
     assert "plain text" in made.stderr
@@ -107,7 +106,9 @@ def test_plain_text_says_so(feddrm: Feddrm, tmp_path: Path) -> None:
         (["--clients", "oslo,lima", "--clip", "1"], "both --clip and --noise", 2),
     ],
 )
-def test_mistakes_are_one_line(feddrm: Feddrm, words: list[str], complaint: str, code: int, tmp_path: Path) -> None:
+def test_a_mistake_is_refused_in_one_line(
+    feddrm: Feddrm, words: list[str], complaint: str, code: int, tmp_path: Path
+) -> None:
     made = feddrm("init", str(tmp_path / "f"), *words)
     assert (made.returncode, made.stderr.count("\n")) == (code, 1), made.stderr
     assert complaint in made.stderr
@@ -115,7 +116,7 @@ def test_mistakes_are_one_line(feddrm: Feddrm, words: list[str], complaint: str,
 
 
 @pytest.mark.parametrize(
-    ("status", "summary", "told"),
+    ("status", "summary", "shown"),
     [
         (None, None, "run 'first': not begun\n"),
         ({"what": "waiting", "round": 0, "for": "lima"}, None, "run 'first': waiting for lima\n0 rounds done\n"),
@@ -124,11 +125,16 @@ def test_mistakes_are_one_line(feddrm: Feddrm, words: list[str], complaint: str,
             None,
             "run 'first': training\n2 rounds done, answered by oslo\n",
         ),
+        (
+            {"what": "fitting the router", "round": 3, "step": 7},
+            None,
+            "run 'first': fitting the router, message 7\n3 rounds done\n",
+        ),
         ({"what": "finished", "round": 3}, {"rounds": 3}, "run 'first': finished, 3 rounds\n"),
     ],
 )
-def test_status_says_who_is_waited_for(
-    status: dict[str, object] | None, summary: dict[str, object] | None, told: str, feddrm: Feddrm, tmp_path: Path
+def test_status_shows_what_the_server_is_doing(
+    status: dict[str, object] | None, summary: dict[str, object] | None, shown: str, feddrm: Feddrm, tmp_path: Path
 ) -> None:
     folder = tmp_path / "federation"
     feddrm("init", str(folder), "--clients", "oslo,lima", "--data", "digits")
@@ -137,14 +143,14 @@ def test_status_says_who_is_waited_for(
     if summary is not None:
         (folder / "server" / "runs" / "first").mkdir(parents=True)
         (folder / "server" / "runs" / "first" / "summary.json").write_text(json.dumps(summary))
-    assert feddrm("status", str(folder)).stdout.endswith(told)
+    assert feddrm("status", str(folder)).stdout.endswith(shown)
 
 
-def test_other_folders_are_refused(feddrm: Feddrm, tmp_path: Path) -> None:
+def test_a_folder_without_a_project_is_refused(feddrm: Feddrm, tmp_path: Path) -> None:
     for verb in ("up", "run", "status", "down"):
-        done = feddrm(verb, str(tmp_path))
-        assert done.returncode == 1
-        assert "feddrm deploy init" in done.stderr
+        refusal = feddrm(verb, str(tmp_path))
+        assert refusal.returncode == 1
+        assert "feddrm deploy init" in refusal.stderr
     assert "site.yaml" in feddrm("site", str(tmp_path)).stderr
     assert "federation.yaml" in feddrm("server", str(tmp_path)).stderr
 
@@ -165,9 +171,10 @@ def test_other_folders_are_refused(feddrm: Feddrm, tmp_path: Path) -> None:
         ("sites/oslo/site.yaml", "privacy: {clip: 1, noise: 3, budget: -1}", "budget=-1"),
         ("sites/oslo/site.yaml", "privacy: 3", "privacy: {clip: 1, noise: 3}"),
         ("sites/oslo/site.yaml", "data: my.csv", "must be a setting"),
+        ("sites/oslo/site.yaml", "resident: false", "'resident: false' is not supported any more"),
     ],
 )
-def test_mistakes_in_the_files_are_one_line(
+def test_a_mistake_in_a_settings_file_is_refused_in_one_line(
     file: str, line: str, complaint: str, feddrm: Feddrm, tmp_path: Path
 ) -> None:
     folder = tmp_path / "federation"
@@ -177,12 +184,12 @@ def test_mistakes_in_the_files_are_one_line(
     if key in ("data", "training"):
         kept = [text for text in kept if not text.startswith("  ")]
     path.write_text("\n".join([*kept, line]) + "\n")
-    asked = feddrm("server" if "server/" in file else "site", str(path.parent))
-    assert asked.returncode == 2
-    assert complaint in asked.stderr
-    assert "Traceback" not in asked.stderr
+    refusal = feddrm("server" if "server/" in file else "site", str(path.parent))
+    assert refusal.returncode == 2
+    assert complaint in refusal.stderr
+    assert "Traceback" not in refusal.stderr
 
 
-def test_heads_are_asked_for_by_a_flag(feddrm: Feddrm, tmp_path: Path) -> None:
+def test_the_flag_for_heads_is_written_to_the_settings(feddrm: Feddrm, tmp_path: Path) -> None:
     feddrm("init", str(tmp_path / "federation"), "--clients", "oslo,lima", "--data", "digits", "--heads")
     assert "heads: true" in (tmp_path / "federation" / "server" / "federation.yaml").read_text()

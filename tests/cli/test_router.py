@@ -1,3 +1,5 @@
+"""``feddrm fit-router``, ``route`` and ``router``: what they print and write, and their errors."""
+
 from __future__ import annotations
 
 import json
@@ -7,12 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from feddrm.data import Federation, load
 from feddrm.models import Mlp
-from feddrm.runs import train
+from feddrm.router import load_router
+from feddrm.runs import Run, train
 
 SMALL = {"rounds": 2, "local_steps": 2, "batch_size": 16, "seed": 3, "model": Mlp(hidden=(16,), branch=8)}
 
@@ -33,22 +38,24 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_the_commands_of_the_documentation(run: Path, tmp_path: Path) -> None:
+def test_the_commands_of_the_documentation_run(run: Path, tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "router.md").read_text()
     blocks = re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
     commands = [line.split() for block in blocks for line in block.splitlines()]
-    assert [c[1] for c in commands] == ["fit-router", "route"]
+    assert [" ".join(c[1:3]).removesuffix(" runs/first") for c in commands] == [
+        "fit-router", "route", "router export", "router leave"
+    ]  # fmt: skip
     shutil.copytree(run, tmp_path / "runs" / "first")
     shutil.copy(run.parent / "fax.png", tmp_path)
     for command in commands:
-        found = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-m", *command], cwd=tmp_path, capture_output=True, text=True, check=False
         )
-        assert found.returncode == 0, found.stderr
-        assert found.stdout.strip()
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.strip()
 
 
-def test_fit_then_route(run: Path) -> None:
+def test_a_fitted_router_routes_images(run: Path) -> None:
     fitted = feddrm("fit-router", run, "--features", "raw+colour", "--no-heads", "--json")
     assert fitted.returncode == 0, fitted.stderr
     assert {"exact_density", "exact_posterior"} <= set(json.loads(fitted.stdout)["system_accuracy"])
@@ -67,6 +74,83 @@ def test_fit_then_route(run: Path) -> None:
     assert "one of, but for 0.01" in feddrm("route", run, run.parent / "fax.png", "--miss", "0.01").stdout
 
 
+@pytest.fixture(scope="module")
+def fitted(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    copy = tmp_path_factory.mktemp("fitted") / "run"
+    shutil.copytree(run, copy)
+    Run.open(copy).fit_router(features="raw", heads=False)
+    return copy
+
+
+@pytest.mark.parametrize("options", [[], ["--features-only", "--rule", "posterior"]], ids=["input", "features"])
+def test_an_exported_router_decides_alike(fitted: Path, options: list[str], tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime", reason="pip install 'feddrm[export]' to run this")
+    out = tmp_path / "router.onnx"
+    result = feddrm("router", "export", fitted, "--out", out, "--json", *options)
+    assert (result.returncode, result.stderr) == (0, "")
+    facts = json.loads(result.stdout)
+    router, rule = Run.open(fitted).router(), facts["rule"]
+    shape, kind = ([64], "features") if options else ([1, 8, 8], "input")
+    assert facts == {
+        "path": str(out), "input": kind, "shape": shape, "rule": rule, "clients": list(router.names)
+    }  # fmt: skip
+    samples = torch.cat([client.test.x[:5] for client in load("digits", clients=3, seed=3).clients])
+    given = router.inputs(samples).reshape(len(samples), *shape).numpy()
+    (probabilities,) = runtime.InferenceSession(out.read_bytes()).run(None, {kind: given})
+    expected = router.route(samples, rule=rule).probabilities.numpy()
+    assert np.allclose(probabilities, expected, atol=1e-5)
+    assert rule == ("posterior" if options else "density")
+
+
+def test_export_prints_the_order_of_the_clients(fitted: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="pip install 'feddrm[export]' to run this")
+    result = feddrm("router", "export", fitted, "--out", tmp_path / "router.onnx")
+    assert result.stdout.splitlines() == [
+        f"wrote {tmp_path / 'router.onnx'}: from inputs [N, 1, 8, 8] to the probabilities of these clients:",
+        "flatbed, negative, fax",
+    ]
+
+
+def test_a_client_leaves_into_a_new_folder_or_in_place(fitted: Path, tmp_path: Path) -> None:
+    out = tmp_path / "smaller"
+    result = feddrm("router", "leave", fitted, "fax", "--out", out, "--json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout) == {"path": str(out), "clients": ["flatbed", "negative"], "removed": ["fax"]}
+    assert load_router(out).names == ("flatbed", "negative")
+    assert Run.open(fitted).router().names == ("flatbed", "negative", "fax")
+    copy = tmp_path / "copy"
+    shutil.copytree(fitted, copy)
+    result = feddrm("router", "leave", copy, "flatbed", "--in-place")
+    assert result.stdout == f"wrote {copy / 'router'}: a router for negative, fax\n"
+    assert Run.open(copy).router().names == ("negative", "fax")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "parts"),
+    [
+        (["router", "export", "nowhere"], 1, ["nowhere is no run", "feddrm train"]),
+        (["router", "export", "UNFITTED"], 1, ["holds no router", "feddrm fit-router"]),
+        (["router", "export", "RUN", "--rule", "odds"], 2, ["unknown rule 'odds'"]),
+        (["router", "leave", "RUN", "fax"], 2, ["give --out FOLDER or --in-place, not both"]),
+        (["router", "leave", "RUN", "fax", "--out", "x", "--in-place"], 2, ["give --out FOLDER or --in-place"]),
+        (["router", "leave", "RUN", "faxx", "--in-place"], 1, ["unknown client 'faxx'", "did you mean 'fax'"]),
+        (["router", "leave", "RUN", "--in-place"], 2, ["Missing argument"]),
+        (["router", "leave", "RUN", "fax", "--out", "RUN"], 1, ["is not an empty folder"]),
+        (["router", "leave", "UNFITTED", "fax", "--in-place"], 1, ["holds no router", "feddrm fit-router"]),
+    ],
+)
+def test_mistakes_with_a_fitted_router_are_one_line(
+    run: Path, fitted: Path, words: list[str], code: int, parts: list[str], tmp_path: Path
+) -> None:
+    shutil.copytree(run, tmp_path / "unfitted", ignore=shutil.ignore_patterns("manifest.json"))
+    given = [{"RUN": fitted, "UNFITTED": tmp_path / "unfitted"}.get(word, word) for word in words]
+    result = feddrm(*given)
+    assert result.returncode == code, result.stderr
+    assert result.stderr.count("\n") == 1
+    for part in parts:
+        assert part in result.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "code", "parts"),
     [
@@ -79,20 +163,18 @@ def test_fit_then_route(run: Path) -> None:
         (["route", "RUN", "PNG", "--miss", "0.3"], 2, ["miss=0.3", "choose 0.01, 0.05, 0.1, 0.2"]),
     ],
 )
-def test_mistakes(run: Path, words: list[str], code: int, parts: list[str]) -> None:
+def test_mistakes_are_one_line(run: Path, words: list[str], code: int, parts: list[str]) -> None:
     if words[0] == "route" and not (run / "router" / "manifest.json").exists():
         feddrm("fit-router", run, "--features", "raw", "--no-heads")
     given = [{"RUN": run, "PNG": run.parent / "fax.png"}.get(word, word) for word in words]
-    found = feddrm(*given)
-    assert found.returncode == code, found.stderr
-    assert found.stderr.count("\n") == 1
+    result = feddrm(*given)
+    assert result.returncode == code, result.stderr
+    assert result.stderr.count("\n") == 1
     for part in parts:
-        assert part in found.stderr
+        assert part in result.stderr
 
 
-def test_tables_by_their_columns(tmp_path: Path) -> None:
-    import numpy as np
-
+def test_tables_are_routed_by_their_columns(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x = {"oslo": rng.normal(0, 1, (60, 3)), "lima": rng.normal(3, 1, (50, 3))}
     arrays = {name: (rows.astype(np.float32), (rows[:, 0] > rows[:, 0].mean()).astype(int)) for name, rows in x.items()}

@@ -1,3 +1,5 @@
+"""Batches: drawn without replacement, keyed by seed, client, round and phase, as the client sees them."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -6,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddrm.data import Federation, RandomResizedCrop, batch, draw, draw_for, generator_for, load
+from feddrm.data import Federation, Participant, RandomResizedCrop, batch, draw, draw_for, generator_for, load
 from feddrm.errors import FeddrmError
 
 
@@ -32,7 +34,7 @@ def test_without_replacement_until_the_samples_run_out(samples: int, steps: int,
 
 def test_fresh_shuffle_per_client_round_and_phase(digits: Federation) -> None:
     def first(client: int = 0, round: int = 1, phase: int = 0, seed: int = 0) -> list[int]:
-        drawn = draw_for(digits, client, steps=3, batch_size=16, seed=seed, round=round, phase=phase)
+        drawn = draw_for(Participant.of(digits, client), steps=3, batch_size=16, seed=seed, round=round, phase=phase)
         return drawn.samples.flatten().tolist()
 
     assert first() == first()
@@ -46,14 +48,14 @@ def test_the_stream_of_a_run_never_changes(digits: Federation) -> None:
     a, b = np.random.SeedSequence((2025, 3, 7, 1)).generate_state(2, np.uint32).tolist()
     assert (a, b) == (1770096454, 3584467988)
     assert generator_for(2025, 3, 7, 1).initial_seed() == a << 31 ^ b
-    drawn = draw_for(digits, 3, steps=4, batch_size=16, seed=2025, round=7, phase=1)
+    drawn = draw_for(Participant.of(digits, 3), steps=4, batch_size=16, seed=2025, round=7, phase=1)
     again = draw(len(digits.clients[3].train), 4, 16, generator_for(2025, 3, 7, 1))
     assert torch.equal(drawn.samples, again.samples)
 
 
-def test_batches_are_what_the_client_sees(digits: Federation) -> None:
+def test_batches_hold_the_input_of_the_client_s_network(digits: Federation) -> None:
     client = digits.clients[3]
-    drawn = draw_for(digits, 3, steps=6, batch_size=32, seed=0, round=1, phase=0)
+    drawn = draw_for(Participant.of(digits, 3), steps=6, batch_size=32, seed=0, round=1, phase=0)
     for step in range(6):
         x, y, who, mask = batch(client, 3, client.train, drawn, step)
         assert x.shape == (32, 1, 8, 8)

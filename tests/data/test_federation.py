@@ -1,4 +1,4 @@
-"""Federation: what it promises and what it refuses."""
+"""A federation: sizes, weights, counts, checksum, and the checks of its splits."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddrm.data.federation import Client, Federation, Split, check_clients
-from feddrm.data.view import View
+from feddrm.data import Client, Federation, Split, View
 from refusal import refused
 
 
@@ -75,12 +74,6 @@ def devices(*clients: Client) -> set[str]:
     return {tensor.device.type for c in clients for s in (c.train, c.test) for tensor in (s.x, s.y)}
 
 
-def test_a_client_moves_with_every_sample() -> None:
-    here = client("oslo")
-    assert devices(here.to("meta")) == {"meta"}
-    assert devices(here) == {"cpu"}
-
-
 def test_to_keeps_all_but_the_device() -> None:
     view = View(mean=(0.1,), std=(0.2,))
     here = federation(client("oslo", view=view, shift="dim"), client("lima"), columns=("a", "b"), settings={"seed": 1})
@@ -103,50 +96,22 @@ def test_to_a_gpu(fed: Federation) -> None:
     assert there.counts().tolist() == fed.counts().tolist()
 
 
-def test_cannot_be_changed(fed: Federation) -> None:
+def test_a_federation_cannot_be_changed(fed: Federation) -> None:
     with pytest.raises(FrozenInstanceError):
         fed.name = "other"  # type: ignore[misc]
     with pytest.raises(FrozenInstanceError):
         fed.clients[0].train.x = torch.zeros(1)  # type: ignore[misc]
 
 
-def test_too_few_clients() -> None:
+def test_client_names_are_checked() -> None:
     for clients in ((), (client("oslo"),)):
         with refused("toy", f"at least two clients, got {len(clients)}", "add another"):
             federation(*clients)
+    with refused("duplicate client name 'OSLO'", "also 'oslo'", "rename"):
+        federation(client("oslo"), client("OSLO"))
 
 
-@pytest.mark.parametrize("name", ["", " ", ".", "..", "a/b", "a\\b", "a\0b", "a\nb", "a\rb", "a\x1bb"])
-def test_names_that_cannot_name_a_folder(name: str) -> None:
-    with refused("toy", repr(name), "letters, digits"):
-        federation(client("oslo"), client(name))
-
-
-@pytest.mark.parametrize("name", ["lima,pune", ",", "Lima, Peru"])
-def test_names_with_a_comma(name: str) -> None:
-    """Lists of clients are written with commas, in queries (without=lima,pune) and in the audit log."""
-    with refused("toy", repr(name), "has a comma", "'-' or '_'"):
-        federation(client("oslo"), client(name))
-
-
-def test_names_too_long_for_a_folder() -> None:
-    check_clients("here", ["oslo", "ø" * 100])
-    with refused("toy", "'øøøøøøøøøøøøøøøøøøøø...' has 202 bytes", "at most 200"):
-        federation(client("oslo"), client("ø" * 101))
-
-
-@pytest.mark.parametrize("other", ["oslo", "OSLO", "Oslo"])
-def test_names_that_differ_only_in_case(other: str) -> None:
-    with refused(f"duplicate client name '{other}'", "also 'oslo'", "rename"):
-        federation(client("oslo"), client(other))
-
-
-@given(st.lists(st.from_regex(r"[a-z0-9_-]{1,12}", fullmatch=True), min_size=2, unique=True))
-def test_ordinary_names_are_accepted(names: list[str]) -> None:
-    check_clients("here", names)
-
-
-def test_splits_that_do_not_fit() -> None:
+def test_splits_that_do_not_fit_are_refused() -> None:
     good = client("oslo")
     wrong = "toy: test data of client 'lima'"
     with refused(wrong, "is empty", "more samples"):
@@ -182,3 +147,9 @@ def test_the_checksum_tells_shapes_apart() -> None:
 
     assert digest(4, 4) != digest(2, 8)
     assert digest(4, 4) == digest(4, 4)
+
+
+def test_unknown_options_of_the_sources_are_refused() -> None:
+    for make in (Federation.from_arrays, Federation.from_folders, Federation.from_csv):
+        with pytest.raises(TypeError, match="sede"):
+            make({}, sede=1)  # type: ignore[operator]

@@ -1,3 +1,5 @@
+"""Partitions: equal to FedLab's, every sample goes to one client, impossible divisions are refused."""
+
 from __future__ import annotations
 
 import hashlib
@@ -116,7 +118,7 @@ def test_impossible_divisions_are_refused(kind: str, clients: int, alpha: float,
         partition(labels, clients=clients, kind=kind, alpha=alpha, shards=shards, seed=0)
 
 
-def test_a_division_that_cannot_be_is_refused_before_the_first_draw() -> None:
+def test_an_impossible_division_is_refused_before_the_first_draw() -> None:
     labels = np.repeat(np.arange(10), 20)
     parts = partition(labels, clients=20, kind="dirichlet", alpha=1e300, shards=1, seed=0)
     assert [len(train) + len(test) for train, test in parts] == [10] * 20
@@ -126,7 +128,7 @@ def test_a_division_that_cannot_be_is_refused_before_the_first_draw() -> None:
         partition(labels, clients=21, kind="dirichlet", alpha=1e300, shards=1, seed=0)
 
 
-def test_what_does_not_fill_a_shard_goes_to_nobody() -> None:
+def test_samples_that_do_not_fill_a_shard_go_to_no_client() -> None:
     labels = np.repeat(np.arange(3), 10)
     parts = partition(labels, clients=4, kind="shards", alpha=1.0, shards=2, seed=0)
     dealt = sorted(np.concatenate([np.concatenate(p) for p in parts]).tolist())

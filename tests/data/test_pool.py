@@ -45,4 +45,4 @@ def test_tables_pass_through() -> None:
     federation = load("digits")
     pool = Pool.of(federation, "test")
     wanted = torch.cat([c.view(c.test.x) for c in federation.clients])
-    assert torch.equal(pool.see(pool.x, pool.owners), wanted)
+    assert torch.equal(pool.network_input(pool.x, pool.owners), wanted)

@@ -1,4 +1,4 @@
-"""Real processes over loopback: TLS, node authentication, a site and the server killed on the way."""
+"""Real processes over loopback: TLS, node authentication, sites and server killed during a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,12 +19,15 @@ import pytest
 import torch
 import yaml
 
+from deployment import NAMES, Deployed, assert_same, in_one_process, private_leaves, until
 from feddrm.data import load
 from feddrm.deploy import local_cluster
-from feddrm.deploy.flower.daemon import free_port, read_status
+from feddrm.deploy.flower.daemon import free_port
+from feddrm.deploy.process_lock import running
 from feddrm.deploy.provision.certificates import write_certificates, write_key_pair
-from feddrm.deploy.server.federation_settings import ServerSettings
-from feddrm.deploy.server.training import Progress
+from feddrm.deploy.server.federation_settings import FederationSettings
+from feddrm.deploy.server.status import read_status
+from feddrm.deploy.server.training import ServerState
 from feddrm.engine import Plan
 from feddrm.router import load_router
 from feddrm.serve.gateway_client import Client
@@ -33,12 +35,10 @@ from feddrm.serve.predictor.predictor import Predictor
 from refusal import refused
 from serving import launcher, zygote
 
-from .conftest import NAMES, Deployed, private_leaves
-from .test_parity import assert_same, in_one_process
-
 pytestmark = pytest.mark.deploy
 ROUNDS = 40
 DEADLINE = 25.0
+LONG = 300.0  # seconds, for what takes several rounds
 ROUTING = {"features": "multiscale", "path_rounds": 1, "rounds": 3}
 
 
@@ -52,67 +52,64 @@ def project(deployed: Callable[..., Deployed]) -> Iterator[Deployed]:
         local_cluster.down(made.folder)
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = 300.0) -> Any:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if found := condition():
-            return found
-        time.sleep(0.1)
-    raise AssertionError(f"waited {seconds} s for {what}")
-
-
 def history(folder: Path) -> list[dict[str, Any]]:
     path = folder / "server" / "runs" / "first" / "checkpoint.safetensors"
-    return [dict(entry) for entry in Progress.load(path).history] if path.exists() else []
+    return [dict(entry) for entry in ServerState.load(path).history] if path.exists() else []
 
 
 def child_of(pid: int) -> int:
-    """The Flower process that a server or a site looks after; 0 while there is none."""
+    """The Flower process that a server or a site supervises; 0 while there is none."""
     found = [number for path in Path(f"/proc/{pid}/task").glob("*/children") for number in path.read_text().split()]
     return int(found[0]) if found else 0
 
 
-def test_killed_and_restarted(project: Deployed) -> None:
-    """Every kind of process is killed: two sites, SuperLink, server in training and in the fit; a site is too slow."""
+def test_every_kind_of_process_is_killed_and_the_outcome_is_that_of_one_process(project: Deployed) -> None:
+    """Two sites, the SuperLink, the server in training and in the fit are killed; one site is too slow."""
     folder = project.folder
     local_cluster.up(folder)
     pids = local_cluster.status(folder)["processes"]
     assert all(pids.values())
     local_cluster.begin(folder)
-    until(lambda: len(history(folder)) >= 1, "a round")
+    until(lambda: len(history(folder)) >= 1, "a round", LONG)
 
-    os.kill(child_of(pids["lima"]), signal.SIGKILL)  # as when the power fails: no good-bye
+    os.kill(child_of(pids["lima"]), signal.SIGKILL)  # as in a power cut: it cannot sign off
     os.kill(pids["lima"], signal.SIGKILL)
-    os.kill(pids["pune"], signal.SIGKILL)  # the resident trainer alone
-    until(lambda: any(entry["answered"] == ["oslo"] for entry in history(folder)), "a round with oslo alone")
+    os.kill(pids["pune"], signal.SIGKILL)  # the worker without its SuperNode
+    until(lambda: any(entry["answered"] == ["oslo"] for entry in history(folder)), "a round with oslo alone", LONG)
     assert set(local_cluster.up(folder)) == {"lima", "pune"}
-    until(lambda: history(folder)[-1]["answered"] == list(NAMES), "lima and pune to come back")
+    until(lambda: history(folder)[-1]["answered"] == list(NAMES), "lima and pune to come back", LONG)
 
-    os.kill(local_cluster.running(folder / "sites" / "pune") or 0, signal.SIGSTOP)
-    until(lambda: history(folder)[-1]["answered"] == ["oslo", "lima"], "a round that does not wait for pune any longer")
-    os.kill(local_cluster.running(folder / "sites" / "pune") or 0, signal.SIGCONT)
-    until(lambda: history(folder)[-1]["answered"] == list(NAMES), "pune to take part again")
+    os.kill(running(folder / "sites" / "pune") or 0, signal.SIGSTOP)
+    until(
+        lambda: history(folder)[-1]["answered"] == ["oslo", "lima"],
+        "a round that does not wait for pune any longer",
+        LONG,
+    )
+    os.kill(running(folder / "sites" / "pune") or 0, signal.SIGCONT)
+    until(lambda: history(folder)[-1]["answered"] == list(NAMES), "pune to take part again", LONG)
 
     before, link = len(history(folder)), child_of(pids["server"])
     os.kill(link, signal.SIGKILL)
     until(lambda: child_of(pids["server"]) not in (0, link), "another SuperLink", 20)
-    until(lambda: len(history(folder)) > before + 1, "rounds over the new SuperLink")
+    until(lambda: len(history(folder)) > before + 1, "rounds over the new SuperLink", LONG)
 
     before = len(history(folder))
     assert before < ROUNDS
     os.kill(pids["server"], signal.SIGKILL)
-    until(lambda: local_cluster.running(folder / "server") is None, "the server to be gone", 10)
+    until(lambda: running(folder / "server") is None, "the server to be gone", 10)
     assert local_cluster.up(folder) == ["server"]
-    fitting = until(lambda: (found := read_status(folder / "server")) and "step" in found and found, "the router's fit")
+    fitting = until(
+        lambda: (found := read_status(folder / "server")) and "step" in found and found, "the router's fit", LONG
+    )
     assert fitting["round"] == ROUNDS
     os.kill(local_cluster.status(folder)["processes"]["server"], signal.SIGKILL)
-    until(lambda: local_cluster.running(folder / "server") is None, "the server to be gone", 10)
+    until(lambda: running(folder / "server") is None, "the server to be gone", 10)
     assert local_cluster.up(folder) == ["server"]
     summary = local_cluster.run(folder, lambda status: None, 240)
     assert summary["rounds"] == ROUNDS
     assert len(history(folder)) == ROUNDS > before
 
-    # What came out is what one process comes to with the same sites in the same rounds.
+    # The outcome is that of one process with the same sites in the same rounds.
     only = [[NAMES.index(name) for name in entry["answered"]] for entry in history(folder)]
     assert any(len(who) < 3 for who in only)
     plan = Plan(rounds=ROUNDS, local_steps=4, batch_size=16, lr=0.05)
@@ -131,7 +128,7 @@ def test_killed_and_restarted(project: Deployed) -> None:
 
 
 def documented(folder: Path, verb: str) -> dict[str, list[str]]:
-    """The commands of docs/deploy.md that begin with ``verb``, for this folder and free ports, by what they serve."""
+    """The commands of docs/deploy.md that begin with ``verb``, with this folder and free ports, by what they serve."""
     page = (Path(__file__).parent.parent.parent / "docs" / "deploy.md").read_text()
     lines = re.findall(rf"^feddrm ({verb} .*)$", page, flags=re.MULTILINE)
     words = [line.replace("federation/", f"{folder}/").partition(" --port")[0].split() for line in lines]
@@ -139,7 +136,7 @@ def documented(folder: Path, verb: str) -> dict[str, list[str]]:
 
 
 def _answers_queries(folder: Path, samples: list[torch.Tensor]) -> None:
-    """Every site answers from its own folder; the gateway has the server's, and knows no private part."""
+    """Every site answers from its own folder; the gateway has the server's folder, and no private part."""
     (folder / "serving").mkdir()
     with zygote() as order, contextmanager(launcher)(folder / "serving", order) as launch:
         sites = {name: launch(*words) for name, words in documented(folder, "serve-client").items()}
@@ -164,20 +161,20 @@ def _answers_queries(folder: Path, samples: list[torch.Tensor]) -> None:
 
 
 def _says_why_it_cannot_connect(folder: Path) -> None:
-    """A site that was given another federation's authority: the reason stands in its own log."""
+    """A site with another federation's authority: the reason is in its own log."""
     place = folder / "mistaken"
     shutil.copytree(folder / "sites" / "oslo", place)
     (place / "ca.crt").write_bytes(write_certificates(folder / "elsewhere", folder / "elsewhere", ["localhost"]))
-    with (place / "said.log").open("wb") as log:
+    with (place / "site.log").open("wb") as log:
         site = subprocess.Popen([sys.executable, "-m", "feddrm", "deploy", "site", str(place)], stderr=log)
     try:
-        until(lambda: "certificate verify failed" in (place / "said.log").read_text(), "the reason", 60)
+        until(lambda: "certificate verify failed" in (place / "site.log").read_text(), "the reason", 60)
     finally:
         site.terminate()
         site.wait(30)
 
 
-def _refuses_strangers(folder: Path, settings: ServerSettings) -> None:
+def _refuses_strangers(folder: Path, settings: FederationSettings) -> None:
     address = ("127.0.0.1", settings.port)
     trusting = ssl.create_default_context(cafile=str(folder / "sites" / "oslo" / "ca.crt"))
     with socket.create_connection(address) as raw, trusting.wrap_socket(raw, server_hostname="127.0.0.1") as line:
@@ -209,20 +206,20 @@ def _refuses_strangers(folder: Path, settings: ServerSettings) -> None:
     assert "Failed to initialize the connection" in stranger.stdout + stranger.stderr
 
 
-def test_a_port_that_others_use_is_told_at_once(project: Deployed) -> None:
+def test_a_port_that_another_program_uses_is_reported_at_once(project: Deployed) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", project.settings.port))
         other.listen()
         with refused("server did not start", f"port {project.settings.port} cannot be used", "choose another"):
             local_cluster.up(project.folder)
-    assert not any(local_cluster.status(project.folder)["processes"].values()), "sites go with the server"
+    assert not any(local_cluster.status(project.folder)["processes"].values()), "the sites are stopped, too"
 
 
 @pytest.mark.parametrize("insecure", [False, True], ids=["TLS", "plain text"])
 def test_the_folders_work_apart_by_their_start_scripts(
     insecure: bool, deployed: Callable[..., Deployed], tmp_path: Path
 ) -> None:
-    """As on separate machines: nothing lies where 'init' put it, and the authority is nowhere."""
+    """As on separate machines: every folder is moved away, and the authority is nowhere."""
     made = deployed(port=free_port(), router=False, insecure=insecure)
     homes = {"server": made.folder / "server", **{name: made.folder / "sites" / name for name in NAMES}}
     apart = {name: tmp_path / f"machine-{name}" / "feddrm" for name in homes}
@@ -233,7 +230,7 @@ def test_the_folders_work_apart_by_their_start_scripts(
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     started = [subprocess.Popen([place / "start.sh"], env={**os.environ, "PATH": path}) for place in apart.values()]
     try:
-        until(lambda: local_cluster.running(apart["server"]), "the server", 60)
+        until(lambda: running(apart["server"]), "the server", 60)
         assert local_cluster.run(apart["server"], lambda status: None, 120)["rounds"] == 2
     finally:
         for process in reversed(started):
@@ -246,7 +243,7 @@ def test_the_folders_work_apart_by_their_start_scripts(
     assert_same(made, in_one_process("feddrm", Plan(rounds=2, local_steps=4, batch_size=16, lr=0.05)))
 
 
-def test_configuration_is_secure_by_default(project: Deployed) -> None:
+def test_a_new_project_is_secure_by_default(project: Deployed) -> None:
     site = yaml.safe_load((project.folder / "sites" / "oslo" / "site.yaml").read_text())
     assert "insecure" not in site
-    assert ServerSettings.read(project.folder / "server").insecure is False
+    assert FederationSettings.read(project.folder / "server").insecure is False

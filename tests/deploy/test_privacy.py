@@ -1,4 +1,4 @@
-"""Clipping, noise, and what they cost in epsilon."""
+"""Differential privacy: clipping, noise, and their cost in epsilon."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from feddrm.deploy.privacy import Account, Privacy
+from deployment import Deployed
+from feddrm.deploy.privacy import Privacy, PrivacyDemand, UploadCount
 from feddrm.errors import SettingError
 from feddrm.methods import Method
 from refusal import refused
 
-from .conftest import Deployed
-
 
 def exact_delta(epsilon: float, mu: float) -> float:
-    """Of the Gaussian mechanism with sensitivity over deviation ``mu`` (Balle and Wang, 2018)."""
+    """The exact delta of the Gaussian mechanism with sensitivity over deviation ``mu`` (Balle and Wang, 2018)."""
     return float(norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu))
 
 
 @pytest.mark.parametrize(("noise", "uploads"), [(2.0, 1), (8.0, 10), (50.0, 40)])
-def test_epsilon_is_an_upper_bound_and_a_near_one(noise: float, uploads: int) -> None:
+def test_epsilon_is_a_close_upper_bound(noise: float, uploads: int) -> None:
     privacy = Privacy(clip=1.0, noise=noise, delta=1e-5)
     epsilon = privacy.epsilon(uploads)
     mu = 2 / noise * math.sqrt(uploads)  # k Gaussian releases are one with sqrt(k) times the sensitivity
@@ -35,25 +34,25 @@ def test_epsilon_is_an_upper_bound_and_a_near_one(noise: float, uploads: int) ->
     assert privacy.epsilon(0) == 0
 
 
-def test_changes_are_clipped_and_blurred() -> None:
+def test_changes_are_clipped_and_get_noise() -> None:
     received = {"a": torch.zeros(20_000), "b": torch.ones(20_000)}
     upload = {"a": torch.full((20_000,), 3.0), "b": torch.full((20_000,), 5.0)}
     privacy = Privacy(clip=2.0, noise=0.5)
     sent = privacy.protect(upload, received)
     change = torch.cat([sent[leaf] - received[leaf] for leaf in sent]).double()
-    meant = torch.cat([upload[leaf] - received[leaf] for leaf in sent]).double()
-    meant *= 2.0 / meant.norm()
-    blur = change - meant
-    assert abs(float(blur.std()) - 1.0) < 0.03
-    assert abs(float(blur.mean())) < 0.03
+    clipped = torch.cat([upload[leaf] - received[leaf] for leaf in sent]).double()
+    clipped *= 2.0 / clipped.norm()
+    noise = change - clipped
+    assert abs(float(noise.std()) - 1.0) < 0.03
+    assert abs(float(noise.mean())) < 0.03
     again = privacy.protect(upload, received)
     assert not torch.equal(sent["a"], again["a"])
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("whose", ["upload", "received"])
-def test_what_cannot_be_clipped_is_not_sent(bad: float, whose: str) -> None:
-    """One leaf of no length must not carry the others past the clip."""
+def test_a_change_that_is_not_finite_is_not_sent(bad: float, whose: str) -> None:
+    """One such leaf must not let the others pass without clipping."""
     tensors = {key: {"a": torch.zeros(3), "b": torch.zeros(1)} for key in ("upload", "received")}
     tensors["upload"]["a"] += 50
     tensors[whose]["b"] += bad
@@ -62,7 +61,7 @@ def test_what_cannot_be_clipped_is_not_sent(bad: float, whose: str) -> None:
 
 
 def test_methods_with_statistics_beside_their_leaves_are_refused() -> None:
-    """FedPAC and FedAS as first published send prototypes and Fisher traces."""
+    """FedPAC and FedAS, as first published, send prototypes and Fisher traces."""
     for name in ("fedpac", "fedas"):
         method = Method.make(name, variant="original")
         assert method.extras()
@@ -71,39 +70,57 @@ def test_methods_with_statistics_beside_their_leaves_are_refused() -> None:
 
 
 def test_uploads_of_all_runs_are_counted_together(tmp_path: Path) -> None:
-    """Of other noise too: two of noise 1 and one of noise 3 are 19 of noise 3, and cost what these cost."""
-    account = Account(tmp_path / "uploads.json")
-    assert account.worth(3.0) == 0
+    """Also uploads of different noise: two of noise 1 and one of noise 3 cost as much as 19 of noise 3."""
+    uploads = UploadCount(tmp_path / "uploads.json")
+    assert uploads.equivalent(3.0) == 0
     for noise in (1.0, 3.0, 1):
-        account.add(noise)
-    assert Account(account.path).worth(3.0) == 19.0
-    assert account.worth(1.0) == pytest.approx(19 / 9)
-    assert Privacy(1.0, 3.0).epsilon(19.0) == pytest.approx(Privacy(1.0, 1.0).epsilon(account.worth(1.0)))
+        uploads.add(noise)
+    assert UploadCount(uploads.path).equivalent(3.0) == 19.0
+    assert uploads.equivalent(1.0) == pytest.approx(19 / 9)
+    assert Privacy(1.0, 3.0).epsilon(19.0) == pytest.approx(Privacy(1.0, 1.0).epsilon(uploads.equivalent(1.0)))
 
 
-def test_another_run_goes_on_counting(deployed: Callable[..., Deployed]) -> None:
+def test_a_broken_count_is_refused_and_not_begun_again(tmp_path: Path) -> None:
+    """Counting from zero would promise too much."""
+    uploads = UploadCount(tmp_path / "uploads.json")
+    uploads.path.write_text('{"3.0": ')
+    with refused("uploads.json is broken", "put it back from a copy"):
+        uploads.add(3.0)
+
+
+def test_a_demand_refuses_an_offer_below_it_and_an_upload_above_its_budget() -> None:
+    demand = PrivacyDemand(clip=1.0, noise=3.0, budget=Privacy(1.0, 3.0).epsilon(2))
+    demand.check_offer({"clip": 1.0, "noise": 3.0}, "oslo")
+    with refused("oslo demands privacy", "this run offers clip 2 and noise 3"):
+        demand.check_offer({"clip": 2.0, "noise": 3.0}, "oslo")
+    demand.check_budget(3.0, 2)
+    with refused("above the budget"):
+        demand.check_budget(3.0, 3)
+
+
+def test_another_run_continues_the_count(deployed: Callable[..., Deployed]) -> None:
     deployment = deployed(privacy={"clip": 1.0, "noise": 3.0})
     deployment.server().go()
     deployment.settings = replace(deployment.settings, run="second")
     deployment.restart_sites()
     deployment.server().go()
-    spent = deployment.server().run.read_json("summary.json")["privacy"]["epsilon"]
+    spent = deployment.server().run.summary()["privacy"]["epsilon"]
     assert spent == dict.fromkeys(("oslo", "lima", "pune"), Privacy(1.0, 3.0).epsilon(4))
 
 
 def test_rounds_without_uploads_cost_nothing(deployed: Callable[..., Deployed]) -> None:
-    """FedBABU's last rounds stay at home."""
+    """FedBABU uploads nothing in its last rounds."""
     training = {"method": "fedbabu", "rounds": 4}
     deployment = deployed(privacy={"clip": 1.0, "noise": 3.0}, training=training)
     deployment.server().go()
-    spent = deployment.server().run.read_json("summary.json")["privacy"]["epsilon"]
+    spent = deployment.server().run.summary()["privacy"]["epsilon"]
     assert spent == dict.fromkeys(("oslo", "lima", "pune"), Privacy(1.0, 3.0).epsilon(3))
 
 
-def test_a_deployment_counts_what_it_spends_and_tells_nothing_else(deployed: Callable[..., Deployed]) -> None:
+def test_a_private_run_reports_its_cost_and_no_losses_or_accuracies(deployed: Callable[..., Deployed]) -> None:
     deployment = deployed(privacy={"clip": 1.0, "noise": 3.0})
     deployment.server().go()
-    summary = deployment.server().run.read_json("summary.json")
+    summary = deployment.server().run.summary()
     assert summary["privacy"]["epsilon"] == dict.fromkeys(("oslo", "lima", "pune"), Privacy(1.0, 3.0).epsilon(2))
     assert summary["router"] is None
     assert "average_accuracy" not in summary

@@ -1,4 +1,4 @@
-"""Uncertainty that can be believed: coverage and size by simulation, consistency against known populations."""
+"""Tests of estimates and standard errors: coverage and test size by simulation, consistency with known populations."""
 
 from __future__ import annotations
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from feddrm.engine import State, load_state, save_state, write_atomically
+from feddrm.engine import State, load_state, save_state
 from feddrm.engine.checkpoint import FORMAT
 from feddrm.errors import FeddrmError
+from feddrm.io.atomic import write_atomically
 
 
 def odd_floats() -> torch.Tensor:
@@ -155,7 +156,9 @@ def test_tensors_of_another_kind_are_refused(path, header):
     assert "no checkpoint of this version" in refused(path)
 
 
-@pytest.mark.parametrize("header", ["[nonsense", '{"round": 1}', '{"order": ["shared/absent"]}'])
+@pytest.mark.parametrize(
+    "header", ["[nonsense", '{"round": 1}', '{"order": ["shared/absent"]}', '{"order": ["shared/w"]}']
+)
 def test_a_header_that_makes_no_sense_is_refused(path, header):
     save_file({"shared/w": torch.ones(2)}, path, metadata={FORMAT: header})
     assert "cannot read" in refused(path)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.evaluation import (
-    Answers,
+    Predictions,
     average_accuracy,
     client_accuracy,
     confusion,
@@ -35,24 +35,24 @@ def says(*rows: list[int], classes: int = 3) -> Tensor:
 LABELS, ORIGIN = torch.tensor([0, 1, 2, 0, 1, 2]), torch.tensor([0, 0, 0, 0, 1, 1])
 WEIGHTS = torch.tensor([0.8, 0.2], dtype=torch.float64)
 CLIENT_LOGITS = torch.tensor([[2.0, 0], [0.5, 0], [1, 0], [0, 1], [0, 2], [0.2, 0]], dtype=torch.float64)
-ANSWERS = Answers(
+PREDICTIONS = Predictions(
     logits=says([0, 1, 2, 1, 0, 0], [0, 0, 0, 0, 1, 0]),  # own: 3 of 4, and 1 of 2
     labels=LABELS,
     origin=ORIGIN,
     client_logits=CLIENT_LOGITS,
     global_logits=says([0, 0, 2, 1, 1, 2])[0],
 )
-PLAIN = ANSWERS._replace(client_logits=None, global_logits=None)
+PLAIN = PREDICTIONS._replace(client_logits=None, global_logits=None)
 
 
 class TestByHand:
     def test_average_weighs_clients_and_oracle_samples(self) -> None:
-        assert average_accuracy(ANSWERS, WEIGHTS) == pytest.approx(0.8 * 3 / 4 + 0.2 * 1 / 2, rel=1e-15)
-        assert average_accuracy(ANSWERS, 100 * WEIGHTS) == pytest.approx(0.7, rel=1e-15)
-        assert oracle_accuracy(ANSWERS) == 4 / 6
+        assert average_accuracy(PREDICTIONS, WEIGHTS) == pytest.approx(0.8 * 3 / 4 + 0.2 * 1 / 2, rel=1e-15)
+        assert average_accuracy(PREDICTIONS, 100 * WEIGHTS) == pytest.approx(0.7, rel=1e-15)
+        assert oracle_accuracy(PREDICTIONS) == 4 / 6
 
     def test_global(self) -> None:
-        assert global_accuracy(ANSWERS) == 4 / 6
+        assert global_accuracy(PREDICTIONS) == 4 / 6
         assert global_accuracy(PLAIN) is None
 
     def test_routes(self) -> None:
@@ -74,10 +74,10 @@ class TestByHand:
         assert route(torch.tensor([[0.0, 1e-30]]), torch.full((2,), 0.3), "density").tolist() == [1]
 
     def test_system_accuracy_of_either_rule(self) -> None:
-        predicted = routed_predictions(ANSWERS.logits, route(CLIENT_LOGITS, WEIGHTS, "posterior"))
+        predicted = routed_predictions(PREDICTIONS.logits, route(CLIENT_LOGITS, WEIGHTS, "posterior"))
         assert predicted.tolist() == [0, 1, 2, 0, 1, 0]
         assert system_accuracy(predicted, LABELS) == 5 / 6
-        predicted = routed_predictions(ANSWERS.logits, route(CLIENT_LOGITS, WEIGHTS, "density"))
+        predicted = routed_predictions(PREDICTIONS.logits, route(CLIENT_LOGITS, WEIGHTS, "density"))
         assert predicted.tolist() == [0, 0, 0, 0, 1, 0]
         assert system_accuracy(predicted, LABELS) == 3 / 6
 
@@ -96,7 +96,7 @@ class TestByHand:
         assert confusion(torch.tensor([2]), torch.tensor([0]), 3).tolist() == [[0, 0, 1], [0, 0, 0], [0, 0, 0]]
 
     def test_evaluate(self) -> None:
-        assert evaluate(ANSWERS, WEIGHTS) == {
+        assert evaluate(PREDICTIONS, WEIGHTS) == {
             "average_accuracy": pytest.approx(0.7),
             "oracle_accuracy": 4 / 6,
             "global_accuracy": 4 / 6,
@@ -114,30 +114,30 @@ class TestByHand:
             "system_accuracy": {"vote": 2 / 6},
         }
 
-    def test_evaluate_hands_the_tie_rule_on(self) -> None:
+    def test_evaluate_uses_the_given_tie_rule(self) -> None:
         # Three classes with two votes each, whose runs end at places 2, 4 and 6: threads 1, 2 and 3.
         logits = says(*([k] for k in (0, 1, 1, 2, 2, 3, 3, 4)), classes=5)
         labels = torch.tensor([2])
-        answers = Answers(logits[:, [0] * 8], labels.repeat(8), torch.arange(8))
+        predictions = Predictions(logits[:, [0] * 8], labels.repeat(8), torch.arange(8))
         weights = torch.ones(8)
-        assert evaluate(answers, weights)["system_accuracy"]["vote"] == 0.0
-        assert evaluate(answers, weights, ties="cuda")["system_accuracy"]["vote"] == 1.0
-        assert per_client(answers, list("abcdefgh"), weights)[0]["vote"] == 0.0
-        assert per_client(answers, list("abcdefgh"), weights, ties="cuda")[0]["vote"] == 1.0
+        assert evaluate(predictions, weights)["system_accuracy"]["vote"] == 0.0
+        assert evaluate(predictions, weights, ties="cuda")["system_accuracy"]["vote"] == 1.0
+        assert per_client(predictions, list("abcdefgh"), weights)[0]["vote"] == 0.0
+        assert per_client(predictions, list("abcdefgh"), weights, ties="cuda")[0]["vote"] == 1.0
 
-    def test_votes_say_what_the_tie_rule_decides(self) -> None:
+    def test_votes_count_ties_and_leading_labels(self) -> None:
         # The models agree on the first and the last sample; of the last the label has no vote.
-        assert votes(ANSWERS) == {"tied": 4 / 6, "leading": 5 / 6, "smallest": 2 / 6, "cuda": 2 / 6}
+        assert votes(PREDICTIONS) == {"tied": 4 / 6, "leading": 5 / 6, "smallest": 2 / 6, "cuda": 2 / 6}
         logits = says(*([k] for k in (0, 1, 1, 2, 2, 3, 3, 4)), classes=5)
-        answers = Answers(logits, torch.tensor([2]), torch.tensor([0]))
-        assert votes(answers) == {"tied": 1.0, "leading": 1.0, "smallest": 0.0, "cuda": 1.0}
+        predictions = Predictions(logits, torch.tensor([2]), torch.tensor([0]))
+        assert votes(predictions) == {"tied": 1.0, "leading": 1.0, "smallest": 0.0, "cuda": 1.0}
 
     def test_votes_of_more_models_than_cuda_counts_in_one_block(self) -> None:
-        answers = Answers(says(*[[1]] * 2049), torch.tensor([1]), torch.tensor([0]))
-        assert votes(answers) == {"tied": 0.0, "leading": 1.0, "smallest": 1.0}
+        predictions = Predictions(says(*[[1]] * 2049), torch.tensor([1]), torch.tensor([0]))
+        assert votes(predictions) == {"tied": 0.0, "leading": 1.0, "smallest": 1.0}
 
     def test_per_client(self) -> None:
-        first, second = per_client(ANSWERS, ["oslo", "lima"], WEIGHTS)
+        first, second = per_client(PREDICTIONS, ["oslo", "lima"], WEIGHTS)
         assert first == {
             "name": "oslo",
             "test": 4,
@@ -212,7 +212,7 @@ class TestVotes:
         votes = ballots(8, 10, 500)
         assert torch.equal(vote(torch.nn.functional.one_hot(votes, 10)), votes.mode(0).values)  # the CPU's rule
 
-    def test_cuda_known_cases(self) -> None:
+    def test_cuda_ties_in_known_cases(self) -> None:
         # Runs end at places 1, 3, 5, 7, then at 2, 4, 6: thread 0 comes first, and thread 2 before thread 1.
         assert vote(says(*([k] for k in (0, 0, 1, 1, 2, 2, 3, 3)), classes=4), "cuda").tolist() == [0]
         assert vote(says(*([k] for k in (0, 1, 1, 2, 2, 3, 3, 4)), classes=5), "cuda").tolist() == [2]
@@ -222,18 +222,18 @@ class TestVotes:
         ("clients", "classes"),
         [(1, 3), (2, 2), (3, 5), (5, 4), (8, 10), (16, 5), (24, 10), (32, 20), (70, 30), (200, 60)],
     )
-    def test_cuda_as_the_kernel_does_it(self, clients: int, classes: int) -> None:
+    def test_cuda_ties_equal_the_kernels_algorithm(self, clients: int, classes: int) -> None:
         votes = ballots(clients, classes, 400)
         expected = [literal_mode_of_cuda(column) for column in votes.T.tolist()]
         assert vote(torch.nn.functional.one_hot(votes, classes), "cuda").tolist() == expected
 
-    def test_cuda_as_the_rule_is_worded(self) -> None:
+    def test_cuda_ties_equal_the_rule_in_words(self) -> None:
         votes = ballots(8, 5, 2000)
         got = vote(torch.nn.functional.one_hot(votes, 5), "cuda")
         assert got.tolist() == [bit_reversed_mode(column) for column in votes.T.tolist()]
         assert not torch.equal(got, votes.mode(0).values)  # the rules do differ
 
-    def test_more_clients_than_the_kernel_takes(self) -> None:
+    def test_cuda_ties_of_too_many_clients_are_refused(self) -> None:
         with pytest.raises(SettingError, match="2048"):
             vote(torch.zeros(2049, 1, 2), "cuda")
 
@@ -241,7 +241,7 @@ class TestVotes:
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
     @pytest.mark.parametrize("clients", [1, 2, 3, 5, 8, 13, 16, 24, 32, 48, 64, 65, 100, 128, 129, 500, 1024, 2048])
     @pytest.mark.parametrize("classes", [2, 10, 20, 100])
-    def test_cuda_on_a_gpu(self, clients: int, classes: int) -> None:
+    def test_cuda_ties_equal_torch_mode_on_a_gpu(self, clients: int, classes: int) -> None:
         votes = ballots(clients, classes, 2000).cuda()
         logits = torch.zeros(clients, 2000, classes, dtype=torch.uint8, device="cuda").scatter_(2, votes[..., None], 1)
         assert torch.equal(vote(logits, "cuda"), votes.mode(0).values)
@@ -249,32 +249,32 @@ class TestVotes:
 
 
 class TestRefused:
-    def test_unknown_names(self) -> None:
+    def test_unknown_rules_and_ties_are_refused(self) -> None:
         with pytest.raises(SettingError, match=r"unknown rule 'densty'; did you mean 'density'\?"):
             route(CLIENT_LOGITS, WEIGHTS, "densty")
         with pytest.raises(SettingError, match=r"unknown ties 'Cuda'; did you mean 'cuda'\?"):
-            vote(ANSWERS.logits, "Cuda")
+            vote(PREDICTIONS.logits, "Cuda")
 
-    def test_weights_of_other_clients(self) -> None:
+    def test_weights_for_another_number_of_clients_are_refused(self) -> None:
         with pytest.raises(FeddrmError, match=r"shape \(1,\) for 2 clients"):
-            average_accuracy(ANSWERS, torch.ones(1))
+            average_accuracy(PREDICTIONS, torch.ones(1))
         with pytest.raises(FeddrmError, match=r"shape \(1,\) for 2 clients"):
             route(CLIENT_LOGITS, torch.ones(1), "density")
 
     @pytest.mark.parametrize("weight", [0.0, -1.0, math.inf, math.nan])
-    def test_weights_that_are_none(self, weight: float) -> None:
+    def test_weights_that_are_not_positive_are_refused(self, weight: float) -> None:
         """Of weight 0 the density rule made an infinite score: every sample went to the client that has none."""
         weights = torch.tensor([1.0, weight])
         for measure in (average_accuracy, evaluate):
             with pytest.raises(FeddrmError, match="all must be positive"):
-                measure(ANSWERS, weights)
+                measure(PREDICTIONS, weights)
         with pytest.raises(FeddrmError, match="all must be positive"):
             route(CLIENT_LOGITS, weights, "density")
 
-    def test_a_client_without_test_samples(self) -> None:
+    def test_a_client_without_test_samples_is_refused(self) -> None:
         with pytest.raises(FeddrmError, match="client 1 has no test samples"):
-            average_accuracy(ANSWERS._replace(origin=torch.zeros_like(ORIGIN)), WEIGHTS)
+            average_accuracy(PREDICTIONS._replace(origin=torch.zeros_like(ORIGIN)), WEIGHTS)
 
-    def test_names_of_other_clients(self) -> None:
+    def test_names_for_another_number_of_clients_are_refused(self) -> None:
         with pytest.raises(FeddrmError, match="3 names for 2 clients"):
-            per_client(ANSWERS, ["a", "b", "c"], WEIGHTS)
+            per_client(PREDICTIONS, ["a", "b", "c"], WEIGHTS)

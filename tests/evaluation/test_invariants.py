@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from feddrm.evaluation import (
     TIES,
-    Answers,
+    Predictions,
     average_accuracy,
     client_accuracy,
     confusion,
@@ -29,8 +29,8 @@ from feddrm.evaluation import (
 
 
 @st.composite
-def federations(draw: st.DrawFn, least: int = 1) -> tuple[Answers, Tensor]:
-    """Answers to a shuffled test set with something of every client, and weights.
+def federations(draw: st.DrawFn, least: int = 1) -> tuple[Predictions, Tensor]:
+    """Predictions to a shuffled test set with something of every client, and weights.
 
     Logits are small whole numbers, so that ties abound.
     """
@@ -45,17 +45,17 @@ def federations(draw: st.DrawFn, least: int = 1) -> tuple[Answers, Tensor]:
 
     labels = torch.randint(0, classes, (n,), generator=generator)
     weights = torch.rand(m, generator=generator, dtype=torch.float64) + 0.01
-    return Answers(whole(m, n, classes), labels, origin, whole(n, m), whole(n, classes)), weights / weights.sum()
+    return Predictions(whole(m, n, classes), labels, origin, whole(n, m), whole(n, classes)), weights / weights.sum()
 
 
 @given(federations(), st.sampled_from(TIES))
-def test_a_single_model_votes_for_its_own_prediction(federation: tuple[Answers, Tensor], ties: str) -> None:
+def test_a_single_model_votes_for_its_own_prediction(federation: tuple[Predictions, Tensor], ties: str) -> None:
     for logits in federation[0].logits:
         assert torch.equal(vote(logits[None], ties), logits.argmax(-1))
 
 
 @given(federations(), st.randoms())
-def test_the_order_of_clients_does_not_matter_to_votes(federation: tuple[Answers, Tensor], random: Random) -> None:
+def test_the_order_of_clients_does_not_matter_to_votes(federation: tuple[Predictions, Tensor], random: Random) -> None:
     logits = federation[0].logits
     order = random.sample(range(len(logits)), len(logits))
     for ties in TIES:
@@ -63,7 +63,7 @@ def test_the_order_of_clients_does_not_matter_to_votes(federation: tuple[Answers
 
 
 @given(federations())
-def test_any_tie_rule_elects_a_class_with_most_votes(federation: tuple[Answers, Tensor]) -> None:
+def test_any_tie_rule_elects_a_class_with_most_votes(federation: tuple[Predictions, Tensor]) -> None:
     votes = federation[0].logits.argmax(-1)
     most = votes.mode(0).values
     for ties in TIES:
@@ -72,7 +72,7 @@ def test_any_tie_rule_elects_a_class_with_most_votes(federation: tuple[Answers, 
 
 
 @given(federations(), st.floats(1e-3, 1e3))
-def test_the_rules_agree_where_weights_are_equal(federation: tuple[Answers, Tensor], weight: float) -> None:
+def test_the_rules_agree_where_weights_are_equal(federation: tuple[Predictions, Tensor], weight: float) -> None:
     client_logits = federation[0].client_logits
     assert client_logits is not None
     equal = torch.full((client_logits.shape[1],), weight)
@@ -80,59 +80,61 @@ def test_the_rules_agree_where_weights_are_equal(federation: tuple[Answers, Tens
 
 
 @given(federations())
-def test_the_density_rule_is_the_posterior_rule_with_the_prior_taken_off(federation: tuple[Answers, Tensor]) -> None:
-    answers, weights = federation
-    assert answers.client_logits is not None
-    with_prior = answers.client_logits.double() * 1.001 + 0.1 * torch.arange(len(weights)) + weights.log()
-    without = answers.client_logits.double() * 1.001 + 0.1 * torch.arange(len(weights))
+def test_the_density_rule_is_the_posterior_rule_with_the_prior_taken_off(
+    federation: tuple[Predictions, Tensor],
+) -> None:
+    predictions, weights = federation
+    assert predictions.client_logits is not None
+    with_prior = predictions.client_logits.double() * 1.001 + 0.1 * torch.arange(len(weights)) + weights.log()
+    without = predictions.client_logits.double() * 1.001 + 0.1 * torch.arange(len(weights))
     assert torch.equal(route(with_prior, weights, "density"), route(without, weights, "posterior"))
 
 
 @given(federations())
-def test_a_router_that_knows_is_the_oracle(federation: tuple[Answers, Tensor]) -> None:
-    answers, weights = federation
-    knowing = torch.nn.functional.one_hot(answers.origin, len(weights)) * 100.0
-    answers = answers._replace(client_logits=knowing)
-    measured = evaluate(answers, weights)
+def test_a_router_that_knows_is_the_oracle(federation: tuple[Predictions, Tensor]) -> None:
+    predictions, weights = federation
+    knowing = torch.nn.functional.one_hot(predictions.origin, len(weights)) * 100.0
+    predictions = predictions._replace(client_logits=knowing)
+    measured = evaluate(predictions, weights)
     for rule in ("head_density", "head_posterior"):
         assert measured["system_accuracy"][rule] == measured["oracle_accuracy"]
         assert measured["client_accuracy"][rule] == 1.0
-    assert system_accuracy(routed_predictions(answers.logits, answers.origin), answers.labels) == oracle_accuracy(
-        answers
-    )
+    assert system_accuracy(
+        routed_predictions(predictions.logits, predictions.origin), predictions.labels
+    ) == oracle_accuracy(predictions)
 
 
 @given(federations())
-def test_average_is_oracle_where_weights_follow_the_test_sizes(federation: tuple[Answers, Tensor]) -> None:
-    answers, weights = federation
-    sizes = torch.bincount(answers.origin, minlength=len(weights))
-    assert average_accuracy(answers, sizes) == pytest.approx(oracle_accuracy(answers), abs=1e-14)
-    assert answers.client_logits is not None
-    home = client_accuracy(answers.client_logits, answers.origin, sizes, "posterior")
-    pooled = client_accuracy(answers.client_logits, answers.origin, sizes, "posterior", pooled=True)
+def test_average_is_oracle_where_weights_follow_the_test_sizes(federation: tuple[Predictions, Tensor]) -> None:
+    predictions, weights = federation
+    sizes = torch.bincount(predictions.origin, minlength=len(weights))
+    assert average_accuracy(predictions, sizes) == pytest.approx(oracle_accuracy(predictions), abs=1e-14)
+    assert predictions.client_logits is not None
+    home = client_accuracy(predictions.client_logits, predictions.origin, sizes, "posterior")
+    pooled = client_accuracy(predictions.client_logits, predictions.origin, sizes, "posterior", pooled=True)
     assert home == pytest.approx(pooled, abs=1e-14)
 
 
 @given(federations())
-def test_confusion_counts_every_sample_once(federation: tuple[Answers, Tensor]) -> None:
-    answers, weights = federation
-    assert answers.client_logits is not None
-    m, n = len(weights), len(answers.labels)
+def test_confusion_counts_every_sample_once(federation: tuple[Predictions, Tensor]) -> None:
+    predictions, weights = federation
+    assert predictions.client_logits is not None
+    m, n = len(weights), len(predictions.labels)
     for rule in ("density", "posterior"):
-        routes = route(answers.client_logits, weights, rule)
-        table = confusion(routes, answers.origin, m)
-        assert table.sum(1).tolist() == torch.bincount(answers.origin, minlength=m).tolist()
+        routes = route(predictions.client_logits, weights, rule)
+        table = confusion(routes, predictions.origin, m)
+        assert table.sum(1).tolist() == torch.bincount(predictions.origin, minlength=m).tolist()
         assert table.sum(0).tolist() == torch.bincount(routes, minlength=m).tolist()
-        home = client_accuracy(answers.client_logits, answers.origin, weights, rule, pooled=True)
+        home = client_accuracy(predictions.client_logits, predictions.origin, weights, rule, pooled=True)
         assert int(table.diagonal().sum()) / n == home
 
 
 @given(federations(), st.sampled_from(TIES))
-def test_the_rows_of_clients_add_up_to_the_whole(federation: tuple[Answers, Tensor], ties: str) -> None:
-    answers, weights = federation
-    whole = evaluate(answers, weights, ties)
-    rows = per_client(answers, [str(i) for i in range(len(weights))], weights, ties)
-    n = len(answers.labels)
+def test_the_rows_of_clients_add_up_to_the_whole(federation: tuple[Predictions, Tensor], ties: str) -> None:
+    predictions, weights = federation
+    whole = evaluate(predictions, weights, ties)
+    rows = per_client(predictions, [str(i) for i in range(len(weights))], weights, ties)
+    n = len(predictions.labels)
 
     def pooled(key: str) -> float:
         return sum(row["test"] * row[key] for row in rows) / n  # type: ignore[operator, misc]

@@ -41,11 +41,11 @@ def test_what_is_none_or_missing_in_any_round_is_none() -> None:
     assert summarise(nested) == {"s": {"vote": {"mean": 0.5, "std": 0.0}, "head": None}}
 
 
-def test_other_things_than_numbers_are_left_out() -> None:
+def test_values_other_than_numbers_are_left_out() -> None:
     assert summarise([{"stage": "tuning", "done": True, "list": [1], "n": 2}]) == {"n": {"mean": 2.0, "std": None}}
 
 
-def test_nothing_to_summarise() -> None:
+def test_no_rounds_and_no_window_are_refused() -> None:
     with pytest.raises(FeddrmError, match="no round"):
         summarise([])
     with pytest.raises(SettingError, match="window=0"):

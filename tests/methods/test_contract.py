@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from feddrm.data import Batch, Client, Federation, Split, batch, draw_for
+from feddrm.data import Batch, Client, Federation, Participant, Split, batch, draw_for
 from feddrm.engine import (
     Plan,
     RoundResult,
+    RoundSchedule,
     State,
     Update,
     client_update,
@@ -154,7 +155,7 @@ def play(
     method: Method, state: State, *, plan: Plan = PLAN, dtype: torch.dtype = torch.float64, only=None
 ) -> list[RoundResult]:
     net = functional(network(method.client_branch, dtype))
-    return list(federate(method, net, federation(dtype), plan, state, only=only))
+    return list(federate(RoundSchedule(method, plan, 3, only), net, federation(dtype), state))
 
 
 def all_rounds(method: Method, dtype: torch.dtype = torch.float64) -> tuple[RoundResult, ...]:
@@ -175,7 +176,9 @@ def batches(method: Method, stage: Stage, client: int, dtype: torch.dtype = torc
     one = federation(dtype).clients[client]
     lists = []
     for number, phase in enumerate(method.phases(stage)):
-        drawn = draw_for(federation(dtype), client, steps=phase.steps, batch_size=16, seed=1, round=3, phase=number)
+        drawn = draw_for(
+            Participant.of(federation(dtype), client), steps=phase.steps, batch_size=16, seed=1, round=3, phase=number
+        )
         lists.append([batch(one, client, one.train, drawn, step) for step in range(phase.steps)])
     return lists
 
@@ -194,7 +197,7 @@ def update(
     net = functional(network(method.client_branch, dtype))
     received = method.send(state.shared, client)
     lr = torch.tensor(0.05, dtype=dtype)
-    return client_update(method, net, received, state.private[client], given, stage, PLAN.sgd, lr)
+    return client_update(method, net, received, state.private[client], given, stage, PLAN.sgd(lr))
 
 
 def stages(method: Method) -> list[Stage]:
@@ -264,7 +267,7 @@ def test_a_method_says_in_one_line_what_it_does(name):
 
 
 @every
-def test_it_learns(row):
+def test_training_raises_the_accuracy(row):
     method = row.method
     start, end = accuracy(method, begin(method)), accuracy(method, all_rounds(method)[-1].state)
     assert end >= 0.9
@@ -272,7 +275,7 @@ def test_it_learns(row):
 
 
 @every
-def test_nothing_else_is_uploaded(row):
+def test_only_shared_leaves_and_extras_are_uploaded(row):
     method = row.method
     for stage in stages(method):
         upload = update(method, midway(method), stage=stage).upload
@@ -284,7 +287,7 @@ def test_nothing_else_is_uploaded(row):
 
 
 @every
-def test_what_travels_is_as_documented(row):
+def test_uploaded_parts_are_as_documented(row):
     # Written down here once more, so that a slip in shares() does not pass unseen.
     shared = {leaf for leaf in leaves_of(row.method) if row.method.shares(leaf, Stage(1))}
     if row.method.name == "local":
@@ -319,10 +322,13 @@ def test_a_client_does_not_depend_on_what_others_keep(row):
         for i, slots in enumerate(state.private)
     )
     net = functional(network(method.client_branch))
+    schedule = RoundSchedule(method, PLAN, 3, ((0, 1),) * PLAN.rounds)
     for stage in stages(method):
+        after = PLAN.rounds - 1 if stage.tuning else state.round
+        assert schedule.stage(after + 1) == stage
         one, other = (
-            play_round(method, net, federation(), PLAN, before, stage, (0, 1)).state.private
-            for before in (state, state._replace(private=changed))
+            play_round(schedule, net, federation(), state._replace(round=after, private=private)).state.private
+            for private in (state.private, changed)
         )
         same(dict(tensors_in(one[0])), dict(tensors_in(other[0])))
         # Of FedPAC's heads the server's mixture counts, not what the client kept.
@@ -374,7 +380,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(row, after, tmp_path):
 
 
 @every
-def test_filling_does_not_count(row):
+def test_masked_places_of_a_batch_do_not_count(row):
     method, state = row.method, midway(row.method)
     generator = torch.Generator().manual_seed(5)
     for stage in stages(method):
@@ -403,7 +409,7 @@ def with_garbage(b: Batch, generator: torch.Generator) -> Batch:
 
 @every
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-def test_precision_stays(row, dtype):
+def test_precision_of_the_leaves_does_not_change(row, dtype):
     method = row.method
     found = all_rounds(method, dtype)[-1].state
     assert {value.dtype for value in flat(found).values() if value.is_floating_point()} <= {dtype}
@@ -416,7 +422,7 @@ def test_precision_stays(row, dtype):
 
 
 @every
-def test_the_fewest_local_steps(row):
+def test_the_smallest_number_of_local_steps_works(row):
     """With one step a second phase would get nothing, and whatever it trains would never move."""
     two_phases = row.method.name in ("ditto", "fedrep", "fedpac", "confree", "fedala", "fedas")
     if two_phases:
@@ -428,7 +434,7 @@ def test_the_fewest_local_steps(row):
 
 
 @every
-def test_tuning_leaves_the_server_alone(row):
+def test_tuning_does_not_change_the_shared_leaves(row):
     method, rounds = row.method, all_rounds(row.method)
     assert method.tuning_rounds(800) == row.tuning
     tuning = method.tuning_rounds(PLAN.rounds)
@@ -445,7 +451,7 @@ def test_tuning_leaves_the_server_alone(row):
 
 
 @every
-def test_who_does_not_answer_keeps_its_state(row):
+def test_a_client_that_does_not_answer_keeps_its_state(row):
     method, state = row.method, midway(row.method)
     answering = [(), (), (0, 2), (), (1,), ()]
     seen = [state, *(played.state for played in play(method, state, only=answering))]
@@ -463,15 +469,18 @@ def test_who_does_not_answer_keeps_its_state(row):
 def test_a_client_alone_is_the_whole_federation(row):
     method, state = row.method, midway(row.method)
     net, stage = functional(network(method.client_branch)), Stage(PLAN.local_steps)
-    after = play_round(method, net, federation(), PLAN, state, stage, (1,)).state.shared
+    alone = RoundSchedule(method, PLAN, 3, ((1,),) * PLAN.rounds)
+    after = play_round(alone, net, federation(), state).state.shared
     one = federation().clients[1]
     lists = []
     for number, phase in enumerate(method.phases(stage)):
-        drawn = draw_for(federation(), 1, steps=phase.steps, batch_size=16, seed=7, round=3, phase=number)
+        drawn = draw_for(
+            Participant.of(federation(), 1), steps=phase.steps, batch_size=16, seed=7, round=3, phase=number
+        )
         lists.append([batch(one, 1, one.train, drawn, step) for step in range(phase.steps)])
     lr = torch.tensor(PLAN.rate(3))
     received = method.send(state.shared, 1)
-    upload = client_update(method, net, received, state.private[1], lists, stage, PLAN.sgd, lr).upload
+    upload = client_update(method, net, received, state.private[1], lists, stage, PLAN.sgd(lr)).upload
     leaves = [leaf for leaf in upload if leaf in state.shared and leaf not in method.extras()]
     assert leaves or method.name == "local"
     for leaf in leaves:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from feddrm.data import Batch
 from feddrm.engine import Plan, client_update, functional
-from feddrm.evaluation import Answers, average_accuracy, client_accuracy, route, routed_predictions, vote
+from feddrm.evaluation import Predictions, average_accuracy, client_accuracy, route, routed_predictions, vote
 from feddrm.methods import Method, Sgd, Slots, Stage, Tensors
 from feddrm.models import Dense, Net
 
@@ -115,7 +115,6 @@ def played(reference: Reference, name: str) -> list[Round]:
     sizes = torch.from_numpy(reference.arrays["n"]).double()
     weights = sizes / sizes.sum()
     plan = Plan(rounds=meta["rounds"], lr=meta["lr"])
-    sgd = Sgd(meta["momentum"], meta["weight_decay"])
     net = functional(reference.net(method.client_branch))
     shared, own = method.start(reference.tensors("init/drm/" if method.client_branch else "init/plain/"))
     private = [own] * meta["clients"]
@@ -123,6 +122,7 @@ def played(reference: Reference, name: str) -> list[Round]:
     for number in range(1, meta["rounds"] + 1):
         stage = Stage(meta["local_steps"], tuning=number > meta["rounds"] - method.tuning_rounds(meta["rounds"]))
         lr = torch.tensor(plan.rate(number), dtype=torch.float64)
+        sgd = Sgd(meta["momentum"], meta["weight_decay"], lr)
         updates = []
         for client in range(meta["clients"]):
             lists = [
@@ -130,7 +130,7 @@ def played(reference: Reference, name: str) -> list[Round]:
                 for phase in method.phases(stage)
             ]
             received = method.send(shared, client)
-            updates.append(client_update(method, net, received, private[client], lists, stage, sgd, lr))
+            updates.append(client_update(method, net, received, private[client], lists, stage, sgd))
         shared = method.aggregate(shared, [update.upload for update in updates], weights)
         private = [update.private for update in updates]
         loss = sum(float(weight * update.loss) for weight, update in zip(weights, updates, strict=True))
@@ -143,7 +143,7 @@ def reference_batch(x: Tensor, y: Tensor, client: int, step: int) -> Batch:
     return Batch(x[client, step], labels, torch.full_like(labels, client), torch.ones_like(labels, dtype=torch.bool))
 
 
-def answers_of(reference: Reference, method: Method, round: Round) -> Answers:
+def predictions_of(reference: Reference, method: Method, round: Round) -> Predictions:
     """Every client's served model on all test batches; client logits from the aggregated branch."""
     x, y = torch.from_numpy(reference.arrays["test_x"]).double(), torch.from_numpy(reference.arrays["test_y"]).long()
     origin = torch.arange(len(y))[:, None, None].expand_as(y).flatten()
@@ -154,7 +154,7 @@ def answers_of(reference: Reference, method: Method, round: Round) -> Answers:
             for client, private in enumerate(round.private)
         ]
     # The branch is shared, so every client's composite holds the aggregated one.
-    return Answers(torch.stack([out.logits for out in outputs]), y.flatten(), origin, outputs[0].client_logits)
+    return Predictions(torch.stack([out.logits for out in outputs]), y.flatten(), origin, outputs[0].client_logits)
 
 
 def test_every_recorded_method_is_compared(reference):
@@ -177,14 +177,14 @@ def test_accuracies_agree_in_every_round(reference, name, played):
     sizes = torch.from_numpy(reference.arrays["n"])
     average, system, clients = [], [], []
     for round in played:
-        answers = answers_of(reference, method, round)
-        average.append(average_accuracy(answers, sizes))
-        if answers.client_logits is None:
-            said = vote(answers.logits)
+        predictions = predictions_of(reference, method, round)
+        average.append(average_accuracy(predictions, sizes))
+        if predictions.client_logits is None:
+            said = vote(predictions.logits)
         else:
-            said = routed_predictions(answers.logits, route(answers.client_logits, sizes, "density"))
-            clients.append(client_accuracy(answers.client_logits, answers.origin, sizes, "posterior"))
-        system.append(float((said == answers.labels).double().mean()))
+            said = routed_predictions(predictions.logits, route(predictions.client_logits, sizes, "density"))
+            clients.append(client_accuracy(predictions.client_logits, predictions.origin, sizes, "posterior"))
+        system.append(float((said == predictions.labels).double().mean()))
     # Counts must be the same; a weighted mean of them may be added up in another order.
     assert average == pytest.approx(record["avg_acc"], rel=0, abs=1e-12)
     assert system == pytest.approx(record["sys_acc"], rel=0, abs=1e-12)

@@ -33,7 +33,7 @@ def test_value_and_slopes_equal_the_library(inputs: list[Tensor]) -> None:
         torch.testing.assert_close(mine, wanted, rtol=1e-12, atol=1e-12)
 
 
-def test_slopes_of_slopes(inputs: list[Tensor]) -> None:
+def test_second_derivatives(inputs: list[Tensor]) -> None:
     small = [inputs[0][:2, :, :6, :6], inputs[1][:2], inputs[2][:2]]
     assert torch.autograd.gradgradcheck(Convolve.apply, [value.clone().requires_grad_() for value in small])
 

@@ -1,4 +1,4 @@
-"""Finished cells made by hand."""
+"""Fixtures: the grids, and results of cells made by hand."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from feddrm.paper import Cell, Grid, Record
+from feddrm.paper import Cell, CellRecord, Grid, read_records
 
-Make = Callable[..., Record]
+Make = Callable[..., CellRecord]
 
 
 @pytest.fixture(scope="session")
@@ -63,12 +63,30 @@ def content_of(cell: Cell, **scores: Any) -> dict[str, Any]:
 def make(tmp_path: Path) -> Make:
     """Write a finished cell into ``tmp_path/results``."""
 
-    def make(cell: Cell | None, **scores: Any) -> Record:
+    def make(cell: Cell | None, **scores: Any) -> CellRecord:
         assert cell is not None
         content = content_of(cell, **scores)
         path = tmp_path / "results" / f"{content['cell']}.json"
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(content))
-        return Record(path, content)
+        return CellRecord(path, content)
 
     return make
+
+
+@pytest.fixture
+def some(paper: Grid, make: Make, tmp_path: Path) -> dict[str, CellRecord]:
+    """Two finished cells of the paper's grid: FedDRM and FedAvgFT on CIFAR-10 Dir-0.3."""
+    make(
+        paper.by_id["cifar10-dir0.3_feddrm-lam0.9_seed2025"],
+        average=0.7971,
+        system={"head_density": 0.6215, "head_posterior": 0.6314, "vote": 0.1},
+    )
+    make(
+        paper.by_id["cifar10-dir0.3_fedavgft-tune100_seed2025"],
+        average=0.7827,
+        system={"vote": 0.5613},
+        before=0.6468,
+        shared=0.64,
+    )
+    return read_records(paper, tmp_path / "results")

@@ -14,7 +14,7 @@ from feddrm.data.partition import partition
 from feddrm.data.shift import ColourShift, colour_shifts
 from feddrm.methods import Stage
 from feddrm.paper import Grid
-from feddrm.paper.tables import published, table_names, tables
+from feddrm.paper.paper_tables import published, table_names, tables
 from feddrm.runs import Evaluation
 from refusal import refused
 

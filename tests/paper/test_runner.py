@@ -1,4 +1,4 @@
-"""The runner on the smoke grid: real training on the digits, a few rounds."""
+"""Tests of the runner on the smoke grid: real training on the digits, a few rounds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,12 +16,12 @@ import yaml
 from PIL import Image
 
 from feddrm.errors import FeddrmError
-from feddrm.paper import Cell, Grid, Record, Runner, read_budget, read_records, runner
-from feddrm.paper.estimate import cost, estimate
+from feddrm.paper import Cell, CellRecord, Grid, Runner, read_budget, read_records, runner
+from feddrm.paper.estimate import cost
 from feddrm.runs import Run, RunFolder, hardware
 from refusal import refused
 
-Make = Callable[..., Record]
+Make = Callable[..., CellRecord]
 FIRST = "digits-dir0.3_feddrm-lam0.9_seed2025"
 TUNED = "digits-dir0.3_fedavgft-tune3_seed2025"
 
@@ -43,7 +42,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, smoke: Grid) -> Path:
     return folder
 
 
-def accuracies(record: Record) -> dict[str, Any]:
+def accuracies(record: CellRecord) -> dict[str, Any]:
     return {key: value for key, value in record.content.items() if key.endswith("_accuracy") or key == "before_tuning"}
 
 
@@ -170,24 +169,6 @@ def test_calls_at_the_same_time_share_the_cells(smoke: Grid, tmp_path: Path) -> 
     assert "beside" not in read_records(smoke, tmp_path / "results")[cells[0].id].content["seconds"]
 
 
-def test_estimates(paper: Grid, make: Make) -> None:
-    cell = paper.by_id["cifar10-dir0.3_feddrm-lam0.9_seed2025"]
-    ditto, sam = (paper.by_id[f"cifar10-dir0.3_{name}_seed2025"] for name in ("ditto", "fedsamft-tune100"))
-    assert estimate(cell, paper.by_id, []) is None
-    record = make(cell, wall=160.0)
-    assert estimate(paper.by_id["cifar10-spc5_feddrm-lam0.9_seed2025"], paper.by_id, [record]) == pytest.approx(160.0)
-    guess = {c.method: estimate(c, paper.by_id, [record]) for c in (cell, ditto, sam)}
-    assert guess["ditto"] > guess["feddrm-lam0.9"]  # type: ignore[operator]
-    measured = make(sam, wall=999.0)
-    assert estimate(sam, paper.by_id, [record, measured]) == pytest.approx(999.0)
-    assert estimate(ditto, paper.by_id, []) is None
-    shared = replace(
-        record, content={**record.content, "seconds": {**record.content["seconds"], "wall": 480.0, "beside": 2}}
-    )
-    assert estimate(cell, paper.by_id, [shared]) == pytest.approx(480.0)
-    assert estimate(cell, paper.by_id, [shared, record, shared]) == pytest.approx(160.0)
-
-
 def test_one_broken_cell_does_not_cost_the_others(smoke: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "work" / FIRST).mkdir(parents=True)
     (tmp_path / "work" / FIRST / "thesis.txt").write_text("keep")
@@ -281,47 +262,6 @@ def test_a_router_that_fails_leaves_the_result(smoke: Grid, tmp_path: Path, monk
     found = list(made.go([smoke.by_id[FIRST]]))
     assert [(o.event, o.why) for o in found] == [("finished", ""), ("failed", "router: no features")]
     assert FIRST in read_records(smoke, tmp_path / "results")
-
-
-def test_only_the_full_protocol_counts(smoke: Grid, tmp_path: Path, make: Make) -> None:
-    record = make(smoke.by_id[FIRST])
-    folder, content = record.path.parent, dict(record.content)
-    assert set(read_records(smoke, folder)) == {FIRST}
-
-    def with_(**changes: Any) -> None:
-        record.path.write_text(json.dumps({**content, **changes}))
-
-    config = content["config"]
-    for key, value in (("rounds", 7), ("lr", 0.1), ("seed", 1)):
-        with_(config={**config, key: value})
-        with refused(str(record.path), f"departs from the protocol in '{key}'", "run the cell again"):
-            read_records(smoke, folder)
-    with_(config={**config, "method": {"name": "feddrm", "lam": 0.8}})
-    with refused("'method.lam'"):
-        read_records(smoke, folder)
-    with_(rounds=7)
-    with refused("'rounds'"):
-        read_records(smoke, folder)
-    with_(config={**config, "evaluation": {**config["evaluation"], "later": 1}, "precision": "bf16"})
-    assert set(read_records(smoke, folder)) == {FIRST}
-    for broken in ({"format": "2"}, {"cell": "other"}, {"seconds": None}):
-        with_(**broken)
-        with refused(str(record.path), "no result of this form"):
-            read_records(smoke, folder)
-    record.path.write_text("{")
-    with refused("no result of this form"):
-        read_records(smoke, folder)
-
-
-def test_results_of_another_grid_are_refused(whole: Path, paper: Grid) -> None:
-    with refused("is no cell of the grid 'paper'", "move it elsewhere"):
-        read_records(paper, whole / "results")
-
-
-def test_further_seeds_are_welcome(smoke: Grid, make: Make, tmp_path: Path) -> None:
-    cell = smoke.choose(["digits-dir0.3_feddrm-lam0.9"], [7])[0]
-    make(cell)
-    assert list(read_records(smoke, tmp_path / "results")) == ["digits-dir0.3_feddrm-lam0.9_seed7"]
 
 
 def test_settings_go_through_but_the_protocol_is_fixed(smoke: Grid, tmp_path: Path) -> None:

@@ -1,82 +1,17 @@
-"""Run folders as training leaves them: realistic figures, made by a formula."""
+"""Fixtures: run folders that no training has to write."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import yaml
 
 from feddrm.data import Federation, load
-from feddrm.data.summary import DatasetSummary
+from run_folders import write_run
 
 MakeRun = Callable[..., Path]
-RULES = ("head_density", "head_posterior")
-
-
-def metrics_line(round: int, skill: float = 0.8, stage: str = "train") -> dict[str, Any]:
-    grown = skill * (1 - np.exp(-round / 12))
-    return {
-        "round": round,
-        "stage": stage,
-        "lr": 0.01,
-        "loss": 2.3 * float(np.exp(-round / 15)),
-        "average_accuracy": grown,
-        "oracle_accuracy": grown - 0.01,
-        "global_accuracy": grown - 0.15,
-        "client_accuracy": {"head_density": grown - 0.1, "head_posterior": grown - 0.09},
-        "system_accuracy": {
-            "vote": grown - 0.2,
-            "head_density": grown - 0.13,
-            "head_posterior": grown - 0.12,
-            "global": grown - 0.15,
-        },
-    }
-
-
-def summary_of(line: dict[str, Any]) -> dict[str, Any]:
-    def spread(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: spread(v) for key, v in value.items()}
-        return None if value is None else {"mean": value, "std": 0.00421}
-
-    return {key: spread(value) for key, value in line.items() if key.endswith("_accuracy")} | {
-        "window": 5,
-        "rounds": line["round"],
-        "seconds": {"train": 12.3456789, "evaluate": 3.2, "total": 15.6},
-        "hardware": {"device": "cpu", "cores": 2},
-        "versions": {"feddrm": "0.1", "torch": "2.13.0"},
-    }
-
-
-def evaluation_of(federation: Federation, round: int, seed: int = 0) -> dict[str, Any]:
-    rng = np.random.default_rng(seed)
-    m = len(federation)
-    confusion = {}
-    for rule in RULES:
-        counts = rng.integers(0, 4, (m, m))
-        counts[np.arange(m), np.arange(m)] += [len(c.test) // 2 for c in federation.clients]
-        confusion[rule] = counts.tolist()
-    per_client = [
-        {
-            "name": client.name,
-            "train": len(client.train),
-            "test": len(client.test),
-            "own": float(rng.uniform(0.7, 0.9)),
-            "global": float(rng.uniform(0.5, 0.7)),
-            "vote": float(rng.uniform(0.4, 0.7)),
-            "head_density": float(rng.uniform(0.6, 0.8)),
-            "head_posterior": float(rng.uniform(0.6, 0.8)),
-            "recall_density": float(rng.uniform(0.5, 0.9)),
-            "recall_posterior": None,
-        }
-        for client in federation.clients
-    ]
-    return {"round": round, "per_client": per_client, "confusion": confusion}
 
 
 @pytest.fixture(scope="session")
@@ -88,36 +23,7 @@ def digits() -> Federation:
 def make_run(tmp_path: Path, digits: Federation) -> MakeRun:
     """A function that writes a run folder: ``make_run("first", method="fedavg", skill=0.8, finished=True)``."""
 
-    def make(
-        name: str = "first",
-        *,
-        method: str = "feddrm",
-        skill: float = 0.8,
-        finished: bool = True,
-        federation: Federation = digits,
-        tune: int = 0,
-        rounds: int = 60,
-    ) -> Path:
-        folder = tmp_path / name
-        folder.mkdir(parents=True)
-        config = {
-            "data": {"name": federation.name, "clients": len(federation), "alpha": 0.3},
-            "method": {"name": method, "weight": 0.4},
-            "model": {"name": "lenet", "width": 16},
-            "rounds": rounds,
-            "local_steps": 10,
-            "batch_size": 128,
-            "lr": 0.01,
-            "seed": 0,
-        }
-        (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-        last = rounds if finished else rounds // 2
-        lines = [metrics_line(r, skill, "tune" if r > rounds - tune else "train") for r in range(5, last + 1, 5)]
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        if finished:
-            (folder / "summary.json").write_text(json.dumps(summary_of(lines[-1])))
-        (folder / "evaluation.json").write_text(json.dumps(evaluation_of(federation, last)))
-        DatasetSummary.of(federation).write(folder)
-        return folder
+    def make(name: str = "first", *, federation: Federation = digits, **options: Any) -> Path:
+        return write_run(tmp_path / name, federation, **options)
 
     return make

@@ -5,7 +5,7 @@ import torch
 
 from feddrm.models import Mlp
 from feddrm.router import Calibration, Recipe, Router
-from feddrm.router.solver.solve import Scaler
+from feddrm.router.solver.problem import Scaler
 
 
 def make_router(clients: int = 3, recipe: str = "raw+multiscale+colour", **more: object) -> Router:

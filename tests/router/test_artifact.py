@@ -1,3 +1,5 @@
+"""A router as files: it decides the same after reading, survives interrupted fits, and refuses broken files."""
+
 from __future__ import annotations
 
 import contextlib
@@ -25,7 +27,7 @@ def folder(router: Router, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_decisions_survive(router: Router, folder: Path, images: torch.Tensor) -> None:
+def test_a_router_decides_the_same_after_reading(router: Router, folder: Path, images: torch.Tensor) -> None:
     again = load_router(folder)
     for rule in ("density", "posterior"):
         before, after = router.route(images, rule=rule), again.route(images, rule=rule)
@@ -36,7 +38,7 @@ def test_decisions_survive(router: Router, folder: Path, images: torch.Tensor) -
     assert torch.equal(load_heads(folder)["probe"], torch.ones(3, 4))
 
 
-def test_it_holds_no_private_leaf(router: Router, folder: Path) -> None:
+def test_the_files_hold_no_private_leaf(router: Router, folder: Path) -> None:
     for path in folder.glob("*.safetensors"):
         assert not [leaf for leaf in load_file(path) if is_head(leaf)]
     leaky = dataclasses.replace(router, leaves={**router.leaves, "head.weight": torch.ones(1)})
@@ -95,25 +97,25 @@ def test_a_refit_that_failed_leaves_the_old_router(router: Router, folder: Path,
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_a_folder_without_a_router_is_refused(tmp_path: Path) -> None:
     with refused("holds no router", "feddrm fit-router"):
         load_router(tmp_path)
 
 
-def test_another_version(folder: Path) -> None:
+def test_another_format_is_refused(folder: Path) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps({**manifest, "format": "feddrm-router-9"}))
     with refused("feddrm-router-9", "feddrm-router-1", "fit it again"):
         load_router(folder)
 
 
-def test_a_missing_file(folder: Path) -> None:
+def test_a_missing_file_is_refused(folder: Path) -> None:
     (folder / "trunk.safetensors").unlink()
     with refused("cannot read", "trunk.safetensors", "copy it again"):
         load_router(folder)
 
 
-def test_an_altered_file(folder: Path) -> None:
+def test_an_altered_file_is_refused(folder: Path) -> None:
     path = folder / "router.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -122,7 +124,7 @@ def test_an_altered_file(folder: Path) -> None:
         load_router(folder)
 
 
-def test_a_number_that_is_none(folder: Path) -> None:
+def test_a_number_that_is_not_finite_is_refused(folder: Path) -> None:
     path = folder / "router.safetensors"
     tensors = load_file(path)
     tensors["weight"][0, 0] = torch.nan
@@ -135,31 +137,15 @@ def test_a_number_that_is_none(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "null"])
-def test_a_manifest_that_is_none(folder: Path, content: str) -> None:
+def test_a_manifest_that_is_no_object_is_refused(folder: Path, content: str) -> None:
     (folder / "manifest.json").write_text(content)
     with refused("fit it again"):
         load_router(folder)
 
 
-def test_an_incomplete_manifest(folder: Path) -> None:
+def test_an_incomplete_manifest_is_refused(folder: Path) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
     del manifest["input"]
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with refused("incomplete", "input"):
         load_router(folder)
-
-
-@pytest.mark.parametrize("features_only", [False, True])
-def test_onnx_decides_the_same(router: Router, images: torch.Tensor, tmp_path: Path, features_only: bool) -> None:
-    runtime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    from feddrm.router.export import export_onnx
-
-    path = tmp_path / "router.onnx"
-    export_onnx(router, path, features_only=features_only)
-    session = runtime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
-    given = router.features(images) if features_only else router.inputs(images)
-    (found,) = session.run(None, {session.get_inputs()[0].name: given.numpy()})
-    decision = router.route(images)
-    assert torch.allclose(torch.from_numpy(found), decision.probabilities, atol=1e-4)
-    assert torch.equal(torch.from_numpy(found).argmax(1), decision.client)

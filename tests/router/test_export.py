@@ -1,4 +1,4 @@
-"""Exported routers decide as they did, and exporting changes nothing else."""
+"""ONNX export: an exported router decides the same, and exporting does not change the router."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 from feddrm.router import Recipe, Router
 from feddrm.router.features import base as features
 from feddrm.router.features import colour
-from feddrm.router.features.tensor_cache import kept
-from feddrm.router.solver.solve import Scaler
+from feddrm.router.features.tensor_cache import cached_tensor
+from feddrm.router.solver.problem import Scaler
+from refusal import refused
 from router.conftest import make_router
 
 runtime = pytest.importorskip("onnxruntime", reason="pip install 'feddrm[export]' to run this")
@@ -26,7 +27,7 @@ MEAN, STD = (0.7, 0.4, 0.1), (0.1, 0.2, 0.3)
 def caches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Whether anything has been computed in this process before."""
     for module, name in ((colour, "_kernel"), (features, "_by_channel")):
-        monkeypatch.setattr(module, name, kept(getattr(module, name).__wrapped__))
+        monkeypatch.setattr(module, name, cached_tensor(getattr(module, name).__wrapped__))
     return str(request.param)
 
 
@@ -69,3 +70,23 @@ def test_the_routers_own_network_stays_as_it_is(tmp_path: Path) -> None:
     export_onnx(router, tmp_path / "router.onnx")
     assert all(torch.equal(before[leaf], value) for leaf, value in router.net.state_dict().items())
     assert router.net.training
+
+
+@pytest.mark.parametrize("features_only", [False, True])
+def test_an_exported_router_decides_the_same(
+    router: Router, images: torch.Tensor, tmp_path: Path, features_only: bool
+) -> None:
+    path = tmp_path / "router.onnx"
+    export_onnx(router, path, features_only=features_only)
+    session = runtime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+    given = router.features(images) if features_only else router.inputs(images)
+    (probabilities,) = session.run(None, {session.get_inputs()[0].name: given.numpy()})
+    decision = router.route(images)
+    assert torch.allclose(torch.from_numpy(probabilities), decision.probabilities, atol=1e-4)
+    assert torch.equal(torch.from_numpy(probabilities).argmax(1), decision.client)
+
+
+def test_an_unknown_rule_is_refused(router: Router, tmp_path: Path) -> None:
+    with refused("unknown rule 'densty'; did you mean 'density'?"):
+        export_onnx(router, tmp_path / "router.onnx", rule="densty")
+    assert list(tmp_path.iterdir()) == []

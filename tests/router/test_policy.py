@@ -1,3 +1,5 @@
+"""Policy: masks, mixtures, margins, conformal sets, temperature and reliability, in closed form."""
+
 from __future__ import annotations
 
 import math
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from feddrm.evaluation import route
 from feddrm.router.policy import (
-    assign,
+    RULES,
     by_rule,
     conformal_set,
     conformal_threshold,
@@ -28,7 +30,7 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def test_rules_are_those_of_the_evaluation() -> None:
     logits, weights = random(50, 4), torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
-    for rule in ("density", "posterior"):
+    for rule in RULES:
         assert torch.equal(by_rule(logits, weights.log(), rule).argmax(1), route(logits, weights, rule))
     with refused("unknown rule 'odds'"):
         by_rule(logits, weights.log(), "odds")
@@ -56,7 +58,7 @@ def test_leaving_clients_out_is_renormalising(up: list[bool]) -> None:
     assert torch.allclose(left[:, mask], expected / expected.sum(1, keepdim=True))
 
 
-def test_nobody_is_left() -> None:
+def test_no_weight_is_finite_if_no_client_is_available() -> None:
     assert not masked(random(3, 2).log_softmax(1), torch.tensor([False, False])).isfinite().any()
 
 
@@ -64,13 +66,6 @@ def test_margins_and_ties() -> None:
     log_weights = torch.tensor([[0.5, 0.3, 0.2], [0.4, 0.4, 0.2]]).log()
     assert torch.allclose(margins(log_weights), torch.tensor([0.2, 0.0]), atol=1e-7)
     assert int(log_weights[1].argmax()) == 0
-
-
-def test_full_clients_hand_over_to_the_next_best() -> None:
-    log_weights = torch.tensor([[0.7, 0.2, 0.1]] * 4).log()
-    assert assign(log_weights, torch.tensor([2, 1, 0])).tolist() == [0, 0, 1, -1]
-    up = torch.tensor([False, True, True])
-    assert assign(log_weights, torch.tensor([2, 1, 5]), up).tolist() == [1, 2, 2, 2]
 
 
 @pytest.mark.parametrize("miss", [0.05, 0.1, 0.3])
@@ -91,7 +86,7 @@ def test_conformal_sets_hold_the_true_client_as_often_as_promised(miss: float) -
     assert abs(hits / trials - promised) < 0.01
 
 
-def test_too_few_samples_promise_everything() -> None:
+def test_too_few_samples_admit_every_client() -> None:
     assert conformal_threshold(random(5, 3).log_softmax(1), torch.zeros(5, dtype=torch.int64), 0.01) == 0.0
 
 
@@ -102,7 +97,7 @@ def test_temperature_undoes_overconfidence(true: float) -> None:
     assert fit_temperature(logits * true, target) == pytest.approx(true, rel=0.05)
 
 
-def test_calibration_error() -> None:
+def test_the_calibration_error_in_closed_form() -> None:
     log_weights = torch.tensor([[0.8, 0.2]] * 10).log()
     target = torch.tensor([0] * 8 + [1] * 2)
     assert reliability(log_weights, target).error == pytest.approx(0, abs=1e-6)
@@ -113,7 +108,7 @@ def test_calibration_error() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 40, 3000])
-def test_certainty_is_bounded_where_everything_was_right(count: int) -> None:
+def test_the_temperature_is_bounded_if_every_sample_is_right(count: int) -> None:
     """Two clients, a gap of g everywhere, nothing wrong: one more sample from either makes T = g / log(2 n + 1)."""
     gap = 3.0
     logits = torch.tensor([[gap, 0.0]], dtype=torch.float64).repeat(count, 1)

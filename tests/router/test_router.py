@@ -1,19 +1,18 @@
+"""The router: its arithmetic, its inputs, when it abstains, and what it refuses."""
+
 from __future__ import annotations
 
 import dataclasses
 
 import numpy as np
-import pytest
 import torch
 
-from feddrm.router import Calibration, Router, leave
-from feddrm.router.membership import join
-from feddrm.router.router import BROKEN, DOWN, UNLIKE, UNSURE
-from feddrm.router.solver.solve import Problem, Sample, moments_of, scaler_of, solve
+from feddrm.router import Calibration, Router
+from feddrm.router.router import BROKEN, DOWN, SPELLING_REMEDY, UNSURE
 from refusal import refused
 
 
-def test_the_arithmetic(router: Router, images: torch.Tensor) -> None:
+def test_probabilities_and_density_ratios_in_closed_form(router: Router, images: torch.Tensor) -> None:
     features = router.features(images)
     decision = router.route(images)
     z = ((features - router.scaler.mean) / router.scaler.scale) @ router.weight.T + router.bias
@@ -40,7 +39,7 @@ def test_density_ratios_average_to_one_under_the_mixture(router: Router, images:
     assert torch.allclose((decision.log_density_ratio.exp() * router.log_prior.exp()).sum(1), torch.ones(20), atol=1e-5)
 
 
-def test_unavailable_clients(router: Router, images: torch.Tensor) -> None:
+def test_unavailable_clients_are_left_out(router: Router, images: torch.Tensor) -> None:
     everyone = router.route(images)
     some = router.route(images, available=["oslo", "kyoto"])
     assert not (some.client == 1).any()
@@ -54,13 +53,13 @@ def test_unavailable_clients(router: Router, images: torch.Tensor) -> None:
         router.route(images, available=["osl"])
 
 
-def test_abstaining(router: Router, images: torch.Tensor) -> None:
+def test_unsure_and_unlike_samples_abstain(router: Router, images: torch.Tensor) -> None:
     top = router.route(images).probabilities.amax(1)
     decision = router.route(images, coverage=0.5)
     assert torch.equal(decision.abstain, top < 0.5)  # the percentiles of the fixture are the identity
     assert {r for r, a in zip(decision.reason, decision.abstain.tolist(), strict=True) if a} <= {UNSURE}
     strange = dataclasses.replace(router, calibration=Calibration(unlike_above=0.0)).route(images)
-    assert set(strange.reason) == {UNLIKE}
+    assert set(strange.reason) == {SPELLING_REMEDY}
     with refused("coverage=1.5"):
         router.route(images, coverage=1.5)
     with refused("no held-out confidences"):
@@ -69,24 +68,24 @@ def test_abstaining(router: Router, images: torch.Tensor) -> None:
 
 def test_conformal_sets(router: Router, images: torch.Tensor) -> None:
     known = Calibration(temperature=1.3, conformal={"density_0.1": 0.25, "density_0.2": 0.4})
-    told = dataclasses.replace(router, calibration=known)
-    everyone = told.route(images)
+    calibrated = dataclasses.replace(router, calibration=known)
+    everyone = calibrated.route(images)
     assert everyone.within is None
-    found = told.route(images, miss=0.1).within
-    assert found is not None
-    assert torch.equal(found, everyone.probabilities >= 0.25)
-    assert 0 < int(found.sum()) < found.numel()
-    # Leaving a client out lets nobody else in: the promise was made of all clients' weights.
-    some = told.route(images, miss=0.1, available=["oslo", "kyoto"]).within
-    assert some is not None
-    assert torch.equal(some, found & torch.tensor([True, False, True]))
+    within = calibrated.route(images, miss=0.1).within
+    assert within is not None
+    assert torch.equal(within, everyone.probabilities >= 0.25)
+    assert 0 < int(within.sum()) < within.numel()
+    # Leaving a client out admits no other client: the guarantee holds for the weights of all clients.
+    without_lima = calibrated.route(images, miss=0.1, available=["oslo", "kyoto"]).within
+    assert without_lima is not None
+    assert torch.equal(without_lima, within & torch.tensor([True, False, True]))
     with refused("miss=0.15", "choose 0.1, 0.2"):
-        told.route(images, miss=0.15)
+        calibrated.route(images, miss=0.15)
     with refused("miss=0.1", "'posterior'", "fit it again"):
-        told.route(images, miss=0.1, rule="posterior")
+        calibrated.route(images, miss=0.1, rule="posterior")
 
 
-def test_arrays_and_lists_are_samples_too(router: Router, images: torch.Tensor) -> None:
+def test_arrays_and_lists_are_accepted_as_samples(router: Router, images: torch.Tensor) -> None:
     want = router.route(images).client
     for form in (images.numpy(), images.long(), images.numpy().astype(np.int16), images.tolist()):
         assert torch.equal(router.route(form).client, want)
@@ -102,7 +101,7 @@ def test_arrays_and_lists_are_samples_too(router: Router, images: torch.Tensor) 
         router.route(images, available=[0])  # type: ignore[list-item]
 
 
-def test_a_value_that_is_no_number_is_not_blamed_on_the_clients(router: Router, images: torch.Tensor) -> None:
+def test_a_missing_or_infinite_value_has_its_own_reason(router: Router, images: torch.Tensor) -> None:
     features = router.features(images)
     features[3, 0], features[5, 1] = float("nan"), float("inf")
     decision = router.route_features(features)
@@ -111,43 +110,10 @@ def test_a_value_that_is_no_number_is_not_blamed_on_the_clients(router: Router, 
     assert decision.abstain.tolist() == [i in (3, 5) for i in range(20)]
 
 
-def test_refusals(router: Router) -> None:
+def test_wrong_shapes_and_unknown_rules_are_refused(router: Router) -> None:
     with refused("(3, 8, 8)", "(1, 8, 8)"):
         router.route(torch.zeros(1, 3, 8, 8))
     with refused("5 features", "raw+multiscale+colour"):
         router.route_features(torch.zeros(2, 5))
     with refused("unknown rule 'densty'"):
         router.route_features(torch.zeros(2, router.weight.shape[1]), rule="densty")
-
-
-def test_leaving_is_exact(router: Router, images: torch.Tensor) -> None:
-    without = leave(router, "lima")
-    assert without.names == ("oslo", "kyoto")
-    assert torch.allclose(
-        without.route(images).probabilities,
-        router.route(images, available=["oslo", "kyoto"]).probabilities[:, [0, 2]],
-        atol=1e-6,
-    )
-    assert torch.allclose(without.log_prior.exp(), torch.tensor([5 / 7, 2 / 7]))
-    with refused("unknown client 'rome'"):
-        leave(router, "rome")
-    with refused("one client alone"):
-        leave(without, "oslo")
-
-
-@pytest.mark.parametrize("newcomer", [40, 200])
-def test_joining_ends_where_a_fit_from_nothing_does_and_sooner(newcomer: int) -> None:
-    g = torch.Generator().manual_seed(1)
-    raw = [
-        torch.randn(n, 8, generator=g, dtype=torch.float64) + torch.randn(8, generator=g, dtype=torch.float64)
-        for n in (120, 80, newcomer)
-    ]
-    scaler = scaler_of(raw[:2])
-    samples = [Sample(scaler(x), torch.full((len(x),), i)) for i, x in enumerate(raw)]
-    before = solve(Problem(2, 8, 1e-3), samples[:2], moments_of(samples[:2]), rounds=300, tolerance=1e-13)
-    problem, whitening = Problem(3, 8, 1e-3), moments_of(samples)
-    joined = join(before.point, problem, samples, whitening, rounds=300, tolerance=1e-13)
-    refit = solve(problem, samples, whitening, rounds=300, tolerance=1e-13)
-    assert joined.converged
-    assert (joined.point - refit.point).abs().max() < 1e-4
-    assert abs(joined.loss - refit.loss) < 1e-9

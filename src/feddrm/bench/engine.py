@@ -1,8 +1,8 @@
-"""How fast a GPU plays FedDRM's rounds with the paper's network: loop, compiled loop, graph, more clients.
+"""Benchmark of the engine on a GPU: FedDRM's rounds by loop, compiled loop and graph, and with more clients.
 
-The work is the paper's: ResNet-18 with GroupNorm, every client 10 steps of 128 cropped and shifted
-images, made ones, since their content costs nothing more or less. A client step is one forward,
-backward and SGD step of one client, its share of data, aggregation and copies included.
+The work is the paper's: ResNet-18 with GroupNorm; every client makes 10 steps on 128 cropped and shifted
+images. The images are random, because their content does not change the time. A client step is one
+forward, backward and SGD step of one client, with its share of data, aggregation and copies.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from feddrm.models import Net, Outputs, ResNet18
 from feddrm.runs import hardware, train, versions
 
 CLASSES, SAMPLES, SHAPE = 10, 1000, (3, 32, 32)
-PRODUCT = 8192  # side of the matrices whose product sets the card's own pace
+PRODUCT = 8192  # side of the matrices whose product measures the GPU's own speed
 PRODUCTS = 20
 REPEATS = 3
 
@@ -49,7 +49,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Bench:
-    """What is measured: the plan of a round, and for how many clients."""
+    """The plan of a round and the number of clients to measure it with."""
 
     plan: Plan
     clients: int = 8
@@ -84,23 +84,23 @@ def bench_engine(
     keep: Path | None = None,
     say: Say = print,
 ) -> dict[str, Any]:
-    """All measurements as one plain value; ``keep`` is where the paper run's folder stays, if anywhere."""
+    """All measurements as one plain value; the paper run's folder is kept at ``keep``, if given."""
     if not torch.cuda.is_available():
-        raise FeddrmError("the engine's benchmark needs a CUDA GPU, and torch sees none here: run it on one")
+        raise FeddrmError("the engine's benchmark needs a CUDA GPU, and torch finds none: run it on a machine with one")
     bench = Bench(Plan())
     flops = _flops(bench)
     rate = _product_rate()
     say(f"bf16 matrix product: {rate:.0f} TFLOP/s; a client step: {flops / 1e12:.3f} TFLOP")
     ways: dict[str, dict[str, float]] = {}
 
-    def note(name: str, found: dict[str, float]) -> None:
-        ms = found["ms_per_client_step"]
-        found["images_per_second"] = bench.plan.batch_size / ms * 1e3
-        found["tflops"] = flops / ms / 1e9
-        found["of_matrix_product"] = found["tflops"] / rate
-        ways[name] = {key: round(value, 4) for key, value in found.items()}
-        say(f"{name:>18}: {ms:6.2f} ms per client step, {found['tflops']:5.0f} TFLOP/s, "
-            f"{found['peak_memory_gib']:.1f} GiB")  # fmt: skip
+    def note(name: str, measured: dict[str, float]) -> None:
+        ms = measured["ms_per_client_step"]
+        measured["images_per_second"] = bench.plan.batch_size / ms * 1e3
+        measured["tflops"] = flops / ms / 1e9
+        measured["of_matrix_product"] = measured["tflops"] / rate
+        ways[name] = {key: round(value, 4) for key, value in measured.items()}
+        say(f"{name:>18}: {ms:6.2f} ms per client step, {measured['tflops']:5.0f} TFLOP/s, "
+            f"{measured['peak_memory_gib']:.1f} GiB")  # fmt: skip
 
     note("eager fp32", _loop(bench, "fp32"))
     note("eager tf32", _loop(bench, "tf32"))
@@ -109,17 +109,17 @@ def bench_engine(
         note("compiled bf16", _loop(bench, "bf16", compiled=True))
     for count in streams:
         note(f"graph, {count} streams" if count > 1 else "graph, 1 stream", _graph(bench, count))
-    eager = min(found["ms_per_client_step"] for name, found in ways.items() if name.startswith("eager"))
-    graphs = {name: found for name, found in ways.items() if name.startswith("graph")}
+    eager = min(measured["ms_per_client_step"] for name, measured in ways.items() if name.startswith("eager"))
+    graphs = {name: measured for name, measured in ways.items() if name.startswith("graph")}
     best = min(graphs, key=lambda name: graphs[name]["ms_per_client_step"])
     default = f"graph, {STREAMS} streams"
     chosen = graphs.get(default, graphs[best])["ms_per_client_step"]
     sizes: dict[str, float] = {}
     for clients in scaling:
-        found = _graph(Bench(bench.plan, clients), STREAMS)
-        sizes[str(clients)] = round(found["ms_per_client_step"], 3)
-        say(f"{clients:>7} clients: {found['ms_per_client_step']:6.2f} ms per client step, "
-            f"{found['peak_memory_gib']:.1f} GiB, captured in {found['capture_seconds']:.1f} s")  # fmt: skip
+        measured = _graph(Bench(bench.plan, clients), STREAMS)
+        sizes[str(clients)] = round(measured["ms_per_client_step"], 3)
+        say(f"{clients:>7} clients: {measured['ms_per_client_step']:6.2f} ms per client step, "
+            f"{measured['peak_memory_gib']:.1f} GiB, captured in {measured['capture_seconds']:.1f} s")  # fmt: skip
     result: dict[str, Any] = {
         "ms_per_client_step": chosen,
         "ratio_to_eager": round(eager / chosen, 2),
@@ -143,36 +143,35 @@ def _loop(bench: Bench, precision: str, *, compiled: bool = False) -> dict[str, 
     how, net, federation = arithmetic(precision, "cuda"), bench.network(), bench.federation()
     began = time.perf_counter()
     forward = _compiled(net, how) if compiled else functional(net, how)
-    agenda = RoundSchedule(FedDRM(), bench.plan, bench.clients)
+    schedule = RoundSchedule(FedDRM(), bench.plan, bench.clients)
 
     def play(state: State) -> RoundResult:
-        stage, everyone = agenda.stage(1), tuple(range(bench.clients))
-        return play_round(FedDRM(), forward, federation, bench.plan, state, stage, everyone)
+        return play_round(schedule, forward, federation, state)
 
     with how.set():
-        found = _time(play, net, bench)
+        measured = _time(play, net, bench)
+    seconds = measured.pop("seconds")
     if compiled:
-        found["compile_seconds"] = time.perf_counter() - began - found.pop("seconds")
-    found.pop("seconds", None)
-    return found
+        measured["compile_seconds"] = time.perf_counter() - began - seconds
+    return measured
 
 
 def _graph(bench: Bench, streams: int) -> dict[str, float]:
+    """The graph engine."""
     how, net, federation = arithmetic("bf16", "cuda"), bench.network(), bench.federation()
-    engine = GraphEngine(
-        FedDRM(), functional(net, how), federation, RoundSchedule(FedDRM(), bench.plan, bench.clients), streams
-    )
+    schedule = RoundSchedule(FedDRM(), bench.plan, bench.clients)
+    engine = GraphEngine(schedule, functional(net, how), federation, streams)
     try:
         with how.set():
-            found = _time(engine.play, net, bench)
+            measured = _time(engine.play, net, bench)
     finally:
         engine.close()
-    found.pop("seconds")
-    return found
+    measured.pop("seconds")
+    return measured
 
 
 def _time(play: Callable[[State], RoundResult], net: Net, bench: Bench) -> dict[str, float]:
-    """Milliseconds per client step: the median of some rounds, after two that warm up and capture."""
+    """Milliseconds per client step: the median of some rounds, after one round to warm up and one to capture."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -184,7 +183,7 @@ def _time(play: Callable[[State], RoundResult], net: Net, bench: Bench) -> dict[
     times = []
     for _ in range(REPEATS):
         start = time.perf_counter()
-        state = play(state).state  # reads the loss, so the round is over
+        state = play(state).state  # reads the loss, and so waits for the end of the round
         times.append(time.perf_counter() - start)
     return {
         "ms_per_client_step": 1e3 * statistics.median(times) / bench.steps,
@@ -195,7 +194,7 @@ def _time(play: Callable[[State], RoundResult], net: Net, bench: Bench) -> dict[
 
 
 def _compiled(net: Net, how: Arithmetic) -> Forward:
-    """The forward pass through torch.compile; stages are left out, as they would all have to be kept."""
+    """The forward pass by torch.compile, without stages, because all of them would have to stay in memory."""
 
     def plain(leaves: Tensors, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         with how.casting():
@@ -211,7 +210,7 @@ def _compiled(net: Net, how: Arithmetic) -> Forward:
 
 
 def _flops(bench: Bench) -> float:
-    """Floating-point operations of a client step: forward and backward, products alone."""
+    """Floating-point operations of the products in a client step, forward and backward."""
     net = bench.network()
     x = torch.randn(bench.plan.batch_size, *SHAPE, device="cuda")
     with FlopCounterMode(display=False) as counter:
@@ -221,7 +220,7 @@ def _flops(bench: Bench) -> float:
 
 
 def _product_rate() -> float:
-    """What the card reaches on one large bf16 product, in TFLOP/s: the ceiling that figures are held against."""
+    """TFLOP/s of one large bf16 product: the upper limit with which other figures are compared."""
     a, b = torch.randn(2, PRODUCT, PRODUCT, device="cuda", dtype=torch.bfloat16)
     for _ in range(3):
         a @ b
@@ -234,7 +233,7 @@ def _product_rate() -> float:
 
 
 def _paper_run(data_dir: str | None, keep: Path | None, say: Say) -> dict[str, Any]:
-    """One cell of the paper's main table from the files on the disk to the summary, everything included."""
+    """One cell of the paper's main table, timed from the files on the disk to the summary."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         settings = {"data_dir": data_dir} if data_dir else {}

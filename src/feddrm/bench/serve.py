@@ -30,10 +30,10 @@ from PIL import Image
 from feddrm.bench.load import one_response, post_request, run_load
 from feddrm.data import Federation, load
 from feddrm.errors import FeddrmError
+from feddrm.io.run_files import ROUTER_FOLDER
 from feddrm.router import Router, load_router
-from feddrm.runs import train
-from feddrm.runs.run import hardware, versions
-from feddrm.threads import small_products
+from feddrm.runs import hardware, train, versions
+from feddrm.threads import without_onednn_if_small
 
 Say = Callable[[str], None]
 MANY = 256  # images in one request
@@ -55,7 +55,7 @@ def bench_serve(
         digits = load("digits")
         run = Path(temporary) / "run"
         train(digits, "feddrm", out=run, rounds=10).fit_router(features="embedding", heads=False)
-        router = load_router(run / "router")
+        router = load_router(run / ROUTER_FOLDER)
         images = torch.cat([client.test.x for client in digits.clients])
         bare = _bare(router, images, seconds / 2)
         say(f"bare: {bare}")
@@ -113,7 +113,7 @@ def _bare(router: Router, images: torch.Tensor, seconds: float) -> dict[str, dic
     features = router.features(images)
     try:
         for largest in (0, math.inf):
-            with small_products(largest):
+            with without_onednn_if_small(largest):
                 for rows in (64, MANY, 4 * MANY):
                     for name, route, x in (
                         ("images_per_second", router.route, images[:rows]),

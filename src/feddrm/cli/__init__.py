@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. Exit code 0 done, 1 failed, 2 wrong call."""
+"""The command line: it parses, calls and prints. Exit codes: 0 done, 1 failed, 2 wrong call."""
 
 from feddrm.cli.app import main
 

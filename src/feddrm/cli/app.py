@@ -1,4 +1,4 @@
-"""The ``feddrm`` command: its verbs, and one place where mistakes become one line."""
+"""The ``feddrm`` command: all commands, and the one place where an error becomes one line and an exit code."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ import typer
 import typer.core
 
 from feddrm._version import __version__
-from feddrm.cli import bench, data, deploy, drm, paper, serve
-from feddrm.cli import report as reports
-from feddrm.cli import router as routing
-from feddrm.cli import train as training
+from feddrm.cli import bench, data, deploy, drm, paper, report, router, serve, train
 from feddrm.cli.output import JsonFlag, print_json, print_table
 from feddrm.errors import INTERRUPTED, FeddrmError
 
-_NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())  # click before 8.2 prints the help itself
-typer.core.HAS_RICH = False  # with rich it escapes brackets in help even where rich does not print it
+_NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())  # before 8.2, click prints the help itself
+typer.core.HAS_RICH = False  # with rich, typer escapes brackets in help texts that rich does not print
 
 app = typer.Typer(
     name="feddrm",
-    help="Federated learning that guides every new query to the client best equipped for it.",
+    help="Federated learning that routes every new query to the client best equipped for it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 app.add_typer(data.app, name="data")
+app.add_typer(router.app, name="router")
 app.add_typer(bench.app, name="bench")
 app.add_typer(drm.app, name="drm")
 app.add_typer(paper.app, name="paper")
 app.add_typer(deploy.app, name="deploy")
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"feddrm {__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def feddrm(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
-    """Federated learning that guides every new query to the client best equipped for it."""
+    """Federated learning that routes every new query to the client best equipped for it."""
 
 
 @app.command()
@@ -81,12 +81,12 @@ def methods(json: JsonFlag = False) -> None:
     _list(Method.family, json)
 
 
-app.command()(training.train)
-app.command()(training.evaluate)
-app.command()(training.demo)
-app.command()(reports.report)
-app.command(name="fit-router")(routing.fit_router)
-app.command()(routing.route)
+app.command()(train.train)
+app.command()(train.evaluate)
+app.command()(train.demo)
+app.command()(report.report)
+app.command(name="fit-router")(router.fit_router)
+app.command()(router.route)
 app.command()(serve.serve)
 app.command(name="serve-client")(serve.serve_client)
 app.command(name="serve-key")(serve.serve_key)
@@ -102,36 +102,37 @@ def _list(family: dict[str, type], json: bool) -> None:
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one line on standard error, never a stack trace."""
+    """Run the command line. A user's mistake is one line on standard error, never a stack trace."""
     try:
-        code = app(prog_name="feddrm", standalone_mode=False)  # by python -m too: completion goes by the name
-        sys.stdout.flush()  # a full disk shows here, not after the end
-        if code == INTERRUPTED:  # typer has swallowed the KeyboardInterrupt
-            _complain("interrupted", INTERRUPTED)
+        code = app(prog_name="feddrm", standalone_mode=False)  # also by python -m: shell completion depends on the name
+        sys.stdout.flush()  # so that a full disk raises here, not at exit
+        if code == INTERRUPTED:  # typer turned the KeyboardInterrupt into this code
+            _print_error("interrupted", INTERRUPTED)
     except FeddrmError as error:
-        code = _complain(str(error), error.exit_code)
-    except _NO_ARGUMENTS as error:  # help, not a mistake's one line
+        code = _print_error(str(error), error.exit_code)
+    except _NO_ARGUMENTS as error:  # its message is the help text
         print(error.format_message(), file=sys.stderr)
         code = 2
     except click.UsageError as error:
         where = f" (see: {error.ctx.command_path} --help)" if error.ctx else ""
-        code = _complain(error.format_message() + where, 2)
+        code = _print_error(error.format_message() + where, 2)
     except click.ClickException as error:
-        code = _complain(error.format_message(), error.exit_code)
+        code = _print_error(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        code = _complain("interrupted", INTERRUPTED)
-    except BrokenPipeError:  # the reader (head, less) has seen enough
+        code = _print_error("interrupted", INTERRUPTED)
+    except BrokenPipeError:  # the reader (head, less) has closed the pipe
         sys.stderr.close()
         code = 0
     except OSError as error:
-        if error.filename is not None:  # a file of the command's own, which should have been a FeddrmError
+        if error.filename is not None:  # not standard output: a bug, the command should have raised a FeddrmError
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer goes nowhere
-        code = _complain(f"cannot write the output ({error.strerror}): free the disk or write elsewhere", 1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards the rest of the buffer
+        code = _print_error(f"cannot write the output ({error.strerror}): free the disk or write elsewhere", 1)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _complain(text: str, code: int) -> int:
+def _print_error(text: str, code: int) -> int:
+    """Print an error as one line; the exit code is returned."""
     one_line = " ".join(text.split())
     print(f"feddrm: error: {one_line}", file=sys.stderr)
     return code

@@ -1,8 +1,7 @@
-"""``feddrm bench``: how fast it is here, every way measured in one run."""
+"""``feddrm bench``: speed on this machine. All ways that are compared are measured in one call."""
 
 from __future__ import annotations
 
-from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ from feddrm.cli.data_options import DataDir
 from feddrm.cli.output import JsonFlag, print_json, print_table
 from feddrm.errors import SettingError
 from feddrm.io.atomic import write_atomically
+from feddrm.io.text import json_bytes
 
 app = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -26,7 +26,7 @@ def engine(
     streams: Annotated[str, typer.Option(help="Numbers of parallel streams to try.")] = "1,2,4,8",
     scaling: Annotated[str, typer.Option(help="Numbers of clients to try.")] = "8,16,32,64",
     compiled: Annotated[bool, typer.Option(help="Also measure torch.compile in the plain loop.")] = True,
-    paper: Annotated[bool, typer.Option(help="Also one whole paper run on CIFAR-10.")] = True,
+    paper: Annotated[bool, typer.Option(help="Also measure one whole paper run on CIFAR-10.")] = True,
     data_dir: DataDir = None,
     keep: Annotated[Path | None, typer.Option(help="Keep the paper run in this folder.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the figures here as JSON.")] = None,
@@ -38,37 +38,37 @@ def engine(
     """
     from feddrm.bench.engine import bench_engine
 
-    found = bench_engine(
+    figures = bench_engine(
         streams=_numbers("--streams", streams),
         scaling=_numbers("--scaling", scaling),
         compiled=compiled,
         paper=paper,
         data_dir=data_dir,
         keep=keep,
-        say=_say,
+        say=_print_progress,
     )
-    _keep(found, out)
+    _save(figures, out)
     if json:
-        print_json(found)
+        print_json(figures)
         return
     columns = ["ms_per_client_step", "images_per_second", "tflops", "of_matrix_product", "peak_memory_gib"]
     rows = []
-    for name, way in found["ways"].items():
+    for name, way in figures["ways"].items():
         ready = way.get("compile_seconds", way["capture_seconds"] if name.startswith("graph") else 0.0)
         rows.append([name, *(f"{way[column]:.4g}" for column in columns), f"{ready:.1f}"])
     header = ["way", "ms per client step", "images/s", "TFLOP/s", "of matrix product", "GiB", "s to compile or capture"]
     print_table(header, rows)
-    print_table(["clients", "ms per client step"], [[m, f"{ms:.3g}"] for m, ms in found["scaling"].items()])
-    typer.echo(f"the graph is {found['ratio_to_eager']} times as fast as the fastest plain loop")
+    print_table(["clients", "ms per client step"], [[m, f"{ms:.3g}"] for m, ms in figures["scaling"].items()])
+    typer.echo(f"the graph is {figures['ratio_to_eager']} times as fast as the fastest plain loop")
     if paper:
-        typer.echo(f"a whole paper run took {found['paper_run_seconds']} s")
+        typer.echo(f"a whole paper run took {figures['paper_run_seconds']} s")
 
 
 @app.command()
 def serve(
     callers: Annotated[str, typer.Option(help="Numbers of concurrent callers.")] = "1,8,64",
     seconds: Annotated[float, typer.Option(help="Seconds for each measurement.")] = 5.0,
-    requests: Annotated[int, typer.Option(help="Requests over which memory is watched; 0: none.")] = 100_000,
+    requests: Annotated[int, typer.Option(help="Requests during which memory is watched; 0: none.")] = 100_000,
     out: Annotated[Path | None, typer.Option(help="Write the figures here as JSON.")] = None,
     json: JsonFlag = False,
 ) -> None:
@@ -79,68 +79,69 @@ def serve(
     from feddrm.bench.serve import bench_serve
     from feddrm.cli.serve import packages
 
-    with packages():  # before minutes of work
+    with packages():  # before minutes of measuring
         import fastapi  # noqa: F401
 
-    found = bench_serve(
+    figures = bench_serve(
         callers=_numbers("--callers", callers),
         seconds=seconds,
         requests=requests,
-        say=_say,
+        say=_print_progress,
     )
-    _keep(found, out)
+    _save(figures, out)
     if json:
-        print_json(found)
+        print_json(figures)
         return
     rows = [
-        [way, number, figures["requests_per_second"], figures["p50_ms"], figures["p99_ms"], figures.get("of_bare", "")]
-        for way, by_callers in {**found["http"], "floor: the same bytes, no work": found["floor"]}.items()
-        for number, figures in by_callers.items()
+        [way, number, load["requests_per_second"], load["p50_ms"], load["p99_ms"], load.get("of_bare", "")]
+        for way, by_callers in {**figures["http"], "floor: the same bytes, no work": figures["floor"]}.items()
+        for number, load in by_callers.items()
     ]
     print_table(["way", "callers", "requests/s", "p50 ms", "p99 ms", "of bare"], rows)
-    bare = found["bare"]
-    by_rows = [[rows, rate, bare["embeddings_per_second"][rows]] for rows, rate in bare["images_per_second"].items()]
+    bare = figures["bare"]
+    by_rows = [[size, rate, bare["embeddings_per_second"][size]] for size, rate in bare["images_per_second"].items()]
     print_table(["bare, samples at once", "images/s", "embeddings/s"], by_rows)
-    if found["memory"]["mib"]:
-        typer.echo(f"memory, MiB: {', '.join(map(str, found['memory']['mib']))}")
+    if figures["memory"]["mib"]:
+        typer.echo(f"memory, MiB: {', '.join(map(str, figures['memory']['mib']))}")
 
 
 @app.command()
 def deploy(
     rounds: Annotated[int, typer.Option(help="Rounds to measure.")] = 6,
-    per_message: Annotated[bool, typer.Option(help="Also Flower's own way, a process per message: two rounds.")] = True,
+    per_message: Annotated[bool | None, typer.Option(hidden=True)] = None,
     out: Annotated[Path | None, typer.Option(help="Write the figures here as JSON.")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Compare rounds over Flower on this machine (digits, three sites, TLS) with the same in one process.
+    """Compare rounds over Flower on this machine (digits, three sites, TLS) with the same rounds in one process.
 
-    Example: feddrm bench deploy --no-per-message
+    Example: feddrm bench deploy --rounds 4
     """
-    from feddrm.cli.deploy import needed
+    from feddrm.cli.deploy import require_flower
 
-    needed()
+    require_flower()
     from feddrm.bench.deploy import bench_deploy
 
-    found = bench_deploy(rounds, per_message, say=_say, keep=lambda so_far: _keep(so_far, out))
+    if per_message is not None:
+        _print_progress("--per-message has no effect any more: see docs/decisions/0007-resident-only.md")
+    figures = bench_deploy(rounds, say=_print_progress, keep=lambda so_far: _save(so_far, out))
     if json:
-        print_json(found)
+        print_json(figures)
         return
     columns = ["round_seconds", "overhead_seconds", "first_round_seconds", "bytes_to_a_site", "bytes_from_a_site"]
     rows = [
-        [way.replace("_", " "), *(round(found[way][c], 2) if c in found[way] else "" for c in columns)]
-        for way in ("one_process", "resident", "process_per_message")
-        if way in found
+        [way.replace("_", " "), *(round(figures[way][c], 2) if c in figures[way] else "" for c in columns)]
+        for way in ("one_process", "resident")
     ]
     print_table(["way", "s per round", "overhead s", "first round s", "bytes to a site", "bytes back"], rows)
 
 
-def _say(line: str) -> None:
+def _print_progress(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def _keep(found: dict[str, Any], out: Path | None) -> None:
+def _save(figures: dict[str, Any], out: Path | None) -> None:
     if out is not None:
-        write_atomically(out, (dumps(found, indent=2) + "\n").encode())
+        write_atomically(out, json_bytes(figures))
 
 
 def _numbers(option: str, text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""``feddrm data``: look at a federation before training on it."""
+"""``feddrm data``: print and draw a federation before training on it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from feddrm.cli.data_options import (
 )
 from feddrm.cli.output import JsonFlag, print_json, print_table
 
-app = typer.Typer(help="Look at a federation: sizes, classes, shifts.", no_args_is_help=True, rich_markup_mode=None)
-MOST_COLUMNS = 20  # classes beyond this make a table nobody can read: --json has them all
+app = typer.Typer(help="Show a federation: sizes, classes and shifts.", no_args_is_help=True, rich_markup_mode=None)
+MAX_CLASS_COLUMNS = 20  # a table with more columns is unreadable; --json prints all classes
 
 
 @app.command()
@@ -40,7 +40,7 @@ def info(
     extra: Extra = None,
     json: JsonFlag = False,
 ) -> None:
-    """Print what every client holds: sizes, class counts, shift.
+    """Print the sizes, the class counts and the shift of every client.
 
     Example: feddrm data info digits --clients 8 --alpha 0.3
     """
@@ -60,14 +60,14 @@ def info(
     if json:
         print_json(facts)
         return
-    few = len(facts["classes"]) <= MOST_COLUMNS
-    header = ["client", "train", "test", *(facts["classes"] if few else ["classes held"]), "shift"]
+    few_classes = len(facts["classes"]) <= MAX_CLASS_COLUMNS
+    header = ["client", "train", "test", *(facts["classes"] if few_classes else ["classes held"]), "shift"]
     rows = [
         [
             client["name"],
             client["train"],
             client["test"],
-            *(client["class_counts"] if few else [sum(c > 0 for c in client["class_counts"])]),
+            *(client["class_counts"] if few_classes else [sum(c > 0 for c in client["class_counts"])]),
             client["shift"],
         ]
         for client in facts["clients"]
@@ -81,7 +81,7 @@ def info(
 @app.command()
 def show(
     dataset: DatasetName,
-    out: Annotated[Path, typer.Option(help="Where to write the picture (.png, .svg or .pdf).")] = Path("data.png"),
+    out: Annotated[Path, typer.Option(help="The file to write (.png, .svg or .pdf).")] = Path("data.png"),
     clients: Clients = None,
     partition: Partition = None,
     alpha: Alpha = None,
@@ -92,13 +92,14 @@ def show(
     download: Download = False,
     extra: Extra = None,
 ) -> None:
-    """Draw the shift of every client and the client-by-class heat map.
+    """Draw the shift of every client, and a heat map of the samples per client and class.
 
     Example: feddrm data show digits --out digits.png
     """
-    from feddrm.report.pictures import check_target, federation_figure, save
+    from feddrm.report.federation_figures import federation_figure
+    from feddrm.report.figure_files import check_figure_path, save_figure
 
-    check_target(out)
+    check_figure_path(out)
     federation = open_federation(
         dataset,
         extra,
@@ -111,5 +112,5 @@ def show(
         data_dir=data_dir,
         download=download,
     )
-    save(federation_figure(federation), out)
+    save_figure(federation_figure(federation), out)
     typer.echo(f"wrote {out}")

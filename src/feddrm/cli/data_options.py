@@ -1,4 +1,4 @@
-"""Options that say which federation to load, shared by every command that loads one."""
+"""The options that select a federation, shared by all commands that load one."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from feddrm.errors import SettingError
 if TYPE_CHECKING:
     from feddrm.data import Federation
 
-DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="A name from 'feddrm datasets'.")]
-Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
-Partition = Annotated[str | None, typer.Option(help="How labels are divided: iid, dirichlet, shards.")]
-Alpha = Annotated[float | None, typer.Option(help="Dirichlet parameter: small is skewed.")]
-Shards = Annotated[int | None, typer.Option(help="Shards per client (partition shards).")]
-Shift = Annotated[str | None, typer.Option(help="Covariate shift: none, low, mid, high, pool.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of the division (the paper's: 2025).")]
-DataDir = Annotated[str | None, typer.Option(help="Folder with the dataset's files, before FEDDRM_DATA.")]
-Download = Annotated[bool, typer.Option("--download", help="Allow fetching missing files.")]
+DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="The name of a dataset, from 'feddrm datasets'.")]
+Clients = Annotated[int | None, typer.Option(help="The number of clients.")]
+Partition = Annotated[str | None, typer.Option(help="How samples are divided by label: iid, dirichlet or shards.")]
+Alpha = Annotated[float | None, typer.Option(help="The Dirichlet parameter. Small: clients have few classes.")]
+Shards = Annotated[int | None, typer.Option(help="The number of shards per client (for partition shards).")]
+Shift = Annotated[str | None, typer.Option(help="The covariate shift: none, low, mid, high or pool.")]
+Seed = Annotated[int | None, typer.Option(help="The seed of the division (the paper uses 2025).")]
+DataDir = Annotated[str | None, typer.Option(help="The folder with the dataset's files, searched before FEDDRM_DATA.")]
+Download = Annotated[bool, typer.Option("--download", help="Download missing files.")]
 Extra = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any other setting of the dataset, e.g. --set path=scans."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Any other setting of the dataset, for example --set path=scans."),
 ]
 
 
 def open_federation(name: str, extra: Sequence[str] | None, **given: Any) -> Federation:
-    """Load a dataset with the options that were given; what was not given keeps its default."""
+    """Load a dataset with the given options. The others keep their defaults."""
     from feddrm.data import load
 
     settings = given_settings(**given) | keyed_settings(extra)
@@ -37,20 +37,20 @@ def open_federation(name: str, extra: Sequence[str] | None, **given: Any) -> Fed
 
 
 def check_partition(partition: str | None, alpha: float | None, shards: int | None) -> None:
-    """Refuse an option that this partition would ignore; where none is named, it is Dirichlet."""
+    """Raise an error for an option that the partition would ignore. Without a name, the partition is Dirichlet."""
     if shards is not None and partition in (None, "dirichlet", "iid"):
         raise SettingError(f"--shards {shards} is for --partition shards: give both, or neither")
     if alpha is not None and partition in ("shards", "iid"):
-        raise SettingError(f"--alpha {alpha} is for --partition dirichlet: give it with that, or leave it out")
+        raise SettingError(f"--alpha {alpha} is for --partition dirichlet: give both, or leave --alpha out")
 
 
 def given_settings(**options: Any) -> dict[str, Any]:
-    """Options that were given; the others are None, or False for flags."""
+    """The options that were given: those that are neither None nor, for flags, False."""
     return {key: value for key, value in options.items() if value is not None and value is not False}
 
 
 def keyed_settings(extra: Sequence[str] | None) -> dict[str, str]:
-    """``KEY=VALUE`` words as settings, the values as they stand: their fields say whether 1 is a number or a name."""
+    """``KEY=VALUE`` words as settings. Values stay text: the types of the fields decide whether 1 is a number."""
     settings: dict[str, str] = {}
     for item in extra or ():
         key, equals, value = item.partition("=")

@@ -1,8 +1,9 @@
-"""``feddrm deploy``: the same methods over a network."""
+"""``feddrm deploy``: training over a network."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ from feddrm.cli.output import JsonFlag, print_json, print_table
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.progress import progress_bar
 
-app = typer.Typer(help="Train over a network on Flower.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Train over a network with Flower.", no_args_is_help=True, rich_markup_mode=None)
 
 Project = Annotated[Path, typer.Argument(metavar="DIR", help="A folder that 'feddrm deploy init' made.")]
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The server's or the site's own folder.")]
@@ -22,41 +23,41 @@ Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The server's or 
 @app.command()
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
-    clients: Annotated[str, typer.Option(help="Names of the sites, with commas between.")],
-    data: Annotated[str | None, typer.Option(help="For trying out: sites get shares of this dataset.")] = None,
+    clients: Annotated[str, typer.Option(help="Names of the sites, separated by commas.")],
+    data: Annotated[str | None, typer.Option(help="For trying out: every site gets a share of this dataset.")] = None,
     method: Annotated[str, typer.Option(help="A name from 'feddrm methods'.")] = "feddrm",
     model: Annotated[str | None, typer.Option(help="A name from 'feddrm models'.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None,
-    local_steps: Annotated[int | None, typer.Option(help="Steps of a site per round.")] = None,
+    local_steps: Annotated[int | None, typer.Option(help="Training steps of a site per round.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of parameters and batches.")] = None,
-    deadline: Annotated[float, typer.Option(help="Seconds a site has for one letter.")] = 600.0,
-    quorum: Annotated[int, typer.Option(help="Sites that must answer for a round to count.")] = 1,
+    deadline: Annotated[float, typer.Option(help="Seconds that a site has to answer one message.")] = 600.0,
+    quorum: Annotated[int, typer.Option(help="How many sites must answer for a round to count.")] = 1,
     router: Annotated[bool, typer.Option(help="Fit the exact router after training.")] = True,
-    heads: Annotated[bool, typer.Option(help="Fit exact class heads too: three times the letters.")] = False,
-    clip: Annotated[float | None, typer.Option(help="Differential privacy: longest change of an upload.")] = None,
+    heads: Annotated[bool, typer.Option(help="Fit the exact class heads, too: three times as many messages.")] = False,
+    clip: Annotated[float | None, typer.Option(help="Differential privacy: largest norm of a change.")] = None,
     noise: Annotated[float | None, typer.Option(help="Differential privacy: noise, in units of clip.")] = None,
-    host: Annotated[str, typer.Option(help="By which name or address sites reach the server.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Of the server.")] = 8000,
+    host: Annotated[str, typer.Option(help="Name or address by which sites reach the server.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the server.")] = 8000,
     plain_text: Annotated[
-        bool, typer.Option("--plain-text", help="No TLS and no node authentication: anybody can read along.")
+        bool, typer.Option("--plain-text", help="No TLS and no node authentication: others can read what is sent.")
     ] = False,
 ) -> None:
-    """Write a project: certificates, keys, one folder per site, start scripts and pages to follow.
+    """Write a project: certificates, keys, a folder for the server and for every site, start scripts, instructions.
 
     Example: feddrm deploy init federation --clients oslo,lima,pune --data digits
     """
-    needed()
+    require_flower()
     from feddrm.deploy.provision.project import make_project
-    from feddrm.deploy.server.federation_settings import ServerSettings
+    from feddrm.deploy.server.federation_settings import FederationSettings
 
     training = given_settings(
         method=method, model=model, rounds=rounds, local_steps=local_steps, batch_size=batch_size, lr=lr, seed=seed
     )
     if (clip is None) != (noise is None):
         raise SettingError("differential privacy needs both --clip and --noise")
-    settings = ServerSettings(
+    settings = FederationSettings(
         clients=tuple(name.strip() for name in clients.split(",") if name.strip()),
         training=training,
         deadline=deadline,
@@ -71,16 +72,16 @@ def init(
     make_project(folder, settings, data=None if data is None else {"dataset": data})
     typer.echo(f"wrote {folder}: see {folder / 'README.md'}")
     if plain_text:
-        typer.echo("plain text: whoever is on the network can read and change what is sent", err=True)
+        typer.echo("plain text: everybody on the network can read and change what is sent", err=True)
 
 
 @app.command()
 def up(folder: Project, json: JsonFlag = False) -> None:
-    """Start the server and every site of a project on this machine; what runs already stays.
+    """Start the server and every site of a project on this machine, except those that run already.
 
     Example: feddrm deploy up federation
     """
-    needed()
+    require_flower()
     from feddrm.deploy import local_cluster
 
     started = local_cluster.up(folder)
@@ -93,14 +94,14 @@ def up(folder: Project, json: JsonFlag = False) -> None:
 @app.command()
 def run(
     folder: Project,
-    timeout: Annotated[float | None, typer.Option(help="Stop watching after so many seconds.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="Stop watching after this many seconds.")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Train, fit the router, and watch; an interrupted run goes on where it was.
+    """Train, fit the router, and show the progress. An interrupted run continues after its last finished round.
 
     Example: feddrm deploy run federation
     """
-    needed()
+    require_flower()
     from feddrm.deploy import local_cluster
 
     with progress_bar("deployed") as advance:
@@ -111,7 +112,7 @@ def run(
                 return
             last[:] = [status]
             done = status.get("round", 0)
-            advance(done, status.get("rounds") or done + 1, _doing(status), True)
+            advance(done, status.get("rounds") or done + 1, _activity(status), True)
 
         summary = local_cluster.run(folder, show, timeout)
     if json:
@@ -127,37 +128,37 @@ def run(
 
 @app.command()
 def status(folder: Project, json: JsonFlag = False) -> None:
-    """Say what runs here, and how far the training is.
+    """Show which processes run here, and how far the training is.
 
     Example: feddrm deploy status federation
     """
-    needed()
+    require_flower()
     from feddrm.deploy import local_cluster
 
-    found = local_cluster.status(folder)
+    current = local_cluster.status(folder)
     if json:
-        print_json(found)
+        print_json(current)
         return
-    print_table(["process", "number"], [[n, pid or "not running here"] for n, pid in found["processes"].items()])
-    said = found["server"]
-    if found["summary"]:
-        typer.echo(f"run '{found['run']}': finished, {found['summary']['rounds']} rounds")
+    print_table(["process", "number"], [[n, pid or "not running here"] for n, pid in current["processes"].items()])
+    server = current["server"]
+    if current["summary"]:
+        typer.echo(f"run '{current['run']}': finished, {current['summary']['rounds']} rounds")
         return
-    typer.echo(f"run '{found['run']}': {_doing(said) if said else 'not begun'}")
-    if said is not None and "round" in said:
-        answered = f", answered by {', '.join(said['answered']) or 'nobody'}" if "answered" in said else ""
-        typer.echo(f"{said['round']} rounds done{answered}")
-    if found["complaint"]:
-        typer.echo(f"last complaint: {found['complaint']}")
+    typer.echo(f"run '{current['run']}': {_activity(server) if server else 'not begun'}")
+    if server is not None and "round" in server:
+        answered = f", answered by {', '.join(server['answered']) or 'nobody'}" if "answered" in server else ""
+        typer.echo(f"{server['round']} rounds done{answered}")
+    if current["complaint"]:
+        typer.echo(f"last complaint: {current['complaint']}")
 
 
 @app.command()
 def down(folder: Project, json: JsonFlag = False) -> None:
-    """Stop the server and the sites on this machine; 'up' and 'run' go on where they were.
+    """Stop the server and the sites on this machine. After 'up', 'run' continues the training.
 
     Example: feddrm deploy down federation
     """
-    needed()
+    require_flower()
     from feddrm.deploy import local_cluster
 
     stopped = local_cluster.down(folder)
@@ -169,11 +170,11 @@ def down(folder: Project, json: JsonFlag = False) -> None:
 
 @app.command()
 def server(folder: Folder) -> None:
-    """Run the server and stay: what its start script calls.
+    """Run the server until it is stopped. Its start script calls this.
 
     Example: feddrm deploy server federation/server
     """
-    needed()
+    require_flower()
     from feddrm.deploy.flower.daemon import run_server
 
     run_server(folder)
@@ -181,25 +182,23 @@ def server(folder: Folder) -> None:
 
 @app.command()
 def site(folder: Folder) -> None:
-    """Run a site and stay: what its start script calls.
+    """Run a site until it is stopped. Its start script calls this.
 
     Example: feddrm deploy site federation/sites/oslo
     """
-    needed()
+    require_flower()
     from feddrm.deploy.flower.daemon import run_site
 
     run_site(folder)
 
 
-def _doing(said: Mapping[str, Any]) -> str:
-    """What the server says of itself, in words."""
-    whom = f" for {said['for']}" if "for" in said else ""
-    return str(said["what"]) + whom + (f", letter {said['step']}" if "step" in said else "")
+def _activity(status: Mapping[str, Any]) -> str:
+    """What the server is doing, in words."""
+    sites = f" for {status['for']}" if "for" in status else ""
+    return str(status["what"]) + sites + (f", message {status['step']}" if "step" in status else "")
 
 
-def needed() -> None:
-    """The rest of the project works without Flower."""
-    try:
-        import flwr  # noqa: F401
-    except ImportError as error:
-        raise FeddrmError("deployment needs Flower: pip install 'feddrm[deploy]'") from error
+def require_flower() -> None:
+    """Refuse to go on without Flower, which is an optional dependency."""
+    if find_spec("flwr") is None:
+        raise FeddrmError("deployment needs Flower: pip install 'feddrm[deploy]'")

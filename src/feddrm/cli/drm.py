@@ -1,4 +1,4 @@
-"""``feddrm drm``: density ratio models on plain samples, and the paper's two theoretical experiments."""
+"""The commands ``feddrm drm``: density ratio models on plain samples, and the paper's two theoretical experiments."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ import typer
 from feddrm.cli.output import JsonFlag, print_json, print_table
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from feddrm.drm import DensityRatioFit
 
 app = typer.Typer(
-    help="Density ratio models on plain samples; theory by experiment.", no_args_is_help=True, rich_markup_mode=None
+    help="Fit density ratio models to plain samples; check the theory by experiment.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
-Picture = Annotated[Path | None, typer.Option(help="Also draw it (.png, .svg or .pdf).")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of the made data.")]
+Picture = Annotated[Path | None, typer.Option(help="Also draw a figure (.png, .svg or .pdf).")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the simulated data.")]
 QUARTILES = (0.25, 0.5, 0.75)
 
 
@@ -24,31 +28,35 @@ QUARTILES = (0.25, 0.5, 0.75)
 def fit(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="One .csv file of numbers per population.")],
     basis: Annotated[str, typer.Option(help="normal (x, x^2), gamma (x, log x) or identity (x).")] = "normal",
-    ridge: Annotated[float, typer.Option(help="Hold large tilts back; for populations told apart without error.")] = 0,
+    ridge: Annotated[
+        float, typer.Option(help="Penalty on large tilts; needed for populations that the basis separates.")
+    ] = 0,
     out: Picture = None,
     json: JsonFlag = False,
 ) -> None:
-    """Fit the density ratios of several samples against the first, and test whether they are all alike.
+    """Fit the density ratios of several samples against the first, and test whether all are equal.
 
     Example: feddrm drm fit a.csv b.csv c.csv --basis normal --out density.png
     """
     from feddrm.drm import DensityRatioModel
+    from feddrm.drm.density_figures import density_figure
     from feddrm.drm.sample_files import read_samples
 
     model = DensityRatioModel(basis, ridge=ridge)
     _check(out)
     fitted = model.fit(*read_samples(files))
     facts = fit_facts(fitted)
-    _draw("density_figure", fitted, out)
+    if out is not None:
+        _save(density_figure(fitted), out)
     if json:
         print_json(facts)
         return
     _print_fit(facts)
-    _say(out)
+    _echo_written(out)
 
 
 def fit_facts(fitted: DensityRatioFit) -> dict[str, Any]:
-    """Everything a fit says, as plain values."""
+    """All results of a fit, as plain values."""
     from feddrm.drm import inference
 
     tilts, mean = inference.tilts(fitted), inference.mean(fitted)
@@ -112,23 +120,22 @@ def _print_fit(facts: dict[str, Any]) -> None:
 
 @app.command()
 def example(
-    folder: Annotated[Path, typer.Argument(help="Where to put a.csv, b.csv and c.csv.")] = Path(),
+    folder: Annotated[Path, typer.Argument(help="Folder for a.csv, b.csv and c.csv.")] = Path(),
     seed: Seed = 0,
 ) -> None:
-    """Write three small normal samples to try things on; b is wider than a, c is moved.
+    """Write three small normal samples to try the fit on; b has a larger variance than a, c another mean.
 
     Example: feddrm drm example
     """
     import numpy as np
 
+    from feddrm.errors import FeddrmError
     from feddrm.io.atomic import write_together
 
     rng = np.random.default_rng(seed)
-    made = {"a": rng.normal(0, 1, 200), "b": rng.normal(0, 1.5, 100), "c": rng.normal(0.7, 1, 300)}
-    files = {folder / f"{name}.csv": "x\n" + "".join(f"{v:.6f}\n" for v in x) for name, x in made.items()}
+    samples = {"a": rng.normal(0, 1, 200), "b": rng.normal(0, 1.5, 100), "c": rng.normal(0.7, 1, 300)}
+    files = {folder / f"{name}.csv": "x\n" + "".join(f"{v:.6f}\n" for v in x) for name, x in samples.items()}
     if taken := [str(path) for path in files if path.exists()]:
-        from feddrm.errors import FeddrmError
-
         raise FeddrmError(f"{taken[0]} exists and is not overwritten: move it, or name another folder")
     write_together({path: text.encode() for path, text in files.items()})
     typer.echo(f"wrote {', '.join(str(path) for path in files)}")
@@ -146,10 +153,12 @@ def drift(
     Example: feddrm drm drift --out drift.png
     """
     from feddrm.paper.experiments.drift import drift_experiment
+    from feddrm.paper.experiments.experiment_figures import drift_figure
 
     _check(out)
     drifts = drift_experiment(rounds, seed)
-    _draw("drift_figure", drifts, out)
+    if out is not None:
+        _save(drift_figure(drifts), out)
     facts = [d.facts() for d in drifts]
     if json:
         print_json(facts)
@@ -158,7 +167,7 @@ def drift(
     rows = [[f["labels"], f["embedding"], *(f"{f[kind]['mean']:.3g}" for kind in kinds)] for f in facts]
     header = ["labels", "embedding", "G^2 client", "G^2 class", "relative client", "relative class"]
     print_table(header, rows, title=f"gradient drift, mean over {rounds} rounds")
-    _say(out)
+    _echo_written(out)
 
 
 @app.command()
@@ -168,49 +177,47 @@ def tradeoff(
     out: Picture = None,
     json: JsonFlag = False,
 ) -> None:
-    """What weighting the class loss by lambda costs and brings, against the paper's theorem and lemma.
+    """The effect of lambda, the weight of the class loss, compared with the paper's theorem and lemma.
 
     Example: feddrm drm tradeoff --out tradeoff.png
     """
+    from feddrm.paper.experiments.experiment_figures import tradeoff_figure
     from feddrm.paper.experiments.tradeoff import tradeoff_experiment
 
     _check(out)
     result = tradeoff_experiment(rounds=rounds, seed=seed)
-    _draw("tradeoff_figure", result, out)
+    if out is not None:
+        _save(tradeoff_figure(result), out)
     if json:
         print_json(result.facts())
         return
-    plain, held = result.error.values()
+    plain, penalised = result.error.values()
     rows = [
         [float(lam), *(f"{curve[i]:.3g}" for curve in (result.floor, result.bound))]
-        + [f"{curve[i]:.3g}" for errors in (plain, held) for curve in (errors["client"], errors["class"])]
+        + [f"{curve[i]:.3g}" for errors in (plain, penalised) for curve in (errors["client"], errors["class"])]
         for i, lam in enumerate(result.lambdas)
     ]
     ridge = result.settings["ridge"]
     header = ["lambda", "FedAvg's floor", "bound", "client, ridge 0", "class, ridge 0"]
     title = "squared distances: FedAvg from the minimiser, and the minimiser from the truth"
     print_table([*header, f"client, ridge {ridge:g}", f"class, ridge {ridge:g}"], rows, title=title)
-    _say(out)
+    _echo_written(out)
 
 
 def _check(out: Path | None) -> None:
-    """A target that cannot be written is refused before any work is done."""
+    """Refuse a path that cannot be written, before any work is done."""
     if out is not None:
-        from feddrm.report.pictures import check_target
+        from feddrm.report.figure_files import check_figure_path
 
-        check_target(out)
-
-
-def _draw(kind: str, result: object, out: Path | None) -> None:
-    if out is not None:
-        from feddrm.drm import figures as densities
-        from feddrm.paper.experiments import experiment_figures
-        from feddrm.report.pictures import save
-
-        home = densities if hasattr(densities, kind) else experiment_figures
-        save(getattr(home, kind)(result), out)
+        check_figure_path(out)
 
 
-def _say(out: Path | None) -> None:
+def _save(figure: Figure, out: Path) -> None:
+    from feddrm.report.figure_files import save_figure
+
+    save_figure(figure, out)
+
+
+def _echo_written(out: Path | None) -> None:
     if out is not None:
         typer.echo(f"wrote {out}")

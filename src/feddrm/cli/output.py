@@ -1,4 +1,4 @@
-"""How commands print: a table for people, JSON for programs."""
+"""Output of commands: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -16,38 +16,39 @@ from rich.text import Text
 
 from feddrm.errors import InterruptedRunError
 
-LONGEST_FIGURE = 20  # letters: a figure, a short name; what is longer may be wrapped
+LONGEST_FIGURE = 20  # characters: longer cells may be wrapped
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 def print_json(value: Any) -> None:
-    """Plain JSON on standard output."""
+    """Print JSON on standard output."""
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-    """Columns that line up; numbers to the right. Only prose is wrapped, and off a terminal nothing is."""
+    """Print aligned columns, numbers to the right. Only long text is wrapped, and only on a terminal."""
     console = Console()
     table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
     body = [list(row) for row in rows]
     for i, name in enumerate(header):
         numeric = bool(body) and all(isinstance(row[i], int | float) for row in body)
         longest = max((cell_len(str(row[i])) for row in body), default=0)
-        least = longest if longest <= LONGEST_FIGURE else LONGEST_FIGURE
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold", min_width=least)
+        table.add_column(
+            name, justify="right" if numeric else "left", overflow="fold", min_width=min(longest, LONGEST_FIGURE)
+        )
     for row in body:
-        table.add_row(*(Text(str(cell)) for cell in row))  # names are not markup
+        table.add_row(*(Text(str(cell)) for cell in row))  # so that brackets in names are not read as markup
     wide = Console(width=10_000)
     if not console.is_terminal:
         console = wide
-    elif (needed := wide.measure(table).minimum) > console.width:  # a figure cut in two, or left out, is no figure
+    elif (needed := wide.measure(table).minimum) > console.width:  # a figure cut in two cannot be read
         console = Console(width=needed)
     console.print(table)
 
 
 @contextmanager
 def resumable() -> Iterator[None]:
-    """Ctrl-C in here says that nothing is lost."""
+    """Turn Ctrl-C within the block into the message that the same command goes on where it stopped."""
     try:
         yield
     except KeyboardInterrupt as stop:

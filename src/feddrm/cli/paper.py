@@ -1,4 +1,4 @@
-"""``feddrm paper``: the whole paper, reproduced cell by cell."""
+"""The commands ``feddrm paper``: run the paper's grid, print its tables, draw its figures, write its results page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from feddrm.errors import FeddrmError, SettingError
 from feddrm.typed_settings import typed
 
 if TYPE_CHECKING:
-    from feddrm.paper import Grid, Outcome, Record, Runner
+    from feddrm.paper import CellOutcome, CellRecord, Grid, Runner
 
 app = typer.Typer(
     help="Reproduce the paper: run its grid, print its tables, draw its figures.",
@@ -31,8 +31,8 @@ Only = Annotated[
     list[str] | None,
     typer.Option(metavar="PATTERN", help="A table, a step, or part of a cell's name (* and ? allowed); repeatable."),
 ]
-Seeds = Annotated[str | None, typer.Option(help="Seeds of all chosen cells, e.g. 2025,2026 (else the grid's own).")]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda (cuda where there is one).")]
+Seeds = Annotated[str | None, typer.Option(help="Seeds of all chosen cells, e.g. 2025,2026 (default: the grid's own).")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda if there is a GPU).")]
 
 
 @app.command("list")
@@ -45,7 +45,7 @@ def list_cells(
     device: Device = None,
     json: JsonFlag = False,
 ) -> None:
-    """Say what is done, half done and missing, and how long it took or will probably take.
+    """List which cells are done, half done or missing, with the time that each took or will probably take.
 
     Example: feddrm paper list --only lambda
     """
@@ -84,7 +84,7 @@ def list_cells(
 @app.command()
 def run(
     only: Only = None,
-    budget: Annotated[str | None, typer.Option(help="Stop in time: 25m, 90s, 1.5h.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Stop after this time: 25m, 90s, 1.5h.")] = None,
     seeds: Seeds = None,
     device: Device = None,
     work: Work = None,
@@ -98,29 +98,29 @@ def run(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Run what is missing, the most valuable first; half-done cells go on where they stopped.
+    """Run the missing cells, the most valuable first; half-done cells continue where they stopped.
 
-    Several calls may run at the same time, on one GPU or several: each takes cells that no other has.
+    Several calls may run at the same time, on one GPU or several: each takes cells that no other call is running.
 
     Example: feddrm paper run --only main --budget 25m
     """
     from feddrm.paper import read_budget
     from feddrm.runs import Config
-    from feddrm.runs.listeners import shown
+    from feddrm.runs.listeners import progress_listener
 
     started = time.monotonic()
     deadline = None if budget is None else started + read_budget(budget)
     settings = typed(Config, keyed_settings(extra))
     options = {"deadline": deadline, "data_dir": data_dir, "settings": settings, "router": router}
     opened, runner = _open(grid, results, work, device, **options)
-    runner.watch = lambda cell: shown(cell.id)
+    runner.watch = lambda cell: progress_listener(cell.id)
     cells = opened.choose(only or (), _seeds(seeds))
     outcomes = []
     with resumable():
         for outcome in runner.go(cells):
             outcomes.append(outcome)
             if not json and outcome.event != "skipped":
-                typer.echo(f"{outcome.cell.id}: {outcome.event}, {outcome.seconds:.0f} s{_because(outcome)}")
+                typer.echo(f"{outcome.cell.id}: {outcome.event}, {outcome.seconds:.0f} s{_reason(outcome)}")
     if json:
         print_json(
             [{"cell": o.cell.id, "event": o.event, "seconds": round(o.seconds, 1), "why": o.why} for o in outcomes]
@@ -145,7 +145,7 @@ def table(
     grid: GridName = "paper",
     results: Results = None,
 ) -> None:
-    """Print a table: ours, the paper's, the difference; what has not been run is marked as missing.
+    """Print a table with our figures, the paper's and the difference; cells not run yet are marked as missing.
 
     Example: feddrm paper table main --format latex
     """
@@ -169,12 +169,12 @@ def figure(
     Example: feddrm paper figure drift --out drift.png
     """
     from feddrm.paper import figure as draw
-    from feddrm.report.pictures import check_target, save
+    from feddrm.report.figure_files import check_figure_path, save_figure
 
     target = out or Path(f"{name}.png")
-    check_target(target)
+    check_figure_path(target)
     opened, records, _ = _records(grid, results)
-    save(draw(name, opened, records, data_dir), target)
+    save_figure(draw(name, opened, records, data_dir), target)
     typer.echo(f"wrote {target}")
 
 
@@ -194,16 +194,18 @@ def page(
     from feddrm.paper import read_notes, results_page
 
     opened, records, folder = _records(grid, results)
-    target = out or (Path("docs/results.md") if opened.name == "paper" else _home(opened)[1].parent / "results.md")
+    target = out or (
+        Path("docs/results.md") if opened.name == "paper" else _default_folders(opened)[1].parent / "results.md"
+    )
     write_together({target: results_page(opened, records, read_notes(opened, records, folder)).encode()})
     typer.echo(f"wrote {target}")
 
 
-def _records(grid: str, results: Path | None) -> tuple[Grid, dict[str, Record], Path]:
+def _records(grid: str, results: Path | None) -> tuple[Grid, dict[str, CellRecord], Path]:
     from feddrm.paper import Grid, read_records
 
     opened = Grid.read(grid)
-    folder = results or _home(opened)[0]
+    folder = results or _default_folders(opened)[0]
     return opened, read_records(opened, folder), folder
 
 
@@ -213,12 +215,12 @@ def _open(
     from feddrm.paper import Grid, Runner, default_device
 
     opened = Grid.read(grid)
-    places = _home(opened)
-    return opened, Runner(opened, results or places[0], work or places[1], device or default_device(), **options)
+    folders = _default_folders(opened)
+    return opened, Runner(opened, results or folders[0], work or folders[1], device or default_device(), **options)
 
 
-def _home(grid: Grid) -> tuple[Path, Path]:
-    """Results and work; only the paper's own grid ever reaches results/paper by itself."""
+def _default_folders(grid: Grid) -> tuple[Path, Path]:
+    """The default folders of results and of runs; only the paper's own grid writes to results/paper by default."""
     if grid.name == "paper":
         return Path("results/paper"), Path("runs/paper")
     base = Path("runs") / f"paper-{grid.name}"
@@ -232,16 +234,17 @@ def _seeds(text: str | None) -> list[int]:
         raise SettingError(f"--seeds '{text}': give numbers with commas, as in 2025,2026") from error
 
 
-def _because(outcome: Outcome) -> str:
+def _reason(outcome: CellOutcome) -> str:
     return f" ({outcome.why})" if outcome.why else ""
 
 
-def _echo_skipped(outcomes: list[Outcome]) -> None:
-    """Cells left out, one line per reason."""
+def _echo_skipped(outcomes: list[CellOutcome]) -> None:
+    """Print the cells that were left out, one line per reason."""
     reasons: dict[str, list[str]] = {}
     for outcome in outcomes:
         if outcome.event == "skipped":
-            shared = outcome.why if outcome.why.startswith(("no data", "the budget")) else "too long for what is left"
-            reasons.setdefault(shared, []).append(outcome.cell.id)
+            common = outcome.why.startswith(("no data", "the budget"))
+            reason = outcome.why if common else "too long for what is left"
+            reasons.setdefault(reason, []).append(outcome.cell.id)
     for why, cells in reasons.items():
         typer.echo(f"left out: {len(cells)} cells, first {cells[0]} ({why})")

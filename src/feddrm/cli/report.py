@@ -1,4 +1,4 @@
-"""``feddrm report``: what came out of one run or several."""
+"""The command ``feddrm report``: the results of one run or several."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ def report(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Print the table of one run or several and write it with all pictures into one HTML page.
+    """Print the table of one run or several, and write an HTML page with the table and all figures.
 
     Example: feddrm report runs/first
     """
-    from feddrm.report.build import report_table, write_report
+    from feddrm.report.report_page import write_report
+    from feddrm.report.run_table import report_table
 
     table = report_table(runs)
     if out is None:

@@ -1,7 +1,8 @@
-"""``feddrm fit-router`` and ``feddrm route``."""
+"""``feddrm fit-router``, ``feddrm route`` and ``feddrm router``: a run's exact router is fitted, used and changed."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 
 from feddrm.cli.data_options import DataDir, given_settings
 from feddrm.cli.output import JsonFlag, print_json, print_table
+from feddrm.errors import FeddrmError, SettingError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,28 +18,95 @@ if TYPE_CHECKING:
     from feddrm.router import Router
 
 RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that 'feddrm train' wrote.")]
+RULE_HELP = "density (all clients equally likely beforehand) or posterior (likely by their size)."
+
+app = typer.Typer(
+    help="Export a fitted router, or remove clients from it.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@app.callback()
+def router() -> None:
+    """Export a fitted router, or remove clients from it."""
+
+
+@app.command()
+def export(
+    run: RunFolderArgument,
+    out: Annotated[Path, typer.Option(help="The ONNX file to write.")] = Path("router.onnx"),
+    rule: Annotated[str, typer.Option(help=RULE_HELP)] = "density",
+    features_only: Annotated[
+        bool, typer.Option("--features-only", help="Take the router's features instead of network inputs.")
+    ] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Write a run's router as one ONNX file: from network inputs, or features, to the probability of each client.
+
+    Example: feddrm router export runs/first --out router.onnx
+    """
+    from feddrm.router.export import export_onnx
+    from feddrm.runs import Run
+
+    fitted = Run.open(run).router()
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision, which is not used, is missing
+    export_onnx(fitted, out, rule=rule, features_only=features_only)
+    shape = [fitted.weight.shape[1]] if features_only else list(fitted.shape)
+    if json:
+        facts = {"path": str(out), "input": "features" if features_only else "input", "shape": shape, "rule": rule}
+        print_json({**facts, "clients": list(fitted.names)})
+        return
+    typer.echo(f"wrote {out}: from inputs [N, {', '.join(map(str, shape))}] to the probabilities of these clients:")
+    typer.echo(", ".join(fitted.names))
+
+
+@app.command()
+def leave(
+    run: RunFolderArgument,
+    clients: Annotated[list[str], typer.Argument(metavar="CLIENT...", help="The clients to remove.")],
+    out: Annotated[Path | None, typer.Option(help="A new folder for the router without them.")] = None,
+    in_place: Annotated[bool, typer.Option("--in-place", help="Replace the run's own router.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Remove clients from a run's router, without fitting it again.
+
+    Example: feddrm router leave runs/first fax --out router-without-fax
+    """
+    from feddrm.runs import Run
+    from feddrm.runs.run_membership import leave_run_router
+
+    if in_place == (out is not None):
+        raise SettingError("where should the router go? give --out FOLDER or --in-place, not both")
+    folder = Run.open(run).folder
+    remaining = leave_run_router(folder, clients, out)
+    path = out or folder.router
+    if json:
+        print_json({"path": str(path), "clients": list(remaining.names), "removed": clients})
+        return
+    typer.echo(f"wrote {path}: a router for {', '.join(remaining.names)}")
 
 
 def fit_router(
     run: RunFolderArgument,
     features: Annotated[
         str | None,
-        typer.Option(help="multiscale, colour, raw, embedding, hidden, client, joined by +; tried on held-out data."),
+        typer.Option(
+            help="multiscale, colour, raw, embedding, hidden, client, joined by + (default: chosen on held-out data)."
+        ),
     ] = None,
     crops: Annotated[int | None, typer.Option(help="Random crops per training image.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of a fit at most (default: 60).")] = None,
     heads: Annotated[bool, typer.Option(help="Also fit the class heads: probe, private, joint, stack.")] = True,
-    joint: Annotated[bool | None, typer.Option(help="Fit the joint model (default: where it is quick).")] = None,
+    joint: Annotated[bool | None, typer.Option(help="Fit the joint model (default: if it is quick).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of crops and held-out parts.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda (default: the run's).")] = None,
     data_dir: DataDir = None,
     json: JsonFlag = False,
 ) -> None:
-    """Fit the exact router of a finished run and measure it; writes router/ and adds to the summary.
+    """Fit the exact router of a finished run, measure it, write router/ and add to the summary.
 
     Example: feddrm fit-router runs/first
     """
-    from feddrm.report.measures import rule_label
+    from feddrm.report.accuracy_measures import rule_label
     from feddrm.router.router import ONE_SCALE
     from feddrm.runs import Run
 
@@ -59,41 +128,48 @@ def fit_router(
     print_table(["accuracy", "by", "percent"], rows)
     if (window := summary["window"]) > 1:
         typer.echo(
-            f"of the router after round {summary['rounds']}; of head, vote and oracle over the last {window} rounds"
+            f"the router is measured after round {summary['rounds']}; "
+            f"head, vote and oracle are means over the last {window} rounds"
         )
-    typer.echo(f"wrote {run / 'router'}")
-    if (fit := summary["router"])["own_scales"]:
+    typer.echo(f"wrote {opened.folder.router}")
+    fit = summary["router"]
+    if fit["own_scales"]:
         typer.echo(f"these figures presume queries that their own client has scaled; for raw ones, {ONE_SCALE}")
     if not fit["converged"]:
         typer.echo(
-            f"the fit stopped after {fit['rounds']} rounds, short of its optimum: --rounds {4 * fit['rounds']} goes on"
+            f"the fit stopped after {fit['rounds']} rounds, short of its optimum: "
+            f"to go on, give --rounds {4 * fit['rounds']}"
         )
 
 
 def route(
     run: RunFolderArgument,
     inputs: Annotated[list[Path], typer.Argument(metavar="INPUT...", help="Images, or csv tables of the columns.")],
-    rule: Annotated[str, typer.Option(help="density (all clients alike beforehand) or posterior.")] = "density",
-    coverage: Annotated[float, typer.Option(help="Abstain from the least sure beyond this fraction.")] = 1.0,
+    rule: Annotated[str, typer.Option(help=RULE_HELP)] = "density",
+    coverage: Annotated[
+        float, typer.Option(help="Answer this fraction of queries; abstain from the least certain ones.")
+    ] = 1.0,
     without: Annotated[list[str] | None, typer.Option(help="A client that is not available; repeatable.")] = None,
     miss: Annotated[
         float | None,
-        typer.Option(help="Also name the clients that hold the right one but for this chance: 0.01, 0.05, 0.1, 0.2."),
+        typer.Option(
+            help="Also name a set of clients that misses the right one with this probability: 0.01, 0.05, 0.1, 0.2."
+        ),
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Say which client should answer each query.
+    """Print which client should answer each query.
 
     Example: feddrm route runs/first scan.png
     """
-    from feddrm.errors import FeddrmError
     from feddrm.router import read_manifest
     from feddrm.runs import Run
-    from feddrm.runs.run_router import read_inputs
+    from feddrm.runs.query_files import read_queries
 
-    router = Run.open(run).router()
-    notes = read_manifest(run / "router")["notes"]
-    x, names = read_inputs(router, notes.get("columns"), inputs)
+    opened = Run.open(run)
+    router = opened.router()
+    columns = read_manifest(opened.folder.router)["notes"].get("columns")
+    x, names = read_queries(router, columns, inputs)
     for name in without or ():
         if name not in router.names:
             raise FeddrmError(f"unknown client '{name}' (there are: {', '.join(router.names)})")

@@ -11,6 +11,7 @@ import typer
 
 from feddrm.cli.output import JsonFlag, print_json, print_table
 from feddrm.errors import FeddrmError, SettingError
+from feddrm.rules import RULES_HELP
 
 Host = Annotated[str | None, typer.Option(help="Address to listen on (default: this machine only).")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")]
@@ -37,7 +38,7 @@ def serve(
     audit: Annotated[str | None, typer.Option(help="SQLite file or postgresql:// URL (default: in RUN).")] = None,
     retention_days: Annotated[float | None, typer.Option(help="Days the audit log goes back.")] = None,
     reload_seconds: Annotated[float | None, typer.Option(help="How often to look for a new router.")] = None,
-    rule: Annotated[str | None, typer.Option(help="density (default) or posterior.")] = None,
+    rule: Annotated[str | None, typer.Option(help=f"{RULES_HELP}.")] = None,
     coverage: Annotated[float | None, typer.Option(help="Fraction to answer; abstain from the least sure.")] = None,
     rate: Rate = None,
     samples: Annotated[bool, typer.Option(help="Show the run's sample pictures in the console.")] = True,
@@ -51,7 +52,6 @@ def serve(
         from feddrm.serve.app import build_gateway
         from feddrm.serve.server import address, bind, demo_clients, run_app
         from feddrm.serve.settings import GatewaySettings, make_settings
-    from feddrm.router import read_manifest
 
     if demo and clients is not None:
         raise SettingError("--demo starts its own clients: leave out --clients")
@@ -61,7 +61,6 @@ def serve(
         "rule": rule, "coverage": coverage, "rate": rate, "log_level": log_level,
     }  # fmt: skip
     settings = make_settings(GatewaySettings, clients=clients, **given)
-    read_manifest(run / "router")  # a run without a router is an error before any process starts
     summary = _dataset_summary(run)
     facts = None if summary is None else summary.facts
     gallery = summary.gallery if summary is not None and samples else None

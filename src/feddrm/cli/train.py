@@ -1,4 +1,4 @@
-"""``feddrm train``, ``feddrm evaluate`` and ``feddrm demo``."""
+"""``feddrm train``, ``feddrm evaluate`` and ``feddrm demo``: training and its results."""
 
 from __future__ import annotations
 
@@ -21,13 +21,11 @@ from feddrm.cli.data_options import (
 )
 from feddrm.cli.output import JsonFlag, print_json, print_table, resumable
 from feddrm.errors import SettingError
-from feddrm.typed_settings import typed
 
 if TYPE_CHECKING:
     from feddrm.runs import Run
 
 DEMO_METHODS = ("feddrm", "fedavg", "fedavgft", "local")
-MACHINE = ("device", "engine", "precision", "threads")  # where and how fast: no part of the plan
 
 
 def train(
@@ -35,7 +33,7 @@ def train(
     data: Annotated[str | None, typer.Option(help="A name from 'feddrm datasets'.")] = None,
     method: Annotated[str | None, typer.Option(help="A name from 'feddrm methods'.")] = None,
     model: Annotated[str | None, typer.Option(help="A name from 'feddrm models'.")] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML of the form of a run's config.yaml.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of the form of a run's config.yaml.")] = None,
     clients: Clients = None,
     partition: Partition = None,
     alpha: Alpha = None,
@@ -45,17 +43,19 @@ def train(
     local_steps: Annotated[int | None, typer.Option(help="SGD steps per client and round.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate at the start of the cosine schedule.")] = None,
-    participation: Annotated[float | None, typer.Option(help="Fraction of clients asked in a round.")] = None,
+    participation: Annotated[float | None, typer.Option(help="Fraction of clients that take part in a round.")] = None,
     dropout: Annotated[float | None, typer.Option(help="Chance that a client does not answer.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of data and training (the paper's: 2025).")] = None,
     lam: Annotated[float | None, typer.Option("--lambda", help="FedDRM's weight of the class loss.")] = None,
     variant: Annotated[str | None, typer.Option(help="'paper' or 'original', for methods that have both.")] = None,
-    window: Annotated[int | None, typer.Option(help="Last rounds that the summary averages.")] = None,
+    window: Annotated[int | None, typer.Option(help="Number of last rounds that the summary averages.")] = None,
     test_crop: Annotated[bool | None, typer.Option(help="Crop test images at random, as the paper does.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, sequential, or graph (all clients at once).")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="auto, sequential, or graph (all clients at once, on a GPU).")
+    ] = None,
     precision: Annotated[str | None, typer.Option(help="On a GPU: auto, bf16, tf32 or fp32.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Clients that train side by side on CPU.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Number of clients that train side by side on CPU.")] = None,
     track: Annotated[bool, typer.Option("--track", help="Write TensorBoard scalars.")] = False,
     data_dir: DataDir = None,
     download: Download = False,
@@ -67,7 +67,7 @@ def train(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Train a federation and evaluate it; on an existing run, go on where it stopped.
+    """Train a federation and evaluate it. An interrupted run goes on where it stopped.
 
     Example: feddrm train --data digits --method feddrm --rounds 40 --out runs/first
     """
@@ -91,7 +91,7 @@ def train(
     )
     parts["method"] |= given_settings(lam=lam, variant=variant)
     parts["evaluation"] |= given_settings(window=window) | ({} if test_crop is None else {"test_crop": test_crop})
-    if seed is not None:  # also where a run's own configuration names a seed of its data
+    if seed is not None:  # also if the configuration has another seed for the data
         parts["data"]["seed"] = seed
     settings |= given_settings(
         rounds=rounds,
@@ -126,7 +126,7 @@ def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     json: JsonFlag = False,
 ) -> None:
-    """Print what a run reached: from its summary, or from its last round if it is not finished.
+    """Print the accuracies of a run: from its summary, or from its last evaluated round if it is not finished.
 
     Example: feddrm evaluate runs/first
     """
@@ -141,37 +141,38 @@ def evaluate(
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the runs and the report go.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("runs/demo"),
     rounds: Annotated[int, typer.Option(help="Communication rounds.")] = 40,
     seed: Annotated[int, typer.Option(help="Seed of data and training.")] = 0,
     json: JsonFlag = False,
 ) -> None:
-    """Train FedDRM with its exact router, FedAvg, FedAvg with fine-tuning and local-only on the digits, and compare.
+    """Train FedDRM with its exact router, FedAvg, FedAvg with fine-tuning and local models on the digits; compare them.
 
     Example: feddrm demo --out runs/demo
     """
+    from feddrm.report.build import report_table, write_report
+    from feddrm.router.artifact import MANIFEST
+
     folders = []
     for method in DEMO_METHODS:
         parts: dict[str, dict[str, Any]] = {"data": {"name": "digits"}, "method": {"name": method}}
         parts |= {"model": {}, "evaluation": {}}
         folders.append(out / method)
         run = _train(parts, {"rounds": rounds, "seed": seed}, folders[-1])
-        if method == "feddrm" and not (run.path / "router" / "manifest.json").exists():
+        if method == "feddrm" and not (run.folder.router / MANIFEST).exists():
             run.fit_router(progress=True)
-    from feddrm.report.build import report_table, write_report
-
     table = report_table(folders)
     page = write_report(table, out)
     if json:
         print_json(table.values())
         return
     print_table(*_demo_table(table.values()), title="accuracy in percent")
-    typer.echo("the exact router's and the stacked figures are of the last round, the others means of the last rounds")
+    typer.echo("exact router and stacked are measured after the last round, the others are means of the last rounds")
     typer.echo(f"wrote {page}")
 
 
 def _demo_table(runs: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """One row per way to answer: narrow enough for a terminal; the page has the rest."""
+    """One row per way to answer: few enough columns for a terminal; the page has the others."""
     ways = {"feddrm": (("published head", "head_density"), ("exact router", "exact_density"), ("stacked", "stacked"))}
     rows = []
     for run in runs:
@@ -188,7 +189,7 @@ def _demo_table(runs: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]
 
 
 def _part(part: str, value: Any) -> dict[str, Any]:
-    """A name, or a name with settings."""
+    """The settings of one part of a configuration, which may also be just a name."""
     if isinstance(value, str):
         return {"name": value}
     if not isinstance(value, dict) or not isinstance(value.get("name", ""), str):
@@ -197,23 +198,19 @@ def _part(part: str, value: Any) -> dict[str, Any]:
 
 
 def _train(parts: dict[str, dict[str, Any]], settings: dict[str, Any], out: Path | None, track: bool = False) -> Run:
-    from feddrm.engine import Plan
     from feddrm.methods import Method
     from feddrm.models import Model
-    from feddrm.runs import Config
     from feddrm.runs import train as train_run
-    from feddrm.runs.config import known_fields
+    from feddrm.runs.config import training_settings
 
     names = {part: parts[part].pop("name", None) for part in ("data", "method", "model")}
     if out is None:
         raise SettingError("where should the run go? give --out FOLDER")
     if names["data"] is None:
         raise SettingError("what should it train on? give --data NAME (see: feddrm datasets)")
-    machine = {key: settings[key] for key in MACHINE if key in settings}
-    plan = {key: value for key, value in settings.items() if key not in machine}
-    settings = {**known_fields(Plan, plan, "training"), **typed(Config, machine)}
-    if "seed" in settings:
-        parts["data"].setdefault("seed", settings["seed"])
+    plan, machine = training_settings(settings)
+    if "seed" in plan:
+        parts["data"].setdefault("seed", plan["seed"])
     method = Method.make(names["method"] or "feddrm", **parts["method"])
     model = Model.make(names["model"], **parts["model"]) if names["model"] else parts["model"]
     with resumable():
@@ -226,12 +223,13 @@ def _train(parts: dict[str, dict[str, Any]], settings: dict[str, Any], out: Path
             evaluation=parts["evaluation"],
             progress=True,
             track=track,
-            **settings,
+            **plan,
+            **machine,
         )
 
 
 def _print_runs(folders: list[Path]) -> None:
-    from feddrm.report.build import report_table
+    from feddrm.report.run_table import report_table
 
     table = report_table(folders)
     print_table(table.header(), table.text_rows(), title="accuracy in percent")

@@ -1,6 +1,7 @@
 """Federated data: datasets, their division among clients, covariate shift, and batch streams."""
 
-from feddrm.data.batches import Batch, Draw, batch, draw, draw_for, generator_for
+from feddrm.data.batches import Batch, Draw, Participant, batch, draw, draw_for, generator_for
+from feddrm.data.client import Client, Split
 from feddrm.data.crop import RandomResizedCrop, resized_crop
 from feddrm.data.datasets.base import Dataset, load
 from feddrm.data.datasets.cifar import Cifar10, Cifar20, Cifar100
@@ -8,7 +9,7 @@ from feddrm.data.datasets.digits import Digits
 from feddrm.data.datasets.heart import Heart
 from feddrm.data.datasets.retina import Retina
 from feddrm.data.datasets.user import Csv, Folders
-from feddrm.data.federation import DEPLOYED, Client, Federation, Split
+from feddrm.data.federation import DEPLOYED, Federation
 from feddrm.data.partition import PARTITIONS, partition
 from feddrm.data.pool import Pool
 from feddrm.data.shift import SHIFTS, ColourShift, colour_shifts
@@ -31,6 +32,7 @@ __all__ = [
     "Federation",
     "Folders",
     "Heart",
+    "Participant",
     "Pool",
     "RandomResizedCrop",
     "Retina",

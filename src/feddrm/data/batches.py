@@ -1,20 +1,22 @@
-"""Fixed-shape batches: which samples, which crops, in which order, for one client, round and phase."""
+"""Batches of fixed shape: which samples and which crops a client uses at each step of a round's phase."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from feddrm.data.client import Client, Split
 from feddrm.data.crop import RandomResizedCrop, take
-from feddrm.data.federation import Client, Federation, Split
+from feddrm.data.federation import Federation
 from feddrm.errors import SettingError
 
 
 class Batch(NamedTuple):
-    """One step's input. ``mask`` is False on the filling of a batch that ran out of samples."""
+    """The input of one step. ``mask`` is False at the places of a batch that hold no sample."""
 
     x: Tensor
     y: Tensor
@@ -23,7 +25,7 @@ class Batch(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """Everything random about one phase: sample numbers [step, place], mask, and crop boxes [step, place, 4]."""
+    """All random choices of one phase: sample numbers [step, place], mask, and crop boxes [step, place, 4]."""
 
     samples: Tensor
     mask: Tensor
@@ -39,10 +41,10 @@ class Draw(NamedTuple):
 
 
 def generator_for(*key: int) -> torch.Generator:
-    """A CPU generator that depends on nothing but ``key``.
+    """A CPU generator that depends on ``key`` alone.
 
-    Draws keyed by (seed, client, round, phase) need no state between rounds: a run resumes, and a
-    client on another machine trains, on exactly the same batches.
+    Draws keyed by (seed, client, round, phase) need no state between rounds. A resumed run and a client
+    on another machine therefore train on exactly the same batches.
     """
     state = np.random.SeedSequence(key).generate_state(2, np.uint32)
     generator = torch.Generator()
@@ -59,20 +61,20 @@ def draw(
     crop: RandomResizedCrop | None = None,
     size: tuple[int, int] = (0, 0),
 ) -> Draw:
-    """Batches of one phase: a fresh shuffle, without replacement until the samples run out, then another.
+    """Draw the batches of one phase: without replacement from a shuffle of all samples, then from the next shuffle.
 
-    The last batch of a shuffle holds what is left, its other places masked, as a loader that keeps
-    partial batches would. A client with fewer samples than a batch sees all of them at every step.
+    The last batch of a shuffle holds the remaining samples, and its other places are masked. A client
+    with fewer samples than a batch uses all of them at every step.
     """
     if batch_size < 1 or steps < 0 or count < 1:
         raise SettingError(f"cannot draw {steps} batches of {batch_size} from {count} samples: all must be positive")
     samples = torch.zeros(steps, batch_size, dtype=torch.int64)
     mask = torch.zeros(steps, batch_size, dtype=torch.bool)
-    order, used = torch.empty(0, dtype=torch.int64), count
+    shuffled, used = torch.empty(0, dtype=torch.int64), count
     for step in range(steps):
         if used >= count:
-            order, used = torch.randperm(count, generator=generator), 0
-        part = order[used : used + batch_size]
+            shuffled, used = torch.randperm(count, generator=generator), 0
+        part = shuffled[used : used + batch_size]
         samples[step, : len(part)] = part
         mask[step, : len(part)] = True
         used += len(part)
@@ -82,24 +84,36 @@ def draw(
     return Draw(samples, mask, boxes)
 
 
-def draw_for(
-    federation: Federation, client: int, *, steps: int, batch_size: int, seed: int, round: int, phase: int
-) -> Draw:
-    """The draw of one client, round and phase: the same wherever and whenever it is asked for."""
+@dataclass(frozen=True, eq=False)
+class Participant:
+    """One client as training needs it: its number keys every draw, ``crop`` is the federation's random crop."""
+
+    number: int
+    client: Client
+    crop: RandomResizedCrop | None = None
+
+    @classmethod
+    def of(cls, federation: Federation, number: int) -> Participant:
+        """The client with this number."""
+        return cls(number, federation.clients[number], federation.crop)
+
+
+def draw_for(participant: Participant, *, steps: int, batch_size: int, seed: int, round: int, phase: int) -> Draw:
+    """The draw of one client, round and phase. It depends on the arguments alone, on every machine."""
+    samples = participant.client.train
     return draw(
-        len(federation.clients[client].train),
+        len(samples),
         steps,
         batch_size,
-        generator_for(seed, client, round, phase),
-        crop=federation.crop,
-        size=federation.shape[-2:] if federation.crop else (0, 0),  # type: ignore[arg-type]
+        generator_for(seed, participant.number, round, phase),
+        crop=participant.crop,
+        size=tuple(samples.x.shape[-2:]) if participant.crop else (0, 0),  # type: ignore[arg-type]
     )
 
 
 def batch(client: Client, number: int, split: Split, drawn: Draw, step: int) -> Batch:
-    """Step ``step`` of a draw as the client's network sees it."""
+    """The batch of one step of a draw, as network input of the client."""
     index = drawn.samples[step]
     boxes = None if drawn.boxes is None else drawn.boxes[step]
     x = client.view(split.x[index] if boxes is None else take(split.x, index), boxes)
-    who = torch.full_like(index, number)
-    return Batch(x, split.y[index], who, drawn.mask[step])
+    return Batch(x, split.y[index], torch.full_like(index, number), drawn.mask[step])

@@ -1,8 +1,9 @@
-"""Cropping on CPU in one pass over memory, compiled by numba on first use (the extra ``fast``).
+"""CPU kernels that crop, shift and scale in one pass over memory, compiled by numba (the extra ``fast``).
 
-The same arithmetic as the tensor operations of ``crop.py``, ``shift.py`` and ``view.py``, to the last
-bit. Those read and write a batch some ten times; here one image at a time stays in the cache. The
-compiled code is kept on disk for later processes, and threads run it side by side.
+The results equal those of the tensor operations in ``crop.py``, ``shift.py`` and ``view.py`` to the last
+bit. The tensor operations read and write a whole batch about ten times; the kernels work on one image
+at a time, which stays in the cache. numba compiles them at the first call and keeps the machine code
+on disk for later processes. Several threads can run them at once.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 Boxes = NDArray[np.int64]
-Taps = tuple[NDArray[np.int64], NDArray[np.uint16]]  # left tap and 1/256ths of the right one, by crop size
+Taps = tuple[NDArray[np.int64], NDArray[np.uint16]]  # left tap, and weight of the right tap in 1/256, by crop size
 
 Kernel = TypeVar("Kernel", bound=Callable[..., None])
 
 
 def compiled(kernel: Kernel) -> Kernel:
-    """Machine code on the first call, kept on disk; the interpreter's lock is free while it runs."""
+    """Compile at the first call, keep the machine code on disk, and release the interpreter's lock while it runs."""
     return cast(Kernel, njit(nogil=True, cache=True)(kernel))
 
 
@@ -35,7 +36,7 @@ def crop(columns: Bytes, boxes: Boxes, across: Taps, down: Taps, out: Bytes) -> 
 
 
 @compiled
-def see(
+def crop_shift_scale(
     columns: Bytes,
     boxes: Boxes,
     across: Taps,
@@ -44,9 +45,9 @@ def see(
     scale: NDArray[np.float32],
     out: NDArray[np.float32],
 ) -> None:
-    """Crop, change colours by ``table`` and scale: ``out`` [image, row, column, channel] from ``columns``.
+    """Crop, shift colours by ``table`` and scale: ``out`` [image, row, column, channel] from ``columns``.
 
-    ``scale`` [channel, value] is what the network gets for every value of a pixel.
+    ``scale`` [channel, value] has the network input for every value of a pixel.
     """
     _, height, width, channels = out.shape
     wide, rows = np.empty(columns.shape[1:], np.uint8), np.empty((height, channels * width), np.uint8)
@@ -54,22 +55,22 @@ def see(
     for i in range(len(columns)):
         _resize(columns[i], boxes[i], across, down, wide, rows, cropped)
         for y in range(height):
-            line, seen = cropped[y], out[i, y]
+            line, result = cropped[y], out[i, y]
             for x in range(width):
                 if table is None:
                     for c in range(channels):
-                        seen[x, c] = scale[c, line[c * width + x]]
+                        result[x, c] = scale[c, line[c * width + x]]
                 else:
                     colour = table[line[x] | line[width + x] << 8 | line[2 * width + x] << 16]
                     for c in range(3):
-                        seen[x, c] = scale[c, colour >> 8 * c & 255]
+                        result[x, c] = scale[c, colour >> 8 * c & 255]
 
 
 @compiled
 def _resize(
     columns: Bytes, box: NDArray[np.int64], across: Taps, down: Taps, wide: Bytes, rows: Bytes, out: Bytes
 ) -> None:
-    """One image: along the width, turned, along the height."""
+    """Resize one image along the width, transpose it, and resize it along the height."""
     width, height = len(columns), len(rows)
     top, left, h, w = box
     if top < 0 or left < 0 or h < 1 or w < 1 or top + h > height or left + w > width:
@@ -87,11 +88,11 @@ def _stretch(lines: Bytes, start: int, position: NDArray[np.int64], share: NDArr
     last = len(lines) - 1
     for j in range(len(out)):
         first = start + position[j]
-        # The last line has no right neighbour; its share is zero, so any valid line will do.
+        # The last line has no right neighbour. Its share is zero, so any valid line can stand there.
         a, b, line = lines[first], lines[min(first + 1, last)], out[j]
         right = share[j]
         left = np.uint16(256 - right)
         for k in range(len(line)):
-            # All in 16 bits: eight values at a time.
+            # 16-bit arithmetic, so that the CPU computes eight values at a time.
             total = np.uint16(np.uint16(a[k]) * left + np.uint16(b[k]) * right + np.uint16(128))
             line[k] = np.uint8(total >> np.uint16(8))

@@ -1,69 +1,34 @@
-"""The typed result of loading data: clients, each with its own training and test samples."""
+"""A federation: its clients with their samples, the class names, and where the data came from."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from feddrm.data.client import Client, Split, check_client_names
 from feddrm.data.crop import RandomResizedCrop
-from feddrm.data.view import View
+from feddrm.data.sources.arrays import Arrays, ArraySource
+from feddrm.data.sources.csv_tables import CsvSource, Paths
+from feddrm.data.sources.image_folders import ImageFolderSource
 from feddrm.errors import FeddrmError
 
-if TYPE_CHECKING:
-    from feddrm.data.sources.build import Arrays, Paths
-
-LONGEST_NAME = 200  # bytes: what disks allow a folder's name, less what a temporary one adds
-
-
-DEPLOYED = "deployed"  # the name of data that nobody has in one place
-
-
-@dataclass(frozen=True, eq=False)
-class Split:
-    """Samples and labels: uint8 images [n, channels, height, width] or float32 rows [n, columns]."""
-
-    x: Tensor
-    y: Tensor
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def __repr__(self) -> str:  # in a notebook, what it is; not its tensors
-        return f"Split({len(self)} samples of {'x'.join(map(str, self.x.shape[1:]))})"
-
-    def to(self, device: torch.device | str) -> Split:
-        return Split(self.x.to(device), self.y.to(device))
-
-
-@dataclass(frozen=True, eq=False)
-class Client:
-    """One participant: what it holds, and how it sees a raw sample."""
-
-    name: str
-    train: Split
-    test: Split
-    view: View = field(default_factory=View)
-    shift: str = "none"
-
-    def to(self, device: torch.device | str) -> Client:
-        return replace(self, train=self.train.to(device), test=self.test.to(device))
+DEPLOYED = "deployed"  # the name of a federation whose samples stay at the sites
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Clients that could train together, with everything a person needs to trust the numbers.
+    """All clients with their class names, the form of a sample, and a description of the data.
 
-    ``source`` says where the samples came from, ``settings`` how they were divided and shifted,
-    ``gallery`` holds [client, sample, channel, height, width] pictures of the same samples as each
-    client would see them (None where clients differ by nature, not by a known transform).
+    ``source`` says where the samples came from, ``settings`` how they were divided and shifted.
+    ``gallery`` [client, sample, channel, height, width] shows the same samples as each client would
+    see them. It is None where clients differ by nature and not by a known transform.
     """
 
     name: str
@@ -76,7 +41,7 @@ class Federation:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_clients(self.name, [c.name for c in self.clients])
+        check_client_names(self.name, [c.name for c in self.clients])
         shape, dtype = self.clients[0].train.x.shape[1:], self.clients[0].train.x.dtype
         for client in self.clients:
             for part, split in (("training", client.train), ("test", client.test)):
@@ -86,12 +51,13 @@ class Federation:
         return len(self.clients)
 
     def __repr__(self) -> str:
-        told = ", ".join(f"{client.name} {len(client.train)}+{len(client.test)}" for client in self.clients)
+        sizes = ", ".join(f"{client.name} {len(client.train)}+{len(client.test)}" for client in self.clients)
         shape = "x".join(map(str, self.shape))
-        return f"Federation('{self.name}', {len(self.classes)} classes, samples of {shape}, train+test: {told})"
+        return f"Federation('{self.name}', {len(self.classes)} classes, samples of {shape}, train+test: {sizes})"
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The clients' names, in order."""
         return tuple(c.name for c in self.clients)
 
     @property
@@ -106,7 +72,7 @@ class Federation:
 
     @property
     def weights(self) -> Tensor:
-        """n_i / N from the training sizes (float64): the weights of aggregation and averages."""
+        """Each client's share of all training samples (float64): the weights of aggregation and averages."""
         return self.sizes.double() / self.sizes.sum()
 
     def counts(self, part: str = "all") -> Tensor:
@@ -122,16 +88,16 @@ class Federation:
         return replace(self, clients=tuple(c.to(device) for c in self.clients))
 
     def digest(self) -> str:
-        """A checksum of what training sees: clients, classes, columns and every sample, in order."""
-        found = hashlib.sha256(json.dumps([self.names, self.classes, self.columns]).encode())
+        """A checksum of what training uses: client, class and column names and every sample, in order."""
+        checksum = hashlib.sha256(json.dumps([self.names, self.classes, self.columns]).encode())
         for client in self.clients:
             for tensor in (client.train.x, client.train.y, client.test.x, client.test.y):
-                found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-                found.update(tensor.cpu().contiguous().numpy().data)
-        return found.hexdigest()
+                checksum.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+                checksum.update(tensor.cpu().contiguous().numpy().data)
+        return checksum.hexdigest()
 
     def describe(self) -> dict[str, Any]:
-        """Everything ``feddrm data info`` prints, as plain values."""
+        """Everything that ``feddrm data info`` prints, as plain values."""
         return {
             "name": self.name,
             "source": self.source,
@@ -154,44 +120,30 @@ class Federation:
 
     @classmethod
     def from_arrays(cls, clients: Arrays, **options: Any) -> Federation:
-        """Bring your own arrays: ``{"oslo": (X, y), "lima": (X, y)}``; see :mod:`feddrm.data.sources.build`."""
-        from feddrm.data.sources.build import from_arrays
+        """Make a federation from arrays, ``{"oslo": (X, y), "lima": (X, y)}``.
 
-        return from_arrays(clients, **options)
+        Options (test, test_fraction, seed, name, classes, columns):
+        see :class:`feddrm.data.sources.arrays.ArraySource`.
+        """
+        return cls(**vars(ArraySource(clients, **options).load()))
 
     @classmethod
     def from_folders(cls, root: str | Path, **options: Any) -> Federation:
-        """Bring your own images: one folder per client, class sub-folders; see :mod:`feddrm.data.sources.build`."""
-        from feddrm.data.sources.build import from_folders
+        """Make a federation from images: a folder per client, and in it a folder per class.
 
-        return from_folders(root, **options)
+        Options (size, test_fraction, seed, name):
+        see :class:`feddrm.data.sources.image_folders.ImageFolderSource`.
+        """
+        return cls(**vars(ImageFolderSource(root, **options).load()))
 
     @classmethod
     def from_csv(cls, paths: Paths, **options: Any) -> Federation:
-        """Bring your own tables: one file per client, or one with a client column."""
-        from feddrm.data.sources.build import from_csv
+        """Make a federation from tables: one CSV file per client, or one file with a client column.
 
-        return from_csv(paths, **options)
-
-
-def check_clients(where: str, names: Sequence[str]) -> None:
-    """Client names become folder names and router columns: at least two, distinct, and safe."""
-    if len(names) < 2:
-        raise FeddrmError(f"{where}: a federation needs at least two clients, got {len(names)}: add another")
-    seen: dict[str, str] = {}
-    for name in names:
-        if not name.strip() or name in {".", ".."} or not name.isprintable() or any(c in name for c in "/\\"):
-            raise FeddrmError(f"{where}: client name {name!r} cannot name a folder: use letters, digits, '-' or '_'")
-        if "," in name:  # lists of clients are written with commas: ?without=lima,pune, --clients, the audit log
-            raise FeddrmError(f"{where}: client name {name!r} has a comma, which parts names: use '-' or '_' instead")
-        if len(name.encode()) > LONGEST_NAME:
-            raise FeddrmError(
-                f"{where}: client name '{name[:20]}...' has {len(name.encode())} bytes: use at most {LONGEST_NAME}"
-            )
-        # Folders on many disks do not tell upper case from lower, nor 'ü' in one character from 'ü' in two.
-        if (folded := unicodedata.normalize("NFC", name.casefold())) in seen:
-            raise FeddrmError(f"{where}: duplicate client name '{name}' (also '{seen[folded]}'): rename one of them")
-        seen[folded] = name
+        Options (label, client, test, drop, test_fraction, seed, name):
+        see :class:`feddrm.data.sources.csv_tables.CsvSource`.
+        """
+        return cls(**vars(CsvSource(paths, **options).load()))
 
 
 def _check_split(where: str, split: Split, shape: torch.Size, dtype: torch.dtype, classes: Sequence[str]) -> None:

@@ -1,8 +1,8 @@
-"""Dividing one pool of labelled samples among clients, as the paper's experiments did.
+"""Partitions: the division of one pool of labelled samples among clients, as in the paper's experiments.
 
-Index for index the same as FedLab 1.3.0 with the same seed: the legacy NumPy generator, drawn from
-in the same order. Only the sort behind the shards is stable here, where FedLab's depends on the
-machine.
+With the same seed, all indices equal those of FedLab 1.3.0: both draw from NumPy's legacy generator in
+the same order. There is one difference: the sort behind the shards is stable here, while FedLab's
+depends on the machine.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddrm.errors import SettingError
+from feddrm.registry import check_choice
 
 PARTITIONS = ("iid", "dirichlet", "shards")
 TRAIN_FRACTION = 0.7
-MAX_DRAWS = 1_000  # settings that work need a few; with many clients a thousand take seconds
+MAX_DRAWS = 1_000  # possible settings need a few draws; a thousand draws for many clients take seconds
 
 Indices = NDArray[np.int64]
 
@@ -24,7 +25,8 @@ Indices = NDArray[np.int64]
 def partition(
     labels: NDArray[np.integer], *, clients: int, kind: str, alpha: float, shards: int, seed: int
 ) -> list[tuple[Indices, Indices]]:
-    """(train, test) indices of every client: divide by ``kind``, then 70/30 from the same generator."""
+    """(train, test) indices of every client: a division by ``kind``, then 70/30 with the same generator."""
+    check_choice("partition", kind, PARTITIONS)
     rng = np.random.RandomState(seed)
     labels = np.asarray(labels)
     if clients * 2 > len(labels):
@@ -33,17 +35,15 @@ def partition(
         parts = list(np.array_split(rng.permutation(len(labels)), clients))
     elif kind == "dirichlet":
         parts = _dirichlet(labels, clients, alpha, rng)
-    elif kind == "shards":
-        parts = _shards(labels, clients, shards, rng)
     else:
-        raise SettingError(f"unknown partition '{kind}': choose one of {', '.join(PARTITIONS)}")
+        parts = _shards(labels, clients, shards, rng)
     return split(parts, rng)
 
 
 def split(
     parts: Sequence[Indices], rng: np.random.RandomState, train: float = TRAIN_FRACTION
 ) -> list[tuple[Indices, Indices]]:
-    """Shuffle each client's samples in turn; the first ``train`` of them (rounded down) are for training."""
+    """Shuffle each client's samples in turn, and use the first ``train`` of them (rounded down) for training."""
     out = []
     for part in parts:
         order = np.array(part, dtype=np.int64)
@@ -54,7 +54,7 @@ def split(
 
 
 def _dirichlet(labels: NDArray[np.integer], clients: int, alpha: float, rng: np.random.RandomState) -> list[Indices]:
-    """For every class a Dirichlet draw over clients, skipping those that hold their share already."""
+    """Divide every class by a Dirichlet draw over the clients that do not yet hold their share."""
     classes = int(labels.max()) + 1
     smallest_allowed = max(classes, 2)
     if clients * smallest_allowed > len(labels):
@@ -69,9 +69,9 @@ def _dirichlet(labels: NDArray[np.integer], clients: int, alpha: float, rng: np.
             members = np.where(labels == k)[0]
             rng.shuffle(members)
             share = rng.dirichlet(np.repeat(alpha, clients))
-            with np.errstate(invalid="ignore"):  # a tiny alpha can give infinite shares, refused below
+            with np.errstate(invalid="ignore"):  # a tiny alpha can give infinite shares
                 share = share * (held < len(labels) / clients)
-            if not share.sum() > 0:  # or put everything on clients that are full
+            if not share.sum() > 0:  # infinite, or only clients that hold their share would get samples
                 break
             share = share / share.sum()
             cuts = (np.cumsum(share) * len(members)).astype(int)[:-1]
@@ -90,9 +90,9 @@ def _dirichlet(labels: NDArray[np.integer], clients: int, alpha: float, rng: np.
 
 
 def _shards(labels: NDArray[np.integer], clients: int, shards: int, rng: np.random.RandomState) -> list[Indices]:
-    """Cut the samples, sorted by label, into equal shards and deal ``shards`` of them to each client.
+    """Sort the samples by label, cut them into equal shards, and give ``shards`` shards to each client.
 
-    What is left over when the shards do not divide, fewer samples than there are shards, goes to nobody.
+    The samples that do not fill a shard, fewer than there are shards, go to no client.
     """
     size = len(labels) // (clients * shards)
     if size < 1:
@@ -101,5 +101,5 @@ def _shards(labels: NDArray[np.integer], clients: int, shards: int, rng: np.rand
             f"there are {len(labels)}: ask for fewer shards"
         )
     order = np.argsort(labels, kind="stable")
-    dealt = rng.permutation(clients * shards).reshape(clients, shards)
-    return [np.concatenate([order[s * size : (s + 1) * size] for s in row]) for row in dealt]
+    shards_of = rng.permutation(clients * shards).reshape(clients, shards)
+    return [np.concatenate([order[s * size : (s + 1) * size] for s in row]) for row in shards_of]

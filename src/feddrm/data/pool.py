@@ -1,27 +1,28 @@
-"""All clients' samples in one place on one device, each still seen through its own client's eyes.
+"""A pool: the samples of all clients in one tensor on one device, prepared by each client's view.
 
-Whose a sample is, is a number here and not a Python object: the same captured work serves any
-client, and the pooled test set is prepared without a loop over clients.
+The client of a sample is a number in a tensor, not a Python object. One captured CUDA graph therefore
+serves every client, and the pooled test set is prepared without a loop over clients.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from feddrm.data.crop import column_first, resized_crop, take
 from feddrm.data.federation import Federation
-from feddrm.data.shift import COLOURS, _look_up, _pack, _unpack
+from feddrm.data.shift import COLOURS, look_up, pack, unpack
 
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """The samples of one split; client i's begin at ``starts[i]``, and ``owners`` says whose each one is.
+    """The samples of one split. Those of client i begin at ``starts[i]``; ``owners`` has the client of each sample.
 
-    ``mean`` and ``std`` are [client, channel, 1, 1]; ``tables`` the clients' colour tables end to
-    end (None where nobody shifts colours): 64 MiB per client.
+    ``mean`` and ``std`` are [client, channel, 1, 1]. ``tables`` holds the colour tables of all clients,
+    one after another (64 MiB each), or None if no client shifts colours.
     """
 
     x: Tensor
@@ -37,9 +38,7 @@ class Pool:
         """The ``train`` or ``test`` samples of a federation."""
         parts = [getattr(client, split) for client in federation.clients]
         views = [client.view for client in federation.clients]
-        starts = [0]
-        for part in parts:
-            starts.append(starts[-1] + len(part))
+        *starts, _ = accumulate((len(part) for part in parts), initial=0)
         x = torch.cat([part.x for part in parts])
         mean, std = (
             torch.tensor([getattr(view, name) for view in views], device=x.device)[:, :, None, None]
@@ -47,27 +46,27 @@ class Pool:
         )
         tables = None
         if any(view.shift is not None for view in views):
-            same = torch.arange(COLOURS, dtype=torch.int32, device=x.device)
-            tables = torch.cat([same if view.shift is None else view.shift.table(x.device) for view in views])
+            identity = torch.arange(COLOURS, dtype=torch.int32, device=x.device)
+            tables = torch.cat([identity if view.shift is None else view.shift.table(x.device) for view in views])
         if federation.crop is not None:
             x = column_first(x)
         owners = torch.cat([torch.full_like(part.y, i) for i, part in enumerate(parts)])
-        return cls(x, torch.cat([part.y for part in parts]), owners, tuple(starts[:-1]), mean, std, tables)
+        return cls(x, torch.cat([part.y for part in parts]), owners, tuple(starts), mean, std, tables)
 
     def __call__(self, samples: Tensor, client: Tensor, boxes: Tensor | None = None) -> Tensor:
-        """Network input from the samples of these numbers, as ``client`` (one each, or one for all) sees them."""
+        """Network input from the samples with these numbers; ``client`` is one per sample, or one for all."""
         if boxes is not None:
-            return self.see(take(self.x, samples), client, boxes)
-        return self.see(self.x[samples], client)
+            return self.network_input(take(self.x, samples), client, boxes)
+        return self.network_input(self.x[samples], client)
 
-    def see(self, x: Tensor, client: Tensor, boxes: Tensor | None = None) -> Tensor:
-        """The same from raw samples: what each client's :class:`View` would make of them."""
+    def network_input(self, x: Tensor, client: Tensor, boxes: Tensor | None = None) -> Tensor:
+        """Network input from raw samples, with the same values as each client's :class:`View` gives."""
         if x.dtype != torch.uint8:
             return x
-        client = client.view(-1)  # a tensor without a dimension would be read as a number, and waited for
+        client = client.view(-1)  # indexing by a 0-d tensor would copy it to the CPU and wait
         if boxes is not None:
             x = resized_crop(x, boxes)
         if self.tables is not None:
-            x = _unpack(_look_up(self.tables, _pack(x).long() + COLOURS * client.view(-1, 1, 1)))
+            x = unpack(look_up(self.tables, pack(x).long() + COLOURS * client.view(-1, 1, 1)))
         x = x.to(torch.float32, memory_format=torch.channels_last)
         return x.div_(255).sub_(self.mean[client]).div_(self.std[client])

@@ -1,9 +1,9 @@
-"""Covariate shift of images: saturation, hue, gamma and posterising, exact to Pillow's uint8 values.
+"""Colour shifts of images: saturation, hue, gamma and posterising, with exactly Pillow's uint8 values.
 
-Every stage is a function of one pixel's colour, so a whole shift is one table over the 2^24
-colours, and so are the two conversions that all shifts share. The arithmetic behind the tables
-repeats Pillow's C code, single and double precision included, and runs on any device. It must stay
-eager: a compiler may fuse a product and a sum and change the last bit.
+Every stage depends on the colour of one pixel only. A whole shift is therefore one table over the 2^24
+colours, and so are the two conversions that all shifts share. The arithmetic that fills the tables
+repeats Pillow's C code, including its single and double precision, and runs on any device. It must not
+be compiled: a compiler may fuse a product and a sum, which changes the last bit.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from feddrm.errors import SettingError
+from feddrm.registry import check_choice
 
 COLOURS = 1 << 24
-CHUNK = 1 << 18  # colours per pass: temporaries stay small on CPU
+CHUNK = 1 << 18  # colours per pass, so that temporary tensors stay small on CPU
 
 LEVELS = {  # level: (gamma, hue, saturation), each (low, high)
     "low": ((0.9, 1.1), (-0.01, 0.01), (0.9, 1.1)),
@@ -31,9 +31,10 @@ SHIFTS = ("none", *LEVELS, "pool")
 
 @dataclass(frozen=True)
 class ColourShift:
-    """What one client's camera does to colours.
+    """The change of colours at one client.
 
-    No shift at all is None, not the defaults: hue works on 8-bit HSV, which loses a little.
+    A client without a shift has None, not the default values: the way through 8-bit HSV and back
+    changes some colours even if the hue is not turned.
     """
 
     saturation: float = 1.0
@@ -46,15 +47,14 @@ class ColourShift:
         return text + (", posterised" if self.posterise else "")
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Shift uint8 images [..., 3, height, width] through this shift's own table."""
-        colours = _pack(images)
-        return _unpack(_look_up(self.table(images.device), colours))
+        """Shift uint8 images [..., 3, height, width] by this shift's table."""
+        return unpack(look_up(self.table(images.device), pack(images)))
 
     def direct(self, images: Tensor) -> Tensor:
-        """The same stage by stage: cheaper than a table of its own for fewer than 2^24 pixels in all."""
-        colours = _pack(images)
+        """The same result stage by stage: cheaper than filling a table for fewer than 2^24 pixels in all."""
+        colours = pack(images)
         out = torch.cat([self._stages(part) for part in torch.split(colours.flatten(), CHUNK)])
-        return _unpack(out.view(colours.shape))
+        return unpack(out.view(colours.shape))
 
     def table(self, device: torch.device | str) -> Tensor:
         """Shifted colour for every colour, both packed as red + 256 green + 65536 blue (int32)."""
@@ -64,10 +64,10 @@ class ColourShift:
         device = str(colours.device)
         if self.saturation != 1.0:
             colours = _saturate(colours, _blend(self.saturation, device))
-        # Even a turn by zero goes through 8-bit HSV and back, as in the reference pipeline.
-        hsv = _look_up(_rgb_to_hsv(device), colours)
+        # The reference pipeline goes through 8-bit HSV and back even if the hue does not change.
+        hsv = look_up(_rgb_to_hsv(device), colours)
         turn = math.trunc(255 * self.hue) << 16
-        colours = _look_up(_hsv_to_rgb(device), (hsv + turn) & 0xFFFFFF)
+        colours = look_up(_hsv_to_rgb(device), (hsv + turn) & 0xFFFFFF)
         if self.gamma != 1.0 or self.posterise:
             r, g, b = _curve(self.gamma, self.posterise, device)
             colours = r[colours & 255] + g[(colours >> 8) & 255] + b[colours >> 16]
@@ -77,9 +77,10 @@ class ColourShift:
 def colour_shifts(level: str, clients: int) -> tuple[ColourShift | None, ...]:
     """The paper's shift of every client.
 
-    ``low``, ``mid``, ``high``: bit 0 of the client's number picks gamma, bit 1 hue, bit 2
-    saturation (repeating after eight). ``pool``: the 3 x 3 x 3 x 2 grid of the client-number study.
+    ``low``, ``mid`` and ``high``: bit 0 of the client's number selects gamma, bit 1 hue, bit 2 saturation,
+    so shifts repeat after eight clients. ``pool``: the paper's 3 x 3 x 3 x 2 grid for many clients.
     """
+    check_choice("shift", level, SHIFTS)
     if level == "none":
         return (None,) * clients
     if level == "pool":
@@ -92,26 +93,25 @@ def colour_shifts(level: str, clients: int) -> tuple[ColourShift | None, ...]:
             )
             for i in range(clients)
         )
-    if level not in LEVELS:
-        raise SettingError(f"unknown shift '{level}': choose one of {', '.join(SHIFTS)}")
     gamma, hue, saturation = LEVELS[level]
     return tuple(
         ColourShift(saturation=saturation[i >> 2 & 1], hue=hue[i >> 1 & 1], gamma=gamma[i & 1]) for i in range(clients)
     )
 
 
-def _pack(images: Tensor) -> Tensor:
+def pack(images: Tensor) -> Tensor:
+    """One int32 per pixel, red + 256 green + 65536 blue, from images [..., 3, height, width]."""
     r, g, b = images.to(torch.int32, copy=True).unbind(-3)
     return r.add_(g, alpha=1 << 8).add_(b, alpha=1 << 16)
 
 
-def _look_up(table: Tensor, colours: Tensor) -> Tensor:
-    # index_select is half again as fast as indexing here.
+def look_up(table: Tensor, colours: Tensor) -> Tensor:
+    """``table[colours]``; index_select is 1.5 times as fast as indexing here."""
     return table.index_select(0, colours.flatten()).view(colours.shape)
 
 
-def _unpack(colours: Tensor) -> Tensor:
-    # On the little-endian machines that torch runs on, the bytes are red, green, blue, 0: no copy is needed.
+def unpack(colours: Tensor) -> Tensor:
+    """The inverse of :func:`pack`, without a copy: in little-endian order the bytes are red, green, blue, 0."""
     return colours.view(torch.uint8).view(*colours.shape, 4)[..., :3].movedim(-1, -3)
 
 
@@ -136,8 +136,8 @@ def _table(shift: ColourShift, device: str) -> Tensor:
 def _blend(factor: float, device: str) -> Tensor:
     """Blend of grey (row) and channel value (column) in single precision, truncated.
 
-    Product and sum are rounded one after the other, as Pillow's builds for x86-64 do. Its builds
-    for ARM fuse them, which moves some values by one for factors such as 1.1 and 1.6.
+    Product and sum are rounded separately, as in Pillow's builds for x86-64. Its builds for ARM fuse
+    them, which changes some values by one for factors such as 1.1 and 1.6.
     """
     value = torch.arange(256, dtype=torch.float32)
     mixed = value[:, None] + torch.tensor(factor, dtype=torch.float32) * (value[None, :] - value[:, None])
@@ -153,7 +153,7 @@ def _saturate(colours: Tensor, blend: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _curve(gamma: float, posterise: bool, device: str) -> tuple[Tensor, Tensor, Tensor]:
-    """The gamma curve, shifted to the place of red, green and blue in a packed colour."""
+    """The gamma curve, shifted to the bits of red, green and blue in a packed colour."""
     levels = [int((255 + 1 - 1e-3) * (v / 255) ** gamma) for v in range(256)]
     curve = torch.tensor([v & 0xC0 for v in levels] if posterise else levels, dtype=torch.int32, device=device)
     return curve, curve << 8, curve << 16
@@ -168,7 +168,7 @@ def _rgb_to_hsv(device: str) -> Tensor:
         value = torch.maximum(torch.maximum(r, g), b)
         spread = value - torch.minimum(torch.minimum(r, g), b)
         grey = spread == 0
-        # Quotients in float, the hue's sum in double, stored as float, then scaled in double.
+        # As in Pillow: quotients in float; the sum for the hue in double, stored as float, scaled in double.
         chroma = torch.where(grey, 1, spread).float()
         rc, gc, bc = ((value - c).float() / chroma for c in (r, g, b))
         others = torch.where(g == value, 2.0 + rc.double() - bc.double(), 4.0 + gc.double() - rc.double()).float()
@@ -183,7 +183,7 @@ def _rgb_to_hsv(device: str) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _hsv_to_rgb(device: str) -> Tensor:
-    """The way back; a saturation of zero is grey whatever the hue."""
+    """The inverse of :func:`_rgb_to_hsv`. A saturation of zero is grey, whatever the hue is."""
 
     def rounded(x: Tensor) -> Tensor:  # C's round(): halves away from zero
         return (x + 0.5).floor().to(torch.int32).clamp(0, 255)
@@ -205,7 +205,7 @@ def _hsv_to_rgb(device: str) -> Tensor:
 
 
 def _choose(sector: Tensor, *values: Tensor) -> Tensor:
-    """The value of the pixel's sixth of the colour circle; the full turn (6) is the first again."""
+    """The value for the pixel's sixth of the colour circle; a full turn (6) counts as the first sixth."""
     out = values[0]
     for number, value in enumerate(values[1:], start=1):
         out = torch.where(sector == number, value, out)

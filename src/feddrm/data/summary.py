@@ -1,4 +1,4 @@
-"""A small summary of a federation's data, kept beside a run: counts, a few pictures, no samples to train on."""
+"""The dataset summary: the counts and a few pictures of a federation, kept beside a run."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from torch import Tensor
 
 from feddrm.data.federation import Federation
 from feddrm.io.atomic import write_together
+from feddrm.io.run_files import FACTS, PICTURES
 from feddrm.io.tensors import read_tensors, tensor_bytes
 from feddrm.io.text import broken, json_bytes, read_json
 
 SAMPLES = 8
 REMEDY = "restore the file or train the run again"
-FACTS, TENSORS = "data.json", "data.safetensors"
 
 
 @dataclass(frozen=True, eq=False)
 class DatasetSummary:
-    """A federation's facts and pictures.
+    """The facts and pictures of a federation.
 
-    ``facts`` is what :meth:`Federation.describe` says, plus ``digest``, ``columns`` and ``same_samples``: whether
-    ``gallery`` [client, sample, channel, height, width] shows one choice of samples as every client
-    sees it, or every client's own. Tables have ``column_means`` [client, column] instead, in standard
-    deviations of the pooled data.
+    ``facts`` holds the result of :meth:`Federation.describe`, and ``digest``, ``columns`` and ``same_samples``.
+    ``gallery`` [client, sample, channel, height, width] shows the same samples as every client sees them
+    if ``same_samples`` is true, otherwise samples of each client. Tables have ``column_means``
+    [client, column] instead, in standard deviations of the pooled samples.
     """
 
     facts: Mapping[str, Any]
@@ -49,7 +49,7 @@ class DatasetSummary:
 
     @cached_property
     def counts(self) -> Tensor | None:
-        """Training and test samples per client and class; None where sites keep that to themselves."""
+        """Training and test samples per client and class; None where the sites do not report them."""
         counts = [client["class_counts"] for client in self.facts["clients"]]
         return None if None in counts else torch.tensor(counts, dtype=torch.int64)
 
@@ -77,7 +77,7 @@ class DatasetSummary:
         if len(federation.shape) == 3:
             gallery = federation.gallery
             if gallery is None:
-                gallery = torch.stack([_own_samples(c.view.pixels(c.test.x[:SAMPLES])) for c in federation.clients])
+                gallery = torch.stack([_filled_up(c.view.pixels(c.test.x[:SAMPLES])) for c in federation.clients])
             return cls(facts, gallery=gallery.cpu().contiguous())
         pooled = torch.cat([client.train.x for client in federation.clients])
         scale = pooled.std(0).clamp_min(1e-12)
@@ -85,19 +85,19 @@ class DatasetSummary:
         return cls(facts, column_means=means.cpu())
 
     def write(self, folder: Path) -> None:
-        """Leave ``data.json`` and ``data.safetensors`` in a folder."""
+        """Write ``data.json`` and, if there are pictures, ``data.safetensors`` into a folder."""
         pictures = {"gallery": self.gallery, "column_means": self.column_means}
         tensors = {key: value for key, value in pictures.items() if value is not None}
         files = {folder / FACTS: json_bytes(dict(self.facts))}
         if tensors:
-            files[folder / TENSORS] = tensor_bytes(tensors)
+            files[folder / PICTURES] = tensor_bytes(tensors)
         write_together(files)
 
     @classmethod
     def read(cls, folder: Path) -> DatasetSummary:
-        """The summary in a folder; its pictures may be missing, its facts may not."""
+        """Read the summary in a folder. The pictures may be missing, the facts may not."""
         path = folder / FACTS
-        tensors = read_tensors(folder / TENSORS, REMEDY) if (folder / TENSORS).exists() else {}
+        tensors = read_tensors(folder / PICTURES, REMEDY) if (folder / PICTURES).exists() else {}
         summary = cls(read_json(path, REMEDY), tensors.get("gallery"), tensors.get("column_means"))
         try:
             names, classes, counts, _ = summary.names, summary.classes, summary.counts, summary.sizes
@@ -106,11 +106,12 @@ class DatasetSummary:
             raise broken(path, f"it does not describe a federation, {type(error).__name__}: {error}", REMEDY) from error
         if not names or (counts is not None and counts.shape != (len(names), len(classes))):
             raise broken(path, "class_counts do not fit the clients and classes", REMEDY)
-        _check_pictures(summary, folder / TENSORS)
+        _check_pictures(summary, folder / PICTURES)
         return summary
 
 
-def _own_samples(pixels: Tensor) -> Tensor:
+def _filled_up(pixels: Tensor) -> Tensor:
+    """``SAMPLES`` images; white ones stand for those that are missing."""
     missing = SAMPLES - len(pixels)
     if missing <= 0:
         return pixels

@@ -1,4 +1,4 @@
-"""How a client sees a raw sample: crop, its own colours, scaling."""
+"""Views: how a client turns raw samples into network input."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from feddrm.data.shift import ColourShift
 
 @dataclass(frozen=True)
 class View:
-    """From raw samples to network input: crop (where boxes are given), shift, scale, in that order.
+    """Crop (where boxes are given), colour shift and scaling of raw samples, in this order.
 
-    Shifting first and cropping afterwards would not be the same: interpolation and the colour
-    stages do not commute. Float rows (tables) pass through unchanged.
+    The order matters: interpolation and colour shift do not commute. Float rows (tables) are returned
+    unchanged.
     """
 
     shift: ColourShift | None = None
@@ -27,16 +27,16 @@ class View:
     def __call__(self, x: Tensor, boxes: Tensor | None = None) -> Tensor:
         """Float input for the network from raw samples [n, ...], channels last in memory.
 
-        A round of LeNet took 22 s instead of 28 s with channels last (two ARM cores).
+        With channels last, a round of LeNet took 22 s instead of 28 s (two ARM cores).
         """
         if x.dtype != torch.uint8:
             return x
-        if boxes is not None and (fast := kernels_for(x)) and (self.shift is None or x.shape[1] == 3):
-            return self._fast(fast, x, boxes)
+        if boxes is not None and (kernels := kernels_for(x)) and (self.shift is None or x.shape[1] == 3):
+            return self._one_pass(kernels, x, boxes)
         return self._scale(self.pixels(x, boxes))
 
     def pixels(self, x: Tensor, boxes: Tensor | None = None) -> Tensor:
-        """What the client's camera would store: uint8, cropped and shifted."""
+        """The cropped and shifted images, as uint8."""
         if boxes is not None:
             x = resized_crop(x, boxes)
         return x if self.shift is None else self.shift(x)
@@ -44,14 +44,14 @@ class View:
     def _scale(self, pixels: Tensor) -> Tensor:
         x = pixels.to(torch.float32, memory_format=torch.channels_last)
         mean, std = (torch.tensor(v, device=x.device).view(-1, 1, 1) for v in (self.mean, self.std))
-        return x.div_(255).sub_(mean).div_(std)  # in place: the float copy is our own
+        return x.div_(255).sub_(mean).div_(std)  # in place, because x is a new tensor
 
-    def _fast(self, kernels: ModuleType, x: Tensor, boxes: Tensor) -> Tensor:
-        """All three steps in one pass over memory."""
+    def _one_pass(self, kernels: ModuleType, x: Tensor, boxes: Tensor) -> Tensor:
+        """Crop, shift and scale in one pass over memory."""
         n, c, height, width = x.shape
         out = torch.empty(n, height, width, c)
         table = None if self.shift is None else self.shift.table("cpu").numpy()
         values = torch.arange(256, dtype=torch.uint8).expand(1, c, 1, 256)
         scale = self._scale(values)[0, :, 0].contiguous().numpy()
-        kernels.see(*kernel_input(x, boxes), table, scale, out.numpy())
+        kernels.crop_shift_scale(*kernel_input(x, boxes), table, scale, out.numpy())
         return out.permute(0, 3, 1, 2)

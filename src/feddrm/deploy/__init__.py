@@ -1,7 +1,6 @@
-"""The same methods over a network: sites keep their data, Flower carries what may travel.
+"""Deployment: the same methods over a network. Sites keep their data; Flower carries the messages.
 
-``letters`` is what crosses the wire, ``site`` answers on a site, ``rounds`` and ``routing`` ask on the
-server; none of them knows Flower. ``flower``, ``resident``, ``node`` and ``link`` do. There is no
-learning code here: a site calls :func:`feddrm.engine.train_client` and the client half of
-:mod:`feddrm.router`, the server ``Method.aggregate`` and the router's server half.
+``wire`` holds what crosses the network, ``site`` a site's side, ``server`` the server's side. None of them knows
+Flower; only ``flower`` does. There is no learning code here: a site calls :func:`feddrm.engine.train_client` and
+the client's part of :mod:`feddrm.router`, the server calls ``Method.aggregate`` and the server's part.
 """

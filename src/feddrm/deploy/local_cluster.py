@@ -1,8 +1,7 @@
-"""Everything of a project on one machine, for trying out: started, asked to train, looked at, stopped."""
+"""A local cluster: start, watch and stop the server and all sites of a project on one machine."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,16 +11,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from feddrm.deploy.flower.apps import COMPLAINTS
-from feddrm.deploy.flower.daemon import JOB, read_status, running
-from feddrm.deploy.server.federation_settings import CONFIG, ServerSettings
+from feddrm.deploy.process_lock import running
+from feddrm.deploy.server.federation_settings import CONFIG, FederationSettings
+from feddrm.deploy.server.status import JOB, last_complaint, read_status
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
+from feddrm.io.text import json_line, read_json
+from feddrm.runs.folder import RunFolder
 
 LOG = "feddrm.log"
-START_SECONDS, STOP_SECONDS = 120.0, 20.0  # whoever ends before that is not waited for
+START_SECONDS, STOP_SECONDS = 120.0, 20.0
 
-_started: list[subprocess.Popen[bytes]] = []  # they outlive us on purpose: nobody is to warn of that
+_started: list[subprocess.Popen[bytes]] = []  # kept, because Python warns of a Popen that is dropped while it runs
 
 
 def folders(project: Path) -> dict[str, Path]:
@@ -31,7 +32,7 @@ def folders(project: Path) -> dict[str, Path]:
 
 
 def server_folder(project: Path) -> Path:
-    """A project's server folder, or the folder itself where it is one."""
+    """The server's folder of a project. The server's folder itself may be given, too."""
     for folder in (project / "server", project):
         if (folder / CONFIG).exists():
             return folder
@@ -39,7 +40,7 @@ def server_folder(project: Path) -> Path:
 
 
 def up(project: Path) -> list[str]:
-    """Start what does not run yet; each in a process group of its own, with a log in its folder."""
+    """Start what is not running yet, each in its own process group with a log in its folder."""
     started: dict[str, subprocess.Popen[bytes]] = {}
     for name, folder in folders(project).items():
         if running(folder) is not None:
@@ -57,14 +58,14 @@ def up(project: Path) -> list[str]:
         started[name] = process
     try:
         for name, process in started.items():
-            _wait(name, folders(project)[name], process)
-    except BaseException:  # or what did start would stay, and hold its port
+            _wait_until_ready(name, folders(project)[name], process)
+    except BaseException:  # stop the others, or they would keep their ports
         _stop({name: process.pid for name, process in started.items() if process.poll() is None}, project)
         raise
     return list(started)
 
 
-def _wait(name: str, folder: Path, process: subprocess.Popen[bytes]) -> None:
+def _wait_until_ready(name: str, folder: Path, process: subprocess.Popen[bytes]) -> None:
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end and process.poll() is None:
         if running(folder, ready=True) is not None:
@@ -75,77 +76,71 @@ def _wait(name: str, folder: Path, process: subprocess.Popen[bytes]) -> None:
 
 
 def down(project: Path) -> list[str]:
-    """Stop what runs: sites first, so that they can say good-bye."""
-    alive = {name: pid for name, folder in folders(project).items() if (pid := running(folder)) is not None}
-    _stop(alive, project)
-    return list(alive)
+    """Stop what runs. Sites stop before the server, so that they can sign off."""
+    pids = {name: pid for name, folder in folders(project).items() if (pid := running(folder)) is not None}
+    _stop(pids, project)
+    return list(pids)
 
 
-def _stop(alive: Mapping[str, int], project: Path) -> None:
-    for name in reversed(list(alive)):
-        os.kill(alive[name], signal.SIGTERM)
+def _stop(pids: Mapping[str, int], project: Path) -> None:
+    for name in reversed(list(pids)):
+        os.kill(pids[name], signal.SIGTERM)
         end = time.monotonic() + STOP_SECONDS
         while running(folders(project)[name]) is not None:
             if time.monotonic() > end:
-                os.kill(alive[name], signal.SIGKILL)
+                os.kill(pids[name], signal.SIGKILL)
             time.sleep(0.1)
-    for process in [p for p in _started if p.pid in alive.values() or p.poll() is not None]:
-        process.wait(STOP_SECONDS)  # those that were ours leave nothing behind
+    for process in [p for p in _started if p.pid in pids.values() or p.poll() is not None]:
+        process.wait(STOP_SECONDS)  # our own children would stay as zombies otherwise
         _started.remove(process)
 
 
 def status(project: Path) -> dict[str, Any]:
-    """Who runs here, what the server is doing, and how its last round went."""
+    """Which processes run here, what the server is doing, and how its last round went."""
     server = server_folder(project)
-    settings = ServerSettings.read(server)
+    settings = FederationSettings.read(server)
     return {
         "run": settings.run,
         "processes": {name: running(folder) for name, folder in folders(project).items()},
         "wanted": (server / JOB).exists(),
         "server": read_status(server),
-        "complaint": _last_complaint(server),
+        "complaint": last_complaint(server),
         "summary": _summary(server, settings),
     }
 
 
-def _last_complaint(server: Path) -> str | None:
-    path = server / COMPLAINTS
-    lines = path.read_text().splitlines() if path.exists() else []
-    return lines[-1] if lines else None
-
-
-def _summary(server: Path, settings: ServerSettings) -> dict[str, Any] | None:
-    path = server / "runs" / settings.run / "summary.json"
-    return dict(json.loads(path.read_text())) if path.exists() else None
+def _summary(server: Path, settings: FederationSettings) -> dict[str, Any] | None:
+    path = RunFolder(server / "runs" / settings.run).summary_file
+    return read_json(path, "delete it: 'feddrm deploy run' writes it again") if path.exists() else None
 
 
 def begin(project: Path) -> None:
-    """Ask the server to train; it goes on by itself, also after a restart."""
+    """Ask the server to train. It continues on its own, also after a restart."""
     server = server_folder(project)
     if running(server) is None:
         raise FeddrmError(f"no server runs in {server}: start it with 'feddrm deploy up {project}'")
-    write_atomically(server / JOB, json.dumps({"run": ServerSettings.read(server).run}).encode())
+    write_atomically(server / JOB, json_line({"run": FederationSettings.read(server).run}))
 
 
 def run(project: Path, on_status: Callable[[Mapping[str, Any]], None], seconds: float | None = None) -> dict[str, Any]:
-    """Ask the server to train, and follow it to the end: the summary. Ctrl-C only stops the watching."""
+    """Ask the server to train, follow it to the end, and return the summary. Ctrl-C only ends the watching."""
     server = server_folder(project)
-    settings = ServerSettings.read(server)
+    settings = FederationSettings.read(server)
     settings.check_same(server / "runs" / settings.run)
-    done = _summary(server, settings)
-    if done is not None:
-        return done
-    asked = time.time()
+    summary = _summary(server, settings)
+    if summary is not None:
+        return summary
+    began = time.time()
     begin(project)
-    while seconds is None or time.time() < asked + seconds:
-        found = read_status(server)
-        if found is not None and found["time"] > asked:
-            on_status(found)
-            if found["what"] == "failed":
-                raise FeddrmError(f"the run failed: {found['text']}")
-        done = _summary(server, settings)
-        if done is not None:
-            return done
+    while seconds is None or time.time() < began + seconds:
+        current = read_status(server)
+        if current is not None and current["time"] > began:
+            on_status(current)
+            if current["what"] == "failed":
+                raise FeddrmError(f"the run failed: {current['text']}")
+        summary = _summary(server, settings)
+        if summary is not None:
+            return summary
         if running(server) is None:
             raise FeddrmError(f"the server in {server} has stopped: 'feddrm deploy up' and 'run' go on where it was")
         time.sleep(0.2)

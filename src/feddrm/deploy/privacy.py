@@ -1,13 +1,12 @@
-"""Differential privacy on uploads: a site's change is clipped and blurred before it leaves.
+"""Differential privacy of uploads: a site clips its change and adds noise before the upload leaves.
 
-What is protected is everything a site holds, at once, against whoever sees its uploads, the server
-included: exchanging all its samples for any others changes a clipped upload by at most twice the clip.
-That is a strong promise and a costly one. It is no promise about single samples of a site.
+The promise covers everything that a site holds, against everybody who sees its uploads, including the server:
+replacing all its samples by any others changes a clipped upload by at most twice the clip. This is a strong
+promise, and it costs much accuracy. It says nothing about single samples of a site.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
 from collections.abc import Mapping
@@ -18,46 +17,47 @@ import torch
 
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.atomic import write_atomically
+from feddrm.io.text import json_line, read_json
 from feddrm.methods import Method, Tensors
 
 
 @dataclass(frozen=True)
 class Privacy:
-    """``clip``: the longest change (Euclidean, all leaves together); ``noise``: deviation in units of ``clip``."""
+    """``clip``: the largest Euclidean norm of a change, over all leaves; ``noise``: its deviation in units of clip."""
 
     clip: float
     noise: float
     delta: float = 1e-5
 
     def check(self, method: Method | None = None) -> None:
-        """Refuse what would promise nothing."""
+        """Refuse settings that would promise nothing."""
         if not (0 < self.clip < math.inf and 0 < self.noise < math.inf and 0 < self.delta < 1):
             raise SettingError(f"clip={self.clip}, noise={self.noise}, delta={self.delta}: give positive numbers")
         if method is not None and method.extras():
             raise SettingError(
-                f"{method.name} sends {', '.join(method.extras())} beside its leaves, which noise on leaves does "
-                f"not cover: choose another method, or leave privacy out"
+                f"{method.name} sends {', '.join(method.extras())} beside its leaves, and noise on leaves does "
+                f"not cover them: choose another method, or leave privacy out"
             )
 
     def protect(self, upload: Tensors, received: Tensors) -> Tensors:
-        """The upload with its change clipped and blurred by noise that nobody can repeat."""
+        """The upload with its change clipped and noise added. The seed of the noise is not recorded anywhere."""
         change = {leaf: upload[leaf].double() - received[leaf].double() for leaf in upload}
         norm = math.sqrt(sum(float(value.square().sum()) for value in change.values()))
-        if not math.isfinite(norm):  # no factor clips it
-            raise FeddrmError(f"the change of an upload has length {norm}: it is not sent, a lower lr may help")
-        shrink = min(1.0, self.clip / norm) if norm > 0 else 1.0
+        if not math.isfinite(norm):  # clipping cannot help
+            raise FeddrmError(f"the change of an upload has norm {norm}: it is not sent, a lower lr may help")
+        factor = min(1.0, self.clip / norm) if norm > 0 else 1.0
         generator = torch.Generator().manual_seed(secrets.randbits(63))
-        out: Tensors = {}
+        protected: Tensors = {}
         for leaf, value in change.items():
-            blur = torch.randn(value.shape, generator=generator, dtype=torch.float64) * (self.noise * self.clip)
-            out[leaf] = (received[leaf].double() + shrink * value + blur.to(value.device)).to(upload[leaf])
-        return out
+            noise = torch.randn(value.shape, generator=generator, dtype=torch.float64) * (self.noise * self.clip)
+            protected[leaf] = (received[leaf].double() + factor * value + noise.to(value.device)).to(upload[leaf])
+        return protected
 
     def epsilon(self, uploads: float) -> float:
-        """What ``uploads`` uploads have cost at ``delta``: Rényi accounting of the Gaussian mechanism.
+        """The epsilon of ``uploads`` uploads at ``delta``: Rényi accounting of the Gaussian mechanism.
 
-        k releases of sensitivity 2 clip are (a, 2 k a / noise^2)-Rényi private for every order a; the
-        order is chosen best, and the conversion is that of Balle et al. (2020, theorem 21).
+        k releases with sensitivity 2 clip are (a, 2 k a / noise^2)-Rényi private for every order a. The best
+        order is used. The conversion is that of Balle et al. (2020, theorem 21).
         """
         if uploads == 0:
             return 0.0
@@ -70,8 +70,8 @@ class Privacy:
 
 
 @dataclass(frozen=True)
-class Demand(Privacy):
-    """A site's own least: ``clip`` at most, ``noise`` at least, and no more epsilon than ``budget`` in all its runs."""
+class PrivacyDemand(Privacy):
+    """What a site demands: at most this ``clip``, at least this ``noise``, at most ``budget`` epsilon over all runs."""
 
     budget: float = math.inf
 
@@ -80,17 +80,17 @@ class Demand(Privacy):
         if not self.budget > 0:
             raise SettingError(f"budget={self.budget}: give the largest epsilon of all runs together, above zero")
 
-    def admit(self, offered: Mapping[str, float] | None, name: str) -> None:
-        """Refuse a run that offers ``name`` less than it demands."""
+    def check_offer(self, offered: Mapping[str, float] | None, name: str) -> None:
+        """Refuse a run that offers the site ``name`` less than it demands."""
         if offered is None or offered["clip"] > self.clip or offered["noise"] < self.noise:
-            found = "nothing" if offered is None else f"clip {offered['clip']:g} and noise {offered['noise']:g}"
+            offer = "nothing" if offered is None else f"clip {offered['clip']:g} and noise {offered['noise']:g}"
             raise FeddrmError(
                 f"{name} demands privacy, clip at most {self.clip:g} and noise at least {self.noise:g} (site.yaml), "
-                f"this run offers {found}: agree on 'privacy' in federation.yaml, and choose another run"
+                f"this run offers {offer}: agree on 'privacy' in federation.yaml, and choose another run"
             )
 
-    def afford(self, noise: float, uploads: float) -> None:
-        """Refuse to bring all uploads, counted in those of ``noise``, to ``uploads`` where that costs too much."""
+    def check_budget(self, noise: float, uploads: float) -> None:
+        """Refuse an upload after which ``uploads`` uploads of this ``noise`` would cost more than the budget."""
         cost = Privacy(self.clip, noise, self.delta).epsilon(uploads)
         if cost > self.budget:
             raise FeddrmError(
@@ -100,18 +100,21 @@ class Demand(Privacy):
 
 
 @dataclass(frozen=True)
-class Account:
-    """A file that says how many uploads of which noise have left a site, in all runs: the data are the same."""
+class UploadCount:
+    """A file that counts the uploads of a site by their noise, over all runs, because the data are the same."""
 
     path: Path
 
-    def worth(self, noise: float) -> float:
-        """All of them in uploads of this noise: one of noise s has cost as much as (noise / s)^2 of these."""
+    def equivalent(self, noise: float) -> float:
+        """All uploads so far, as a number of uploads of this ``noise`` that cost as much.
+
+        One upload of noise s costs as much as (noise / s)^2 uploads of ``noise``.
+        """
         return sum(count * (noise / float(s)) ** 2 for s, count in self._counts().items())
 
     def add(self, noise: float) -> None:
         counts, key = self._counts(), repr(float(noise))
-        write_atomically(self.path, json.dumps({**counts, key: counts.get(key, 0) + 1}).encode())
+        write_atomically(self.path, json_line({**counts, key: counts.get(key, 0) + 1}))
 
     def _counts(self) -> dict[str, int]:
-        return dict(json.loads(self.path.read_text())) if self.path.exists() else {}
+        return read_json(self.path, "put it back from a copy") if self.path.exists() else {}

@@ -1,7 +1,7 @@
-"""Density ratio models and empirical likelihood: the statistics under the method, with no federation in sight."""
+"""Density ratio models and empirical likelihood: the statistics behind the method, usable without a federation."""
 
+from feddrm.drm.density_ratio import DensityRatioFit, DensityRatioModel
 from feddrm.drm.likelihood import profile_log_likelihood, reference_weights, solve_multipliers
-from feddrm.drm.model import DensityRatioFit, DensityRatioModel
 
 __all__ = [
     "DensityRatioFit",

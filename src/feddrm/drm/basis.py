@@ -1,4 +1,4 @@
-"""What the log density ratios are linear in: functions of a sample, the constant left out."""
+"""Basis functions: the log density ratios are linear in them. The constant is not among them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from feddrm.errors import FeddrmError, SettingError
 from feddrm.registry import nearest
 
 Floats = NDArray[np.float64]
-LARGEST = 1e150  # whose square is a number still
+LARGEST = 1e150  # its square is still finite
 Basis = str | Callable[[Any], ArrayLike]
 
 
 def _normal(x: Floats) -> Floats:
     i, j = np.triu_indices(x.shape[1])
-    with np.errstate(over="ignore"):  # refused below, in words
+    with np.errstate(over="ignore"):  # evaluate_basis refuses infinite values
         return np.hstack([x, x[:, i] * x[:, j]])
 
 
@@ -46,7 +46,8 @@ def _identity_terms(columns: list[str]) -> list[str]:
     return columns
 
 
-# Normal populations differ by a tilt in (x, x^2), or all products in several columns; gamma ones in (x, log x).
+# Log density ratios of normal populations are linear in (x, x^2), or in all products of several columns;
+# those of gamma populations in (x, log x).
 BASES = {
     "normal": (_normal, _normal_terms),
     "gamma": (_gamma, _gamma_terms),
@@ -55,14 +56,14 @@ BASES = {
 
 
 def check_basis(basis: Basis) -> None:
-    """Refuse a name nobody knows before anything is read."""
+    """Refuse an unknown name, before any file is read."""
     if isinstance(basis, str) and basis not in BASES:
         known = ", ".join(BASES)
         raise SettingError(f"unknown basis '{basis}'{nearest(basis, BASES)} (known: {known}, or any function)")
 
 
 def evaluate_basis(basis: Basis, sample: Any) -> Floats:
-    """One row per observation. A function is given the sample just as it came: numbers, rows, images."""
+    """One row per observation. A function gets the sample as it was given: numbers, rows or images."""
     if isinstance(basis, str):
         features = BASES[basis][0](as_rows(sample))
     else:
@@ -75,13 +76,13 @@ def evaluate_basis(basis: Basis, sample: Any) -> Floats:
             )
     if not (np.abs(features) < LARGEST).all():
         raise FeddrmError(
-            f"the basis is not finite, or beyond {LARGEST:g}, on this sample: scale the data, or take another"
+            f"the basis is not finite, or beyond {LARGEST:g}, on this sample: scale the data, or choose another basis"
         )
     return features
 
 
 def terms(basis: Basis, columns: list[str], size: int) -> list[str]:
-    """What each basis function is called."""
+    """The name of each basis function."""
     if isinstance(basis, str):
         return BASES[basis][1](columns)
     return [f"h{i + 1}" for i in range(size)]

@@ -1,8 +1,8 @@
-"""What a fit says about the populations, each with its uncertainty: tilts, means, distributions, homogeneity.
+"""Estimates from a fit, with standard errors: tilts, means, distributions, quantiles; and a test of homogeneity.
 
 Every estimate is a smooth function of the pooled sample, so one influence value per observation gives its
-variance; within a population they are centred, because the sizes of the samples are fixed by design. This is the
-sandwich, which also holds where the model is only approximately right.
+variance. The influences are centred within each population, because the sizes of the samples are fixed by design.
+This sandwich variance also holds if the model is only approximately right.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.stats import chi2, norm
 
 from feddrm.drm.basis import Floats
+from feddrm.drm.density_ratio import DensityRatioFit
 from feddrm.drm.logistic import information
-from feddrm.drm.model import DensityRatioFit
 from feddrm.errors import FeddrmError, SettingError
 
 
@@ -37,7 +37,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Homogeneity:
-    """The test that all populations are one: twice the gain of the dual, chi-square if they are."""
+    """The test that all populations are equal. The statistic is chi-square distributed if they are."""
 
     statistic: float
     degrees: int
@@ -47,7 +47,7 @@ class Homogeneity:
 def coefficient_covariance(fit: DensityRatioFit) -> Floats:
     """Sandwich covariance of (gamma, xi) of every population but the first, in that order.
 
-    The same for both kinds of gamma, for they differ by a constant. A ridge's bias is not included.
+    It is the same for both kinds of gamma, because they differ by a constant. The bias of a ridge is not included.
     """
     influence = _coefficient_influence(fit)
     back = np.kron(np.eye(len(fit.names) - 1), fit.whitening.back)
@@ -55,7 +55,7 @@ def coefficient_covariance(fit: DensityRatioFit) -> Floats:
 
 
 def tilts(fit: DensityRatioFit) -> Estimate:
-    """One row (gamma dagger, xi) per population, the first being zero without error."""
+    """One row (gamma dagger, xi) per population; the first is zero and has no error."""
     value = np.column_stack([fit.gamma_dagger, fit.xi])
     error = np.zeros_like(value)
     error[1:] = np.sqrt(np.diag(coefficient_covariance(fit))).reshape(len(fit.names) - 1, -1)
@@ -63,7 +63,7 @@ def tilts(fit: DensityRatioFit) -> Estimate:
 
 
 def homogeneity(fit: DensityRatioFit) -> Homogeneity:
-    """All tilts zero? The dual empirical likelihood ratio, with (m - 1) d degrees of freedom."""
+    """Test whether all tilts are zero, by the dual empirical likelihood ratio with (m - 1) d degrees of freedom."""
     if fit.model.ridge > 0:
         raise FeddrmError("the test of homogeneity compares unpenalised fits: fit with ridge=0")
     counts = fit.counts
@@ -74,7 +74,7 @@ def homogeneity(fit: DensityRatioFit) -> Homogeneity:
 
 
 def expectation(fit: DensityRatioFit, function: Callable[[Any], ArrayLike]) -> Estimate:
-    """The mean of a function in every population, from the whole pooled sample: one row per population."""
+    """The mean of a function in every population, estimated from the pooled sample: one row per population."""
     parts = [np.asarray(function(sample), dtype=np.float64) for sample in fit.samples]
     for name, part, sample in zip(fit.names, parts, fit.samples, strict=True):
         if part.ndim not in (1, 2) or len(part) != len(sample) or not np.isfinite(part).all():
@@ -101,19 +101,19 @@ def distribution(fit: DensityRatioFit, at: ArrayLike) -> Estimate:
 
 def quantile(fit: DensityRatioFit, levels: ArrayLike) -> Floats:
     """Quantiles of every population (first axis): where its estimated distribution first reaches each level."""
-    wanted = np.atleast_1d(np.asarray(levels, dtype=np.float64))
-    if not ((wanted > 0) & (wanted < 1)).all():
-        raise SettingError(f"quantile levels {wanted.tolist()}: give numbers between 0 and 1")
-    return _inverse(fit, np.tile(wanted, (len(fit.names), 1)))
+    probabilities = np.atleast_1d(np.asarray(levels, dtype=np.float64))
+    if not ((probabilities > 0) & (probabilities < 1)).all():
+        raise SettingError(f"quantile levels {probabilities.tolist()}: give numbers between 0 and 1")
+    return _inverse(fit, np.tile(probabilities, (len(fit.names), 1)))
 
 
 def quantile_interval(fit: DensityRatioFit, levels: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Floats]:
-    """Confidence limits of quantiles by inverting those of the distribution (Woodruff): no density is needed."""
+    """Confidence limits of quantiles, by inverting those of the distribution (Woodruff). Needs no density estimate."""
     centre = quantile(fit, levels)
     reach = _quantile_of_normal(confidence)
     error = np.vstack([distribution(fit, row).error[i] for i, row in enumerate(centre)])
-    wanted = np.broadcast_to(np.atleast_1d(np.asarray(levels, dtype=np.float64)), centre.shape)
-    return _inverse(fit, wanted - reach * error), _inverse(fit, wanted + reach * error)
+    probabilities = np.broadcast_to(np.atleast_1d(np.asarray(levels, dtype=np.float64)), centre.shape)
+    return _inverse(fit, probabilities - reach * error), _inverse(fit, probabilities + reach * error)
 
 
 def _inverse(fit: DensityRatioFit, levels: Floats) -> Floats:
@@ -129,7 +129,7 @@ def _inverse(fit: DensityRatioFit, levels: Floats) -> Floats:
 
 
 def _expectation(fit: DensityRatioFit, values: Floats) -> Estimate:
-    """``sum_ij w_l(x_ij) f(x_ij)``; its influence has a direct part and one through the tilts."""
+    """Estimate ``sum_ij w_l(x_ij) f(x_ij)``. Its influence has a direct part and a part through the tilts."""
     posterior, design = fit.optimum.posterior, fit.design
     estimate = fit.weights.T @ values
     coefficients = _coefficient_influence(fit)
@@ -137,23 +137,23 @@ def _expectation(fit: DensityRatioFit, values: Floats) -> Estimate:
     for population in range(len(fit.names)):
         mass = posterior[:, population] / fit.counts[population]
         # d mass / d coefficients of population k = mass (1[k is this one] - posterior_k) design
-        turn = mass[:, None] * ((np.arange(len(fit.names)) == population) - posterior)[:, 1:]
-        slope = np.einsum("nk,nz,nv->kzv", turn, design, values, optimize=True).reshape(-1, values.shape[1])
+        change = mass[:, None] * ((np.arange(len(fit.names)) == population) - posterior)[:, 1:]
+        slope = np.einsum("nk,nz,nv->kzv", change, design, values, optimize=True).reshape(-1, values.shape[1])
         influence = mass[:, None] * values + coefficients @ slope
         error[population] = np.sqrt(np.diag(_within(fit, influence)))
     return Estimate(estimate, error)
 
 
 def _coefficient_influence(fit: DensityRatioFit) -> Floats:
-    """How far each observation moves the (whitened) coefficients: inverse information times its score."""
+    """The influence of each observation on the whitened coefficients: inverse information times its score."""
     posterior, design = fit.optimum.posterior, fit.design
-    surprise = np.eye(len(fit.names))[fit.owner] - posterior
-    scores = (surprise[:, 1:, None] * design[:, None, :]).reshape(len(design), -1)
+    residual = np.eye(len(fit.names))[fit.owner] - posterior
+    scores = (residual[:, 1:, None] * design[:, None, :]).reshape(len(design), -1)
     return np.asarray(cho_solve(cho_factor(information(design, posterior, fit.ridge_matrix)), scores.T).T)
 
 
 def _within(fit: DensityRatioFit, influence: Floats) -> Floats:
-    """Covariance of a sum of influences over samples of fixed sizes."""
+    """The covariance of a sum of influences over samples of fixed sizes."""
     total = np.zeros((influence.shape[1], influence.shape[1]))
     for i, n in enumerate(fit.counts):
         centred = influence[fit.owner == i] - influence[fit.owner == i].mean(0)

@@ -1,7 +1,7 @@
-"""Empirical likelihood under a density ratio model, as the paper states it: weights, multipliers, profile.
+"""Empirical likelihood under a density ratio model, as in the paper: weights, multipliers and profile.
 
-Functions of ``log_tilts``, a table of ``log dP_l/dP_0`` at every pooled observation (rows) for every population
-(columns), and of ``owner``, the population each observation came from. Nothing here assumes a maximum.
+The functions take ``log_tilts``, a table of ``log dP_l/dP_0`` at every pooled observation (rows) for every
+population (columns), and ``owner``, the population of each observation. The tilts need not be at a maximum.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ def reference_weights(log_tilts: Floats, multipliers: Floats) -> Floats:
 
 
 def solve_multipliers(log_tilts: Floats) -> Floats:
-    """The Lagrange multipliers of ``sum p e_l = 1`` by Owen's convex dual, whatever the tilts.
+    """The Lagrange multipliers of ``sum p e_l = 1`` by Owen's convex dual, for any tilts.
 
-    A population that is itself the reference has ``e_l = 1`` everywhere and no multiplier of its own; it is given
-    what the others leave of one.
+    The constraint of the reference population itself, with ``e_l = 1`` everywhere, is always met, so its multiplier
+    is not determined. It is set to one minus the sum of the others.
     """
     excess = np.expm1(log_tilts)
     free = np.abs(excess).max(0) > 1e-9
@@ -34,11 +34,11 @@ def solve_multipliers(log_tilts: Floats) -> Floats:
         score = g.T @ first
         step = np.linalg.lstsq((g * -second[:, None]).T @ g, score, rcond=None)[0]
         size = 1.0
-        least = value.sum() - 1e-12 * n  # a loss this small is rounding
+        least = value.sum() - 1e-12 * n  # a smaller decrease is rounding error
         while _pseudo_log(1 + g @ (rho + size * step), 1 / n)[0].sum() < least and size > 1e-12:
             size /= 2
         rho = rho + size * step
-        if score @ step < 1e-22:  # twice what this step gained: nothing is left
+        if score @ step < 1e-22:  # twice the gain of this step: converged
             break
     inside = 1 + g @ rho
     p = 1 / (n * inside)
@@ -52,7 +52,7 @@ def solve_multipliers(log_tilts: Floats) -> Floats:
 
 
 def _pseudo_log(x: Floats, least: float) -> tuple[Floats, Floats, Floats]:
-    """Logarithm with two derivatives, continued as a parabola below ``least``, where no weight can lie (Owen)."""
+    """The logarithm and two derivatives; below ``least``, which no weight can reach, a parabola (Owen)."""
     low = x < least
     safe = np.where(low, least, x)
     ratio = np.where(low, x / least, 1.0)
@@ -62,6 +62,6 @@ def _pseudo_log(x: Floats, least: float) -> tuple[Floats, Floats, Floats]:
 
 
 def profile_log_likelihood(log_tilts: Floats, owner: NDArray[np.intp]) -> float:
-    """The largest empirical log likelihood that these tilts admit, the weights profiled out."""
+    """The largest empirical log likelihood for these tilts, over all weights."""
     p = reference_weights(log_tilts, solve_multipliers(log_tilts))
     return float(np.take_along_axis(log_tilts, owner[:, None], 1).sum() + np.log(p).sum())

@@ -1,7 +1,7 @@
 """The dual problem: multinomial logistic regression of the population on the basis, solved to rounding error.
 
-Everything is computed in whitened coordinates (pooled mean 0, pooled covariance 1), where Newton's method
-meets no scale, and carried back afterwards.
+Newton's method works in whitened coordinates (pooled mean 0, pooled covariance 1), so the scales of the basis
+functions do not matter; the solution is transformed back.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from feddrm.drm.basis import Floats
 from feddrm.drm.separation import separated_pairs
 from feddrm.errors import FeddrmError
 
-MOST_DENSE = 1500  # unknowns beyond this: conjugate gradients instead of a factorised Hessian
-MOST_CELLS = 4_000_000  # of a table made on the way to it
+MOST_DENSE = 1500  # with more unknowns, conjugate gradients replace a factorised Hessian
+MOST_CELLS = 4_000_000  # of an intermediate table
 MOST_STEPS = 200
-SUSPICIOUS = 25  # Newton needs about ten steps where there is an optimum
-SETTLED = 1e-6  # the largest change of a log ratio in a last step
+SUSPICIOUS = 25  # steps; Newton needs about ten if there is a finite optimum
+SETTLED = 1e-6  # the largest change of a log ratio in the last step
 
 
 @dataclass(frozen=True)
-class Whitening:
-    """``z = (q - centre) @ directions``, in which the pooled sample has covariance one."""
+class FeatureWhitening:
+    """The transformation ``z = (q - centre) @ directions``, which gives the pooled sample unit covariance."""
 
     centre: Floats
     directions: Floats
 
     @staticmethod
-    def of(features: Floats, *, tolerate_dependence: bool) -> Whitening:
-        """Directions in which the pooled features do not vary are dropped where tolerated, refused otherwise."""
+    def of(features: Floats, *, tolerate_dependence: bool) -> FeatureWhitening:
+        """Directions in which the pooled features do not vary are dropped if tolerated, refused otherwise."""
         centre = features.mean(0)
         spread = features.std(0)
-        still = spread <= 1e-12 * np.maximum(1e-300, np.abs(features).max(0))
-        scaled = (features - centre) / np.where(still, 1.0, spread) * ~still
+        constant = spread <= 1e-12 * np.maximum(1e-300, np.abs(features).max(0))
+        scaled = (features - centre) / np.where(constant, 1.0, spread) * ~constant
         _, size, right = np.linalg.svd(scaled, full_matrices=False)
-        kept = size > 1e-10 * max(1.0, size.max(initial=0.0))
-        if kept.sum() < features.shape[1] and not tolerate_dependence:
+        varies = size > 1e-10 * max(1.0, size.max(initial=0.0))
+        if varies.sum() < features.shape[1] and not tolerate_dependence:
             raise FeddrmError(
-                f"only {kept.sum()} of the {features.shape[1]} basis functions are independent on these samples: "
+                f"only {varies.sum()} of the {features.shape[1]} basis functions are independent on these samples: "
                 f"take fewer (basis identity, or a function of yours), or a ridge above 0"
             )
-        directions = right[kept].T / size[kept] * np.sqrt(len(features)) / np.where(still, 1.0, spread)[:, None]
-        return Whitening(centre, directions)
+        directions = right[varies].T / size[varies] * np.sqrt(len(features)) / np.where(constant, 1.0, spread)[:, None]
+        return FeatureWhitening(centre, directions)
 
     def design(self, features: Floats) -> Floats:
         """A leading column of ones, then the whitened features."""
@@ -56,7 +56,7 @@ class Whitening:
 
     @property
     def back(self) -> Floats:
-        """The matrix that takes (intercept, slopes) in whitened coordinates to those of the basis itself."""
+        """The matrix that transforms (intercept, slopes) from whitened coordinates to those of the basis."""
         d, r = self.directions.shape
         matrix = np.zeros((1 + d, 1 + r))
         matrix[0, 0] = 1.0
@@ -67,7 +67,7 @@ class Whitening:
 
 @dataclass(frozen=True)
 class Optimum:
-    """The maximiser: one row of (intercept, slopes) per population, the first row zero."""
+    """The maximum: one row of (intercept, slopes) per population, the first row zero."""
 
     coefficients: Floats
     posterior: Floats  # of every pooled observation, one column per population
@@ -79,8 +79,8 @@ class Optimum:
 def maximise(design: Floats, owner: NDArray[np.intp], names: tuple[str, ...], penalty: Floats) -> Optimum:
     """Newton's method with a line search.
 
-    ``penalty`` is the matrix M of the ridge term ``sum_l (b_l - mean b)' M (b_l - mean b) / 2``, which is the same
-    whichever population is the reference. Without it the maximum may not exist: then one line says so.
+    ``penalty`` is the matrix M of the ridge term ``sum_l (b_l - mean b)' M (b_l - mean b) / 2``, which does not
+    depend on the choice of the reference. Without a penalty there may be no finite maximum; that is an error.
     """
     problem = _Problem(design, owner, len(names), penalty)
     b = np.zeros((len(names) - 1, design.shape[1]))
@@ -95,14 +95,14 @@ def maximise(design: Floats, owner: NDArray[np.intp], names: tuple[str, ...], pe
             break
         direction = problem.newton_direction(gradient, posterior)
         if not penalty.any():
-            _refuse_if_all_told_apart(posterior, owner, names)
+            _refuse_if_all_classified(posterior, owner, names)
             if step == SUSPICIOUS:
                 _refuse_if_separated(design, owner, names, direction)
         slope = float((gradient * direction).sum())
         size = 1.0
         while True:
             trial, trial_posterior = problem.value(b + size * direction)
-            # Near the optimum the gain drowns in rounding: a step that small may be taken as it is.
+            # Near the optimum the gain is smaller than rounding errors: accept such a small step.
             if trial <= value + 1e-4 * size * slope + 1e-13 * abs(value) or size < 1e-10:
                 break
             size /= 2
@@ -110,8 +110,8 @@ def maximise(design: Floats, owner: NDArray[np.intp], names: tuple[str, ...], pe
         b, value, posterior = b + size * direction, trial, trial_posterior
     else:
         raise FeddrmError(
-            f"the density ratio model did not converge in {MOST_STEPS} steps (score {np.abs(gradient).max():.1e}), as "
-            f"where populations are told apart without error: give a ridge, or a larger one, or fewer basis functions"
+            f"the density ratio model did not converge in {MOST_STEPS} steps (score {np.abs(gradient).max():.1e}); the "
+            f"basis may separate populations perfectly: give a ridge, or a larger one, or fewer basis functions"
         )
     coefficients = np.vstack([np.zeros(design.shape[1]), b])
     own = np.take_along_axis(problem.log_posterior(b), owner[:, None], 1)
@@ -141,7 +141,7 @@ def information(design: Floats, posterior: Floats, penalty: Floats) -> Floats:
 
 
 def log_softmax(logits: Floats) -> Floats:
-    """By rows. SciPy's does the same with ten times the overhead, which is most of a small fit."""
+    """Logarithm of the softmax of each row. SciPy's has ten times the overhead, which dominates a small fit."""
     shifted = logits - logits.max(1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))
 
@@ -162,21 +162,21 @@ class _Problem:
     def value(self, b: Floats) -> tuple[float, Floats]:
         logs = self.log_posterior(b)
         fit = -float(np.take_along_axis(logs, self.owner[:, None], 1).sum())
-        return fit + 0.5 * float((b * self._pull(b)).sum()), np.exp(logs)
+        return fit + 0.5 * float((b * self._ridge_gradient(b)).sum()), np.exp(logs)
 
-    def _pull(self, b: Floats) -> Floats:
-        """Derivative of the ridge term: slopes are drawn to their mean over all populations."""
+    def _ridge_gradient(self, b: Floats) -> Floats:
+        """The derivative of the ridge term, which draws slopes to their mean over all populations."""
         return np.asarray((b - b.sum(0) / self.populations) @ self.penalty)
 
     def gradient(self, b: Floats, posterior: Floats) -> Floats:
-        surprise = posterior.copy()
-        surprise[np.arange(len(self.owner)), self.owner] -= 1
-        return np.asarray(surprise[:, 1:].T @ self.design + self._pull(b))
+        residual = posterior.copy()
+        residual[np.arange(len(self.owner)), self.owner] -= 1
+        return np.asarray(residual[:, 1:].T @ self.design + self._ridge_gradient(b))
 
     def newton_direction(self, gradient: Floats, posterior: Floats) -> Floats:
         if gradient.size <= MOST_DENSE:
             matrix = information(self.design, posterior, self.penalty)
-            # Where data are separated the matrix fades to nothing; a breath of it keeps the direction defined.
+            # For separated data the matrix tends to zero; this small diagonal keeps it invertible.
             matrix[np.diag_indices_from(matrix)] += 1e-14 * np.trace(matrix) / len(matrix) + 1e-300
             try:
                 return np.asarray(-cho_solve(cho_factor(matrix), gradient.ravel()).reshape(gradient.shape))
@@ -186,17 +186,20 @@ class _Problem:
         def times(v: Floats) -> Floats:
             along = self.design @ v.T
             p = posterior[:, 1:]
-            return np.asarray((p * (along - (p * along).sum(1, keepdims=True))).T @ self.design + self._pull(v))
+            return np.asarray(
+                (p * (along - (p * along).sum(1, keepdims=True))).T @ self.design + self._ridge_gradient(v)
+            )
 
         size = float(np.linalg.norm(gradient))
         return _conjugate_gradients(times, -gradient, size * min(0.1, (size / len(self.owner)) ** 0.5))
 
 
 def _conjugate_gradients(times: Callable[[Floats], Floats], goal: Floats, tolerance: float) -> Floats:
+    """Solve ``times(x) = goal`` until the residual is below the tolerance or the curvature is not positive."""
     x = np.zeros_like(goal)
-    left = goal.copy()
-    direction = left.copy()
-    square = float((left * left).sum())
+    residual = goal.copy()
+    direction = residual.copy()
+    square = float((residual * residual).sum())
     for _ in range(goal.size):
         image = times(direction)
         curvature = float((direction * image).sum())
@@ -204,14 +207,14 @@ def _conjugate_gradients(times: Callable[[Floats], Floats], goal: Floats, tolera
             break
         size = square / curvature
         x += size * direction
-        left -= size * image
-        previous, square = square, float((left * left).sum())
-        direction = left + square / previous * direction
+        residual -= size * image
+        previous, square = square, float((residual * residual).sum())
+        direction = residual + square / previous * direction
     return x if x.any() else goal
 
 
-def _refuse_if_all_told_apart(posterior: Floats, owner: NDArray[np.intp], names: tuple[str, ...]) -> None:
-    """Coefficients that give every observation to its own population can be made larger for ever."""
+def _refuse_if_all_classified(posterior: Floats, owner: NDArray[np.intp], names: tuple[str, ...]) -> None:
+    """If every observation is classified correctly, larger coefficients always increase the likelihood."""
     own = np.take_along_axis(posterior, owner[:, None], 1)
     if ((posterior >= own).sum(1) == 1).all():
         _refuse("all populations" if len(names) > 2 else f"'{names[0]}' and '{names[1]}'")
@@ -225,6 +228,6 @@ def _refuse_if_separated(design: Floats, owner: NDArray[np.intp], names: tuple[s
 
 def _refuse(which: str) -> NoReturn:
     raise FeddrmError(
-        f"the basis tells {which} apart without error, so the fit has no finite optimum: "
+        f"the basis separates {which} perfectly, so the fit has no finite optimum: "
         f"give a ridge (ridge=1.0, or --ridge 1.0), or fewer basis functions"
     )

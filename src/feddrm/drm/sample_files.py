@@ -1,4 +1,4 @@
-"""Samples from comma-separated files of numbers, with or without a header."""
+"""Reads samples from comma-separated files of numbers, with or without a header."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from feddrm.io.text import read_csv
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One file: a population's name (the file's stem), its column names if it has a header, and its numbers."""
+class SampleFile:
+    """The content of one file: the population's name (the file's stem), column names from a header, numbers."""
 
     name: str
     columns: tuple[str, ...] | None
@@ -24,23 +24,23 @@ class Sample:
 
 
 def read_samples(paths: Sequence[Path]) -> tuple[dict[str, Floats], tuple[str, ...] | None]:
-    """One population per file, and the names of the columns, which must be the same ones in the same order."""
+    """One population per file, and the column names. All files must have the same columns in the same order."""
     samples = [read_sample(path) for path in paths]
-    out: dict[str, Floats] = {}
+    values: dict[str, Floats] = {}
     for path, sample in zip(paths, samples, strict=True):
-        if sample.name in out:
+        if sample.name in values:
             raise FeddrmError(f"{path}: there is another file called '{sample.name}': rename one")
         if (width := sample.values.shape[1]) != (first := samples[0].values.shape[1]):
             raise FeddrmError(f"{path} has {width} columns, {paths[0]} has {first}: give all the same columns")
         if None not in (sample.columns, samples[0].columns) and sample.columns != samples[0].columns:
             theirs, ours = ", ".join(sample.columns or ()), ", ".join(samples[0].columns or ())
             raise FeddrmError(f"{path} has columns {theirs}, {paths[0]} has {ours}: give all the same, in one order")
-        out[sample.name] = sample.values
-    return out, next((sample.columns for sample in samples if sample.columns), None)
+        values[sample.name] = sample.values
+    return values, next((sample.columns for sample in samples if sample.columns), None)
 
 
-def read_sample(path: Path) -> Sample:
-    """Numbers as they stand, in 64 bits. A first row without any number is the header."""
+def read_sample(path: Path) -> SampleFile:
+    """Read 64-bit numbers. A first row without any number is the header."""
     rows = read_csv(path, "give the path of a readable .csv file")
     columns = None
     if rows and all(_number(cell) is None for cell in rows[0][1]):
@@ -62,11 +62,11 @@ def read_sample(path: Path) -> Sample:
                     f"or remove the row"
                 )
             values[i, j] = value
-    return Sample(path.stem, columns, values)
+    return SampleFile(path.stem, columns, values)
 
 
 def _number(text: str) -> float | None:
     try:
-        return None if "_" in text else float(text)  # Python reads 1_000, other programs do not
+        return None if "_" in text else float(text)  # Python accepts 1_000, other programs do not
     except ValueError:
         return None

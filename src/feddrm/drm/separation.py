@@ -1,4 +1,4 @@
-"""Whether a multinomial logistic fit has a finite optimum, decided by a linear programme."""
+"""Decides by a linear programme whether a multinomial logistic fit has a finite optimum."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from scipy.optimize import linprog
 from feddrm.drm.basis import Floats
 
 MOST_CELLS = 20_000_000
-# In pooled standard deviations, of a direction of size one; the solver's own tolerance is 1e-7.
+# In pooled standard deviations along a direction of size one. The solver's own tolerance is 1e-7.
 MARGIN, ROUNDING = 1e-4, 1e-6
 
 
 def separated_pairs(design: Floats, owner: NDArray[np.intp], followed: Floats) -> list[tuple[int, int]]:
-    """Pairs of populations that some direction divides; none if the optimum is finite (Albert and Anderson, 1984).
+    """Pairs of populations that some direction separates; none if the optimum is finite (Albert and Anderson, 1984).
 
-    A direction along which no observation's own population ever loses, and one wins, can be followed for ever.
-    It is found by a linear programme; of data too large for one, only the direction ``followed`` so far is judged.
+    The likelihood grows without end along a direction in which no observation's own population loses against
+    another and at least one wins. A linear programme finds such a direction. If the data are too large for one,
+    only the direction ``followed`` so far is checked.
     """
     populations, k = followed.shape
     large = len(design) * (populations - 1) * populations * k > MOST_CELLS
@@ -35,17 +36,17 @@ def separated_pairs(design: Floats, owner: NDArray[np.intp], followed: Floats) -
 
 
 def _widest_margins(design: Floats, owner: NDArray[np.intp], populations: int) -> Floats:
-    """The direction in a box with the largest sum of margins, none of them negative; zero if that is all."""
+    """The direction in a box with the largest sum of margins, none negative; zero if there is no other."""
     k = design.shape[1]
     rows = []
     for i in range(populations):
-        mine = design[owner == i]
+        own = design[owner == i]
         for other in range(populations):
             if other != i:
-                block = np.zeros((len(mine), populations, k))
-                block[:, i] = mine
-                block[:, other] = -mine
-                rows.append(block.reshape(len(mine), -1))
+                block = np.zeros((len(own), populations, k))
+                block[:, i] = own
+                block[:, other] = -own
+                rows.append(block.reshape(len(own), -1))
     margins = np.vstack(rows)
-    found = linprog(-margins.mean(0), A_ub=-margins, b_ub=np.zeros(len(margins)), bounds=(-1, 1), method="highs")
-    return found.x.reshape(populations, k) if found.status == 0 else np.zeros((populations, k))
+    result = linprog(-margins.mean(0), A_ub=-margins, b_ub=np.zeros(len(margins)), bounds=(-1, 1), method="highs")
+    return result.x.reshape(populations, k) if result.status == 0 else np.zeros((populations, k))

@@ -1,24 +1,18 @@
-"""How methods are run: the training loop, rounds, checkpoints."""
+"""The engine runs methods: schedule, client update, rounds, the loop over them, checkpoints, kernels."""
 
-from feddrm.engine.checkpoint import load_state, save_state, write_atomically
+from feddrm.engine.checkpoint import load_state, save_state
 from feddrm.engine.client_update import Update, client_update, functional
+from feddrm.engine.federate import ENGINES, engine_for, federate
+from feddrm.engine.kernels import CPU_QUERIES, GPU_QUERIES, cpu_kernels, largest_product, router_kernels
 from feddrm.engine.precision import PRECISIONS, Arithmetic, arithmetic
-from feddrm.engine.rounds import (
-    ENGINES,
-    Plan,
-    RoundResult,
-    RoundSchedule,
-    State,
-    engine_for,
-    federate,
-    first_state,
-    participants,
-    play_round,
-    train_client,
-)
+from feddrm.engine.rounds import play_round, train_client
+from feddrm.engine.schedule import Plan, RoundResult, RoundSchedule, State, first_state, participants
+from feddrm.io.atomic import write_atomically
 
 __all__ = [
+    "CPU_QUERIES",
     "ENGINES",
+    "GPU_QUERIES",
     "PRECISIONS",
     "Arithmetic",
     "Plan",
@@ -28,13 +22,16 @@ __all__ = [
     "Update",
     "arithmetic",
     "client_update",
+    "cpu_kernels",
     "engine_for",
     "federate",
     "first_state",
     "functional",
+    "largest_product",
     "load_state",
     "participants",
     "play_round",
+    "router_kernels",
     "save_state",
     "train_client",
     "write_atomically",

@@ -1,11 +1,10 @@
-"""The only training loop in the project: what one client does in one round."""
+"""The only training loop of the project: one client's work in one round, as a pure function."""
 
 from __future__ import annotations
 
 import copy
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -21,7 +20,7 @@ NORM_FLOOR = 1e-12  # keeps the sharpness step finite where the gradient vanishe
 
 
 class Update(NamedTuple):
-    """The outcome of a client's round; ``loss`` is the mean training loss over the steps of its logged phases."""
+    """The outcome of a client's round; ``loss`` is the mean of its logged phases' mean training losses."""
 
     upload: Tensors
     private: Slots
@@ -29,20 +28,21 @@ class Update(NamedTuple):
 
 
 def functional(net: Net, arithmetic: Arithmetic | None = None) -> Forward:
-    """The network as a function of its leaves, its outputs in their precision whatever is used inside.
+    """The network as a function of its leaves. Its outputs have the leaves' precision, whatever is used inside.
 
-    Calling it swaps the leaves into a module for a moment, so every thread has a module of its own.
+    A call swaps the leaves into a module for a moment, so every thread gets its own copy of the module.
     """
-    here = threading.local()
+    local = threading.local()
 
     def forward(leaves: Tensors, x: Tensor) -> Outputs:
-        if not hasattr(here, "net"):
-            here.net = copy.deepcopy(net)
+        if not hasattr(local, "net"):
+            local.net = copy.deepcopy(net)
         if arithmetic is None or arithmetic.autocast is None:
-            out: Outputs = functional_call(here.net, leaves, (x,), tie_weights=False)  # no two leaves are one
+            # No leaf has two names, so there is nothing to tie.
+            out: Outputs = functional_call(local.net, leaves, (x,), tie_weights=False)
             return out
         with arithmetic.casting():
-            out = functional_call(here.net, arithmetic.leaves(leaves), (x,), tie_weights=False)
+            out = functional_call(local.net, arithmetic.leaves(leaves), (x,), tie_weights=False)
         return out._replace(features=out.features.to(out.logits))
 
     return forward
@@ -56,34 +56,44 @@ def client_update(
     batches: Sequence[Iterable[Batch]],
     stage: Stage,
     sgd: Sgd,
-    lr: Tensor,
 ) -> Update:
     """Run the method's phases on one client's batches (one stream per phase).
 
-    Pure: nothing that is passed in is changed, nothing random is drawn, and no value of a tensor
-    decides what is computed.
+    Pure: it changes no argument and draws nothing random, and no value of a tensor decides what is
+    computed. A CUDA graph can therefore record it.
     """
     slots = method.begin(received, private)
-    total, steps = lr.new_zeros(()), 0
+    logged: list[list[Tensor]] = []
     for phase, stream in zip(method.phases(stage), batches, strict=True):
         if isinstance(phase, Statistics):
-            slots = _look(phase, net, slots, stream)
+            slots = _measure(phase, net, slots, stream)
         else:
-            slots, losses = _train(phase, net, slots, stream, replace(sgd, **phase.sgd), lr)
-            if phase.logged:
-                total, steps = sum(losses, start=total), steps + len(losses)
+            slots, losses = _train(phase, net, slots, stream, sgd)
+            if phase.logged and losses:
+                logged.append(losses)
     upload, kept = method.finish(slots, stage)
-    return Update(upload, kept, total / max(steps, 1))
+    return Update(upload, kept, _mean_of_means(logged, like=sgd.lr))
 
 
-def _train(
-    phase: Phase, net: Forward, slots: Slots, batches: Iterable[Batch], sgd: Sgd, lr: Tensor
-) -> tuple[Slots, list[Tensor]]:
+def _mean_of_means(phases: Sequence[Sequence[Tensor]], like: Tensor) -> Tensor:
+    """The mean over the phases of each phase's mean loss, as one weighted sum over all steps.
+
+    Phases of equal length have weight one, so that the sum is then the plain sum, bit for bit.
+    """
+    steps = sum(map(len, phases))
+    total = like.new_zeros(())
+    for losses in phases:
+        weight = steps / (len(phases) * len(losses))
+        total = sum((loss * weight for loss in losses), start=total)
+    return total / max(steps, 1)
+
+
+def _train(phase: Phase, net: Forward, slots: Slots, batches: Iterable[Batch], sgd: Sgd) -> tuple[Slots, list[Tensor]]:
+    sgd = sgd.changed(phase.sgd)
     slots = phase.enter(slots)
     names = [leaf for leaf in slots[phase.slot] if phase.train(leaf)]
-    values = [slots[phase.slot][leaf].clone() for leaf in names]  # our own: the optimiser works in place
+    values = [slots[phase.slot][leaf].clone() for leaf in names]  # copies: the optimiser works in place
     velocity = [torch.zeros_like(value) for value in values]  # a fresh optimiser: momentum never carries over
-    rate = lr if sgd.lr is None else torch.full_like(lr, sgd.lr)
     losses: list[Tensor] = []
     for batch in batches:
 
@@ -96,11 +106,11 @@ def _train(
             norm = torch.stack([g.square().sum() for g in gradient]).sum().sqrt()
             step = phase.sam_radius / (norm + NORM_FLOOR)
             gradient, _ = gradient_and_value(loss_of, [v + step * g for v, g in zip(values, gradient, strict=True)])
-        _sgd_step(values, gradient, velocity, sgd, rate)
+        _sgd_step(values, gradient, velocity, sgd)
         if phase.clamp is not None:
             for value in values:
                 value.clamp_(*phase.clamp)
-        losses.append(loss.to(lr))
+        losses.append(loss.to(sgd.lr))
     trained = {**slots[phase.slot], **dict(zip(names, values, strict=True))}
     return {**slots, phase.slot: trained}, losses
 
@@ -114,13 +124,13 @@ def gradient_and_value(loss_of: Callable[[list[Tensor]], Tensor], values: list[T
     return list(gradient), loss.detach()
 
 
-def _sgd_step(values: list[Tensor], gradient: list[Tensor], velocity: list[Tensor], sgd: Sgd, lr: Tensor) -> None:
-    """One step of momentum SGD with decay on every leaf, in place: torch.optim.SGD's own kernel."""
+def _sgd_step(values: list[Tensor], gradient: list[Tensor], velocity: list[Tensor], sgd: Sgd) -> None:
+    """One step of momentum SGD with decay on every leaf, in place, by the kernel of torch.optim.SGD."""
     if not values:
         return
     torch._fused_sgd_(
         values,
-        # The kernel walks all tensors of a leaf alike, so they must lie in memory alike.
+        # The kernel walks all tensors of a leaf in the same order, so they must have the same layout in memory.
         [
             g if g.stride() == v.stride() else torch.empty_like(v).copy_(g)
             for g, v in zip(gradient, values, strict=True)
@@ -128,7 +138,7 @@ def _sgd_step(values: list[Tensor], gradient: list[Tensor], velocity: list[Tenso
         velocity if sgd.momentum else [],
         weight_decay=sgd.weight_decay,
         momentum=sgd.momentum,
-        lr=lr,
+        lr=sgd.lr,
         dampening=0.0,
         nesterov=False,
         maximize=False,
@@ -136,10 +146,10 @@ def _sgd_step(values: list[Tensor], gradient: list[Tensor], velocity: list[Tenso
     )
 
 
-def _look(survey: Statistics, net: Forward, slots: Slots, batches: Iterable[Batch]) -> Slots:
+def _measure(statistics: Statistics, net: Forward, slots: Slots, batches: Iterable[Batch]) -> Slots:
     sums: Tensors = {}
     with torch.no_grad():
         for batch in batches:
-            for name, value in survey.measure(net, slots, batch).items():
+            for name, value in statistics.measure(net, slots, batch).items():
                 sums[name] = sums[name] + value if name in sums else value
-    return {**slots, survey.slot: sums}
+    return {**slots, statistics.slot: sums}

@@ -1,9 +1,9 @@
-"""All clients at once on a GPU: a whole round as one CUDA graph.
+"""The graph engine: a whole round as one CUDA graph, with all clients at once on a GPU.
 
-Launched one by one, the thousands of small kernels of a round keep a GPU waiting for Python most of
-the time. Captured once and replayed, they cost one launch, and clients run on parallel streams. What
-is captured is :func:`client_update` itself, for every seat of a round; who sits there, what they
-received and which samples they train on are copied in before each replay.
+A round has thousands of small kernels. Launched one by one, they keep a GPU waiting for Python most of
+the time. Captured once and replayed, they cost one launch, and clients run on parallel streams. The
+graph records :func:`client_update` itself, once for every seat of a round. A seat is a place for one
+client: its number, the tensors it received and the samples it trains on are copied in before each replay.
 """
 
 from __future__ import annotations
@@ -16,30 +16,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from feddrm.data import Batch, Draw, Federation, Pool, draw_for
+from feddrm.data import Batch, Draw, Federation, Participant, Pool, draw_for
 from feddrm.engine.client_update import Update, client_update
-from feddrm.engine.rounds import RoundResult, RoundSchedule, State, play_round
-from feddrm.methods import Forward, Method, Slots, Stage, Tensors
+from feddrm.engine.rounds import play_round
+from feddrm.engine.schedule import RoundResult, RoundSchedule, State
+from feddrm.methods import Forward, Slots, Stage, Tensors
 
 STREAMS = 4
 
-Leaves = dict[tuple[str, ...], Tensor]  # nested tensors, flat, by their path
+Leaves = dict[tuple[str, ...], Tensor]  # nested tensors in one dictionary, by their path
 
 
 class GraphEngine:
-    """Plays rounds; the first of every stage one client after another, the rest from one captured graph.
+    """Plays the first round of every stage one client after another, and the others from one captured graph.
 
-    In that first round libraries choose their algorithms, and what clients hold takes its lasting
-    form. A later round of another form (a method that sends some clients more than others) is
-    played one client after another too.
+    In the first round libraries choose their algorithms, and the clients' slots take their final form.
+    A later round whose tensors have another form (a method may send some clients more than others) is
+    also played one client after another.
     """
 
-    def __init__(
-        self, method: Method, net: Forward, federation: Federation, agenda: RoundSchedule, streams: int = STREAMS
-    ) -> None:
-        self.method, self.net, self.federation, self.agenda = method, net, federation, agenda
+    def __init__(self, schedule: RoundSchedule, net: Forward, federation: Federation, streams: int = STREAMS) -> None:
+        self.schedule, self.method, self.net, self.federation = schedule, schedule.method, net, federation
         self.pool = Pool.of(federation, "train")
-        streams = min(streams, agenda.seats)
+        streams = min(streams, schedule.seats)
         self.streams = [torch.cuda.Stream(self.pool.x.device) for _ in range(streams)]  # type: ignore[no-untyped-call]
         self.memory: Any = None
         self.begun: set[Stage] = set()
@@ -48,19 +47,19 @@ class GraphEngine:
         self.ahead: tuple[int, Future[list[Draw]]] | None = None
 
     def close(self) -> None:
-        """Stop drawing ahead, and let the graphs and their memory go."""
+        """Stop drawing ahead, and free the graphs and their memory."""
         self.drawer.shutdown(cancel_futures=True)
         self.captured.clear()
 
     def play(self, state: State) -> RoundResult:
-        """The round after ``state``, which is left as it is."""
+        """Play the round after ``state``, which does not change."""
         number = state.round + 1
-        stage, answering = self.agenda.stage(number), self.agenda.answering(number)
+        stage, answering = self.schedule.stage(number), self.schedule.answering(number)
         if not answering or stage not in self.begun:
             self.begun |= {stage} if answering else set()
-            return self._one_by_one(_laid_out(state, self.pool.x.device), stage, answering)
-        # A seat that nobody takes repeats the first one's work, to no effect.
-        sitting = answering + answering[:1] * (self.agenda.seats - len(answering))
+            return self._one_by_one(_laid_out(state, self.pool.x.device))
+        # An empty seat repeats the work of the first one; its result is not used.
+        sitting = answering + answering[:1] * (self.schedule.seats - len(answering))
         received = [self.method.send(state.shared, client) for client in sitting]
         personal = any(sent is not state.shared for sent in received)
         inputs = _inputs(state, sitting, received if personal else None)
@@ -68,12 +67,12 @@ class GraphEngine:
             self.captured[stage] = self._capture(stage, inputs, personal)
         captured = self.captured[stage]
         if not captured.takes(inputs):
-            return self._one_by_one(state, stage, answering)
+            return self._one_by_one(state)
         captured.fill(inputs)
         captured.fill_draws(self._drawn(number, stage, sitting))
         sizes = self.federation.sizes[list(answering)].double()
         weights = sizes / sizes.sum()
-        captured.lr.fill_(self.agenda.plan.rate(number))
+        captured.lr.fill_(self.schedule.plan.rate(number))
         captured.who.copy_(torch.tensor(sitting))
         captured.weights.zero_()
         captured.weights[: len(answering)].copy_(weights)
@@ -81,33 +80,35 @@ class GraphEngine:
         self._draw_ahead(number + 1)
         return self._read(captured, state, stage, answering, weights)
 
-    def _one_by_one(self, state: State, stage: Stage, answering: tuple[int, ...]) -> RoundResult:
-        return play_round(self.method, self.net, self.federation, self.agenda.plan, state, stage, answering)
+    def _one_by_one(self, state: State) -> RoundResult:
+        return play_round(self.schedule, self.net, self.federation, state)
 
     def _read(
         self, captured: _Round, state: State, stage: Stage, answering: tuple[int, ...], weights: Tensor
     ) -> RoundResult:
-        """The round's results as tensors of their own: the next replay writes over the graph's."""
+        """Copies of the round's results, because the next replay overwrites the graph's tensors."""
         private = list(state.private)
         for client, update in zip(answering, captured.updates, strict=False):
             private[client] = {name: _copies(slot) for name, slot in update.private.items()}
-        if captured.shared is not None and len(answering) == self.agenda.seats:
+        if captured.shared is not None and len(answering) == self.schedule.seats:
             shared = _copies(captured.shared)
         else:
             uploads = [_copies(update.upload) for update in captured.updates[: len(answering)]]
             shared = self.method.aggregate(state.shared, uploads, weights)
         number = state.round + 1
-        loss = float(captured.loss)  # waits for the round
-        return RoundResult(State(number, shared, tuple(private)), stage, self.agenda.plan.rate(number), loss, answering)
+        loss = float(captured.loss)  # waits until the round is done
+        return RoundResult(
+            State(number, shared, tuple(private)), stage, self.schedule.plan.rate(number), loss, answering
+        )
 
-    # The random part: drawn on the CPU, the same as everywhere else, while the GPU plays the round before.
+    # Random draws are made on the CPU, as in the sequential engine, while the GPU plays the round before.
 
     def _draw_ahead(self, number: int) -> None:
-        if number > self.agenda.plan.rounds:
+        if number > self.schedule.plan.rounds:
             return
-        answering = self.agenda.answering(number)
-        sitting = answering + answering[:1] * (self.agenda.seats - len(answering))
-        self.ahead = number, self.drawer.submit(self._draw, number, self.agenda.stage(number), sitting)
+        answering = self.schedule.answering(number)
+        sitting = answering + answering[:1] * (self.schedule.seats - len(answering))
+        self.ahead = number, self.drawer.submit(self._draw, number, self.schedule.stage(number), sitting)
 
     def _drawn(self, number: int, stage: Stage, sitting: tuple[int, ...]) -> list[Draw]:
         if self.ahead is not None and self.ahead[0] == number:
@@ -115,13 +116,12 @@ class GraphEngine:
         return self._draw(number, stage, sitting)
 
     def _draw(self, number: int, stage: Stage, sitting: tuple[int, ...]) -> list[Draw]:
-        """One draw per phase, of all seats [seat, step, place]; samples by their number in the pool."""
-        plan, drawn = self.agenda.plan, []
+        """One draw per phase for all seats [seat, step, place]; samples are numbered as in the pool."""
+        plan, drawn = self.schedule.plan, []
         for k, phase in enumerate(self.method.phases(stage)):
             draws = [
                 draw_for(
-                    self.federation,
-                    client,
+                    Participant.of(self.federation, client),
                     steps=phase.steps,
                     batch_size=plan.batch_size,
                     seed=plan.seed,
@@ -137,7 +137,7 @@ class GraphEngine:
         return drawn
 
     def _capture(self, stage: Stage, inputs: Leaves, personal: bool) -> _Round:
-        device, seats = self.pool.x.device, self.agenda.seats
+        device, seats = self.pool.x.device, self.schedule.seats
         shape = self._draw(1, stage, (0,) * seats)
         captured = _Round(
             graph=torch.cuda.CUDAGraph(),
@@ -169,11 +169,11 @@ class GraphEngine:
         streams = [self._batches(draw, seat, captured.who[seat]) for draw in captured.draws]
         received = captured.part("received", str(seat)) if personal else captured.part("shared")
         private = captured.slots("private", str(seat))
-        sgd = self.agenda.plan.sgd
-        return client_update(self.method, self.net, received, private, streams, stage, sgd, captured.lr)
+        sgd = self.schedule.plan.sgd(captured.lr)
+        return client_update(self.method, self.net, received, private, streams, stage, sgd)
 
     def _batches(self, draw: Draw, seat: int, who: Tensor) -> Iterator[Batch]:
-        """A phase's batches, all made at once: a few large kernels instead of many small ones."""
+        """The batches of a phase, all prepared at once: a few large kernels instead of many small ones."""
         steps, size = draw.samples.shape[1:]
         if not steps:
             return
@@ -222,28 +222,28 @@ class _Round:
         return {p[-1]: value for p, value in self.inputs.items() if p[:-1] == path}
 
     def slots(self, *path: str) -> Slots:
-        """The slots below a path; an empty one has a mark of its own."""
+        """The slots below a path; an empty slot has the mark EMPTY."""
         names = {p[len(path)]: None for p in self.inputs if p[: len(path)] == path}
         return {name: {k: v for k, v in self.part(*path, name).items() if k != EMPTY} for name in names}
 
 
-EMPTY = "(empty)"  # stands for the leaves of a slot without any
+EMPTY = "(empty)"  # the only leaf of a slot that has none
 
 
 def _inputs(state: State, sitting: tuple[int, ...], received: list[Tensors] | None) -> Leaves:
-    """Everything a round reads that changes between rounds, by path."""
-    found: Leaves = {("shared", leaf): value for leaf, value in state.shared.items()}
+    """All tensors that a round reads and that change between rounds, by path."""
+    inputs: Leaves = {("shared", leaf): value for leaf, value in state.shared.items()}
     for seat, client in enumerate(sitting):
         if received is not None:
-            found |= {("received", str(seat), leaf): value for leaf, value in received[seat].items()}
+            inputs |= {("received", str(seat), leaf): value for leaf, value in received[seat].items()}
         for name, slot in state.private[client].items():
             leaves = slot or {EMPTY: torch.zeros((), device=next(iter(state.shared.values())).device)}
-            found |= {("private", str(seat), name, leaf): value for leaf, value in leaves.items()}
-    return found
+            inputs |= {("private", str(seat), name, leaf): value for leaf, value in leaves.items()}
+    return inputs
 
 
 def _laid_out(state: State, device: torch.device) -> State:
-    """The same in the graph's layout: libraries choose their algorithms by it, and cannot while capturing."""
+    """The same state in the graph's memory layout, by which libraries choose their algorithms before the capture."""
 
     def copy(tensors: Tensors) -> Tensors:
         return {leaf: room_for(value, device).copy_(value) for leaf, value in tensors.items()}
@@ -253,7 +253,7 @@ def _laid_out(state: State, device: torch.device) -> State:
 
 
 def room_for(value: Tensor, device: torch.device) -> Tensor:
-    """Room for such a tensor; weights of convolutions channels last, as cuDNN wants them."""
+    """An empty tensor of the same form; weights of convolutions are channels last, as cuDNN wants them."""
     layout = torch.channels_last if value.dim() == 4 else torch.contiguous_format
     return torch.empty(value.shape, dtype=value.dtype, device=device, memory_format=layout)
 

@@ -1,4 +1,4 @@
-"""Which arithmetic a GPU uses; parameters and everything outside the network stay float32."""
+"""The arithmetic of the network on a GPU. Parameters and everything outside the network stay float32."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PRECISIONS = ("auto", "bf16", "tf32", "fp32")
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """``autocast`` is what the network computes in (None: the parameters' own type), ``tf32`` allows rounded products.
+    """``autocast`` is the type that the network computes in (None: the parameters' type); ``tf32`` allows TF32.
 
-    CPUs always use the parameters' own type: there float64 and float32 are exact references.
+    A CPU always uses the type of the parameters, so that float64 and float32 can serve as references.
     """
 
     device: str = "cpu"
@@ -29,10 +29,10 @@ class Arithmetic:
     tf32: bool = False
 
     def casting(self) -> AbstractContextManager[object]:
-        """The network's products in ``autocast``, its sums in float32.
+        """A block in which the network computes products in ``autocast`` and sums in float32.
 
-        Without the cache of casts: parameters are new tensors at every step, and the cache would
-        keep them all.
+        The cache of casts is off: parameters are new tensors at every step, and the cache would keep
+        them all in memory.
         """
         return torch.autocast(
             torch.device(self.device).type,
@@ -42,10 +42,10 @@ class Arithmetic:
         )
 
     def leaves(self, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The network's leaves with the matrices of its trunk and branches cast, all in a launch or two.
+        """The leaves with the matrices of trunk and branches cast, by one or two launches.
 
-        One by one, as they are used, the casts and those of their gradients would be a tenth of a
-        step's launches. Norms stay as they are, and heads too: see :class:`Net`.
+        Cast one by one when they are used, they and their gradients would take a tenth of a step's
+        launches. Norms and heads are not cast: see :class:`Net`.
         """
         if self.autocast is None:
             return dict(leaves)
@@ -54,7 +54,7 @@ class Arithmetic:
         }
         out = dict(leaves)
         for trained in (False, True):
-            # Kept apart: a frozen leaf among trained ones would be given a gradient nobody asked for.
+            # Two groups: among trained leaves a frozen one would get a gradient that is not needed.
             some = {leaf: v for leaf, v in wide.items() if v.requires_grad == trained}
             if some:
                 narrow = _Cast.apply(self.autocast, *some.values())  # type: ignore[no-untyped-call]
@@ -63,7 +63,7 @@ class Arithmetic:
 
     @contextmanager
     def set(self) -> Iterator[None]:
-        """Torch's global switches, put back afterwards; convolutions try their algorithms once and keep the best."""
+        """Set torch's global switches for a block; convolutions try their algorithms once and use the best."""
         if torch.device(self.device).type != "cuda":
             yield
             return
@@ -81,7 +81,7 @@ class Arithmetic:
 
 
 class _Cast(torch.autograd.Function):
-    """Several tensors to another type and their gradients back, each way together."""
+    """Cast several tensors by one launch, and their gradients back by another."""
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *values: Tensor) -> tuple[Tensor, ...]:
@@ -100,7 +100,7 @@ def _as(values: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> tuple[Tensor
 
 
 def arithmetic(precision: str, device: str) -> Arithmetic:
-    """``auto``: bfloat16 with float32 parameters on GPUs that have it, TF32 on others, float32 on CPUs."""
+    """The arithmetic of a precision; ``auto`` is bfloat16 on GPUs that have it, TF32 on others, float32 on CPUs."""
     if precision not in PRECISIONS:
         raise SettingError(
             f"unknown precision '{precision}'{nearest(precision, PRECISIONS)} (known: {', '.join(PRECISIONS)})"

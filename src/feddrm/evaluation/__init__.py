@@ -1,11 +1,13 @@
-"""What a federation's models are worth: average, oracle, global, client and system accuracy.
+"""Evaluation: average, oracle, global, client and system accuracy of a federation's models.
 
-``ask`` runs every client's model over the pooled test set once; everything after that is a pure
-function of what they answered.
+``predict`` runs every client's model over the pooled test set once; all accuracies are pure
+functions of its result.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 from feddrm.evaluation.accuracy import (
-    RULES,
     TIES,
     average_accuracy,
     client_accuracy,
@@ -21,13 +23,35 @@ from feddrm.evaluation.accuracy import (
     votes,
 )
 from feddrm.evaluation.cuda_replay import Replay
-from feddrm.evaluation.predictions import Answers, Queries, ask, pooled_queries
+from feddrm.evaluation.passes import Leaves
+from feddrm.evaluation.predictions import Execution, Predictions, Queries, pooled_queries, predict
 from feddrm.evaluation.window import summarise
+from feddrm.models import Net
+from feddrm.rules import RULES
+
+Answers = Predictions  # the old name, for one release
+
+
+def ask(
+    net: Net,
+    models: Sequence[Leaves],
+    test: Queries,
+    *,
+    client_branch: Leaves | None = None,
+    global_model: Leaves | None = None,
+    **execution: Any,
+) -> Predictions:
+    """The old form of :func:`predict`, for one release."""
+    how = Execution(**execution)
+    return predict(net, models, test, client_branch=client_branch, global_model=global_model, execution=how)
+
 
 __all__ = [
     "RULES",
     "TIES",
     "Answers",
+    "Execution",
+    "Predictions",
     "Queries",
     "Replay",
     "ask",
@@ -39,6 +63,7 @@ __all__ = [
     "oracle_accuracy",
     "per_client",
     "pooled_queries",
+    "predict",
     "route",
     "routed_predictions",
     "summarise",

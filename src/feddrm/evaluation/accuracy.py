@@ -1,9 +1,9 @@
-"""Accuracies as pure functions of logits and labels, all of them fractions in [0, 1].
+"""Accuracies as pure functions of logits and labels; all are fractions in [0, 1].
 
-*Average* accuracy asks every client about its own samples and weighs clients by ``weights``; only
-the ratios of the weights matter, and they come from the training sizes. *System* accuracy does not
-know whose a sample is: the m models vote, or a router picks one; it counts every sample of the
-pooled test set alike. The *oracle* routes every sample to its own client.
+*Average* accuracy: every client's model predicts the client's own samples, and clients are averaged
+by ``weights``. Only the ratios of the weights matter; they come from the training sizes. *System*
+accuracy: the origin of a sample is unknown, so the m models vote or a router chooses one; every sample
+of the pooled test set counts the same. The *oracle* routes every sample to its own client.
 """
 
 from __future__ import annotations
@@ -16,46 +16,47 @@ import torch
 from torch import Tensor
 
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.evaluation.predictions import Answers
+from feddrm.evaluation.predictions import Predictions
 from feddrm.registry import nearest
+from feddrm.rules import RULES, Rule
 
-RULES = ("density", "posterior")
 TIES = ("smallest", "cuda")
 
 WARP = 32  # threads that CUDA reduces in registers
 LANES = 1024  # threads of a block, two votes each
 
 
-def average_accuracy(answers: Answers, weights: Tensor) -> float:
+def average_accuracy(predictions: Predictions, weights: Tensor) -> float:
     """Every client's model on the client's own test set, averaged over clients by ``weights``."""
-    correct = routed_predictions(answers.logits, answers.origin) == answers.labels
-    return _weighted(_by_client(correct, answers.origin, len(answers.logits)), weights)
+    correct = routed_predictions(predictions.logits, predictions.origin) == predictions.labels
+    return _weighted(_by_client(correct, predictions.origin, len(predictions.logits)), weights)
 
 
-def oracle_accuracy(answers: Answers) -> float:
-    """System accuracy of a router that knows whose every sample is."""
-    return system_accuracy(routed_predictions(answers.logits, answers.origin), answers.labels)
+def oracle_accuracy(predictions: Predictions) -> float:
+    """System accuracy of a router that knows the client of every sample."""
+    return system_accuracy(routed_predictions(predictions.logits, predictions.origin), predictions.labels)
 
 
-def global_accuracy(answers: Answers) -> float | None:
+def global_accuracy(predictions: Predictions) -> float | None:
     """The one shared model on the pooled test set; None where the method has none."""
-    if answers.global_logits is None:
+    if predictions.global_logits is None:
         return None
-    return system_accuracy(answers.global_logits.argmax(-1), answers.labels)
+    return system_accuracy(predictions.global_logits.argmax(-1), predictions.labels)
 
 
-def system_accuracy(predictions: Tensor, labels: Tensor) -> float:
-    """The fraction of the pooled samples that is predicted right, each counting alike."""
-    return int((predictions == labels).sum()) / len(labels)
+def system_accuracy(predicted: Tensor, labels: Tensor) -> float:
+    """The fraction of the pooled samples whose predicted class is right."""
+    return int((predicted == labels).sum()) / len(labels)
 
 
 def vote(logits: Tensor, ties: str = "smallest") -> Tensor:
     """The class that most of the m models choose, for logits [m, N, K].
 
-    ``ties``: ``"smallest"`` takes the smallest of the classes that lead (``torch.mode`` on a CPU),
-    ``"cuda"`` the one that ``torch.mode`` takes on a GPU, where the paper's numbers were made.
+    ``ties``: ``"smallest"`` takes the smallest of the leading classes (``torch.mode`` on a CPU);
+    ``"cuda"`` takes the one that ``torch.mode`` takes on a GPU, which made the paper's numbers.
     """
-    _known("ties", ties, TIES)
+    if ties not in TIES:
+        raise SettingError(f"unknown ties '{ties}'{nearest(ties, TIES)} (known: {', '.join(TIES)})")
     counts = _counts(logits)
     if ties == "smallest":
         return counts.argmax(1)
@@ -66,18 +67,18 @@ def vote(logits: Tensor, ties: str = "smallest") -> Tensor:
     return torch.where(leads, rank[last], clients).argmin(1)
 
 
-def votes(answers: Answers) -> dict[str, float]:
-    """What the vote owes to its tie rule: the fraction of samples that are ``tied``, and its accuracy by each rule.
+def votes(predictions: Predictions) -> dict[str, float]:
+    """How much the vote depends on its tie rule: the fraction of ``tied`` samples, and the accuracy by each rule.
 
-    ``leading`` is the fraction whose class leads, alone or not: no rule can be better.
+    ``leading`` is the fraction of samples whose right class leads, alone or tied: no tie rule can be better.
     """
-    counts, labels = _counts(answers.logits), answers.labels
+    counts, labels = _counts(predictions.logits), predictions.labels
     leads = counts == counts.amax(1, keepdim=True)
-    rules = TIES if len(answers.logits) <= 2 * LANES else TIES[:1]
+    rules = TIES if len(predictions.logits) <= 2 * LANES else TIES[:1]
     return {
         "tied": float((leads.sum(1) > 1).double().mean()),
         "leading": float(leads[torch.arange(len(labels), device=leads.device), labels].double().mean()),
-        **{ties: system_accuracy(vote(answers.logits, ties), labels) for ties in rules},
+        **{ties: system_accuracy(vote(predictions.logits, ties), labels) for ties in rules},
     }
 
 
@@ -90,14 +91,14 @@ def _counts(logits: Tensor) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _cuda_ranks(votes: int) -> list[int]:
-    """How early each place of the sorted votes is preferred where the counts ending there are equal.
+    """The rank of each place of the sorted votes: among runs of equal length, the smallest rank wins.
 
-    The kernel sorts the votes and knows a run by the place of its last one. Thread t reduces the
-    places 2t and 2t + 1, the 32 threads of a warp reduce by halves (t with t + 16, + 8, ..., + 1),
-    and so do the warps among themselves. Each step keeps the lower thread if counts are equal, so
-    the last step, even threads against odd ones, decides first: the smallest number with its bits
-    reversed wins (threads 0, 2, 1, 3 for eight votes). Two runs can end in one thread only where no
-    two votes agree, and then the first place, the smallest class, wins.
+    The kernel sorts the votes and identifies a run of equal votes by the place of its last one. Thread t
+    reduces the places 2t and 2t + 1. The 32 threads of a warp reduce by halves (t with t + 16, + 8, ...,
+    + 1), and so do the warps among themselves. Each step keeps the lower thread if counts are equal. The
+    last step, even threads against odd ones, therefore decides first: the smallest number with its bits
+    reversed wins (threads 0, 2, 1, 3 for eight votes). Two runs can end in one thread only where no two
+    votes agree; then the first place wins, which is the smallest class.
     """
     if votes > 2 * LANES:
         raise SettingError(f"ties='cuda' is known for up to {2 * LANES} clients, not {votes}: use ties='smallest'")
@@ -114,33 +115,29 @@ def _cuda_ranks(votes: int) -> list[int]:
 
 
 def route(client_logits: Tensor, weights: Tensor, rule: str = "density") -> Tensor:
-    """The client each of the N samples is sent to, for client logits [N, m]; ties go to the smallest number.
+    """The client that answers each of the N samples, for client logits [N, m]; ties go to the smallest number.
 
-    ``"posterior"`` takes the client the sample most probably comes from, large ones being likelier
-    to begin with. ``"density"`` takes that prior off: the client under whose distribution the sample
-    is densest.
+    ``weights`` are the clients' training sizes, up to a factor.
     """
-    _known("rule", rule, RULES)
-    if rule == "posterior":
-        return client_logits.argmax(1)
+    chosen = Rule.find(rule)()
     _check_weights(weights, client_logits.shape[1])
     log_prior = weights.double().log()
-    # Equal weights give zeros, so that then the rules agree to the last bit.
+    # Equal weights become zeros, so that all rules then agree to the last bit.
     log_prior = (log_prior - log_prior.max()).to(client_logits.device)
-    return (client_logits - log_prior).argmax(1)
+    return chosen.scores(client_logits, log_prior).argmax(1)
 
 
 def routed_predictions(logits: Tensor, routes: Tensor) -> Tensor:
-    """What the client each sample is sent to predicts, for logits [m, N, K] and routes [N]."""
+    """The class that each sample's chosen client predicts, for logits [m, N, K] and routes [N]."""
     return logits[routes, torch.arange(len(routes), device=logits.device)].argmax(-1)
 
 
 def client_accuracy(
     client_logits: Tensor, origin: Tensor, weights: Tensor, rule: str = "posterior", *, pooled: bool = False
 ) -> float:
-    """How many samples are sent home: averaged over clients by ``weights``, or every sample alike if ``pooled``.
+    """The fraction of samples routed to their own client: averaged by ``weights``, or over all samples if ``pooled``.
 
-    The paper's figure is the weighted one by the posterior rule, whichever rule does the routing.
+    The paper's figure is the weighted one by the posterior rule, even where the density rule routes.
     """
     home = route(client_logits, weights, rule) == origin
     if pooled:
@@ -149,33 +146,33 @@ def client_accuracy(
 
 
 def confusion(routes: Tensor, origin: Tensor, clients: int) -> Tensor:
-    """How many samples of each client (row) are sent to each client (column)."""
+    """How many samples of each client (row) are routed to each client (column)."""
     return torch.bincount(origin * clients + routes, minlength=clients**2).view(clients, clients)
 
 
 def per_client(
-    answers: Answers, names: Sequence[str], weights: Tensor, ties: str = "smallest"
+    predictions: Predictions, names: Sequence[str], weights: Tensor, ties: str = "smallest"
 ) -> list[dict[str, str | int | float | None]]:
-    """One row per client: how its ``test`` samples fare with its ``own`` model and by every other way.
+    """One row per client: the accuracy on its ``test`` samples of its ``own`` model and of every other way.
 
-    ``head_density`` and ``head_posterior`` are accuracies after routing by that rule, ``recall_...``
-    the fraction that is sent home. None where the method has no such model.
+    ``head_density`` and ``head_posterior`` are accuracies after routing by that rule; ``recall_...`` is
+    the fraction routed to the client itself. A value is None where the method has no such model.
     """
-    clients, labels, origin = len(answers.logits), answers.labels, answers.origin
+    clients, labels, origin = len(predictions.logits), predictions.labels, predictions.origin
     if len(names) != clients:
         raise FeddrmError(f"{len(names)} names for {clients} clients: give one each")
-    right: dict[str, Tensor | None] = {
-        "own": routed_predictions(answers.logits, origin) == labels,
-        "global": None if answers.global_logits is None else answers.global_logits.argmax(-1) == labels,
-        "vote": vote(answers.logits, ties) == labels,
+    correct: dict[str, Tensor | None] = {
+        "own": routed_predictions(predictions.logits, origin) == labels,
+        "global": None if predictions.global_logits is None else predictions.global_logits.argmax(-1) == labels,
+        "vote": vote(predictions.logits, ties) == labels,
     }
     for rule in RULES:
-        routes = None if answers.client_logits is None else route(answers.client_logits, weights, rule)
-        right[f"head_{rule}"] = None if routes is None else routed_predictions(answers.logits, routes) == labels
-        right[f"recall_{rule}"] = None if routes is None else routes == origin
+        routes = None if predictions.client_logits is None else route(predictions.client_logits, weights, rule)
+        correct[f"head_{rule}"] = None if routes is None else routed_predictions(predictions.logits, routes) == labels
+        correct[f"recall_{rule}"] = None if routes is None else routes == origin
     columns = {
         key: [None] * clients if value is None else _by_client(value, origin, clients).tolist()
-        for key, value in right.items()
+        for key, value in correct.items()
     }
     sizes = torch.bincount(origin, minlength=clients).tolist()
     return [
@@ -184,35 +181,36 @@ def per_client(
     ]
 
 
-def evaluate(answers: Answers, weights: Tensor, ties: str = "smallest") -> dict[str, Any]:
+def evaluate(predictions: Predictions, weights: Tensor, ties: str = "smallest") -> dict[str, Any]:
     """Every accuracy of one round, under the names of ``summary.json``; what a method lacks is None or left out."""
-    shared = global_accuracy(answers)
+    shared = global_accuracy(predictions)
     client: dict[str, float] = {}
-    system = {"vote": system_accuracy(vote(answers.logits, ties), answers.labels)}
-    if answers.client_logits is not None:
+    system = {"vote": system_accuracy(vote(predictions.logits, ties), predictions.labels)}
+    if predictions.client_logits is not None:
         for rule in RULES:
-            routes = route(answers.client_logits, weights, rule)
-            client[f"head_{rule}"] = client_accuracy(answers.client_logits, answers.origin, weights, rule)
-            system[f"head_{rule}"] = system_accuracy(routed_predictions(answers.logits, routes), answers.labels)
+            routes = route(predictions.client_logits, weights, rule)
+            routed = routed_predictions(predictions.logits, routes)
+            client[f"head_{rule}"] = client_accuracy(predictions.client_logits, predictions.origin, weights, rule)
+            system[f"head_{rule}"] = system_accuracy(routed, predictions.labels)
     if shared is not None:
         system["global"] = shared
     return {
-        "average_accuracy": average_accuracy(answers, weights),
-        "oracle_accuracy": oracle_accuracy(answers),
+        "average_accuracy": average_accuracy(predictions, weights),
+        "oracle_accuracy": oracle_accuracy(predictions),
         "global_accuracy": shared,
         "client_accuracy": client,
         "system_accuracy": system,
     }
 
 
-def _by_client(right: Tensor, origin: Tensor, clients: int) -> Tensor:
-    """The fraction that is right of every client's samples (float64, on the CPU)."""
-    all_, good = (torch.bincount(of, minlength=clients).cpu() for of in (origin, origin[right]))
-    if not all_.all():
+def _by_client(correct: Tensor, origin: Tensor, clients: int) -> Tensor:
+    """The correct fraction of every client's samples (float64, on the CPU)."""
+    total, right = (torch.bincount(numbers, minlength=clients).cpu() for numbers in (origin, origin[correct]))
+    if not total.all():
         raise FeddrmError(
-            f"client {int(all_.argmin())} has no test samples: an average over clients needs some of each"
+            f"client {int(total.argmin())} has no test samples: an average over clients needs some of each"
         )
-    return good.double() / all_
+    return right.double() / total
 
 
 def _weighted(fractions: Tensor, weights: Tensor) -> float:
@@ -224,10 +222,5 @@ def _weighted(fractions: Tensor, weights: Tensor) -> float:
 def _check_weights(weights: Tensor, clients: int) -> None:
     if weights.shape != (clients,):
         raise FeddrmError(f"weights of shape {tuple(weights.shape)} for {clients} clients: give one each")
-    if not bool(((weights > 0) & weights.isfinite()).all()):  # of weight 0 the density rule would make infinity
+    if not bool(((weights > 0) & weights.isfinite()).all()):  # weight 0 has an infinite score by the density rule
         raise FeddrmError(f"weights {weights.tolist()}: all must be positive, as the sizes of training sets are")
-
-
-def _known(what: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise SettingError(f"unknown {what} '{value}'{nearest(value, known)} (known: {', '.join(known)})")

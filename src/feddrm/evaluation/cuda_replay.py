@@ -1,4 +1,4 @@
-"""The evaluation of all clients' models as one CUDA graph: captured once, a single launch ever after."""
+"""The evaluation of all clients' models as one CUDA graph: captured once, then replayed by a single launch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from feddrm.engine.cuda_graph import STREAMS, room_for
-from feddrm.evaluation.passes import Pass, Reading, Said, in_order
+from feddrm.evaluation.passes import Logits, Pass, PassRunner, in_order
 
 
 class Replay:
-    """Asks models of one form (which of them share a trunk, how many samples) again and again.
+    """Runs passes of one form (which models share a trunk, how many samples) again and again.
 
-    The first time they are asked one after another, when libraries choose their algorithms; the
-    second time that is captured, trunks on parallel streams. Models of another form, as when
-    tuning moves the trunks apart, start anew.
+    The first call runs them one after another, because libraries choose their algorithms then. The
+    second call captures them, with trunks on parallel streams. Passes of another form start anew, for
+    example when tuning makes the trunks differ.
     """
 
     def __init__(self, streams: int = STREAMS) -> None:
@@ -26,11 +26,11 @@ class Replay:
         self.form: Hashable = None
         self.begun: _Begun | None = None
 
-    def __call__(self, how: Reading, passes: Sequence[Pass], x: Tensor) -> Said:
+    def __call__(self, runner: PassRunner, passes: Sequence[Pass], x: Tensor) -> Logits:
         tensors = _tensors(passes, x)
         form = tuple((one.rows, one.client) for one in passes), tuple((k, v.shape) for k, v in tensors.items())
         if self.begun is None or form != self.form:
-            self.begun = None  # lets the old one's memory go before the new one asks for some
+            self.begun = None  # frees the old tensors before new ones are allocated
             self.form, self.begun = form, _Begun({name: room_for(value, x.device) for name, value in tensors.items()})
         begun = self.begun
         torch._foreach_copy_([begun.rooms[name] for name in tensors], list(tensors.values()))
@@ -38,24 +38,24 @@ class Replay:
             own = begun.own(passes)
             if not begun.warm:
                 begun.warm = True
-                return how.over(own, begun.rooms["x"])
-            begun.capture(how, own, self.streams)
+                return runner.run(own, begun.rooms["x"])
+            begun.capture(runner, own, self.streams)
         begun.graph.replay()
-        logits, client = begun.said
+        logits, client = begun.results
         return None if logits is None else logits.clone(), None if client is None else client.clone()
 
 
 @dataclass
 class _Begun:
-    """The tensors that one form's graph reads, and later the graph and what it writes."""
+    """The tensors that the graph of one form reads and, once captured, the graph and the tensors it writes."""
 
     rooms: dict[str, Tensor]
     warm: bool = False
     graph: Any = None
-    said: Any = None
+    results: Any = None
 
     def own(self, passes: Sequence[Pass]) -> list[Pass]:
-        """The same passes over our own tensors."""
+        """The same passes over the graph's own tensors."""
         return [
             replace(
                 one,
@@ -65,27 +65,27 @@ class _Begun:
             for i, one in enumerate(passes)
         ]
 
-    def capture(self, how: Reading, passes: Sequence[Pass], streams: int) -> None:
+    def capture(self, runner: PassRunner, passes: Sequence[Pass], streams: int) -> None:
         x = self.rooms["x"]
         side = [torch.cuda.Stream(x.device) for _ in range(min(streams, len(passes)))]  # type: ignore[no-untyped-call]
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             main = torch.cuda.current_stream()
-            said = []
+            results = []
             for i, one in enumerate(passes):
                 stream = side[i % len(side)]
                 stream.wait_stream(main)
                 with torch.cuda.stream(stream):
-                    said.append(how.over([one], x))
+                    results.append(runner.run([one], x))
             for stream in side:
                 main.wait_stream(stream)
-            self.said = in_order(passes, said)
+            self.results = in_order(passes, results)
 
 
 def _tensors(passes: Sequence[Pass], x: Tensor) -> dict[str, Tensor]:
     """Everything that changes from one evaluation to the next, by name."""
-    found = {"x": x}
+    tensors = {"x": x}
     for i, one in enumerate(passes):
-        found |= {f"{i}/leaves/{name}": value for name, value in one.leaves.items()}
-        found |= {f"{i}/heads/{name}": value for name, value in one.heads.items()}
-    return found
+        tensors |= {f"{i}/leaves/{name}": value for name, value in one.leaves.items()}
+        tensors |= {f"{i}/heads/{name}": value for name, value in one.heads.items()}
+    return tensors

@@ -1,4 +1,4 @@
-"""From one line per evaluated round to the mean and spread over the last of them."""
+"""The summary of a run: mean and spread over its last evaluated rounds."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ WINDOW = 50
 
 
 def summarise(rounds: Sequence[Mapping[str, Any]], window: int = WINDOW) -> dict[str, Any]:
-    """``{"mean": .., "std": ..}`` in place of every number, over the last ``window`` evaluated rounds.
+    """Every number replaced by ``{"mean": .., "std": ..}`` over the last ``window`` evaluated rounds.
 
-    ``std`` divides by the number of rounds (ddof = 0): the paper does not say which it used. It is
-    the spread from round to round within one run, not between seeds, and None for a single round. A
-    value that is None or missing in any of these rounds is None; other things than numbers are left
-    out.
+    ``std`` divides by the number of rounds (ddof = 0), because the paper does not say which it used. It
+    is the spread from round to round within one run, not between seeds, and None for a single round. A
+    value that is None or missing in any of these rounds is None. Values other than numbers are left out.
     """
     if window < 1:
         raise SettingError(f"window={window}: give at least one round")

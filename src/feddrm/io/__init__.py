@@ -1,1 +1,1 @@
-"""Reading and writing files: whole or not at all."""
+"""Reading and writing files. A file is written whole or not at all."""

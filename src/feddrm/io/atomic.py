@@ -1,31 +1,26 @@
-"""Atomic writes: after a crash a file is the old one or the new one. And a lock for whoever writes."""
+"""Atomic writes and file locks: after a crash a file holds its old content or its new content, whole."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from feddrm.errors import FeddrmError
 
-# What NumPy makes of an .npz file that is cut off, damaged, or something else.
-BROKEN_NPZ = (OSError, KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
-
 
 def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
-    """Write under a temporary name, reach the disk, then rename: a crash leaves the old file whole.
+    """Write under a temporary name, wait until the disk has the bytes, then rename.
 
-    A ``private`` file is readable by its owner only, from the first byte on, whatever the umask says.
+    Only the owner can read a ``private`` file, from the first byte on, whatever the umask is.
     """
-    part = path.with_name(f".{path.name}.part")
+    part = _temporary(path)
     try:
         if private:
-            part.unlink(missing_ok=True)  # what a crash left may be open to others
+            part.unlink(missing_ok=True)  # others might be able to read a file left by a crash
             part.touch(mode=0o600, exist_ok=False)
         with part.open("wb") as file:
             file.write(content)
@@ -38,7 +33,7 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
         finally:
             os.close(folder)
     except OSError as error:
-        with suppress(OSError):  # a disk that takes nothing refuses this too
+        with suppress(OSError):  # a read-only disk refuses this too
             part.unlink(missing_ok=True)
         raise FeddrmError(
             f"cannot write {path} ({error.strerror}): free the disk or choose another --out; "
@@ -47,8 +42,8 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
 
 
 def write_together(files: Mapping[Path, bytes]) -> None:
-    """Write several files under temporary names; rename them only once all are written. Folders are made."""
-    parts = {path: path.with_name(f".{path.name}.part") for path in files}
+    """Write several files under temporary names, and rename them once all are written. Missing folders are made."""
+    parts = {path: _temporary(path) for path in files}
     try:
         for path, content in files.items():
             if path.is_dir():
@@ -65,11 +60,15 @@ def write_together(files: Mapping[Path, bytes]) -> None:
                 part.unlink(missing_ok=True)
 
 
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.part")
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Whether the lock was free; if so it is held meanwhile, and let go with the process at the latest.
+    """Whether the lock was free. If so, it is held until the end of the block or of the process.
 
-    A disk that knows no locks (some of those that clusters share) counts as free.
+    On a disk without locks (some network disks of clusters), the lock is always free.
     """
     try:
         file = path.open("a")

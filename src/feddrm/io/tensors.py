@@ -1,7 +1,9 @@
-"""Named tensors as safetensors, and slots of them under names like ``slot/leaf``."""
+"""Tensors in files: safetensors by name, slots of leaves under the names ``slot/leaf``, and broken .npz files."""
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -9,33 +11,34 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from feddrm.errors import FeddrmError
-from feddrm.io.text import broken
+from feddrm.io.text import broken, read_bytes
+
+# The errors that NumPy raises for an .npz file that is cut off, damaged, or of another kind.
+BROKEN_NPZ = (OSError, KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """A safetensors file, in the order given. Tensors are copied: several may share memory, the file's may not."""
+    """The bytes of a safetensors file. Tensors are copied first, because safetensors refuses shared memory."""
     plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     return save(plain, metadata=None if metadata is None else dict(metadata))
 
 
 def read_tensors(path: Path, remedy: str) -> dict[str, Tensor]:
     """All tensors of a safetensors file."""
+    content = read_bytes(path, remedy)
     try:
-        return load(path.read_bytes())
-    except OSError as error:
-        raise FeddrmError(f"cannot read {path} ({error.strerror}): {remedy}") from error
+        return load(content)
     except SafetensorError as error:
         raise broken(path, f"not safetensors, {error}", remedy) from error
 
 
 def join_slots(slots: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Slots of leaves as one dictionary with names ``slot/leaf``; an empty slot leaves no trace in it."""
+    """Slots of leaves as one dictionary with names ``slot/leaf``. An empty slot has no entry."""
     return {f"{slot}/{leaf}": value for slot, leaves in slots.items() for leaf, value in leaves.items()}
 
 
 def split_slots(tensors: Mapping[str, Tensor], slots: Iterable[str] = ()) -> dict[str, dict[str, Tensor]]:
-    """The inverse of :func:`join_slots`. ``slots`` names those that may be empty."""
+    """The inverse of :func:`join_slots`. The result has all of ``slots``, empty ones too."""
     out: dict[str, dict[str, Tensor]] = {slot: {} for slot in slots}
     for name, value in tensors.items():
         slot, _, leaf = name.partition("/")

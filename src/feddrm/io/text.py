@@ -1,6 +1,7 @@
-"""Text files: YAML, JSON, JSON lines and CSV, each read and written in one way.
+"""Text files: readers and writers of YAML, JSON, JSON lines and CSV.
 
-Every reader takes the ``remedy`` that its error ends with: only the caller knows what a person can do.
+Every reader takes a ``remedy``, the end of its error messages, because only the caller knows what a
+user can do.
 """
 
 from __future__ import annotations
@@ -17,16 +18,22 @@ from feddrm.errors import FeddrmError
 
 
 def broken(path: Path, why: str, remedy: str) -> FeddrmError:
-    """The error for a file that is there and cannot be used."""
+    """The error for a file that exists but cannot be used."""
     return FeddrmError(f"{path} is broken ({why}): {remedy}")
 
 
 def read_text(path: Path, remedy: str) -> str:
     """The whole file, as UTF-8."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_bytes(path, remedy).decode()
     except UnicodeDecodeError as error:
         raise broken(path, "not UTF-8 text", remedy) from error
+
+
+def read_bytes(path: Path, remedy: str) -> bytes:
+    """The whole file, as bytes."""
+    try:
+        return path.read_bytes()
     except OSError as error:
         raise FeddrmError(f"cannot read {path} ({error.strerror}): {remedy}") from error
 
@@ -56,8 +63,9 @@ def _mapping(path: Path, remedy: str, kind: str, parse: Callable[[str], Any]) ->
 
 
 def read_json_lines(path: Path, remedy: str) -> list[dict[str, Any]]:
-    """One object per line. A last line that a crash cut short is left out."""
-    lines = [(i, line) for i, line in enumerate(read_text(path, remedy).split("\n"), start=1) if line.strip()]
+    """One object per line. The last line is left out if it is not JSON: a crash may have cut it off."""
+    # Each line is decoded by itself: a crash may cut a character in two.
+    lines = [(i, line) for i, line in enumerate(read_bytes(path, remedy).split(b"\n"), start=1) if line.strip()]
     entries = []
     for number, line in lines:
         try:
@@ -73,18 +81,24 @@ def read_json_lines(path: Path, remedy: str) -> list[dict[str, Any]]:
 
 
 def read_csv(path: Path, remedy: str) -> list[tuple[int, list[str]]]:
-    """The rows that are not empty, each with the number of its last line; cells without surrounding spaces."""
+    """The rows of a UTF-8 file (with or without a byte order mark), each with the number of its first line.
+
+    Spaces around cells are removed, and rows without any text are left out.
+    """
     rows: list[tuple[int, list[str]]] = []
+    line = 1
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
-            for cells in reader:
-                if any(cell.strip() for cell in cells):
-                    rows.append((reader.line_num, [cell.strip() for cell in cells]))
+            for row in reader:
+                cells = [cell.strip() for cell in row]
+                if any(cells):
+                    rows.append((line, cells))
+                line = reader.line_num + 1  # a quoted cell may span several lines
     except UnicodeDecodeError as error:
         raise FeddrmError(f"{path} is not UTF-8 text (byte {error.start}): save it as CSV in UTF-8") from error
     except csv.Error as error:
-        raise FeddrmError(f"{path}, line {reader.line_num}: not valid CSV ({error}): correct it there") from error
+        raise FeddrmError(f"{path}, line {line}: not valid CSV ({error}): correct it there") from error
     except FileNotFoundError as error:
         raise FeddrmError(f"{path} does not exist: {remedy}") from error
     except OSError as error:
@@ -92,16 +106,24 @@ def read_csv(path: Path, remedy: str) -> list[tuple[int, list[str]]]:
     return rows
 
 
+def parse_float(text: str) -> float | None:
+    """The number that a cell holds, or None. ``1_000`` is no number: only Python reads it as one."""
+    try:
+        return None if "_" in text else float(text)
+    except ValueError:
+        return None
+
+
 def json_bytes(value: Any) -> bytes:
-    """A JSON file that people can read, too."""
+    """The bytes of an indented JSON file."""
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def json_line(value: Any) -> bytes:
-    """One line of a JSON-lines file."""
+    """The bytes of one line of a JSON-lines file."""
     return json.dumps(value, ensure_ascii=False).encode() + b"\n"
 
 
 def yaml_bytes(value: Mapping[str, Any]) -> bytes:
-    """A YAML file with its keys in the given order."""
+    """The bytes of a YAML file with the keys in the given order."""
     return yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True).encode()

@@ -1,4 +1,4 @@
-"""The methods: each one a frozen dataclass that says what is learned; see :mod:`feddrm.methods.method`."""
+"""Federated methods, one frozen dataclass and one file each; :mod:`feddrm.methods.method` defines the interface."""
 
 from feddrm.methods.confree import ConFREE
 from feddrm.methods.ditto import Ditto

@@ -1,4 +1,4 @@
-"""ConFREE (Zheng et al., AAAI 2025): conflict-free updates."""
+"""ConFREE (Zheng et al., AAAI 2025): updates without conflicts."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ ITERATIONS = 200
 
 @dataclass(frozen=True)
 class ConFREE(FedRep):
-    """FedRep whose server takes conflicting parts out of the clients' updates before averaging
+    """FedRep whose server removes conflicting parts from the clients' updates before averaging
 
     ``variant="paper"``: for every pair of updates with a negative product, each loses its component
     along the other, over the whole body at once; averaged by sample counts. ``variant="original"``:
-    tensor by tensor, a projected guidance vector and then the update that serves the worst client
-    best within ``radius`` of it, clients weighted equally (in a fixed order, and with the
-    normalisation that projections need; the original's code draws the order and leaves that out).
+    for each tensor a projected guidance vector, then the update within ``radius`` of it that is best for
+    the worst client; clients have equal weight. Here the order of projections is fixed and projections
+    are normalised; the original's code draws the order and leaves the normalisation out.
     """
 
     name: ClassVar[str] = "confree"
@@ -50,23 +50,23 @@ class ConFREE(FedRep):
             whole = torch.stack(list(grams.values())).sum(0)
             shares = dict.fromkeys(moves, without_conflicts(whole, weights.to(whole)))
         else:
-            found = worst_client_best(torch.stack(list(grams.values())), self.radius)
-            shares = dict(zip(grams, found, strict=True))
-        # Every rule ends in a linear combination of the clients' own moves.
+            best = worst_client_best(torch.stack(list(grams.values())), self.radius)
+            shares = dict(zip(grams, best, strict=True))
+        # Both variants give a linear combination of the clients' moves.
         return {leaf: shared[leaf] + (shares[leaf] @ move).view_as(shared[leaf]) for leaf, move in moves.items()}
 
 
 def without_conflicts(gram: Tensor, weights: Tensor) -> Tensor:
-    """Weights of the original moves after all pairwise projections, taken from the original products."""
-    along = gram.clamp(max=0) / (gram.diagonal() + EPSILON)  # [i, j]: what i loses along j; the diagonal is >= 0
+    """Weights of the moves after all pairwise projections, computed from the products before them."""
+    along = gram.clamp(max=0) / (gram.diagonal() + EPSILON)  # [i, j]: what i loses along j; zero on the diagonal
     return weights - along.T @ weights
 
 
 def worst_client_best(grams: Tensor, radius: float) -> Tensor:
-    """Weights of the moves [..., m]: a conflict-averse step around a guidance vector, for products [..., m, m].
+    """Weights of the moves [..., m] in a conflict-averse step around a guidance vector, for products [..., m, m].
 
-    Everything is computed in coefficients of the moves, and relative to their size: late in a run moves are so small
-    that any fixed number added to their products would outweigh them.
+    All vectors are coefficients of the moves, and products are relative to the moves' size: late in a run moves are
+    so small that a fixed number added to their products would outweigh them.
     """
     m = grams.shape[-1]
     size = grams.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
@@ -85,22 +85,22 @@ def worst_client_best(grams: Tensor, radius: float) -> Tensor:
     pull = (grams @ guide[..., None])[..., 0]
     ball = radius * (guide * pull).sum(-1, keepdim=True).clamp_min(0).sqrt()
 
-    def judged(w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The length of g_w, the gradient at w, and what is minimised: <g_w, guide> + ball * |g_w|."""
+    def evaluate(w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The length of g_w, the gradient at w, and the objective <g_w, guide> + ball * |g_w|."""
         image = (grams @ w[..., None])[..., 0]
         length = (w * image).sum(-1, keepdim=True).clamp_min(EPSILON**2).sqrt()
         return length, pull + ball * image / length, (w * pull).sum(-1, keepdim=True) + ball * length
 
-    # Exponentiated gradient on the simplex. A step that gains nothing is not taken, and the next one is shorter;
-    # which of both happens is a value, not a branch.
+    # Exponentiated gradient on the simplex. A step without gain is not taken, and the next one is shorter. The
+    # choice is made by values, not by a branch, so that a CUDA graph can record it.
     w, rate = torch.full_like(guide, 1 / m), torch.ones_like(ball)
-    length, slope, value = judged(w)
+    length, slope, value = evaluate(w)
     for _ in range(ITERATIONS):
         trial = torch.softmax(w.clamp_min(1e-30).log() - rate * slope, dim=-1)
-        there = judged(trial)
-        gains = there[2] < value
+        result = evaluate(trial)
+        gains = result[2] < value
         w, rate = torch.where(gains, trial, w), torch.where(gains, 2 * rate, rate / 4)
         length, slope, value = (
-            torch.where(gains, new, old) for new, old in zip(there, (length, slope, value), strict=True)
+            torch.where(gains, new, old) for new, old in zip(result, (length, slope, value), strict=True)
         )
     return (guide + ball / length * w) / (1 + radius**2)

@@ -16,7 +16,7 @@ from feddrm.methods.method import Forward, Method, Phase, Slots, Stage, Tensors,
 
 @dataclass(frozen=True)
 class Ditto(Method):
-    """A global model, and beside it a personal one that is pulled towards what was received
+    """A global model, and a personal one that is pulled towards the received model
 
     Half of the local steps go to each, as in the paper's experiments.
     """

@@ -19,13 +19,13 @@ UNDECAYED = {"weight_decay": 0.0}  # decay would pull the mixing weights towards
 
 @dataclass(frozen=True)
 class FedALA(Method):
-    """Every client learns, weight by weight, how much of the global model to take over its own
+    """Every client learns, parameter by parameter, how much of the global model replaces its own
 
-    ``variant="paper"``: mixing weights for the whole model, half of the local steps each for mixing
-    and training; served as trained, before aggregation. ``learn_mix=False`` is what the paper's
-    released code computes: its mixing weights get no gradient and stay one. ``variant="original"``:
-    weights for the last ``layers`` tensors only, the rest is taken from the global model; rate 1
-    without momentum or decay; served after mixing.
+    ``variant="paper"``: mixing weights for the whole model; half of the local steps learn them, half train the
+    mixture; a client answers with its model as trained, before aggregation. ``learn_mix=False`` is what the
+    paper's released code computes: its mixing weights get no gradient and stay one.
+    ``variant="original"``: mixing weights for the last ``layers`` tensors only, all others are those of the
+    global model; rate 1 without momentum or decay; a client answers with the mixture.
     """
 
     name: ClassVar[str] = "fedala"
@@ -58,7 +58,7 @@ class FedALA(Method):
 
 
 def mix(slots: Slots) -> Tensors:
-    """personal + (shared - personal) * W where there are weights, the shared model elsewhere."""
+    """personal + (shared - personal) * W for leaves with mixing weights W, the shared leaf for all others."""
     own, theirs = slots["personal"], slots["shared"]
     return {**theirs, **{leaf: own[leaf] + (theirs[leaf] - own[leaf]) * w for leaf, w in slots["mix"].items()}}
 

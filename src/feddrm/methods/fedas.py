@@ -23,9 +23,10 @@ FISHER = "fisher"
 class FedAS(Method):
     """The received body is first aligned with the client's previous model, then trained with its head
 
-    ``variant="paper"``: sample-wise features, a fifth of the steps, averaged by sample counts.
-    ``variant="original"``: aligned to the class means of the previous model's features; the server
-    weights clients by the trace of their Fisher information, measured on the last batches.
+    ``variant="paper"``: a fifth of the steps align the features of each sample; the server averages by
+    sample counts. ``variant="original"``: features are aligned with the class means of the previous
+    model's features; the server weights clients by the trace of their Fisher information, measured on the
+    last batches.
     """
 
     name: ClassVar[str] = "fedas"
@@ -66,7 +67,7 @@ class FedAS(Method):
     def aggregate(self, shared: Tensors, uploads: Sequence[Tensors], weights: Tensor) -> Tensors:
         if self.variant == "original" and uploads:
             traces = torch.stack([upload[FISHER] for upload in uploads])
-            total = traces.sum()  # zero where every client fits its batches perfectly: sample counts then
+            total = traces.sum()  # zero if every client fits its batches perfectly; then sample counts decide
             shares = traces / total.clamp_min(torch.finfo(traces.dtype).tiny)
             weights = torch.where(total > 0, shares, weights.to(traces))
             uploads = [{leaf: v for leaf, v in upload.items() if leaf != FISHER} for upload in uploads]
@@ -83,8 +84,7 @@ def _class_means_stay(net: Forward, slots: Slots, batch: Batch) -> Tensor:
 
 
 def _fisher_trace(net: Forward, slots: Slots, batch: Batch) -> Tensors:
-    """Squared norm of the batch's gradient: the empirical Fisher information's trace, summed over batches."""
-
+    """Squared norm of the batch's gradient; its sum over batches is the trace of the empirical Fisher information."""
     with torch.enable_grad():
         model = {leaf: value.detach().requires_grad_() for leaf, value in slots["model"].items()}
         loss = classify(net, {"model": model}, batch)

@@ -1,4 +1,4 @@
-"""FedAvg (McMahan et al., AISTATS 2017), with and without fine-tuning, and no federation at all."""
+"""FedAvg (McMahan et al., AISTATS 2017), with and without fine-tuning, and training without a federation."""
 
 from __future__ import annotations
 
@@ -20,23 +20,17 @@ class FedAvg(Method):
 
 
 @dataclass(frozen=True)
-class FedAvgFT(TunedMethod):
+class FedAvgFT(FedAvg, TunedMethod):
     """FedAvg, then every client fine-tunes the whole model on its own data"""
 
     name: ClassVar[str] = "fedavgft"
 
-    def phases(self, stage: Stage) -> tuple[Phase, ...]:
-        return (Phase(stage.steps, classify),)
-
 
 @dataclass(frozen=True)
-class Local(Method):
+class Local(FedAvg):
     """No federation: every client trains alone, and nothing travels"""
 
     name: ClassVar[str] = "local"
-
-    def phases(self, stage: Stage) -> tuple[Phase, ...]:
-        return (Phase(stage.steps, classify),)
 
     def shares(self, leaf: str, stage: Stage) -> bool:
         return False

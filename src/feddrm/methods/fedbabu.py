@@ -14,8 +14,8 @@ from feddrm.models import is_head
 class FedBABU(TunedMethod):
     """Federated training of the body under one random frozen head, then head-only fine-tuning
 
-    A quarter of the rounds tune by default, as in the paper's configuration (200 of 800; its text
-    says 100). The original fine-tunes body and head, once at the end.
+    By default a quarter of the rounds tune, as in the paper's configuration (200 of 800; its text says
+    100). The original fine-tunes body and head once at the end.
     """
 
     name: ClassVar[str] = "fedbabu"

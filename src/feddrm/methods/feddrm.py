@@ -1,4 +1,4 @@
-"""FedDRM (Wang et al., "Beyond Aggregation", ICLR 2026): classes at private heads, clients at a shared one."""
+"""FedDRM (Wang et al., "Beyond Aggregation", ICLR 2026): private class heads and a shared client head."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from feddrm.models import is_head
 class FedDRM(Method):
     """Two cross-entropies on one trunk: lam x predict the class + (1 - lam) x identify the client
 
-    Algorithm 1 of the paper. The class head is private; everything else is averaged, the client
-    head included, which is the published router.
+    Algorithm 1 of the paper. The class head is private. Everything else is averaged, including the
+    client head, which is the published router.
     """
 
     name: ClassVar[str] = "feddrm"

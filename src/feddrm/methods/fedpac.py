@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import scipy
 import torch
 from torch import Tensor
 
@@ -33,7 +34,7 @@ from feddrm.models import is_head
 MIXING = ("sums", "counts", "squares")
 ALIGNING = ("class_sums", "class_counts")
 STATISTICS = ("client", *MIXING, *ALIGNING)
-KNOWN = ("client", "prototypes", "seen")  # sent beside the leaves
+KNOWN = ("client", "prototypes", "seen")  # sent with the leaves
 SMALLEST_SHARE = 1e-3
 HEAD_RATE = 0.1
 
@@ -42,11 +43,11 @@ HEAD_RATE = 0.1
 class FedPAC(Method):
     """FedRep with a pull on the body; originally, feature alignment and heads mixed across clients
 
-    ``variant="paper"``: the body phase adds (mu / 2) times the squared distance to the received body.
-    ``variant="original"``: it adds the distance of features to global class prototypes, weight
-    ``align``, and the server mixes the clients' heads by a quadratic programme per client. Heads and
-    class statistics then travel, measured on batches of the round: those for the mixture under the body
-    that all received, those for the prototypes under the client's own as trained.
+    ``variant="paper"``: the loss of the body phase adds (mu / 2) times the squared distance to the received
+    body. ``variant="original"``: it adds ``align`` times the distance of features to global class
+    prototypes, and the server mixes the clients' heads by a quadratic programme per client. Heads and class
+    statistics then travel. They are measured on batches of the round: those for the mixture with the body
+    that all received, those for the prototypes with the body that the client trained.
     """
 
     name: ClassVar[str] = "fedpac"
@@ -88,7 +89,7 @@ class FedPAC(Method):
         return shared, {"model": {leaf: value for leaf, value in leaves.items() if is_head(leaf)}}
 
     def send(self, shared: Tensors, client: int) -> Tensors:
-        """The body and, originally, the prototypes and this client's own mixture of heads."""
+        """The body and, in the original variant, the prototypes and this client's mixture of heads."""
         if self.variant == "paper":
             return shared
         mine = f"mixed/{client}/"
@@ -127,15 +128,14 @@ class FedPAC(Method):
     def _aligned(self, net: Forward, slots: Slots, batch: Batch) -> Tensor:
         out = net(slots["model"], batch.x)
         loss = cross_entropy(out.logits, batch.y, batch.mask)
-        if "prototypes" not in slots["known"]:  # nothing to align to before the first aggregation
+        if "prototypes" not in slots["known"]:  # there are none before the first aggregation
             return loss
         return loss + self.align * distance_to_means(out.features, slots["known"], batch)
 
 
 def _statistics(net: Forward, slots: Slots, batch: Batch) -> Tensors:
-    found = class_sums(net, slots["model"], batch)
     squares = (net(slots["model"], batch.x).features.square().sum(1) * batch.mask).sum()
-    return {**found, "squares": squares}
+    return {**class_sums(net, slots["model"], batch), "squares": squares}
 
 
 def _prototypes(net: Forward, slots: Slots, batch: Batch) -> Tensors:
@@ -143,10 +143,10 @@ def _prototypes(net: Forward, slots: Slots, batch: Batch) -> Tensors:
 
 
 def head_shares(uploads: Sequence[Tensors]) -> Tensor:
-    """Row i: how much of every client's head client i takes, by the original's bias-variance trade-off.
+    """Row i holds the shares of all clients' heads in client i's mixture, by the original's bias-variance trade-off.
 
-    Minimises a' (diag(V) + D_i) a over the simplex, with D_i the Gram matrix of the differences of
-    class-conditional mean features and V the variance of their estimates; tiny shares are dropped.
+    They minimise a' (diag(V) + D_i) a over the simplex. D_i is the Gram matrix of the differences of
+    class-conditional mean features, V the variance of their estimates. Tiny shares become zero.
     """
     totals = torch.stack([u["counts"].sum() for u in uploads]).double().cpu()
     means = torch.stack([u["sums"] for u in uploads]).double().cpu() / totals[:, None, None]
@@ -162,15 +162,14 @@ def head_shares(uploads: Sequence[Tensors]) -> Tensor:
 
 
 def _simplex_minimum(root: np.ndarray) -> np.ndarray:
-    """The point a of the simplex at which |root a| is least, for a ``root`` of such a scale that this is about one.
+    """The point a of the simplex that minimises |root a|; ``root`` must be scaled so that the minimum is about one.
 
-    That is where the non-negative least squares |root b|^2 + (sum b - 1)^2 has its minimum, b / sum b: written as
-    b = s a, the least of s^2 |root a|^2 + (s - 1)^2 over s grows with |root a|. It is solved exactly, where a general
-    solver stops once the largest of very different distances changes no more.
+    It is b / sum b, where b minimises |root b|^2 + (sum b - 1)^2 among non-negative vectors: with b = s a, the minimum
+    of s^2 |root a|^2 + (s - 1)^2 over s grows with |root a|. Non-negative least squares are solved exactly; a general
+    solver would stop as soon as the largest of very different distances no longer changes.
     """
-    from scipy.optimize import nnls  # slow to import: only this method waits for it
-
     m = root.shape[1]
     square = np.vstack([np.linalg.qr(root, mode="r"), np.ones(m)])
-    found, _ = nnls(square, np.append(np.zeros(len(square) - 1), 1.0))
-    return np.asarray(found / found.sum())
+    # SciPy imports its submodules on first use, so that only this method waits for scipy.optimize.
+    solution, _ = scipy.optimize.nnls(square, np.append(np.zeros(len(square) - 1), 1.0))
+    return np.asarray(solution / solution.sum())

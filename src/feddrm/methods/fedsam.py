@@ -15,8 +15,8 @@ from feddrm.methods.method import Phase, Stage, TunedMethod
 class FedSAMFT(TunedMethod):
     """FedAvg with sharpness-aware local steps, then plain fine-tuning
 
-    Here, as in the paper's experiments, the perturbed gradient feeds momentum SGD; the original has
-    no local momentum.
+    As in the paper's experiments, the perturbed gradient goes into momentum SGD; the original has no
+    local momentum.
     """
 
     name: ClassVar[str] = "fedsamft"

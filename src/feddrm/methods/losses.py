@@ -10,7 +10,7 @@ from feddrm.methods.method import Forward, Slots, Tensors
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the real samples of a batch; the filling must not count."""
+    """Mean over the real samples of a batch; the places that only fill it up do not count."""
     weight = mask.to(values.dtype)
     return (values * weight).sum() / weight.sum()
 
@@ -26,6 +26,6 @@ def classify(net: Forward, slots: Slots, batch: Batch) -> Tensor:
 
 
 def distance(a: Tensors, b: Tensors, leaves: list[str] | None = None) -> Tensor:
-    """Half the squared distance between two models, over the leaves they have in common (or those named)."""
+    """Half the squared distance between two models, over the named leaves or over those that both have."""
     names = leaves if leaves is not None else [leaf for leaf in a if leaf in b]
     return 0.5 * sum(((a[leaf] - b[leaf]).square().sum() for leaf in names), start=a[names[0]].new_zeros(()))

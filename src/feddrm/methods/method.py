@@ -1,16 +1,16 @@
-"""What a method is: which leaves train under which loss, which travel, and how uploads combine.
+"""The interface of methods: which leaves train under which loss, which travel, and how uploads combine.
 
 A round is a short sequence of SGD phases over named slots of tensors, each with a fresh optimiser
-and a fresh shuffle. Everything a method remembers lives in the slots, never in the object, so the
-same method runs one client after another, all at once, or spread over a network.
+and a fresh shuffle. A method keeps everything it remembers in the slots and nothing in the object, so
+the same method runs one client after another, all clients at once, or over a network.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,19 +27,26 @@ Forward = Callable[[Tensors, Tensor], Outputs]
 
 @dataclass(frozen=True)
 class Stage:
-    """All a method may know about "now": local steps of the round, and whether clients only tune."""
+    """What a method may know about the current round: its local steps, and whether clients only tune."""
 
     steps: int
     tuning: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sgd:
-    """Momentum SGD as in PyTorch; ``lr`` replaces the schedule's rate where a method wants its own."""
+    """Momentum SGD as in PyTorch. ``lr`` is a tensor, so that a captured graph can read another rate every round."""
 
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    lr: float | None = None
+    momentum: float
+    weight_decay: float
+    lr: Tensor
+
+    def changed(self, changes: Mapping[str, float]) -> Sgd:
+        """The same settings with some replaced by numbers."""
+        values: dict[str, Any] = dict(changes)
+        if "lr" in changes:
+            values["lr"] = torch.full_like(self.lr, changes["lr"])
+        return replace(self, **values)
 
 
 def everything(leaf: str) -> bool:
@@ -48,7 +55,7 @@ def everything(leaf: str) -> bool:
 
 
 def body(leaf: str) -> bool:
-    """Every leaf but the class head."""
+    """Every leaf except the class head."""
     return not is_head(leaf)
 
 
@@ -59,10 +66,10 @@ def unchanged(slots: Slots) -> Slots:
 
 @dataclass(frozen=True)
 class Phase:
-    """``steps`` of SGD on the leaves of one slot that ``train`` picks; ``enter`` prepares the slots.
+    """``steps`` of SGD on those leaves of one slot that ``train`` selects; ``enter`` prepares the slots.
 
-    The training loss of a round is the mean over the steps of its ``logged`` phases. ``sgd`` names
-    what of the run's :class:`Sgd` is otherwise in this phase, as in ``{"weight_decay": 0.0}``.
+    The training loss of a round is the mean of its ``logged`` phases' mean losses. ``sgd`` holds the
+    settings of :class:`Sgd` that differ from the run's in this phase, such as ``{"weight_decay": 0.0}``.
     """
 
     steps: int
@@ -78,7 +85,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Statistics:
-    """A look at ``steps`` batches without training: what ``measure`` returns is summed into a slot."""
+    """Statistics of ``steps`` batches, without training: the results of ``measure`` are summed into a slot."""
 
     steps: int
     measure: Callable[[Forward, Slots, Batch], Tensors]
@@ -89,15 +96,15 @@ class Statistics:
 class Method(Named, ABC):
     """Both halves of a federated method, client and server, in one object without state.
 
-    The slots of a client: ``model`` (what it trains), ``shared`` (what it received) while it works,
-    and whatever else the method keeps between rounds.
+    A client has the slots ``model`` (what it trains), ``shared`` (what it received, during a round), and
+    those that the method keeps between rounds.
     """
 
     client_branch: ClassVar[bool] = False
 
     @property
     def device_aggregate(self) -> bool:
-        """Whether ``aggregate`` is tensor arithmetic alone, which a GPU can repeat without Python."""
+        """Whether ``aggregate`` consists of tensor arithmetic alone, so that a CUDA graph can record it."""
         return True
 
     def check(self, rounds: int) -> None:
@@ -110,18 +117,18 @@ class Method(Named, ABC):
 
     @abstractmethod
     def phases(self, stage: Stage) -> tuple[Phase | Statistics, ...]:
-        """The client's work in one round."""
+        """The client's work in one round, in order."""
 
     def tuning_rounds(self, rounds: int) -> int:
-        """How many of the last rounds only tune at the clients, without the server."""
+        """How many of the last rounds only tune: clients train, and nothing travels."""
         return 0
 
     def shares(self, leaf: str, stage: Stage) -> bool:
-        """Whether a leaf of the model travels to the server; beside these only ``extras`` do."""
+        """Whether a leaf of the model travels to the server. Nothing else travels, except ``extras``."""
         return not stage.tuning
 
     def extras(self) -> tuple[str, ...]:
-        """Names of statistics that travel beside the leaves; most methods have none."""
+        """Names of statistics that travel with the leaves; most methods have none."""
         return ()
 
     def keeps(self, leaf: str, stage: Stage) -> bool:
@@ -129,13 +136,13 @@ class Method(Named, ABC):
         return not self.shares(leaf, stage)
 
     def start(self, leaves: Tensors) -> tuple[Tensors, Slots]:
-        """What server and client hold before the first round: all clients start from one model."""
+        """The shared leaves and a client's private slots before round 1; all clients start from one model."""
         first = Stage(steps=1)
         shared = {leaf: value for leaf, value in leaves.items() if self.shares(leaf, first)}
         return shared, {"model": {leaf: value for leaf, value in leaves.items() if leaf not in shared}}
 
     def send(self, shared: Tensors, client: int) -> Tensors:
-        """What the server sends to one client: the same to all, unless the method personalises it."""
+        """The leaves that the server sends to one client: the same to all, unless the method personalises them."""
         return shared
 
     def begin(self, received: Tensors, private: Slots) -> Slots:
@@ -143,28 +150,28 @@ class Method(Named, ABC):
         return {**private, "model": {**received, **private.get("model", {})}, "shared": received}
 
     def finish(self, slots: Slots, stage: Stage) -> tuple[Tensors, Slots]:
-        """What is uploaded, and what the client keeps."""
+        """The upload, and the private slots, at the end of a client's round."""
         model = slots["model"]
-        kept = {name: slot for name, slot in slots.items() if name not in ("model", "shared")}
-        kept["model"] = {leaf: value for leaf, value in model.items() if self.keeps(leaf, stage)}
-        return {leaf: value for leaf, value in model.items() if self.shares(leaf, stage)}, kept
+        private = {name: slot for name, slot in slots.items() if name not in ("model", "shared")}
+        private["model"] = {leaf: value for leaf, value in model.items() if self.keeps(leaf, stage)}
+        return {leaf: value for leaf, value in model.items() if self.shares(leaf, stage)}, private
 
     def aggregate(self, shared: Tensors, uploads: Sequence[Tensors], weights: Tensor) -> Tensors:
-        """The server's step; ``weights`` belong to the clients that answered and sum to one."""
+        """The shared leaves after the server's step; the ``weights`` of the uploads sum to one."""
         return {**shared, **weighted_mean(uploads, weights)}
 
     def serve(self, received: Tensors, private: Slots) -> Tensors:
-        """The model a client answers with, from what the server sends it and what it keeps."""
+        """The model that a client answers queries with, from what the server sends and what the client keeps."""
         return {**received, **private.get("model", {})}
 
     def global_model(self, shared: Tensors) -> Tensors | None:
-        """The one model without any private part, where the method has one."""
+        """The one model without any private part; None if the method has none."""
         return shared if any(is_head(leaf) for leaf in shared) else None
 
 
 @dataclass(frozen=True)
 class TunedMethod(Method, ABC):
-    """A method whose last rounds only fine-tune: ``tuning`` of them, or an eighth (the paper: 100 of 800)."""
+    """A method whose last rounds only fine-tune: ``tuning`` rounds, by default an eighth (the paper: 100 of 800)."""
 
     tuning: int | None = None
 
@@ -173,7 +180,7 @@ class TunedMethod(Method, ABC):
 
 
 def weighted_mean(uploads: Sequence[Tensors], weights: Tensor) -> Tensors:
-    """Leaf by leaf; nothing where nothing was uploaded."""
+    """The weighted mean of every leaf; empty if nothing was uploaded."""
     if not uploads:
         return {}
     out: Tensors = {}
@@ -184,7 +191,7 @@ def weighted_mean(uploads: Sequence[Tensors], weights: Tensor) -> Tensors:
 
 
 def split_steps(steps: int, one_in: int = 2) -> tuple[int, int]:
-    """Local steps shared by two phases: one in ``one_in`` for the first, rounded down, but at least one for each."""
+    """The steps of two phases: one in ``one_in`` for the first, rounded down, and at least one for each."""
     if steps < 2:
         raise SettingError(f"local_steps={steps}: this method divides its steps between two phases: give at least 2")
     first = max(1, steps // one_in)

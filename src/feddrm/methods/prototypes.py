@@ -1,4 +1,4 @@
-"""Class means of features, gathered batch by batch as sums and counts of fixed shape."""
+"""Class means of features, collected batch by batch as sums and counts of fixed shape."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def class_sums(net: Forward, model: Tensors, batch: Batch) -> Tensors:
 
 
 def class_means(sums: Tensor, counts: Tensor) -> Tensors:
-    """Mean feature of every class, and which classes were seen at all."""
+    """The mean feature of every class, and which classes were seen."""
     return {"prototypes": sums / counts.clamp_min(1)[:, None], "seen": counts > 0}
 
 
 def distance_to_means(features: Tensor, means: Tensors, batch: Batch) -> Tensor:
-    """Mean squared distance of features to their classes' means; a class that was not seen pulls at nothing."""
+    """Mean squared distance of features to their classes' means; classes that were not seen add nothing."""
     gap = (features - means["prototypes"][batch.y]).square().mean(1)
     return masked_mean(gap * means["seen"][batch.y], batch.mask)

@@ -1,4 +1,4 @@
-"""Some methods come in two forms: as the paper's experiments simplified them, and as first published."""
+"""The two variants of some methods: as simplified in the paper's experiments, and as first published."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ VARIANTS = ("paper", "original")
 
 
 class HasVariant(Protocol):
-    """A method with both forms."""
+    """A method that has both variants."""
 
     @property
     def name(self) -> str: ...
@@ -20,7 +20,7 @@ class HasVariant(Protocol):
 
 
 def check_variant(method: HasVariant) -> None:
-    """Refuse any other form."""
+    """Refuse any other variant."""
     if method.variant not in VARIANTS:
         raise SettingError(
             f"{method.name}: unknown variant '{method.variant}': choose 'paper' (as in its experiments) or 'original'"

@@ -1,4 +1,4 @@
-"""Networks without buffers, one ``Outputs`` type, and the recipes that build them.
+"""Networks without buffers, their common ``Outputs``, and the models that build them.
 
 ``Model.make("resnet18").build((3, 32, 32), classes=10, clients=8)`` gives a ``Net``: one trunk, a
 class branch and a client branch. Its parameters are its whole state.

@@ -1,9 +1,9 @@
-"""A convolution for CPUs on which the library's own is slow.
+"""A convolution for CPUs on which torch's own is slow.
 
 On Linux for ARM, oneDNN's gradients take a generic path, and its forward pass is slow for many channels.
-Put together from faster pieces (NNPACK's transforms, a matrix product), a training step of LeNet costs
-260 ms of CPU time instead of 324 (batch 128, Neoverse-N1, torch 2.13). x86 and GPUs have kernels of
-their own for all of it, and keep them.
+Built from faster operations (NNPACK's transforms, a matrix product), a training step of LeNet costs
+260 ms of CPU time instead of 324 (batch 128, Neoverse-N1, torch 2.13). On x86 and on GPUs torch's own
+convolution is used.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-SLOW_LIBRARY = platform.machine() == "aarch64"  # macOS says arm64, and was not measured
-NNPACK_FROM = 16  # images and channels: with fewer, its transforms cost more than they save
-NNPACK_SIDE = 16  # the largest kernel that it takes
+SLOW_LIBRARY = platform.machine() == "aarch64"  # macOS reports arm64; it was not measured
+NNPACK_FROM = 16  # images and channels: with fewer, NNPACK's transforms cost more than they save
+NNPACK_SIDE = 16  # the largest kernel that NNPACK accepts
 
 
 class Convolution(nn.Conv2d):
@@ -34,7 +34,7 @@ class Convolution(nn.Conv2d):
 
 
 class Convolve(torch.autograd.Function):
-    """``F.conv2d`` with its gradients from fast pieces."""
+    """``F.conv2d`` with gradients from faster operations."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -52,20 +52,20 @@ class Convolve(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             patches = torch.bmm(weight.flatten(1).t().expand(len(x), -1, -1), slope.flatten(2))
             back = F.fold(patches, x.shape[2:], weight.shape[2:])
-        # The images take the place of the channels.
+        # The gradient of the weights is a convolution in which images and channels change places.
         weights = convolve(x.transpose(0, 1), slope.transpose(0, 1)).transpose(0, 1)
         return back, weights, slope.sum((0, 2, 3))
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``F.conv2d``, by NNPACK's transforms where they pay."""
-    pays = min(len(x), weight.shape[1]) >= NNPACK_FROM and weight.shape[-1] <= NNPACK_SIDE
-    # Asking whether it is available also makes NNPACK ready.
-    if pays and x.dtype == torch.float32 and torch.backends.nnpack.is_available():  # type: ignore[no-untyped-call]
+    """``F.conv2d``, by NNPACK's transforms where they are faster."""
+    faster = min(len(x), weight.shape[1]) >= NNPACK_FROM and weight.shape[-1] <= NNPACK_SIDE
+    # is_available also initialises NNPACK.
+    if faster and x.dtype == torch.float32 and torch.backends.nnpack.is_available():  # type: ignore[no-untyped-call]
         return torch._nnpack_spatial_convolution(x, weight, bias, padding=0)
     return F.conv2d(x, weight, bias)
 
 
 def _transformed() -> bool:
-    """Whether something else than numbers may come by: ``torch.vmap`` and compilers do not know NNPACK."""
+    """Whether ``torch.vmap`` or a compiler is at work: neither knows NNPACK."""
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()

@@ -1,8 +1,8 @@
-"""GroupNorm with what follows it, in one pass over memory where a kernel for that is at hand.
+"""GroupNorm, residual and ReLU as one operation, by a Triton kernel on GPUs.
 
-On a GPU in bfloat16 the norms, not the convolutions, would take most of a network's time: torch
-computes them in float32, one operation after another. There Triton kernels read every activation
-twice and write it once. Everywhere else it is torch's own arithmetic.
+On a GPU in bfloat16 the norms, not the convolutions, would take most of a network's time, because torch
+computes them in float32, one operation after another. The Triton kernels read every activation twice and
+write it once. On other devices and in other types torch's own operations are used.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 
 def group_norm(x: Tensor, norm: nn.GroupNorm, *, relu: bool, residual: Tensor | None = None) -> Tensor:
-    """GroupNorm(x), plus ``residual``, then ReLU where wanted; [n, channels, height, width]."""
-    by_kernel = x.is_cuda and x.dtype == torch.bfloat16 and not torch.compiler.is_compiling()  # that fuses by itself
+    """ReLU(GroupNorm(x) + residual) for x [n, channels, height, width]; ``residual`` and ``relu`` are optional."""
+    by_kernel = x.is_cuda and x.dtype == torch.bfloat16 and not torch.compiler.is_compiling()  # a compiler fuses itself
     if by_kernel and _fits(x.shape[1], norm.num_groups):
         fused = _Fused.apply(x, norm.weight, norm.bias, residual, norm.num_groups, norm.eps, relu)  # type: ignore[no-untyped-call]
         return cast(Tensor, fused[0])
@@ -29,7 +29,7 @@ def group_norm(x: Tensor, norm: nn.GroupNorm, *, relu: bool, residual: Tensor | 
 
 
 def _fits(channels: int, groups: int) -> bool:
-    """The kernels work on blocks of channels whose sizes are powers of two."""
+    """Whether the kernels accept these sizes: they work on blocks of channels whose sizes are powers of two."""
     per_group = channels // groups
     return channels % 32 == 0 and per_group & (per_group - 1) == 0 and _has_triton()
 
@@ -40,7 +40,7 @@ def _has_triton() -> bool:
 
 
 class _Fused(torch.autograd.Function):
-    """The kernels as one differentiable operation; mean and deviation are outputs to keep them for the way back."""
+    """The kernels as one differentiable operation. Mean and deviation are outputs, so that backward can use them."""
 
     @staticmethod
     def forward(
@@ -59,7 +59,7 @@ class _Fused(torch.autograd.Function):
         y, mean, deviation = output
         ctx.mark_non_differentiable(mean, deviation)
         ctx.relu, ctx.residual = relu, residual is not None
-        # Only a residual hides the sign of y: without one it follows from x.
+        # y is needed only with a residual; without one its sign follows from x.
         ctx.save_for_backward(x, weight, bias, mean, deviation, y if relu and ctx.residual else None)
 
     @staticmethod

@@ -1,9 +1,9 @@
-"""Triton kernels of GroupNorm, residual and ReLU for channels-last activations, forward and back.
+"""Triton kernels of GroupNorm, residual and ReLU for channels-last activations, forward and backward.
 
-A program owns one sample and a block of whole groups. It goes over the pixels once for the sums
-and once more to write; in between, what it has read stays in registers as bfloat16, or is read
-again where a map is too large for that. Sums are float32, and no two programs add to the same
-place, so the result is reproducible.
+A program owns one sample and a block of whole groups. It goes over the pixels once for the sums and
+once more to write. In between, the values stay in registers as bfloat16, or are read again where a map
+is too large for that. Sums are float32, and no two programs add to the same place, so the result is
+reproducible.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CHANNELS = 32  # of a block: 64 bytes in a row
 
 
 class Launch(NamedTuple):
-    """How a kernel is cut up: channels of a program, pixels of a tile, warps, and whether values stay in registers."""
+    """The launch of a kernel: channels of a program, pixels of a tile, warps, and whether values stay in registers."""
 
     block: int
     tile: int
@@ -66,7 +66,7 @@ def backward(
 
 
 def launch(channels: int, groups: int, pixels: int, back: bool) -> Launch:
-    """Values are kept where at most 64 fall to a thread (128 on the way forward, which holds one tensor only)."""
+    """Values stay in registers if a thread has at most 64 of them (128 in the forward pass, which holds one tensor)."""
     block = max(CHANNELS, channels // groups)
     values = block * triton.next_power_of_2(pixels)
     warps = min(max(values // 2048, min(values // 1024, 2), 1), 16 if back else 8)
@@ -85,10 +85,10 @@ def _by_group(of_channel, BLOCK: tl.constexpr, PER_GROUP: tl.constexpr):
 
 @triton.jit
 def _again(kept, nil):
-    """A kept value once more as float32.
+    """A value from a register again as float32.
 
-    By way of a zero that the compiler does not know: else it would keep the float32 of the first
-    pass instead, and run out of registers.
+    It is combined with a zero that the compiler does not know. Otherwise the compiler would keep the
+    float32 of the first pass instead, and run out of registers.
     """
     return (kept.to(tl.int16, bitcast=True) ^ nil.to(tl.int16)).to(tl.bfloat16, bitcast=True).to(tl.float32)
 
@@ -143,7 +143,7 @@ def _forward(
 
 @triton.jit
 def _masked(gradient, value, y, place, inside, scale, shift, RELU: tl.constexpr, SIGN: tl.constexpr):
-    """The gradient behind the ReLU."""
+    """The gradient after the ReLU's mask."""
     d = tl.load(gradient + place, mask=inside, other=0.0)
     if RELU:
         if SIGN:
@@ -196,7 +196,7 @@ def _backward(
     count: tl.constexpr = PIXELS * PER_GROUP
     centre = _by_group(plain * w, BLOCK, PER_GROUP) / count
     slope = _by_group(along * w, BLOCK, PER_GROUP) / count * r
-    # dx = r (w d - centre - (x - m) slope), with what does not depend on the pixel put together
+    # dx = r (w d - centre - (x - m) slope), with all factors that do not depend on the pixel combined
     by_d = r * w
     by_x = -r * slope
     rest = -r * centre - m * by_x
@@ -216,7 +216,7 @@ def _backward(
 
 @triton.jit
 def _total(sums, dweight, dbias, samples, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    """Sums over the samples; torch's own reduction takes thrice as long at this size."""
+    """Sums over the samples; torch's own reduction takes three times as long at this size."""
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     along = tl.zeros((BLOCK,), tl.float32)
     plain = tl.zeros((BLOCK,), tl.float32)

@@ -1,4 +1,4 @@
-"""LeNet with GroupNorm (after LeCun et al., 1998), whose two outputs can share less or more."""
+"""LeNet with GroupNorm (after LeCun et al., 1998); its class and client branches share a chosen part of the trunk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from feddrm.models.net import Branch, Dense, Net
 from feddrm.registry import nearest
 
 SIDE = 32
-# How much is shared: the stage at which the client branch leaves the trunk.
+# The stage at which the client branch leaves the trunk.
 SHARING = {"none": "input", "shallow": "stage1", "mid": "stage2", "deep": "embedding"}
 
 
@@ -23,8 +23,8 @@ SHARING = {"none": "input", "shallow": "stage1", "mid": "stage2", "deep": "embed
 class LeNet(ImageModel):
     """Small LeNet with GroupNorm for 32x32 images; its client branch shares none to all of the trunk.
 
-    ``sharing`` is none, shallow, mid or deep: what the client branch does not share it has as a
-    copy of its own. The class path is always the same.
+    ``sharing`` is none, shallow, mid or deep. The client branch has its own copy of the stages that it
+    does not share. The class path is always the same.
     """
 
     name: ClassVar[str] = "lenet"
@@ -66,7 +66,7 @@ def _stages(channels: int, after: str = "input") -> OrderedDict[str, nn.Module]:
 
 
 def _convolution(inputs: int, outputs: int, groups: int) -> nn.Sequential:
-    # The maximum before the ReLU: they commute, and the ReLU has a quarter of the work left.
+    # Maximum and ReLU commute; after the maximum the ReLU has a quarter of the work.
     return nn.Sequential(
         OrderedDict(
             conv=Convolution(inputs, outputs, 5),

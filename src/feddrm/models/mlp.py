@@ -20,8 +20,8 @@ from feddrm.models.net import Branch, Dense, Net
 class Mlp(Model):
     """Multilayer perceptron with LayerNorm for tables and small images (flattened); trains in seconds on a CPU.
 
-    ``hidden`` are the widths of the trunk's layers, the last of them the embedding; ``branch`` is
-    the width of the class and the client branch.
+    ``hidden`` holds the widths of the trunk's layers; the last is that of the embedding. ``branch`` is the
+    width of the class and the client branch.
     """
 
     name: ClassVar[str] = "mlp"
@@ -30,7 +30,7 @@ class Mlp(Model):
     branch: int = 64
 
     def __post_init__(self) -> None:
-        if isinstance(self.hidden, list):  # YAML knows no tuples; lists could be neither hashed nor compared with them
+        if isinstance(self.hidden, list):  # from YAML; a list cannot be hashed
             object.__setattr__(self, "hidden", tuple(self.hidden))
 
     def check(self, shape: tuple[int, ...], classes: int, clients: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A model is a frozen set of settings from which a network can be built for any data it fits."""
+"""The base class of models: a frozen set of settings from which a network is built for the data at hand."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from feddrm.registry import Named
 
 @dataclass(frozen=True)
 class Model(Named, ABC):
-    """Constructors store settings and do nothing; ``check`` refuses what cannot be, ``build`` makes the network."""
+    """The constructor only stores settings; ``check`` refuses impossible ones, ``build`` makes the network."""
 
     def build(self, shape: tuple[int, ...], classes: int, clients: int | None = None, seed: int = 2025) -> Net:
-        """A network for samples of ``shape``, with a client branch where ``clients`` is given.
+        """A network for samples of ``shape``, with a client branch if ``clients`` is given.
 
-        The same seed gives the same weights, and the leaves that a network with a client branch has
-        in common with one without start equal. Global random state is left alone.
+        The same seed gives the same weights. A network with a client branch and one without start with
+        equal weights in the leaves that both have. The global random state does not change.
         """
         self.check(shape, classes, clients)
         if not 0 <= seed < 2**32:
             raise FeddrmError(f"seed {seed} is out of range: give one from 0 to {2**32 - 1}")
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-            # torch.manual_seed would also reset the generators of the GPUs, which are not forked.
+            # torch.manual_seed would also reset the GPUs' generators, which are not forked.
             torch.default_generator.manual_seed(seed)
             return self.network(shape, classes, clients)
 
     @abstractmethod
     def network(self, shape: tuple[int, ...], classes: int, clients: int | None) -> Net:
-        """Make the layers, the client branch last: what it draws must not move the others' weights."""
+        """Make the layers, the client branch last: its random draws must not change the other layers' weights."""
 
     def check(self, shape: tuple[int, ...], classes: int, clients: int | None = None) -> None:
-        """Refuse data that the model cannot read, and settings that make no network."""
+        """Refuse data that the model cannot read, and impossible settings."""
         if not shape or min(shape) < 1:
             raise FeddrmError(
                 f"{self.name} cannot read samples of shape {tuple(shape)}: give (channels, height, width) or (columns,)"
@@ -62,6 +62,6 @@ class ImageModel(Model, ABC):
 
 
 def check_width(name: str, width: object) -> None:
-    """Refuse what is no number of units."""
+    """Refuse a width that is not a positive whole number."""
     if not isinstance(width, int) or width < 1:
         raise FeddrmError(f"{name}={width!r}: a layer needs a whole number of units, at least one")

@@ -1,7 +1,7 @@
-"""What every network has in common: a trunk, a class branch and, where wanted, a client branch.
+"""The network of every model: a trunk, a class branch and an optional client branch.
 
-The parts are told apart by the first word of a leaf's name, and methods decide by it what is
-trained, what travels and what stays private.
+The first word of a leaf's name is its part. Methods decide by the part which leaves are trained, which
+travel and which stay private.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 
 class Outputs(NamedTuple):
-    """What a network says about a batch.
+    """The outputs of a network for a batch.
 
-    ``stages`` holds the activations in order, from ``"input"`` to ``"embedding"``, which is
-    ``features`` again: covariate shift shows in the shallow ones, label shift in the deep ones.
-    ``client_logits`` is None for a network without a client branch; under ``torch.vmap`` return
-    single fields of such a network, as vmap hands back nothing but tensors.
+    ``stages`` holds the activations in order, from ``"input"`` to ``"embedding"``, which equals
+    ``features``. Covariate shift shows in the shallow stages, label shift in the deep ones.
+    ``client_logits`` is None for a network without a client branch. Under ``torch.vmap`` return single
+    fields of such a network, because vmap returns tensors only.
     """
 
     logits: Tensor
@@ -30,7 +30,7 @@ class Outputs(NamedTuple):
 
 
 class Dense(nn.Module):
-    """ReLU(LayerNorm(W x + c)) of whatever it is given, flattened."""
+    """ReLU(LayerNorm(W x + c)) of the flattened input."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -47,8 +47,8 @@ Branch = tuple[nn.Module, nn.Linear]  # projection and head
 class Net(nn.Module):
     """Trunk -> embedding b(x) -> ``project`` -> ``head``; the client branch leaves at a stage of the trunk.
 
-    The trunk's children are the stages, under their own names. No part may hold a buffer: the
-    parameters are the whole state, so a client's model is a plain dict of tensors.
+    The trunk's children are the named stages. No part may hold a buffer: the parameters are the whole
+    state, so that a client's model is a plain dict of tensors.
     """
 
     client_project: nn.Module | None
@@ -72,19 +72,19 @@ class Net(nn.Module):
         return Outputs(_logits(self.head, self.hidden(features)), features, self.client_logits(stages), stages)
 
     def embed(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """b(x) and every stage on the way: all that needs the trunk, once for any number of heads."""
+        """b(x) and every stage: the trunk's pass, which any number of heads can share."""
         stages = {"input": x}
         for name, stage in self.trunk.named_children():
             stages[name] = x = stage(x)
         return x, stages
 
     def hidden(self, features: Tensor) -> Tensor:
-        """u, what the class head sees."""
+        """u, the input of the class head."""
         u: Tensor = self.project(features)
         return u
 
     def client_logits(self, stages: Mapping[str, Tensor]) -> Tensor | None:
-        """Which client a sample may come from; None without a client branch."""
+        """Logits over the clients that a sample may come from; None without a client branch."""
         if self.client_project is None or self.client_head is None:
             return None
         return _logits(self.client_head, self.client_project(stages[self.client_stage]))
@@ -95,7 +95,7 @@ class Net(nn.Module):
 
 
 def _logits(head: nn.Linear, u: Tensor) -> Tensor:
-    """In the head's own precision, whatever the trunk's: rounded logits would tie."""
+    """The head's output in the head's precision, whatever the trunk's: rounded logits would tie."""
     if u.is_cuda and torch.is_autocast_enabled("cuda"):
         with torch.autocast("cuda", enabled=False):
             return F.linear(u.to(head.weight.dtype), head.weight, head.bias)
@@ -104,12 +104,12 @@ def _logits(head: nn.Linear, u: Tensor) -> Tensor:
 
 
 def is_trunk(leaf: str) -> bool:
-    """Whether the leaf helps to make the embedding b(x)."""
+    """Whether the embedding b(x) depends on the leaf."""
     return _part_of(leaf) == "trunk"
 
 
 def is_project(leaf: str) -> bool:
-    """Whether the leaf stands between the embedding and the class head."""
+    """Whether the leaf lies between the embedding and the class head."""
     return _part_of(leaf) == "project"
 
 
@@ -119,7 +119,7 @@ def is_head(leaf: str) -> bool:
 
 
 def is_output(leaf: str) -> bool:
-    """Whether the leaf makes logits, of classes or of clients."""
+    """Whether the leaf belongs to a head, over classes or over clients."""
     return _part_of(leaf) in ("head", "client_head")
 
 
@@ -129,7 +129,7 @@ def is_client_branch(leaf: str) -> bool:
 
 
 def part(leaves: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """The leaves of one part, named as within it: ``functional_call(net.head, part(leaves, "head"), u)``."""
+    """The leaves of one part by their names within it: ``functional_call(net.head, part(leaves, "head"), u)``."""
     return {leaf.removeprefix(f"{name}."): value for leaf, value in leaves.items() if _part_of(leaf) == name}
 
 

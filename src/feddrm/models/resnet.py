@@ -64,8 +64,8 @@ class ResNet18(ImageModel):
 class ResNet18Retina(ResNet18):
     """ResNet-18 with 4x4 average pooling and wide branches, for RETINA's 96x96 images.
 
-    The last map of 12x12 cells becomes 3x3, hence 4608 features: where in the picture something
-    is seen stays known.
+    The last map of 12x12 cells becomes 3x3, which gives 4608 features: the position in the image stays
+    known.
     """
 
     name: ClassVar[str] = "resnet18_retina"
@@ -75,9 +75,9 @@ class ResNet18Retina(ResNet18):
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions around which the input is carried; at first it only carries.
+    """Two 3x3 convolutions with a shortcut around them; a new block is its shortcut alone.
 
-    The scale of the last norm starts at zero, so a new network is as shallow as its shortcuts.
+    The scale of the last norm starts at zero, so that a new network is as shallow as its shortcuts.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
@@ -94,9 +94,9 @@ class Block(nn.Module):
 
 
 class Normed(nn.Module):
-    """A convolution that keeps the size of the map (but for its stride), GroupNorm, and perhaps ReLU.
+    """A convolution that keeps the size of the map (except for its stride), GroupNorm, and optionally ReLU.
 
-    What is carried around it comes in after the norm.
+    The input of the shortcut, ``carried``, is added after the norm.
     """
 
     def __init__(self, inputs: int, outputs: int, *, size: int = 3, stride: int = 1, relu: bool = False) -> None:
@@ -110,7 +110,7 @@ class Normed(nn.Module):
 
 
 def _initialise(module: nn.Module) -> None:
-    """He et al. (2015): by outgoing connections for convolutions, by incoming ones for linear layers."""
+    """The initialisation of He et al. (2015): by fan-out for convolutions, by fan-in for linear layers."""
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     elif isinstance(module, nn.Linear):

@@ -1,16 +1,19 @@
-"""The paper, reproduced: its grid as data, the runner, its tables and figures beside the published ones."""
+"""The paper's experiments: the grid as data, the runner, and its tables and figures beside the published ones."""
 
-from feddrm.paper.cell_records import Record, read_records
-from feddrm.paper.figures import FIGURES, figure
+from feddrm.paper.cell_records import CellRecord, read_records
 from feddrm.paper.grid import Cell, Grid
-from feddrm.paper.render import render
+from feddrm.paper.paper_figures import FIGURES, figure
+from feddrm.paper.paper_tables import render, table_names, tables
 from feddrm.paper.results_page import read_notes, results_page
-from feddrm.paper.runner import Outcome, Runner, Standing, default_device, read_budget
-from feddrm.paper.tables import table_names, tables
+from feddrm.paper.runner import CellOutcome, Runner, Standing, default_device, read_budget
+
+Record, Outcome = CellRecord, CellOutcome  # the old names, for one release
 
 __all__ = [
     "FIGURES",
     "Cell",
+    "CellOutcome",
+    "CellRecord",
     "Grid",
     "Outcome",
     "Record",

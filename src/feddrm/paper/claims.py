@@ -1,4 +1,4 @@
-"""What the paper says in words, held against the tables; and what it leaves unsaid."""
+"""The paper's claims, checked against the tables; and comparisons that the paper does not report."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from feddrm.paper.cell_records import Record
+from feddrm.paper.cell_records import CellRecord
 from feddrm.paper.grid import Grid
-from feddrm.paper.tables import Row, Table, tables
-from feddrm.report.measures import Score
+from feddrm.paper.paper_tables import PaperRow, PaperTable, tables
+from feddrm.report.accuracy_measures import Score
 
 Status = Literal["holds", "does not hold", "open"]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim, whether it holds, and the figures behind that. One counterexample decides; silence does not.
+    """A claim, whether it holds, and the evidence. One counterexample refutes it; missing cells leave it open.
 
-    ``contradicted`` says what in the paper's own tables speaks against it.
+    ``contradicted`` is the evidence against it in the paper's own tables, if there is any.
     """
 
     text: str
@@ -30,7 +30,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two ways of answering side by side, setting by setting, in points."""
+    """Two ways to answer, side by side, in every setting."""
 
     text: str
     settings: tuple[str, ...]
@@ -38,7 +38,7 @@ class Comparison:
 
     @property
     def ahead(self) -> str:
-        """In how many of the settings measured the first is the better one."""
+        """In how many of the measured settings the first one is better."""
         return f"{sum(left.mean > right.mean for left, right in self.gains.values())} of {len(self.gains)}"
 
     def figures(self, setting: str) -> str:
@@ -46,41 +46,41 @@ class Comparison:
             return "missing" if setting in self.settings else "–"
         left, right = self.gains[setting]
         bold = "**" if left.mean > right.mean else ""
-        return f"{bold}{_percent(left)}{bold} : {_percent(right)}"
+        return f"{bold}{left.percent}{bold} : {right.percent}"
 
 
-def verdicts(grid: Grid, records: Mapping[str, Record]) -> list[Verdict]:
-    """Every claim of the grid."""
-    found = []
+def verdicts(grid: Grid, records: Mapping[str, CellRecord]) -> list[Verdict]:
+    """Check every claim of the grid."""
+    checked = []
     for claim in grid.content["claims"]:
         table = tables(grid, claim["table"], records)[claim.get("part", 0)]
         status, evidence = KINDS[claim["kind"]](table, claim)
-        theirs = table.as_published()
-        said, against = ("open", "") if theirs is None else KINDS[claim["kind"]](theirs, claim)
-        found.append(Verdict(claim["text"], status, evidence, against if said == "does not hold" else ""))
-    return found
+        published = table.as_published()
+        own_status, against = ("open", "") if published is None else KINDS[claim["kind"]](published, claim)
+        checked.append(Verdict(claim["text"], status, evidence, against if own_status == "does not hold" else ""))
+    return checked
 
 
-def comparisons(grid: Grid, records: Mapping[str, Record]) -> list[Comparison]:
-    """Every comparison that the paper does not make."""
-    found = []
+def comparisons(grid: Grid, records: Mapping[str, CellRecord]) -> list[Comparison]:
+    """Every comparison that the paper does not report."""
+    results = []
     for item in grid.content["unreported"]:
         gains, labels = {}, tuple(grid.label("settings", setting) for setting in item["settings"])
         for setting, label in zip(item["settings"], labels, strict=True):
             left, right = (_score(grid, setting, item[side], records) for side in ("left", "right"))
             if left is not None and right is not None:
                 gains[label] = (left, right)
-        found.append(Comparison(item["text"], labels, gains))
-    return found
+        results.append(Comparison(item["text"], labels, gains))
+    return results
 
 
-def _score(grid: Grid, setting: str, side: Mapping[str, str], records: Mapping[str, Record]) -> Score | None:
+def _score(grid: Grid, setting: str, side: Mapping[str, str], records: Mapping[str, CellRecord]) -> Score | None:
     record = records.get(f"{setting}_{side['method']}_seed{grid.seed}")
     return None if record is None else record.score(side["measure"], side.get("rule"))
 
 
-def _leads(table: Table, claim: Mapping[str, Any]) -> tuple[Status, str]:
-    """One row is the best of every column, against every rival."""
+def _leads(table: PaperTable, claim: Mapping[str, Any]) -> tuple[Status, str]:
+    """One row is above every rival in every column."""
     own = next(row for row in table.rows if row.label == claim["row"])
     rivals = [r for r in table.rows if r is not own and (r.published or claim.get("among") != "published")]
     columns = [j for j, name in enumerate(table.columns) if name in claim.get("columns", table.columns)]
@@ -92,7 +92,7 @@ def _leads(table: Table, claim: Mapping[str, Any]) -> tuple[Status, str]:
         ahead = [(mean, label) for mean, label in known if ours is not None and mean >= ours.mean]
         if ours is not None and ahead:
             mean, label = max(ahead)
-            behind.append(f"{label} is {100 * (mean - ours.mean):.2f} ahead in {_column(table, j)}")
+            behind.append(f"{label} is {100 * (mean - ours.mean):.2f} ahead in {table.column_name(j)}")
         elif ours is None or len(known) < len(others):
             incomplete += 1
             beaten += [len(known)] if ours is not None and known else []
@@ -101,12 +101,12 @@ def _leads(table: Table, claim: Mapping[str, Any]) -> tuple[Status, str]:
     text = f"ahead of all {len(rivals)} rivals in {led} of {len(columns)} columns"
     text += f"; {'; '.join(behind)}" if behind else ""
     text += f"; in {len(beaten)} ahead of those run so far ({_span(beaten)} of them)" if beaten else ""
-    text += f"; {unknown} cannot be told yet" if (unknown := incomplete - len(beaten)) else ""
+    text += f"; {unknown} cannot be decided yet" if (unknown := incomplete - len(beaten)) else ""
     return _status(bool(behind), incomplete == 0), text
 
 
-def _above(table: Table, claim: Mapping[str, Any]) -> tuple[Status, str]:
-    """One column is above another in every row of the paper's."""
+def _above(table: PaperTable, claim: Mapping[str, Any]) -> tuple[Status, str]:
+    """One column is above another in every row that the paper has."""
     left, right = table.columns.index(claim["left"]), table.columns.index(claim["right"])
     rows = [row for row in table.rows if row.published]
     pairs = {row.label: (row.entries[left].ours, row.entries[right].ours) for row in rows}
@@ -118,25 +118,25 @@ def _above(table: Table, claim: Mapping[str, Any]) -> tuple[Status, str]:
     return _status(bool(wrong), len(known) == len(rows)), text
 
 
-def _declines(table: Table, claim: Mapping[str, Any]) -> tuple[Status, str]:  # noqa: ARG001
-    """Every row of the paper's falls from column to column within each group."""
-    wrong, known, wanted = [], 0, 0
+def _declines(table: PaperTable, claim: Mapping[str, Any]) -> tuple[Status, str]:  # noqa: ARG001
+    """Every row that the paper has falls from column to column within each group."""
+    wrong, known, total = [], 0, 0
     for row in (row for row in table.rows if row.published):
         for group in dict.fromkeys(table.groups):
             scores = [e.ours for e, g in zip(row.entries, table.groups, strict=True) if g == group]
             means = [score.mean for score in scores if score is not None]
-            wanted, known = wanted + len(scores), known + len(means)
+            total, known = total + len(scores), known + len(means)
             if any(b >= a for a, b in pairwise(means)):
                 figures = ", ".join(f"{100 * mean:.2f}" for mean in means)
                 wrong.append(f"{row.label}, {group[:1].lower()}{group[1:]}: {figures}")
-    text = f"{wanted - known} of {wanted} figures missing" if known < wanted else "everywhere"
-    return _status(bool(wrong), known == wanted), f"not for {'; '.join(wrong)}" if wrong else text
+    text = f"{total - known} of {total} figures missing" if known < total else "everywhere"
+    return _status(bool(wrong), known == total), f"not for {'; '.join(wrong)}" if wrong else text
 
 
-def _order(rising: bool) -> Callable[[Table, Mapping[str, Any]], tuple[Status, str]]:
-    def check(table: Table, claim: Mapping[str, Any]) -> tuple[Status, str]:
-        """A column goes one way all the way down its rows."""
-        values, text = _along(table, claim["column"])
+def _order(rising: bool) -> Callable[[PaperTable, Mapping[str, Any]], tuple[Status, str]]:
+    def check(table: PaperTable, claim: Mapping[str, Any]) -> tuple[Status, str]:
+        """A column rises, or falls, from each row to the next."""
+        values, text = _column_scores(table, claim["column"])
         known = [value for value in values if value is not None]
         wrong = any((b <= a) if rising else (b >= a) for a, b in pairwise(known))
         return _status(wrong, len(known) == len(values)), text
@@ -144,16 +144,16 @@ def _order(rising: bool) -> Callable[[Table, Mapping[str, Any]], tuple[Status, s
     return check
 
 
-def _peaks(table: Table, claim: Mapping[str, Any]) -> tuple[Status, str]:
+def _peaks(table: PaperTable, claim: Mapping[str, Any]) -> tuple[Status, str]:
     """A column is highest in one row."""
-    values, text = _along(table, claim["column"])
+    values, text = _column_scores(table, claim["column"])
     labels = [row.label for row in table.rows]
     at = values[labels.index(claim["row"])]
     higher = at is not None and any(v is not None and v > at for v in values)
     return _status(higher, all(v is not None for v in values)), text
 
 
-KINDS: dict[str, Callable[[Table, Mapping[str, Any]], tuple[Status, str]]] = {
+KINDS: dict[str, Callable[[PaperTable, Mapping[str, Any]], tuple[Status, str]]] = {
     "leads": _leads,
     "above": _above,
     "declines": _declines,
@@ -163,14 +163,14 @@ KINDS: dict[str, Callable[[Table, Mapping[str, Any]], tuple[Status, str]]] = {
 }
 
 
-def _along(table: Table, column: str) -> tuple[list[float | None], str]:
+def _column_scores(table: PaperTable, column: str) -> tuple[list[float | None], str]:
     j = table.columns.index(column)
     scores = [row.entries[j].ours for row in table.rows]
     return [None if s is None else s.mean for s in scores], _listing(table.rows, scores)
 
 
-def _listing(rows: Sequence[Row], scores: Sequence[Score | None]) -> str:
-    known = [f"{row.label}: {_percent(s)}" for row, s in zip(rows, scores, strict=True) if s is not None]
+def _listing(rows: Sequence[PaperRow], scores: Sequence[Score | None]) -> str:
+    known = [f"{row.label}: {s.percent}" for row, s in zip(rows, scores, strict=True) if s is not None]
     missing = len(rows) - len(known)
     return ", ".join([*known, *([f"{missing} of {len(rows)} missing"] if missing else [])])
 
@@ -179,13 +179,5 @@ def _span(counts: Sequence[int]) -> str:
     return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
 
 
-def _column(table: Table, j: int) -> str:
-    return f"{table.groups[j]}, {table.columns[j]}" if table.groups[j] else table.columns[j]
-
-
 def _status(refuted: bool, complete: bool) -> Status:
     return "does not hold" if refuted else "holds" if complete else "open"
-
-
-def _percent(score: Score) -> str:
-    return f"{100 * score.mean:.2f}"

@@ -1,4 +1,4 @@
-"""The grid: settings, methods, seeds, and the tables that show them, read from YAML."""
+"""The grid of experiments: settings, methods, seeds, and the tables that show them, read from YAML."""
 
 from __future__ import annotations
 
@@ -6,29 +6,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from feddrm.data import Dataset
 from feddrm.engine import Plan
 from feddrm.errors import FeddrmError, SettingError
+from feddrm.io.text import read_yaml
 from feddrm.methods import Method
 from feddrm.models import Model
 from feddrm.registry import nearest
-from feddrm.runs import Config, Evaluation, read_config
+from feddrm.runs import Config, Evaluation
 
-GRIDS = {"paper": "grid.yaml", "smoke": "smoke.yaml"}
+GRIDS = {"paper": Path(__file__).parent / "grid.yaml", "smoke": Path(__file__).parent / "smoke.yaml"}
+REMEDY = "give an existing YAML file of 'key: value' lines"
 KEYS = ("name", "seed", "train", "evaluation", "methods", "settings", "order", "tables")
 PARTS = ("data", "method", "model", "evaluation")
-EVERYBODY = ("participation", "dropout")  # the paper asks all clients in every round
+PARTICIPATION = ("participation", "dropout")  # in the paper, all clients take part in every round
 
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """One run of the grid: known by its setting, its method with hyper-parameters, and its seed."""
+    """One run of the grid, identified by its setting, its method with hyper-parameters, and its seed."""
 
     grid: Grid
     setting: str
@@ -38,13 +37,13 @@ class Cell:
 
     @property
     def id(self) -> str:
-        """The name of its result and of its run folder; no table appears in it."""
+        """The name of its result and of its run folder; independent of the tables that show it."""
         return f"{self.setting}_{self.method}_seed{self.seed}"
 
     @cached_property
     def _setting(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.grid.content["settings"][self.setting]
-        return found
+        settings: Mapping[str, Mapping[str, Any]] = self.grid.content["settings"]
+        return settings[self.setting]
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -68,9 +67,9 @@ class Cell:
 
     @cached_property
     def before(self) -> tuple[int, int] | None:
-        """The window before tuning starts: there every client still holds the same, global, model."""
-        tuned = self.plan.rounds - self.learner.tuning_rounds(self.plan.rounds)
-        return None if tuned == self.plan.rounds else (max(1, tuned - self.window + 1), tuned)
+        """First and last round of the window before tuning starts, where all clients still hold the global model."""
+        last = self.plan.rounds - self.learner.tuning_rounds(self.plan.rounds)
+        return None if last == self.plan.rounds else (max(1, last - self.window + 1), last)
 
     @cached_property
     def window(self) -> int:
@@ -85,13 +84,13 @@ class Cell:
         return Evaluation(**self._evaluation, also=self.before)
 
     def protocol(self) -> dict[str, Any]:
-        """What makes the cell what it is, in the form of ``config.yaml``; where and how fast it runs is not part."""
+        """The settings that define the cell, in the form of ``config.yaml``; without the device and the engine."""
         data = {"name": self.dataset.name, **self.dataset.settings()}
         config = Config(data, self.learner, self.model, self.plan, self.evaluation).as_dict()
-        return {key: config[key] for key in (*PARTS, *self.grid.content["train"], "seed", *EVERYBODY)}
+        return {key: config[key] for key in (*PARTS, *self.grid.content["train"], "seed", *PARTICIPATION)}
 
     def check(self) -> None:
-        """Refuse a cell that could never run."""
+        """Refuse a cell whose settings cannot work."""
         self.dataset.check()
         self.plan.check()
         self.evaluation.check()
@@ -100,19 +99,19 @@ class Cell:
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Everything that is to be run and shown."""
+    """All cells and the tables that show them."""
 
     content: Mapping[str, Any]
 
     @classmethod
     def read(cls, source: str | Path) -> Grid:
-        """A bundled grid by name ('paper', 'smoke'), or any YAML file of the same form."""
+        """Read a bundled grid by name ('paper', 'smoke'), or a YAML file of the same form."""
         if str(source) in GRIDS:
-            return cls(yaml.safe_load((files("feddrm.paper") / GRIDS[str(source)]).read_text(encoding="utf-8")))
+            return cls(read_yaml(GRIDS[str(source)], "install feddrm again"))
         path = Path(source)
         if not path.is_file():
             raise SettingError(f"unknown grid '{source}': choose {' or '.join(GRIDS)}, or give a YAML file")
-        grid = cls(read_config(path))
+        grid = cls(read_yaml(path, REMEDY))
         if missing := [key for key in KEYS if key not in grid.content]:
             raise FeddrmError(f"{path} is no grid: it lacks {', '.join(missing)} (compare feddrm/paper/smoke.yaml)")
         if str(grid.content.get("name")) in GRIDS:
@@ -128,20 +127,20 @@ class Grid:
         return int(self.content["seed"])
 
     def label(self, kind: str, name: str) -> str:
-        """How tables call a method or a setting."""
+        """The name of a method or a setting in tables."""
         return str(self.content[kind][name]["label"])
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
         """All cells, the most valuable first, each once."""
-        found: dict[str, Cell] = {}
+        cells: dict[str, Cell] = {}
         for step in self.content["order"]:
             for seed in step.get("seeds", [self.seed]):
                 for method in step["methods"]:
                     for setting in step["settings"]:
                         cell = Cell(self, setting, method, seed, step["name"])
-                        found.setdefault(cell.id, cell)
-        return tuple(found.values())
+                        cells.setdefault(cell.id, cell)
+        return tuple(cells.values())
 
     @cached_property
     def by_id(self) -> Mapping[str, Cell]:
@@ -154,9 +153,9 @@ class Grid:
         return tuple(step["name"] for step in self.content["order"])
 
     def choose(self, patterns: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[Cell]:
-        """The cells that any pattern picks, in order of value; other seeds than the grid's may be asked for.
+        """The cells that match any pattern, the most valuable first; ``seeds`` replace the grid's own.
 
-        A pattern is the name of a step or a table, a name with wildcards, or part of a name.
+        A pattern is the name of a step or a table, a cell's name with wildcards, or part of a cell's name.
         """
         cells = list(self.cells)
         if seeds:
@@ -169,16 +168,16 @@ class Grid:
             return cells
         picked: dict[str, Cell] = {}
         for pattern in patterns:
-            found = [cell for cell in cells if self._picks(pattern, cell, any_seed=bool(seeds))]
-            if not found:
+            matching = [cell for cell in cells if self._matches(pattern, cell, any_seed=bool(seeds))]
+            if not matching:
                 names = [*self.steps(), *self.content["tables"], *self.content["settings"], *self.content["methods"]]
                 raise SettingError(
                     f"--only '{pattern}' picks no cell{nearest(pattern, names)} (see: feddrm paper list)"
                 )
-            picked |= {cell.id: cell for cell in found}
+            picked |= {cell.id: cell for cell in matching}
         return [cell for cell in cells if cell.id in picked]
 
-    def _picks(self, pattern: str, cell: Cell, any_seed: bool) -> bool:
+    def _matches(self, pattern: str, cell: Cell, any_seed: bool) -> bool:
         if pattern in self.steps() or pattern in self.content["tables"]:
             shown = any_seed or cell.seed == self.seed  # tables show the grid's own seed
             return pattern == cell.step or (shown and pattern in self.used_by(cell))

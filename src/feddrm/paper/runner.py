@@ -1,4 +1,4 @@
-"""Running the grid: the most valuable cells first, within a budget, losing nothing that is finished."""
+"""Runs the cells of the grid, the most valuable first, within a time budget; finished work is never lost."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from feddrm.data.datasets.base import FileDataset
 from feddrm.engine import RoundResult
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.atomic import locked
-from feddrm.paper.cell_records import Record, read_records, write_record
+from feddrm.paper.cell_records import CellRecord, read_records, write_record
 from feddrm.paper.estimate import estimate
 from feddrm.paper.grid import Cell, Grid
 from feddrm.runs import Run, RunFolder, hardware, train
 from feddrm.runs.listeners import OnRound
 
 SKIPPED: Literal["skipped"] = "skipped"
-SAVING = 10.0  # seconds kept back for the last checkpoint
+SAVING = 10.0  # seconds reserved for the last checkpoint
 
 State = Literal["done", "no router", "half done", "missing"]
 Event = Literal["finished", "router", "interrupted", "skipped", "failed"]
@@ -34,12 +34,12 @@ Watch = Callable[[Cell], AbstractContextManager[OnRound | None]]
 
 
 class OutOfTime(KeyboardInterrupt):
-    """The budget is used up: the run saves whole rounds and stops, as on Ctrl-C."""
+    """Raised when the budget is used up. The run saves whole rounds and stops, as on Ctrl-C."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of a cell in this call, and why."""
+class CellOutcome:
+    """What happened to a cell in this call, and why."""
 
     cell: Cell
     event: Event
@@ -49,17 +49,17 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a cell stands: its state, the last evaluated round of a half-done one, and its time."""
+    """The state of a cell, its last evaluated round, and its time."""
 
     cell: Cell
     state: State
     round: int
-    seconds: float | None  # measured where done, estimated otherwise
+    seconds: float | None  # measured if done, estimated otherwise
 
 
 @dataclass
 class Runner:
-    """One call of ``feddrm paper run``. ``settings`` go to the training as they are (engine, precision, ...)."""
+    """One call of ``feddrm paper run``. ``settings`` are passed on to the training (engine, precision, ...)."""
 
     grid: Grid
     results: Path
@@ -74,64 +74,64 @@ class Runner:
 
     def __post_init__(self) -> None:
         if self.device.startswith("cuda") and not torch.cuda.is_available():
-            raise FeddrmError(f"device '{self.device}' was asked for, but torch sees no GPU here: use --device cpu")
+            raise FeddrmError(f"device '{self.device}' was given, but torch finds no GPU here: use --device cpu")
         fixed = set(self.grid.cells[0].protocol()) & set(self.settings)
         if fixed:
             key = min(fixed)
             raise SettingError(f"--set {key}=...: '{key}' belongs to the protocol of the grid '{self.grid.name}'")
         self.records = read_records(self.grid, self.results)
-        spent = [record.content["seconds"].get("router") or 0.0 for record in self._measured()]
-        self.router_seconds: float = max(spent, default=0.0)
+        fits = [record.content["seconds"].get("router") or 0.0 for record in self._measured()]
+        self.router_seconds: float = max(fits, default=0.0)
         self._federation: tuple[Any, Federation] | None = None
 
     def standing(self, cell: Cell) -> Standing:
-        """Where a cell stands; nothing is started."""
+        """The state of a cell; starts nothing."""
         record, folder = self.records.get(cell.id), RunFolder(self.work / cell.id)
         if record is not None:
             return Standing(cell, "done" if record.routed else "no router", cell.plan.rounds, record.seconds)
-        guess = estimate(cell, self.grid.by_id, self._measured())
+        seconds = estimate(cell, self.grid.by_id, self._measured())
         begun = folder.state_file.exists()
         lines = folder.metrics() if begun else []
-        return Standing(cell, "half done" if begun else "missing", lines[-1]["round"] if lines else 0, guess)
+        return Standing(cell, "half done" if begun else "missing", lines[-1]["round"] if lines else 0, seconds)
 
-    def go(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
-        """Half-done cells first, then by value, then finished ones that must be trained again for their router.
+    def go(self, cells: Sequence[Cell]) -> Iterator[CellOutcome]:
+        """Run cells: half-done ones first, then by value, then those that are trained again for their router.
 
-        One outcome for everything that was tried or left out.
+        Yields one outcome for every cell that was tried or left out.
         """
         for folder in (self.results, self.work):
-            _refuse_unwritable(folder)  # before anything is trained for hours
+            _refuse_unwritable(folder)  # now, not after hours of training
         begun = [cell for cell in cells if self.standing(cell).state == "half done"]
-        again = [cell for cell in cells if self._only_numbers(cell)]
+        again = [cell for cell in cells if self._needs_retraining(cell)]
         others = [cell for cell in cells if cell not in begun and cell not in again]
         for cell in [*begun, *others, *again]:
             started = self.clock()
-            with self._claim(cell) as ours:
-                for event, why in self._cell(cell) if ours else [(SKIPPED, "another call is at it")]:
-                    yield Outcome(cell, event, self.clock() - started, why)
+            with self._claim(cell) as claimed:
+                for event, why in self._cell(cell) if claimed else [(SKIPPED, "another call is running it")]:
+                    yield CellOutcome(cell, event, self.clock() - started, why)
                     started = self.clock()
 
-    def _only_numbers(self, cell: Cell) -> bool:
-        """Whether a finished cell lacks its router and the run folder that one could be fitted to."""
+    def _needs_retraining(self, cell: Cell) -> bool:
+        """Whether a finished cell has no router and no run folder to which one could be fitted."""
         record, folder = self.records.get(cell.id), RunFolder(self.work / cell.id)
         return self.router and record is not None and not record.routed and not folder.summary_file.exists()
 
     @contextmanager
     def _claim(self, cell: Cell) -> Iterator[bool]:
-        """Several calls may share a grid, on one GPU or many: whoever holds a cell's lock works on it.
+        """Lock a cell, because several calls may share a grid; yields whether the lock was free.
 
-        Locks end with their process. What another call finished in the meantime is read first.
+        A lock ends with its process. A result that another call wrote in the meantime is read first.
         """
         self.work.mkdir(parents=True, exist_ok=True)
-        with locked(self.work / f"{cell.id}.lock") as ours:
+        with locked(self.work / f"{cell.id}.lock") as claimed:
             record = self.records.get(cell.id)
             unfinished = record is None or not record.routed
-            if ours and unfinished and (self.results / f"{cell.id}.json").exists():
+            if claimed and unfinished and (self.results / f"{cell.id}.json").exists():
                 self.records = read_records(self.grid, self.results)
-            yield ours
+            yield claimed
 
     def _beside(self, cell: Cell) -> dict[str, int]:
-        """How many other cells are being worked on, for the record: they slow this one down."""
+        """How many other cells are running now. It is recorded, because they slow this one down."""
         others = [path for path in self.work.glob("*.lock") if path.stem != cell.id]
         held = 0
         for path in others:
@@ -141,7 +141,7 @@ class Runner:
 
     def _cell(self, cell: Cell) -> Iterator[tuple[Event, str]]:
         standing = self.standing(cell)
-        if standing.state in ("done", "no router") and not self._only_numbers(cell):
+        if standing.state in ("done", "no router") and not self._needs_retraining(cell):
             yield from self._router(cell)
             return
         left = self._left()
@@ -164,7 +164,7 @@ class Runner:
             yield from self._router(cell)
 
     def _attempt(self, cell: Cell, work: Callable[[], object]) -> tuple[Event, str]:
-        """One broken cell must not cost the rest of the budget."""
+        """Do the work and turn any failure into an event, so that the other cells still run."""
         try:
             work()
         except OutOfTime:
@@ -195,21 +195,21 @@ class Runner:
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-        # Wall time, loading included, says most for the next estimate, but only where all of it was seen.
+        # Wall time includes loading, so estimates prefer it. It is unknown for a cell that was interrupted.
         wall = None if began is None else self.clock() - began
         self.records[cell.id] = write_record(cell, run, self.results, {"wall": wall, **self._beside(cell)})
 
     def _until_deadline(self, listen: OnRound | None) -> OnRound:
-        def on_round(played: RoundResult, metrics: dict[str, Any] | None, rounds: int) -> None:
+        def on_round(result: RoundResult, metrics: dict[str, Any] | None, rounds: int) -> None:
             if listen is not None:
-                listen(played, metrics, rounds)
-            if played.state.round < rounds and self._left() <= 0:
+                listen(result, metrics, rounds)
+            if result.state.round < rounds and self._left() <= 0:
                 raise OutOfTime
 
         return on_round
 
     def _router(self, cell: Cell) -> Iterator[tuple[Event, str]]:
-        """Fit the exact router of a finished cell whose run folder is still there, if it has none yet."""
+        """Fit the exact router of a finished cell, if it has none yet and its run folder still exists."""
         record, folder = self.records[cell.id], RunFolder(self.work / cell.id)
         if not self.router or record.routed or not folder.summary_file.exists():
             return
@@ -224,8 +224,8 @@ class Runner:
             return
         took = self.clock() - began
         self.router_seconds = max(self.router_seconds, took)
-        known = {key: value for key, value in record.content["seconds"].items() if key in ("wall", "beside")}
-        seconds = {**known, "router": took}
+        seconds = {key: value for key, value in record.content["seconds"].items() if key in ("wall", "beside")}
+        seconds["router"] = took
         self.records[cell.id] = write_record(cell, run, self.results, seconds)
         if self.records[cell.id].routed:
             yield "router", ""
@@ -233,12 +233,12 @@ class Runner:
             yield "failed", f"router: {folder.summary_file} has no exact_density: its numbers stay missing"
 
     def _load(self, cell: Cell) -> Federation:
-        """The cell's data; kept for the next cell, which often has the same."""
+        """The cell's data, cached for the next cell, which often has the same."""
         dataset = cell.dataset
         if self.data_dir is not None and isinstance(dataset, FileDataset):
             dataset = replace(dataset, data_dir=self.data_dir)
         if self._federation is None or self._federation[0] != dataset:
-            self._federation = None  # two at once would fill the memory
+            self._federation = None  # freed first: two at once would fill the memory
             dataset.check()
             self._federation = (dataset, dataset.load())
         return self._federation[1]
@@ -246,32 +246,32 @@ class Runner:
     def _left(self) -> float:
         return float("inf") if self.deadline is None else self.deadline - SAVING - self.clock()
 
-    def _measured(self) -> list[Record]:
-        """Results of this hardware alone: others' times say nothing here."""
+    def _measured(self) -> list[CellRecord]:
+        """The results from this hardware: times on other hardware do not compare."""
         here = _machine(hardware(self.device))
         return [record for record in self.records.values() if _machine(record.hardware) == here]
 
 
 def _refuse_unwritable(folder: Path) -> None:
-    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise FeddrmError(
-            f"cannot write into {folder} ({there} is no folder, or read-only): choose --results and --work"
+            f"cannot write into {folder} ({existing} is no folder, or read-only): choose --results and --work"
         )
 
 
 def _machine(hardware: str) -> str:
-    """Without the number of threads, which training sets for itself."""
+    """The hardware without the number of threads, which training sets itself."""
     return hardware.partition(",")[0]
 
 
 def default_device() -> str:
-    """The GPU where there is one."""
+    """The GPU if there is one."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def read_budget(text: str) -> float:
-    """``25m``, ``90s``, ``1.5h`` or plain seconds."""
+    """Seconds from ``25m``, ``90s``, ``1.5h`` or a plain number."""
     unit = {"s": 1.0, "m": 60.0, "h": 3600.0}
     number, factor = (text[:-1], unit[text[-1]]) if text[-1:] in unit else (text, 1.0)
     try:

@@ -1,1 +1,1 @@
-"""What people look at: pictures of a federation, tables, and one self-contained page per run."""
+"""Reports of runs: one self-contained HTML page, tables, and figures of a run or a federation."""

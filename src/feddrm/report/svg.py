@@ -1,4 +1,4 @@
-"""Matplotlib figures as SVG inside a page: the page's text and colours, light and dark, nothing fetched."""
+"""Matplotlib figures as inline SVG that takes its fonts and its colours, light or dark, from the page around it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import io
 import re
 import warnings
 from collections.abc import Callable
-from html import escape
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
 
 INK, GRID = "#24292f", "#d5dae0"
-# Okabe and Ito's colours, told apart by everyone; the yellow is left out, for it vanishes on paper.
+# Okabe and Ito's colours, which colour-blind readers can tell apart. Without the yellow: it is too pale on white.
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
 LOOK: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -38,11 +38,23 @@ _TAG = re.compile(r"<[^>]*>")
 _COLOUR = re.compile("|".join(_PAGE_COLOURS))
 
 
-def inline_svg(draw: Callable[[], Figure], key: str, title: str, description: str) -> str:
-    """Draw a figure and return an ``svg`` element; ``key`` keeps its ids apart from other figures'."""
+@dataclass(frozen=True)
+class InlineSvg:
+    """What a page's template needs for one ``svg`` element."""
+
+    key: str  # begins every id, so that ids of different figures differ
+    title: str
+    description: str
+    view_box: str
+    width: int  # in CSS pixels
+    body: str  # markup: everything after the opening tag
+
+
+def inline_svg(draw: Callable[[], Figure], key: str, title: str, description: str) -> InlineSvg:
+    """Draw a figure in the page's style and take its SVG apart."""
     out = io.StringIO()
     with matplotlib.rc_context(LOOK), warnings.catch_warnings():
-        # The reader's fonts draw the letters, so it does not matter which ones Matplotlib's own font lacks.
+        # The reader's browser chooses the fonts, so missing letters in Matplotlib's own font do not matter.
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
         figure = draw()
         figure.savefig(out, format="svg", dpi=180, transparent=True, metadata={"Date": None})
@@ -50,21 +62,16 @@ def inline_svg(draw: Callable[[], Figure], key: str, title: str, description: st
     text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", text[text.index("<svg") :], flags=re.S)
     start = _TAG.match(text)
     assert start is not None
-    view = re.search(r'viewBox="([^"]*)"', start.group())
-    assert view is not None
+    view_box = re.search(r'viewBox="([^"]*)"', start.group())
+    assert view_box is not None
     used = set(re.findall(r'(?:href="|url\()#([^")]+)', text))
     body = _TAG.sub(lambda tag: _adapt(tag.group(), key, used), text[start.end() :]).strip()
     body = re.sub(r">\s*\n\s*<", "><", body)
-    width = round(figure.get_figwidth() * 96)
-    return (
-        f'<svg role="img" aria-labelledby="{key}-title {key}-desc" viewBox="{view.group(1)}" '
-        f'style="max-width:{width}px;--width:{width}px"><title id="{key}-title">{escape(title)}</title>'
-        f'<desc id="{key}-desc">{escape(description)}</desc>{body}'
-    )
+    return InlineSvg(key, title, description, view_box.group(1), round(figure.get_figwidth() * 96), body)
 
 
 def _adapt(tag: str, key: str, used: set[str]) -> str:
-    """One tag: the page's colours, ids that are its own, and only those that something points to."""
+    """One tag with the page's colours and with prefixed ids; ids that nothing refers to are removed."""
     tag = tag.replace("xlink:href", "href")
     tag = re.sub(r' id="([^"]*)"', lambda m: f' id="{key}-{m.group(1)}"' if m.group(1) in used else "", tag)
     tag = re.sub(r'(href="|url\()#', rf"\g<1>#{key}-", tag)

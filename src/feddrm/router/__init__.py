@@ -1,18 +1,17 @@
-"""The exact router: which client should answer a query, from features of every depth, fitted federatedly.
+"""The exact router: it chooses the client that should answer a query, and is fitted without moving samples.
 
-``fit`` solves, ``features`` says on what, ``choose`` by which strength, ``heads`` and ``stack`` answer
-classes on the same features, ``policy`` turns scores into decisions, ``change`` lets clients come and
-go, ``artifact`` makes files of it. docs/router.md says what each piece makes public.
+``features`` computes what the router looks at, ``solver`` solves the federated fit, ``fit`` chooses features and
+ridge and fits router and heads, ``policy`` turns scores into decisions, ``membership`` adds and removes clients,
+``artifact`` and ``export`` write files. docs/router.md says what each step makes public.
 """
 
 from feddrm.router.artifact import load_heads, load_router, read_manifest, save_router
 from feddrm.router.evaluate import evaluate_router
 from feddrm.router.features.base import Feature, Recipe
-from feddrm.router.fit.design_matrix import RouterSettings
 from feddrm.router.fit.fit_router import FittedRouter, fit_router
-from feddrm.router.fit.selection import Holdout
-from feddrm.router.membership import join, leave
+from feddrm.router.membership import join, join_client, leave
 from feddrm.router.router import Calibration, Decision, Router
+from feddrm.router.settings import Holdout, RouterSettings
 
 __all__ = [
     "Calibration",
@@ -26,6 +25,7 @@ __all__ = [
     "evaluate_router",
     "fit_router",
     "join",
+    "join_client",
     "leave",
     "load_heads",
     "load_router",

@@ -1,4 +1,8 @@
-"""A router as files: ``manifest.json`` and safetensors, checked when read; no pickle, no private leaf."""
+"""A router as files: ``manifest.json`` and safetensors, without pickle and without private leaves.
+
+Reading verifies checksums and values. A router that is there already stays whole until the new one is: new files
+are written under waiting names beside the old ones, the manifest is replaced, then the waiting files take their places.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +16,17 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
-from feddrm.models import Model, is_head
+from feddrm.io.tensors import tensor_bytes
+from feddrm.io.text import read_json
+from feddrm.models import Model, Net, is_head
 from feddrm.router.features.base import Recipe
 from feddrm.router.router import Calibration, Router
-from feddrm.router.solver.solve import Scaler
+from feddrm.router.solver.problem import Scaler
 
 FORMAT = "feddrm-router-1"
 MANIFEST, ROUTER, TRUNK, HEADS = "manifest.json", "router.safetensors", "trunk.safetensors", "heads.safetensors"
@@ -39,12 +45,53 @@ def save_router(
 ) -> None:
     """Write the router, the shared leaves it needs, and the server's class heads.
 
-    A router that is there already stays whole until the new one is: new files wait beside the old ones,
-    the manifest turns from the old to the new, and what waits then takes its place.
-
-    ``model`` is the network's name and settings, as in ``config.yaml``. A head's leaf among the
-    shared ones is refused: it may be private.
+    ``model`` is the network's name and settings, as in ``config.yaml``. A class head's leaf among the
+    shared ones is refused, because it may be private.
     """
+    files = {
+        name: tensor_bytes(dict(sorted(tensors.items())))
+        for name, tensors in _contents(router, heads or {}).items()
+        if tensors
+    }
+    calibration = asdict(router.calibration)
+    if calibration["unlike_above"] == float("inf"):
+        calibration["unlike_above"] = None  # JSON has no infinity
+    client_head = None if router.net is None else router.net.client_head
+    manifest = {
+        "format": FORMAT,
+        "clients": list(router.names),
+        "features": router.recipe.as_list(),
+        "model": dict(model) if model is not None else None,
+        "classes": classes,
+        # Outputs of the network's client head. The router may have lost or gained clients since it was trained.
+        "client_branch": None if client_head is None else client_head.out_features,
+        "input": {
+            "shape": list(router.shape),
+            "mean": list(router.input_mean),
+            "std": list(router.input_std),
+            "own_scales": router.own_scales,
+        },
+        "calibration": calibration,
+        "notes": dict(notes or {}),
+        "files": {name: {"sha256": _digest(content), "bytes": len(content)} for name, content in files.items()},
+    }
+    try:
+        text = json.dumps(manifest, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    except ValueError as error:
+        raise FeddrmError(f"the router's manifest would hold a number that is not finite: {DIVERGED}") from error
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FeddrmError(f"cannot create {folder} ({error.strerror}): choose another folder") from error
+    _settle(folder)
+    for name, content in files.items():
+        write_atomically(_waiting(folder / name), content)
+    write_atomically(folder / MANIFEST, text.encode())
+    _settle(folder)
+
+
+def _contents(router: Router, heads: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """The tensors of each file; those that are private or not finite are refused."""
     leaves = {leaf: value for leaf, value in router.leaves.items() if router.recipe.wants(leaf)}
     private = [leaf for leaf in leaves if is_head(leaf)]
     if private:
@@ -56,96 +103,59 @@ def save_router(
         "bias": router.bias,
         "log_prior": router.log_prior,
     }
-    contents = {ROUTER: tensors, TRUNK: leaves, HEADS: dict(heads or {})}
+    contents = {ROUTER: tensors, TRUNK: leaves, HEADS: dict(heads)}
     for key, value in ((key, value) for part in contents.values() for key, value in part.items()):
         if not bool(value.isfinite().all()):
             raise FeddrmError(f"the router's '{key}' holds a number that is not finite: {DIVERGED}")
-    written = {
-        name: save({key: value.detach().cpu().contiguous().clone() for key, value in sorted(part.items())})
-        for name, part in contents.items()
-        if part
-    }
-    calibration = asdict(router.calibration)
-    if calibration["unlike_above"] == float("inf"):
-        calibration["unlike_above"] = None  # JSON has no infinity
-    manifest = {
-        "format": FORMAT,
-        "clients": list(router.names),
-        "features": router.recipe.as_list(),
-        "model": dict(model) if model is not None else None,
-        "classes": classes,
-        # Clients of the published head, where the network has one; the router may have lost or won some since.
-        "client_branch": None
-        if router.net is None or router.net.client_head is None
-        else router.net.client_head.out_features,
-        "input": {
-            "shape": list(router.shape),
-            "mean": list(router.input_mean),
-            "std": list(router.input_std),
-            "own_scales": router.own_scales,
-        },
-        "calibration": calibration,
-        "notes": dict(notes or {}),
-        "files": {name: {"sha256": _digest(content), "bytes": len(content)} for name, content in written.items()},
-    }
-    try:
-        text = json.dumps(manifest, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    except ValueError as error:
-        raise FeddrmError(f"the router's manifest would hold a number that is not finite: {DIVERGED}") from error
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FeddrmError(f"cannot create {folder} ({error.strerror}): choose another folder") from error
-    _settle(folder)
-    for name, content in written.items():
-        write_atomically(_waiting(folder / name), content)
-    write_atomically(folder / MANIFEST, text.encode())
-    _settle(folder)
+    return contents
 
 
 def load_router(folder: str | Path, device: torch.device | str = "cpu") -> Router:
-    """Read a router; a wrong version, a missing or altered file or a number that is none is refused."""
+    """Read a router; another format, a missing or altered file or a number that is not finite is refused."""
     folder = Path(folder)
     manifest = read_manifest(folder)
     tensors = _read(folder, ROUTER, manifest)
     leaves = _read(folder, TRUNK, manifest) if TRUNK in manifest["files"] else {}
     try:
-        names = tuple(manifest["clients"])
         recipe = Recipe.of(manifest["features"])
-        given = dict(manifest["calibration"])
-        given["unlike_above"] = float("inf") if given["unlike_above"] is None else given["unlike_above"]
-        given["confidence"] = {rule: tuple(values) for rule, values in given["confidence"].items()}
-        shape = tuple(manifest["input"]["shape"])
-        net = None
-        if manifest["model"] is not None and recipe.needs:
-            settings = dict(manifest["model"])
-            branch = manifest["client_branch"]
-            net = Model.make(settings.pop("name"), **settings).build(shape, manifest["classes"], branch)
-            net = net.requires_grad_(False).to(device)
+        calibration = dict(manifest["calibration"])
+        if calibration["unlike_above"] is None:
+            calibration["unlike_above"] = float("inf")
+        calibration["confidence"] = {rule: tuple(values) for rule, values in calibration["confidence"].items()}
         router = Router(
-            names=names,
+            names=tuple(manifest["clients"]),
             recipe=recipe,
             scaler=Scaler(tensors["mean"], tensors["scale"]),
             weight=tensors["weight"],
             bias=tensors["bias"],
             log_prior=tensors["log_prior"],
-            calibration=Calibration(**given),
-            net=net,
+            calibration=Calibration(**calibration),
+            net=_network(manifest) if recipe.needs else None,
             leaves=leaves,
-            shape=shape,
+            shape=tuple(manifest["input"]["shape"]),
             input_mean=tuple(manifest["input"]["mean"]),
             input_std=tuple(manifest["input"]["std"]),
-            own_scales=bool(manifest["input"].get("own_scales", False)),  # older manifests say nothing
+            own_scales=bool(manifest["input"].get("own_scales", False)),  # absent from older manifests
         )
     except (KeyError, TypeError, ValueError) as error:
         raise FeddrmError(f"{folder / MANIFEST} is incomplete ({error}): {AGAIN}") from error
-    if router.weight.shape[0] != len(names) or router.bias.shape != (len(names),):
-        raise FeddrmError(f"{folder} names {len(names)} clients but has {router.weight.shape[0]} columns: {AGAIN}")
-    if net is not None:
-        missing = [leaf for leaf, _ in net.named_parameters() if recipe.wants(leaf) and leaf not in leaves]
+    if router.weight.shape[0] != router.clients or router.bias.shape != (router.clients,):
+        raise FeddrmError(f"{folder} names {router.clients} clients but has {router.weight.shape[0]} columns: {AGAIN}")
+    if router.net is not None:
+        missing = [leaf for leaf, _ in router.net.named_parameters() if recipe.wants(leaf) and leaf not in leaves]
         if missing:
             raise FeddrmError(f"{folder / TRUNK} has no leaf '{missing[0]}': {AGAIN}")
     return router.to(device)
+
+
+def _network(manifest: Mapping[str, Any]) -> Net | None:
+    """The network that computes features; None where the manifest describes none."""
+    if manifest["model"] is None:
+        return None
+    settings = dict(manifest["model"])
+    model = Model.make(settings.pop("name"), **settings)
+    shape = tuple(manifest["input"]["shape"])
+    return model.build(shape, manifest["classes"], manifest["client_branch"]).requires_grad_(False)
 
 
 def load_heads(folder: str | Path) -> dict[str, Tensor]:
@@ -156,21 +166,19 @@ def load_heads(folder: str | Path) -> dict[str, Tensor]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of this version of the format."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-    except FileNotFoundError as error:
+    """The manifest; one of another format is refused."""
+    path = folder / MANIFEST
+    if not path.exists():
         raise FeddrmError(
             f"{folder} holds no router (no {MANIFEST}): fit it with 'feddrm fit-router'; a deployed federation fits "
             "its own, unless federation.yaml says 'router: false' or asks for privacy"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise FeddrmError(f"cannot read {folder / MANIFEST} ({error}): {AGAIN}") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        found = manifest.get("format") if isinstance(manifest, dict) else None
-        raise FeddrmError(f"{folder} holds a router of format {found!r}, this version reads '{FORMAT}': {AGAIN}")
+        )
+    manifest = read_json(path, AGAIN)
+    if manifest.get("format") != FORMAT:
+        version = manifest.get("format")
+        raise FeddrmError(f"{folder} holds a router of format {version!r}, this version reads '{FORMAT}': {AGAIN}")
     if not isinstance(manifest.get("files"), dict) or ROUTER not in manifest["files"]:
-        raise FeddrmError(f"{folder / MANIFEST} lists no {ROUTER}: {AGAIN}")
+        raise FeddrmError(f"{path} lists no {ROUTER}: {AGAIN}")
     return manifest
 
 
@@ -194,8 +202,8 @@ def _read(folder: Path, name: str, manifest: Mapping[str, Any]) -> dict[str, Ten
 
 
 def _listed(path: Path, manifest: Mapping[str, Any]) -> bytes | None:
-    """The content that the manifest lists, which may still wait for its place where a fit was cut short."""
-    for place in (path, _waiting(path), path):  # the last for one that takes its place just now
+    """The content with the manifest's checksum; after an interrupted fit it may still have its waiting name."""
+    for place in (path, _waiting(path), path):  # path again: the file may have been renamed in between
         with contextlib.suppress(OSError):
             if _digest(content := place.read_bytes()) == manifest["files"][path.name].get("sha256"):
                 return content
@@ -203,9 +211,9 @@ def _listed(path: Path, manifest: Mapping[str, Any]) -> bytes | None:
 
 
 def _settle(folder: Path) -> None:
-    """What waits takes its place where the manifest lists it; what the manifest leaves out goes."""
+    """Rename the waiting files that the manifest lists, and remove a router's files that it does not list."""
     listed: dict[str, Any] = {}
-    with contextlib.suppress(FeddrmError):  # no manifest, or none that can be read: nothing is listed
+    with contextlib.suppress(FeddrmError):  # no manifest, or an unreadable one: nothing is listed
         listed = read_manifest(folder)["files"]
     for path in (folder / ROUTER, folder / TRUNK, folder / HEADS):
         waiting = _waiting(path)

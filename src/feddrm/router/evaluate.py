@@ -1,4 +1,4 @@
-"""What a fitted router is worth on the pooled test set, under the names of ``summary.json``."""
+"""Accuracies and calibration of a fitted router on the pooled test set, under the names of ``summary.json``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from feddrm.evaluation import (
-    Answers,
+    Predictions,
     Queries,
     client_accuracy,
     confusion,
@@ -21,26 +21,27 @@ from feddrm.models import Net
 from feddrm.router.features.base import Leaves, Recipe, extract
 from feddrm.router.fit.fit_router import FittedRouter
 from feddrm.router.fit.head_problems import joint_classes, joint_clients
-from feddrm.router.policy import RULES, by_rule, conformal_set, consult, reliability
-from feddrm.router.solver.solve import logits_at
+from feddrm.router.policy import by_rule, conformal_set, consult, reliability
+from feddrm.router.solver.client_statistics import logits_at
+from feddrm.rules import RULES
 
 COVERAGES = (0.5, 0.8, 0.9, 0.95, 1.0)
 
 
 def evaluate_router(
-    fitted: FittedRouter, net: Net | None, shared: Leaves, test: Queries, answers: Answers, weights: Tensor
+    fitted: FittedRouter, net: Net | None, shared: Leaves, test: Queries, predictions: Predictions, weights: Tensor
 ) -> dict[str, Any]:
-    """Client and system accuracy by every rule, calibration, and what abstaining brings; fractions.
+    """Client and system accuracy by every rule, calibration, and the gain from abstaining; all are fractions.
 
-    ``exact_...`` and ``consult_...`` ask the published private heads; ``refit_...`` the refitted ones;
-    ``global_probe``, ``joint`` and ``stacked`` answer at the server (the stack with the clients' help).
-    Mixtures weigh by the posterior.
+    ``exact_...`` and ``consult_...`` use the trained private heads, ``refit_...`` the refitted ones.
+    ``global_probe``, ``joint`` and ``stacked`` predict at the server (the stack with the clients' help).
+    Mixtures use the weights of the posterior rule.
     """
-    router, labels, origin = fitted.router, answers.labels, answers.origin
+    router, labels, origin = fitted.router, predictions.labels, predictions.origin
     features = router.recipe.features if fitted.heads is None else router.recipe.features + fitted.heads.recipe.features
-    found = extract(Recipe(tuple(dict.fromkeys(features))), net, shared, test.x)
-    logits = router.logits(torch.cat([found[f.name] for f in router.recipe.features], dim=1)).double()
-    published = answers.logits.double().log_softmax(-1)
+    columns = extract(Recipe(tuple(dict.fromkeys(features))), net, shared, test.x)
+    logits = router.logits(torch.cat([columns[f.name] for f in router.recipe.features], dim=1)).double()
+    published = predictions.logits.double().log_softmax(-1)
     log_weights = {rule: by_rule(logits, router.log_prior, rule) for rule in RULES}
     client: dict[str, float] = {}
     system: dict[str, float] = {}
@@ -48,23 +49,22 @@ def evaluate_router(
     for rule in RULES:
         routes = route(logits, weights.to(logits.device), rule)
         client[f"exact_{rule}"] = client_accuracy(logits, origin, weights, rule)
-        system[f"exact_{rule}"] = system_accuracy(routed_predictions(answers.logits, routes), labels)
+        system[f"exact_{rule}"] = system_accuracy(routed_predictions(predictions.logits, routes), labels)
         confusions[f"exact_{rule}"] = confusion(routes, origin, router.clients).tolist()
     mixture = consult(log_weights["posterior"], published)
     two = consult(log_weights["posterior"], published, 2)
     system["consult_2"] = system_accuracy(two.argmax(-1), labels)
     system["consult_all"] = system_accuracy(mixture.argmax(-1), labels)
-    oracle: dict[str, float] = {}
+    refit_oracle = None
     if fitted.heads is not None:
-        more, clients, home = _heads(fitted, found, log_weights, mixture, labels, origin, weights)
-        system |= more
-        client |= clients
-        oracle["refit"] = home
+        by_heads, by_joint, refit_oracle = _head_accuracies(fitted, columns, log_weights, mixture, predictions, weights)
+        system |= by_heads
+        client |= by_joint
     curve = reliability(log_weights["posterior"], origin)
     return {
         "client_accuracy": client,
         "system_accuracy": system,
-        "refit_oracle_accuracy": oracle.get("refit"),
+        "refit_oracle_accuracy": refit_oracle,
         "router": {
             "features": router.recipe.name,
             "ece": curve.error,
@@ -78,57 +78,56 @@ def evaluate_router(
     }
 
 
-def _heads(
+def _head_accuracies(
     fitted: FittedRouter,
-    found: dict[str, Tensor],
-    log_weights: dict[str, Tensor],
+    columns: Mapping[str, Tensor],
+    log_weights: Mapping[str, Tensor],
     mixture: Tensor,
-    labels: Tensor,
-    origin: Tensor,
+    predictions: Predictions,
     weights: Tensor,
 ) -> tuple[dict[str, float], dict[str, float], float]:
-    heads = fitted.heads
+    """System and client accuracies by the fitted heads, and the oracle accuracy of the refitted private heads."""
+    heads, labels, origin = fitted.heads, predictions.labels, predictions.origin
     assert heads is not None
-    x = heads.scaler(torch.cat([found[f.name] for f in heads.recipe.features], dim=1))
+    x = heads.scaler(torch.cat([columns[f.name] for f in heads.recipe.features], dim=1))
     clients = fitted.router.clients
     probe = logits_at(x, heads.probe.double())
     own = torch.stack(
         [(probe + logits_at(x, fitted.private[name].double())).log_softmax(1) for name in fitted.router.names]
     )
-    answers = {"global_probe": probe.log_softmax(1), "refit_all": consult(log_weights["posterior"], own)}
+    classes = {"global_probe": probe.log_softmax(1), "refit_all": consult(log_weights["posterior"], own)}
     client: dict[str, float] = {}
     if heads.joint is not None:
         pairs = logits_at(x, heads.joint.double())
-        answers["joint"] = joint_classes(pairs, clients)
+        classes["joint"] = joint_classes(pairs, clients)
         client["joint_posterior"] = client_accuracy(joint_clients(pairs, clients), origin, weights, "posterior")
     for name, stack in heads.stacks.items():
-        answers[name] = stack({**answers, "consult_all": mixture})
-    system = {name: system_accuracy(value.argmax(-1), labels) for name, value in answers.items()}
+        classes[name] = stack({**classes, "consult_all": mixture})
+    system = {name: system_accuracy(value.argmax(-1), labels) for name, value in classes.items()}
     for rule in RULES:
         hard = consult(log_weights[rule], own, 1)
         system[f"refit_{rule}"] = system_accuracy(hard.argmax(-1), labels)
-    home = system_accuracy(routed_predictions(own, origin), labels)
-    return system, client, home
+    return system, client, system_accuracy(routed_predictions(own, origin), labels)
 
 
 def _conformal(
     thresholds: Mapping[str, float], log_weights: Mapping[str, Tensor], origin: Tensor
 ) -> dict[str, dict[str, float]]:
-    """How often a set holds the right client, and how many clients it holds, by rule and promised miss."""
-    found = {}
+    """How often a set holds the right client and how many clients it holds, by rule and allowed miss."""
+    measured = {}
     for name, threshold in thresholds.items():
         sets = conformal_set(log_weights[name.rpartition("_")[0]], threshold).double()
         covered = sets.gather(1, origin[:, None])
-        found[name] = {"covered": float(covered.mean()), "size": float(sets.sum(1).mean())}
-    return found
+        measured[name] = {"covered": float(covered.mean()), "size": float(sets.sum(1).mean())}
+    return measured
 
 
 def _selective(mixture: Tensor, labels: Tensor) -> list[dict[str, float]]:
     """System accuracy of the most confident queries, by the fraction that is answered."""
-    confidence, answer = mixture.max(-1)
-    right = (answer == labels).double()[confidence.argsort(descending=True, stable=True)]
+    confidence, predicted = mixture.max(-1)
+    right = (predicted == labels).double()[confidence.argsort(descending=True, stable=True)]
     rows = []
     for coverage in COVERAGES:
-        kept = max(1, round(coverage * len(right)))
-        rows.append({"coverage": coverage, "accuracy": float(right[:kept].mean())})
+        answered = max(1, round(coverage * len(right)))
+        rows.append({"coverage": coverage, "accuracy": float(right[:answered].mean())})
     return rows

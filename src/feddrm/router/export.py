@@ -1,4 +1,4 @@
-"""A router as one ONNX file, from network input or from features to probabilities; extra ``export``."""
+"""Export of a router as one ONNX file, from network inputs or features to probabilities (extra ``export``)."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from feddrm.errors import FeddrmError, SettingError
+from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
-from feddrm.router.policy import RULES, by_rule
+from feddrm.router.policy import by_rule
 from feddrm.router.router import Router
+from feddrm.rules import Rule
 
 
 def export_onnx(router: Router, path: Path, *, rule: str = "density", features_only: bool = False) -> None:
-    """Write the decisions of one rule: input [N, ...] to ``probabilities`` [N, m].
+    """Write a function from the input [N, ...] to ``probabilities`` [N, m] by one routing rule.
 
     The input is what the network takes (``router.inputs`` scales raw images), or with
     ``features_only`` the features. N may vary.
     """
-    if rule not in RULES:
-        raise SettingError(f"unknown rule '{rule}': choose {' or '.join(RULES)}")
+    Rule.find(rule)  # refuses an unknown name
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
@@ -31,9 +31,9 @@ def export_onnx(router: Router, path: Path, *, rule: str = "density", features_o
         raise FeddrmError("ONNX export needs more packages: pip install 'feddrm[export]'") from error
     width = router.weight.shape[1]
     example = torch.zeros(2, width) if features_only else torch.zeros(2, *router.shape)
-    own = replace(router, net=copy.deepcopy(router.net)).to("cpu")  # the caller's network stays as and where it is
-    module = _Decide(own, rule, features_only).eval()
-    # The exporter warns about its own inner workings; what comes out is compared in the tests.
+    own = replace(router, net=copy.deepcopy(router.net)).to("cpu")  # a copy: the caller's network must not change
+    module = _Probabilities(own, rule, features_only).eval()
+    # The exporter warns about its own internals; the tests compare its result.
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
@@ -49,8 +49,8 @@ def export_onnx(router: Router, path: Path, *, rule: str = "density", features_o
     write_atomically(path, program.model_proto.SerializeToString())
 
 
-class _Decide(nn.Module):
-    """The router's arithmetic with everything it needs as constants."""
+class _Probabilities(nn.Module):
+    """The router's arithmetic, with all its tensors as constants."""
 
     def __init__(self, router: Router, rule: str, features_only: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Clients come and go without retraining: the trunk stays, columns of the router change."""
+"""Clients join and leave a fitted router without retraining: the trunk stays, columns of the router change."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from feddrm.data import Federation
 from feddrm.errors import FeddrmError
 from feddrm.registry import nearest
+from feddrm.router.fit.calibration import calibrate
+from feddrm.router.fit.cohort import FitRequest, Trunk, solve_requests
+from feddrm.router.fit.local_cohort import LocalCohort
 from feddrm.router.router import Router
-from feddrm.router.solver.solve import Fit, Problem, Sample, Whitening, solve
+from feddrm.router.settings import Holdout, RouterSettings
+from feddrm.router.solver.client_statistics import Sample
+from feddrm.router.solver.problem import Problem, Whitening
+from feddrm.router.solver.solve import Fit, solve
 
 
 def leave(router: Router, name: str) -> Router:
-    """Without one client: its column goes.
+    """The router without one client.
 
-    Exact: the ratios between the remaining clients do not depend on who else is there, so the
-    renormalised weights are those of the model without it. Calibration is kept as measured.
+    The result is exact: the ratios between the remaining clients do not depend on who else is there. So the
+    renormalised weights are those of the model without this client. The calibration stays as measured.
     """
     if name not in router.names:
         raise FeddrmError(
@@ -26,13 +33,13 @@ def leave(router: Router, name: str) -> Router:
         )
     if router.clients <= 2:
         raise FeddrmError(f"'{name}' cannot leave: one client alone needs no router")
-    kept = [i for i, known in enumerate(router.names) if known != name]
+    remaining = [i for i, known in enumerate(router.names) if known != name]
     return replace(
         router,
-        names=tuple(router.names[i] for i in kept),
-        weight=router.weight[kept],
-        bias=router.bias[kept],
-        log_prior=router.log_prior[kept].log_softmax(0),
+        names=tuple(router.names[i] for i in remaining),
+        weight=router.weight[remaining],
+        bias=router.bias[remaining],
+        log_prior=router.log_prior[remaining].log_softmax(0),
     )
 
 
@@ -45,11 +52,53 @@ def join(
     rounds: int = 60,
     tolerance: float = 1e-7,
 ) -> Fit:
-    """The router's point [m + 1, d + 1] after a client has joined; ``samples`` are all clients', its own last.
+    """The router's point [m + 1, d + 1] after a client has joined. ``samples`` are all clients', the new one's last.
 
-    The fit goes on from the old columns, the new one starting as the average client, until it is at
-    the optimum of all m + 1: the same as a fit from nothing, sooner. Features keep their old scale.
+    The fit goes on from the old columns and ends at the optimum of all m + 1 clients: the same as a fit from zero,
+    in fewer rounds. Features keep their old scale.
     """
+    start = joined_start(point, [len(sample) for sample in samples])
+    return solve(problem, samples, whitening, start=start, rounds=rounds, tolerance=tolerance)
+
+
+def joined_start(point: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The old columns with one more: the average client, with a bias for the new client's number of samples."""
     start = torch.cat([point, torch.zeros_like(point[:1])])
-    start[-1, -1] = torch.log(torch.tensor(len(samples[-1]) / max(1, sum(len(s) for s in samples[:-1]))))
-    return solve(problem, samples, whitening, start=start - start.mean(0), rounds=rounds, tolerance=tolerance)
+    start[-1, -1] = torch.log(torch.tensor(sizes[-1] / max(1, sum(sizes[:-1]))))
+    return start - start.mean(0)
+
+
+def join_client(router: Router, federation: Federation, ridge: float, settings: RouterSettings | None = None) -> Router:
+    """The router after the last client of ``federation`` has joined, calibrated anew.
+
+    The other clients of the federation are the router's own, in their order. The router keeps its recipe, the scale
+    of its features and its ridge.
+    """
+    if federation.names[:-1] != router.names:
+        raise FeddrmError(
+            f"the router's clients are {', '.join(router.names)}, the federation's {', '.join(federation.names)}: "
+            "give the same clients in the same order, and the new one last"
+        )
+    settings = settings or RouterSettings()
+    settings.check()
+    cohort = LocalCohort(federation, settings)
+    facts = cohort.facts
+    holdout = settings.holdout or Holdout.suggested(facts.samples)
+    cohort.measure(router.recipe, Trunk(router.net, dict(router.leaves)), holdout)
+    design = cohort.scaled_design(router.recipe, router.scaler)
+    problem = Problem(len(facts.names), design.width, ridge)
+    point = torch.cat([router.weight, router.bias[:, None]], dim=1).double()
+    # Folds start at zero: the old columns have seen the samples that the folds hold out.
+    requests = {str(fold): FitRequest(design, "client", problem, fold) for fold in range(holdout.used)}
+    requests["all"] = FitRequest(design, "client", problem, None, joined_start(point, facts.sizes))
+    states = solve_requests(cohort, requests, settings.rounds, settings.tolerance)
+    fitted = states.pop("all").iterate
+    held_out = cohort.held_out_router(design, [state.iterate for state in states.values()])
+    return replace(
+        router,
+        names=facts.names,
+        weight=fitted[:, :-1].to(router.weight),
+        bias=fitted[:, -1].to(router.bias),
+        log_prior=facts.log_prior.to(router.log_prior),
+        calibration=calibrate(held_out, facts.log_prior, cohort.temperature_tolerance),
+    )

@@ -1,7 +1,7 @@
-"""What to do with a router's scores: whom to ask, how many, when to abstain, and how sure to be.
+"""Decisions from a router's scores: masking, consulting, conformal sets, temperature and reliability.
 
-All functions take log-weights over clients [N, m]; clients that are down or full are masked, which is
-exact: the density ratio model of the remaining clients is what is left after renormalising.
+Most functions take log-weights over clients [N, m]. Clients that are down or full are masked, which is
+exact: renormalising leaves the density ratio model of the remaining clients.
 """
 
 from __future__ import annotations
@@ -16,20 +16,17 @@ from torch import Tensor
 
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.router.solver.client_statistics import ClientSums
-
-RULES = ("density", "posterior")
+from feddrm.rules import RULES as RULES
+from feddrm.rules import Rule
 
 
 def by_rule(logits: Tensor, log_prior: Tensor, rule: str) -> Tensor:
-    """Normalised log-weights [N, m]: ``posterior`` as fitted, ``density`` with the prior n_i / N taken off."""
-    if rule not in RULES:
-        raise SettingError(f"unknown rule '{rule}': choose {' or '.join(RULES)}")
-    scores = logits if rule == "posterior" else logits - log_prior.to(logits)
-    return scores.log_softmax(-1)
+    """Normalised log-weights [N, m] by the rule of this name."""
+    return Rule.find(rule)().log_weights(logits, log_prior.to(logits))
 
 
 def masked(log_weights: Tensor, available: Tensor | None) -> Tensor:
-    """Without the clients that are not ``available`` (bool [m]), renormalised; -inf everywhere if none is left."""
+    """Log-weights renormalised over the ``available`` clients (bool [m]); -inf for all others."""
     if available is None:
         return log_weights
     if available.shape != log_weights.shape[-1:]:
@@ -41,9 +38,10 @@ def masked(log_weights: Tensor, available: Tensor | None) -> Tensor:
 
 
 def consult(log_weights: Tensor, log_classes: Tensor, k: int | None = None) -> Tensor:
-    """Log class probabilities [N, K] of the ``k`` best clients' mixture, weights renormalised; None asks all.
+    """Log class probabilities [N, K] of the mixture of the ``k`` best clients, or of all if ``k`` is None.
 
-    ``log_classes`` [m, N, K] are the clients' own log-probabilities. k = 1 is hard routing.
+    ``log_classes`` [m, N, K] are the clients' own log-probabilities. Weights are renormalised; k = 1 is
+    hard routing.
     """
     clients = log_weights.shape[-1]
     if k is not None and not 1 <= k <= clients:
@@ -55,39 +53,24 @@ def consult(log_weights: Tensor, log_classes: Tensor, k: int | None = None) -> T
 
 
 def margins(log_weights: Tensor) -> Tensor:
-    """Difference between the two largest weights of every row; zero is a tie, which goes to the smaller number."""
+    """The difference between the two largest weights of every row. Zero is a tie, which the smaller number wins."""
     if log_weights.shape[-1] == 1:
         return log_weights[..., 0].exp()
     two = log_weights.exp().topk(2, dim=-1).values
     return two[..., 0] - two[..., 1]
 
 
-def assign(log_weights: Tensor, capacity: Tensor, available: Tensor | None = None) -> Tensor:
-    """Clients for the rows in their order, no client more often than its ``capacity``; -1 where all are full."""
-    left = capacity.clone().cpu()
-    order = masked(log_weights, available).argsort(dim=-1, descending=True, stable=True).cpu()
-    possible = masked(log_weights, available).isfinite().cpu()
-    routes = torch.full((len(log_weights),), -1, dtype=torch.int64)
-    for row in range(len(routes)):
-        for client in order[row].tolist():
-            if possible[row, client] and left[client] > 0:
-                routes[row] = client
-                left[client] -= 1
-                break
-    return routes.to(log_weights.device)
-
-
 def conformal_threshold(log_weights: Tensor, origin: Tensor, miss: float) -> float:
-    """The least weight a client may have to belong to the set, by split conformal prediction.
+    """The smallest weight of a client in the conformal set, by split conformal prediction.
 
-    If validation and new queries are exchangeable, the set holds the true client with a probability
-    of at least 1 - ``miss`` (Vovk et al., 2005). Zero, every client, where there are too few
-    validation samples to promise it.
+    If validation samples and new queries are exchangeable, the set holds the true client with a
+    probability of at least 1 - ``miss`` (Vovk et al., 2005). The threshold is zero, which admits every
+    client, where there are too few validation samples for that guarantee.
     """
     if not 0 < miss < 1:
         raise SettingError(f"miss={miss}: give a probability between 0 and 1")
     own = log_weights.gather(1, origin[:, None])[:, 0].exp().sort().values
-    rank = math.floor((len(own) + 1) * miss)  # of the weights in rising order; those below are outside the set
+    rank = math.floor((len(own) + 1) * miss)  # in ascending order; smaller weights are outside the set
     return float(own[rank - 1]) if rank >= 1 else 0.0
 
 
@@ -97,7 +80,7 @@ def conformal_set(log_weights: Tensor, threshold: float) -> Tensor:
 
 
 def client_slopes(logits: Tensor, target: Tensor, scale: float) -> ClientSums:
-    """The client's half of :func:`fit_temperature`: slope and curvature at one inverse temperature, summed."""
+    """The client's half of :func:`fit_temperature`: sums of slope and curvature at one inverse temperature."""
     z = logits.double()
     p = (scale * z).softmax(1)
     mean = (p * z).sum(1)
@@ -110,16 +93,18 @@ def client_slopes(logits: Tensor, target: Tensor, scale: float) -> ClientSums:
 
 
 def solve_temperature(slopes: Callable[[float], ClientSums], steps: int = 50, tolerance: float = 1e-12) -> float:
-    """The server's half: Newton on the added :func:`client_slopes` of whatever inverse temperature it asks for.
+    """The server's half: Newton's method on the clients' added :func:`client_slopes`.
 
-    To the samples comes one more, like them all and from any client alike: where every sample is told
-    right, certainty would otherwise grow without bound (as Platt, 1999, smooths his targets).
+    ``slopes`` returns them at an inverse temperature. One more sample is added, an average of all, which comes from
+    every client with equal probability. Without it confidence would grow without bound where every sample is
+    right (Platt, 1999, smooths his targets for the same reason).
     """
     scale = 1.0
     for _ in range(steps):
-        found = slopes(scale)
-        slope, even, bend = (float(found[key] / found["count"]) for key in ("slope", "even", "bend"))
-        slope, bend = slope + even / float(found["count"]), bend * (1 + 1 / float(found["count"]))
+        sums = slopes(scale)
+        count = float(sums["count"])
+        slope, even, bend = (float(sums[key] / sums["count"]) for key in ("slope", "even", "bend"))
+        slope, bend = slope + even / count, bend * (1 + 1 / count)
         if bend <= 0 or abs(slope) < tolerance:
             break
         scale = min(max(scale - slope / bend, scale / 2), scale * 2)
@@ -127,13 +112,13 @@ def solve_temperature(slopes: Callable[[float], ClientSums], steps: int = 50, to
 
 
 def fit_temperature(logits: Tensor, target: Tensor) -> float:
-    """The T for which softmax(logits / T) has the least loss on held-out samples and one more; convex in 1 / T."""
+    """The T at which softmax(logits / T) has the smallest loss on held-out samples and one more; convex in 1 / T."""
     return solve_temperature(lambda scale: client_slopes(logits, target, scale))
 
 
 @dataclass(frozen=True, eq=False)
 class Reliability:
-    """A reliability diagram: per bin of confidence how many samples, their mean confidence and accuracy."""
+    """A reliability diagram: number of samples, mean confidence and accuracy in each bin of confidence."""
 
     edges: Tensor
     count: Tensor
@@ -142,7 +127,7 @@ class Reliability:
 
     @property
     def error(self) -> float:
-        """Expected calibration error: the gap of the bins, weighted by their samples."""
+        """Expected calibration error: the bins' gaps between confidence and accuracy, weighted by their samples."""
         return float((self.count * (self.confidence - self.accuracy).abs()).sum() / self.count.sum())
 
     def as_dict(self) -> dict[str, Any]:
@@ -155,15 +140,15 @@ class Reliability:
 
 
 def reliability(log_weights: Tensor, target: Tensor, bins: int = 15) -> Reliability:
-    """How often the top answer is right, by how sure it was."""
-    confidence, answer = log_weights.double().exp().max(1)
-    right = (answer == target).double()
+    """How often the best client is the right one, by the router's confidence."""
+    confidence, best = log_weights.double().exp().max(1)
+    right = (best == target).double()
     place = (confidence * bins).long().clamp(0, bins - 1)
 
     def total(values: Tensor) -> Tensor:
         return torch.zeros(bins, dtype=torch.float64, device=values.device).index_add(0, place, values)
 
     count = total(torch.ones_like(confidence))
-    some = count.clamp(min=1)
+    divisor = count.clamp(min=1)
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
-    return Reliability(edges, count.cpu(), (total(confidence) / some).cpu(), (total(right) / some).cpu())
+    return Reliability(edges, count.cpu(), (total(confidence) / divisor).cpu(), (total(right) / divisor).cpu())

@@ -1,4 +1,4 @@
-"""The router: from a sample, or its features alone, to the client that should answer it."""
+"""The router: it chooses, from a sample or from its features alone, the client that should answer."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from feddrm.errors import FeddrmError, SettingError
 from feddrm.models import Net
 from feddrm.registry import nearest
 from feddrm.router.features.base import Recipe, extract
-from feddrm.router.policy import RULES, by_rule, conformal_set, margins, masked
-from feddrm.router.solver.solve import Scaler
+from feddrm.router.policy import by_rule, conformal_set, margins, masked
+from feddrm.router.solver.problem import Scaler
 
 NOBODY = -1
 ONE_SCALE = "train with one scale for all (data retina: --set normalise=common) and fit again"
-UNSURE, UNLIKE, DOWN = "unsure between clients", "unlike the training data", "no client is available"
+UNSURE, SPELLING_REMEDY, DOWN = "unsure between clients", "unlike the training data", "no client is available"
 BROKEN = "a value is missing or infinite"
 
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """Where a batch of N samples should go.
+    """The router's decision on a batch of N samples.
 
     ``client`` is a number, -1 where nobody is available; an abstaining sample still has its best
-    client. ``log_density_ratio`` [N, m] is log dP_i / dP of each client against the pooled data,
-    whoever is available. A ``margin`` of zero is a tie, which goes to the smaller number. ``within`` [N, m]
-    says which available clients belong to each sample's conformal set, where one was asked for.
+    client. ``log_density_ratio`` [N, m] is log dP_i / dP of each client against the pooled data; it does
+    not depend on who is available. A ``margin`` of zero is a tie, which the smaller number wins.
+    ``within`` [N, m] says which available clients belong to each sample's conformal set, if one was
+    requested.
     """
 
     client: Tensor
@@ -48,10 +49,11 @@ class Decision:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was learned on held-out samples: see :mod:`feddrm.router.fit.selection` for what they are held out from.
+    """Constants measured on held-out samples (see :mod:`feddrm.router.fit.selection`).
 
-    ``confidence`` has, per rule, the 101 percentiles of the largest weight; ``conformal`` the least
-    weight of a client in the set, by the probability of missing the true one.
+    ``confidence`` has, per rule, the 101 percentiles of the largest weight. ``conformal`` has, per rule and
+    probability of missing the true client, the smallest weight of a client in the set. Samples whose
+    strangeness exceeds ``unlike_above`` are unlike all training data.
     """
 
     temperature: float = 1.0
@@ -60,7 +62,7 @@ class Calibration:
     unlike_above: float = float("inf")
 
     def threshold(self, rule: str, coverage: float) -> float:
-        """The confidence that the wanted fraction of held-out samples reaches."""
+        """The confidence that this fraction of the held-out samples reaches."""
         if not 0 < coverage <= 1:
             raise SettingError(f"coverage={coverage}: give a fraction above 0, at most 1")
         if coverage == 1:
@@ -74,7 +76,7 @@ class Calibration:
         return percentiles[low] + (place - low) * (percentiles[high] - percentiles[low])
 
     def least_weight(self, rule: str, miss: float) -> float:
-        """The least weight of a client in the conformal set that misses the true one so often."""
+        """The smallest weight of a client in the conformal set that misses the true one with this probability."""
         if f"{rule}_{miss}" not in self.conformal:
             known = [name.removeprefix(f"{rule}_") for name in self.conformal if name.startswith(f"{rule}_")]
             remedy = f"choose {', '.join(known)}" if known else "fit it again"
@@ -84,10 +86,11 @@ class Calibration:
 
 @dataclass(frozen=True, eq=False)
 class Router:
-    """Names, features, and a linear density ratio model on them. ``net`` and ``leaves`` only serve raw samples.
+    """Clients' names, a recipe of features, and a linear density ratio model on them.
 
-    ``own_scales``: it was fitted on samples that every client had scaled by its own constants. Whose a raw sample
-    is, and so how to scale it, is what a router is asked: it takes network inputs and features only.
+    ``net`` and ``leaves`` compute the features of raw samples. ``own_scales`` says that every client scaled its
+    training samples by its own constants. Raw pixels cannot be scaled before they are routed then, so the router
+    takes network inputs and features only.
     """
 
     names: tuple[str, ...]
@@ -105,7 +108,7 @@ class Router:
     own_scales: bool = False
 
     def __post_init__(self) -> None:
-        # (x - mean) / scale * weight = (x - mean) * (weight / scale): one pass less per query.
+        # (x - mean) / scale * weight = (x - mean) * (weight / scale): saves one pass per query.
         object.__setattr__(self, "_folded", (self.weight / self.scaler.scale.to(self.weight)).T.contiguous())
 
     def __repr__(self) -> str:
@@ -129,7 +132,7 @@ class Router:
         )
 
     def inputs(self, x: Tensor | NDArray[Any] | Sequence[Any]) -> Tensor:
-        """Raw images (whole numbers 0..255) scaled as the network wants them; other numbers are taken as its inputs."""
+        """Network inputs: raw images (whole numbers 0..255) are scaled, other numbers are taken as they are."""
         x = _tensor(x)
         if self.shape and tuple(x.shape) == self.shape:
             raise FeddrmError(f"one sample of shape {self.shape}, the router wants a batch of them: give x[None]")
@@ -140,7 +143,7 @@ class Router:
         if self.own_scales:
             raise FeddrmError(
                 "this router takes no raw pixels: it was fitted on samples that every client scaled by its own "
-                f"constants, and whose a query is nobody knows: {ONE_SCALE}, or give network inputs (float32)"
+                f"constants, and the client of a query is unknown: {ONE_SCALE}, or give network inputs (float32)"
             )
         if x.dtype != torch.uint8 and x.numel() and not 0 <= int(x.min()) <= int(x.max()) <= 255:
             raise FeddrmError(f"pixels from {int(x.min())} to {int(x.max())}: give whole numbers 0..255")
@@ -149,8 +152,8 @@ class Router:
 
     def features(self, x: Tensor | NDArray[Any] | Sequence[Any]) -> Tensor:
         """Features [N, d] of raw samples or network inputs."""
-        found = extract(self.recipe, self.net, self.leaves, self.inputs(x))
-        return torch.cat([found[feature.name] for feature in self.recipe.features], dim=1)
+        columns = extract(self.recipe, self.net, self.leaves, self.inputs(x))
+        return torch.cat([columns[feature.name] for feature in self.recipe.features], dim=1)
 
     def logits(self, features: Tensor) -> Tensor:
         """Posterior log-odds of the clients, up to a constant per sample, calibrated."""
@@ -164,9 +167,9 @@ class Router:
         return torch.addmm(self.bias, x - self.scaler.mean.to(x), folded) / self.calibration.temperature
 
     def route(self, x: Tensor | NDArray[Any] | Sequence[Any], **options: Any) -> Decision:
-        """Decide for raw samples or network inputs [N, ...]; options as for :meth:`route_features`.
+        """Decide for raw samples or network inputs [N, ...], with the options of :meth:`route_features`.
 
-        Tensors, arrays or lists. Images are whole numbers 0..255, or floats as the network takes them.
+        ``x`` is a tensor, an array or a list. Images are whole numbers 0..255, or floats as the network takes them.
         """
         return self.route_features(self.features(x), **options)
 
@@ -181,16 +184,14 @@ class Router:
     ) -> Decision:
         """Decide for features [N, d].
 
-        ``density``: all clients alike beforehand; ``posterior``: large ones likelier. ``coverage``
-        below one abstains from the least sure, so that about that fraction is answered.
-        ``available`` names who can answer now. ``miss`` asks for the conformal set that leaves the true
-        client out with that probability (0.01, 0.05, 0.1 or 0.2).
+        ``rule`` is the name of a routing rule (:mod:`feddrm.rules`). A ``coverage`` below one abstains from
+        the least confident samples, so that about that fraction is answered. ``available`` names the
+        clients that can answer now. ``miss`` requests the conformal set that leaves the true client out
+        with that probability (0.01, 0.05, 0.1 or 0.2).
         """
-        if rule not in RULES:
-            raise SettingError(f"unknown rule '{rule}'{nearest(rule, RULES)}: choose {' or '.join(RULES)}")
         logits = self.logits(features)
-        everyone, mask = by_rule(logits, self.log_prior, rule), self._mask(available)
-        log_weights = masked(everyone, mask)
+        everyone = by_rule(logits, self.log_prior, rule)
+        log_weights = masked(everyone, self._mask(available))
         probabilities = log_weights.exp()
         top, client = probabilities.max(1)
         broken = ~features.isfinite().all(1)
@@ -198,13 +199,13 @@ class Router:
         unlike = self.strangeness(features) > self.calibration.unlike_above
         unsure = top < self.calibration.threshold(rule, coverage)
         reasons = [
-            BROKEN if bad else DOWN if down else UNLIKE if strange else UNSURE if weak else ""
+            BROKEN if bad else DOWN if down else SPELLING_REMEDY if strange else UNSURE if weak else ""
             for bad, down, strange, weak in zip(
                 broken.tolist(), nobody.tolist(), unlike.tolist(), unsure.tolist(), strict=True
             )
         ]
         within = None
-        if miss is not None:  # what was promised was promised of all clients' weights
+        if miss is not None:  # the guarantee holds for the weights of all clients
             within = conformal_set(everyone, self.calibration.least_weight(rule, miss)) & log_weights.isfinite()
         return Decision(
             client=torch.where(nobody, NOBODY, client),
@@ -217,7 +218,7 @@ class Router:
         )
 
     def strangeness(self, features: Tensor) -> Tensor:
-        """Mean square of the standardised features: one for usual samples, large for what no client has seen."""
+        """Mean square of the standardised features: about one for usual samples, large for unusual ones."""
         x = features.to(self.weight.dtype)
         return (x - self.scaler.mean.to(x)).div_(self.scaler.scale.to(x)).square_().mean(1)
 
@@ -238,4 +239,4 @@ def _tensor(x: Tensor | NDArray[Any] | Sequence[Any]) -> Tensor:
     try:
         return torch.from_numpy(np.ascontiguousarray(x))
     except (TypeError, ValueError) as error:
-        raise FeddrmError("these samples are no array of numbers: give one row, or one image, for each") from error
+        raise FeddrmError("the samples are no array of numbers: give one row, or one image, for each") from error

@@ -1,7 +1,9 @@
-"""Runs: from a federation and a method to a folder of numbers, resumable at any moment."""
+"""Runs: from a federation and a method to a folder of figures; a run can be resumed at any moment."""
 
 from feddrm.runs.config import Config, Evaluation, read_config, resolve
+from feddrm.runs.environment import hardware, versions
 from feddrm.runs.folder import RunFolder
-from feddrm.runs.run import Run, hardware, train, versions
+from feddrm.runs.run import Run
+from feddrm.runs.train import train
 
 __all__ = ["Config", "Evaluation", "Run", "RunFolder", "hardware", "read_config", "resolve", "train", "versions"]

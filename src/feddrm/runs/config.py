@@ -1,4 +1,4 @@
-"""Everything that decides a run's numbers, as one frozen value that can be written to YAML and read back."""
+"""The configuration of a run: everything that decides its numbers, as one frozen value."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from feddrm.data import Federation
 from feddrm.engine import Plan, RoundSchedule, arithmetic, engine_for
 from feddrm.errors import SettingError
 from feddrm.io.text import read_yaml
 from feddrm.methods import Method
-from feddrm.models import Model
+from feddrm.models import Model, Net
 from feddrm.registry import nearest
 from feddrm.typed_settings import typed
 
-SMALL_SIDE = 32  # images below this, and tables, are the perceptron's
+SMALL_SIDE = 32  # smaller images, and tables, get the perceptron
 TIES = ("smallest", "cuda")
 
 
@@ -27,8 +25,8 @@ TIES = ("smallest", "cuda")
 class Evaluation:
     """When and how to evaluate: every round of the last ``window``, every ``every`` rounds before.
 
-    ``also`` names the first and the last of further rounds to evaluate, all of them: the window before
-    tuning starts, where a method's clients still hold one global model.
+    ``also`` is the first and the last of further rounds that are all evaluated, for example the rounds before
+    tuning starts, in which a method's clients still share one global model.
     """
 
     window: int = 50
@@ -38,7 +36,7 @@ class Evaluation:
     also: tuple[int, int] | None = None
 
     def check(self) -> None:
-        """Refuse what cannot be."""
+        """Refuse impossible values."""
         if self.window < 1 or self.every < 1:
             raise SettingError(f"window={self.window}, every={self.every}: give at least 1")
         if self.ties not in TIES:
@@ -53,8 +51,18 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Machine:
+    """Where and how to compute; no part of the plan. ``threads`` None means as many as suit the data."""
+
+    device: str = "cpu"
+    engine: str = "auto"
+    precision: str = "auto"
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
 class Config:
-    """A run, resolved: enough to run it again."""
+    """A run's settings, all filled in: enough to run it again."""
 
     data: Mapping[str, Any]
     method: Method
@@ -71,14 +79,14 @@ class Config:
         self.plan.check()
         self.evaluation.check()
         self.method.check(self.plan.rounds)
-        self.method.phases(RoundSchedule(self.method, self.plan, 1).stage(1))  # some need two steps
+        self.method.phases(RoundSchedule(self.method, self.plan, 1).stage(1))  # some methods need two local steps
         engine_for(self.engine, self.device)
         arithmetic(self.precision, self.device)
         if self.threads < 1:
             raise SettingError(f"threads={self.threads}: give at least 1")
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, as they stand in ``config.yaml``."""
+        """The plain values that ``config.yaml`` holds."""
         return {
             "data": _plain(self.data),
             "method": {"name": self.method.name, **_plain(asdict(self.method))},
@@ -91,8 +99,11 @@ class Config:
             "threads": self.threads,
         }
 
-    def to_yaml(self) -> str:
-        return yaml.safe_dump(self.as_dict(), sort_keys=False, allow_unicode=True)
+    def build_net(self, federation: Federation) -> Net:
+        """The network before training, on the configured device."""
+        clients = len(federation) if self.method.client_branch else None
+        net = self.model.build(federation.shape, len(federation.classes), clients, self.plan.seed)
+        return net.to(self.device)
 
 
 def resolve(
@@ -101,57 +112,64 @@ def resolve(
     data: Mapping[str, Any] | None = None,
     method: str | Method = "feddrm",
     model: str | Model | Mapping[str, Any] | None = None,
-    device: str = "cpu",
-    engine: str = "auto",
-    precision: str = "auto",
-    threads: int | None = None,
     evaluation: Mapping[str, Any] | None = None,
-    **plan: Any,
+    **settings: Any,
 ) -> Config:
-    """Fill in what was not said: the paper's settings for photographs, quicker ones for small samples.
+    """Fill in the settings that were not given: the paper's for photographs, quicker ones for small samples.
 
-    ``model`` may be settings alone: they are those of the model that suits the data.
+    ``model`` may be settings without a name: they go to the model that suits the data. ``settings`` are the fields
+    of :class:`feddrm.engine.Plan` and of :class:`Machine`.
     """
+    given, machine_settings = training_settings(settings)
+    machine = Machine(**machine_settings)
     small = len(federation.shape) != 3 or min(federation.shape[1:]) < SMALL_SIDE
     suggested = Plan(rounds=40, batch_size=32, lr=0.05) if small else Plan()
     if not isinstance(model, str | Model):
-        suited = "mlp" if small else "resnet18_retina" if federation.name == "retina" else "resnet18"
-        model = Model.make(suited, **(model or {}))
-    chosen = replace(suggested, **known_fields(Plan, plan, "training"))
-    seen = known_fields(Evaluation, evaluation or {}, "evaluation")
-    window = seen.setdefault("window", min(chosen.rounds, max(5, min(50, chosen.rounds // 16))))
-    seen.setdefault("every", max(1, (chosen.rounds - window) // 20))
-    resolved = Config(
+        suitable = "mlp" if small else "resnet18_retina" if federation.name == "retina" else "resnet18"
+        model = Model.make(suitable, **(model or {}))
+    plan = replace(suggested, **given)
+    when = known_fields(Evaluation, evaluation or {}, "evaluation")
+    window = when.setdefault("window", min(plan.rounds, max(5, min(50, plan.rounds // 16))))
+    when.setdefault("every", max(1, (plan.rounds - window) // 20))
+    config = Config(
         data={"name": federation.name, **(data if data is not None else federation.settings)},
         method=Method.make(method) if isinstance(method, str) else method,
         model=Model.make(model) if isinstance(model, str) else model,
-        plan=chosen,
-        evaluation=Evaluation(**seen),
-        device=device,
-        engine=engine_for(engine, device),
-        precision=precision,
-        threads=threads if threads is not None else threads_for(small, device),
+        plan=plan,
+        evaluation=Evaluation(**when),
+        device=machine.device,
+        engine=engine_for(machine.engine, machine.device),
+        precision=machine.precision,
+        threads=machine.threads if machine.threads is not None else threads_for(small, machine.device),
     )
-    resolved.check()
-    return resolved
+    config.check()
+    return config
+
+
+def training_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings divided into fields of the plan and of the machine, typed; one that neither has is refused."""
+    names = {f.name for f in fields(Machine)}
+    plan = {key: value for key, value in settings.items() if key not in names}
+    machine = {key: value for key, value in settings.items() if key in names}
+    return known_fields(Plan, plan, "training"), typed(Machine, machine)
 
 
 def threads_for(small: bool, device: str) -> int:
     """How many clients train side by side on CPU, each on one thread.
 
-    One where the network is so small that Python, which only one thread can run, takes most of the
-    time; see docs/decisions/0001-threads.md. On a GPU the device does the spreading.
+    One if the network is small: then most of the time is spent in Python, which only one thread can run; see
+    docs/decisions/0001-threads.md. One on a GPU as well, which runs clients in parallel itself.
     """
     return 1 if small or device != "cpu" else max(1, os.cpu_count() or 1)
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A YAML file as plain settings: the form of ``config.yaml``."""
+    """The settings in a YAML file of the form of ``config.yaml``."""
     return read_yaml(path, "give an existing YAML file of 'key: value' lines")
 
 
 def known_fields(kind: type[Any], given: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """The given settings as the fields of ``kind`` want them; one it lacks is refused with the nearest name."""
+    """The given settings with the types of ``kind``'s fields; an unknown name is refused, and the nearest one named."""
     names = {f.name for f in fields(kind)}
     for key in given:
         if key not in names:

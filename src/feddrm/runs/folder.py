@@ -1,85 +1,68 @@
-"""The run folder: what is in it, written so that a crash at any moment loses no finished round."""
+"""The run folder: its files are written so that a crash at any moment loses no finished round."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-from safetensors.torch import save
-
 from feddrm.data import Federation
-from feddrm.data.summary import FACTS
-from feddrm.engine import State, load_state, save_state, write_atomically
+from feddrm.engine import State, load_state, save_state
 from feddrm.errors import FeddrmError
-from feddrm.io.atomic import locked
-from feddrm.methods import Tensors
+from feddrm.io.atomic import locked, write_atomically
+from feddrm.io.run_files import RunFiles
+from feddrm.io.tensors import join_slots, tensor_bytes
+from feddrm.io.text import json_bytes, json_line, read_json, read_json_lines, yaml_bytes
+from feddrm.methods import Slots, Tensors
 from feddrm.runs.config import Config, read_config
 
+REMEDY = "run the training again"
 
-class RunFolder:
-    """Paths and files of one run; see ARCHITECTURE.md for the layout."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-
-    @property
-    def config_file(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def metrics_file(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def summary_file(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def state_file(self) -> Path:
-        return self.path / "checkpoint" / "state.safetensors"
+class RunFolder(RunFiles):
+    """The files of one run, and how they are read and written."""
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Make the folder where there is none, and let no other process write into it meanwhile.
+        """Create the folder if there is none, and hold its lock until the end of the block.
 
-        A folder with other contents is refused. Locks end with their process.
+        A folder that holds something else is refused, and so is one that another process has locked. The
+        operating system frees the lock when the process ends.
         """
         if self.path.exists() and not self.path.is_dir():
             raise FeddrmError(f"{self.path} is a file: choose another --out")
-        checkpoint = self.state_file.parent
-        # The lock's folder is there before the configuration, be it for another process or after a crash.
-        if not self.config_file.exists() and self.path.is_dir() and any(p != checkpoint for p in self.path.iterdir()):
+        # The lock's folder is created before the configuration is written: another process, or a crash, may have
+        # left a folder with nothing else in it.
+        others = (path for path in self.path.glob("*") if path != self.checkpoint)
+        if not self.config_file.exists() and any(others):
             raise FeddrmError(f"{self.path} is not empty and no run: choose another --out")
         try:
-            checkpoint.mkdir(parents=True, exist_ok=True)
+            self.checkpoint.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise FeddrmError(f"cannot create {self.path} ({error.strerror}): choose another --out") from error
-        with locked(checkpoint / "lock") as ours:
-            if not ours:
+        with locked(self.lock_file) as acquired:
+            if not acquired:
                 raise FeddrmError(f"another process is at work in {self.path}: wait until it is done, or stop it")
             yield
 
     def open(self, config: Config, federation: Federation) -> State | None:
-        """Begin, or go on: the state to resume from, None at the start; other settings or data are refused."""
+        """The state to resume from; None at the start and for a finished run. Other settings or data are refused."""
         if self.config_file.exists():
-            self._refuse_other(config)
+            self._refuse_other_settings(config)
             self.refuse_other_data(federation, "choose another --out, or give the old data to resume it")
         else:
-            write_atomically(self.config_file, config.to_yaml().encode())
+            write_atomically(self.config_file, yaml_bytes(config.as_dict()))
         if self.summary_file.exists():
-            return None  # finished: nothing is played again, whether its checkpoint is still there or not
+            return None  # a finished run is never trained again, even if its checkpoint was deleted
         state = load_state(self.state_file, config.device) if self.state_file.exists() else None
-        self._forget_after(state.round if state else 0)
+        self._drop_metrics_after(state.round if state else 0)
         return state
 
-    def _refuse_other(self, config: Config) -> None:
-        before, now = read_config(self.config_file), yaml.safe_load(config.to_yaml())
-        # Clients side by side change no bit: a run may go on with more of them, or fewer.
+    def _refuse_other_settings(self, config: Config) -> None:
+        before, now = read_config(self.config_file), config.as_dict()
+        # The number of threads changes no bit of the result, so a run may go on with another one.
         keys = [key for key in {**before, **now} if key != "threads" and before.get(key) != now.get(key)]
         if not keys:
             return
@@ -90,24 +73,24 @@ class RunFolder:
         )
 
     def refuse_other_data(self, federation: Federation, remedy: str) -> None:
-        """Settings do not tell arrays, or a file that was edited, from what the run began with."""
-        facts = self.read_json(FACTS) or {}
-        if facts.get("digest", digest := federation.digest()) != digest:  # older runs have none
+        """Compare checksums: the settings are the same for other arrays and for a file that was edited."""
+        facts = self.read_json(self.facts_file) or {}
+        if facts.get("digest", digest := federation.digest()) != digest:  # older runs have no checksum
             raise FeddrmError(
                 f"{self.path} holds a run on other data of '{facts.get('name')}' (their checksum differs): {remedy}"
             )
 
-    def _forget_after(self, round: int) -> None:
-        """Drop lines of rounds after the checkpoint: they will be played, and written, again."""
-        kept = [entry for entry in read_lines(self.metrics_file) if entry["round"] <= round]
+    def _drop_metrics_after(self, round: int) -> None:
+        """Delete the lines of rounds after the checkpoint: these rounds are trained and written again."""
         if self.metrics_file.exists():
-            write_atomically(self.metrics_file, b"".join(_line(entry) for entry in kept))
+            lines = [json_line(entry) for entry in self.metrics() if entry["round"] <= round]
+            write_atomically(self.metrics_file, b"".join(lines))
 
     def add_metrics(self, entry: dict[str, Any]) -> None:
         """Append one evaluated round; it reaches the disk before any checkpoint that includes it."""
         try:
             with self.metrics_file.open("ab") as file:
-                file.write(_line(entry))
+                file.write(json_line(entry))
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
@@ -116,46 +99,30 @@ class RunFolder:
             ) from error
 
     def metrics(self) -> list[dict[str, Any]]:
-        return read_lines(self.metrics_file)
+        """One entry per evaluated round; a last line that a crash cut short is left out."""
+        return read_json_lines(self.metrics_file, REMEDY) if self.metrics_file.exists() else []
 
     def save(self, state: State) -> None:
+        """Write the checkpoint."""
         save_state(self.state_file, state)
 
-    def write_json(self, name: str, value: Any) -> None:
-        write_atomically(self.path / name, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+    def summary(self) -> dict[str, Any] | None:
+        """The content of ``summary.json``; None until the run is finished."""
+        return self.read_json(self.summary_file)
 
-    def read_json(self, name: str) -> Any:
-        try:
-            return json.loads((self.path / name).read_text())
-        except FileNotFoundError:
-            return None
-        except (OSError, json.JSONDecodeError) as error:
-            raise FeddrmError(f"cannot read {self.path / name} ({error}): run the training again") from error
+    def write_json(self, file: Path, value: Any) -> None:
+        """Write one of the run's JSON files."""
+        write_atomically(file, json_bytes(value))
 
-    def publish(self, shared: Tensors, private: dict[str, Tensors]) -> None:
-        """Part what the server may hold (``router/``) from what only each client may (``clients/<name>/``)."""
-        parts = {self.path / "router" / "shared.safetensors": shared}
-        parts |= {self.path / "clients" / name / "private.safetensors": leaves for name, leaves in private.items()}
-        for path, leaves in parts.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            plain = {leaf: value.detach().cpu().contiguous().clone() for leaf, value in leaves.items()}
-            write_atomically(path, save(plain), private=leaves is not shared)
+    def read_json(self, file: Path) -> dict[str, Any] | None:
+        """Read one of the run's JSON files; None if there is none."""
+        return read_json(file, REMEDY) if file.exists() else None
 
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The complete lines of a JSON-lines file; a last line cut off by a crash is left out."""
-    if not path.exists():
-        return []
-    entries = []
-    for line in path.read_bytes().split(b"\n"):
-        if not line:
-            continue
-        try:
-            entries.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return entries
-
-
-def _line(entry: dict[str, Any]) -> bytes:
-    return json.dumps(entry, ensure_ascii=False).encode() + b"\n"
+    def publish(self, shared: Tensors, private: Mapping[str, Slots]) -> None:
+        """Write what the server may hold into ``router/`` and each client's private slots into ``clients/<name>/``."""
+        self.router.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.shared_file, tensor_bytes(shared))
+        for name, slots in private.items():
+            client = self.client(name)
+            client.path.mkdir(parents=True, exist_ok=True)
+            write_atomically(client.private_file, tensor_bytes(join_slots(slots)), private=True)

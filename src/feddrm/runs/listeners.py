@@ -1,4 +1,4 @@
-"""Listeners to a training: what is called after every round."""
+"""Listeners to a training: functions that are called after every round."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from feddrm.engine import RoundResult
 from feddrm.errors import FeddrmError
 from feddrm.progress import progress_bar
 
-OnRound = Callable[[RoundResult, dict[str, Any] | None, int], None]  # the round, its metrics if evaluated, of how many
+# Called with the round, its metrics (None if it was not evaluated) and the number of rounds in all.
+OnRound = Callable[[RoundResult, dict[str, Any] | None, int], None]
 
 
 @contextmanager
-def shown(title: str, wanted: bool = True) -> Iterator[OnRound | None]:
-    """A bar on a terminal, a line now and then elsewhere; where asked for."""
+def progress_listener(title: str, wanted: bool = True) -> Iterator[OnRound | None]:
+    """Show progress on standard error: a bar on a terminal, a line now and then elsewhere. None if not wanted."""
     if not wanted:
         yield None
         return
     with progress_bar(title) as advance:
 
-        def on_round(played: RoundResult, metrics: dict[str, Any] | None, rounds: int) -> None:
-            notes = [] if played.loss is None else [f"loss {played.loss:.3f}"]
+        def show(result: RoundResult, metrics: dict[str, Any] | None, rounds: int) -> None:
+            notes = [] if result.loss is None else [f"loss {result.loss:.3f}"]
             if metrics:
                 notes.append(f"average accuracy {100 * metrics['average_accuracy']:.1f} %")
-            advance(played.state.round, rounds, ", ".join(notes), metrics is not None)
+            advance(result.state.round, rounds, ", ".join(notes), metrics is not None)
 
-        yield on_round
+        yield show
 
 
 @contextmanager
-def tracked(folder: Path, wanted: bool) -> Iterator[OnRound | None]:
-    """TensorBoard scalars under ``tensorboard/``, where asked for."""
+def tensorboard_listener(folder: Path, wanted: bool) -> Iterator[OnRound | None]:
+    """Write TensorBoard scalars into a folder. None if not wanted."""
     if not wanted:
         yield None
         return
@@ -41,18 +42,19 @@ def tracked(folder: Path, wanted: bool) -> Iterator[OnRound | None]:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise FeddrmError("tracking needs TensorBoard: pip install 'feddrm[track]'") from error
-    with SummaryWriter(str(folder / "tensorboard")) as writer:
+    with SummaryWriter(str(folder)) as writer:
 
-        def write(played: RoundResult, metrics: dict[str, Any] | None, rounds: int) -> None:  # noqa: ARG001
-            scalars = {"lr": played.lr, "loss": played.loss, **_flat(metrics or {})}
+        def write(result: RoundResult, metrics: dict[str, Any] | None, rounds: int) -> None:  # noqa: ARG001
+            scalars = {"lr": result.lr, "loss": result.loss, **_flat(metrics or {})}
             for name, value in scalars.items():
                 if isinstance(value, int | float):
-                    writer.add_scalar(name, value, played.state.round)
+                    writer.add_scalar(name, value, result.state.round)
 
         yield write
 
 
 def _flat(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The accuracies in one dictionary, with names such as ``system_accuracy/vote``."""
     out: dict[str, Any] = {}
     for key, value in metrics.items():
         if isinstance(value, Mapping):

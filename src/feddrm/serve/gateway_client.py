@@ -44,6 +44,7 @@ class GatewayClient:
         self.close()
 
     def close(self) -> None:
+        """Close the connections to the gateway."""
         self._http.close()
 
     def route(self, x: Any = None, *, features: Any = None, **options: Any) -> list[dict[str, Any]]:

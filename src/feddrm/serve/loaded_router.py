@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from feddrm.engine.kernels import largest_product
 from feddrm.errors import FeddrmError
 from feddrm.router import Decision, Router, load_router, read_manifest
 from feddrm.router.artifact import MANIFEST
-from feddrm.runs.run import largest_product
 from feddrm.serve.batching import Batcher, compute_in_groups
 from feddrm.serve.http.decode import InputSpec
 from feddrm.serve.settings import GatewaySettings
 from feddrm.serve.telemetry.metrics import Metrics
-from feddrm.threads import small_products
+from feddrm.threads import without_onednn_if_small
 
 
 class RouterQuery(NamedTuple):
@@ -115,7 +115,7 @@ class LoadedRouter:
         largest = rows * router.weight.numel() if net is None else largest_product(net, rows)
 
         def compute(queries: Sequence[RouterQuery]) -> list[Decisions]:
-            with small_products(largest):
+            with without_onednn_if_small(largest):
                 answers = decide(router, queries)
             clients = [client for decisions in answers for client in decisions.client.tolist()]
             reasons = [reason for decisions in answers for reason in decisions.reason]

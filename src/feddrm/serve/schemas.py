@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from feddrm.rules import RuleName
+
 FORMATS = ("png", "jpeg", "bmp", "webp", "gif", "tiff", "x-portable-anymap")
 PICTURE_TYPES = tuple(f"image/{name}" for name in FORMATS)  # content types of the picture files that are read
 Kind = Literal["inputs", "features"]
@@ -19,7 +21,7 @@ class Options(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    rule: Literal["density", "posterior"] | None = Field(default=None, description="all clients alike, or by size")
+    rule: RuleName | None = Field(default=None, description="all clients alike, or by size")
     coverage: Annotated[float, Field(gt=0, le=1)] | None = Field(default=None, description="abstain from the rest")
     without: tuple[str, ...] = Field(default=(), max_length=1024, description="clients that must not be asked")
 

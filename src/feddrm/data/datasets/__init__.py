@@ -1,1 +1,1 @@
-"""The datasets that can be loaded by name."""
+"""Datasets by name. Each is a frozen dataclass of settings that loads a federation."""

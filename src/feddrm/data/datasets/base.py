@@ -1,4 +1,4 @@
-"""A dataset is a frozen set of settings that can be loaded into a Federation."""
+"""Datasets: frozen settings that can be loaded into a federation."""
 
 from __future__ import annotations
 
@@ -10,44 +10,45 @@ from feddrm.data.federation import Federation
 from feddrm.data.partition import PARTITIONS
 from feddrm.data.shift import SHIFTS
 from feddrm.errors import SettingError
-from feddrm.registry import Named, nearest
+from feddrm.registry import Named, check_choice
 
 
 @dataclass(frozen=True)
 class Dataset(Named, ABC):
-    """Constructors store settings and do nothing; ``check`` refuses what cannot be, ``load`` reads."""
+    """The settings of a dataset. The constructor only stores them; ``check`` checks them, ``load`` reads the data."""
 
     seed: int = 2025
 
     def check(self) -> None:
-        """Refuse impossible settings before anything is read."""
+        """Raise an error if a setting is impossible, before any file is read."""
         if self.seed < 0 or self.seed >= 2**32:
             raise SettingError(f"seed {self.seed} is out of range: give one from 0 to {2**32 - 1}")
 
     @abstractmethod
     def load(self) -> Federation:
-        """Read, divide and check the data."""
+        """Read the data, divide them among the clients, and check them."""
 
     def settings(self) -> dict[str, Any]:
-        """What the federation was made with: enough to make it again."""
+        """The settings that load the same federation again."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class FileDataset(Dataset, ABC):
-    """A dataset whose files must be found, or downloaded where allowed."""
+    """A dataset in files, which are searched for, or downloaded if ``download`` is set."""
 
     data_dir: str | None = None
     download: bool = False
 
     def settings(self) -> dict[str, Any]:
-        own = super().settings()
-        return {key: own[key] for key in own if key not in {"data_dir", "download"}}
+        """The settings without ``data_dir`` and ``download``: they change where the files are, not what they hold."""
+        settings = super().settings()
+        return {key: value for key, value in settings.items() if key not in {"data_dir", "download"}}
 
 
 @dataclass(frozen=True)
 class DividedDataset(Dataset, ABC):
-    """One pool of samples, divided among clients by label and shifted per client."""
+    """A dataset of one pool of samples, divided among the clients by label, with a shift for each client."""
 
     clients: int = 8
     partition: str = "dirichlet"
@@ -56,23 +57,22 @@ class DividedDataset(Dataset, ABC):
     shift: str = "high"
 
     def check(self) -> None:
+        """Raise an error if the division or the shift is impossible."""
         super().check()
         if self.clients < 2:
             raise SettingError(f"clients={self.clients}: a federation needs at least two")
-        if self.partition not in PARTITIONS:
-            known = ", ".join(PARTITIONS)
-            raise SettingError(f"unknown partition '{self.partition}'{nearest(self.partition, PARTITIONS)} ({known})")
+        check_choice("partition", self.partition, PARTITIONS)
         if not 0 < self.alpha < float("inf"):
             raise SettingError(f"alpha={self.alpha}: the Dirichlet parameter must be positive (the paper: 0.3)")
         if self.shards < 1:
             raise SettingError(f"shards={self.shards}: every client needs at least one")
-        if self.shift not in SHIFTS:
-            raise SettingError(f"unknown shift '{self.shift}'{nearest(self.shift, SHIFTS)} ({', '.join(SHIFTS)})")
+        check_choice("shift", self.shift, SHIFTS)
 
     def settings(self) -> dict[str, Any]:
-        own = super().settings()
+        """The settings without those that the partition does not use."""
+        settings = super().settings()
         unused = {"dirichlet": {"shards"}, "shards": {"alpha"}, "iid": {"alpha", "shards"}}[self.partition]
-        return {key: own[key] for key in own if key not in unused}
+        return {key: value for key, value in settings.items() if key not in unused}
 
 
 def load(name: str, /, **settings: Any) -> Federation:

@@ -1,4 +1,4 @@
-"""CIFAR-10, CIFAR-100 and its 20 superclasses, pooled (train then test) and divided again."""
+"""CIFAR-10, CIFAR-100 and its 20 superclasses; training and test images are pooled and divided again."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from feddrm.data.client import Client, Split
 from feddrm.data.crop import RandomResizedCrop, column_first
 from feddrm.data.datasets import data_files
 from feddrm.data.datasets.base import DividedDataset, FileDataset
 from feddrm.data.datasets.cifar_names import CIFAR10, CIFAR20, CIFAR100
-from feddrm.data.federation import Client, Federation, Split
+from feddrm.data.federation import Federation
 from feddrm.data.partition import partition
 from feddrm.data.shift import colour_shifts
 from feddrm.data.view import View
-from feddrm.errors import FeddrmError, SettingError
-from feddrm.io.atomic import BROKEN_NPZ
+from feddrm.errors import FeddrmError
+from feddrm.io.tensors import BROKEN_NPZ
+from feddrm.registry import check_choice
 
 SIDE = 32
 IMAGES = 60_000
 HOME = "https://www.cs.toronto.edu/~kriz"
-DECODERS = 2  # threads: Pillow lets go of the interpreter while it decodes
+DECODERS = 2  # threads; Pillow releases the interpreter's lock while it decodes
 
 Bytes = NDArray[np.uint8]
 
 
 class Origin(NamedTuple):
-    """One of the two official collections: what its files are called, and what they must contain."""
+    """One of the two official collections: the names of its files, and the checksum of their content."""
 
     packed: str
     folder: str
@@ -46,7 +48,7 @@ class Origin(NamedTuple):
     archive: data_files.Remote
     pickled: tuple[str, str]
     label_bytes: int
-    sha256: str  # of Pool.sha256
+    sha256: str  # as CifarPool.sha256 computes it
 
 
 TEN = Origin(
@@ -69,8 +71,8 @@ HUNDRED = Origin(
 )
 
 
-class Pool(NamedTuple):
-    """All images [n, 32, 32, 3] with their labels; ``coarse`` is None where there is one kind only."""
+class CifarPool(NamedTuple):
+    """All images [n, 32, 32, 3] with their labels. ``coarse`` is None for CIFAR-10."""
 
     images: Bytes
     fine: NDArray[np.int64]
@@ -78,7 +80,7 @@ class Pool(NamedTuple):
     source: str
 
     def sha256(self) -> str:
-        """Of all images, then all labels, fine before coarse, a byte each."""
+        """The checksum of all images, then all fine labels, then all coarse labels, one byte each."""
         digest = hashlib.sha256(self.images.data)
         for labels in (self.fine, self.coarse):
             if labels is not None:
@@ -88,7 +90,7 @@ class Pool(NamedTuple):
 
 @dataclass(frozen=True)
 class Cifar(DividedDataset, FileDataset, ABC):
-    """The three CIFAR federations: colour shift per client, random crop at every access."""
+    """A CIFAR dataset: every client has its own colour shift, and every access a random crop."""
 
     origin: ClassVar[Origin]
     names: ClassVar[tuple[str, ...]]
@@ -107,16 +109,16 @@ class Cifar(DividedDataset, FileDataset, ABC):
         x = torch.from_numpy(pool.images).permute(0, 3, 1, 2)
         y = torch.from_numpy(labels)
 
-        def take(index: NDArray[np.int64]) -> Split:
-            chosen = torch.from_numpy(index)
-            return Split(column_first(x[chosen]), y[chosen])
+        def split(indices: NDArray[np.int64]) -> Split:
+            index = torch.from_numpy(indices)
+            return Split(column_first(x[index]), y[index])
 
         views = [View(shift) for shift in colour_shifts(self.shift, self.clients)]
         first = [int(np.flatnonzero(labels == k)[0]) for k in range(min(8, len(self.names)))]
         return Federation(
             name=self.name,
             clients=tuple(
-                Client(f"client-{i}", take(train), take(test), view, str(view.shift or "none"))
+                Client(f"client-{i}", split(train), split(test), view, str(view.shift or "none"))
                 for i, ((train, test), view) in enumerate(zip(parts, views, strict=True))
             ),
             classes=self.names,
@@ -126,12 +128,12 @@ class Cifar(DividedDataset, FileDataset, ABC):
             settings=self.settings(),
         )
 
-    def labels(self, pool: Pool) -> NDArray[np.int64]:
-        """What is to be predicted."""
+    def labels(self, pool: CifarPool) -> NDArray[np.int64]:
+        """The labels to predict."""
         return pool.fine
 
-    def partition_labels(self, pool: Pool) -> NDArray[np.int64]:
-        """What the division among clients goes by."""
+    def partition_labels(self, pool: CifarPool) -> NDArray[np.int64]:
+        """The labels by which samples are divided among the clients."""
         return self.labels(pool)
 
 
@@ -166,72 +168,71 @@ class Cifar20(Cifar):
 
     def check(self) -> None:
         super().check()
-        if self.divide_by not in {"fine", "coarse"}:
-            raise SettingError(f"divide_by='{self.divide_by}': choose 'fine' (as the paper did) or 'coarse'")
+        check_choice("divide_by", self.divide_by, ("fine", "coarse"))
 
-    def labels(self, pool: Pool) -> NDArray[np.int64]:
+    def labels(self, pool: CifarPool) -> NDArray[np.int64]:
         assert pool.coarse is not None
         return pool.coarse
 
-    def partition_labels(self, pool: Pool) -> NDArray[np.int64]:
+    def partition_labels(self, pool: CifarPool) -> NDArray[np.int64]:
         return pool.fine if self.divide_by == "fine" else self.labels(pool)
 
 
-def read_pool(origin: Origin, *, data_dir: str | None, download: bool) -> Pool:
-    """All 60,000 images, from packed files or the official binary archive, checked byte for byte."""
+def read_pool(origin: Origin, *, data_dir: str | None, download: bool) -> CifarPool:
+    """All 60,000 images, from packed files or from the official binary archive, with their checksum verified."""
     packed = tuple(f"{origin.packed}_{i}.npz" for i in (0, 1))
     alternatives = (packed, (origin.archive.filename,), (origin.folder,))
     if not download and data_files.find(alternatives, data_dir) is None:
         for name in origin.pickled:
-            if found := data_files.find([(name,)], data_dir):
+            if paths := data_files.find([(name,)], data_dir):
                 raise FeddrmError(
-                    f"{found[0]} is the pickled form, which could run code when read: "
+                    f"{paths[0]} is the pickled form, which could run code when read: "
                     f"use the binary form {origin.archive.url} (or --download)"
                 )
     paths = data_files.obtain(origin.packed, alternatives, [origin.archive], data_dir=data_dir, download=download)
     pool = _read_packed(paths, origin) if paths[0].suffix == ".npz" else _read_binary(paths[0], origin)
-    if (got := pool.sha256()) != origin.sha256:
+    if (sha256 := pool.sha256()) != origin.sha256:
         raise FeddrmError(
-            f"images and labels in {', '.join(map(str, paths))} have sha256 {got[:12]}..., expected "
+            f"images and labels in {', '.join(map(str, paths))} have sha256 {sha256[:12]}..., expected "
             f"{origin.sha256[:12]}...: remove them and fetch them again"
         )
     return pool
 
 
-def _read_packed(paths: list[Path], origin: Origin) -> Pool:
-    """Lossless WebPs one after another, each a column of images; see the README's data section."""
+def _read_packed(paths: list[Path], origin: Origin) -> CifarPool:
+    """Read .npz files of lossless WebP images, each a column of images; see the README's data section."""
     images = np.empty((IMAGES, SIDE, SIDE, 3), dtype=np.uint8)
     fine, coarse = np.empty(IMAGES, dtype=np.int64), np.empty(IMAGES, dtype=np.int64)
-    labels = ("y",) if origin.label_bytes == 1 else ("fine", "coarse")
+    label_names = ("y",) if origin.label_bytes == 1 else ("fine", "coarse")
     filled = 0
     for path in paths:
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as part:
-                blob, off, start = part["blob"].tobytes(), part["off"], int(part["start"])
-                ys = [part[key].astype(np.int64) for key in labels]
-            with ThreadPoolExecutor(DECODERS) as pool:
-                columns = pool.map(_decode, [blob[a:b] for a, b in pairwise(off)])
+                blob, offsets, start = part["blob"].tobytes(), part["off"], int(part["start"])
+                labels = [part[name].astype(np.int64) for name in label_names]
+            with ThreadPoolExecutor(DECODERS) as executor:
+                columns = executor.map(_decode, [blob[a:b] for a, b in pairwise(offsets)])
                 end = start
                 for column in columns:
                     images[end : end + len(column)] = column
                     end += len(column)
-            fine[start:end] = ys[0]
-            coarse[start:end] = ys[-1]
+            fine[start:end] = labels[0]
+            coarse[start:end] = labels[-1]
         except BROKEN_NPZ as error:
             raise FeddrmError(f"cannot read {path} ({error}): fetch it again") from error
         filled += end - start
     if filled != IMAGES:
         raise FeddrmError(f"{paths[0].parent} holds {filled} images of {origin.packed}, not {IMAGES}: fetch them again")
-    return Pool(images, fine, coarse if len(labels) == 2 else None, f"{paths[0].parent} (packed files)")
+    return CifarPool(images, fine, coarse if len(label_names) == 2 else None, f"{paths[0].parent} (packed files)")
 
 
 def _decode(webp: bytes) -> Bytes:
-    with Image.open(io.BytesIO(webp)) as picture:
-        return np.asarray(picture.convert("RGB")).reshape(-1, SIDE, SIDE, 3)
+    with Image.open(io.BytesIO(webp)) as image:
+        return np.asarray(image.convert("RGB")).reshape(-1, SIDE, SIDE, 3)
 
 
-def _read_binary(path: Path, origin: Origin) -> Pool:
-    """The official records: one or two label bytes (coarse, fine), then red, green and blue planes."""
+def _read_binary(path: Path, origin: Origin) -> CifarPool:
+    """Read the official records: one or two label bytes (coarse, fine), then the red, green and blue planes."""
     try:
         record = origin.label_bytes + 3 * SIDE * SIDE
         parts = [np.frombuffer(part, np.uint8).reshape(-1, record) for part in _binary_parts(path, origin)]
@@ -240,10 +241,12 @@ def _read_binary(path: Path, origin: Origin) -> Pool:
         raise FeddrmError(f"cannot read {path} ({error}): fetch {origin.archive.url} again") from error
     labels, planes = records[:, : origin.label_bytes].astype(np.int64), records[:, origin.label_bytes :]
     images = np.ascontiguousarray(planes.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1))
-    return Pool(images, labels[:, -1], labels[:, 0] if origin.label_bytes == 2 else None, f"{path} (official files)")
+    coarse = labels[:, 0] if origin.label_bytes == 2 else None
+    return CifarPool(images, labels[:, -1], coarse, f"{path} (official files)")
 
 
 def _binary_parts(path: Path, origin: Origin) -> Iterator[bytes]:
+    """The contents of the binary files, from a folder or from the archive."""
     if path.is_dir():
         for name in origin.parts:
             yield (path / name).read_bytes()

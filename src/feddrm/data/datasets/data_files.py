@@ -1,4 +1,4 @@
-"""Where dataset files are looked for, and how they are fetched when that is allowed."""
+"""Dataset files: the folders where they are searched, and their download."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLOCK = 1 << 18
 
 @dataclass(frozen=True)
 class Remote:
-    """A file on the network, trusted only if its checksum agrees."""
+    """A file to download, and the checksum that it must have."""
 
     url: str
     md5: str
@@ -33,22 +33,22 @@ class Remote:
 
 
 def cache_folder() -> Path:
-    """Where downloads go: FEDDRM_CACHE, or feddrm under the user's cache folder."""
-    if own := os.environ.get("FEDDRM_CACHE"):
-        return Path(own)
+    """The folder for downloads: FEDDRM_CACHE, or feddrm in the user's cache folder."""
+    if folder := os.environ.get("FEDDRM_CACHE"):
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "feddrm"
 
 
 def search_folders(data_dir: str | Path | None) -> list[Path]:
-    """Folders to look in, in order: the one asked for, FEDDRM_DATA, the per-user cache."""
+    """The folders to search, in order: ``data_dir``, FEDDRM_DATA, the user's cache."""
     if data_dir is not None and not Path(data_dir).is_dir():
         raise FeddrmError(f"data folder '{data_dir}' does not exist: give an existing folder or leave it out")
-    named = [Path(p) for p in (data_dir, os.environ.get("FEDDRM_DATA")) if p]
-    return [*named, cache_folder()]
+    given = [Path(p) for p in (data_dir, os.environ.get("FEDDRM_DATA")) if p]
+    return [*given, cache_folder()]
 
 
 def find(alternatives: Sequence[Sequence[str]], data_dir: str | Path | None) -> list[Path] | None:
-    """The first complete set of files, trying each folder with each set in turn."""
+    """The first complete set of files: in each folder, each set of ``alternatives`` is tried in turn."""
     for folder in search_folders(data_dir):
         for names in alternatives:
             paths = [folder / name for name in names]
@@ -65,24 +65,24 @@ def obtain(
     data_dir: str | Path | None,
     download: bool,
 ) -> list[Path]:
-    """Find a dataset's files, fetch them where allowed, or say in one line what to do."""
-    if found := find(alternatives, data_dir):
-        return found
+    """Find a dataset's files, or download them if that is allowed; otherwise the error says what to do."""
+    if paths := find(alternatives, data_dir):
+        return paths
     if download and remotes:
         target = Path(data_dir) if data_dir is not None else cache_folder()
         return [fetch(remote, target) for remote in remotes]
-    looked = ", ".join(str(f) for f in search_folders(data_dir))
-    wanted = " or ".join(" + ".join(names) for names in alternatives)
-    remedy = f"put {wanted} into one of them (or point --data-dir or FEDDRM_DATA at it)"
+    folders = ", ".join(str(f) for f in search_folders(data_dir))
+    files = " or ".join(" + ".join(names) for names in alternatives)
+    remedy = f"put {files} into one of them (or point --data-dir or FEDDRM_DATA at it)"
     if remotes:
         remedy += f", or allow the download with --download ({remotes[0].url})"
-    raise FeddrmError(f"no files of '{dataset}' in {looked}: {remedy}")
+    raise FeddrmError(f"no files of '{dataset}' in {folders}: {remedy}")
 
 
 def fetch(remote: Remote, folder: Path) -> Path:
-    """Download with a progress bar; an interrupted one goes on where it stopped.
+    """Download a file with a progress bar. An interrupted download continues where it stopped.
 
-    The file appears under its own name only when it is complete and its checksum agrees.
+    The file gets its own name only when it is complete and its checksum is right.
     """
     target = folder / remote.filename
     part = target.with_name(target.name + ".part")
@@ -101,10 +101,10 @@ def fetch(remote: Remote, folder: Path) -> Path:
         raise FeddrmError(
             f"could not write {error.filename or part} ({error.strerror}): free it or choose another --data-dir"
         ) from error
-    if (got := file_md5(part)) != remote.md5:
+    if (md5 := file_md5(part)) != remote.md5:
         part.unlink()
         raise FeddrmError(
-            f"{remote.url} arrived with md5 {got}, expected {remote.md5}: it was removed; run again, "
+            f"{remote.url} arrived with md5 {md5}, expected {remote.md5}: it was removed; run again, "
             f"or put the official {remote.filename} into {folder}"
         )
     part.replace(target)
@@ -112,27 +112,27 @@ def fetch(remote: Remote, folder: Path) -> Path:
 
 
 def file_md5(path: Path) -> str:
-    """The checksum under which the official sites publish their files."""
+    """The MD5 checksum of a file, as the official sites publish it."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def _receive(url: str, part: Path) -> None:
-    have = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    start = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
     try:
         response = urllib.request.urlopen(request, timeout=60)
     except urllib.error.HTTPError as error:
-        if error.code == 416:  # nothing left to send: the checksum decides
+        if error.code == 416:  # the server has no more bytes; the checksum then decides
             return
         raise
     with response:
         resumed = response.status == 206
-        have = have if resumed else 0
+        start = start if resumed else 0
         length = response.headers.get("Content-Length")
-        total = int(length) + have if length else None
+        total = int(length) + start if length else None
         with _progress() as bar, part.open("ab" if resumed else "wb") as file:
-            task = bar.add_task(part.name.removesuffix(".part"), total=total, completed=have)
+            task = bar.add_task(part.name.removesuffix(".part"), total=total, completed=start)
             while block := response.read(BLOCK):
                 file.write(block)
                 bar.advance(task, len(block))

@@ -1,9 +1,10 @@
-"""scikit-learn's bundled handwritten digits seen by eight visibly different scanners.
+"""Digits: scikit-learn's bundled handwritten digits, scanned by eight very different scanners.
 
-The embedded default: no download, seconds on a laptop. The scanners are strong on purpose. With
-mild ones a plain global model is nearly always right and guiding queries has nothing to win.
-These turn, fade, invert and roughen the page, so that a digit is ambiguous by itself (a six here is
-a nine there), and knowing whose it is settles it. Labels are untouched.
+This is the default dataset: it needs no download and trains in seconds on a laptop. The scanners are
+strong on purpose. With mild scanners a global model is nearly always right, and routing cannot improve
+on it. These scanners turn, fade and invert the page and add noise, so that a digit by itself is
+ambiguous (a six of one client looks like a nine of another), and its origin decides. Labels stay the
+same.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from feddrm.data.client import Client, Split
 from feddrm.data.datasets.base import DividedDataset
-from feddrm.data.federation import Client, Federation, Split
+from feddrm.data.federation import Federation
 from feddrm.data.partition import partition
 from feddrm.data.view import View
-from feddrm.errors import SettingError
+from feddrm.registry import check_choice
 
 Images = NDArray[np.float64]
 
@@ -28,9 +30,9 @@ STRENGTH = {"none": 0.0, "low": 0.35, "mid": 0.7, "high": 1.0}
 
 @dataclass(frozen=True)
 class Scanner:
-    """What a scanner does, in this order: turn, blur, gamma, contrast, invert, add noise.
+    """A scanner. It turns, blurs, applies gamma and contrast, inverts, and adds noise, in this order.
 
-    Grey values run from 0 (paper) to 1 (ink). ``contrast`` shrinks them around ``level``.
+    Grey values go from 0 (paper) to 1 (ink). ``contrast`` shrinks them around ``level``.
     """
 
     name: str
@@ -43,8 +45,8 @@ class Scanner:
     noise: float = 0.0
 
     def __call__(self, images: Images, strength: float, rng: np.random.Generator) -> NDArray[np.uint8]:
-        """Scan [n, height, width] images; ``strength`` 0 returns them as they are, 1 is the full effect."""
-        from scipy import ndimage  # slow to import: only the digits wait for it
+        """Scan images [n, height, width]. A ``strength`` of 0 changes nothing, 1 is the full effect."""
+        from scipy import ndimage  # here, because it is slow to import and no other dataset needs it
 
         x = images
         if self.rotation:
@@ -60,7 +62,7 @@ class Scanner:
         return scanned
 
     def describe(self, strength: float) -> str:
-        """The effect in words, for tables."""
+        """The effect in words."""
         if strength == 0:
             return "none"
         words = [
@@ -94,11 +96,10 @@ class Digits(DividedDataset):
 
     def check(self) -> None:
         super().check()
-        if self.shift not in STRENGTH:
-            raise SettingError(f"digits have no shift '{self.shift}': choose one of {', '.join(STRENGTH)}")
+        check_choice("shift of digits", self.shift, STRENGTH)
 
     def load(self) -> Federation:
-        from sklearn.datasets import load_digits  # the same
+        from sklearn.datasets import load_digits  # here, because it is slow to import
 
         bundle = load_digits()
         images, labels = bundle.images / 16.0, bundle.target.astype(np.int64)
@@ -109,14 +110,14 @@ class Digits(DividedDataset):
         examples = images[[int(np.flatnonzero(labels == k)[0]) for k in range(8)]]
         clients, gallery = [], []
         for i, (train, test) in enumerate(parts):
-            scanner, again = SCANNERS[i % len(SCANNERS)], i // len(SCANNERS)
+            scanner, repetition = SCANNERS[i % len(SCANNERS)], i // len(SCANNERS)
             rng = np.random.default_rng((self.seed, i))
 
             def scan(x: Images, scanner: Scanner = scanner, rng: np.random.Generator = rng) -> torch.Tensor:
                 return torch.from_numpy(scanner(x, strength, rng))[:, None]
 
             splits = [Split(scan(images[index]), torch.from_numpy(labels[index])) for index in (train, test)]
-            name = scanner.name if again == 0 else f"{scanner.name}-{again + 1}"
+            name = scanner.name if repetition == 0 else f"{scanner.name}-{repetition + 1}"
             clients.append(Client(name, splits[0], splits[1], View(), scanner.describe(strength)))
             gallery.append(scan(examples))
         return Federation(

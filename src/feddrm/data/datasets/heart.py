@@ -1,15 +1,15 @@
-"""UCI Heart Disease: four hospitals with the same question and very different records.
+"""UCI Heart Disease: patients of four hospitals that measured different things.
 
 Detrano et al., "International application of a new probability algorithm for the diagnosis of
 coronary artery disease", Am. J. Cardiol. 64 (1989); the processed files, CC BY 4.0.
 
-Whole columns are missing in some hospitals, and what is missing says much about where a patient
-was seen. So nothing is hidden: a column that can be missing has an indicator beside it. Zero
-cholesterol or blood pressure is impossible in a living patient and stands for "not measured" (all
-of Switzerland's cholesterol): it counts as missing.
+Whole columns are missing in some hospitals, and the missing values say much about the hospital of a
+patient. Therefore every column that can be missing has an indicator column beside it. A cholesterol or
+blood pressure of zero is impossible in a living patient. It means "not measured" (all of Switzerland's
+cholesterol), and counts as missing.
 
-Numbers are scaled by constants that every hospital shares, never by statistics, so no hospital
-learns anything about another and a query can be encoded before its origin is known.
+Numbers are scaled by constants that all hospitals share, not by statistics. No hospital learns anything
+about another, and a query can be encoded before its origin is known.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from feddrm.data.client import Client, Split
 from feddrm.data.datasets.base import FileDataset
 from feddrm.data.datasets.data_files import Remote, file_md5, obtain
-from feddrm.data.federation import Client, Federation, Split
+from feddrm.data.federation import Federation
 from feddrm.data.partition import Indices, split
-from feddrm.errors import FeddrmError, SettingError
-from feddrm.registry import nearest
+from feddrm.errors import FeddrmError
+from feddrm.registry import check_choice
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 MD5 = (
@@ -43,7 +44,7 @@ IMPUTE = ("client", "common")
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the files: a number with its scale, or a code that is one of ``codes``."""
+    """A column of the files: a number with its centre and scale, or one of several ``codes``."""
 
     name: str
     centre: float = 0.0
@@ -54,7 +55,7 @@ class Column:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of what it is encoded to: itself, or one column per code where there are more than two."""
+        """The names of its encoded columns: one column, or one per code if there are more than two codes."""
         return tuple(f"{self.name}_{code}" for code in self.codes) if len(self.codes) > 2 else (self.name,)
 
 
@@ -85,10 +86,10 @@ Rows = NDArray[np.float64]
 class Heart(FileDataset):
     """UCI Heart Disease: 920 patients of four hospitals, 13 measurements, many missing.
 
-    ``impute="client"`` fills what is missing from the hospital's own training data; ``"common"``
-    puts the centre of the scale there for everyone. The first suits a model that a hospital applies
-    to its own patients; but imputed values differ between hospitals, so only the second encodes a
-    query without knowing where it comes from.
+    ``impute="client"`` fills missing values from the hospital's own training samples. ``"common"`` uses
+    the centre of the scale for all hospitals. The first suits a model that a hospital applies to its own
+    patients. Its imputed values differ between hospitals, so only the second can encode a query of
+    unknown origin.
     """
 
     name: ClassVar[str] = "heart"
@@ -96,8 +97,7 @@ class Heart(FileDataset):
 
     def check(self) -> None:
         super().check()
-        if self.impute not in IMPUTE:
-            raise SettingError(f"unknown impute '{self.impute}'{nearest(self.impute, IMPUTE)} ({', '.join(IMPUTE)})")
+        check_choice("impute", self.impute, IMPUTE)
 
     def load(self) -> Federation:
         paths = self._files()
@@ -123,16 +123,16 @@ class Heart(FileDataset):
         places = [names, [f"heart/{name}" for name in names]]
         paths = obtain(self.name, places, remotes, data_dir=self.data_dir, download=self.download)
         for path, remote in zip(paths, remotes, strict=True):
-            if (got := file_md5(path)) != remote.md5:
+            if (md5 := file_md5(path)) != remote.md5:
                 raise FeddrmError(
-                    f"{path} has md5 {got}, the official file {remote.md5}: replace it by {remote.url}, "
+                    f"{path} has md5 {md5}, the official file {remote.md5}: replace it by {remote.url}, "
                     f"or remove it and allow the download with --download"
                 )
         return paths
 
 
 def read(path: Path) -> tuple[Rows, NDArray[np.int64]]:
-    """The 13 measurements of every patient (NaN where missing) and the label: any disease at all."""
+    """The 13 measurements of every patient (NaN where missing), and the labels: 1 for any degree of disease."""
     values = []
     for line, text in enumerate(path.read_text("ascii", errors="replace").splitlines(), start=1):
         cells = text.split(",")
@@ -148,9 +148,9 @@ def read(path: Path) -> tuple[Rows, NDArray[np.int64]]:
 
 
 def fit_imputation(rows: ArrayLike) -> Rows:
-    """What stands in for a missing value of each column: the median, or the most frequent code.
+    """The value that replaces missing values of each column: the median, or the most frequent code.
 
-    Of codes that are equally frequent, the smallest. NaN where nothing is known.
+    Of equally frequent codes, it is the smallest. It is NaN if the whole column is missing.
     """
     rows = _checked(rows)
     fill = np.full(len(COLUMNS), np.nan)
@@ -164,10 +164,10 @@ def fit_imputation(rows: ArrayLike) -> Rows:
 
 
 def encode(rows: ArrayLike, fill: ArrayLike | None = None) -> NDArray[np.float32]:
-    """Raw rows of 13 measurements (NaN where missing) to the network's input, named by ``ENCODED``.
+    """Network input, with the columns ``ENCODED``, from raw rows of 13 measurements (NaN where missing).
 
-    Missing values are taken from ``fill`` (see :func:`fit_imputation`); where it is NaN or absent
-    they become zero: the centre of a number's scale, and none of the codes.
+    Missing values are taken from ``fill`` (see :func:`fit_imputation`). Where it is NaN or None, they
+    become zero, which means the centre of a number's scale, and none of the codes.
     """
     rows = _checked(rows)
     missing = np.isnan(rows)
@@ -185,7 +185,7 @@ def encode(rows: ArrayLike, fill: ArrayLike | None = None) -> NDArray[np.float32
 
 
 def _checked(rows: ArrayLike) -> Rows:
-    """A copy in which impossible zeros are NaN; a value that cannot be is refused."""
+    """A copy in which impossible zeros are NaN. Any other impossible value raises an error."""
     rows = np.array(rows, dtype=np.float64)
     if rows.ndim != 2 or rows.shape[1] != len(COLUMNS):
         raise FeddrmError(f"heart: rows of shape {rows.shape}: give [n, {len(COLUMNS)}], NaN where missing")

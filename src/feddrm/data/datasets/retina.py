@@ -1,7 +1,7 @@
 """RETINA: fundus images of three clinical centres, glaucomatous or normal.
 
-ACRIMA, RIM-ONE and REFUGE as put together by Huang et al. for FedLGD. Its owners hand it out by
-download only, so nothing is fetched here.
+The dataset joins ACRIMA, RIM-ONE and REFUGE, as Huang et al. published them for FedLGD. Its owners
+give it out on request only, so nothing is downloaded here.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from feddrm.data.datasets.base import FileDataset
 from feddrm.data.datasets.data_files import search_folders
 from feddrm.data.federation import Federation
 from feddrm.data.partition import TRAIN_FRACTION
-from feddrm.data.sources.images import Picture, pictures, read_images, sub_folders
-from feddrm.data.sources.labelled_samples import Samples, assemble
+from feddrm.data.sources.image_folders import ImageFile, list_images, sub_folders
+from feddrm.data.sources.images import read_images
+from feddrm.data.sources.labelled_samples import Division, LabelledSamples, assemble
 from feddrm.data.view import View
-from feddrm.errors import FeddrmError, SettingError
-from feddrm.registry import nearest
+from feddrm.errors import FeddrmError
+from feddrm.registry import check_choice
 
 ROOT = "retina_balanced"
 PARTS = ("Training", "Testing")
@@ -36,9 +37,9 @@ VIEWS = {
 class Retina(FileDataset):
     """RETINA: fundus images of ACRIMA, RIM-ONE and REFUGE, 96 x 96, glaucomatous or normal.
 
-    The parts Training and Testing are pooled and divided anew, as in the paper. ``normalise="client"``
-    scales each centre's images by its own constants, as the paper does; but that presupposes the
-    origin of a query that is yet to be routed, so ``"common"`` scales all to [-1, 1].
+    The parts Training and Testing are pooled and divided again, as in the paper. ``normalise="client"``
+    scales each centre's images by its own constants, as the paper does. This needs the origin of a
+    query, which is unknown before routing; ``"common"`` scales all images to [-1, 1] instead.
     """
 
     name: ClassVar[str] = "retina"
@@ -46,34 +47,30 @@ class Retina(FileDataset):
 
     def check(self) -> None:
         super().check()
-        if self.normalise not in NORMALISE:
-            raise SettingError(
-                f"unknown normalise '{self.normalise}'{nearest(self.normalise, NORMALISE)} ({', '.join(NORMALISE)})"
-            )
+        check_choice("normalise", self.normalise, NORMALISE)
 
     def load(self) -> Federation:
         root = self._root()
-        names: list[tuple[str, ...]] = []
+        class_folders: list[tuple[str, ...]] = []
         samples = {}
         for client in VIEWS:
-            listing: list[tuple[Picture, int]] = []
+            images: list[tuple[ImageFile, int]] = []
             for part in PARTS:
-                names.append(_class_folders(root / client / part))
-                listing += [(picture, names[-1].index(picture.label)) for picture in pictures(root / client / part)]
-            samples[client] = _samples(root / client, listing)
-        federation = assemble(
-            self.name,
-            samples,
-            None,
-            test_fraction=1 - TRAIN_FRACTION,
-            seed=self.seed,
+                names = _class_folders(root / client / part)
+                class_folders.append(names)
+                images += [(image, names.index(image.label)) for image in list_images(root / client / part)]
+            samples[client] = _samples(root / client, images)
+        division = Division(1 - TRAIN_FRACTION, self.seed)
+        clients, classes = assemble(self.name, samples, None, division, _class_names(class_folders))
+        if self.normalise == "client":
+            clients = tuple(replace(client, view=VIEWS[client.name]) for client in clients)
+        return Federation(
+            name=self.name,
+            clients=clients,
+            classes=classes,
             source=f"RETINA (ACRIMA, RIM-ONE, REFUGE) in {root}",
             settings=self.settings(),
-            classes=_class_names(names),
         )
-        if self.normalise == "common":
-            return federation
-        return replace(federation, clients=tuple(replace(c, view=VIEWS[c.name]) for c in federation.clients))
 
     def _root(self) -> Path:
         folders = search_folders(self.data_dir)
@@ -88,21 +85,21 @@ class Retina(FileDataset):
 
 
 def _class_folders(part: Path) -> tuple[str, ...]:
-    """The two class folders; their place in the alphabet is the class."""
+    """The names of the two class folders, in alphabetical order: the first is class 0."""
     names = tuple(folder.name for folder in sub_folders(part))
     if len(names) != 2:
         raise FeddrmError(f"{part} has {len(names)} class folders, RETINA has two: unpack the data again")
     return names
 
 
-def _class_names(names: list[tuple[str, ...]]) -> list[str]:
-    """The folders' names; should the centres name them differently, all of the names, so that it is seen."""
-    return [" | ".join(dict.fromkeys(pair[k] for pair in names)) for k in range(2)]
+def _class_names(class_folders: list[tuple[str, ...]]) -> list[str]:
+    """The folders' names; where the centres use different names, all of them, separated by ``|``."""
+    return [" | ".join(dict.fromkeys(names[k] for names in class_folders)) for k in range(2)]
 
 
-def _samples(folder: Path, listing: list[tuple[Picture, int]]) -> Samples:
-    if not listing:
+def _samples(folder: Path, images: list[tuple[ImageFile, int]]) -> LabelledSamples:
+    if not images:
         raise FeddrmError(f"{folder} has no images: unpack the data again")
-    paths = [picture.path for picture, _ in listing]
+    paths = [image.path for image, _ in images]
     x = read_images(paths, (SIDE, SIDE), grey=False)
-    return Samples(x, [label for _, label in listing], lambda i: str(paths[i]))
+    return LabelledSamples(x, [label for _, label in images], lambda i: str(paths[i]))

@@ -1,8 +1,9 @@
-"""Arrays, tensors, lists and data frames as samples: checked, and brought to one form."""
+"""Samples from arrays, tensors, lists and data frames."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -10,62 +11,124 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddrm.data.sources.labelled_samples import Label, Samples, composed, listed, shown
+from feddrm.data.client import check_client_names
+from feddrm.data.sources.labelled_samples import (
+    Division,
+    FederationParts,
+    Label,
+    LabelledSamples,
+    assemble,
+    check_same_clients,
+    nfc,
+    short_list,
+    short_repr,
+)
 from feddrm.errors import FeddrmError
 
 Array = NDArray[Any] | Tensor | Sequence[Any]
 Arrays = Mapping[str, tuple[Array, Array]] | Sequence[tuple[str, tuple[Array, Array]]]
-Pair = tuple[str, tuple[Any, Any]]
+ClientArrays = tuple[str, tuple[Any, Any]]
 
 
-def pairs(where: str, clients: Arrays) -> list[Pair]:
-    """(client, (X, y)) for every client."""
+@dataclass(frozen=True, eq=False)
+class ArraySource:
+    """Arrays of every client: ``{"oslo": (X, y), "lima": (X, y)}`` or a sequence of such pairs.
+
+    X is an array, a tensor or a list: rows [n, d] of numbers, grey images [n, height, width], or
+    images with 1 or 3 channels, which may be the last axis or the second. If both axes have 1 or 3
+    entries, the channels are the last axis of arrays and lists and the second axis of tensors. Pixels
+    are integers 0..255, or floats 0..1, which are rounded to 8 bits. X may be a data frame: its columns
+    then name the columns, and all frames must have the same columns in the same order.
+
+    ``classes`` sets the names and the order of the classes: all labels where labels are text, the
+    names of 0, 1, ... where they are whole numbers. ``columns`` names the columns of rows (default:
+    x0, x1, ...).
+    """
+
+    clients: Arrays
+    _: KW_ONLY
+    test: Arrays | None = None
+    test_fraction: float = 0.3
+    seed: int = 2025
+    name: str = "own"
+    classes: Sequence[str] | None = None
+    columns: Sequence[str] | None = None
+
+    def load(self) -> FederationParts:
+        division = Division.checked(self.name, self.test_fraction, self.seed)
+        train_arrays = _client_arrays(self.name, self.clients)
+        names = [client for client, _ in train_arrays]
+        check_client_names(self.name, names)
+        test_arrays = None if self.test is None else _client_arrays(f"{self.name}, test", self.test)
+        if test_arrays is not None:
+            check_same_clients(self.name, names, [client for client, _ in test_arrays])
+            if len(test_arrays) > len(train_arrays):
+                raise FeddrmError(f"{self.name}: a client has test data twice: put them together")
+        frame_columns = _frame_columns(self.name, [*train_arrays, *(test_arrays or [])])
+        train = {c: _samples(f"{self.name}: client '{c}'", pair) for c, pair in train_arrays}
+        test = {c: _samples(f"{self.name}: test data of client '{c}'", pair) for c, pair in test_arrays or []}
+        _check_brightness(self.name, train)
+        columns = _column_names(self.name, train, frame_columns if self.columns is None else self.columns)
+        clients, classes = assemble(self.name, train, test or None, division, self.classes)
+        settings = division.settings(test_given=self.test is not None)
+        return FederationParts(self.name, clients, classes, "arrays given in Python", settings, columns)
+
+
+def _client_arrays(where: str, clients: Arrays) -> list[ClientArrays]:
     if not isinstance(clients, Iterable):
-        raise FeddrmError(f"{where}: {shown(clients)} holds no clients: give {{name: (X, y), ...}}")
+        raise FeddrmError(f"{where}: {short_repr(clients)} holds no clients: give {{name: (X, y), ...}}")
     items: list[Any] = list(clients.items()) if isinstance(clients, Mapping) else list(clients)
     for item in items:
         if not isinstance(item, tuple | list) or len(item) != 2 or not isinstance(item[0], str):
-            raise FeddrmError(f"{where}: {shown(item)} is not (name, (X, y)) with a name in text: give such pairs")
+            raise FeddrmError(f"{where}: {short_repr(item)} is not (name, (X, y)) with a name in text: give such pairs")
         if not isinstance(item[1], tuple | list) or len(item[1]) != 2:
-            raise FeddrmError(f"{where}: client '{item[0]}' is {shown(item[1])}: give a pair (X, y)")
+            raise FeddrmError(f"{where}: client '{item[0]}' is {short_repr(item[1])}: give a pair (X, y)")
     return [(client, (pair[0], pair[1])) for client, pair in items]
 
 
-def frame_columns(name: str, given: Sequence[Pair]) -> tuple[str, ...] | None:
-    """The columns of data frames, None if there are no frames; as arrays they would be mixed up unnoticed."""
-    frames = [(client, tuple(map(str, x.columns))) for client, (x, _) in given if hasattr(x, "columns")]
-    for client, mine in frames:
-        if mine != frames[0][1]:
+def _frame_columns(name: str, clients: Sequence[ClientArrays]) -> tuple[str, ...] | None:
+    """The columns that all data frames share; None if there are no frames.
+
+    Arrays made of frames with different columns would mix the columns up without an error.
+    """
+    frames = [(client, tuple(map(str, x.columns))) for client, (x, _) in clients if hasattr(x, "columns")]
+    if not frames:
+        return None
+    first_client, expected = frames[0]
+    for client, columns in frames:
+        if columns != expected:
             raise FeddrmError(
-                f"{name}: client '{client}' has the columns {listed(mine)}, client '{frames[0][0]}' "
-                f"{listed(frames[0][1])}: give the same in the same order, X[columns]"
+                f"{name}: client '{client}' has the columns {short_list(columns)}, client '{first_client}' "
+                f"{short_list(expected)}: give the same in the same order, X[columns]"
             )
-    return frames[0][1] if frames else None
+    return expected
 
 
-def column_names(name: str, train: Mapping[str, Samples], columns: Sequence[str] | None) -> tuple[str, ...] | None:
+def _column_names(
+    name: str, train: Mapping[str, LabelledSamples], columns: Sequence[str] | None
+) -> tuple[str, ...] | None:
     """One name per column; None for images."""
     shape = next(iter(train.values())).x.shape
     if len(shape) != 2:
         if columns is not None:
             raise FeddrmError(f"{name}: columns are for rows, but the samples are images: leave columns out")
         return None
-    names = tuple(f"x{i}" for i in range(shape[1])) if columns is None else tuple(composed(str(c)) for c in columns)
+    names = tuple(f"x{i}" for i in range(shape[1])) if columns is None else tuple(nfc(str(c)) for c in columns)
     if isinstance(columns, str) or len(names) != shape[1] or len(set(names)) != len(names):
-        raise FeddrmError(f"{name}: columns={shown(columns)}: give {shape[1]} distinct names, one per column")
+        raise FeddrmError(f"{name}: columns={short_repr(columns)}: give {shape[1]} distinct names, one per column")
     return names
 
 
-def check_light(name: str, train: Mapping[str, Samples]) -> None:
-    """Refuse masks of 0 and 1 given as integers: of 255 levels that is black throughout."""
-    given = list(train.values())
-    if given[0].x.dtype == np.uint8 and max(mine.x.max() for mine in given) == 1:
+def _check_brightness(name: str, train: Mapping[str, LabelledSamples]) -> None:
+    """Refuse masks of 0 and 1 given as integers: 1 of 255 is black."""
+    images = [samples.x for samples in train.values()]
+    if images[0].dtype == np.uint8 and max(x.max() for x in images) == 1:
         raise FeddrmError(f"{name}: no pixel is brighter than 1 of 255: give integers 0..255, or floats 0..1")
 
 
-def samples(where: str, pair: tuple[Any, Any]) -> Samples:
-    """What one client gave, checked: rows as float32, images as uint8 with the channels first."""
-    x = _plain_array(f"{where}: X", pair[0])
+def _samples(where: str, arrays: tuple[Any, Any]) -> LabelledSamples:
+    """One client's arrays, checked: rows as float32, images as uint8 with the channels first."""
+    x = _plain_array(f"{where}: X", arrays[0])
     if x.ndim not in {2, 3, 4}:
         raise FeddrmError(
             f"{where}: X has shape {x.shape}: give rows [n, d] or images [n, height, width(, channels)]; "
@@ -73,11 +136,11 @@ def samples(where: str, pair: tuple[Any, Any]) -> Samples:
         )
     if 0 in x.shape:
         raise FeddrmError(f"{where}: X has shape {x.shape}, there are no samples: give some or leave the client out")
-    labels = _plain_labels(f"{where}: y", pair[1])
+    labels = _plain_labels(f"{where}: y", arrays[1])
     if len(labels) != len(x):
         raise FeddrmError(f"{where}: X has {len(x)} samples, y {len(labels)} labels: give one label per sample")
-    values = _rows(f"{where}: X", x) if x.ndim == 2 else _pixels(f"{where}: X", _channels_first(where, x, pair[0]))
-    return Samples(values, labels, lambda i: f"{where}: y[{i}]")
+    values = _rows(f"{where}: X", x) if x.ndim == 2 else _pixels(f"{where}: X", _channels_first(where, x, arrays[0]))
+    return LabelledSamples(values, labels, lambda i: f"{where}: y[{i}]")
 
 
 def _plain_array(where: str, value: Any) -> NDArray[Any]:
@@ -90,9 +153,9 @@ def _plain_array(where: str, value: Any) -> NDArray[Any]:
         raise FeddrmError(f"{where} has masked (missing) values: fill them in first")
     try:
         array = np.asarray(value)
-        # A list with one text in it would become text throughout, and the wrong cell be blamed.
+        # NumPy turns a list with one text into text throughout; an error would then name the wrong cell.
         return np.array(value, dtype=object) if array.dtype.kind in "US" else array
-    except ValueError as error:  # NumPy's words for lists that do not form a rectangle
+    except ValueError as error:  # the lists do not form a rectangle
         odd = next((i for i in range(len(value)) if _shape(value[i]) != _shape(value[0])), 0)
         raise FeddrmError(
             f"{where}[{odd}] has shape {_shape(value[odd])}, {where}[0] {_shape(value[0])}: bring all to one shape"
@@ -121,12 +184,11 @@ def _channels_first(where: str, x: NDArray[Any], given: Any) -> NDArray[Any]:
 def _pixels(where: str, x: NDArray[Any]) -> NDArray[np.uint8]:
     if x.dtype.kind not in "uif":
         raise FeddrmError(f"{where} has type {x.dtype}: give pixels as integers 0..255 or floats 0..1")
-    top = 1 if x.dtype.kind == "f" else 255
-    if not (ok := (x >= 0) & (x <= top)).all():
-        worst = x[~ok][0]
+    largest = 1 if x.dtype.kind == "f" else 255
+    if not (valid := (x >= 0) & (x <= largest)).all():
         raise FeddrmError(
-            f"{where}[{int(np.argwhere(~ok)[0][0])}] has a pixel {worst:g}, {x.dtype} pixels lie in 0..{top}: "
-            f"give integers 0..255 or floats 0..1"
+            f"{where}[{int(np.argwhere(~valid)[0][0])}] has a pixel {x[~valid][0]:g}, {x.dtype} pixels lie in "
+            f"0..{largest}: give integers 0..255 or floats 0..1"
         )
     return (np.rint(x * 255.0) if x.dtype.kind == "f" else x).astype(np.uint8)
 
@@ -134,15 +196,15 @@ def _pixels(where: str, x: NDArray[Any]) -> NDArray[np.uint8]:
 def _rows(where: str, x: NDArray[Any]) -> NDArray[np.float32]:
     if x.dtype.kind not in "buif":
         for (i, j), value in np.ndenumerate(x):
-            # NumPy counts durations among the integers, in a unit that nobody sees.
+            # NumPy counts durations as integers, in a unit that the caller does not see.
             if isinstance(value, np.timedelta64) or not isinstance(value, int | float | np.integer | np.floating):
                 raise FeddrmError(
-                    f"{where}[{i}, {j}] is {shown(value)}, not a number: encode it or leave the column out"
+                    f"{where}[{i}, {j}] is {short_repr(value)}, not a number: encode it or leave the column out"
                 )
     with np.errstate(over="ignore"):
         rows = x.astype(np.float32)
-    if not (ok := np.isfinite(rows)).all():
-        i, j = np.argwhere(~ok)[0]
+    if not (finite := np.isfinite(rows)).all():
+        i, j = np.argwhere(~finite)[0]
         raise FeddrmError(
             f"{where}[{i}, {j}] is {x[i, j]}, not a finite 32-bit number: fill it in, or leave out the row or column"
         )
@@ -162,9 +224,9 @@ def _plain_labels(where: str, value: Any) -> list[Label]:
     for i, label in enumerate(value):
         plain = label.item() if isinstance(label, Tensor | np.generic) and label.ndim == 0 else label
         if isinstance(plain, str) and plain:
-            labels.append(composed(plain))
+            labels.append(nfc(plain))
         elif isinstance(plain, int | float) and plain == plain // 1:
             labels.append(int(plain))
         else:
-            raise FeddrmError(f"{where}[{i}] is {shown(plain)}, not a class: give whole numbers or text")
+            raise FeddrmError(f"{where}[{i}] is {short_repr(plain)}, not a class: give whole numbers or text")
     return labels

@@ -1,4 +1,4 @@
-"""From what each client brought to a Federation: number the labels, split, refuse what cannot be."""
+"""Labelled samples of every client, and the checks and steps that turn them into clients of a federation."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feddrm.data.federation import Client, Federation, Split, check_clients
+from feddrm.data.client import Client, Split, check_client_names
 from feddrm.data.partition import Indices, split
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.registry import nearest
+
+SPELLING_REMEDY = "differ only in case or spaces: spell them alike, or rename one"
 
 Label = int | str
 
 
 @dataclass(frozen=True, eq=False)
-class Samples:
-    """Samples whose labels are not numbered yet; ``place`` says where sample i came from, for errors.
+class LabelledSamples:
+    """Samples with labels as given; ``place(i)`` says in an error message where sample i came from.
 
     ``x`` is uint8 [n, channels, height, width] or float32 [n, columns].
     """
@@ -35,28 +37,63 @@ class Samples:
         return len(self.labels)
 
 
-def shown(value: object) -> str:
-    """A value from outside, quoted and shortened, so that an error stays one line."""
+@dataclass(frozen=True)
+class Division:
+    """How test samples are split off where none are given: which fraction, and the generator's seed."""
+
+    test_fraction: float
+    seed: int
+
+    @classmethod
+    def checked(cls, where: str, test_fraction: Any, seed: Any) -> Division:
+        """A division in plain Python numbers, which YAML can hold."""
+        if not isinstance(test_fraction, float | np.floating) or not 0 < test_fraction < 1:
+            raise SettingError(
+                f"{where}: test_fraction={short_repr(test_fraction)}: give a fraction between 0 and 1, as 0.3"
+            )
+        if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
+            raise SettingError(
+                f"{where}: seed {short_repr(seed)} is out of range: give a whole number from 0 to {2**32 - 1}"
+            )
+        return cls(float(test_fraction), int(seed))
+
+    def settings(self, *, test_given: bool) -> dict[str, Any]:
+        """The settings of a federation that say how its test samples came about."""
+        if test_given:
+            return {"test": "given"}
+        return {"test": "split", "test_fraction": self.test_fraction, "seed": self.seed}
+
+
+@dataclass(frozen=True, eq=False)
+class FederationParts:
+    """What a source has loaded. The fields have the names of a federation's fields."""
+
+    name: str
+    clients: tuple[Client, ...]
+    classes: tuple[str, ...]
+    source: str
+    settings: Mapping[str, Any]
+    columns: tuple[str, ...] | None = None
+
+
+def short_repr(value: object) -> str:
+    """The value quoted, on one line and shortened, for an error message."""
     plain = value.item() if isinstance(value, np.generic) else value
     return " ".join(reprlib.repr(plain).split())
 
 
-def composed(text: str) -> str:
-    """One spelling of what looks the same: some systems write 'ü' as one character, some as two."""
+def short_list(words: Sequence[str], most: int = 12) -> str:
+    """The first words, separated by commas, for an error message."""
+    return ", ".join(words[:most]) + (", ..." if len(words) > most else "")
+
+
+def nfc(text: str) -> str:
+    """The text in Unicode's composed form: some systems write 'ü' as one character, others as two."""
     return unicodedata.normalize("NFC", text)
 
 
-def check_division(where: str, test_fraction: Any, seed: Any) -> tuple[float, int]:
-    """The two as plain numbers, which files can hold; impossible settings are refused before anything is read."""
-    if not isinstance(test_fraction, float | np.floating) or not 0 < test_fraction < 1:
-        raise SettingError(f"{where}: test_fraction={shown(test_fraction)}: give a fraction between 0 and 1, as 0.3")
-    if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
-        raise SettingError(f"{where}: seed {shown(seed)} is out of range: give a whole number from 0 to {2**32 - 1}")
-    return float(test_fraction), int(seed)
-
-
 def check_same_clients(where: str, train: Iterable[str], test: Iterable[str]) -> None:
-    """Test data that are given must be given for every client, under the same name."""
+    """Check that test samples are given for every client of the training samples and for no other."""
     known, given = list(train), list(test)
     for client in given:
         if client not in known:
@@ -73,89 +110,41 @@ def check_same_clients(where: str, train: Iterable[str], test: Iterable[str]) ->
 
 def assemble(
     name: str,
-    train: Mapping[str, Samples],
-    test: Mapping[str, Samples] | None,
-    *,
-    test_fraction: float,
-    seed: int,
-    source: str,
-    settings: Mapping[str, Any],
+    train: Mapping[str, LabelledSamples],
+    test: Mapping[str, LabelledSamples] | None,
+    division: Division,
     classes: Sequence[str] | None = None,
-    columns: Sequence[str] | None = None,
-) -> Federation:
-    """Check, number and split samples, of which every client has some.
+) -> tuple[tuple[Client, ...], tuple[str, ...]]:
+    """Clients and class names from the samples of every client; no client's samples may be empty.
 
-    Classes come from the training data, or from all data where the test data are split off here:
-    whether a class exists must not hang on the seed.
+    The classes come from the training samples. Where the test samples are split off here, they come
+    from all samples, so that a class does not depend on the seed.
     """
-    check_clients(name, list(train))
+    check_client_names(name, list(train))
     if test is not None:
         check_same_clients(name, train, test)
-    _check_kinds([*train.values(), *(test or {}).values()])
-    names, number = _classes(name, train, classes)
-    advice = "correct it" if classes is None else "correct it or add it to classes"
-    y_train = {client: _number(samples, number, advice) for client, samples in train.items()}
-    clients = []
+    _check_label_types([*train.values(), *(test or {}).values()])
+    class_names, numbers = _number_classes(name, train, classes)
+    remedy = "correct it" if classes is None else "correct it or add it to classes"
+    y_train = {client: _class_numbers(samples, numbers, remedy) for client, samples in train.items()}
     if test is None:
-        for client, (first, rest) in _divide(name, train, test_fraction, seed).items():
-            x, y = train[client].x, y_train[client]
-            clients.append(Client(client, train=_split(x, y, first), test=_split(x, y, rest)))
+        test, y_test = train, y_train
+        rows = _divide(name, train, division)
     else:
-        for client, samples in train.items():
-            y_test = _number(test[client], number, advice)
-            mine = _split(samples.x, y_train[client], np.arange(len(samples)))
-            theirs = _split(test[client].x, y_test, np.arange(len(y_test)))
-            clients.append(Client(client, train=mine, test=theirs))
-    return Federation(
-        name=name,
-        clients=tuple(clients),
-        classes=names,
-        source=source,
-        columns=None if columns is None else tuple(columns),
-        settings=dict(settings),
+        y_test = {client: _class_numbers(samples, numbers, remedy) for client, samples in test.items()}
+        rows = {client: (np.arange(len(train[client])), np.arange(len(test[client]))) for client in train}
+    clients = tuple(
+        Client(client, _split(train[client].x, y_train[client], first), _split(test[client].x, y_test[client], rest))
+        for client, (first, rest) in rows.items()
     )
+    return clients, class_names
 
 
-def _check_kinds(everything: Sequence[Samples]) -> None:
-    kind = type(everything[0].labels[0])
-    words = {int: "a whole number", str: "text"}
-    for samples in everything:
-        for i, label in enumerate(samples.labels):
-            if type(label) is not kind:
-                raise FeddrmError(
-                    f"{samples.place(i)}: label {shown(label)} is {words[type(label)]}, "
-                    f"that of {everything[0].place(0)} is {words[kind]}: use one kind throughout"
-                )
+def spelling_variants(labels: Sequence[Label]) -> tuple[Label, Label] | None:
+    """Two labels that differ only in case or spaces, such as 'Healthy' and 'healthy'; None if there are none.
 
-
-def _classes(
-    name: str, train: Mapping[str, Samples], classes: Sequence[str] | None
-) -> tuple[tuple[str, ...], dict[Label, int]]:
-    """Class names, and the number of every label."""
-    found: set[Any] = {label for samples in train.values() for label in samples.labels}
-    if len(found) < 2:
-        raise FeddrmError(
-            f"{name}: every sample has the label {shown(found.pop())}, there is nothing to tell apart: "
-            f"add samples of another class"
-        )
-    if classes is None:
-        ordered = sorted(found)
-        _check_spelling(name, ordered)
-        return tuple(str(label) for label in ordered), {label: i for i, label in enumerate(ordered)}
-    given: Sequence[Any] = classes
-    names = tuple(composed(c) if isinstance(c, str) else c for c in given)
-    distinct = {c for c in names if isinstance(c, str) and c}
-    if isinstance(classes, str) or len(distinct) != len(names):
-        raise FeddrmError(f"{name}: classes={shown(classes)}: give a list of distinct names")
-    numbered = all(isinstance(label, int) for label in found)
-    return names, {(i if numbered else c): i for i, c in enumerate(names)}
-
-
-UNLIKE = "differ in upper and lower case or spaces alone: spell them alike, or rename one"
-
-
-def one_word(labels: Sequence[Label]) -> tuple[Label, Label] | None:
-    """Two labels that differ in case or spaces alone, such as 'Healthy' and 'healthy'; letters may come in both."""
+    Labels of one letter may differ in case.
+    """
     seen: dict[str, Label] = {}
     for label in labels:
         folded = " ".join(str(label).casefold().split())
@@ -165,42 +154,68 @@ def one_word(labels: Sequence[Label]) -> tuple[Label, Label] | None:
     return None
 
 
-def _check_spelling(name: str, labels: Sequence[Label]) -> None:
-    if (pair := one_word(labels)) is not None:
-        raise FeddrmError(f"{name}: the classes {shown(pair[0])} and {shown(pair[1])} {UNLIKE}")
+def _check_label_types(parts: Sequence[LabelledSamples]) -> None:
+    expected = type(parts[0].labels[0])
+    nouns = {int: "a whole number", str: "text"}
+    for samples in parts:
+        for i, label in enumerate(samples.labels):
+            if type(label) is not expected:
+                raise FeddrmError(
+                    f"{samples.place(i)}: label {short_repr(label)} is {nouns[type(label)]}, "
+                    f"that of {parts[0].place(0)} is {nouns[expected]}: use one kind throughout"
+                )
 
 
-def _number(samples: Samples, number: Mapping[Label, int], advice: str) -> NDArray[np.int64]:
+def _number_classes(
+    name: str, train: Mapping[str, LabelledSamples], classes: Sequence[str] | None
+) -> tuple[tuple[str, ...], dict[Label, int]]:
+    """Class names, and the number of every label."""
+    labels: set[Any] = {label for samples in train.values() for label in samples.labels}
+    if len(labels) < 2:
+        raise FeddrmError(
+            f"{name}: every sample has the label {short_repr(labels.pop())}, there is nothing to tell apart: "
+            f"add samples of another class"
+        )
+    if classes is None:
+        ordered = sorted(labels)
+        if (pair := spelling_variants(ordered)) is not None:
+            raise FeddrmError(f"{name}: the classes {short_repr(pair[0])} and {short_repr(pair[1])} {SPELLING_REMEDY}")
+        return tuple(str(label) for label in ordered), {label: i for i, label in enumerate(ordered)}
+    given: Sequence[Any] = classes
+    names = tuple(nfc(c) if isinstance(c, str) else c for c in given)
+    distinct = {c for c in names if isinstance(c, str) and c}
+    if isinstance(classes, str) or len(distinct) != len(names):
+        raise FeddrmError(f"{name}: classes={short_repr(classes)}: give a list of distinct names")
+    numbered = all(isinstance(label, int) for label in labels)
+    return names, {(i if numbered else c): i for i, c in enumerate(names)}
+
+
+def _class_numbers(samples: LabelledSamples, numbers: Mapping[Label, int], remedy: str) -> NDArray[np.int64]:
     for i, label in enumerate(samples.labels):
-        if label not in number:
-            known = [" ".join(str(k).split()) for k in number]
+        if label not in numbers:
+            known = [" ".join(str(k).split()) for k in numbers]
             raise FeddrmError(
-                f"{samples.place(i)}: label {shown(label)} is not one of the classes "
-                f"({listed(known)}){nearest(str(label), known)}: {advice}"
+                f"{samples.place(i)}: label {short_repr(label)} is not one of the classes "
+                f"({short_list(known)}){nearest(str(label), known)}: {remedy}"
             )
-    return np.array([number[label] for label in samples.labels], dtype=np.int64)
-
-
-def listed(words: Sequence[str], most: int = 12) -> str:
-    """The first of them, so that an error stays readable."""
-    return ", ".join(words[:most]) + (", ..." if len(words) > most else "")
+    return np.array([numbers[label] for label in samples.labels], dtype=np.int64)
 
 
 def _divide(
-    name: str, clients: Mapping[str, Samples], test_fraction: float, seed: int
+    name: str, clients: Mapping[str, LabelledSamples], division: Division
 ) -> dict[str, tuple[Indices, Indices]]:
-    # 1 - 0.9 is a little less than 0.1 in binary, which would cost a sample when rounded down.
-    fraction = round(1 - test_fraction, 12)
-    parts = split([np.arange(len(s)) for s in clients.values()], np.random.RandomState(seed), fraction)
+    # 1 - 0.9 is a little less than 0.1 in binary; rounding down would then lose a sample.
+    fraction = round(1 - division.test_fraction, 12)
+    parts = split([np.arange(len(s)) for s in clients.values()], np.random.RandomState(division.seed), fraction)
     for client, (first, rest) in zip(clients, parts, strict=True):
         if len(first) == 0 or len(rest) == 0:
             raise FeddrmError(
                 f"{name}: client '{client}' has too few samples ({len(clients[client])}) to split with "
-                f"test_fraction={test_fraction:g}: give it more, or change the fraction"
+                f"test_fraction={division.test_fraction:g}: give it more, or change the fraction"
             )
     return dict(zip(clients, parts, strict=True))
 
 
 def _split(x: NDArray[Any], y: NDArray[np.int64], rows: Indices) -> Split:
-    # Indexing by an array copies: the federation never shares memory with what it was made from.
+    # Indexing by an array copies, so the federation shares no memory with the caller's arrays.
     return Split(torch.from_numpy(x[rows]), torch.from_numpy(y[rows]))

@@ -1,1 +1,1 @@
-"""The only modules that import Flower: its apps, its processes, and the daemons that look after them."""
+"""The only package that imports Flower: its apps, its processes, and the daemons that run them."""

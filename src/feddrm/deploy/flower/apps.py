@@ -1,74 +1,72 @@
-"""Flower's two apps: the ClientApp hands letters to the site, the ServerApp plays the server's rounds."""
+"""Flower's two apps: the ClientApp passes messages to the site, the ServerApp runs the server."""
 
 from __future__ import annotations
 
-import json
 import os
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from feddrm.deploy.server.federation_settings import ServerSettings
-from feddrm.deploy.server.training import Server
+from feddrm.deploy.server.federation_server import Server
+from feddrm.deploy.server.federation_settings import FederationSettings
+from feddrm.deploy.server.status import ServerStatus
 from feddrm.deploy.site.site import Site
+from feddrm.deploy.wire.channel import Channel
 from feddrm.deploy.wire.messages import load_private_key, load_public_key
 from feddrm.errors import FeddrmError
-from feddrm.io.atomic import write_atomically
 
-SERVER_FOLDER = "FEDDRM_SERVER"  # the environment variable that tells the ServerApp where the server's folder is
+SERVER_FOLDER = "FEDDRM_SERVER"  # the environment variable with the server's folder, for the ServerApp
 POLL_SECONDS, LOOK_SECONDS = 0.1, 2.0
-LETTER = "letter"
-COMPLAINTS = "complaints.log"
+RECORD = "letter"  # part of the wire format: the name stays
 SHORT = 2**20  # bytes
 
 client_app = ClientApp()
 server_app = ServerApp()
 
 
-def wrap(letter: bytes) -> RecordDict:
-    """A letter as Flower carries it: a short one as one value; a long one as an array, which is sent in pieces.
+def wrap(content: bytes) -> RecordDict:
+    """Bytes as Flower carries them: short ones as one value, long ones as an array, which Flower sends in pieces.
 
-    Flower fetches a message part by part, a request for each: an array is three parts more than a value.
+    Flower fetches a message part by part, with one request for each. An array has three parts more than a value.
     """
-    if len(letter) <= SHORT:
-        return RecordDict({LETTER: ConfigRecord({LETTER: letter})})
-    return RecordDict({LETTER: ArrayRecord({LETTER: Array(np.frombuffer(letter, dtype=np.uint8))})})
+    if len(content) <= SHORT:
+        return RecordDict({RECORD: ConfigRecord({RECORD: content})})
+    return RecordDict({RECORD: ArrayRecord({RECORD: Array(np.frombuffer(content, dtype=np.uint8))})})
 
 
-def unwrap(content: RecordDict) -> bytes:
+def unwrap(records: RecordDict) -> bytes:
     """The inverse of :func:`wrap`."""
-    record = content.get(LETTER)
-    value = record.get(LETTER) if isinstance(record, ConfigRecord | ArrayRecord) else None
+    record = records.get(RECORD)
+    value = record.get(RECORD) if isinstance(record, ConfigRecord | ArrayRecord) else None
     if isinstance(value, Array):
         return value.numpy().tobytes()
     if isinstance(value, bytes):
         return value
-    raise FeddrmError("a message without a letter: both ends need the same feddrm")
+    raise FeddrmError("a Flower message without content: both ends need the same feddrm")
 
 
 @lru_cache(maxsize=8)
 def site_at(folder: str) -> Site:
-    """The site, its data read once per process."""
+    """The site of a folder; a process reads its data once."""
     return Site(folder)
 
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """A round."""
+    """Answer a message of a round."""
     return _answer(message, context)
 
 
 @client_app.query()
 def query(message: Message, context: Context) -> Message:
-    """Everything else: hello, the router's fit, the end."""
+    """Answer any other message: hello, the router's fit, the end."""
     return _answer(message, context)
 
 
@@ -79,34 +77,31 @@ def _answer(message: Message, context: Context) -> Message:
 
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
-    """Train what ``federation.yaml`` says, from wherever it was left off."""
+    """Train what ``federation.yaml`` says, from the last finished round on."""
     folder = os.environ.get(SERVER_FOLDER)
     if not folder:
         raise FeddrmError(f"{SERVER_FOLDER} is not set: start the server with 'feddrm deploy server'")
-    serve(Path(folder), grid)
+    run_over_grid(Path(folder), grid)
 
 
-def serve(folder: Path, grid: Grid) -> None:
-    """The server's rounds over a grid."""
-    settings = ServerSettings.read(folder)
-    status = Status(folder)
-    server = Server(
-        settings,
-        folder / "runs" / settings.run,
-        GridCourier(grid),
+def run_over_grid(folder: Path, grid: Grid) -> None:
+    """Run the server of a folder over Flower's grid."""
+    settings = FederationSettings.read(folder)
+    channel = Channel(
+        GridTransport(grid),
         load_private_key(folder / "keys" / "server.key"),
         {name: load_public_key(folder / "keys" / f"{name}.pub") for name in settings.clients},
-        status.tell,
+        ServerStatus(folder).record,
     )
     try:
-        server.go()
+        Server(settings, folder / "runs" / settings.run, channel).go()
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:  # the run ends, the server does not
         traceback.print_exc()
         raise FeddrmError(f"{type(error).__name__} in the server: its log has more") from error
 
 
-class GridCourier:
-    """Letters over Flower's grid: pushed at once, answers fetched as they come, the late ones never."""
+class GridTransport:
+    """Carries messages over Flower's grid. Replies that come after the deadline are never fetched."""
 
     def __init__(self, grid: Grid, sleep: Callable[[float], None] = time.sleep) -> None:
         self.grid, self.sleep = grid, sleep
@@ -114,51 +109,33 @@ class GridCourier:
     def nodes(self) -> set[int]:
         return set(self.grid.get_node_ids())
 
-    def ask(self, letters: Mapping[int, bytes], deadline: float, kind: str) -> dict[int, bytes]:
+    def ask(self, messages: Mapping[int, bytes], deadline: float, kind: str) -> dict[int, bytes]:
         end = time.monotonic() + deadline
-        messages = [
-            # A letter that waited past its deadline is thrown away by Flower: nobody would read the answer.
-            Message(wrap(letter), dst_node_id=node, message_type=kind, ttl=deadline)
-            for node, letter in letters.items()
+        wrapped = [
+            # Flower drops a message that waited longer than its deadline: nobody would read the reply.
+            Message(wrap(content), dst_node_id=node, message_type=kind, ttl=deadline)
+            for node, content in messages.items()
         ]
-        pushed = zip(self.grid.push_messages(messages), letters, strict=True)
-        waiting = {number: node for number, node in pushed if number}
-        found: dict[int, bytes] = {}
+        pushed = zip(self.grid.push_messages(wrapped), messages, strict=True)
+        waiting = {message_id: node for message_id, node in pushed if message_id}
+        replies: dict[int, bytes] = {}
         look = time.monotonic() + LOOK_SECONDS
         while waiting and time.monotonic() < end:
             for reply in self.grid.pull_messages(list(waiting)):
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if node is not None and reply.has_content():
-                    found[node] = _letter(reply)
+                    replies[node] = _content(reply)
             if waiting:
                 self.sleep(POLL_SECONDS)
-            if time.monotonic() > look:  # nobody waits for a site that has gone
-                here, look = self.nodes(), time.monotonic() + LOOK_SECONDS
-                waiting = {number: node for number, node in waiting.items() if node in here}
-        return found
+            if time.monotonic() > look:  # do not wait for a site that has gone
+                present, look = self.nodes(), time.monotonic() + LOOK_SECONDS
+                waiting = {message_id: node for message_id, node in waiting.items() if node in present}
+        return replies
 
 
-def _letter(reply: Message) -> bytes:
-    """Its letter, or one that nobody has signed: whatever a node sends, its site is complained of by name."""
+def _content(reply: Message) -> bytes:
+    """The bytes of a reply, empty if it has none: they fail the check of the signature, which names the site."""
     try:
         return unwrap(reply.content)
-    except Exception:  # Flower's arrays raise all sorts
+    except Exception:  # Flower's arrays raise errors of many types
         return b""
-
-
-class Status:
-    """``status.json`` and ``complaints.log`` in the server's folder: what ``feddrm deploy status`` shows."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.heard = folder, set[str]()
-
-    def tell(self, what: str, more: Mapping[str, Any]) -> None:
-        """A complaint is written down once, however often it is heard; why a run failed, every time."""
-        if what == "failed" or (what == "complaint" and more["text"] not in self.heard):
-            with (self.folder / COMPLAINTS).open("a") as file:
-                file.write(f"{time.strftime('%F %T')} {more['text']}\n")
-            self.heard.add(more["text"])
-        if what == "complaint":
-            return
-        entry = {"time": time.time(), "what": what, **more}
-        write_atomically(self.folder / "status.json", json.dumps(entry).encode())

@@ -1,7 +1,8 @@
-"""Flower's SuperLink, open to its own server alone: ``python -m feddrm.deploy.flower.superlink SECRET ARGS...``.
+"""Flower's SuperLink with access control: ``python -m feddrm.deploy.flower.superlink SECRET ARGS...``.
 
-Without an account plugin Flower 1.41 lets everybody who reaches the port register nodes, strike them off, start and
-stop runs. This one asks every call of the control interface for a token made from the secret in the server's folder.
+Without an account plugin, Flower 1.41 lets everybody who reaches the port register and remove nodes and start and
+stop runs. This plugin requires, in every call of the control interface, a token made from the secret in the
+server's folder.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from flwr.superlink.cli import flower_superlink
 
 
 def control_token(secret: bytes) -> str:
-    """What the control interface is told; the secret itself is told to nobody."""
+    """The token for the control interface. The secret itself is never sent."""
     return hmac.digest(secret, b"feddrm control", "sha256").hex()
 
 
-class KnowsTheSecret(NoOpControlAuthnPlugin):
-    """One account, for whoever has the token."""
+class TokenAuthPlugin(NoOpControlAuthnPlugin):
+    """Accepts calls that bring the token, as one account."""
 
     def __init__(self, token: str) -> None:
         self.token = token
@@ -43,12 +44,12 @@ class KnowsTheSecret(NoOpControlAuthnPlugin):
         self,
         metadata: Sequence[tuple[str, str | bytes]],  # noqa: ARG002
     ) -> tuple[Sequence[tuple[str, str | bytes]] | None, AccountInfo | None]:
-        """Nobody: Flower's gRPC interface asks this for whoever was just refused, and the one below says yes to all."""
+        """Refuse everybody. Flower's gRPC interface calls this after a refusal; the inherited method accepts all."""
         return None, None
 
 
-class ShowsTheToken:
-    """Sends the token with every call of a control client."""
+class TokenInterceptor:
+    """Adds the token to every call of a control client."""
 
     def __init__(self, token: str) -> None:
         self.token = token
@@ -59,11 +60,11 @@ class ShowsTheToken:
 
 
 def main() -> None:
-    """Run the SuperLink; the first argument is the file with the secret."""
+    """Run the SuperLink. The first argument is the file with the secret."""
     token = control_token(Path(sys.argv.pop(1)).read_bytes())
     module = sys.modules[flower_superlink.__module__]
     assert hasattr(module, "load_control_authn_plugin")
-    module.load_control_authn_plugin = lambda: KnowsTheSecret(token)  # type: ignore[attr-defined]
+    module.load_control_authn_plugin = lambda: TokenAuthPlugin(token)  # type: ignore[attr-defined]
     flower_superlink()
 
 

@@ -1,7 +1,7 @@
-"""Flower's SuperNode with a site's polling interval: ``python -m feddrm.deploy.flower.supernode SECONDS ARGS...``.
+"""Flower's SuperNode with shorter waits: ``python -m feddrm.deploy.flower.supernode SECONDS ARGS...``.
 
-Flower 1.41 looks for a new message every three seconds, and waits a second when a part of one is not
-there yet; no option changes that, and a fit of forty short steps would be two minutes of waiting.
+Flower 1.41 looks for a new message every three seconds, and waits one second for a part of a message that is not
+there yet. No option changes that. A fit of forty short steps would spend two minutes waiting.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from flwr.supercore.inflatable import inflatable_utils
 from flwr.supernode import start_client_internal
 from flwr.supernode.cli import flower_supernode
 
-FIRST_WAIT = 0.05
+FIRST_BACKOFF = 0.05  # seconds
 
 
-def fetch_eagerly() -> None:
-    """Ask again soon for a part of a message that is still under way; Flower itself doubles the pause each time."""
+def shorten_first_backoff() -> None:
+    """Ask again soon for a part of a message that has not arrived. Flower doubles the wait each time."""
     for fetch in (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree):
         defaults = fetch.__kwdefaults__
         assert defaults is not None
         assert "initial_backoff" in defaults
-        defaults["initial_backoff"] = FIRST_WAIT
+        defaults["initial_backoff"] = FIRST_BACKOFF
 
 
 def main() -> None:
-    """Run the SuperNode; no pause of its main loop is longer than the first argument."""
+    """Run the SuperNode. The first argument is the longest pause of its main loop."""
     longest = float(sys.argv.pop(1))
 
     def sleep(seconds: float) -> None:
         time.sleep(min(seconds, longest))
 
     start_client_internal.time = SimpleNamespace(sleep=sleep)  # type: ignore[attr-defined, assignment]
-    fetch_eagerly()
+    shorten_first_backoff()
     flower_supernode()
 
 

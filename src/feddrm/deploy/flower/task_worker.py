@@ -1,10 +1,10 @@
-"""Flower's apps in processes that stay: tasks are taken from the local SuperNode or SuperLink one by one.
+"""The worker that takes Flower's tasks, one by one, from the local SuperNode or SuperLink.
 
-Flower would start a process per message and run in it whatever app the run was submitted with. Here
-the process stays (no imports, no reading of data per message) and only ever runs the installed
-:mod:`feddrm.deploy.flower.apps`: the app that comes with a run names these parts and is never executed.
+Flower would start a process per message and run in it the app that the run was submitted with. This worker stays
+in one process, so imports and data are loaded once, and it only runs the installed
+:mod:`feddrm.deploy.flower.apps`. The app that comes with a run is never executed.
 
-This file uses parts of Flower that it does not promise to keep, hence ``flwr>=1.41,<1.42``.
+This module uses internal parts of Flower, which may change with every release; hence ``flwr>=1.41,<1.42``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from flwr.superlink.grid import HttpGrid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from feddrm.deploy.flower.apps import client_app, server_app
-from feddrm.deploy.flower.superlink import ShowsTheToken, control_token
+from feddrm.deploy.flower.superlink import TokenInterceptor, control_token
 from feddrm.deploy.wire.messages import digest, load_public_key
 from feddrm.errors import FeddrmError
 
@@ -58,13 +58,13 @@ ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 HEARTBEAT_SECONDS = 10.0
 TRIES = 8
 
-_answering = threading.Lock()
+_one_at_a_time = threading.Lock()
 
-LinkError = (httpx.HTTPError, RuntimeError, OSError)  # what a link that is gone, or not yet there, raises
+LinkError = (httpx.HTTPError, RuntimeError, OSError)  # raised by a SuperLink that is not reachable
 
 
-class Connection:
-    """How to reach a SuperNode or a SuperLink, and the secret that lets this process take its tasks."""
+class FlowerConnection:
+    """The address of a SuperNode or SuperLink, and the secret that allows this process to take its tasks."""
 
     def __init__(self, address: str, secret: Path, authority: Path | None) -> None:
         self.address, self.insecure = address, authority is None
@@ -72,10 +72,10 @@ class Connection:
         self.secret = secret.read_bytes()
 
     def client(self, token: str | None = None) -> RuntimeHttpClient:
-        """With a task's token, or with the right to take tasks."""
+        """A client for one task with its ``token``; without a token, one that may take tasks."""
         retry = make_simple_http_retry_invoker()
         retry.max_tries = TRIES if token else 1
-        who = (
+        credentials = (
             RuntimeTokenHttpInterceptor(token)
             if token
             else SuperExecAuthHttpInterceptor(master_secret=self.secret, protected_methods=ACQUIRE)
@@ -84,67 +84,67 @@ class Connection:
             server_address=self.address,
             insecure=self.insecure,
             root_certificates=self.certificates,
-            interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec"), who],
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec"), credentials],
             retry_invoker=retry,
         )
 
     def control(self) -> ControlHttpClient:
-        """With the right to register nodes and to start runs."""
+        """A client that may register nodes and start runs."""
         return ControlHttpClient.from_server_address(
             server_address=self.address,
             insecure=self.insecure,
             root_certificates=self.certificates,
             interceptors=[
                 RuntimeVersionHttpInterceptor(component_name="flwr CLI"),
-                ShowsTheToken(control_token(self.secret)),
+                TokenInterceptor(control_token(self.secret)),
             ],
         )
 
 
 def take_task(client: RuntimeHttpClient, kind: TaskType) -> str | None:
-    """The token of a waiting task, None where there is none."""
-    found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[kind], agentapp_fab_hashes=[]))
-    return str(found.token) if found.HasField("task") and found.token else None
+    """Take a waiting task: its token, None if there is no task."""
+    reply = client.AcquireTask(AcquireTaskRequest(supported_task_types=[kind], agentapp_fab_hashes=[]))
+    return str(reply.token) if reply.HasField("task") and reply.token else None
 
 
-def answer_one(line: Connection, token: str) -> None:
-    """On a site: one message in, one out.
+def run_client_task(connection: FlowerConnection, token: str) -> None:
+    """On a site: answer one message.
 
-    Meant for a thread of its own: a message of a run that broke off may never arrive in full, and
-    Flower waits for it for minutes. Whatever arrives is answered one at a time.
+    Runs in a thread of its own, because a message of a run that broke off may never arrive in full, and
+    Flower waits for it for minutes. Messages that have arrived are answered one at a time.
     """
-    client = line.client(token)
+    client = connection.client(token)
     try:
         with _heartbeat(client):
             message, context, _, _ = pull_task_input(client)
             status, details = SubStatus.COMPLETED, ""
             try:
-                with _answering:
+                with _one_at_a_time:
                     reply = client_app(message=message, context=context)
-            except FeddrmError as error:  # not signed by our server, not a letter: nothing is told but that
+            except FeddrmError as error:  # no message of our server: the sender learns nothing but the refusal
                 status, details = SubStatus.FAILED, str(error)
                 reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "refused"), reply_to=message)
             push_message(client, reply, context)
             push_task_output(client, context, status, details)
     except (*LinkError, ObjectPullError):
-        return  # the server has given up on this message, or the line is down: it will ask again
+        return  # the server has given up on this message, or the connection is down: it will ask again
     finally:
         client.close()
 
 
-def serve_one(line: Connection, token: str) -> None:
-    """On the server: a whole run, or what is left of it."""
-    grid = HttpGrid(line.address, line.insecure, line.certificates, token=token)
+def run_server_task(connection: FlowerConnection, token: str) -> None:
+    """On the server: do what is left of a run."""
+    grid = HttpGrid(connection.address, connection.insecure, connection.certificates, token=token)
     grid._retry_invoker.max_tries = TRIES
     client = grid._runtime_client
     status, details, context = SubStatus.FAILED, "interrupted", None
     try:
         with _heartbeat(client):
-            given = client.PullTaskInput(PullTaskInputRequest())
-            TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
-            TaskIdentity.node_id = given.context.node_id
-            grid.set_run(run_from_proto(given.run))
-            context = context_from_proto(given.context)
+            task = client.PullTaskInput(PullTaskInputRequest())
+            TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, task.run.run_id
+            TaskIdentity.node_id = task.context.node_id
+            grid.set_run(run_from_proto(task.run))
+            context = context_from_proto(task.context)
             try:
                 server_app(grid=grid, context=context)
                 status, details = SubStatus.COMPLETED, ""
@@ -157,44 +157,45 @@ def serve_one(line: Connection, token: str) -> None:
         grid.close()
 
 
-def start_run(line: Connection, app: Path) -> None:
-    """Submit a run, which a server that takes tasks will find; it ends those of a server that was killed.
+def start_run(connection: FlowerConnection, app: Path) -> None:
+    """Stop the runs that a killed server left, and submit a new one.
 
-    Flower would believe in them for some 45 s more, and nodes would wait that long for what is left of their messages.
+    Without the stop, Flower would keep the old runs for about 45 s, and nodes would wait that long for the rest
+    of their messages.
     """
     content = build_fab_from_disk(app)
-    with line.control() as control:
+    with connection.control() as control:
         for number, run in control.ListRuns(ListRunsRequest()).run_dict.items():
             if run.status.status != Status.FINISHED:
-                with suppress(httpx.HTTPStatusError):  # it has ended by itself just now
+                with suppress(httpx.HTTPStatusError):  # it has just ended by itself
                     control.StopRun(StopRunRequest(run_id=number))
         control.StartRun(StartRunRequest(fab=fab_to_proto(Fab(digest(content), content, {})), override_config={}))
 
 
-def register(line: Connection, keys: dict[str, Path]) -> None:
-    """Let the nodes with these keys in, and nobody else; those already known stay known."""
-    ours = {public_key_to_bytes(load_public_key(path)): name for name, path in keys.items()}
+def register_sites(connection: FlowerConnection, keys: dict[str, Path]) -> None:
+    """Register the nodes with these keys, and remove all others. Registered ones stay registered."""
+    wanted = {public_key_to_bytes(load_public_key(path)): name for name, path in keys.items()}
     try:
-        with line.control() as control:
+        with connection.control() as control:
             known = {node.public_key: node for node in control.ListNodes(ListNodesRequest()).nodes_info}
-            for key, name in ours.items():
+            for key, name in wanted.items():
                 if key not in known:
                     control.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
                 elif known[key].status == NodeStatus.UNREGISTERED:
                     raise FeddrmError(
-                        f"the key of {name} was struck off, and Flower does not take it again: "
-                        f"stop the server, remove its link.db, and start it"
+                        f"the key of {name} was removed, and Flower does not accept it again: "
+                        f"stop the server, delete its link.db, and start it"
                     )
             for key, node in known.items():
-                if key not in ours and node.status != NodeStatus.UNREGISTERED:
+                if key not in wanted and node.status != NodeStatus.UNREGISTERED:
                     control.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
     except httpx.HTTPStatusError as error:
-        raise FeddrmError(f"the SuperLink registers no sites ({error.response.text}): see flower.log") from error
+        raise FeddrmError(f"the SuperLink does not register sites ({error.response.text}): see flower.log") from error
 
 
 @contextmanager
 def _heartbeat(client: RuntimeHttpClient) -> Iterator[None]:
-    """Flower gives up on a task that has not been heard of for a while."""
+    """Send heartbeats meanwhile: Flower gives up on a task without them."""
     stop = threading.Event()
 
     def beat() -> None:

@@ -1,4 +1,4 @@
-"""Certificates and keys of a federation: its own authority, the server's certificate, one key per site."""
+"""Certificates and keys of a federation: its own authority, the server's certificate, one key pair per site."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+AUTHORITY = "feddrm federation authority"
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
-    """ECDSA on P-384: what Flower's node authentication wants, and ``ssh-keygen -t ecdsa -b 384`` makes."""
+    """An ECDSA key on P-384, as Flower's node authentication requires and ``ssh-keygen -t ecdsa -b 384`` makes."""
     return ec.generate_private_key(ec.SECP384R1())
 
 
 def write_secret(path: Path, content: bytes) -> None:
-    """For the owner's eyes only, from the first byte on."""
+    """Write a new file that only its owner can read, from the first byte on."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch(mode=0o600, exist_ok=False)
     path.write_bytes(content)
 
 
 def write_key_pair(folder: Path, name: str) -> bytes:
-    """``name.key`` and ``name.pub`` as ssh-keygen would write them; the public half is returned."""
+    """Write ``name.key`` and ``name.pub`` as ssh-keygen does; returns the public half."""
     key = new_key()
     write_secret(folder / f"{name}.key", key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
@@ -37,31 +38,20 @@ def write_key_pair(folder: Path, name: str) -> bytes:
 
 
 def write_certificates(authority: Path, server: Path, hosts: list[str]) -> bytes:
-    """The authority (``ca.key`` can be taken off line), the server's certificate for ``hosts``; returns the CA's."""
-    ca_key, now = new_key(), datetime.datetime.now(datetime.UTC)
-    ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "feddrm federation authority")])
+    """Write the authority and the server's certificate for ``hosts``; returns the authority's certificate.
+
+    No machine needs ``ca.key`` afterwards: it can be stored offline.
+    """
+    ca_key, key = new_key(), new_key()
     ca = (
-        x509.CertificateBuilder()
-        .subject_name(ca_name)
-        .issuer_name(ca_name)
-        .public_key(ca_key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=AUTHORITY_DAYS))
+        _builder(AUTHORITY, ca_key, AUTHORITY_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False)
         .sign(ca_key, SHA384())
     )
-    key = new_key()
     certificate = (
-        x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])]))
-        .issuer_name(ca_name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=SERVER_DAYS))
+        _builder(hosts[0][:64], key, SERVER_DAYS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -77,6 +67,23 @@ def write_certificates(authority: Path, server: Path, hosts: list[str]) -> bytes
     (server / "ca.crt").write_bytes(public)
     (server / "tls.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
     return public
+
+
+def _builder(name: str, key: ec.EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_name(name))
+        .issuer_name(_name(AUTHORITY))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
+
+
+def _name(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
 def _usage(signs: bool) -> x509.KeyUsage:

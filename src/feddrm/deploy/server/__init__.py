@@ -1,1 +1,1 @@
-"""The server's side of a deployment: settings, negotiation, training, the router's fit over messages."""
+"""The server's side of a deployment: settings, negotiation, rounds, the router's fit over messages."""

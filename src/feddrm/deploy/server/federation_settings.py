@@ -1,38 +1,39 @@
-"""``federation.yaml``: what the consortium has settled on, on the server's machine."""
+"""The settings of a deployed federation: ``federation.yaml`` in the server's folder."""
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from string import punctuation
 from typing import Any
 
-from feddrm.data.federation import check_clients
+from feddrm.data.client import check_client_names
 from feddrm.deploy.privacy import Privacy
-from feddrm.deploy.server.routing import RoutingSettings
 from feddrm.deploy.wire.run_spec import check_run
 from feddrm.engine import Plan
 from feddrm.errors import SettingError
 from feddrm.io.atomic import write_atomically
+from feddrm.io.text import json_bytes, read_json
 from feddrm.methods import Method
 from feddrm.models import Model
+from feddrm.router import RouterSettings
 from feddrm.runs.config import known_fields, read_config
 
 CONFIG = "federation.yaml"
-BEGUN = "settings.json"  # in a run's folder: what decides it, as it was when the run began
+RUN_SETTINGS = "settings.json"  # in a run's folder: the settings that decide its outcome, from when it began
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
-UNFIT = set(punctuation) - set("-_.")
+FORBIDDEN = set(punctuation) - set("-_.")
 
 
 @dataclass(frozen=True)
-class ServerSettings:
+class FederationSettings:
     """Who takes part, what is trained, and how long a site may take.
 
-    ``training`` holds what ``feddrm train`` would be told: method, model, rounds, lr, seed and so on.
-    ``deadline`` is how many seconds a site has for one letter; ``quorum`` how many must answer for a
-    round to count. Another ``run`` is another training, from the beginning.
+    ``training`` holds options of ``feddrm train``: method, model, rounds, lr, seed and so on. ``deadline``
+    is how many seconds a site has to answer one message. ``quorum`` is how many sites must answer for a
+    round to count. A new name for ``run`` starts a new training from the beginning.
     """
 
     clients: tuple[str, ...]
@@ -49,11 +50,17 @@ class ServerSettings:
 
     @property
     def local(self) -> bool:
-        """Whether all sites are on the server's machine: then nobody else can connect."""
+        """Whether the server listens on loopback only, because all sites are on its machine."""
         return self.host in ("127.0.0.1", "localhost")
 
+    @property
+    def router_settings(self) -> RouterSettings:
+        """The settings of the router's fit. Messages take time, so heads are fitted only if they are asked for."""
+        deployed = RouterSettings(heads=False, joint=False, path_rounds=12)
+        return replace(deployed, **known_fields(RouterSettings, self.routing, "routing"))
+
     @classmethod
-    def read(cls, folder: Path) -> ServerSettings:
+    def read(cls, folder: Path) -> FederationSettings:
         values = known_fields(cls, read_config(folder / CONFIG), "federation")
         if not isinstance(values.get("clients"), list):
             raise SettingError(f"{folder / CONFIG}: 'clients' must list the names of the sites")
@@ -62,38 +69,37 @@ class ServerSettings:
         try:
             settings.check()
         except (TypeError, AttributeError) as error:
-            raise SettingError(
-                f"{folder / CONFIG}: a value of the wrong kind ({error}): compare docs/deploy.md"
-            ) from error
+            raise SettingError(f"{folder / CONFIG}: a value of the wrong kind ({error}): see docs/deploy.md") from error
         return settings
 
-    def begin(self, run: Path) -> None:
-        """Write down what decides a run when it begins."""
-        write_atomically(run / BEGUN, json.dumps(self._deciding(), indent=2).encode())
+    def record(self, run: Path) -> None:
+        """Write the settings that decide the outcome into the folder of a run that begins."""
+        write_atomically(run / RUN_SETTINGS, json_bytes(self._deciding()))
 
     def check_same(self, run: Path) -> None:
-        """Refuse to go on with a run, or to show its outcome, under other settings than it began with."""
-        if not (run / BEGUN).exists():
+        """Refuse to continue a run, or to show its outcome, with other settings than it began with."""
+        path = run / RUN_SETTINGS
+        if not path.exists():
             return
-        before, now = json.loads((run / BEGUN).read_text()), self._deciding()
+        before, now = read_json(path, "put it back from a copy, or choose another 'run'"), self._deciding()
         for key in [key for key in {**before, **now} if before.get(key) != now.get(key)]:
             raise SettingError(
-                f"run '{self.run}' began with {key} {_told(before, key)}, {CONFIG} now says {_told(now, key)}: "
+                f"run '{self.run}' began with {key} {_shown(before, key)}, {CONFIG} now says {_shown(now, key)}: "
                 f"choose another 'run' there, or put the old value back"
             )
 
     def _deciding(self) -> dict[str, Any]:
-        """Plain values by dotted names; how long to wait for whom decides nothing."""
+        """The settings that decide the outcome, by dotted names. Deadline and quorum are not among them."""
         parts = {"training": self.training, "routing": self.routing, "privacy": self.privacy or {}}
         nested = {f"{part}.{key}": value for part, values in parts.items() for key, value in values.items()}
         return dict(json.loads(json.dumps({"clients": self.clients, "router": self.router, **nested})))
 
     def check(self) -> None:
-        """Refuse what could never work before anything is started."""
-        check_clients(CONFIG, self.clients)
+        """Refuse impossible settings before anything is started."""
+        check_client_names(CONFIG, self.clients)
         for name in self.clients:
-            # Names are parts of addresses, paths and unit files; 'server' is the folder and the key beside theirs.
-            if name.casefold() == "server" or any(c in UNFIT for c in name):
+            # A name becomes part of addresses, paths and unit files. 'server' names a folder and a key already.
+            if name.casefold() == "server" or any(c in FORBIDDEN for c in name):
                 raise SettingError(f"client {name!r} cannot name a site: use letters, digits, '-' or '_', not 'server'")
         check_run(self.run)
         if not self.deadline > 0 or not 1 <= self.quorum <= len(self.clients):
@@ -113,12 +119,12 @@ class ServerSettings:
         if self.training.get("model") is not None:
             Model.find(self.training["model"])
         Plan(**{k: v for k, v in self.training.items() if k not in ("method", "model")}).check()
-        RoutingSettings(**known_fields(RoutingSettings, self.routing, "routing")).check()
+        self.router_settings.check()
         if self.privacy is not None:
             Privacy(**known_fields(Privacy, self.privacy, "privacy")).check(method)
 
 
-def _told(values: dict[str, Any], key: str) -> str:
+def _shown(values: dict[str, Any], key: str) -> str:
     return json.dumps(values[key], ensure_ascii=False) if key in values else "not given"
 
 

@@ -1,172 +1,238 @@
-"""The router's own solver in letters, over whoever can be asked: each step is one letter to every site.
+"""A cohort of sites: every question of a router's fit is one message to every site.
 
-Fits that do not depend on each other (those of other features and other folds) share their letters, so that
-choosing among them costs no more round trips than the longest.
+Fits that do not depend on each other share their messages, so comparing them takes no more round trips than the
+longest of them. Private corrections stay on their sites.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from feddrm.deploy.site.site_fit import BINS
 from feddrm.deploy.wire.messages import Message
 from feddrm.errors import FeddrmError
 from feddrm.methods import Tensors
-from feddrm.router import Holdout, Recipe
-from feddrm.router.fit.design_matrix import Choose, Job, Table, stretch_of
-from feddrm.router.fit.selection import PATH_TOLERANCE, Chosen, RidgePath
+from feddrm.router import Recipe, RouterSettings
+from feddrm.router.fit.cohort import Confidence, Facts, FitRequest, HeldOutHeads, HeldOutRouter, Job, Trunk
+from feddrm.router.fit.design_matrix import DesignMatrix, stretch_of
+from feddrm.router.fit.head_problems import STRENGTHS
+from feddrm.router.fit.ridge_path import Chosen
+from feddrm.router.policy import RULES
+from feddrm.router.settings import Holdout
 from feddrm.router.solver.client_statistics import ClientSums
-from feddrm.router.solver.lbfgs import FitState, advance, first_state
-from feddrm.router.solver.problem import Problem, Scaler, Whitening, add
+from feddrm.router.solver.problem import Scaler, Whitening, add
+from feddrm.router.solver.solve import noise_of
 
-# A question to every site; the answers by client number, of whoever answered in time.
+# A question to every site -> the answers by client number, of the sites that answered in time.
 Ask = Callable[[Mapping[str, Any], Mapping[str, Tensor]], dict[int, Message]]
-NOISE = 1e-6  # relative error of losses on float32 features
 
 
 class SiteMissingError(FeddrmError):
-    """A site without which a step has no meaning did not answer: the fit begins again when it is back."""
+    """A site did not answer a question that needs all sites. The fit starts again when the site is back."""
 
 
-@dataclass(frozen=True, eq=False)
-class Fit:
-    """One of the fits that share letters: of what, on which features, without which fold, from where.
+class RemoteCohort:
+    """All sites of a deployed federation, reached through ``ask``."""
 
-    ``target`` is what is told apart: the client, the class, or the pair of both.
-    """
+    temperature_tolerance = 1e-6
+    noise = noise_of(torch.float32)
+    like = torch.empty(0)
 
-    table: Table
-    target: str
-    problem: Problem
-    fold: int | None
-    start: Tensor | None = None
+    def __init__(self, ask: Ask, facts: Facts, crop: bool, settings: RouterSettings) -> None:
+        self.ask, self.facts, self.seed = ask, facts, settings.seed
+        self.members = len(facts.names)
+        self.crops = settings.crops_on(self.like.device) if crop else 1
+        self._scalers: dict[str, Scaler] = {}
+        self._moments: ClientSums = {}
 
+    def measure(self, recipe: Recipe, trunk: Trunk, holdout: Holdout) -> None:
+        """Two messages: the sums of all features, then their second moments once they are standardised."""
+        header = {
+            "step": "features",
+            "recipe": recipe.as_list(),
+            "parts": holdout.parts,
+            "used": holdout.used,
+            "seed": self.seed,
+            "sizes": list(self.facts.sizes),
+            "crops": self.crops,
+        }
+        leaves = {leaf: value for leaf, value in trunk.leaves.items() if recipe.wants(leaf)}
+        sums = self.total(header, leaves)
+        self._scalers = {f.name: Scaler.of(part_of(sums, f.name)) for f in recipe.features}
+        scaler = self._scaler(recipe)
+        self._moments = self.total({"step": "moments", "table": recipe.name}, _scaler_tensors(recipe, scaler))
 
-@dataclass(frozen=True, eq=False)
-class Measured:
-    """What the sites' sums say of all features: their scale, and their second moments once scaled."""
-
-    scalers: Mapping[str, Scaler]
-    moments: ClientSums
-
-    def table(self, recipe: Recipe, alone: Mapping[str, float] | None = None) -> Table:
-        """One recipe's: the second moments of some columns are a part of those of all."""
-        widths = {name: len(scaler.mean) for name, scaler in self.scalers.items()}
+    def design(self, recipe: Recipe, ridges: Mapping[str, float] | None = None) -> DesignMatrix:
+        """No message: the second moments of some columns are a part of those of all columns."""
+        widths = {name: len(scaler.mean) for name, scaler in self._scalers.items()}
         ends = dict(zip(widths, torch.tensor(list(widths.values())).cumsum(0).tolist(), strict=True))
         columns = torch.cat([torch.arange(ends[f.name] - widths[f.name], ends[f.name]) for f in recipe.features])
-        mean, scale = (
-            torch.cat([getattr(self.scalers[f.name], part) for f in recipe.features]) for part in ("mean", "scale")
-        )
-        stretch = torch.ones_like(scale) if alone is None else stretch_of(recipe, widths, alone).to(scale)
-        some = self.moments["moments"][columns][:, columns] / torch.outer(stretch, stretch)
-        whitening = Whitening.of({"count": self.moments["count"], "moments": some})
-        return Table(recipe, Scaler(mean, scale * stretch), [], whitening)
+        scaler = self._scaler(recipe)
+        stretch = torch.ones_like(scaler.scale)
+        if ridges is not None:
+            stretch = stretch_of(recipe, widths, ridges).to(stretch)
+        moments = self._moments["moments"][columns][:, columns] / torch.outer(stretch, stretch)
+        whitening = Whitening.of({"count": self._moments["count"], "moments": moments})
+        return DesignMatrix(recipe, Scaler(scaler.mean, scaler.scale * stretch), whitening)
 
+    def batches(self, jobs: Iterable[Job]) -> Iterator[Sequence[Job]]:
+        """All jobs at once: they share their messages."""
+        yield list(jobs)
 
-class Solver:
-    """Asks, and goes on with the router's server half; ``path_rounds`` bounds the fits that only choose."""
+    def gradients(
+        self, requests: Mapping[str, FitRequest], points: Mapping[str, Tensor]
+    ) -> dict[str, dict[int, ClientSums]]:
+        answers = self.ask(*_question("gradient", requests, points))
+        return {key: {i: part_of(reply.tensors, key) for i, reply in answers.items()} for key in requests}
 
-    def __init__(self, ask: Ask, names: Sequence[str], path_rounds: int) -> None:
-        self.ask, self.names, self.path_rounds = ask, tuple(names), path_rounds
+    def scores(self, requests: Mapping[str, FitRequest], points: Mapping[str, Tensor]) -> dict[str, ClientSums]:
+        total = self.total(*_question("scores", requests, points))
+        return {key: part_of(total, key) for key in requests}
 
-    def measure(self, recipe: Recipe, leaves: Tensors, told: Mapping[str, Any]) -> Measured:
-        """Two letters: sums of all features, then their second moments."""
-        sums = self.total({"step": "features", "recipe": recipe.as_list(), **told}, leaves)
-        scalers = {f.name: Scaler.of(of_key(sums, f.name)) for f in recipe.features}
-        mean, scale = (torch.cat([getattr(s, part) for s in scalers.values()]) for part in ("mean", "scale"))
-        tensors = {f"table/{recipe.name}/mean": mean, f"table/{recipe.name}/scale": scale}
-        return Measured(scalers, self.total({"step": "moments", "table": recipe.name}, tensors))
+    def held_out_router(self, design: DesignMatrix, folds: Sequence[Tensor]) -> RemoteHeldOut:
+        return RemoteHeldOut(self, design, folds)
+
+    def corrections(self, design: DesignMatrix, probes: Sequence[Tensor]) -> RemoteCorrections:
+        return RemoteCorrections(self, design, probes)
+
+    def held_out_classes(self, heads: HeldOutHeads, router: HeldOutRouter, temperature: float) -> RemoteClasses:
+        return RemoteClasses(self, heads)
 
     def everybody(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[ClientSums]:
-        """All sites' answers, in the order of their numbers: for a step that means nothing without one of them."""
+        """The answers of all sites in the order of their numbers."""
         answers = self.ask(header, tensors)
-        missing = [name for i, name in enumerate(self.names) if i not in answers]
-        if missing:
+        if missing := [name for i, name in enumerate(self.facts.names) if i not in answers]:
             raise SiteMissingError(
-                f"the router's fit needs {', '.join(missing)}, which did not answer: it begins again"
+                f"the router's fit needs {', '.join(missing)}, which did not answer: it starts again"
             )
-        return [answers[i].tensors for i in range(len(self.names))]
+        return [answers[i].tensors for i in range(self.members)]
 
     def total(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ClientSums:
-        """Their sum."""
+        """The sum of all sites' answers."""
         return add(self.everybody(header, tensors))
 
-    def solve(self, fits: Mapping[str, Fit], rounds: int, tolerance: float) -> dict[str, Tensor]:
-        """The points of several fits side by side: until all are done, or for ``rounds``; sites may miss some."""
-        return {key: state.at for key, state in self.states(fits, rounds, tolerance).items()}
-
-    def states(self, fits: Mapping[str, Fit], rounds: int, tolerance: float) -> dict[str, FitState]:
-        """The same with how they got there."""
-        states = {key: first_state(f.problem, len(self.names), start=f.start) for key, f in fits.items()}
-        for _ in range(rounds):
-            open_ = {key: fits[key] for key, state in states.items() if not bool(state.done)}
-            if not open_:
-                break
-            header, tensors = _letter("gradient", open_, {key: states[key].point for key in open_})
-            answers = self.ask(header, tensors)
-            for key, fit in open_.items():
-                messages = {number: of_key(letter.tensors, key) for number, letter in answers.items()}
-                states[key] = advance(fit.problem, states[key], messages, fit.table.whitening, tolerance, NOISE)
-        return states
-
-    def choice(self, target: str, problem: Callable[[int], Callable[[float], Problem]]) -> Choose:
-        """How strengths are chosen where sites are asked: tables and folds share the letters of every strength.
-
-        Each table's path is that of :func:`choose_ridge`: from strong to weak, each strength
-        starting where the one before ended, until one is worse.
-        """
-
-        def choose(given: Iterable[Job], holdout: Holdout, rounds: int) -> list[tuple[Table, Chosen]]:
-            jobs = [(table, RidgePath(ridges, holdout.used)) for table, ridges in given]
-            while fits := {
-                f"{j}.{fold}": Fit(table, target, problem(table.width)(path.ridge), fold, path.starts[fold])
-                for j, (table, path) in enumerate(jobs)
-                for fold in range(holdout.used)
-                if path.ridge is not None
-            }:
-                points = self.solve(fits, min(rounds, self.path_rounds), PATH_TOLERANCE)
-                scores = self.total(*_letter("scores", fits, points))
-                for j, (_, path) in enumerate(jobs):
-                    keys = [f"{j}.{fold}" for fold in range(holdout.used)]
-                    if keys[0] in fits:
-                        path.take([points[key] for key in keys], [of_key(scores, key) for key in keys])
-            return [(table, path.chosen) for table, path in jobs]
-
-        return choose
-
-    def finish_folds(
-        self, table: Table, target: str, problem: Problem, folds: Sequence[Tensor], rounds: int, tolerance: float
-    ) -> list[Tensor]:
-        """As :func:`feddrm.router.fit.design_matrix.finish_folds`, all folds in the same letters."""
-        fits = {str(fold): Fit(table, target, problem, fold, start) for fold, start in enumerate(folds)}
-        return list(self.solve(fits, rounds, tolerance).values())
-
-    def fit_all(
-        self, table: Table, target: str, problem: Problem, folds: Sequence[Tensor], rounds: int, tolerance: float
-    ) -> FitState:
-        """On all training data, from the average of the folds on."""
-        start = torch.stack(list(folds)).mean(0) if len(folds) > 1 else None
-        return self.states({"all": Fit(table, target, problem, None, start)}, rounds, tolerance)["all"]
+    def _scaler(self, recipe: Recipe) -> Scaler:
+        parts = [self._scalers[f.name] for f in recipe.features]
+        return Scaler(torch.cat([part.mean for part in parts]), torch.cat([part.scale for part in parts]))
 
 
-def table_tensors(table: Table) -> Tensors:
-    """A table as sites need it to standardise their features."""
-    name = table.recipe.name
-    return {f"table/{name}/mean": table.scaler.mean, f"table/{name}/scale": table.scaler.scale}
+@dataclass(frozen=True, eq=False)
+class RemoteHeldOut:
+    """The router's scores of held-out samples, which stay on the sites. Confidence travels as counts in bins."""
+
+    cohort: RemoteCohort
+    design: DesignMatrix
+    folds: Sequence[Tensor]
+
+    def slopes(self, scale: float) -> ClientSums:
+        return self.cohort.total({"step": "slope", "scale": scale, **self._header}, self._tensors)
+
+    def confidence(self, temperature: float, log_prior: Tensor) -> Confidence:
+        header = {"step": "spread", "scale": 1 / temperature, **self._header}
+        answers = self.cohort.everybody(header, {**self._tensors, "log_prior": log_prior})
+        strangest = max(float(answer["strange"]) for answer in answers)
+        counts = add([{key: value for key, value in answer.items() if key != "strange"} for answer in answers])
+
+        def weights(key: str) -> Tensor:
+            # The lower edge of a bin: thresholds that promise coverage may only err towards larger sets.
+            return torch.from_numpy(np.repeat(np.arange(BINS) / BINS, counts[key].numpy()))
+
+        top = {rule: weights(f"{rule}/top") for rule in RULES}
+        own = {rule: weights(f"{rule}/own").clamp(min=math.ulp(0.0)).log() for rule in RULES}
+        return Confidence(top, own, strangest)
+
+    @property
+    def _header(self) -> dict[str, Any]:
+        return {"table": self.design.recipe.name, "folds": len(self.folds)}
+
+    @property
+    def _tensors(self) -> Tensors:
+        return {**design_tensors(self.design), **_points("", self.folds)}
 
 
-def _letter(step: str, fits: Mapping[str, Fit], points: Mapping[str, Tensor]) -> tuple[dict[str, Any], Tensors]:
-    told = {key: [fit.table.recipe.name, fit.target, fit.fold] for key, fit in fits.items()}
-    tensors = {f"point/{key}": points[key] for key in fits}
-    for fit in fits.values():
-        tensors |= table_tensors(fit.table)
-    return {"step": step, "fits": told}, tensors
+@dataclass(frozen=True, eq=False)
+class RemoteCorrections:
+    """The sites' corrections of the probe. Two messages: scores of all strengths, then the fit that each site keeps."""
+
+    cohort: RemoteCohort
+    design: DesignMatrix
+    probes: Sequence[Tensor]
+
+    def scores(self, ridge: float, starts: Sequence[Tensor | None]) -> tuple[list[Tensor], list[ClientSums]]:
+        number = STRENGTHS.index(ridge)
+        return [], [part_of(self._all_scores, f"{number}.{fold}") for fold in range(len(starts))]
+
+    @cached_property
+    def _all_scores(self) -> ClientSums:
+        header = {"table": self.design.recipe.name, "folds": len(self.probes), "ridges": list(STRENGTHS)}
+        tensors = {**design_tensors(self.design), **_points("", self.probes)}
+        return self.cohort.total({"step": "corrections", **header}, tensors)
+
+    def keep(self, chosen: Chosen, probe: Tensor, rounds: int) -> dict[str, Tensor]:
+        header = {"step": "keep", "table": self.design.recipe.name, "ridge": chosen.ridge}
+        self.cohort.everybody(header, {**design_tensors(self.design), "point/probe": probe})
+        return {}
 
 
-def of_key(tensors: Mapping[str, Tensor], key: str) -> Tensors:
-    """What an answer says of one of its fits."""
+@dataclass(frozen=True, eq=False)
+class RemoteClasses:
+    """Held-out class probabilities of the probe and the joint model, which stay on the sites.
+
+    The mixture of all corrected heads is missing: it needs every head's answer about other sites' held-out samples,
+    so the features of single samples would have to travel.
+    """
+
+    cohort: RemoteCohort
+    heads: HeldOutHeads
+
+    @property
+    def stacks(self) -> dict[str, list[str]]:
+        return {"stacked": ["global_probe", *(["joint"] if self.heads.joints is not None else [])]}
+
+    def curves(self, models: Sequence[str]) -> Callable[[Tensor], ClientSums]:
+        design = self.heads.design
+        header = {
+            "step": "curves",
+            "table": design.recipe.name,
+            "folds": len(self.heads.probes),
+            "joint": "joint" in models,
+        }
+        tensors = {**design_tensors(design), **_points("probe.", self.heads.probes)}
+        tensors |= _points("joint.", self.heads.joints or ())
+        return lambda weights: self.cohort.total(header, {**tensors, "weights": weights})
+
+
+def design_tensors(design: DesignMatrix) -> Tensors:
+    """A design matrix as sites need it to standardise their features."""
+    return _scaler_tensors(design.recipe, design.scaler)
+
+
+def part_of(tensors: Mapping[str, Tensor], key: str) -> Tensors:
+    """The tensors whose names begin with ``key/``, without it."""
     return {name.removeprefix(f"{key}/"): value for name, value in tensors.items() if name.startswith(f"{key}/")}
+
+
+def _scaler_tensors(recipe: Recipe, scaler: Scaler) -> Tensors:
+    return {f"table/{recipe.name}/mean": scaler.mean, f"table/{recipe.name}/scale": scaler.scale}
+
+
+def _points(prefix: str, points: Sequence[Tensor]) -> Tensors:
+    return {f"point/{prefix}{fold}": point for fold, point in enumerate(points)}
+
+
+def _question(
+    step: str, requests: Mapping[str, FitRequest], points: Mapping[str, Tensor]
+) -> tuple[dict[str, Any], Tensors]:
+    fits = {key: [request.design.recipe.name, request.target, request.fold] for key, request in requests.items()}
+    tensors = {f"point/{key}": points[key] for key in requests}
+    for request in requests.values():
+        tensors |= design_tensors(request.design)
+    return {"step": step, "fits": fits}, tensors

@@ -1,1 +1,1 @@
-"""A site's side of a deployment: its configuration, its data, its private store, its half of every step."""
+"""A site's side of a deployment: its settings, its data, its private store, its replies to the server."""

@@ -1,8 +1,9 @@
-"""A site's private parts on its own disk: one file per finished round, each whole or not there."""
+"""The private store: the files in which a site keeps its private slots, one per finished round."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from feddrm.deploy.wire.messages import Message, pack, unpack
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
+from feddrm.io.tensors import join_slots, split_slots
 from feddrm.methods import Slots
 
 SAMPLES = "samples.sha256"
@@ -18,10 +20,11 @@ NAME = re.compile(r"private-(\d+)\.safetensors")
 
 
 class PrivateStore:
-    """The private part after every round that the server may still ask to go on from.
+    """The private slots after every round that the server may still continue from.
 
-    The server says which of the site's answers it took last; what came before that is forgotten, what
-    came after it (an answer that was late, or lost with a server that crashed) is never built on.
+    The server says which of the site's uploads it accepted last. Slots from before that round are deleted.
+    Slots from after it (an upload that was late, or lost when the server crashed) are never used again.
+    Every file is written atomically and readable by its owner only.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -29,24 +32,20 @@ class PrivateStore:
         folder.mkdir(parents=True, exist_ok=True)
 
     def save(self, round: int, private: Slots) -> None:
-        """Keep what the site has after ``round``."""
-        tensors = {f"{slot}/{leaf}": value for slot, leaves in private.items() for leaf, value in leaves.items()}
-        write_atomically(self._path(round), pack({"round": round, "slots": list(private)}, tensors), private=True)
+        """Write the slots that the site has after ``round``."""
+        content = pack({"round": round, "slots": list(private)}, join_slots(private))
+        write_atomically(self._path(round), content, private=True)
 
     def load(self, round: int, device: torch.device | str = "cpu") -> Slots:
-        """What the site had after ``round``."""
+        """The slots that the site had after ``round``."""
         path = self._path(round)
         if not path.exists():
             raise FeddrmError(
                 f"{self.folder} holds no private part after round {round}, only after {self.rounds() or 'none'}: "
                 f"put back the file from a copy, or start a new run"
             )
-        letter = unpack(path.read_bytes())
-        slots: Slots = {slot: {} for slot in letter.header["slots"]}
-        for name, value in letter.tensors.items():
-            slot, _, leaf = name.partition("/")
-            slots[slot][leaf] = value.to(device)
-        return slots
+        stored = unpack(path.read_bytes())
+        return split_slots({name: value.to(device) for name, value in stored.tensors.items()}, stored.header["slots"])
 
     def forget_before(self, round: int) -> None:
         for old in self.rounds():
@@ -54,27 +53,28 @@ class PrivateStore:
                 self._path(old).unlink(missing_ok=True)
 
     def rounds(self) -> list[int]:
-        """After which rounds there is a private part."""
-        found = (NAME.fullmatch(path.name) for path in self.folder.iterdir())
-        return sorted(int(match[1]) for match in found if match)
+        """The rounds after which slots are stored."""
+        matches = (NAME.fullmatch(path.name) for path in self.folder.iterdir())
+        return sorted(int(match[1]) for match in matches if match)
 
-    def keep(self, name: str, header: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        """Something else that a restarted site must remember."""
+    def keep(self, name: str, header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write something else that a site must remember after a restart."""
         write_atomically(self.folder / f"{name}.safetensors", pack(header, tensors), private=True)
 
     def recall(self, name: str) -> Message | None:
+        """What :meth:`keep` wrote under this name."""
         path = self.folder / f"{name}.safetensors"
         return unpack(path.read_bytes()) if path.exists() else None
 
-    def begun_with(self, samples: str, *, anew: bool) -> bool:
-        """Whether the run began with these samples, by their checksum; ``anew`` or with none kept, it does so now.
+    def check_samples(self, checksum: str, *, restart: bool) -> bool:
+        """Whether the run began with samples of this checksum. A new run, or one without a stored checksum, stores it.
 
-        The checksum stays here: whoever guesses what a site holds could try it against that.
+        The checksum stays on the site: with it, others could test a guess of what the site holds.
         """
         path = self.folder / SAMPLES
-        if anew or not path.exists():
-            write_atomically(path, samples.encode(), private=True)
-        return path.read_text() == samples
+        if restart or not path.exists():
+            write_atomically(path, checksum.encode(), private=True)
+        return path.read_text() == checksum
 
     def _path(self, round: int) -> Path:
         return self.folder / f"private-{round}.safetensors"

@@ -1,4 +1,4 @@
-"""What a site holds, from its own configuration: a folder, a table, arrays, or a share of a known dataset."""
+"""A site's own data, as ``site.yaml`` names them: a folder, a table, arrays, or a share of a known dataset."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from feddrm.data import Client, Federation, load
-from feddrm.data.sources.images import check_size, pictures, read_images
-from feddrm.data.sources.labelled_samples import Samples
-from feddrm.data.sources.tables import number_labels, read_samples
+from feddrm.data.sources.csv_tables import labels_as_integers, read_samples
+from feddrm.data.sources.image_folders import check_size, list_images
+from feddrm.data.sources.images import read_images
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.io.atomic import BROKEN_NPZ
+from feddrm.io.tensors import BROKEN_NPZ
 from feddrm.registry import nearest
 
 KINDS = ("folder", "csv", "npz", "dataset")
@@ -27,8 +27,8 @@ OPTIONS = {
 
 
 @dataclass(frozen=True, eq=False)
-class Holdings:
-    """A site's samples, their labels as text until all sites' classes are known."""
+class SiteDataset:
+    """A site's samples. Labels stay text until the classes of all sites are known, except in a ``ready`` client."""
 
     name: str
     classes: tuple[str, ...]
@@ -41,42 +41,42 @@ class Holdings:
     seed: int = 2025
 
     def client(self, classes: Sequence[str]) -> Client:
-        """The site as a client whose labels are numbered by the federation's classes."""
+        """The site as a client. Its labels become positions in ``classes``."""
         if self.ready is not None:
             if tuple(classes) != self.classes:
                 raise FeddrmError(f"{self.name} has the classes of a known dataset, others have not: use one kind")
             return self.ready
-        # A federation of one is refused, and so is a client with one class; a companion of one sample
-        # per class, which is dropped again, stands for the others.
+        # Federation refuses a single client, and a federation with one class. So a second client with one
+        # sample per class takes the place of the other sites; only the first is returned.
         companion = (np.repeat(np.asarray(self.x)[:1], len(classes), axis=0), list(classes))
-        found = Federation.from_arrays(
+        federation = Federation.from_arrays(
             [(self.name, (self.x, list(self.labels))), (f"{self.name} and others", companion)],
             classes=list(classes),
             columns=self.columns,
             test_fraction=self.test_fraction,
             seed=self.seed,
         )
-        return found.clients[0]
+        return federation.clients[0]
 
-    def client_since(self, classes: Sequence[str], samples: int, shape: Sequence[int]) -> Client:
-        """The same in the midst of a run; refused where its data were others, as far as a brief tells."""
+    def client_as_before(self, classes: Sequence[str], samples: int, shape: Sequence[int]) -> Client:
+        """The client of a run that has begun; refused if classes, number or shape of samples have changed since."""
         if more := [label for label in self.classes if label not in classes]:
             raise FeddrmError(f"holds class '{more[0]}', which this run began without: take it out, or start a new run")
         own = self.client(classes)
         if len(own.train) != samples:
             raise FeddrmError(f"holds {len(own.train)} samples, this run began with {samples}: {BACK}")
-        found = tuple(own.train.x.shape[1:])
-        if found != tuple(shape):
-            raise FeddrmError(f"holds samples of shape {found}, this run began with {tuple(shape)}: {BACK}")
+        now = tuple(own.train.x.shape[1:])
+        if now != tuple(shape):
+            raise FeddrmError(f"holds samples of shape {now}, this run began with {tuple(shape)}: {BACK}")
         return own
 
 
-def read_holdings(name: str, data: Mapping[str, Any], base: Path) -> Holdings:
-    """Read what the ``data`` of a site's configuration names; paths are relative to its folder.
+def read_site_dataset(name: str, data: Mapping[str, Any], base: Path) -> SiteDataset:
+    """Read the data that ``data`` of a ``site.yaml`` names; paths are relative to ``base``.
 
-    ``folder``: class sub-folders of images. ``csv``: a table with a header, ``label`` the column to
+    ``folder``: images in class sub-folders. ``csv``: a table with a header; ``label`` is the column to
     predict. ``npz``: arrays ``x`` and ``y``. ``dataset``: a share of a dataset that feddrm knows, for
-    trying out, with ``client`` the number of the share.
+    trying out; ``client`` is the number of the share.
     """
     kinds = [kind for kind in KINDS if kind in data]
     if len(kinds) != 1:
@@ -90,43 +90,43 @@ def read_holdings(name: str, data: Mapping[str, Any], base: Path) -> Holdings:
     path = base / str(data[kind])
     columns = None
     if kind == "folder":
-        x, labels = _pictures(path, data)
+        x, labels = _images(path, data)
     elif kind == "npz":
         x, labels = _arrays(path)
     else:
         if not data.get("label"):
             raise SettingError(f"{name}: csv data need 'label', the column to predict")
-        columns, read = read_samples([(name, path)], label=data["label"], client=None, drop=data.get("drop", ()))
-        samples: Samples = number_labels(read, None)[0][name]
+        columns, rows = read_samples([(name, path)], label=data["label"], client=None, drop=data.get("drop", ()))
+        samples = labels_as_integers(rows, None)[0][name]
         x, labels = samples.x, list(samples.labels)
     division = {key: data[key] for key in ("test_fraction", "seed") if key in data}
     text = [str(label) for label in labels]
-    return Holdings(name, in_order(set(text)), columns, False, None, x, text, **division)
+    return SiteDataset(name, sorted_classes(set(text)), columns, False, None, x, text, **division)
 
 
-def in_order(classes: set[str]) -> tuple[str, ...]:
-    """By number where all are numbers, by letter elsewhere."""
+def sorted_classes(classes: set[str]) -> tuple[str, ...]:
+    """Sorted as numbers if all are numbers, else as text."""
     numbers = all(c.lstrip("-").isdigit() for c in classes)
     return tuple(sorted(classes, key=int) if numbers else sorted(classes))
 
 
-def _share(name: str, data: Mapping[str, Any]) -> Holdings:
+def _share(name: str, data: Mapping[str, Any]) -> SiteDataset:
     settings = {key: value for key, value in data.items() if key not in ("dataset", "client")}
     whole = load(str(data["dataset"]), **settings)
     number = data.get("client", 0)
     if not isinstance(number, int) or not 0 <= number < len(whole):
         raise SettingError(f"{name}: client={number!r}: '{data['dataset']}' has shares 0 to {len(whole) - 1}")
     own = replace(whole.clients[number], name=name)
-    return Holdings(name, whole.classes, whole.columns, whole.crop is not None, own)
+    return SiteDataset(name, whole.classes, whole.columns, whole.crop is not None, own)
 
 
-def _pictures(path: Path, data: Mapping[str, Any]) -> tuple[Any, list[Any]]:
-    listing = pictures(path)
-    if not listing:
+def _images(path: Path, data: Mapping[str, Any]) -> tuple[Any, list[Any]]:
+    images = list_images(path)
+    if not images:
         raise FeddrmError(f"{path} has no images in class folders: put them there, one folder per class")
     size = check_size(str(path), data.get("size"))
     options = {} if data.get("grey") is None else {"grey": bool(data["grey"])}
-    return read_images([picture.path for picture in listing], size, **options), [p.label for p in listing]
+    return read_images([image.path for image in images], size, **options), [image.label for image in images]
 
 
 def _arrays(path: Path) -> tuple[Any, list[Any]]:

@@ -1,1 +1,1 @@
-"""What crosses the wire between server and sites: messages, the channel, and the checks on both."""
+"""What crosses the wire between the server and the sites: signed messages, the run spec, the public files."""

@@ -1,125 +1,133 @@
-"""The server's correspondence: which node is which site, and what they answer, if it can be believed."""
+"""The server's exchange of messages with all sites: requests by site name, replies verified and checked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from torch import Tensor
 
-from feddrm.deploy.wire.messages import ANYBODY, Message, digest, opened, pack, seal, unpack
+from feddrm.deploy.wire.messages import ANY_SITE, Message, digest, pack, sign, unpack, verify
 from feddrm.errors import FeddrmError
 
 HELLO_SECONDS = 60.0
-LINE = 400  # characters of a site's complaint
+COMPLAINT_LENGTH = 400  # characters
 
-Say = Callable[[str, Mapping[str, Any]], None]  # what happens, for whoever watches
-Check = Callable[[str, Message], Message]  # what may be used of a site's answer; refuses what may not
-Question = tuple[Mapping[str, Any], Mapping[str, Tensor]]
+OnEvent = Callable[[str, Mapping[str, Any]], None]  # called with the name of an event and its details
+Check = Callable[[str, Message], Message]  # given a site's name and reply: returns the usable part, or raises
+Request = tuple[Mapping[str, Any], Mapping[str, Tensor]]  # header and tensors
 
 
 class Transport(Protocol):
-    """Whoever carries letters to nodes and brings back answers: Flower, or a test."""
+    """What carries the bytes of messages to nodes and back: Flower, or a test's direct call."""
 
     def nodes(self) -> set[int]:
-        """Who can be reached now."""
+        """The nodes that can be reached now."""
 
-    def ask(self, letters: Mapping[int, bytes], deadline: float, kind: str) -> dict[int, bytes]:
-        """Answers of those who gave one within ``deadline`` seconds."""
+    def ask(self, messages: Mapping[int, bytes], deadline: float, kind: str) -> dict[int, bytes]:
+        """The replies, by node, that arrived within ``deadline`` seconds."""
 
 
-class Post:
-    """Letters to sites by name, signed; answers that the site has signed, to the very letter they answer."""
+class Channel:
+    """Signs requests to sites and accepts only replies that the right site signed for the right request."""
 
     def __init__(
         self,
-        courier: Transport,
+        transport: Transport,
         key: ec.EllipticCurvePrivateKey,
         site_keys: Mapping[str, ec.EllipticCurvePublicKey],
-        say: Say,
+        on_event: OnEvent,
     ) -> None:
-        self.courier, self.key, self.site_keys, self.say = courier, key, dict(site_keys), say
-        self.at: dict[str, int] = {}  # the node of every site that has said its name
-        self.strangers: set[int] = set()
-        self.sent: dict[str, int] = {}  # bytes of the last letter to every site that answered it
-        self.got: dict[str, int] = {}
-        self.refused: dict[str, str] = {}  # why the last answer of a site cannot be used
+        self.transport, self.key, self.site_keys, self.on_event = transport, key, dict(site_keys), on_event
+        self.nodes: dict[str, int] = {}  # the node of every site that has answered a hello
+        self.foreign: set[int] = set()  # nodes without any of this federation's keys
+        # Of the last call of `ask`:
+        self.bytes_sent: dict[str, int] = {}  # by site, of sites with a usable reply
+        self.bytes_received: dict[str, int] = {}
+        self.refusals: dict[str, str] = {}  # why a site's reply cannot be used
 
-    def ask(self, letters: Mapping[str, Question], deadline: float, check: Check) -> dict[str, Message]:
-        """Answers by name, of those who can be reached, answered in time, and had nothing to complain of.
+    def ask(self, requests: Mapping[str, Request], deadline: float, check: Check) -> dict[str, Message]:
+        """The usable replies by site name. Sites that are away, late, or refused by ``check`` are left out."""
+        self.discover()
+        self.bytes_sent, self.bytes_received, self.refusals = {}, {}, {}
+        packed = {
+            name: pack({**header, "to": name}, tensors)
+            for name, (header, tensors) in requests.items()
+            if name in self.nodes
+        }
+        names = {self.nodes[name]: name for name in packed}
+        kind = "train" if any(header["kind"] == "train" for header, _ in requests.values()) else "query"
+        replies: dict[str, Message] = {}
+        for node, signed in self._exchange({node: packed[names[node]] for node in names}, deadline, kind).items():
+            name = names[node]
+            reply = self.verified(signed, packed[name], name)
+            if reply is not None and (usable := self.checked(name, reply, check)) is not None:
+                replies[name] = usable
+                self.bytes_sent[name], self.bytes_received[name] = len(packed[name]), len(signed)
+        return replies
 
-        An answer that ``check`` refuses is complained of, and is none.
+    def discover(self) -> dict[str, Message]:
+        """Say hello to new nodes and learn which site each one is; returns the hello replies by site name.
+
+        The signature decides which site a node is. What the node says about itself does not count.
         """
-        self.meet()
-        self.sent, self.got, self.refused = {}, {}, {}
-        packed = {n: pack({**header, "to": n}, tensors) for n, (header, tensors) in letters.items() if n in self.at}
-        kind = "train" if any(header["kind"] == "train" for header, _ in letters.values()) else "query"
-        found: dict[str, Message] = {}
-        for node, content in self._carry({self.at[n]: packed[n] for n in packed}, deadline, kind).items():
-            name = next(n for n in packed if self.at[n] == node)
-            letter = self.believe(content, packed[name], name)
-            if letter is not None and (usable := self.usable(name, letter, check)) is not None:
-                found[name] = usable
-                self.sent[name], self.got[name] = len(packed[name]), len(content)
-        return found
-
-    def usable(self, name: str, letter: Message, check: Check) -> Message | None:
-        """What may be used of a believed answer."""
-        try:
-            return check(name, letter)
-        except FeddrmError as error:
-            self._refuse(name, f"{name} is left out, its answer cannot be used: ", str(error))
-            return None
-
-    def meet(self) -> dict[str, Message]:
-        """Learn which of the reachable nodes are which sites; what new ones say of what they hold, by name.
-
-        Whoever cannot sign as one of the names is a stranger, whatever he says.
-        """
-        here = self.courier.nodes()
-        self.at = {name: node for name, node in self.at.items() if node in here}
-        self.strangers &= here
-        unknown = here - set(self.at.values()) - self.strangers
-        hello = pack({"kind": "hello", "to": ANYBODY})
-        found: dict[str, Message] = {}
-        for node, content in self._carry(dict.fromkeys(unknown, hello), HELLO_SECONDS, "query").items():
+        reachable = self.transport.nodes()
+        self.nodes = {name: node for name, node in self.nodes.items() if node in reachable}
+        self.foreign &= reachable
+        new = reachable - set(self.nodes.values()) - self.foreign
+        hello = pack({"kind": "hello", "to": ANY_SITE})
+        replies: dict[str, Message] = {}
+        for node, signed in self._exchange(dict.fromkeys(new, hello), HELLO_SECONDS, "query").items():
             for name in self.site_keys:
-                letter = self.believe(content, hello, name, quiet=True)
-                if letter is not None:
-                    found[name], self.at[name] = letter, node
+                reply = self.verified(signed, hello, name, quiet=True)
+                if reply is not None:
+                    replies[name], self.nodes[name] = reply, node
                     break
             else:
-                self.strangers.add(node)
-                self.say("complaint", {"text": f"node {node} has none of this federation's keys: it is ignored"})
-        return found
+                self.foreign.add(node)
+                self.on_event("complaint", {"text": f"node {node} has none of this federation's keys: it is ignored"})
+        return replies
 
-    def _carry(self, letters: Mapping[int, bytes], deadline: float, kind: str) -> dict[int, bytes]:
-        if not letters:
-            return {}
-        return self.courier.ask({node: seal(letter, self.key) for node, letter in letters.items()}, deadline, kind)
-
-    def believe(self, sealed: bytes, question: bytes, name: str, quiet: bool = False) -> Message | None:
-        """The answer, if ``name`` signed it, it answers this very question, and it is no complaint."""
+    def verified(self, signed: bytes, request: bytes, name: str, quiet: bool = False) -> Message | None:
+        """The reply, if ``name`` signed it, it answers this very request, and it reports no error."""
         try:
-            letter = unpack(opened(sealed, self.site_keys[name], name))
-            if letter.header.get("answers") != digest(question):
-                raise FeddrmError("it answered another letter: it is left out")
-            if "error" in letter.header:
-                raise FeddrmError(str(letter.header["error"]))
+            reply = unpack(verify(signed, self.site_keys[name], name))
+            if reply.header.get("answers") != digest(request):
+                raise FeddrmError("it answered another message: it is left out")
+            if "error" in reply.header:
+                raise FeddrmError(str(reply.header["error"]))
         except FeddrmError as error:
             if not quiet:
                 self._refuse(name, f"{name}: ", str(error))
             return None
-        return letter
+        return reply
 
-    def _refuse(self, name: str, before: str, reason: str) -> None:
-        """A site's answer is none: that is complained of, and remembered for those who wait for it."""
-        self.refused[name] = one_line(reason)
-        self.say("complaint", {"text": before + self.refused[name]})
+    def checked(self, name: str, reply: Message, check: Check) -> Message | None:
+        """The usable part of a verified reply, None if ``check`` refuses it."""
+        try:
+            return check(name, reply)
+        except FeddrmError as error:
+            self._refuse(name, f"{name} is left out, its answer cannot be used: ", str(error))
+            return None
+
+    def missing(self, names: Iterable[str]) -> str:
+        """The sites without a usable reply to the last request, each with the reason if it is known."""
+        missing = [name for name in names if name not in self.bytes_sent]
+        return ", ".join(f"{name} ({self.refusals[name]})" if name in self.refusals else name for name in missing)
+
+    def _exchange(self, messages: Mapping[int, bytes], deadline: float, kind: str) -> dict[int, bytes]:
+        if not messages:
+            return {}
+        signed = {node: sign(content, self.key) for node, content in messages.items()}
+        return self.transport.ask(signed, deadline, kind)
+
+    def _refuse(self, name: str, prefix: str, reason: str) -> None:
+        self.refusals[name] = printable_line(reason)
+        self.on_event("complaint", {"text": prefix + self.refusals[name]})
 
 
-def one_line(text: str) -> str:
-    """What a site says, fit for a log and a terminal: not long, and what would command the terminal is spelled out."""
-    spelled = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(text.split()))
-    return "".join(spelled)[:LINE]
+def printable_line(text: str) -> str:
+    """A site's text as one short line. Control characters are escaped, so that they cannot control a terminal."""
+    escaped = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(text.split()))
+    return "".join(escaped)[:COMPLAINT_LENGTH]

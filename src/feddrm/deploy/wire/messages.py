@@ -1,8 +1,8 @@
-"""What crosses the wire: a header and named tensors as safetensors, signed by whoever sends them.
+"""Messages: a header and named tensors as safetensors bytes, signed by the sender.
 
-TLS, node authentication and the SuperLink's secret guard the line; a letter does not rely on them. A site
-answers only what this federation's server has signed, and the server believes only what the site has
-signed. No pickle, no code: a letter is read or refused.
+TLS and node authentication protect the connection. A message does not rely on them: a site answers only
+messages that its federation's server has signed, and the server accepts only replies that the site has signed
+(docs/decisions/0008-signed-messages.md). A message contains no pickle and no code.
 """
 
 from __future__ import annotations
@@ -18,41 +18,43 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
+from torch import Tensor
 
 from feddrm.errors import FeddrmError
+from feddrm.io.tensors import tensor_bytes
 from feddrm.methods import Tensors
 
-FORMAT = "feddrm-letter-1"
-ANYBODY = "*"  # to whom a question by name is not yet possible
+FORMAT = "feddrm-letter-1"  # part of the wire format: the name stays
+ANY_SITE = "*"  # the recipient of a message to a node whose site is not known yet
 
 
 class Message(NamedTuple):
-    """What is said (plain values) and what comes with it."""
+    """A header of plain values, and named tensors."""
 
     header: dict[str, Any]
     tensors: Tensors
 
 
-def pack(header: Mapping[str, Any], tensors: Mapping[str, Any] | None = None) -> bytes:
-    """A letter as bytes; the order of the tensors is kept, because sums depend on it in the last bit."""
-    plain = {name: value.detach().cpu().contiguous().clone() for name, value in (tensors or {}).items()}
-    return save(plain, metadata={FORMAT: json.dumps({"header": dict(header), "order": list(plain)})})
+def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> bytes:
+    """A message as bytes. The order of the tensors is kept, because the last bit of a sum depends on it."""
+    tensors = tensors or {}
+    return tensor_bytes(tensors, {FORMAT: json.dumps({"header": dict(header), "order": list(tensors)})})
 
 
 def unpack(content: bytes) -> Message:
-    """The inverse of :func:`pack`; anything else is refused."""
+    """The inverse of :func:`pack`. Bytes of any other form are refused."""
     try:
         tensors = load(content)
         size = int.from_bytes(content[:8], "little")
-        told = json.loads(json.loads(content[8 : 8 + size])["__metadata__"][FORMAT])
-        return Message(dict(told["header"]), {name: tensors[name] for name in told["order"]})
+        metadata = json.loads(json.loads(content[8 : 8 + size])["__metadata__"][FORMAT])
+        return Message(dict(metadata["header"]), {name: tensors[name] for name in metadata["order"]})
     except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise FeddrmError(f"not a letter of format {FORMAT} ({error}): both ends need the same feddrm") from error
+        raise FeddrmError(f"not a message of format {FORMAT} ({error}): both ends need the same feddrm") from error
 
 
 def load_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """A key that ``feddrm deploy init`` or ``ssh-keygen -t ecdsa -b 384`` wrote."""
+    """Read a key that ``feddrm deploy init`` or ``ssh-keygen -t ecdsa -b 384`` wrote."""
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
     except (OSError, ValueError) as error:
@@ -63,7 +65,7 @@ def load_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def load_public_key(path: Path) -> ec.EllipticCurvePublicKey:
-    """The public half of such a key."""
+    """Read the public half of such a key."""
     try:
         key = load_ssh_public_key(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -73,23 +75,23 @@ def load_public_key(path: Path) -> ec.EllipticCurvePublicKey:
     return key
 
 
-def seal(content: bytes, key: ec.EllipticCurvePrivateKey) -> bytes:
-    """The letter with its signature in front."""
+def sign(content: bytes, key: ec.EllipticCurvePrivateKey) -> bytes:
+    """The content with its signature in front."""
     signature = key.sign(content, ec.ECDSA(SHA256()))
     return len(signature).to_bytes(2, "big") + signature + content
 
 
-def opened(sealed: bytes, key: ec.EllipticCurvePublicKey, sender: str) -> bytes:
-    """The letter without its signature, which must be ``sender``'s."""
-    size = int.from_bytes(sealed[:2], "big")
-    signature, content = sealed[2 : 2 + size], sealed[2 + size :]
+def verify(signed: bytes, key: ec.EllipticCurvePublicKey, sender: str) -> bytes:
+    """The content without its signature. A signature that is not the ``sender``'s is refused."""
+    size = int.from_bytes(signed[:2], "big")
+    signature, content = signed[2 : 2 + size], signed[2 + size :]
     try:
         key.verify(signature, content, ec.ECDSA(SHA256()))
     except InvalidSignature as error:
-        raise FeddrmError(f"a letter that {sender} has not signed was refused: compare the keys of both") from error
+        raise FeddrmError(f"refused a message that {sender} has not signed: compare the keys of both ends") from error
     return content
 
 
 def digest(content: bytes) -> str:
-    """Which letter an answer answers: an old answer cannot be passed off as a new one."""
+    """The checksum by which a reply names its request: an old reply cannot pass for a new one."""
     return hashlib.sha256(content).hexdigest()

@@ -1,75 +1,74 @@
-"""What everybody may know of a run: written down by the server, and by every site beside its own private part.
+"""The public files of a run: its configuration, the facts about its data, and the router.
 
-With it the server's run folder is a run like any other, and a site's folder all that ``feddrm serve-client`` needs.
+The server writes them into its run folder and sends them to every site with the last message. With them the
+server's run folder opens like any other run, and ``feddrm serve-client`` needs nothing but a site's own folder.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
-import yaml
 from torch import Tensor
 
 from feddrm.data import DEPLOYED
-from feddrm.data.summary import FACTS
 from feddrm.deploy.wire.run_spec import RunSpec
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
+from feddrm.io.run_files import CONFIG, FACTS
+from feddrm.io.text import json_bytes, yaml_bytes
 from feddrm.router.artifact import HEADS, MANIFEST, ROUTER, TRUNK
 
-CONFIG = "config.yaml"
-INDEX = f"router/{MANIFEST}"  # written last: it lists the other files of the router
+SOURCE = "sites that keep their own samples"
+INDEX = f"router/{MANIFEST}"  # written last, because it lists the other files of the router
 PUBLIC = (CONFIG, FACTS, *(f"router/{name}" for name in (ROUTER, TRUNK, HEADS)), INDEX)
-PREFIX = "public/"  # of a file among the tensors of a letter
+PREFIX = "public/"  # of the name of a file among the tensors of a message
 
 
-def describe_run(folder: Path, brief: RunSpec) -> None:
-    """``config.yaml`` and ``data.json`` as far as a server knows the data: no sample, no count of labels."""
-    plain = json.loads(json.dumps(brief.as_dict()))
+def describe_run(folder: Path, spec: RunSpec) -> None:
+    """Write ``config.yaml`` and ``data.json``. The server knows no sample and no count of labels."""
+    plain = spec.as_dict()
     config = {"data": {"name": DEPLOYED}, "method": plain["method"], "model": plain["model"], **plain["plan"]}
-    federation = brief.federation()
     facts = {
-        "name": federation.name,
-        "source": federation.source,
+        "name": DEPLOYED,
+        "source": SOURCE,
         "settings": {},
         "sample_shape": plain["shape"],
         "classes": plain["classes"],
         "columns": plain["columns"],
         "clients": [
             {"name": name, "train": size, "class_counts": None}
-            for name, size in zip(brief.names, brief.sizes, strict=True)
+            for name, size in zip(spec.names, spec.sizes, strict=True)
         ],
-        "train": sum(brief.sizes),
+        "train": sum(spec.sizes),
     }
-    write_atomically(folder / CONFIG, yaml.safe_dump(config, sort_keys=False, allow_unicode=True).encode())
-    write_atomically(folder / FACTS, (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode())
+    write_atomically(folder / CONFIG, yaml_bytes(config))
+    write_atomically(folder / FACTS, json_bytes(facts))
 
 
-def public_files(folder: Path) -> dict[str, Tensor]:
-    """The public files of a run folder, as a letter carries them."""
-    found = {name: folder / name for name in PUBLIC if (folder / name).exists()}
+def public_tensors(folder: Path) -> dict[str, Tensor]:
+    """The public files of a run folder as tensors of bytes, for a message."""
+    paths = {name: folder / name for name in PUBLIC if (folder / name).exists()}
     return {
         f"{PREFIX}{name}": torch.from_numpy(np.frombuffer(path.read_bytes(), np.uint8).copy())
-        for name, path in found.items()
+        for name, path in paths.items()
     }
 
 
-def without_files(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The leaves of a letter that brought files, too."""
+def without_public(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The other tensors of a message that carries public files."""
     return {name: value for name, value in tensors.items() if not name.startswith(PREFIX)}
 
 
-def keep_files(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write the files of a letter into a site's folder: the known names and no others; an older router goes."""
-    found = {name.removeprefix(PREFIX): value for name, value in tensors.items() if name.startswith(PREFIX)}
-    if strange := [name for name in found if name not in PUBLIC]:
-        raise FeddrmError(f"the server sent a file '{strange[0]}': both ends need the same feddrm")
+def write_public(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write the public files of a message into a site's folder, under known names only. An older router is removed."""
+    files = {name.removeprefix(PREFIX): value for name, value in tensors.items() if name.startswith(PREFIX)}
+    if unknown := [name for name in files if name not in PUBLIC]:
+        raise FeddrmError(f"the server sent a file '{unknown[0]}': both ends need the same feddrm")
     (folder / "router").mkdir(exist_ok=True)
     (folder / INDEX).unlink(missing_ok=True)
     for name in PUBLIC:
-        if name in found:
-            write_atomically(folder / name, found[name].cpu().numpy().tobytes())
+        if name in files:
+            write_atomically(folder / name, files[name].cpu().numpy().tobytes())

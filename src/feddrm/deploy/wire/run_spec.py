@@ -1,18 +1,23 @@
-"""What all sides agree on before the first round: who takes part, what a sample is, what is trained."""
+"""The run spec: what the server and the sites agree on before the first round.
+
+In headers of messages and in names of files it is called ``brief``: an older name that both ends depend on.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from feddrm.data import DEPLOYED, Client, Federation, RandomResizedCrop, Split
+from feddrm.data import Client, RandomResizedCrop, Split
 from feddrm.engine import Plan
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import Method
 from feddrm.models import Model, Net
+from feddrm.router.fit.cohort import Facts
 from feddrm.runs.config import known_fields
 
 DTYPES = {"uint8": torch.uint8, "float32": torch.float32}
@@ -20,9 +25,9 @@ DTYPES = {"uint8": torch.uint8, "float32": torch.float32}
 
 @dataclass(frozen=True)
 class RunSpec:
-    """A run as every site needs to know it: plain values, the same for all.
+    """Who takes part, what a sample is, and what is trained: plain values, the same for every site.
 
-    A client's number is its place in ``names``: written down once, whoever connects first.
+    A client's number is its position in ``names``. It does not depend on the order in which sites connect.
     """
 
     run: str
@@ -40,14 +45,15 @@ class RunSpec:
     privacy: Mapping[str, float] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        """As JSON and YAML hold it: lists instead of tuples."""
+        return dict(json.loads(json.dumps({name: getattr(self, name) for name in self.__dataclass_fields__})))
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> RunSpec:
-        """From :meth:`as_dict`, perhaps by way of JSON."""
+        """The inverse of :meth:`as_dict`."""
         missing = [name for name in cls.__dataclass_fields__ if name not in values and name != "privacy"]
         if missing:
-            raise FeddrmError(f"the server's brief lacks '{missing[0]}': both ends need the same feddrm")
+            raise FeddrmError(f"the server's run spec lacks '{missing[0]}': both ends need the same feddrm")
         known = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
         check_run(known["run"])
         for name in ("names", "sizes", "classes", "shape"):
@@ -63,44 +69,34 @@ class RunSpec:
         return Plan(**known_fields(Plan, self.plan, "training"))
 
     def make_net(self) -> Net:
-        """The network with its first parameters: drawn from the seed, so that nobody needs to send them."""
+        """The network with its initial parameters. They are drawn from the seed, so nobody has to send them."""
         model = Model.make(self.model["name"], **_settings(self.model))
         clients = len(self.names) if self.make_method().client_branch else None
         return model.build(self.shape, len(self.classes), clients, self.make_plan().seed)
 
-    def federation(self, own: Client | None = None) -> Federation:
-        """All clients by name and number, each with one empty sample, except ``own`` with what it holds.
+    def make_crop(self) -> RandomResizedCrop | None:
+        return RandomResizedCrop() if self.crop else None
 
-        The engine draws a client's batches by its number in a federation; the others' samples stay where they are.
-        """
-        return stand_in(self.names, self.classes, self.shape, self.dtype, own=own, crop=self.crop)
+    def blank_client(self, name: str) -> Client:
+        """A client with one blank sample of the agreed form, in the place of one whose samples are elsewhere."""
+        return blank_client(name, self.shape, self.dtype)
+
+    @property
+    def facts(self) -> Facts:
+        """What a router's fit needs to know of the clients."""
+        return Facts(self.names, self.sizes, self.classes, self.shape, self.scale, columns=self.columns)
 
 
 def check_run(name: object) -> None:
-    """A run names folders at both ends: neither lets the other lead it out of its own."""
+    """Refuse a run name that could lead out of a folder: both ends name folders after the run."""
     if not (isinstance(name, str) and name and all(c.isalnum() or c in "-_" for c in name)):
         raise SettingError(f"run {name!r} names folders: use letters, digits, '-' or '_'")
 
 
-def stand_in(
-    names: Sequence[str],
-    classes: Sequence[str],
-    shape: Sequence[int],
-    dtype: str,
-    *,
-    own: Client | None = None,
-    crop: bool = False,
-) -> Federation:
-    """A federation of which at most one client's samples are here."""
-    nothing = Split(torch.zeros(1, *shape, dtype=DTYPES[dtype]), torch.zeros(1, dtype=torch.int64))
-    clients = [own if own is not None and own.name == n else Client(n, nothing, nothing) for n in names]
-    return Federation(
-        name=DEPLOYED,
-        clients=tuple(clients),
-        classes=tuple(classes),
-        source="sites that keep their own samples",
-        crop=RandomResizedCrop() if crop else None,
-    )
+def blank_client(name: str, shape: Sequence[int], dtype: str) -> Client:
+    """A client with one sample of zeros."""
+    blank = Split(torch.zeros(1, *shape, dtype=DTYPES[dtype]), torch.zeros(1, dtype=torch.int64))
+    return Client(name, blank, blank)
 
 
 def _settings(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Local gradient steps and averaging on fixed embeddings, exactly as the paper's theorem has them.
+"""Federated averaging of a linear head on fixed embeddings, exactly as in the paper's theorem.
 
-Full gradients, no randomness: what is left of the method when everything that could hide its theory is taken away.
+Local steps use full gradients, so nothing is random and the theorem applies as it stands.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from feddrm.drm.basis import Floats
 
 @dataclass(frozen=True)
 class Head:
-    """A linear softmax head over fixed embeddings, whose samples lie at several clients.
+    """A linear softmax head over fixed embeddings whose samples are divided among clients.
 
     Arrays are padded to the largest client; ``share`` is one over a client's size, and zero on the padding.
-    Weights have axes (..., outcome, feature), or (..., client, outcome, feature) once clients have parted.
+    Weights have the axes (..., outcome, feature), or (..., client, outcome, feature) if clients' weights differ.
     """
 
     features: Floats  # client, sample, feature; the first feature is one
@@ -29,7 +29,7 @@ class Head:
 
     @staticmethod
     def of(features: Floats, outcome: NDArray[np.intp], client: NDArray[np.intp], outcomes: int) -> Head:
-        """From pooled samples: embedding (with its constant), what is to be told, and where each sample lies."""
+        """From pooled samples: embeddings with a constant, the outcome to predict, and the client of each sample."""
         sizes = np.bincount(client)
         shape = (len(sizes), int(sizes.max()))
         x, t, share = np.zeros((*shape, features.shape[1])), np.zeros((*shape, outcomes)), np.zeros(shape)
@@ -47,7 +47,7 @@ class Head:
         """Each client's gradient of its mean cross-entropy, at its own weights."""
         p = self.features @ np.swapaxes(weights, -1, -2)
         p -= p.max(-1, keepdims=True)
-        np.exp(p, out=p)  # in place: these arrays are all the time there is
+        np.exp(p, out=p)  # in place, because these arrays take nearly all the time
         p /= p.sum(-1, keepdims=True)
         p -= self.targets
         p *= self.share[..., None]
@@ -60,15 +60,15 @@ class Head:
     def drift(self, weights: Floats) -> Floats:
         """``G^2 = sum_i w_i ||grad_i - grad||^2`` at common weights."""
         each = self.gradients(weights[..., None, :, :])
-        apart = each - self.average(each)[..., None, :, :]
-        return np.asarray((self.client_weights * (apart**2).sum((-1, -2))).sum(-1))
+        deviation = each - self.average(each)[..., None, :, :]
+        return np.asarray((self.client_weights * (deviation**2).sum((-1, -2))).sum(-1))
 
-    def average(self, parted: Floats) -> Floats:
+    def average(self, by_client: Floats) -> Floats:
         """The server's step: the mean over clients, weighted by their samples."""
-        return np.asarray((self.client_weights[:, None, None] * parted).sum(-3))
+        return np.asarray((self.client_weights[:, None, None] * by_client).sum(-3))
 
     def smoothness(self) -> float:
-        """A bound on the curvature of every client's loss: half the largest second moment (Boehning)."""
+        """A bound on the curvature of every client's loss: half the largest second moment (Böhning, 1992)."""
         moments = np.swapaxes(self.features * self.share[..., None], 1, 2) @ self.features
         return 0.5 * float(np.linalg.eigvalsh(moments).max())
 

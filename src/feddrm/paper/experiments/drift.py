@@ -1,7 +1,7 @@
-"""The gradient-drift experiment: ten classes, three clients, a random embedding, FedAvg.
+"""The gradient-drift experiment: FedAvg on ten classes, three clients and a random embedding.
 
-Every client sees all classes but only its own client label, so the client head's local gradients lie further
-apart. The paper shows this in one figure without its settings; here are six.
+Every client has samples of all classes but only one client label, so the client head's local gradients differ
+more. The paper shows one figure and does not give its settings; this experiment covers six settings.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Drift:
 def random_federation(
     labels: str, embedding: str, seed: int, samples: int = 100
 ) -> tuple[Floats, NDArray[np.intp], NDArray[np.intp]]:
-    """Embeddings (a constant first), classes and clients of a made federation."""
+    """Embeddings (a constant first), classes and clients of a simulated federation."""
     rng = np.random.default_rng(seed)
     client = np.repeat(np.arange(CLIENTS), samples)
     mix = rng.dirichlet(np.full(CLASSES, 0.3), CLIENTS) if labels == "skewed" else np.full((CLIENTS, CLASSES), 0.1)
@@ -67,7 +67,7 @@ def random_federation(
 def measure_drift(
     labels: str, embedding: str, *, rounds: int = 100, local_steps: int = 10, rate: float = 0.5, seed: int = 0
 ) -> Drift:
-    """Run FedAvg on both heads and look at the gradients before every round."""
+    """Run FedAvg on both heads and measure the gradients before every round."""
     if labels not in LABELS or embedding not in EMBEDDINGS:
         raise SettingError(f"labels {labels}, embedding {embedding}: give {'/'.join(LABELS)}, {'/'.join(EMBEDDINGS)}")
     x, label, client = random_federation(labels, embedding, seed)
@@ -81,5 +81,5 @@ def measure_drift(
 
 
 def drift_experiment(rounds: int = 100, seed: int = 0) -> list[Drift]:
-    """All six settings."""
+    """Measure all six settings."""
     return [measure_drift(a, b, rounds=rounds, seed=seed) for a in LABELS for b in EMBEDDINGS]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from feddrm.drm.figures import POOLED, THIRD, tidy
+from feddrm.drm.density_figures import POOLED, THIRD, tidy
 from feddrm.paper.experiments.drift import EMBEDDINGS, LABELS, Drift
 from feddrm.paper.experiments.tradeoff import Tradeoff
 

@@ -1,7 +1,7 @@
-"""The lambda trade-off: what weighting the two losses costs and brings, on fixed embeddings.
+"""The lambda trade-off: how the weighting of the two losses changes the errors, on fixed embeddings.
 
-Data from a true pair of multinomial logistic models; FedAvg with E full-gradient steps on
-``(1 - lambda) client loss + lambda class loss + rho / 2 ||zeta||^2``, at the largest rate the theorem allows.
+The data come from a true pair of multinomial logistic models. FedAvg takes E full-gradient steps on
+``(1 - lambda) client loss + lambda class loss + rho / 2 ||zeta||^2``, at the largest rate that the theorem allows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LAMBDAS = tuple(round(0.1 * i, 1) for i in range(1, 10))
 
 @dataclass(frozen=True)
 class World:
-    """One made data set, and the truth behind it (rows centred: only differences between rows matter)."""
+    """One simulated data set and its true coefficients, centred: only differences between rows matter."""
 
     x: Floats  # a constant first
     client: NDArray[np.intp]
@@ -40,17 +40,17 @@ class World:
         return World(x, drawn[0], drawn[1], *(head - head.mean(0) for head in heads))
 
     def minimisers(self, lam: float, ridge: float) -> tuple[Floats, Floats]:
-        """Both heads of the penalised pooled loss. The blocks separate: lambda only rescales the ridge."""
+        """Both heads of the penalised pooled loss. The heads do not interact: lambda only rescales the ridge."""
         out = []
         for outcome, share in ((self.client, 1 - lam), (self.label, lam)):
             penalty = len(self.x) * ridge / share * np.eye(self.x.shape[1])
             names = tuple(str(i) for i in range(int(outcome.max()) + 1))
-            found = maximise(self.x, outcome, names, penalty).coefficients
-            out.append(found - found.mean(0))
+            coefficients = maximise(self.x, outcome, names, penalty).coefficients
+            out.append(coefficients - coefficients.mean(0))
         return out[0], out[1]
 
     def lemma_variance(self) -> tuple[float, float]:
-        """Trace of the inverse Fisher information over N, per head, of centred coefficients."""
+        """The trace of the inverse Fisher information of the centred coefficients, for each head."""
         traces = []
         for truth in (self.true_client, self.true_class):
             p = np.exp(log_softmax(self.x @ truth.T))
@@ -67,11 +67,11 @@ class Tradeoff:
 
     lambdas: Floats
     floor: Floats  # ||zeta^T - minimiser||^2 after the last round
-    bound: Floats  # the theorem's
+    bound: Floats  # of the theorem
     drift_client: Floats  # largest G^2 over the rounds
     drift_class: Floats
     error: dict[float, dict[str, Floats]]  # ridge -> head -> mean ||minimiser - truth||^2 over data sets
-    lemma: dict[str, Floats]  # what the lemma says the unpenalised error is
+    lemma: dict[str, Floats]  # the unpenalised error according to the lemma
     settings: dict[str, float]
 
     def facts(self) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class Tradeoff:
 def tradeoff_experiment(
     *, rounds: int = 150, local_steps: int = 10, ridge: float = 0.05, size: int = 500, worlds: int = 10, seed: int = 0
 ) -> Tradeoff:
-    """FedAvg's floor against the theorem's bound, and the statistical error against the lemma's."""
+    """Compare FedAvg's floor with the theorem's bound, and the statistical error with the lemma's."""
     if not (rounds > 0 and local_steps > 0 and ridge > 0 and size >= 200 and worlds > 0):
         raise SettingError("rounds, local steps, ridge and worlds must be positive, and size at least 200")
     lambdas = np.array(LAMBDAS)
@@ -109,7 +109,7 @@ def tradeoff_experiment(
     floor = np.zeros_like(lambdas)
     drift = {}
     for (name, (head, share)), optimum in zip(heads.items(), optima, strict=True):
-        # From the minimiser itself, so that all distance is drift: the theorem's first term is zero.
+        # FedAvg starts at the minimiser, so all distance comes from drift and the theorem's first term is zero.
         path = [optimum]
         path += head.rounds(optimum, rounds, local_steps, rate[:, None, None, None], share[:, None, None, None], ridge)
         floor += ((path[-1] - optimum) ** 2).sum((-1, -2))
@@ -136,9 +136,9 @@ def _errors(ridge: float, size: int, worlds: int, seed: int) -> dict[str, Floats
         world = World.draw(size, seed, number)
         truth = (world.true_client, world.true_class)
         for i, lam in enumerate(LAMBDAS):
-            if ridge == 0 and i > 0:  # the same fit again
+            if ridge == 0 and i > 0:  # without a ridge, the fit does not depend on lambda
                 squares[:, i] = squares[:, 0]
                 continue
-            for head, found in enumerate(world.minimisers(lam, ridge)):
-                squares[head, i] += ((found - truth[head]) ** 2).sum()
+            for head, minimiser in enumerate(world.minimisers(lam, ridge)):
+                squares[head, i] += ((minimiser - truth[head]) ** 2).sum()
     return {"client": squares[0] / worlds, "class": squares[1] / worlds}

@@ -1,7 +1,8 @@
-"""What a router looks at: statistics of every depth, because covariate shift is shallow and label shift deep.
+"""Features and recipes: statistics of a query that a router looks at.
 
-A feature turns the stages of a network's pass into one row of numbers per sample. Recipes are names
-joined by plus: ``multiscale+colour``. Those of ``needs`` "nothing" can be had without any network.
+A feature turns the stages of a network's pass into one row of numbers per sample. Features use all depths of the
+network, because covariate shift shows in shallow layers and label shift in deep ones. A recipe is a list of features,
+written with plus signs: ``multiscale+colour``.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from feddrm.errors import FeddrmError
 from feddrm.models import Net, is_client_branch, is_project, is_trunk
 from feddrm.registry import Named
 from feddrm.router.features.colour import colour_statistics
-from feddrm.router.features.tensor_cache import kept
+from feddrm.router.features.tensor_cache import cached_tensor
 
 Leaves = Mapping[str, Tensor]
 CPU_BATCH, GPU_BATCH = 512, 2048
-PIXELS = 256  # raw values are features of their own up to this many
+PIXELS = 256  # images of at most this many values may use them as features
 
 
 @dataclass(frozen=True)
 class Feature(Named, ABC):
-    """One kind of statistics. ``needs`` is "nothing", "trunk", "project" or "client": parts that must be shared."""
+    """One kind of statistics. ``needs`` is the part that must be shared: "trunk", "project", "client" or "nothing"."""
 
     needs: ClassVar[str] = "trunk"
 
     def unfit(self, shape: tuple[int, ...], net: Net | None) -> str | None:  # noqa: ARG002
-        """Why it cannot be had for samples of this shape and this network; None where it can."""
+        """Why the feature cannot be computed for samples of this shape and this network; None if it can."""
         return None if self.needs == "nothing" or net is not None else "it needs a shared trunk, and there is none"
 
     @abstractmethod
@@ -50,20 +51,20 @@ class Multiscale(Feature):
 
     def __call__(self, net: Net | None, stages: Mapping[str, Tensor]) -> Tensor:
         assert net is not None
-        found = []
+        columns = []
         for name, stage in stages.items():
             if stage.ndim == 4:
                 deviation, mean = torch.std_mean(stage.flatten(2).float(), dim=2, correction=0)
-                found += [mean, deviation]
+                columns += [mean, deviation]
             elif name == "input" or any(True for _ in net.trunk.get_submodule(name).parameters()):
-                found.append(stage.float())
-            # A stage without parameters only pools the one before, whose means are there already.
-        return torch.cat(found, dim=1)
+                columns.append(stage.float())
+            # A stage without parameters only pools the stage before, whose means are in the row already.
+        return torch.cat(columns, dim=1)
 
 
 @dataclass(frozen=True)
 class Embedding(Feature):
-    """The trunk's last stage b(x), what the published client head sees"""
+    """The trunk's last stage b(x), the input of the published client head"""
 
     name: ClassVar[str] = "embedding"
 
@@ -73,7 +74,7 @@ class Embedding(Feature):
 
 @dataclass(frozen=True)
 class Hidden(Feature):
-    """The class projection u, what the class heads see"""
+    """The class projection u, the input of the class heads"""
 
     name: ClassVar[str] = "hidden"
     needs: ClassVar[str] = "project"
@@ -123,7 +124,7 @@ class Raw(Feature):
 class Colour(Feature):
     """Smooth colour histograms, quantiles, moments and a 4x4 thumbnail of an image; for colour shifts, no network
 
-    ``mean`` and ``std`` are what the network's input was scaled by.
+    ``mean`` and ``std`` are the constants that scaled the network's input.
     """
 
     name: ClassVar[str] = "colour"
@@ -133,7 +134,7 @@ class Colour(Feature):
     std: tuple[float, ...] = (0.5,)
 
     def __post_init__(self) -> None:
-        for key in ("mean", "std"):  # JSON knows no tuples
+        for key in ("mean", "std"):  # JSON turns tuples into lists
             object.__setattr__(self, key, tuple(getattr(self, key)))
 
     def unfit(self, shape: tuple[int, ...], net: Net | None) -> str | None:  # noqa: ARG002
@@ -145,14 +146,14 @@ class Colour(Feature):
         return colour_statistics((x * std + mean).clamp(0, 1))
 
 
-@kept
+@cached_tensor
 def _by_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(values, device=device).view(-1, 1, 1)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Which features, in which order."""
+    """A list of features, in the order of the router's columns."""
 
     features: tuple[Feature, ...]
 
@@ -163,32 +164,32 @@ class Recipe:
     @property
     def needs(self) -> set[str]:
         """Parts of the network that must be shared."""
-        found = {feature.needs for feature in self.features} - {"nothing"}
-        return found | ({"trunk"} if found else set())
+        parts = {feature.needs for feature in self.features} - {"nothing"}
+        return parts | ({"trunk"} if parts else set())
 
     def wants(self, leaf: str) -> bool:
-        """Whether a leaf of the model is needed to compute it."""
+        """Whether a leaf of the model is needed to compute the features."""
         parts = {"trunk": is_trunk, "project": is_project, "client": is_client_branch}
         return any(parts[part](leaf) for part in self.needs)
 
     def as_list(self) -> list[dict[str, Any]]:
-        """Plain values, as they stand in a manifest."""
+        """Plain values, as a manifest holds them."""
         return [{"name": f.name, **dataclasses.asdict(f)} for f in self.features]
 
     @classmethod
     def of(cls, settings: Sequence[Mapping[str, Any]]) -> Recipe:
-        """From :meth:`as_list`."""
+        """The inverse of :meth:`as_list`."""
         return cls(tuple(Feature.make(s["name"], **{k: v for k, v in s.items() if k != "name"}) for s in settings))
 
     @classmethod
     def parse(cls, text: str, mean: Sequence[float] = (0.5,), std: Sequence[float] = (0.5,)) -> Recipe:
-        """``"multiscale+colour"``; the scale of the network's input goes to the features that undo it."""
+        """The recipe written as ``"multiscale+colour"``; ``mean`` and ``std`` scaled the network's input."""
         names = [name.strip() for name in text.split("+")]
         scaled = {"colour": {"mean": tuple(mean), "std": tuple(std)}}
         return cls(tuple(Feature.make(name, **scaled.get(name, {})) for name in dict.fromkeys(names)))
 
     def check(self, shape: tuple[int, ...], net: Net | None) -> None:
-        """Refuse what these samples and this network cannot give."""
+        """Refuse features that these samples and this network do not allow."""
         for feature in self.features:
             if reason := feature.unfit(shape, net):
                 others = [f.name for f in Feature.family.values() if _possible(f, shape, net)]
@@ -196,7 +197,7 @@ class Recipe:
 
 
 def possible_features(shape: tuple[int, ...], net: Net | None, shared: Leaves) -> list[str]:
-    """Names of the features that can be had from what is shared."""
+    """Names of the features that the shared leaves allow."""
     names = [name for name, member in Feature.family.items() if _possible(member, shape, net)]
     if net is None:
         return names
@@ -213,22 +214,21 @@ def _possible(member: type[Feature], shape: tuple[int, ...], net: Net | None) ->
 def extract(
     recipe: Recipe, net: Net | None, leaves: Leaves, x: Tensor, batch_size: int | None = None
 ) -> dict[str, Tensor]:
-    """Every feature of network inputs [n, ...], by name, in float32; no gradient, batch by batch."""
+    """Every feature of network inputs [n, ...] by name, in float32, computed batch by batch without gradients."""
     recipe.check(tuple(x.shape[1:]), net)
-    wanted = {leaf: value for leaf, value in leaves.items() if recipe.wants(leaf)}
-    found: dict[str, list[Tensor]] = {feature.name: [] for feature in recipe.features}
-    reader = _Reader(recipe, net)
-    own = {f"net.{leaf}": value for leaf, value in wanted.items()}
+    batches: dict[str, list[Tensor]] = {feature.name: [] for feature in recipe.features}
+    extractor = _Extractor(recipe, net)
+    wanted = {f"net.{leaf}": value for leaf, value in leaves.items() if recipe.wants(leaf)}
     with torch.no_grad():
         for part in torch.split(x, batch_size or (GPU_BATCH if x.is_cuda else CPU_BATCH)):
-            rows = functional_call(reader, own, (part,)) if own else reader(part)
-            for name, row in rows.items():
-                found[name].append(row)
-    return {name: torch.cat(rows) for name, rows in found.items()}
+            columns = functional_call(extractor, wanted, (part,)) if wanted else extractor(part)
+            for name, rows in columns.items():
+                batches[name].append(rows)
+    return {name: torch.cat(rows) for name, rows in batches.items()}
 
 
-class _Reader(torch.nn.Module):
-    """A network's pass with the features read off it; without a trunk the input is the only stage."""
+class _Extractor(torch.nn.Module):
+    """The recipe's features as a module around the network; without a trunk the input is the only stage."""
 
     def __init__(self, recipe: Recipe, net: Net | None) -> None:
         super().__init__()

@@ -1,12 +1,12 @@
-"""Statistics of an image's colours and brightness: no network needed.
+"""Statistics of an image's colours and brightness, computed without a network.
 
-Made for shifts of colour and brightness between cameras; it says little about anything else.
+They detect shifts of colour and brightness between cameras, and little else.
 
 Histograms are smooth on purpose. Pixels that were shifted and then rounded to 8 bits leave gaps at
-single values, and which values are missing tells the shift at once: an artefact of how benchmarks
-are made, not of cameras. So values are counted at 256 levels, which is exact and the same on every
-device, and then spread over neighbouring bins by a Gaussian wider than the gaps. Histograms of two
-quantities are not spread: their bins are 16 levels wide at least.
+single values, and the gaps reveal the shift at once. That is an artefact of how benchmarks are made,
+not of cameras. Values are therefore counted at 256 levels, which is exact and the same on every device,
+and then spread over neighbouring bins by a Gaussian wider than the gaps. Histograms of two quantities
+are not spread, because their bins are at least 16 levels wide.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from feddrm.router.features.tensor_cache import kept
+from feddrm.router.features.tensor_cache import cached_tensor
 
 LEVELS = 256
 BINS = 24
@@ -28,7 +28,7 @@ PATCHES = 4
 
 
 def colour_statistics(pixels: Tensor) -> Tensor:
-    """For images [n, channels, height, width] in [0, 1]: one row each; hue and saturation where there are three."""
+    """One row per image [n, channels, height, width] in [0, 1]; with hue and saturation if there are three channels."""
     parts = [pixels]
     weights = None
     if pixels.shape[1] == 3:
@@ -38,18 +38,18 @@ def colour_statistics(pixels: Tensor) -> Tensor:
     flat = torch.cat(parts, dim=1)  # [n, c, h, w]
     counts = _counts(_levels(flat, LEVELS), LEVELS)
     smooth = counts @ _kernel(BINS, WIDTH, False, pixels.device)
-    found = [
-        smooth.flatten(1).sqrt(),  # spreads of counts are then alike in full and in empty bins
+    columns = [
+        smooth.flatten(1).sqrt(),  # the root makes the spread of a count about the same in full and empty bins
         _quantiles(counts @ _kernel(CDF_BINS, CDF_WIDTH, False, pixels.device)),
         F.adaptive_avg_pool2d(flat, PATCHES).flatten(1),
     ]
     planes = [flat]
     if weights is not None:
-        found += _by_hue(*weights)
+        columns += _by_hue(*weights)
         hue, _, _, chroma = weights
         angle = 2 * math.pi * hue
         planes += [torch.stack([chroma, chroma * angle.cos(), chroma * angle.sin()], dim=1)]
-    return torch.cat([*found, *_moments(torch.cat(planes, dim=1).flatten(2))], dim=1)
+    return torch.cat([*columns, *_moments(torch.cat(planes, dim=1).flatten(2))], dim=1)
 
 
 def hue_saturation_value(pixels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -68,10 +68,10 @@ def hue_saturation_value(pixels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor
 
 
 def _by_hue(hue: Tensor, saturation: Tensor, value: Tensor, chroma: Tensor) -> list[Tensor]:
-    """Hue, plain and by chroma, and how hue goes with saturation and saturation with value."""
+    """Histograms of hue, plain and weighted by chroma, of hue with saturation, and of saturation with value."""
     circle = _kernel(BINS, WIDTH, True, hue.device)
     plain = _counts(_levels(hue[:, None], LEVELS), LEVELS)[:, 0]
-    # Whole numbers, so that the order of the sum does not matter on any device.
+    # Whole numbers, so that the order of the sum does not change the result.
     weighted = _counts(_levels(hue[:, None], LEVELS), LEVELS, _levels(chroma[:, None], LEVELS))[:, 0] / (LEVELS - 1)
     pairs = [
         (_levels(hue, 16) * 6 + _levels(saturation, 6), 96),
@@ -91,14 +91,14 @@ def _moments(planes: Tensor) -> list[Tensor]:
 
 
 def _levels(values: Tensor, levels: int) -> Tensor:
-    """Numbers in [0, 1] as whole ones below ``levels``; 256 levels give back what 8 bits stored."""
+    """Numbers in [0, 1] as whole numbers below ``levels``; 256 levels restore the stored 8-bit values."""
     if levels == LEVELS:
         return (values * (LEVELS - 1)).round().long().clamp(0, LEVELS - 1)
     return (values * levels).long().clamp(0, levels - 1)
 
 
 def _counts(cells: Tensor, levels: int, weights: Tensor | None = None) -> Tensor:
-    """Fractions of the pixels at every level, for cells [n, channels, height, width]: [n, channels, levels]."""
+    """The fraction of pixels at every level [n, channels, levels], for cells [n, channels, height, width]."""
     flat = cells.flatten(2)
     n, channels, pixels = flat.shape
     ones = torch.ones_like(flat) if weights is None else weights.flatten(2)
@@ -106,9 +106,9 @@ def _counts(cells: Tensor, levels: int, weights: Tensor | None = None) -> Tensor
     return counted.float() / pixels
 
 
-@kept
+@cached_tensor
 def _kernel(bins: int, width: float, circular: bool, device: torch.device) -> Tensor:
-    """How much of each level goes to each bin: [levels, bins], rows summing to one."""
+    """The share of each level that each bin gets [levels, bins]; rows sum to one."""
     level = torch.arange(LEVELS, dtype=torch.float64) + 0.5
     centre = (torch.arange(bins, dtype=torch.float64) + 0.5) * LEVELS / bins
     distance = (level[:, None] - centre).abs()
@@ -119,7 +119,7 @@ def _kernel(bins: int, width: float, circular: bool, device: torch.device) -> Te
 
 
 def _quantiles(smooth: Tensor) -> Tensor:
-    """Quantiles of smooth histograms [n, channels, bins], interpolated within their bin."""
+    """Quantiles of smooth histograms [n, channels, bins], interpolated within a bin."""
     cdf = smooth.cumsum(-1)
     wanted = torch.linspace(0.05, 0.95, QUANTILES, device=smooth.device)
     below = (cdf[..., None, :] < wanted[:, None]).sum(-1).clamp(max=smooth.shape[-1] - 1)

@@ -1,4 +1,4 @@
-"""Tensors made of constants, kept between batches."""
+"""A cache for constant tensors, so that batches share them."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ import torch
 from torch import Tensor
 
 Arguments = ParamSpec("Arguments")
-ROOM = 16
+CAPACITY = 16
 
 
-def kept(make: Callable[Arguments, Tensor]) -> Callable[Arguments, Tensor]:
-    """Make a tensor once for every set of arguments: to bring it to a GPU anew, every batch would wait for all before.
+def cached_tensor(make: Callable[Arguments, Tensor]) -> Callable[Arguments, Tensor]:
+    """Make a tensor once for every set of arguments.
 
-    What is made while an exporter traces stands for a tensor and holds no numbers: it is not kept.
+    Copying a constant to a GPU again in every batch would wait for all work before it. A tensor made while an
+    exporter traces holds no numbers and is not cached.
     """
-    held: dict[object, Tensor] = {}
+    cache: dict[object, Tensor] = {}
 
     @wraps(make)
     def get(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Tensor:
         key = (args, tuple(sorted(kwargs.items())))
-        if (found := held.get(key)) is not None:
-            return found
-        with torch.inference_mode(False):  # one made for a query may be wanted where gradients are
-            found = make(*args, **kwargs)
-        if type(found) is Tensor:
-            if len(held) >= ROOM:
-                held.clear()
-            held[key] = found
-        return found
+        if (cached := cache.get(key)) is not None:
+            return cached
+        with torch.inference_mode(False):  # a tensor made for a query may be needed with gradients later
+            tensor = make(*args, **kwargs)
+        if type(tensor) is Tensor:
+            if len(cache) >= CAPACITY:
+                cache.clear()
+            cache[key] = tensor
+        return tensor
 
     return get

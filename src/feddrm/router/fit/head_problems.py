@@ -1,9 +1,9 @@
-"""Exact class heads on the router's features, by the same solver.
+"""The problems of the exact class heads on the router's features.
 
-*Probe*: one softmax over classes, a sum over clients. *Joint*: one softmax over (client, class) pairs
-with logits A_i + B_y + D_iy, each linear in the features; its marginal over classes answers, its
-marginal over clients routes. *Private*: every client's own correction of the probe, fitted on the
-client and staying there; shrunk towards the probe, because a small client would overfit.
+*Probe*: one softmax over classes; its loss is a sum over clients. *Joint*: one softmax over (client, class) pairs with
+logits A_i + B_y + D_iy, each linear in the features; its marginal over clients gives classes, its marginal over classes
+gives clients. *Correction*: every client's private change of the probe, fitted on the client, where it stays. It is
+shrunk towards the probe, because a small client would overfit.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from feddrm.router.solver.solve import BlockDiagonal, Problem, Sample, Whitening, logits_at, solve
+from feddrm.router.solver.client_statistics import BlockDiagonal, Sample, logits_at
+from feddrm.router.solver.problem import Problem, Whitening
+from feddrm.router.solver.solve import solve
 
-BIAS_RIDGE = 1e-5  # a class that a client has never seen is unlikely there, not impossible
+BIAS_RIDGE = 1e-5  # keeps a class that a client has never seen unlikely instead of impossible
 STRENGTHS = (1.0, 3e-1, 1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 1e-5)
 JOINT_STRENGTHS = STRENGTHS[1:7]
 MAIN_EFFECTS = 4.0  # how much freer A and B are than D
@@ -27,10 +29,10 @@ def probe_problem(classes: int, features: int, ridge: float) -> Problem:
 
 
 def joint_problem(clients: int, classes: int, features: int, ridge: float, device: torch.device) -> Problem:
-    """(client, class) on the features: W_iy = A_i + B_y + D_iy with a ridge on each of them.
+    """The pair (client, class) on the features: W_iy = A_i + B_y + D_iy with a ridge on each of the three.
 
-    Penalising the three parts is the same as penalising their sum by the inverse of the covariance
-    that the parts give it, so the solver need not know them.
+    A ridge on the three parts equals a penalty on their sum by the inverse of the covariance that the parts give it.
+    So the solver need not know the parts.
     """
     eye_m, eye_k = torch.eye(clients, dtype=torch.float64), torch.eye(classes, dtype=torch.float64)
     same_client = torch.kron(eye_m, torch.ones(classes, classes, dtype=torch.float64))
@@ -45,26 +47,26 @@ def joint_label(client: int, y: Tensor, classes: int) -> Tensor:
 
 
 def joint_classes(logits: Tensor, clients: int) -> Tensor:
-    """Log class probabilities [N, K] of joint logits [N, m K]: whoever the client is."""
+    """Log class probabilities [N, K] of joint logits [N, m K], summed over clients."""
     return logits.log_softmax(-1).view(len(logits), clients, -1).logsumexp(1)
 
 
 def joint_clients(logits: Tensor, clients: int) -> Tensor:
-    """Log client probabilities [N, m] of joint logits."""
+    """Log client probabilities [N, m] of joint logits [N, m K], summed over classes."""
     return logits.log_softmax(-1).view(len(logits), clients, -1).logsumexp(2)
 
 
 def private_problem(classes: int, features: int, ridge: float, clients: int = 1) -> Problem:
-    """A client's correction of the probe; or those of several local clients, which do not touch each other, at once."""
+    """The correction of one client, or of several at once: their outputs do not touch each other."""
     return Problem(clients * classes, features, ridge, BIAS_RIDGE)
 
 
 def fit_private(
     sample: Sample, probe: Tensor, ridge: float, whitening: Whitening | None, share: float = 1.0, rounds: int = 60
 ) -> Tensor:
-    """A client's own correction [K, d + 1] of the probe, from its samples alone; it stays with the client.
+    """A client's correction [K, d + 1] of the probe, from its own samples.
 
-    ``share`` is n_i / N: the fewer samples a client has, the more of the probe it keeps.
+    ``share`` is n_i / N: the fewer samples a client has, the smaller its correction.
     """
     shifted = Sample(sample.x, sample.y, logits_at(sample.x, probe))
     problem = Problem(probe.shape[0], probe.shape[1] - 1, ridge / share, BIAS_RIDGE / share)
@@ -72,5 +74,5 @@ def fit_private(
 
 
 def private_samples(samples: Sequence[Sample], probe: Tensor) -> BlockDiagonal:
-    """All local clients' samples for :func:`private_problem` of all of them: everybody moves their own head only."""
+    """The samples of several clients for their common :func:`private_problem`; each client moves its own head only."""
     return BlockDiagonal(tuple(Sample(sample.x, sample.y, logits_at(sample.x, probe)) for sample in samples))

@@ -1,131 +1,125 @@
-"""Choosing by validation: every client holds out a part of its training data and returns losses and counts only.
+"""Choosing features and ridge strengths by their loss on held-out samples.
 
-The parts are held out from the fit of the router and the heads, not from the training of the trunk:
-a trunk that has seen them makes them look easier than new queries are. Ridge strengths chosen on
-them are, if anything, too small. Test data is never looked at.
+The samples are held out from the fits of the router and the heads, not from the training of the trunk. A trunk that
+has seen them makes them look easier than new queries. Ridge strengths chosen on them are, if anything, too small.
+Test data is never used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from feddrm.data import generator_for
-from feddrm.errors import SettingError
-from feddrm.router.solver.solve import BlockDiagonal, ClientSums, Problem, Sample, Whitening, add, client_scores, solve
+from feddrm.router.features.base import Recipe
+from feddrm.router.fit.cohort import Cohort, FitRequest, Job, Target, solve_requests
+from feddrm.router.fit.design_matrix import DesignMatrix
+from feddrm.router.fit.ridge_path import Chosen, RidgePath
+from feddrm.router.settings import Holdout, RouterSettings
+from feddrm.router.solver.lbfgs import FitState
+from feddrm.router.solver.problem import Problem
 
 RIDGES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 FINER = (3.0, 1.0, 0.3)  # times the best of these
-FOLD = int.from_bytes(b"fold", "big")
-PATH_TOLERANCE = 1e-5  # of fits that only choose
-SMALL = 10_000  # samples; below, every part is held out in turn
+AROUND = (30.0, 10.0, 3.0, 1.0, 0.3)  # times the strongest of the features' own strengths
+PATH_TOLERANCE = 1e-5  # of fits that only compare
+COARSE_ROUNDS, FINE_ROUNDS = 8, 12  # enough to tell recipes and orders of magnitude apart; and near strengths
+FEW_FOLDS = 2  # held out in turn at most, to compare recipes
 
-
-@dataclass(frozen=True)
-class Holdout:
-    """Each client's samples fall into ``parts`` at random, of which ``used`` are held out, one after another.
-
-    All parts in turn is cross-validation, for small federations; one of sixteen (6 %) is enough for
-    large ones.
-    """
-
-    parts: int
-    used: int
-
-    @classmethod
-    def suggested(cls, samples: int) -> Holdout:
-        return cls(5, 5) if samples < SMALL else cls(16, 1)
-
-    def check(self) -> None:
-        """Refuse what holds out nothing, or everything."""
-        if self.parts < 2 or not 1 <= self.used <= self.parts:
-            raise SettingError(f"holdout of {self.used} of {self.parts} parts: give two parts or more, and use some")
-
-    def draw(self, sizes: Sequence[int], seed: int, copies: int = 1) -> list[Tensor]:
-        """The part of every sample, per client; ``copies`` of a sample (crops) one after another share theirs."""
-        self.check()
-        drawn = []
-        for client, size in enumerate(sizes):
-            place = torch.randperm(size, generator=generator_for(seed, FOLD, client))
-            drawn.append((place % self.parts).repeat(copies))
-        return drawn
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen:
-    """The strength with the least held-out loss, the fits of every fold with it, and the whole path."""
+class Softmax:
+    """What a series of fits tells apart on a cohort: the target, and the problem for a width and a ridge."""
 
-    ridge: float
-    loss: float
-    accuracy: float
-    folds: tuple[Tensor, ...]  # points
-    path: tuple[tuple[float, float, float], ...]  # ridge, held-out loss, held-out accuracy
+    cohort: Cohort
+    target: Target
+    problem: Callable[[int, float], Problem]
+    settings: RouterSettings
+
+    def choose(self, jobs: Iterable[Job], folds: int, rounds: int) -> Iterator[tuple[DesignMatrix, Chosen]]:
+        """Of every job its design matrix and the ridge with the least held-out loss."""
+        rounds = min(rounds, self.settings.path_rounds or rounds)
+        for batch in self.cohort.batches(jobs):
+            paths = [(design, RidgePath(ridges, folds)) for design, ridges in batch]
+            while requests := {
+                f"{i}.{fold}": FitRequest(
+                    design, self.target, self.problem(design.width, path.ridge), fold, path.starts[fold]
+                )
+                for i, (design, path) in enumerate(paths)
+                if path.ridge is not None
+                for fold in range(folds)
+            }:
+                states = solve_requests(self.cohort, requests, rounds, PATH_TOLERANCE)
+                points = {key: state.iterate for key, state in states.items()}
+                scores = self.cohort.scores(requests, points)
+                for i, (_, path) in enumerate(paths):
+                    if path.ridge is not None:
+                        keys = [f"{i}.{fold}" for fold in range(folds)]
+                        path.take([points[key] for key in keys], [scores[key] for key in keys])
+            yield from ((design, path.chosen) for design, path in paths)
+
+    def choose_one(self, design: DesignMatrix, ridges: Sequence[float], folds: int, rounds: int) -> Chosen:
+        """The best ridge on one design matrix."""
+        return next(iter(self.choose([(design, ridges)], folds, rounds)))[1]
+
+    def finish_folds(self, design: DesignMatrix, chosen: Chosen) -> list[Tensor]:
+        """The fits of all folds with the chosen ridge, taken as far as the fit that is kept.
+
+        The fits along a path stop early. That is enough to compare strengths, but such a fit is less sure of its
+        answers than a finished one, so calibration needs finished ones.
+        """
+        problem = self.problem(design.width, chosen.ridge)
+        requests = {
+            str(fold): FitRequest(design, self.target, problem, fold, start) for fold, start in enumerate(chosen.folds)
+        }
+        states = solve_requests(self.cohort, requests, self.settings.rounds, self.settings.tolerance)
+        return [state.iterate for state in states.values()]
+
+    def fit_all(self, design: DesignMatrix, ridge: float, folds: Sequence[Tensor]) -> FitState:
+        """The fit on all training samples, from the average of the folds on."""
+        start = torch.stack(list(folds)).mean(0) if len(folds) > 1 else None
+        request = FitRequest(design, self.target, self.problem(design.width, ridge), None, start)
+        return solve_requests(self.cohort, {"all": request}, self.settings.rounds, self.settings.tolerance)["all"]
 
 
-def split(samples: Sequence[Sample], parts: Sequence[Tensor], fold: int) -> tuple[list[Sample], list[Sample]]:
-    """Every client's samples outside and inside a part."""
-    outside = [s.rows(p.to(s.y.device) != fold) for s, p in zip(samples, parts, strict=True)]
-    inside = [s.rows(p.to(s.y.device) == fold) for s, p in zip(samples, parts, strict=True)]
-    return outside, inside
+def choose_recipe(
+    softmax: Softmax, recipes: Sequence[Recipe], holdout: Holdout, on_step: Progress = lambda _: None
+) -> tuple[DesignMatrix, Chosen, dict[str, Any]]:
+    """The recipe with the least held-out loss on few folds, then its ridge more finely on all folds.
 
-
-class RidgePath:
-    """Strengths one after another, from strong to weak, each starting where the one before ended.
-
-    It ends with the first strength that is worse than the best: the loss falls, then rises. Of equal ones
-    the stronger is kept, and the path goes on: several may be so strong that nothing moves. Whoever fits
-    (:func:`choose_ridge` here, or letters to sites) asks for the next :attr:`ridge` and tells what came out.
+    Every feature is tried alone first: the ridge that suits it alone sets its scale among the others.
+    Third, all trials in plain values.
     """
+    few = holdout.at_most(FEW_FOLDS)
+    cohort = softmax.cohort
+    trials: dict[str, Any] = {}
+    least, best = float("inf"), None
+    alone: dict[str, float] = {}
 
-    def __init__(self, ridges: Sequence[float], folds: int) -> None:
-        self.left = list(ridges)
-        self.starts: list[Tensor | None] = [None] * folds
-        self._best: Chosen | None = None
-        self._path: list[tuple[float, float, float]] = []
+    def single_features() -> Iterator[Job]:
+        for feature in dict.fromkeys(f for r in recipes for f in r.features):
+            on_step(feature.name)
+            yield cohort.design(Recipe((feature,))), RIDGES
 
-    @property
-    def ridge(self) -> float | None:
-        """The next strength to try; None at the end."""
-        return self.left[0] if self.left else None
+    def several_features() -> Iterator[Job]:
+        for recipe in recipes:
+            if len(recipe.features) > 1:
+                on_step(recipe.name)
+                most = max(alone[f.name] for f in recipe.features)
+                yield cohort.design(recipe, alone), [most * factor for factor in AROUND]
 
-    def take(self, points: Sequence[Tensor], scores: Sequence[ClientSums]) -> None:
-        """The fits of every fold with that strength, and what they are worth on what is held out of them."""
-        ridge, total = self.left.pop(0), add(scores)
-        loss, accuracy = float(total["loss"] / total["count"]), float(total["correct"] / total["count"])
-        self._path.append((ridge, loss, accuracy))
-        self.starts = list(points)
-        if self._best is None or loss < self._best.loss:
-            self._best = Chosen(ridge, loss, accuracy, tuple(points), ())
-        elif loss > self._best.loss:
-            self.left = []
-
-    @property
-    def chosen(self) -> Chosen:
-        """The best so far, with the whole path."""
-        assert self._best is not None
-        return replace(self._best, path=tuple(self._path))
-
-
-def choose_ridge(
-    problem: Callable[[float], Problem],
-    folds: Sequence[tuple[Sequence[Sample | BlockDiagonal], Sequence[Sample | BlockDiagonal]]],
-    whitening: Whitening | None,
-    *,
-    ridges: Sequence[float] = RIDGES,
-    rounds: int = 12,
-    tolerance: float = PATH_TOLERANCE,
-) -> Chosen:
-    """Fit along a path of strengths on every fold, and keep the one with the least held-out loss."""
-    path = RidgePath(ridges, len(folds))
-    while (ridge := path.ridge) is not None:
-        points: list[Tensor] = []
-        scores: list[ClientSums] = []
-        for (outside, inside), start in zip(folds, path.starts, strict=True):
-            fit = solve(problem(ridge), outside, whitening, start=start, rounds=rounds, tolerance=tolerance)
-            points.append(fit.point)
-            scores += [client_scores(sample, fit.point) for sample in inside if len(sample)]
-        path.take(points, scores)
-    return path.chosen
+    for jobs in (single_features(), several_features()):
+        for design, chosen in softmax.choose(jobs, few.used, COARSE_ROUNDS):
+            trials[design.recipe.name] = chosen.as_dict(design.width)
+            if len(design.recipe.features) == 1:
+                alone[design.recipe.name] = chosen.ridge
+            if design.recipe in recipes and chosen.loss < least:
+                best, least = (design, chosen.ridge), chosen.loss
+    assert best is not None
+    design, ridge = best
+    return design, softmax.choose_one(design, [f * ridge for f in FINER], holdout.used, FINE_ROUNDS), trials

@@ -1,8 +1,7 @@
-"""Stacking: class log-probabilities of several models added with one scalar each, fitted on held-out samples.
+"""Stacking: a weighted sum of several models' class log-probabilities, with weights fitted on held-out samples.
 
-Convex, with as many parameters as models, so Newton solves it exactly. It too is a sum over clients:
-each returns loss, slope and curvature of a handful of scalars. The held-out answers of other clients'
-heads come the way any query's do: the sample's features are sent to them and probabilities come back.
+The fit is convex with one weight per model, so Newton's method solves it exactly. Its loss is a sum over clients:
+each client returns the loss, slope and curvature in the weights.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ import torch
 from torch import Tensor
 
 from feddrm.errors import FeddrmError
-from feddrm.router.solver.solve import ClientSums, add
+from feddrm.router.solver.client_statistics import ClientSums
 
-FLOOR = -20.0  # a class that a model excludes is unlikely, not impossible
+FLOOR = -20.0  # of log-probabilities: a class that a model excludes is unlikely, not impossible
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Scalars by model; the answer is the softmax of the weighted log-probabilities."""
+    """The weights by model. The answer is the softmax of the weighted log-probabilities."""
 
     weights: Mapping[str, float]
 
@@ -36,7 +35,7 @@ class Stack:
 
 
 def client_curves(models: Tensor, y: Tensor, weights: Tensor) -> ClientSums:
-    """Loss, slope and curvature in the scalars, for log-probabilities [models, n, K]."""
+    """Loss, slope and curvature in the weights, for log-probabilities [models, n, K]; the client's half of the fit."""
     z = models.double().clamp(min=FLOOR).permute(1, 2, 0)  # [n, K, models]
     log_p = (z @ weights).log_softmax(1)
     p = log_p.exp()[:, :, None]
@@ -50,21 +49,11 @@ def client_curves(models: Tensor, y: Tensor, weights: Tensor) -> ClientSums:
     }
 
 
-def fit_stack(names: Sequence[str], clients: Sequence[tuple[Tensor, Tensor]]) -> Stack:
-    """The scalars with the least loss over all clients' held-out samples (answers [models, n, K], labels [n])."""
-    device = clients[0][0].device
-
-    def curves(at: Tensor) -> ClientSums:
-        return add([client_curves(models, y, at.to(device)) for models, y in clients if len(y)])
-
-    return solve_stack(names, curves)
-
-
 def solve_stack(
     names: Sequence[str], curves: Callable[[Tensor], ClientSums], ridge: float = 1e-4, steps: int = 50
 ) -> Stack:
-    """The server's half: Newton on the added :func:`client_curves` of whatever scalars it asks for."""
-    start = torch.full((len(names),), 1 / len(names), dtype=torch.float64)
+    """Newton's method on the added :func:`client_curves`; the server's half of the fit."""
+    start = torch.full((len(names),), 1 / len(names), dtype=torch.float64)  # the ridge pulls towards equal weights
     weights = start
 
     def total(at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -82,8 +71,8 @@ def solve_stack(
         if float((slope * step).sum()) < 1e-14:
             break
         size = 1.0
-        while float((found := total(weights - size * step))[0]) > float(loss) and size > 1e-6:
+        while float((trial := total(weights - size * step))[0]) > float(loss) and size > 1e-6:
             size /= 2
         weights = weights - size * step
-        loss, slope, bend = found
+        loss, slope, bend = trial
     return Stack(dict(zip(names, weights.tolist(), strict=True)))

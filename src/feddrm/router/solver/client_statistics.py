@@ -1,6 +1,6 @@
-"""The client's half of the exact fit: what leaves a client, and nothing else does.
+"""The client's half of the exact fit: the sums over its own samples that a client sends.
 
-Sums over the client's own samples: once their second moments, every round loss and gradient.
+Sums and second moments of the features are sent once, loss and gradient in every round. Nothing else leaves a client.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ClientSums = dict[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """What a client holds: standardised features [n, d], labels [n], perhaps fixed logits [n, outputs]."""
+    """A client's samples: standardised features [n, d], labels [n], and fixed logits [n, outputs] or None."""
 
     x: Tensor
     y: Tensor
@@ -32,7 +32,7 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class BlockDiagonal:
-    """Local clients whose outputs are apart: the i-th one's samples have the i-th block of them, and no other."""
+    """Clients that do not share outputs: the samples of the i-th client have the i-th block of outputs only."""
 
     parts: tuple[Sample, ...]
 
@@ -41,16 +41,16 @@ class BlockDiagonal:
 
     @property
     def x(self) -> Tensor:
-        """Features of the first, which say precision and device."""
+        """The first client's features, for their precision and device."""
         return self.parts[0].x
 
     def blocks(self, point: Tensor) -> Iterator[tuple[Sample, Tensor]]:
-        """Everybody with the part of the point that is theirs."""
+        """Every client's samples with its block of the point."""
         return zip(self.parts, point.chunk(len(self.parts)), strict=True)
 
 
 def client_sums(x: Tensor) -> ClientSums:
-    """For standardisation, once: the number of samples, the sums and the sums of squares of every feature."""
+    """For standardisation: the number of samples, and the sum and the sum of squares of every feature."""
     wide = [part.double() for part in torch.split(x, 4096)]
     return {
         "count": torch.tensor(float(len(x)), dtype=torch.float64, device=x.device),
@@ -60,7 +60,7 @@ def client_sums(x: Tensor) -> ClientSums:
 
 
 def client_moments(x: Tensor) -> ClientSums:
-    """For whitening, once: the sum over samples of x x' (features standardised)."""
+    """For whitening: the sum of x x' over the samples (features standardised)."""
     return {
         "count": torch.tensor(float(len(x)), dtype=torch.float64, device=x.device),
         "moments": (x.T @ x).double(),
@@ -68,7 +68,7 @@ def client_moments(x: Tensor) -> ClientSums:
 
 
 def client_gradient(sample: Sample | BlockDiagonal, point: Tensor) -> ClientSums:
-    """Every round: loss and gradient at the point [outputs, d + 1], summed over the client's samples."""
+    """In every round: loss and gradient at the point [outputs, d + 1], summed over the client's samples."""
     if isinstance(sample, BlockDiagonal):
         own = [client_gradient(part, block) for part, block in sample.blocks(point)]
         return {**_sums(own, "count", "loss"), "gradient": torch.cat([message["gradient"] for message in own])}
@@ -84,7 +84,7 @@ def client_gradient(sample: Sample | BlockDiagonal, point: Tensor) -> ClientSums
 
 
 def client_scores(sample: Sample | BlockDiagonal, point: Tensor) -> ClientSums:
-    """For choosing by validation: loss and number of right answers, summed over held-out samples."""
+    """For validation: loss and number of correct answers, summed over held-out samples."""
     if isinstance(sample, BlockDiagonal):
         return _sums([client_scores(part, block) for part, block in sample.blocks(point)], "count", "loss", "correct")
     log_p, chosen = _log_likelihood(sample, point)

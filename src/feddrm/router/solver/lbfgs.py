@@ -1,9 +1,13 @@
-"""The server's half of the exact fit: L-BFGS on what clients return, as a state that can be saved at any moment."""
+"""The server's half of the exact fit: L-BFGS as a state machine.
+
+The server keeps a :class:`FitState` and calls :func:`advance` once per round with the clients' losses and
+gradients. The state is plain tensors, so it can be saved after any round.
+docs/decisions/0010-own-lbfgs.md says why this is not SciPy's solver.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -12,25 +16,26 @@ from torch import Tensor
 
 from feddrm.errors import FeddrmError
 from feddrm.router.solver.client_statistics import ClientSums
-from feddrm.router.solver.problem import Problem, Scaler, Whitening
+from feddrm.router.solver.problem import Problem, Whitening
 
 MEMORY = 20  # pairs of steps and gradient changes that L-BFGS remembers
 ARMIJO = 1e-4
-HALF = 0.5  # of the discriminant: features have heavier tails than Gaussians, and all of it is overconfident
-CURVATURES = (1e-4, 0.5)  # of a softmax: Boehning's bound, and as flat as confident answers make it
-LDA_RIDGE = 10.0  # the softmax is some ten times flatter than the square it is compared with
+HALF = 0.5  # of the discriminant; features have heavier tails than Gaussians, so the whole of it is overconfident
+CURVATURES = (1e-4, 0.5)  # of a softmax: as flat as confident answers make it, and Boehning's upper bound
+LDA_RIDGE = 10.0  # a softmax is about ten times flatter than the quadratic that the discriminant minimises
 
 
 @dataclass(frozen=True, eq=False)
 class FitState:
-    """All the server remembers between rounds: ``point`` is what clients are asked about next.
+    """All the server remembers between rounds. Clients evaluate ``trial`` next.
 
-    ``at`` is the best point so far; ``losses`` and ``gradients`` are what every client last said, and
-    ``fresh`` marks those who said it about ``at``. Saved with :meth:`tensors`, read by :meth:`load`.
+    ``iterate`` is the last accepted point; ``losses`` and ``gradients`` are every client's last answers, and
+    ``fresh`` marks the clients whose answers belong to ``iterate``. :meth:`tensors` saves a state, :meth:`load`
+    restores it.
     """
 
-    point: Tensor  # [outputs, d + 1]
-    at: Tensor
+    trial: Tensor  # [outputs, d + 1]
+    iterate: Tensor
     losses: Tensor  # [clients]
     gradients: Tensor  # [clients, outputs, d + 1]
     counts: Tensor  # [clients]
@@ -38,7 +43,7 @@ class FitState:
     steps: Tensor  # [pairs, outputs, d + 1]
     changes: Tensor
     curvature: Tensor
-    promised: Tensor  # decrease of the loss that the next step should bring, by its quadratic model
+    promised: Tensor  # decrease of the loss that the quadratic model predicts for the next step
     rounds: Tensor
     done: Tensor
 
@@ -56,7 +61,7 @@ class FitState:
 
 
 def first_state(problem: Problem, clients: int, *, like: Tensor | None = None, start: Tensor | None = None) -> FitState:
-    """Before the first round: at zero, or at ``start``, on the device of either tensor."""
+    """The state before the first round: at zero or at ``start``, on the device of ``like`` or ``start``."""
     problem.check()
     device = like.device if like is not None else start.device if start is not None else torch.device("cpu")
     shape = (problem.outputs, problem.features + 1)
@@ -66,8 +71,8 @@ def first_state(problem: Problem, clients: int, *, like: Tensor | None = None, s
         return torch.zeros(size, dtype=torch.float64, device=device)
 
     return FitState(
-        point=point,
-        at=point,
+        trial=point,
+        iterate=point,
         losses=zeros(clients),
         gradients=zeros(clients, *shape),
         counts=zeros(clients),
@@ -82,29 +87,6 @@ def first_state(problem: Problem, clients: int, *, like: Tensor | None = None, s
     )
 
 
-def round_zero(problem: Problem, sums: Sequence[ClientSums], scaler: Scaler, whitening: Whitening) -> FitState:
-    """The state after the round at zero without asking for it, where outputs are the clients themselves.
-
-    There every client is equally likely, so a client's gradient is made of its number of samples and the sum
-    of their features, which standardisation took already. What clients are asked about first is then
-    the linear discriminant.
-    """
-    if len(sums) != problem.outputs:
-        raise FeddrmError(f"{len(sums)} clients for {problem.outputs} outputs: round zero is for telling clients apart")
-    messages = {}
-    for number, own in enumerate(sums):
-        total = torch.cat([(own["sum"] - own["count"] * scaler.mean) / scaler.scale, own["count"][None]])
-        gradient = (total / problem.outputs).repeat(problem.outputs, 1)
-        gradient[number] -= total
-        messages[number] = {
-            "count": own["count"],
-            "loss": own["count"] * math.log(problem.outputs),
-            "gradient": gradient,
-        }
-    begun = advance(problem, first_state(problem, len(sums), like=scaler.mean), messages, whitening)
-    return replace(begun, rounds=torch.zeros_like(begun.rounds))
-
-
 def advance(
     problem: Problem,
     state: FitState,
@@ -113,16 +95,15 @@ def advance(
     tolerance: float = 1e-7,
     noise: float = 1e-12,
 ) -> FitState:
-    """One round of the server: judge ``state.point`` by the answers, and say which point to ask about next.
+    """One round of the server: accept or shorten the last step, then choose the next trial point.
 
-    ``tolerance`` is the decrease of the mean loss below which the fit is done, ``noise`` the relative
-    error of the losses (float32 data: about 1e-6).
+    ``tolerance`` is the decrease of the mean loss below which the fit is done. ``noise`` is the relative error of
+    the losses (about 1e-6 for float32 data).
 
-    Clients may miss rounds. Whether a step was good, and how the gradient changed along it, is then
-    judged by those who answered at both ends; the others' last gradients stand in for new ones. What
-    is exact: ``done`` is only ever set when every client answered at the same point and the gradient
-    of all of them is small, so a finished fit is the pooled optimum whoever was missing on the way.
-    Until a client has answered once, the others fit without it.
+    Clients may miss rounds. The clients that answered at both ends of a step then decide whether the step was
+    good; for the others their last gradients are used. A finished fit is still the pooled optimum: ``done`` is set
+    only when every client answered at the same point and their total gradient is small. Until a client has
+    answered once, the others fit without it.
     """
     if bool(state.done) or not messages:
         return replace(state, rounds=state.rounds + (0 if bool(state.done) else 1))
@@ -132,34 +113,34 @@ def advance(
         answered[number] = True
         losses[number], gradients[number], counts[number] = message["loss"], message["gradient"], message["count"]
     both = answered & state.fresh
-    moved = not torch.equal(state.point, state.at)
+    moved = not torch.equal(state.trial, state.iterate)
     good, step, change = True, None, None
     if moved and bool(both.any()):
-        step = state.point - state.at
-        before = objective(problem, state.at, state.losses[both], state.gradients[both], counts[both])
-        after = objective(problem, state.point, losses[both], gradients[both], counts[both])
+        step = state.trial - state.iterate
+        before = objective(problem, state.iterate, state.losses[both], state.gradients[both], counts[both])
+        after = objective(problem, state.trial, losses[both], gradients[both], counts[both])
         good = _acceptable(before, after, step, noise)
         change = after[1] - before[1]
     rounds = state.rounds + 1
     if not good and step is not None:
-        return replace(state, point=state.at + _shorter(before, after, step) * step, rounds=rounds)
+        return replace(state, trial=state.iterate + _shorter(before, after, step) * step, rounds=rounds)
     curvature, steps, changes = state.curvature, state.steps, state.changes
     if step is not None and change is not None and float((step * change).sum()) > 0:
         steps = torch.cat([steps, step[None]])[-MEMORY:]
         changes = torch.cat([changes, change[None]])[-MEMORY:]
         curvature = _curvature(problem, step, change, curvature, whitening)
     known = counts > 0
-    _, gradient = objective(problem, state.point, losses[known], gradients[known], counts[known])
+    _, gradient = objective(problem, state.trial, losses[known], gradients[known], counts[known])
     direction = _direction(problem, gradient, steps, changes, curvature, whitening)
-    if bool(answered.all()) and not bool(state.point.any()) and whitening is not None:
+    if bool(answered.all()) and not bool(state.trial.any()) and whitening is not None:
         direction = _discriminant(problem, gradients.sum(0) / counts.sum(), whitening, direction)
     promised = -(gradient * direction).sum() / 2
-    # A promise is worth what its curvature is: known at zero, elsewhere only once a step has shown it.
-    shown = len(steps) > 0 or not bool(state.point.any())
+    # The promise relies on the curvature, which is known at zero and elsewhere only after one step.
+    shown = len(steps) > 0 or not bool(state.trial.any())
     done = bool(answered.all()) and shown and float(promised) <= tolerance
     return FitState(
-        point=state.point if done else state.point + direction,
-        at=state.point,
+        trial=state.trial if done else state.trial + direction,
+        iterate=state.trial,
         losses=losses,
         gradients=gradients,
         counts=counts,
@@ -186,7 +167,7 @@ def _acceptable(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], ste
     """Armijo's condition; where the losses differ by rounding only, Hager and Zhang's by slopes (2005)."""
     slope, slope_after = float((before[1] * step).sum()), float((after[1] * step).sum())
     rise, allowed = float(after[0] - before[0]), noise * max(1.0, abs(float(before[0])))
-    if slope >= 0:  # stale gradients made the direction: nothing to judge it by but the loss itself
+    if slope >= 0:  # the direction comes from stale gradients: only the loss can judge it
         return rise <= 0.1 * abs(float(before[0]))
     return rise <= ARMIJO * slope or (rise <= allowed and slope_after <= (2 * ARMIJO - 1) * slope)
 
@@ -221,7 +202,7 @@ def _direction(
 
 
 def _discriminant(problem: Problem, gradient: Tensor, whitening: Whitening, otherwise: Tensor) -> Tensor:
-    """Round zero: the linear discriminant, in closed form, of what the first messages hold already.
+    """The first step: the linear discriminant in closed form, from the gradients at zero.
 
     At zero the gradient of an output is its frequency times minus its mean (features being centred),
     so with the pooled second moments the server knows means and covariance within outputs. Where an
@@ -279,11 +260,11 @@ def _solve_first(problem: Problem, gradient: Tensor, curvature: Tensor, whitenin
 def _curvature(
     problem: Problem, step: Tensor, change: Tensor, curvature: Tensor, whitening: Whitening | None
 ) -> Tensor:
-    """The multiple of the moments that explains the last step: between the careful guess and the bold one.
+    """The multiple of the moments that best explains the last step.
 
-    Explaining the change of the gradient weighs its steepest directions most and is careful;
-    explaining the step itself is bold, and half of the steps would have to be cut back. The
-    geometric mean of both (Barzilai and Borwein, 1988, have either) needs the fewest rounds.
+    Barzilai and Borwein (1988) have two estimates. The one from the change of the gradient is careful. The one
+    from the step is bold: half of the steps would have to be shortened. Their geometric mean needs the fewest
+    rounds.
     """
     along = (step * change).sum()
     careful = curvature * (change * _solve_first(problem, change, curvature, whitening)).sum() / along

@@ -1,4 +1,4 @@
-"""What the exact fit minimises, and the scale of the features it does so on: all from clients' sums."""
+"""The function that the exact fit minimises, and the scaling and whitening of its features."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from feddrm.router.solver.client_statistics import ClientSums
 class Problem:
     """Minimise mean cross-entropy + ridge / 2 * tr(W' P W) + bias_ridge / 2 * b' P b over W [outputs, features], b.
 
-    ``precision`` P couples the outputs (None: the identity). A ``bias_ridge`` above zero keeps the
-    intercept of an output that no sample has finite.
+    ``precision`` P couples the outputs (None: the identity). A ``bias_ridge`` above zero keeps the bias of an
+    output finite that no sample has.
     """
 
     outputs: int
@@ -29,7 +29,7 @@ class Problem:
     precision: Tensor | None = None
 
     def check(self) -> None:
-        """Refuse what has no optimum or no meaning."""
+        """Raise an error where the problem has no optimum."""
         if self.outputs < 2 or self.features < 1:
             raise SettingError(
                 f"a softmax of {self.outputs} outputs on {self.features} features: give at least two and one"
@@ -53,7 +53,7 @@ class Problem:
 
 
 def add(messages: Sequence[ClientSums]) -> ClientSums:
-    """The sum of the clients' messages, field by field: all that the server needs of most of them."""
+    """The sum over clients, field by field."""
     if not messages:
         raise FeddrmError("no client answered: there is nothing to add")
     return {key: torch.stack([message[key] for message in messages]).sum(0) for key in messages[0]}
@@ -61,7 +61,7 @@ def add(messages: Sequence[ClientSums]) -> ClientSums:
 
 @dataclass(frozen=True, eq=False)
 class Scaler:
-    """Pooled means and deviations; a feature that never varies is only centred."""
+    """Pooled means and standard deviations of the features. A constant feature is only centred."""
 
     mean: Tensor
     scale: Tensor
@@ -82,7 +82,7 @@ class Scaler:
 
 @dataclass(frozen=True, eq=False)
 class Whitening:
-    """The pooled second moments, diagonalised: values [d], vectors [d, d] in columns."""
+    """Eigenvalues [d] and eigenvectors [d, d] (in columns) of the pooled second moments."""
 
     values: Tensor
     vectors: Tensor

@@ -1,24 +1,17 @@
-"""The exact federated fit: any softmax regression whose loss is a sum over clients, solved as if pooled.
+"""The rounds of the exact federated fit: ask the clients for gradients, advance the server, repeat.
 
-With features frozen, the density ratio model is a multinomial logistic regression of the client on
-the features, and its loss is a sum over clients. So the server sends the parameters, every client
-returns the loss and gradient of its own samples, and the optimum is that of the pooled data: no
-sample and no label leaves a client. The same solver serves classes and (client, class) pairs.
+With frozen features the density ratio model is a multinomial logistic regression of the client on the features.
+Its loss is a sum over clients. So the server sends the parameters, every client returns the loss and gradient of
+its own samples, and the optimum is that of the pooled data. No sample and no label leaves a client. The same
+rounds fit classes and pairs of client and class.
 
-Client half: :func:`client_sums`, :func:`client_moments` (once), :func:`client_gradient` (every
-round), :func:`client_scores` (validation). Server half: :func:`add`, :class:`Scaler`,
-:class:`Whitening`, :func:`first_state`, :func:`advance`. Both are pure and talk in plain dicts of
-tensors, so the same functions run in one process or over a network. :func:`solve` is the loop of
-both in one process.
-
-The server runs L-BFGS. With second moments its first guess of the Hessian is
-``curvature * moments + ridge``, after Boehning's bound (1992), which lets few rounds suffice; without
-them a multiple of the identity. Client data may be float32; the server's algebra is float64.
+:func:`minimise` is the loop. It does not know where the clients are: ``gradients`` may compute here or send
+messages. Client data may be float32; the server's algebra is float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,67 +24,73 @@ from feddrm.router.solver.client_statistics import (
     Sample,
     client_gradient,
     client_moments,
-    client_scores,
     client_sums,
-    logits_at,
 )
-from feddrm.router.solver.lbfgs import FitState, advance, first_state, objective, round_zero
+from feddrm.router.solver.lbfgs import FitState, advance, first_state, objective
 from feddrm.router.solver.problem import Problem, Scaler, Whitening, add
 
-__all__ = [
-    "BlockDiagonal",
-    "ClientSums",
-    "Fit",
-    "FitState",
-    "Problem",
-    "Sample",
-    "Scaler",
-    "Whitening",
-    "add",
-    "advance",
-    "client_gradient",
-    "client_moments",
-    "client_scores",
-    "client_sums",
-    "first_state",
-    "logits_at",
-    "moments_of",
-    "objective",
-    "pooled",
-    "round_zero",
-    "scaler_of",
-    "solve",
-]
+# Points by fit -> loss and gradient by fit and number of the client that answered.
+Gradients = Callable[[Mapping[str, Tensor]], Mapping[str, Mapping[int, ClientSums]]]
+Watch = Callable[[FitState], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A problem, the whitening that preconditions it, and the state that its fit goes on from."""
+
+    problem: Problem
+    whitening: Whitening | None
+    state: FitState
 
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """What came out: the point [outputs, d + 1] and how it was reached."""
+    """The fitted point [outputs, d + 1], its loss, and how it was reached."""
 
     point: Tensor
     loss: float
     rounds: int
     converged: bool
 
-
-def pooled(samples: Sequence[Sample]) -> Sample:
-    """Local clients as one: sums over clients are all the solver needs, and one product is quicker than many."""
-    offsets = [sample.offset for sample in samples if sample.offset is not None]
-    return Sample(
-        torch.cat([sample.x for sample in samples]),
-        torch.cat([sample.y for sample in samples]),
-        torch.cat(offsets) if offsets else None,
-    )
+    @classmethod
+    def of(cls, problem: Problem, state: FitState) -> Fit:
+        """The fit that a state has reached."""
+        loss, _ = objective(problem, state.iterate, state.losses, state.gradients, state.counts)
+        return cls(state.iterate, float(loss), int(state.rounds), bool(state.done))
 
 
-def moments_of(samples: Sequence[Sample]) -> Whitening:
-    """The whitening of local clients."""
-    return Whitening.of(add([client_moments(sample.x) for sample in samples]))
+def noise_of(dtype: torch.dtype) -> float:
+    """The relative error of losses that are computed from features of this type."""
+    return 1e-12 if dtype == torch.float64 else 1e-6
 
 
-def scaler_of(features: Sequence[Tensor]) -> Scaler:
-    """The standardisation of local clients."""
-    return Scaler.of(add([client_sums(x) for x in features]))
+def minimise(
+    tasks: Mapping[str, Task],
+    gradients: Gradients,
+    *,
+    rounds: int,
+    tolerance: float,
+    noise: float,
+    watch: Watch | None = None,
+) -> dict[str, FitState]:
+    """Advance all tasks side by side until each is done, for at most ``rounds`` rounds.
+
+    Tasks do not depend on each other; side by side they share the messages of a round.
+    """
+    if rounds < 1:
+        raise SettingError(f"rounds={rounds}: give at least one")
+    states = {key: task.state for key, task in tasks.items()}
+    for _ in range(rounds):
+        trials = {key: state.trial for key, state in states.items() if not bool(state.done)}
+        if not trials:
+            break
+        answers = gradients(trials)
+        for key in trials:
+            task = tasks[key]
+            states[key] = advance(task.problem, states[key], answers[key], task.whitening, tolerance, noise)
+            if watch is not None:
+                watch(states[key])
+    return states
 
 
 def solve(
@@ -102,23 +101,36 @@ def solve(
     start: Tensor | FitState | None = None,
     rounds: int = 60,
     tolerance: float = 1e-7,
-    watch: Callable[[FitState], None] | None = None,
+    watch: Watch | None = None,
 ) -> Fit:
-    """Ask, advance, repeat: until the next step promises less than ``tolerance``, or for ``rounds``.
-
-    ``start`` is a point, or a state to go on from.
-    """
-    if rounds < 1:
-        raise SettingError(f"rounds={rounds}: give at least one")
+    """Fit one problem to samples that are here. ``start`` is a point, or a state to go on from."""
     like = samples[0].x
     state = start if isinstance(start, FitState) else first_state(problem, len(samples), like=like, start=start)
-    noise = 1e-12 if like.dtype == torch.float64 else 1e-6
-    for _ in range(rounds):
-        messages = {i: client_gradient(sample, state.point) for i, sample in enumerate(samples)}
-        state = advance(problem, state, messages, whitening, tolerance, noise)
-        if watch is not None:
-            watch(state)
-        if bool(state.done):
-            break
-    loss, _ = objective(problem, state.at, state.losses, state.gradients, state.counts)
-    return Fit(state.at, float(loss), int(state.rounds), bool(state.done))
+
+    def gradients(trials: Mapping[str, Tensor]) -> dict[str, dict[int, ClientSums]]:
+        return {key: {i: client_gradient(s, point) for i, s in enumerate(samples)} for key, point in trials.items()}
+
+    task = {"fit": Task(problem, whitening, state)}
+    noise = noise_of(like.dtype)
+    states = minimise(task, gradients, rounds=rounds, tolerance=tolerance, noise=noise, watch=watch)
+    return Fit.of(problem, states["fit"])
+
+
+def pooled(samples: Sequence[Sample]) -> Sample:
+    """Several clients as one. The solver needs sums only, and one large product is faster than many small ones."""
+    offsets = [sample.offset for sample in samples if sample.offset is not None]
+    return Sample(
+        torch.cat([sample.x for sample in samples]),
+        torch.cat([sample.y for sample in samples]),
+        torch.cat(offsets) if offsets else None,
+    )
+
+
+def moments_of(features: Sequence[Tensor]) -> Whitening:
+    """The whitening of several clients' standardised features."""
+    return Whitening.of(add([client_moments(x) for x in features]))
+
+
+def scaler_of(features: Sequence[Tensor]) -> Scaler:
+    """The standardisation of several clients' features."""
+    return Scaler.of(add([client_sums(x) for x in features]))

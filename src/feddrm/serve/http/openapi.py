@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from feddrm.rules import RULES
 from feddrm.serve.schemas import PICTURE_TYPES, PredictOptions
 
 
@@ -26,7 +27,7 @@ def sample_body(model: type[BaseModel], options: type[BaseModel]) -> dict[str, A
     schemas: dict[str, dict[str, Any]] = {
         "kind": {"type": "string", "enum": ["inputs", "features"]},
         "datatype": {"type": "string", "enum": ["uint8", "float32"]},
-        "rule": {"type": "string", "enum": ["density", "posterior"]},
+        "rule": {"type": "string", "enum": list(RULES)},
         "coverage": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
     }
     if options is PredictOptions:

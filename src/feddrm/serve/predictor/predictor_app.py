@@ -11,8 +11,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from feddrm._version import __version__
+from feddrm.engine.kernels import largest_product
 from feddrm.errors import FeddrmError
-from feddrm.runs.run import largest_product
 from feddrm.serve.auth import ApiKeys
 from feddrm.serve.batching import Batcher
 from feddrm.serve.http.authorise import authorise
@@ -22,7 +22,7 @@ from feddrm.serve.http.middleware import FastPaths, RequestMiddleware
 from feddrm.serve.oip.oip_routes import Outputs, Tensors, add_oip_routes, answer_infer
 from feddrm.serve.predictor.predictor import Predictor
 from feddrm.serve.settings import PredictorSettings
-from feddrm.threads import small_products
+from feddrm.threads import without_onednn_if_small
 
 
 def build_predictor(predictor: Predictor, settings: PredictorSettings) -> ASGIApp:
@@ -33,7 +33,7 @@ def build_predictor(predictor: Predictor, settings: PredictorSettings) -> ASGIAp
     largest = 0 if predictor.head.net is None else largest_product(predictor.head.net, settings.max_batch_rows)
 
     def compute(queries: Sequence[tuple[str, Array]]) -> list[Array]:
-        with small_products(largest):
+        with without_onednn_if_small(largest):
             return predictor(queries)
 
     batcher: Batcher[tuple[str, Array], Array] = Batcher(

@@ -1,0 +1,104 @@
+"""The server of a deployed federation: negotiate the run spec, play the rounds that are left, finish."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from feddrm.deploy.server.federation_settings import FederationSettings
+from feddrm.deploy.server.finish import Finish
+from feddrm.deploy.server.negotiation import make_run_spec
+from feddrm.deploy.server.reply_validation import HELLO_FIELDS, check_header
+from feddrm.deploy.server.training import ServerState, Training
+from feddrm.deploy.server.waiting import Waiting
+from feddrm.deploy.wire.channel import Channel
+from feddrm.deploy.wire.messages import Message
+from feddrm.deploy.wire.public_files import describe_run
+from feddrm.deploy.wire.run_spec import RunSpec
+from feddrm.engine import cpu_kernels
+from feddrm.io.atomic import write_atomically
+from feddrm.io.text import json_bytes, json_line, read_json
+from feddrm.runs.folder import RunFolder
+
+
+class Server:
+    """One run of a federation. All state is on disk, so the process may be killed and started again at any time."""
+
+    def __init__(
+        self,
+        settings: FederationSettings,
+        folder: Path,
+        channel: Channel,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.settings, self.folder, self.channel = settings, folder, channel
+        self.run = RunFolder(folder)
+        self.waiting = Waiting(channel, sleep)
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint.safetensors"
+
+    def go(self) -> None:
+        """Do what is left of the run: rounds, the router, the last message to every site."""
+        if self.run.summary_file.exists():
+            return
+        spec = self.run_spec()
+        describe_run(self.folder, spec)
+        training = Training(self.settings, spec, self.channel)
+        with cpu_kernels(spec.make_net(), training.schedule.plan.batch_size):
+            state = self._train(training)
+        Finish(self.settings, self.run, self.waiting, spec, state).run()
+
+    def run_spec(self) -> RunSpec:
+        """The run spec: made once, when every site has said what data it has, and then read from disk."""
+        path = self.folder / "brief.json"
+        self.settings.check_same(self.folder)
+        if path.exists():
+            return RunSpec.of(read_json(path, "put it back from a copy, or choose another 'run'"))
+        hellos = self._hellos()
+        spec = make_run_spec(self.settings, {name: hellos[name].header for name in self.settings.clients})
+        self.settings.record(self.folder)
+        write_atomically(path, json_bytes(spec.as_dict()))
+        return spec
+
+    def _hellos(self) -> dict[str, Message]:
+        """Wait until every site has sent a usable hello."""
+        hellos: dict[str, Message] = {}
+        while True:
+            for name, reply in self.channel.discover().items():
+                usable = self.channel.checked(
+                    name, reply, lambda _, reply: Message(check_header(reply.header, *HELLO_FIELDS), {})
+                )
+                if usable is None:
+                    self.channel.nodes.pop(name)  # it gets another hello
+                else:
+                    hellos[name] = usable
+            missing = [name for name in self.settings.clients if name not in hellos]
+            if not missing:
+                return hellos
+            self.waiting.pause(0, ", ".join(missing))
+
+    def state(self, training: Training) -> ServerState:
+        """The state after the last finished round."""
+        return ServerState.load(self.checkpoint) if self.checkpoint.exists() else training.initial_state()
+
+    def _train(self, training: Training) -> ServerState:
+        """Play the rounds that are left."""
+        state, rounds = self.state(training), training.schedule.plan.rounds
+        while state.round < rounds:
+            played = training.next_round(state)
+            if played is None:
+                self.waiting.pause(state.round, self.channel.missing(self.settings.clients))
+                continue
+            state = played
+            state.save(self.checkpoint)
+            self.channel.on_event("training", {"round": state.round, "rounds": rounds, **state.history[-1]})
+            self._write_metrics(state)
+        self._write_metrics(state)  # after a crash the last line may be missing
+        return state
+
+    def _write_metrics(self, state: ServerState) -> None:
+        write_atomically(self.run.metrics_file, b"".join(map(json_line, state.history)))

@@ -1,0 +1,109 @@
+"""The end of a run: fit the router over the channel, send every site its last message, write the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from torch import Tensor
+
+from feddrm.deploy.server.federation_settings import FederationSettings
+from feddrm.deploy.server.remote_cohort import RemoteCohort, SiteMissingError
+from feddrm.deploy.server.reply_validation import ACCURACY_FIELDS, BlankFit, check_header, check_sums
+from feddrm.deploy.server.training import ServerState, accuracy
+from feddrm.deploy.server.waiting import Waiting
+from feddrm.deploy.wire.messages import Message
+from feddrm.deploy.wire.public_files import public_tensors
+from feddrm.deploy.wire.run_spec import RunSpec
+from feddrm.router.artifact import MANIFEST, read_manifest
+from feddrm.router.fit.cohort import Trunk
+from feddrm.router.fit.fit_router import fit_cohort
+from feddrm.runs.folder import RunFolder
+
+
+class Finish:
+    """What follows the last round. Every step can be repeated after a crash."""
+
+    def __init__(
+        self, settings: FederationSettings, folder: RunFolder, waiting: Waiting, spec: RunSpec, state: ServerState
+    ) -> None:
+        self.settings, self.folder, self.waiting, self.spec, self.state = settings, folder, waiting, spec, state
+        self.channel = waiting.channel
+
+    def run(self) -> None:
+        """Publish the shared leaves and the router, finish at every site, and write the summary last."""
+        self.folder.publish(self.state.shared, {})
+        chosen = self.fit_router() if self.settings.router and self.spec.privacy is None else None
+        replies = self._finish_sites()
+        summary: dict[str, Any] = {
+            "rounds": self.state.round,
+            **accuracy(replies, "average_accuracy"),
+            "accepted": dict(self.state.accepted),
+            "router": chosen,
+        }
+        if self.spec.privacy is not None:
+            spent = {name: epsilon for entry in self.state.history for name, epsilon in entry["epsilon"].items()}
+            summary["privacy"] = {**self.spec.privacy, "epsilon": spent}
+        self.folder.write_json(self.folder.summary_file, summary)
+        self.channel.on_event("finished", {"round": self.state.round, "rounds": self.state.round})
+
+    def _finish_sites(self) -> dict[str, Message]:
+        """Send the last message until every site has answered it."""
+        method, files = self.spec.make_method(), public_tensors(self.folder.path)
+        fields = () if self.spec.privacy is not None else ACCURACY_FIELDS
+        replies: dict[str, Message] = {}
+        self.waiting.refusals.clear()
+        while missing := [name for name in self.spec.names if name not in replies]:
+            requests = {
+                name: (
+                    {"kind": "finish", "brief": self.spec.as_dict(), "after": self.state.accepted[name]},
+                    {**method.send(self.state.shared, self.spec.names.index(name)), **files},
+                )
+                for name in missing
+            }
+            replies |= self.channel.ask(
+                requests, self.settings.deadline, lambda _, reply: Message(check_header(reply.header, *fields), {})
+            )
+            if len(replies) < len(self.spec.names):
+                self.waiting.pause_for_all(self.state.round, missing)
+        return replies
+
+    def fit_router(self) -> dict[str, Any]:
+        """Fit and write the router; returns how it was chosen. A router that an earlier process fitted is kept."""
+        place = self.folder.path / "router"
+        if (place / MANIFEST).exists():
+            return dict(read_manifest(place)["notes"]["chosen"])
+        with TemporaryDirectory() as folder:
+            return self._fit_router(BlankFit(self.spec, Path(folder)))
+
+    def _fit_router(self, blank: BlankFit) -> dict[str, Any]:
+        settings = self.settings.router_settings
+        names, sizes = self.spec.names, dict(zip(self.spec.names, self.spec.sizes, strict=True))
+        steps = 0
+        self.waiting.refusals.clear()
+
+        def ask(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[int, Message]:
+            nonlocal steps
+            steps += 1
+            self.channel.on_event("fitting the router", {"round": self.state.round, "step": steps})
+            request = {"kind": "fit", "brief": self.spec.as_dict(), **header}, tensors
+            form = blank.answer(header, tensors)
+
+            def check(name: str, reply: Message) -> Message:
+                return check_sums(reply, form, sizes[name] * cohort.crops)
+
+            while not (replies := self.channel.ask(dict.fromkeys(names, request), self.settings.deadline, check)):
+                self.waiting.pause_for_all(self.state.round, names)
+            return {names.index(name): reply for name, reply in replies.items()}
+
+        cohort = RemoteCohort(ask, self.spec.facts, self.spec.crop, settings)
+        trunk = Trunk(self.spec.make_net().requires_grad_(False), self.state.shared)
+        while True:
+            try:
+                fitted = fit_cohort(cohort, trunk, settings)
+                fitted.save(self.folder.path / "router", dict(self.spec.model))
+                return dict(fitted.chosen)
+            except SiteMissingError:  # the fit starts again when the site is back
+                self.waiting.pause_for_all(self.state.round, names)

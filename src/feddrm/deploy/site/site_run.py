@@ -1,0 +1,56 @@
+"""One run on one site: the network, the data and the private store with which the site trains and evaluates."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import torch
+
+from feddrm.data import Client, Participant
+from feddrm.deploy.site.private_store import PrivateStore
+from feddrm.deploy.site.site_fit import SiteClient, SiteFit
+from feddrm.deploy.wire.run_spec import RunSpec
+from feddrm.engine import CPU_QUERIES, RoundSchedule, Update, cpu_kernels, first_state, functional, train_client
+from feddrm.methods import Slots, Tensors
+from feddrm.runs.config import SMALL_SIDE, threads_for
+
+
+class SiteRun:
+    """Made once from the server's run spec; ``client_folder`` is where the site keeps what it answers queries with."""
+
+    def __init__(self, spec: RunSpec, client: Client, store: PrivateStore, client_folder: Path) -> None:
+        self.spec, self.client, self.store, self.client_folder = spec, client, store, client_folder
+        self.device = client.train.x.device
+        self.method, self.net = spec.make_method(), spec.make_net().to(self.device)
+        self.forward = functional(self.net)
+        self.schedule = RoundSchedule(self.method, spec.make_plan(), len(spec.names))
+        self.participant = Participant(spec.names.index(client.name), client, spec.make_crop())
+        site = SiteClient(client, self.participant.number, self.participant.crop, len(spec.names), len(spec.classes))
+        self.fit = SiteFit(self.net, site, store, client_folder)
+
+    def private_slots(self, after: int) -> Slots:
+        """The private slots after a round; the initial ones after round 0."""
+        if after > 0:
+            return self.store.load(after, self.device)
+        leaves = {leaf: value.detach() for leaf, value in self.net.named_parameters()}
+        return first_state(self.method, leaves, 1).private[0]
+
+    def train(self, received: Tensors, private: Slots, number: int) -> Update:
+        """Train one round as the engine does."""
+        with self._kernels():
+            return train_client(self.schedule, self.forward, self.participant, received, private, number)
+
+    def accuracy(self, received: Tensors, private: Slots) -> dict[str, int]:
+        """How many test samples the site has, and how many its own model gets right."""
+        model, test = self.method.serve(received, private), self.client.test
+        batches = zip(torch.split(test.x, CPU_QUERIES), torch.split(test.y, CPU_QUERIES), strict=True)
+        with torch.no_grad(), self._kernels():
+            right = [self.forward(model, self.client.view(x)).logits.argmax(1) == y for x, y in batches]
+        return {"right": int(torch.cat(right).sum()), "tested": len(test)}
+
+    def _kernels(self) -> AbstractContextManager[None]:
+        """The engine's kernels. Photographs get all cores, because no other client trains in this process."""
+        shape = self.spec.shape
+        small = len(shape) != 3 or min(shape[1:]) < SMALL_SIDE
+        return cpu_kernels(self.net, self.schedule.plan.batch_size, threads_for(small, str(self.device)))

@@ -1,0 +1,57 @@
+"""A site's own settings: ``site.yaml`` in its folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from feddrm.deploy.privacy import PrivacyDemand
+from feddrm.errors import SettingError
+from feddrm.runs.config import known_fields, read_config
+
+CONFIG = "site.yaml"
+
+
+@dataclass(frozen=True)
+class SiteSettings:
+    """What only this site decides. ``privacy`` is the least that it demands, whatever the server's run spec says."""
+
+    name: str
+    server: str
+    data: dict[str, Any]
+    device: str = "cpu"
+    insecure: bool = False
+    poll_seconds: float = 0.25
+    privacy: dict[str, float] | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> SiteSettings:
+        path = folder / CONFIG
+        values = read_config(path)
+        if values.pop("resident", True) is not True:  # 'resident: true' was the only other value, and the default
+            raise SettingError(f"{path}: 'resident: false' is not supported any more: remove the line")
+        unknown = [key for key in values if key not in cls.__dataclass_fields__]
+        missing = [key for key in ("name", "server", "data") if not values.get(key)]
+        if unknown or missing:
+            reason = f"no setting '{unknown[0]}'" if unknown else f"'{missing[0]}' is missing"
+            raise SettingError(f"{path}: {reason} (there are: {', '.join(cls.__dataclass_fields__)})")
+        if not isinstance(values["data"], dict):
+            raise SettingError(f"{path}: data '{values['data']}' must be a setting like 'folder: PATH' (see the file)")
+        if not float(values.get("poll_seconds", 1)) > 0:
+            raise SettingError(f"{path}: poll_seconds={values['poll_seconds']}: give seconds above zero")
+        if values.get("privacy") is not None:
+            try:
+                PrivacyDemand(**known_fields(PrivacyDemand, values["privacy"], "privacy")).check()
+            except (TypeError, SettingError) as error:
+                raise SettingError(f"{path}: privacy: {error} (as in 'privacy: {{clip: 1, noise: 3}}')") from error
+        try:
+            torch.empty(0, device=values.get("device", "cpu"))
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise SettingError(
+                f"{path}: device '{values['device']}' cannot be used here ({reason}): use cpu"
+            ) from error
+        return cls(**values)

@@ -1,0 +1,217 @@
+"""The density ratio model: several populations that are exponential tilts of one unspecified reference.
+
+``log dP_l/dP_0 (x) = gamma_l + xi_l' q(x)``: the model assumes nothing about the reference P_0; a few numbers
+describe how the other populations differ from it. It is fitted by empirical likelihood, whose dual is multinomial
+logistic regression of the population on ``q`` (Anderson, 1979; Qin and Zhang, 1997).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from feddrm.drm.basis import Basis, Floats, as_rows, check_basis, evaluate_basis, terms
+from feddrm.drm.logistic import FeatureWhitening, Optimum, log_softmax, maximise
+from feddrm.errors import FeddrmError, SettingError
+
+Samples = Mapping[str, Any] | Sequence[Any]
+
+
+@dataclass(frozen=True)
+class DensityRatioModel:
+    """The assumptions: the basis, and the penalty on large tilts.
+
+    ``basis`` is ``normal`` (x, x^2), ``gamma`` (x, log x), ``identity``, or any function from a sample to one row
+    per observation (an embedding, for example). ``ridge`` times half the squared size of the tilts, centred over the
+    populations, is subtracted from the log likelihood. Their size is the pooled ``variance`` of the log ratio, which
+    does not depend on units, or the sum of squared ``coefficients``, as in scikit-learn with ``C = 1 / ridge`` (for
+    two populations ``C = 2 / ridge``, because scikit-learn then penalises only their difference).
+    """
+
+    basis: Basis = "normal"
+    ridge: float = 0.0
+    penalty: Literal["variance", "coefficients"] = "variance"
+
+    def __post_init__(self) -> None:
+        check_basis(self.basis)
+        if not 0 <= self.ridge < np.inf:
+            raise SettingError(f"ridge={self.ridge}: give 0 or a positive number")
+        if self.penalty not in ("variance", "coefficients"):
+            raise SettingError(f"penalty '{self.penalty}' is unknown: give variance or coefficients")
+
+    def fit(self, samples: Samples, columns: Sequence[str] | None = None) -> DensityRatioFit:
+        """Fit to one sample per population, by name or in order. Ratios are reported against the first."""
+        names, parts = _named(samples)
+        features = []
+        for name, part in zip(names, parts, strict=True):
+            try:
+                features.append(evaluate_basis(self.basis, part))
+            except FeddrmError as error:
+                raise FeddrmError(f"population '{name}': {error}") from error
+            if features[-1].shape[1] != features[0].shape[1]:
+                raise FeddrmError(
+                    f"population '{name}' has {features[-1].shape[1]} basis functions, '{names[0]}' has "
+                    f"{features[0].shape[1]}: give every population the same columns"
+                )
+        pooled = np.vstack(features)
+        if not pooled.shape[1]:
+            raise FeddrmError("the basis has no functions: give at least one")
+        counts = np.array([len(part) for part in features])
+        owner = np.repeat(np.arange(len(names)), counts)
+        whitening = FeatureWhitening.of(pooled, tolerate_dependence=self.ridge > 0)
+        penalty = self._penalty(whitening)
+        optimum = maximise(whitening.design(pooled), owner, names, penalty)
+        column_names = _columns(parts[0], columns)
+        return DensityRatioFit(
+            model=self,
+            names=names,
+            columns=tuple(column_names),
+            terms=tuple(terms(self.basis, column_names, pooled.shape[1])),
+            samples=tuple(parts),
+            features=pooled,
+            owner=owner,
+            whitening=whitening,
+            ridge_matrix=penalty,
+            optimum=optimum,
+        )
+
+    def _penalty(self, whitening: FeatureWhitening) -> Floats:
+        """The ridge matrix in whitened coordinates; the intercept is not penalised."""
+        w = whitening.directions
+        out = np.zeros((1 + w.shape[1], 1 + w.shape[1]))
+        out[1:, 1:] = np.eye(w.shape[1]) if self.penalty == "variance" else w.T @ w
+        return self.ridge * out
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DensityRatioFit:
+    """A fitted model. Arrays with one entry per population have the order of ``names``."""
+
+    model: DensityRatioModel
+    names: tuple[str, ...]
+    columns: tuple[str, ...]  # of the samples
+    terms: tuple[str, ...]  # of the basis
+    samples: tuple[Any, ...]
+    features: Floats  # the pooled basis, one row per observation
+    owner: NDArray[np.intp]
+    whitening: FeatureWhitening
+    ridge_matrix: Floats
+    optimum: Optimum
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name} ({n})" for name, n in zip(self.names, self.counts, strict=True))
+        return f"DensityRatioFit(basis={self.model.basis!r}, {sizes})"
+
+    @cached_property
+    def counts(self) -> NDArray[np.intp]:
+        return np.bincount(self.owner, minlength=len(self.names))
+
+    @cached_property
+    def design(self) -> Floats:
+        """The pooled basis in whitened coordinates, a column of ones first."""
+        return self.whitening.design(self.features)
+
+    @cached_property
+    def gamma_ddagger(self) -> Floats:
+        """Intercepts of the dual problem, which include the priors; zero for the first population."""
+        return np.asarray((self.optimum.coefficients @ self.whitening.back.T)[:, 0])
+
+    @cached_property
+    def gamma_dagger(self) -> Floats:
+        """Intercepts of the log density ratios against the first population: ``gamma_ddagger - log(n_l / n_1)``."""
+        return np.asarray(self.gamma_ddagger - np.log(self.counts / self.counts[0]))
+
+    @cached_property
+    def xi(self) -> Floats:
+        """Slopes of the log density ratios against the first population, one row per population."""
+        return np.asarray((self.optimum.coefficients @ self.whitening.back.T)[:, 1:])
+
+    @property
+    def log_likelihood(self) -> float:
+        """The dual: the multinomial log likelihood of the populations, without the ridge."""
+        return self.optimum.log_likelihood
+
+    @property
+    def profile_log_likelihood(self) -> float:
+        """The profile empirical log likelihood at the optimum: the dual less ``sum_l n_l log n_l``."""
+        return self.optimum.log_likelihood - float((self.counts * np.log(self.counts)).sum())
+
+    def index(self, population: str | int) -> int:
+        """The position of a population in ``names``."""
+        if isinstance(population, str):
+            if population not in self.names:
+                raise SettingError(f"no population '{population}' (there are: {', '.join(self.names)})")
+            return self.names.index(population)
+        if not -len(self.names) <= population < len(self.names):
+            raise SettingError(f"no population {population}: there are {len(self.names)}")
+        return population % len(self.names)
+
+    def log_ratio(self, x: Any, against: str | int = 0) -> Floats:
+        """``log dP_l/dP_against`` at every row of ``x``, one column per population."""
+        logits = self._logits(x) - np.log(self.counts)
+        return np.asarray(logits - logits[:, [self.index(against)]])
+
+    def posterior(self, x: Any, priors: ArrayLike | None = None) -> Floats:
+        """The probability of each population at every row of ``x``; the default priors are ``n_l / N``."""
+        logits = self._logits(x)
+        if priors is not None:
+            given = np.asarray(priors, dtype=np.float64)
+            if given.shape != (len(self.names),) or not ((given > 0) & np.isfinite(given)).all():
+                raise SettingError(f"priors {priors!r}: give {len(self.names)} positive numbers, one per population")
+            logits = logits + np.log(given / self.counts)
+        return np.exp(log_softmax(logits))
+
+    def _logits(self, x: Any) -> Floats:
+        features = evaluate_basis(self.model.basis, x)
+        if features.shape[1] != self.features.shape[1]:
+            raise FeddrmError(
+                f"the basis has {features.shape[1]} functions on these observations but had "
+                f"{self.features.shape[1]} in the fit: give the same columns"
+            )
+        return np.asarray(self.whitening.design(features) @ self.optimum.coefficients.T)
+
+    @cached_property
+    def weights(self) -> Floats:
+        """The estimated distribution of every population: its mass at each pooled observation (columns sum to 1)."""
+        return np.asarray(self.optimum.posterior / self.counts)
+
+    @cached_property
+    def log_tilts(self) -> Floats:
+        """``log dP_l/dP_1`` at every pooled observation."""
+        logits = self.design @ self.optimum.coefficients.T
+        return np.asarray(logits - np.log(self.counts / self.counts[0]))
+
+    @cached_property
+    def values(self) -> Floats:
+        """The pooled observations as rows of numbers."""
+        return np.vstack([as_rows(sample) for sample in self.samples])
+
+
+def _named(samples: Samples) -> tuple[tuple[str, ...], list[Any]]:
+    if isinstance(samples, Mapping):
+        names, parts = tuple(str(name) for name in samples), list(samples.values())
+    else:
+        parts = list(samples)
+        names = tuple(str(i + 1) for i in range(len(parts)))
+    if len(parts) < 2:
+        raise FeddrmError(f"a density ratio needs two populations, but there is {len(parts)}: give one more sample")
+    arrays = [part if hasattr(part, "shape") else np.asarray(part) for part in parts]
+    for name, part in zip(names, arrays, strict=True):
+        if not part.shape or len(part) < 2:
+            size = len(part) if part.shape else 0
+            raise FeddrmError(f"population '{name}' has {size} observations: give at least 2, or leave it out")
+    return names, arrays
+
+
+def _columns(sample: Any, given: Sequence[str] | None) -> list[str]:
+    width = sample.shape[1] if len(sample.shape) > 1 else 1
+    if given is None:
+        return ["x"] if width == 1 else [f"x{i + 1}" for i in range(width)]
+    if len(given) != width:
+        raise SettingError(f"{len(given)} names for {width} columns: give one for each")
+    return list(given)

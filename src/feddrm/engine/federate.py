@@ -1,0 +1,72 @@
+"""The loop over rounds, on the engine of choice: sequential, or one CUDA graph per round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from feddrm.data import Federation
+from feddrm.engine.cuda_graph import GraphEngine
+from feddrm.engine.rounds import play_round
+from feddrm.engine.schedule import RoundResult, RoundSchedule, State
+from feddrm.errors import SettingError
+from feddrm.methods import Forward
+from feddrm.registry import nearest
+from feddrm.threads import thread_map
+
+ENGINES = ("auto", "sequential", "graph")
+DEVICES = ("cpu", "cuda")
+
+
+def federate(
+    schedule: RoundSchedule,
+    net: Forward,
+    federation: Federation,
+    state: State,
+    *,
+    workers: int = 1,
+    engine: str = "sequential",
+) -> Iterator[RoundResult]:
+    """Play the rounds that are left after ``state``. Each round is a function of the state and the seed.
+
+    The ``sequential`` engine trains ``workers`` clients side by side, which changes no bit of the
+    result. The ``graph`` engine trains all clients at once on a GPU.
+    """
+    with _player(schedule, net, federation, workers=workers, engine=engine) as play:
+        while state.round < schedule.plan.rounds:
+            result = play(state)
+            state = result.state
+            yield result
+
+
+@contextmanager
+def _player(
+    schedule: RoundSchedule, net: Forward, federation: Federation, *, workers: int, engine: str
+) -> Iterator[Callable[[State], RoundResult]]:
+    if engine == "graph":
+        graphs = GraphEngine(schedule, net, federation)
+        try:
+            yield graphs.play
+        finally:
+            graphs.close()
+        return
+    with thread_map(workers) as spread:
+        yield lambda state: play_round(schedule, net, federation, state, spread)
+
+
+def engine_for(engine: str, device: str) -> str:
+    """The engine that ``engine`` stands for; ``auto`` is graph on a GPU and sequential elsewhere."""
+    if engine not in ENGINES:
+        raise SettingError(f"unknown engine '{engine}'{nearest(engine, ENGINES)} (known: {', '.join(ENGINES)})")
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        kind = "unknown"
+    if kind not in DEVICES:
+        raise SettingError(f"unknown device '{device}'{nearest(device, DEVICES)} (known: {', '.join(DEVICES)})")
+    on_gpu = kind == "cuda"
+    if engine == "graph" and not on_gpu:
+        raise SettingError(f"engine 'graph' needs a GPU, not {device}: use --device cuda, or --engine sequential")
+    return ("graph" if on_gpu else "sequential") if engine == "auto" else engine

@@ -1,0 +1,51 @@
+"""The files of a run folder: the one place that knows their names. It reads and writes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+CONFIG, METRICS, SUMMARY, EVALUATION = "config.yaml", "metrics.jsonl", "summary.json", "evaluation.json"
+REPORT = "report.html"
+FACTS, PICTURES = "data.json", "data.safetensors"  # the dataset summary
+ROUTER_FOLDER, CLIENTS_FOLDER = "router", "clients"
+SHARED, PRIVATE = "shared.safetensors", "private.safetensors"
+PRIVATE_HEAD, SCALE = "head.safetensors", "scale.json"
+
+
+class ClientFiles:
+    """The files of ``clients/<name>/``: what only that client may hold."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.private_file = path / PRIVATE  # its private slots, as training left them
+        self.head_file = path / PRIVATE_HEAD  # its correction of the probe, if heads were fitted
+        self.scale_file = path / SCALE  # the constants by which it scales raw samples
+        self.shared_file = path / SHARED  # at a deployed site only: the leaves that the server sent
+
+
+class RunFiles:
+    """The files and folders of one run; ARCHITECTURE.md says what is in them."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config_file = self.path / CONFIG
+        self.metrics_file = self.path / METRICS
+        self.summary_file = self.path / SUMMARY
+        self.evaluation_file = self.path / EVALUATION
+        self.facts_file = self.path / FACTS
+        self.pictures_file = self.path / PICTURES
+        self.report_file = self.path / REPORT
+        self.tensorboard = self.path / "tensorboard"
+
+        self.checkpoint = self.path / "checkpoint"
+        self.state_file = self.checkpoint / "state.safetensors"
+        self.seconds_file = self.checkpoint / "seconds.json"
+        self.lock_file = self.checkpoint / "lock"
+
+        self.router = self.path / ROUTER_FOLDER  # feddrm.router.artifact knows the other files in it
+        self.shared_file = self.router / SHARED
+        self.clients = self.path / CLIENTS_FOLDER
+
+    def client(self, name: str) -> ClientFiles:
+        """The files of one client."""
+        return ClientFiles(self.clients / name)

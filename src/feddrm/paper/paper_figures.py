@@ -1,0 +1,140 @@
+"""The paper's figures: from finished cells, from the data, or from a small simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from feddrm.data.datasets.cifar import Cifar10, read_pool
+from feddrm.data.partition import partition
+from feddrm.data.shift import LEVELS, colour_shifts
+from feddrm.data.summary import SAMPLES, DatasetSummary
+from feddrm.errors import FeddrmError, SettingError
+from feddrm.paper.cell_records import CellRecord
+from feddrm.paper.experiments.drift import drift_experiment
+from feddrm.paper.experiments.experiment_figures import drift_figure
+from feddrm.paper.grid import Grid
+from feddrm.paper.paper_tables import tables
+from feddrm.registry import nearest
+from feddrm.report.federation_figures import draw_heat_map, draw_shift_grid
+from feddrm.report.svg import SERIES
+
+MARKERS = "osD^vP*"
+DIVISIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("Dir-0.3", {"kind": "dirichlet", "alpha": 0.3, "shards": 5}),
+    ("Dir-1.3", {"kind": "dirichlet", "alpha": 1.3, "shards": 5}),
+    ("Dir-2.3", {"kind": "dirichlet", "alpha": 2.3, "shards": 5}),
+    ("5-SPC", {"kind": "shards", "alpha": 0.3, "shards": 5}),
+)
+
+
+def figure(name: str, grid: Grid, records: Mapping[str, CellRecord], data_dir: str | None = None) -> Figure:
+    """Draw a figure by name. Missing cells leave gaps; a figure without any finished cell is refused."""
+    if name not in FIGURES:
+        raise SettingError(f"unknown figure '{name}'{nearest(name, FIGURES)} (known: {', '.join(FIGURES)})")
+    return FIGURES[name][1](grid, records, data_dir)
+
+
+def _sweep(name: str) -> Callable[[Grid, Mapping[str, CellRecord], str | None], Figure]:
+    """A function that draws a table's columns as lines over its rows."""
+
+    def draw(grid: Grid, records: Mapping[str, CellRecord], data_dir: str | None) -> Figure:  # noqa: ARG001
+        table = tables(grid, name, records)[0]
+        done = sum(row.entries[0].ours is not None for row in table.rows)
+        if not done:
+            raise FeddrmError(f"no cell of '{name}' has been run: feddrm paper run --only {name}")
+        drawing = Figure(figsize=(6.4, 4.2), layout="constrained")
+        axes = drawing.subplots()
+        for j, column in enumerate(table.columns):
+            scores = [row.entries[j].ours for row in table.rows]
+            if any(scores):
+                y = [np.nan if score is None else 100 * score.mean for score in scores]
+                bars = [0.0 if score is None or score.std is None else 100 * score.std for score in scores]
+                look: dict[str, Any] = {
+                    "color": SERIES[j % len(SERIES)],
+                    "marker": MARKERS[j % len(MARKERS)],
+                    "markersize": 5,
+                }
+                axes.errorbar(range(len(y)), y, bars, capsize=3, label=column, **look)
+        axes.set_xticks(range(len(table.rows)), [row.label for row in table.rows])
+        axes.set_ylabel("accuracy (%)")
+        axes.set_title(f"{table.title}\n{done} of {len(table.rows)} cells run", fontsize=10)
+        axes.grid(axis="y", linewidth=0.6)
+        axes.legend(fontsize=8)
+        return drawing
+
+    return draw
+
+
+def _drift(grid: Grid, records: Mapping[str, CellRecord], data_dir: str | None) -> Figure:  # noqa: ARG001
+    return drift_figure(drift_experiment(seed=grid.seed))
+
+
+def _shifts(grid: Grid, records: Mapping[str, CellRecord], data_dir: str | None) -> Figure:  # noqa: ARG001
+    drawing = Figure(figsize=(12, 9.5), layout="constrained")
+    places = drawing.subplot_mosaic([[level, "pool"] for level in LEVELS])
+    pool = read_pool(Cifar10.origin, data_dir=data_dir, download=False)
+    first = [int(np.flatnonzero(pool.fine == k)[0]) for k in range(SAMPLES)]
+    x = torch.from_numpy(pool.images[first]).permute(0, 3, 1, 2)
+    for level, axes in places.items():
+        shifts = [shift for shift in colour_shifts(level, 32 if level == "pool" else 8) if shift is not None]
+        draw_shift_grid(axes, _summary(len(shifts), gallery=torch.stack([shift.direct(x) for shift in shifts])))
+        axes.set_yticklabels([f"{i}: {shift}" for i, shift in enumerate(shifts)], fontsize=6)
+        axes.set_title({"pool": "number of clients (pool)", "high": "high (main)"}.get(level, level), fontsize=9)
+    return drawing
+
+
+def _labels(grid: Grid, records: Mapping[str, CellRecord], data_dir: str | None) -> Figure:  # noqa: ARG001
+    drawing = Figure(figsize=(15, 10), layout="constrained")
+    labels = read_pool(Cifar10.origin, data_dir=data_dir, download=False).fine
+    for axes, (title, division) in zip(drawing.subplots(2, 2).flat, DIVISIONS, strict=True):
+        parts = partition(labels, clients=8, seed=grid.seed, **division)
+        counts = [np.bincount(labels[np.concatenate(part)], minlength=len(Cifar10.names)).tolist() for part in parts]
+        draw_heat_map(axes, _summary(8, counts))
+        axes.set_title(title)
+    return drawing
+
+
+def _summary(
+    clients: int, counts: list[list[int]] | None = None, gallery: torch.Tensor | None = None
+) -> DatasetSummary:
+    """A summary with only the parts that the drawing functions read."""
+    class_counts: list[list[int]] = [[]] * clients if counts is None else counts
+    facts = [{"name": f"client {i}", "class_counts": row, "train": 0} for i, row in enumerate(class_counts)]
+    return DatasetSummary({"name": Cifar10.name, "clients": facts, "classes": Cifar10.names}, gallery)
+
+
+def _retina(grid: Grid, records: Mapping[str, CellRecord], data_dir: str | None) -> Figure:  # noqa: ARG001
+    cells = [c for c in grid.cells if c.setting == "retina" and c.seed == grid.seed]
+    done = [(c, records[c.id]) for c in cells if c.id in records]
+    if not done:
+        raise FeddrmError("no cell of 'retina' has been run: get the data (see FedLGD), then paper run --only retina")
+    drawing = Figure(figsize=(15, 4.6), layout="constrained")
+    for axes, key in zip(drawing.subplots(1, 3), ("average", "system", "loss"), strict=True):
+        for i, (cell, record) in enumerate(done):
+            curve = record.content["curve"]
+            scale = 1.0 if key == "loss" else 100.0
+            y = [np.nan if value is None else scale * value for value in curve[key]]
+            style = "-" if i < len(SERIES) else "--"
+            label = grid.label("methods", cell.method)
+            axes.plot(curve["round"], y, style, color=SERIES[i % len(SERIES)], label=label, linewidth=1.2)
+        axes.set_title("training loss" if key == "loss" else f"{key} accuracy (%)")
+        axes.set_xlabel("round")
+    axes.legend(fontsize=7)
+    drawing.suptitle(f"RETINA: {len(done)} of {len(cells)} methods run")
+    return drawing
+
+
+FIGURES: dict[str, tuple[str, Callable[[Grid, Mapping[str, CellRecord], str | None], Figure]]] = {
+    "lambda": ("accuracies against the weight of the class loss", _sweep("lambda")),
+    "covariate": ("accuracies against the intensity of covariate shift", _sweep("covariate")),
+    "sharing": ("accuracies against what the two branches share", _sweep("sharing")),
+    "drift": ("relative gradient drift of both heads, simulated", _drift),
+    "shifts": ("samples as every client sees them, for all four kinds of shift (needs CIFAR-10)", _shifts),
+    "labels": ("samples per client and class, for four divisions (needs CIFAR-10)", _labels),
+    "retina": ("accuracies and training loss over rounds on RETINA", _retina),
+}

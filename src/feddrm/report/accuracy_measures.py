@@ -1,0 +1,95 @@
+"""The accuracies of a run: their names, their order and their meaning, for tables, figures and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import NamedTuple
+
+RULES = {
+    "vote": "vote",
+    "head_density": "head, density",
+    "head_posterior": "head, posterior",
+    "exact_density": "exact, density",
+    "exact_posterior": "exact, posterior",
+    "consult_2": "consult 2",
+    "consult_all": "consult all",
+    "refit_density": "refitted heads, density",
+    "refit_posterior": "refitted heads, posterior",
+    "refit_all": "refitted heads, consult all",
+    "joint": "joint model",
+    "joint_posterior": "joint model, posterior",
+    "stacked": "stacked",
+    "stacked_published": "stacked with published heads",
+    "global": "global model",
+    "global_probe": "global probe",
+}
+KINDS = ("average", "system", "client", "global", "oracle")
+BY_RULE = ("system", "client")
+MEANINGS = {
+    "average": "Every client answers its own test samples. The mean over clients, weighted by training samples.",
+    "system": "All test samples pooled, each answered as the rule says, without knowing its origin.",
+    "client": "How often the router names the client that a test sample came from. The same mean over clients.",
+    "global": "The shared model alone answers every test sample; no client is asked.",
+    "oracle": "All test samples pooled, each answered by the client that it came from: perfect routing.",
+}
+# The rule that stands for a run where only one can be shown. Fixed in advance: never the best one on test data.
+HEADLINE = ("exact_density", "head_density", "vote")
+
+
+class Measure(NamedTuple):
+    """One kind of accuracy, with a routing rule where the kind has rules."""
+
+    kind: str
+    rule: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name within its kind: the rule, or the kind itself."""
+        return rule_label(self.rule) if self.rule else self.kind
+
+    @property
+    def title(self) -> str:
+        """The full name, such as ``system (vote)``."""
+        return f"{self.kind} ({rule_label(self.rule)})" if self.rule else self.kind
+
+    @property
+    def order(self) -> tuple[int, int, str]:
+        """The key that sorts measures as tables show them; unknown rules come last."""
+        known = list(RULES)
+        return KINDS.index(self.kind), known.index(self.rule) if self.rule in known else len(known), self.rule
+
+
+@dataclass(frozen=True)
+class Score:
+    """An accuracy as a fraction, with its standard deviation over the reporting window if it has one."""
+
+    mean: float
+    std: float | None = None
+
+    @property
+    def percent(self) -> str:
+        """The mean in percent, to the two digits that every table shows."""
+        return f"{100 * self.mean:.2f}"
+
+    @property
+    def spread(self) -> str:
+        """``± 0.42``, or empty without a standard deviation."""
+        return "" if self.std is None else f"± {100 * self.std:.2f}"
+
+    def __str__(self) -> str:
+        return f"{self.percent} {self.spread}".rstrip()
+
+
+def rule_label(rule: str) -> str:
+    """A rule in words; an unknown rule keeps its own name."""
+    return RULES.get(rule, rule.replace("_", " "))
+
+
+def headline(kind: str, measures: Collection[Measure]) -> Measure | None:
+    """The measure that stands for its kind; None if there is none of the kind."""
+    candidates = sorted((m for m in measures if m.kind == kind), key=lambda m: m.order)
+    for rule in HEADLINE:
+        if Measure(kind, rule) in candidates:
+            return Measure(kind, rule)
+    return candidates[0] if candidates else None

@@ -1,0 +1,317 @@
+"""A report's HTML page and its files. This module makes the content; ``templates/report.html.j2`` has the markup."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from feddrm._version import __version__
+from feddrm.data.summary import DatasetSummary
+from feddrm.errors import SettingError
+from feddrm.io.atomic import write_together
+from feddrm.report import federation_figures, run_figures
+from feddrm.report.accuracy_measures import KINDS, MEANINGS, Measure, headline, rule_label
+from feddrm.report.html_templates import TEMPLATES
+from feddrm.report.run_record import RunRecord
+from feddrm.report.run_table import RunTable
+from feddrm.report.svg import InlineSvg, inline_svg
+from feddrm.report.tables import DASH, Table
+
+PAGE, CSV, LATEX = "report.html", "table.csv", "table.tex"
+TILES = {
+    "average": "Average accuracy",
+    "system": "System accuracy",
+    "client": "Client accuracy",
+    "global": "Global model",
+    "oracle": "Oracle",
+}
+
+
+class Tile(NamedTuple):
+    """One main figure of a run."""
+
+    title: str
+    value: str
+    note: str
+
+
+class Picture(NamedTuple):
+    """A figure and the sentence that says what it shows."""
+
+    svg: InlineSvg
+    caption: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with notes, then figures, then tables."""
+
+    heading: str
+    notes: Sequence[str] = ()
+    figures: Sequence[Picture] = ()
+    tables: Sequence[Table] = ()
+    side_by_side: bool = False  # the tables
+
+
+@dataclass(frozen=True)
+class RunView:
+    """Everything that the page says about one run. ``badge`` is the state of an unfinished one."""
+
+    name: str
+    lead: str
+    badge: str
+    tiles: Sequence[Tile]
+    sections: Sequence[Section]
+
+
+def write_report(table: RunTable, out: Path) -> Path:
+    """Write ``report.html``, ``table.csv`` and ``table.tex`` into a folder, all or none; returns the page's path."""
+    if out.exists() and not out.is_dir():
+        raise SettingError(f"--out '{out}' is a file: name a folder")
+    contents = {PAGE: report_page(table), CSV: table.csv(), LATEX: table.latex()}
+    write_together({out / name: text.encode() for name, text in contents.items()})
+    return out / PAGE
+
+
+def report_page(table: RunTable) -> str:
+    """The whole document for one run or several."""
+    names, records = table.names, table.records
+    several = len(records) > 1
+    kinds = {measure.kind for measure in table.columns}
+    return TEMPLATES.get_template("report.html.j2").render(
+        title=f"{len(records)} runs compared" if several else names[0],
+        runs=[_view(name, record, f"r{i}") for i, (name, record) in enumerate(zip(names, records, strict=True), 1)],
+        datasets=", ".join(dict.fromkeys(record.data for record in records)),
+        results=table.table(links=several),
+        comparison=_comparison(names, records) if several else (),
+        meanings=[(kind.capitalize(), MEANINGS[kind]) for kind in KINDS if kind in kinds],
+        differences=_differences(names, records) if several else None,
+        version=__version__,
+    )
+
+
+def _view(name: str, record: RunRecord, key: str) -> RunView:
+    clients = len(record.clients) or (len(record.dataset.names) if record.dataset else 0)
+    at = f" at {clients} clients" if clients else ""
+    rounds = record.rounds if record.finished else record.round
+    lead = f"{record.method} on {record.data}{at}, model {record.model}{'' if rounds is None else f', {rounds} rounds'}"
+    sections = [_training(record, key), _clients(record, key), _routing(record, key)]
+    sections += [_data(record.dataset, key) if record.dataset else None, _settings(record)]
+    return RunView(
+        name, lead, "" if record.finished else record.status, _tiles(record), [s for s in sections if s is not None]
+    )
+
+
+def _tiles(record: RunRecord) -> list[Tile]:
+    tiles = []
+    for kind, title in TILES.items():
+        measure = headline(kind, record.scores)
+        if measure is not None:
+            score = record.scores[measure]
+            note = [score.spread or "last round", *([measure.label] if measure.rule else [])]
+            tiles.append(Tile(title, f"{score.mean:.2%}", " · ".join(note)))
+    return tiles
+
+
+def _comparison(names: Sequence[str], records: Sequence[RunRecord]) -> list[Picture]:
+    """Figures that show all runs side by side."""
+    pictures = []
+    measures = run_figures.comparison_measures(records)
+    if measures:
+        description = "; ".join(
+            f"{name}: {', '.join(f'{m.title} {r.scores[m].mean:.1%}' for m in measures if m in r.scores)}"
+            for name, r in zip(names, records, strict=True)
+        )
+        svg = inline_svg(
+            lambda: run_figures.comparison_figure(names, records), "compare", "Accuracies of all runs", description
+        )
+        pictures.append(Picture(svg, "The main accuracies of every run on one scale; the table has all of them."))
+    if any(record.points for record in records):
+        svg = inline_svg(
+            lambda: run_figures.comparison_curves(names, records),
+            "curves",
+            "Average and system accuracy of all runs over rounds",
+            "One line per run; the last values are in the table above.",
+        )
+        caption = (
+            "Over rounds. One rule, chosen in advance, stands for each run's system accuracy: "
+            "the router's density rule if there is a router, the vote otherwise."
+        )
+        pictures.append(Picture(svg, caption))
+    return pictures
+
+
+def _differences(names: Sequence[str], records: Sequence[RunRecord]) -> Table | None:
+    """The settings in which the runs differ, and no others."""
+    settings = [dict(flat(record.config)) for record in records]
+    keys = dict.fromkeys(key for given in settings for key in given)
+    rows = [[key, *(given.get(key, DASH) for given in settings)] for key in keys]
+    rows = [row for row in rows if len(set(row[1:])) > 1]
+    caption = "Settings in which these runs differ; all others are the same."
+    return Table.of(["Setting", *names], rows, caption) if rows else None
+
+
+def _training(record: RunRecord, key: str) -> Section | None:
+    measures = run_figures.curve_measures(record)
+    answers = [m for m in measures if m.kind != "client"]
+    recalls = [m for m in measures if m.kind == "client"]
+    losses = [(p.round, p.loss) for p in record.points if p.loss is not None]
+    pictures = []
+    if answers:
+        last = _last_values(record, answers)
+        svg = inline_svg(lambda: run_figures.accuracy_figure(record), f"{key}-accuracy", "Accuracy over rounds", last)
+        pictures.append(Picture(svg, f"Accuracy over rounds. {last}"))
+    if recalls:
+        last = _last_values(record, recalls)
+        title = "Client accuracy over rounds"
+        svg = inline_svg(lambda: run_figures.routing_figure(record), f"{key}-routing", title, last)
+        pictures.append(Picture(svg, f"{title}: how often the router names a sample's own client. {last}"))
+    if losses:
+        (first, start), (final, end) = losses[0], losses[-1]
+        change = f"From {start:.4g} in round {first} to {end:.4g} in round {final}."
+        svg = inline_svg(lambda: run_figures.loss_figure(record), f"{key}-loss", "Training loss over rounds", change)
+        pictures.append(Picture(svg, f"Mean training loss. {change}"))
+    return Section("Training", figures=pictures) if pictures else None
+
+
+def _last_values(record: RunRecord, measures: Sequence[Measure]) -> str:
+    point = record.points[-1]
+    values = ", ".join(f"{m.title} {point.scores[m].mean:.1%}" for m in measures if m in point.scores)
+    return f"Round {point.round}: {values}."
+
+
+def _clients(record: RunRecord, key: str) -> Section | None:
+    if not record.clients:
+        return None
+    answers = run_figures.client_series(record.clients, recall=False)
+    recalls = run_figures.client_series(record.clients, recall=True)
+    pictures = []
+    if answers:
+        description = "; ".join(
+            f"{c.name}: {', '.join(f'{run_figures.client_label(k)} {_percent(c.values.get(k))}' for k in answers)}"
+            for c in record.clients
+        )
+        svg = inline_svg(
+            lambda: run_figures.client_figure(record.clients), f"{key}-clients", "Accuracy per client", description
+        )
+        caption = "Accuracy on every client's test samples: its own model as a bar, other ways to answer as marks."
+        pictures.append(Picture(svg, caption))
+    header = ["Client", "Train", "Test", *(run_figures.client_label(k).capitalize() for k in answers + recalls)]
+    rows = [
+        [
+            client.name,
+            *(DASH if count is None else count for count in (client.train, client.test)),
+            *(_percent(client.values.get(k)) for k in answers + recalls),
+        ]
+        for client in record.clients
+    ]
+    caption = f"Samples and accuracy in percent per client{_after_round(record)}."
+    return Section("Clients", figures=pictures, tables=[Table.of(header, rows, caption)])
+
+
+def _routing(record: RunRecord, key: str) -> Section | None:
+    confusion = record.confusion
+    if not confusion:
+        return None
+    names = [c.name for c in record.clients] or [str(i) for i in range(len(next(iter(confusion.values()))))]
+    shares = ", ".join(
+        f"{rule_label(rule)} {counts.trace() / max(1, counts.sum()):.1%}" for rule, counts in confusion.items()
+    )
+    result = f"Of all test samples, sent to the client they came from: {shares}."
+    svg = inline_svg(
+        lambda: run_figures.confusion_figure(names, confusion), f"{key}-confusion", "Confusion of the routing", result
+    )
+    caption = f"Where every client's test samples are sent, in percent of its samples{_after_round(record)}. {result}"
+    pictures = [Picture(svg, caption)]
+    curve = record.reliability
+    if curve is not None:
+        bins = zip(curve["count"], curve["confidence"], curve["accuracy"], strict=True)
+        gap = sum(count * abs(confidence - accuracy) for count, confidence, accuracy in bins)
+        error = f"Expected calibration error {gap / max(1, sum(curve['count'])):.1%}."
+        svg = inline_svg(
+            lambda: run_figures.reliability_figure(curve), f"{key}-reliability", "Reliability of the router", error
+        )
+        caption = (
+            "The exact router's confidence against how often it is right (posterior rule). "
+            f"A larger mark means more samples. {error}"
+        )
+        pictures.append(Picture(svg, caption))
+    return Section("Routing", figures=pictures)
+
+
+def _data(dataset: DatasetSummary, key: str) -> Section:
+    facts, pictures = dataset.facts, []
+    size = f"{dataset.name}: {int(dataset.sizes.sum())} training samples, {len(dataset.classes)} classes"
+    source = f", from {facts['source']}" if facts.get("source") else ""
+    notes = [f"{size}{source}."]
+    counts = dataset.counts
+    if counts is None:
+        notes.append("Only a site itself knows how many samples of each class it holds.")
+    else:
+        most = [dataset.classes[int(i)] for i in counts.argmax(1)] if len(dataset.classes) else []
+        description = "; ".join(
+            f"{name}: {int(n)} samples, most of class {top}"
+            for name, n, top in zip(dataset.names, counts.sum(1), most, strict=True)
+        )
+        svg = inline_svg(
+            lambda: federation_figures.label_figure(dataset),
+            f"{key}-labels",
+            "Samples per client and class",
+            description,
+        )
+        pictures.append(Picture(svg, "Label shift: training and test samples of every class at every client."))
+    if dataset.gallery is not None:
+        title = "The same samples as every client sees them" if dataset.same_samples else "Samples of every client"
+        description = f"One row per client. {_shifts(facts)}"
+        caption = f"Covariate shift: {title[0].lower()}{title[1:]}. {_shifts(facts)}"
+    elif dataset.column_means is not None:
+        title = "Column means of every client"
+        description = "In standard deviations of the pooled training data, from −2 (blue) to 2 (red)."
+        caption = f"Covariate shift: the mean of every column at every client. {description}"
+    else:
+        return Section("Data", notes, pictures)
+    svg = inline_svg(lambda: federation_figures.view_figure(dataset), f"{key}-view", title, description)
+    return Section("Data", notes, [*pictures, Picture(svg, caption)])
+
+
+def _shifts(facts: Mapping[str, Any]) -> str:
+    shifts = [f"{c['name']}: {c['shift']}" for c in facts["clients"] if c.get("shift", "none") != "none"]
+    return f"Shifts: {'; '.join(shifts)}." if shifts else ""
+
+
+def _settings(record: RunRecord) -> Section:
+    tables = [Table.of(["Setting", "Value"], flat(record.config), "The run's configuration.")]
+    facts = {k: v for k, v in (record.summary or {}).items() if not k.endswith("_accuracy")}
+    if facts:
+        tables.append(Table.of(["Fact", "Value"], flat(facts), "How it ran."))
+    return Section("Settings", tables=tables, side_by_side=True)
+
+
+def flat(values: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested settings as pairs of a dotted name and plain text."""
+    rows: list[tuple[str, str]] = []
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            rows += flat(value, f"{name}.")
+        elif isinstance(value, float):
+            rows.append((name, f"{value:.6g}"))
+        elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+            items = (", ".join(f"{k} {v}" for k, v in flat(item)) for item in value)
+            rows.append((name, "; ".join(items)))
+        elif value is None or isinstance(value, bool | list | dict):
+            rows.append((name, json.dumps(value, ensure_ascii=False, default=str)))
+        else:
+            rows.append((name, str(value)))
+    return rows
+
+
+def _after_round(record: RunRecord) -> str:
+    return "" if record.evaluated_round is None else f", after round {record.evaluated_round}"
+
+
+def _percent(value: float | None) -> str:
+    return DASH if value is None else f"{100 * value:.2f}"

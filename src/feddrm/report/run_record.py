@@ -1,0 +1,270 @@
+"""A run folder, read into plain values and checked; an unusable file is named with the remedy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from feddrm.data.summary import DatasetSummary
+from feddrm.errors import FeddrmError
+from feddrm.io import text
+from feddrm.report.accuracy_measures import BY_RULE, KINDS, RULES, Measure, Score
+
+CONFIG, METRICS, SUMMARY, EVALUATION = "config.yaml", "metrics.jsonl", "summary.json", "evaluation.json"
+REMEDY = "restore the file or train the run again"
+
+Scores = Mapping[Measure, Score]
+Confusion = Mapping[str, np.ndarray[Any, np.dtype[np.int64]]]
+
+
+@dataclass(frozen=True)
+class EvaluatedRound:
+    """One evaluated round."""
+
+    round: int
+    stage: str
+    loss: float | None
+    scores: Scores
+
+
+@dataclass(frozen=True)
+class ClientResult:
+    """One client in the last evaluation; ``values`` are fractions by name, or None."""
+
+    name: str
+    train: int | None
+    test: int | None
+    values: Mapping[str, float | None]
+
+
+@dataclass(frozen=True, eq=False)
+class RunRecord:
+    """The content of a run folder. ``summary`` is None while the run is unfinished."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    points: tuple[EvaluatedRound, ...]
+    summary: Mapping[str, Any] | None
+    final: Scores | None
+    clients: tuple[ClientResult, ...] = ()
+    confusion: Confusion | None = None
+    evaluated_round: int | None = None
+    reliability: Mapping[str, Any] | None = None
+    dataset: DatasetSummary | None = None
+
+    @property
+    def name(self) -> str:
+        return self.folder.name or str(self.folder)
+
+    @property
+    def finished(self) -> bool:
+        return self.summary is not None
+
+    @property
+    def method(self) -> str:
+        return self._named("method")
+
+    @property
+    def data(self) -> str:
+        """The name of the federation, from its summary if there is one: the setting calls all users' tables alike."""
+        return self._named("data") if self.dataset is None else self.dataset.name
+
+    @property
+    def data_key(self) -> str:
+        """Equal for runs on the same samples with the same shifts: by checksum, or by settings without a summary."""
+        facts = {} if self.dataset is None else self.dataset.facts
+        shifts = [client.get("shift") for client in facts.get("clients", ())]
+        return str((facts.get("digest") or self.config.get("data"), shifts))
+
+    @property
+    def model(self) -> str:
+        return self._named("model")
+
+    @property
+    def round(self) -> int | None:
+        """The last evaluated round."""
+        return self.points[-1].round if self.points else None
+
+    @property
+    def rounds(self) -> int | None:
+        """The number of rounds in the configuration."""
+        value = self.config.get("rounds")
+        return value if isinstance(value, int) else None
+
+    @property
+    def status(self) -> str:
+        if self.finished:
+            return "finished"
+        of = "" if self.rounds is None else f" of {self.rounds}"
+        return f"unfinished: round {self.round}{of}"
+
+    @cached_property
+    def scores(self) -> Scores:
+        """The figures of the summary, or of the last evaluated round while there is no summary."""
+        return self.final if self.final is not None else self.points[-1].scores
+
+    def curve(self, measure: Measure) -> tuple[list[int], list[float]]:
+        """Rounds and values of one accuracy, where it was measured."""
+        measured = [(p.round, p.scores[measure].mean) for p in self.points if measure in p.scores]
+        return [round for round, _ in measured], [value for _, value in measured]
+
+    def _named(self, key: str) -> str:
+        value = self.config.get(key)
+        if isinstance(value, Mapping):
+            value = value.get("name")
+        return "?" if value is None else str(value)
+
+    @classmethod
+    def read(cls, folder: Path) -> RunRecord:
+        """Read a run folder. An error names what is missing or broken."""
+        folder = folder.resolve()
+        if folder.is_file():
+            raise FeddrmError(f"'{folder}' is a file: name the folder that 'feddrm train --out' wrote")
+        if not folder.is_dir():
+            raise FeddrmError(f"there is no folder '{folder}': name the folder that 'feddrm train --out' wrote")
+        if not (folder / CONFIG).is_file():
+            raise FeddrmError(f"'{folder}' is not a run (no {CONFIG}): name the folder that 'feddrm train' wrote")
+        points = _read_points(folder / METRICS)
+        summary = text.read_json(folder / SUMMARY, REMEDY) if (folder / SUMMARY).exists() else None
+        if summary is None and not points:
+            raise FeddrmError(
+                f"run '{folder}' has nothing to report yet (no {SUMMARY}, no evaluated round in {METRICS}): "
+                "train it at least to its first evaluation"
+            )
+        path = folder / EVALUATION
+        evaluation = text.read_json(path, REMEDY) if path.exists() else {}
+        return cls(
+            folder=folder,
+            config=text.read_yaml(folder / CONFIG, REMEDY),
+            points=points,
+            summary=summary,
+            final=None if summary is None else read_scores(summary, folder / SUMMARY),
+            clients=_read_clients(evaluation, path),
+            confusion=_read_confusion(evaluation, path),
+            evaluated_round=evaluation.get("round"),
+            reliability=_read_reliability(evaluation, path),
+            dataset=DatasetSummary.read(folder) if (folder / "data.json").exists() else None,
+        )
+
+
+def read_scores(entry: Mapping[str, Any], path: Path) -> dict[Measure, Score]:
+    """Every accuracy in a summary or a metrics line, of any rule; values that are null or absent are left out."""
+    values: dict[Measure, Score | None] = {}
+    for kind in KINDS:
+        key = f"{kind}_accuracy"
+        value = entry.get(key)
+        if kind in BY_RULE:
+            rules = _mapping(value, path, key)
+            values |= {Measure(kind, rule): _score(given, path, f"{key}.{rule}") for rule, given in rules.items()}
+        else:
+            values[Measure(kind)] = _score(value, path, key)
+    scores = {measure: score for measure, score in values.items() if score is not None}
+    # A global model that answers for the whole system is stored under both names: show it once.
+    pooled = scores.get(Measure("system", "global"))
+    if pooled is not None and scores.setdefault(Measure("global"), pooled) == pooled:
+        del scores[Measure("system", "global")]
+    return scores
+
+
+def _score(value: Any, path: Path, what: str) -> Score | None:
+    if isinstance(value, dict):
+        mean, std = _number(value.get("mean"), path, f"{what}.mean"), _number(value.get("std"), path, f"{what}.std")
+    else:
+        mean, std = _number(value, path, what), None
+    if mean is None:
+        return None
+    if not -1e-6 <= mean <= 1 + 1e-6:
+        raise _broken(path, f"{what} should be a fraction between 0 and 1, found {mean:g}")
+    return Score(mean, std)
+
+
+def _read_points(path: Path) -> tuple[EvaluatedRound, ...]:
+    if not path.exists():
+        return ()
+    entries = {}
+    for line, entry in enumerate(text.read_json_lines(path, REMEDY), start=1):
+        if isinstance(entry.get("round"), bool) or not isinstance(entry.get("round"), int):
+            raise _broken(path, f"line {line} has no whole number 'round'")
+        entries[entry["round"]] = entry  # a run resumed after a crash may evaluate a round again: the later line counts
+    return tuple(
+        EvaluatedRound(r, str(e.get("stage") or "train"), _number(e.get("loss"), path, "loss"), read_scores(e, path))
+        for r, e in sorted(entries.items())
+    )
+
+
+def _read_clients(evaluation: Mapping[str, Any], path: Path) -> tuple[ClientResult, ...]:
+    listed = evaluation.get("per_client") or []
+    if not isinstance(listed, list) or not all(isinstance(e, dict) and "name" in e for e in listed):
+        raise _broken(path, "per_client should be a list of objects with a 'name'")
+    results = []
+    for entry in listed:
+        plain = {k: v for k, v in entry.items() if not isinstance(v, str | list | dict)}
+        values = {_client_key(key): _number(value, path, f"per_client.{key}") for key, value in plain.items()}
+        train, test = (None if (n := values.pop(part, None)) is None else int(n) for part in ("train", "test"))
+        results.append(ClientResult(str(entry["name"]), train, test, values))
+    return tuple(results)
+
+
+def _client_key(key: str) -> str:
+    """One spelling for old and new files: ``own``, ``vote``, ``head_density``, ``recall_density``, ``train``."""
+    key = key.removesuffix("_accuracy").removesuffix("_samples")
+    if key.endswith("_recall"):
+        return f"recall_{key.removesuffix('_recall')}"
+    return f"head_{key}" if f"head_{key}" in RULES else key
+
+
+def _read_confusion(evaluation: Mapping[str, Any], path: Path) -> Confusion:
+    matrices = {}
+    for rule, rows in _mapping(evaluation.get("confusion"), path, "confusion").items():
+        if rows is None:
+            continue
+        try:
+            counts = np.atleast_1d(np.asarray(rows, dtype=np.int64))
+        except (ValueError, TypeError, OverflowError) as error:
+            raise _broken(path, f"confusion.{rule} is not a table of counts") from error
+        clients = len(evaluation.get("per_client") or counts)
+        if counts.shape != (clients, clients) or (counts < 0).any():
+            raise _broken(path, f"confusion.{rule} should be {clients} by {clients} counts")
+        matrices[rule] = counts
+    return matrices
+
+
+def _read_reliability(evaluation: Mapping[str, Any], path: Path) -> Mapping[str, Any] | None:
+    """Count, mean confidence and accuracy for every bin of the exact router's confidence."""
+    if evaluation.get("reliability") is None:
+        return None
+    curve = _mapping(evaluation["reliability"], path, "reliability")
+    columns = [curve.get(key) for key in ("count", "confidence", "accuracy")]
+    if not all(isinstance(c, list) and all(isinstance(v, int | float) for v in c) for c in columns):
+        raise _broken(path, "reliability should have lists of numbers: count, confidence, accuracy")
+    if len({len(c) for c in columns if isinstance(c, list)}) != 1:
+        raise _broken(path, "the lists of reliability should have one length")
+    return curve
+
+
+def _number(value: Any, path: Path, what: str) -> float | None:
+    """A finite number; None for null, NaN and infinity (a diverged run)."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _broken(path, f"{what} should be a number, found {type(value).__name__}")
+    return float(value) if math.isfinite(value) else None
+
+
+def _mapping(value: Any, path: Path, what: str) -> Mapping[str, Any]:
+    """A mapping; an empty one for null."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise _broken(path, f"{what} should be a mapping, found {type(value).__name__}")
+    return {str(key): entry for key, entry in value.items()}
+
+
+def _broken(path: Path, why: str) -> FeddrmError:
+    return text.broken(path, why, REMEDY)

@@ -1,0 +1,175 @@
+"""The cohort protocol: the clients as a router's fit sees them.
+
+A fit asks a cohort for sums and gets sums. A :class:`~feddrm.router.fit.local_cohort.LocalCohort` holds all samples
+and pools them for speed. A remote cohort sends messages to sites that hold the samples. The fit is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from feddrm.methods import Tensors
+from feddrm.models import Net
+from feddrm.router.features.base import Recipe
+from feddrm.router.fit.design_matrix import DesignMatrix
+from feddrm.router.fit.ridge_path import Chosen
+from feddrm.router.settings import Holdout
+from feddrm.router.solver.client_statistics import ClientSums
+from feddrm.router.solver.lbfgs import FitState, first_state
+from feddrm.router.solver.problem import Problem
+from feddrm.router.solver.solve import Task, minimise
+
+Job = tuple[DesignMatrix, Sequence[float]]  # ridge strengths to be tried on a design matrix
+Target = Literal["client", "class", "pair"]  # what a fit tells apart; a pair is a client and a class
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the server knows of the clients before it asks them anything."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]  # training samples
+    classes: tuple[str, ...]
+    shape: tuple[int, ...]
+    scale: tuple[tuple[float, ...], tuple[float, ...]]  # mean and std of the network's input
+    own_scales: bool = False  # whether clients scale raw samples each in its own way
+    columns: tuple[str, ...] | None = None
+
+    @property
+    def samples(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def log_prior(self) -> Tensor:
+        """The logarithms of n_i / N."""
+        return (torch.tensor(self.sizes).double() / self.samples).log()
+
+
+@dataclass(frozen=True, eq=False)
+class Trunk:
+    """The network as far as the server holds it: leaves by name, and the module that computes with them."""
+
+    net: Net | None
+    leaves: Tensors
+
+
+@dataclass(frozen=True, eq=False)
+class FitRequest:
+    """One fit: what it tells apart, on which features, without which fold, from which point."""
+
+    design: DesignMatrix
+    target: Target
+    problem: Problem
+    fold: int | None
+    start: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Confidence:
+    """How sure a router is of its held-out samples, by rule."""
+
+    top: Mapping[str, Tensor]  # weight of every sample's best client
+    own: Mapping[str, Tensor]  # log-weight of every sample's own client
+    strangest: float  # the largest mean square of a sample's standardised features
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOutHeads:
+    """Fitted class heads of every fold, on one design matrix."""
+
+    design: DesignMatrix
+    probes: Sequence[Tensor]
+    corrections: Sequence[Tensor]  # empty where they stay with their clients
+    joints: Sequence[Tensor] | None
+
+
+class HeldOutRouter(Protocol):
+    """The router's scores of held-out samples, each by the fit that did not see the sample."""
+
+    def slopes(self, scale: float) -> ClientSums:
+        """Slope and curvature of the held-out loss at an inverse temperature."""
+
+    def confidence(self, temperature: float, log_prior: Tensor) -> Confidence:
+        """Weights by every rule."""
+
+
+class Corrections(Protocol):
+    """The fits of every client's private correction of the probe."""
+
+    def scores(self, ridge: float, starts: Sequence[Tensor | None]) -> tuple[Sequence[Tensor], Sequence[ClientSums]]:
+        """Per fold the corrections, where they are here, and their scores on held-out samples."""
+
+    def keep(self, chosen: Chosen, probe: Tensor, rounds: int) -> Mapping[str, Tensor]:
+        """Fit on all samples with the chosen ridge; corrections by client where they are here, none elsewhere."""
+
+
+class HeldOutClasses(Protocol):
+    """Class probabilities of held-out samples by several models, each by the fit that did not see the sample."""
+
+    @property
+    def stacks(self) -> Mapping[str, Sequence[str]]:
+        """The stacks that can be fitted, with the names of their models."""
+
+    def curves(self, models: Sequence[str]) -> Callable[[Tensor], ClientSums]:
+        """Loss, slope and curvature of the stack of these models, as a function of its weights."""
+
+
+class Cohort(Protocol):
+    """Clients that answer the questions of a fit."""
+
+    facts: Facts
+    members: int  # how many answers a question gets; pooled clients answer as one
+    noise: float  # relative error of their losses
+    temperature_tolerance: float  # of Newton's steps, each of which is a question
+    like: Tensor  # an empty tensor of the type and on the device of the fitted parameters
+    crops: int  # of every training sample
+
+    def measure(self, recipe: Recipe, trunk: Trunk, holdout: Holdout) -> None:
+        """Compute the features of a recipe on all training samples."""
+
+    def design(self, recipe: Recipe, ridges: Mapping[str, float] | None = None) -> DesignMatrix:
+        """The design matrix of some of the measured features; ``ridges`` are those that suit each feature alone."""
+
+    def batches(self, jobs: Iterable[Job]) -> Iterator[Sequence[Job]]:
+        """The jobs that are worked on side by side."""
+
+    def gradients(
+        self, requests: Mapping[str, FitRequest], points: Mapping[str, Tensor]
+    ) -> Mapping[str, Mapping[int, ClientSums]]:
+        """Loss and gradient by request and number of the client that answered; clients may be missing."""
+
+    def scores(self, requests: Mapping[str, FitRequest], points: Mapping[str, Tensor]) -> Mapping[str, ClientSums]:
+        """Loss and correct answers on what each request holds out."""
+
+    def held_out_router(self, design: DesignMatrix, folds: Sequence[Tensor]) -> HeldOutRouter:
+        """The scores of a router's fits."""
+
+    def corrections(self, design: DesignMatrix, probes: Sequence[Tensor]) -> Corrections:
+        """The corrections of the probes of every fold."""
+
+    def held_out_classes(self, heads: HeldOutHeads, router: HeldOutRouter, temperature: float) -> HeldOutClasses:
+        """The answers of class heads."""
+
+
+def solve_requests(
+    cohort: Cohort, requests: Mapping[str, FitRequest], rounds: int, tolerance: float
+) -> dict[str, FitState]:
+    """Fit all requests side by side on a cohort."""
+    tasks = {
+        key: Task(
+            request.problem,
+            request.design.whitening,
+            first_state(request.problem, cohort.members, like=cohort.like, start=request.start),
+        )
+        for key, request in requests.items()
+    }
+
+    def gradients(trials: Mapping[str, Tensor]) -> Mapping[str, Mapping[int, ClientSums]]:
+        return cohort.gradients({key: requests[key] for key in trials}, trials)
+
+    return minimise(tasks, gradients, rounds=rounds, tolerance=tolerance, noise=cohort.noise)

@@ -1,0 +1,292 @@
+"""A cohort whose samples are all in this process. It pools them: one large product is faster than many small ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from feddrm.data import Client, Federation, RandomResizedCrop, generator_for
+from feddrm.router.features.base import Recipe, extract
+from feddrm.router.fit.cohort import Confidence, Facts, FitRequest, HeldOutHeads, HeldOutRouter, Job, Target, Trunk
+from feddrm.router.fit.design_matrix import DesignMatrix, stretch_of
+from feddrm.router.fit.head_problems import joint_classes, joint_label, private_problem, private_samples
+from feddrm.router.fit.ridge_path import Chosen
+from feddrm.router.fit.selection import FINE_ROUNDS, PATH_TOLERANCE
+from feddrm.router.fit.stacking import client_curves
+from feddrm.router.policy import RULES, by_rule, client_slopes, consult
+from feddrm.router.settings import Holdout, RouterSettings
+from feddrm.router.solver.client_statistics import (
+    BlockDiagonal,
+    ClientSums,
+    Sample,
+    client_gradient,
+    client_scores,
+    logits_at,
+)
+from feddrm.router.solver.problem import Scaler, add
+from feddrm.router.solver.solve import moments_of, noise_of, pooled, scaler_of, solve
+
+ROUTER = int.from_bytes(b"rout", "big")
+Published = Callable[[Tensor], Tensor]  # log class probabilities [m, n, K] of network inputs
+
+
+class LocalCohort:
+    """All clients of a federation. ``published`` are the clients' own models: they allow one more stack."""
+
+    members = 1
+    temperature_tolerance = 1e-12
+
+    def __init__(self, federation: Federation, settings: RouterSettings, published: Published | None = None) -> None:
+        self.federation, self.seed = federation, settings.seed
+        self.facts = facts_of(federation)
+        first = federation.clients[0].train.x
+        self.crops = 1 if federation.crop is None else settings.crops_on(first.device)
+        self._ask_published = published if settings.heads else None
+        self._features: list[dict[str, Tensor]] = []
+        self._labels = [client.train.y.repeat(self.crops) for client in federation.clients]
+        self._parts: list[Tensor] = []
+        self._published: list[Tensor] = []
+        self._samples = _SampleCache()
+
+    def measure(self, recipe: Recipe, trunk: Trunk, holdout: Holdout) -> None:
+        for number, client in enumerate(self.federation.clients):
+            rows, answers = [], []
+            for copy in range(self.crops):
+                x = training_view(client, number, self.federation.crop, self.seed, copy)
+                rows.append(extract(recipe, trunk.net, trunk.leaves, x))
+                if self._ask_published is not None:
+                    answers.append(self._ask_published(x))
+            self._features.append({name: torch.cat([row[name] for row in rows]) for name in rows[0]})
+            device = self._labels[number].device
+            self._parts.append(holdout.draw(number, len(client.train), self.seed, self.crops).to(device))
+            if answers:
+                self._published.append(torch.cat(answers, dim=1))
+        self.like = next(iter(self._features[0].values())).new_empty(0)
+        self.noise = noise_of(self.like.dtype)
+
+    def design(self, recipe: Recipe, ridges: Mapping[str, float] | None = None) -> DesignMatrix:
+        plain = self._plain(recipe)
+        scaler = scaler_of(plain)
+        if ridges is not None:
+            widths = {f.name: self._features[0][f.name].shape[1] for f in recipe.features}
+            stretch = stretch_of(recipe, widths, ridges)
+            scaler = Scaler(scaler.mean, scaler.scale * stretch.to(scaler.scale))
+        return self.scaled_design(recipe, scaler, plain)
+
+    def scaled_design(self, recipe: Recipe, scaler: Scaler, plain: Sequence[Tensor] | None = None) -> DesignMatrix:
+        """The design matrix with a given standardisation of its columns."""
+        rows = tuple(scaler(x) for x in (plain if plain is not None else self._plain(recipe)))
+        return DesignMatrix(recipe, scaler, moments_of(rows), rows)
+
+    def _plain(self, recipe: Recipe) -> list[Tensor]:
+        return [torch.cat([rows[f.name] for f in recipe.features], dim=1) for rows in self._features]
+
+    def batches(self, jobs: Iterable[Job]) -> Iterator[Sequence[Job]]:
+        """One after another: only one design matrix is in memory besides the best one."""
+        return ([job] for job in jobs)
+
+    def gradients(
+        self, requests: Mapping[str, FitRequest], points: Mapping[str, Tensor]
+    ) -> dict[str, dict[int, ClientSums]]:
+        return {key: {0: client_gradient(self._sample(r, False), points[key])} for key, r in requests.items()}
+
+    def scores(self, requests: Mapping[str, FitRequest], points: Mapping[str, Tensor]) -> dict[str, ClientSums]:
+        return {key: client_scores(self._sample(r, True), points[key]) for key, r in requests.items()}
+
+    def held_out_router(self, design: DesignMatrix, folds: Sequence[Tensor]) -> LocalHeldOut:
+        return LocalHeldOut(design.rows, self.held_out_logits(design, folds))
+
+    def corrections(self, design: DesignMatrix, probes: Sequence[Tensor]) -> LocalCorrections:
+        return LocalCorrections(self, design, probes)
+
+    def held_out_classes(self, heads: HeldOutHeads, router: HeldOutRouter, temperature: float) -> LocalClasses:
+        """The answers of the probe, of all corrected heads as the router mixes them, and of the joint model."""
+        assert isinstance(router, LocalHeldOut)
+        clients = len(self.facts.names)
+        weights = [(logits / temperature).log_softmax(1) for logits in router.logits]
+        answers = {
+            "global_probe": [z.log_softmax(1) for z in self.held_out_logits(heads.design, heads.probes)],
+            "refit_all": self._mixture(heads, weights),
+        }
+        if heads.joints is not None:
+            joint = self.held_out_logits(heads.design, heads.joints)
+            answers["joint"] = [joint_classes(logits, clients) for logits in joint]
+        stacks = {"stacked": list(answers)}
+        if self._published:
+            # The published heads were trained on these very samples: this stack trusts them too much.
+            answers["consult_all"] = [consult(w, p) for w, p in zip(weights, self._published, strict=True)]
+            stacks["stacked_published"] = list(answers)
+        return LocalClasses(stacks, answers, self._labels)
+
+    def held_out_logits(self, design: DesignMatrix, folds: Sequence[Tensor]) -> list[Tensor]:
+        """Every client's logits by the fit that did not see the sample; NaN for samples that no fit held out."""
+        out = []
+        for x, part in zip(design.rows, self._parts, strict=True):
+            logits = torch.full((len(x), len(folds[0])), torch.nan, dtype=torch.float64, device=x.device)
+            for fold, point in enumerate(folds):
+                inside = part == fold
+                logits[inside] = logits_at(x[inside], point)
+            out.append(logits)
+        return out
+
+    def each(self, design: DesignMatrix, fold: int | None, inside: bool = False) -> list[Sample]:
+        """Every client's samples with their classes: all of them, or those inside or outside a fold."""
+        samples = [Sample(x, y) for x, y in zip(design.rows, self._labels, strict=True)]
+        if fold is None:
+            return samples
+        return [sample.rows((part == fold) == inside) for sample, part in zip(samples, self._parts, strict=True)]
+
+    def _sample(self, request: FitRequest, inside: bool) -> Sample:
+        """All clients' samples that a request is fitted on, or that it holds out, as those of one client."""
+        return self._samples.get(
+            request.design, (request.target, request.fold, inside), lambda: self._pooled(request, inside)
+        )
+
+    def _pooled(self, request: FitRequest, inside: bool) -> Sample:
+        each = self.each(request.design, request.fold, inside)
+        targets = self._targets(request.target)
+        if request.fold is not None:
+            targets = [y[(p == request.fold) == inside] for y, p in zip(targets, self._parts, strict=True)]
+        return pooled([Sample(sample.x, y) for sample, y in zip(each, targets, strict=True)])
+
+    def _targets(self, target: Target) -> list[Tensor]:
+        return [target_of(target, i, y, len(self.facts.classes)) for i, y in enumerate(self._labels)]
+
+    def _mixture(self, heads: HeldOutHeads, weights: Sequence[Tensor]) -> list[Tensor]:
+        """Held-out class probabilities of all clients' corrected heads, mixed by the router's weights."""
+        out = []
+        for x, part, log_weights in zip(heads.design.rows, self._parts, weights, strict=True):
+            mixed = torch.full((len(x), len(heads.probes[0])), torch.nan, dtype=torch.float64, device=x.device)
+            for fold, (probe, corrections) in enumerate(zip(heads.probes, heads.corrections, strict=True)):
+                inside = part == fold
+                each = torch.split(corrections, len(probe))
+                answers = torch.stack([logits_at(x[inside], probe + own).log_softmax(1) for own in each])
+                mixed[inside] = consult(log_weights[inside], answers)
+            out.append(mixed)
+        return out
+
+
+class _SampleCache:
+    """Pooled samples of one design matrix. Those of the matrix before are dropped: they take as much memory as it."""
+
+    def __init__(self) -> None:
+        self._design: DesignMatrix | None = None
+        self._samples: dict[tuple[Target, int | None, bool], Sample] = {}
+
+    def get(self, design: DesignMatrix, key: tuple[Target, int | None, bool], make: Callable[[], Sample]) -> Sample:
+        if design is not self._design:
+            self._design, self._samples = design, {}
+        if key not in self._samples:
+            self._samples[key] = make()
+        return self._samples[key]
+
+
+@dataclass(frozen=True, eq=False)
+class LocalHeldOut:
+    """The router's logits of every client's held-out samples."""
+
+    rows: Sequence[Tensor]
+    logits: Sequence[Tensor]
+
+    def slopes(self, scale: float) -> ClientSums:
+        return client_slopes(*self.seen, scale)
+
+    def confidence(self, temperature: float, log_prior: Tensor) -> Confidence:
+        logits, origin = self.seen
+        top, own = {}, {}
+        for rule in RULES:
+            log_weights = by_rule(logits / temperature, log_prior, rule)
+            top[rule] = log_weights.exp().amax(1).cpu()
+            own[rule] = log_weights.gather(1, origin[:, None])[:, 0]
+        strange = torch.cat([x[~z[:, 0].isnan()].square().mean(1) for x, z in zip(self.rows, self.logits, strict=True)])
+        return Confidence(top, own, float(strange.max()))
+
+    @cached_property
+    def seen(self) -> tuple[Tensor, Tensor]:
+        """The logits that there are, and the clients that they belong to."""
+        seen = [~logits[:, 0].isnan() for logits in self.logits]
+        origin = [torch.full((int(mask.sum()),), i, device=mask.device) for i, mask in enumerate(seen)]
+        return torch.cat([z[mask] for z, mask in zip(self.logits, seen, strict=True)]), torch.cat(origin)
+
+
+class LocalCorrections:
+    """All clients' corrections in one fit: their outputs do not touch each other."""
+
+    def __init__(self, cohort: LocalCohort, design: DesignMatrix, probes: Sequence[Tensor]) -> None:
+        self.cohort, self.design = cohort, design
+        self.folds = [
+            tuple(private_samples(cohort.each(design, fold, inside), probe) for inside in (False, True))
+            for fold, probe in enumerate(probes)
+        ]
+
+    def scores(self, ridge: float, starts: Sequence[Tensor | None]) -> tuple[list[Tensor], list[ClientSums]]:
+        points = [
+            self._fit(outside, ridge, start, FINE_ROUNDS, PATH_TOLERANCE)
+            for (outside, _), start in zip(self.folds, starts, strict=True)
+        ]
+        return points, [client_scores(inside, p) for (_, inside), p in zip(self.folds, points, strict=True)]
+
+    def keep(self, chosen: Chosen, probe: Tensor, rounds: int) -> dict[str, Tensor]:
+        everyone = private_samples(self.cohort.each(self.design, None), probe)
+        point = self._fit(everyone, chosen.ridge, torch.stack(list(chosen.folds)).mean(0), rounds, 1e-7)
+        names = self.cohort.facts.names
+        return dict(zip(names, torch.split(point.to(self.cohort.like), len(probe)), strict=True))
+
+    def _fit(self, samples: BlockDiagonal, ridge: float, start: Tensor | None, rounds: int, tolerance: float) -> Tensor:
+        facts = self.cohort.facts
+        problem = private_problem(len(facts.classes), self.design.width, ridge, len(facts.names))
+        whitening = self.design.whitening
+        return solve(problem, [samples], whitening, start=start, rounds=rounds, tolerance=tolerance).point
+
+
+@dataclass(frozen=True, eq=False)
+class LocalClasses:
+    """Held-out class probabilities by model and client."""
+
+    stacks: Mapping[str, Sequence[str]]
+    answers: Mapping[str, Sequence[Tensor]]
+    labels: Sequence[Tensor]
+
+    def curves(self, models: Sequence[str]) -> Callable[[Tensor], ClientSums]:
+        clients = []
+        for number, y in enumerate(self.labels):
+            rows = torch.stack([self.answers[name][number] for name in models])
+            seen = ~rows[0, :, 0].isnan()
+            if bool(seen.any()):
+                clients.append((rows[:, seen], y[seen]))
+        return lambda weights: add([client_curves(rows, y, weights.to(y.device)) for rows, y in clients])
+
+
+def facts_of(federation: Federation) -> Facts:
+    """What a server would know of this federation's clients."""
+    view = federation.clients[0].view  # the first client's, where clients scale each in its own way
+    return Facts(
+        names=federation.names,
+        sizes=tuple(federation.sizes.tolist()),
+        classes=federation.classes,
+        shape=federation.shape,
+        scale=(view.mean, view.std),
+        own_scales=len({(client.view.mean, client.view.std) for client in federation.clients}) > 1,
+        columns=federation.columns,
+    )
+
+
+def training_view(client: Client, number: int, crop: RandomResizedCrop | None, seed: int, copy: int = 0) -> Tensor:
+    """A client's training samples as the network sees them, with the ``copy``-th draw of crops where there are any."""
+    boxes = None
+    if crop is not None:
+        height, width = client.train.x.shape[-2:]
+        generator = generator_for(seed, ROUTER, number, copy)
+        boxes = crop.boxes(len(client.train), height, width, generator).to(client.train.x.device)
+    return client.view(client.train.x, boxes)
+
+
+def target_of(target: Target, client: int, y: Tensor, classes: int) -> Tensor:
+    """The labels of a client's samples for what a fit tells apart."""
+    if target == "client":
+        return torch.full_like(y, client)
+    return y if target == "class" else joint_label(client, y, classes)

@@ -1,0 +1,88 @@
+"""The settings of a router's fit, for one process and for a deployed federation alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from feddrm.data import generator_for
+from feddrm.errors import SettingError
+from feddrm.router.features.base import Recipe
+
+FOLD = int.from_bytes(b"fold", "big")
+SMALL = 10_000  # samples; a smaller federation holds out every part in turn
+GPU_CROPS = 8
+
+
+@dataclass(frozen=True)
+class Holdout:
+    """Each client's samples fall into ``parts`` at random; the first ``used`` of them are held out in turn.
+
+    Small federations hold out all parts in turn (cross-validation). For large ones one part of sixteen is enough.
+    """
+
+    parts: int
+    used: int
+
+    @classmethod
+    def suggested(cls, samples: int) -> Holdout:
+        return cls(5, 5) if samples < SMALL else cls(16, 1)
+
+    def at_most(self, folds: int) -> Holdout:
+        """The same parts, of which no more than ``folds`` are held out."""
+        return Holdout(self.parts, min(folds, self.used))
+
+    def check(self) -> None:
+        """Raise an error where nothing or everything is held out."""
+        if self.parts < 2 or not 1 <= self.used <= self.parts:
+            raise SettingError(f"holdout of {self.used} of {self.parts} parts: give two parts or more, and use some")
+
+    def draw(self, client: int, size: int, seed: int, copies: int = 1) -> torch.Tensor:
+        """The part of every sample of one client. The ``copies`` (crops) of a sample share its part."""
+        self.check()
+        order = torch.randperm(size, generator=generator_for(seed, FOLD, client))
+        return (order % self.parts).repeat(copies)
+
+    def remaining(self, size: int, fold: int | None) -> int:
+        """How many of ``size`` samples a fit sees that holds out ``fold``."""
+        return size if fold is None else size - len(range(fold, size, self.parts))
+
+
+@dataclass(frozen=True)
+class RouterSettings:
+    """How to fit a router.
+
+    ``features`` is a recipe; None tries several on held-out samples. ``crops`` random crops of every training
+    sample are used where the data has crops; None means eight on a GPU and one on a CPU, where the passes through
+    the trunk would take most of the time. ``rounds`` bounds the fits that are kept, ``path_rounds`` those that only
+    compare ridge strengths (None: as many as each comparison needs). ``heads`` fits the exact class heads, too;
+    ``joint`` their joint model (None: where it is affordable).
+    """
+
+    features: str | None = None
+    holdout: Holdout | None = None
+    crops: int | None = None
+    rounds: int = 60
+    path_rounds: int | None = None
+    tolerance: float = 1e-6
+    heads: bool = True
+    joint: bool | None = None
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raise an error for settings that cannot be fitted."""
+        if (self.crops is not None and self.crops < 1) or self.rounds < 1:
+            raise SettingError(f"crops={self.crops}, rounds={self.rounds}: give at least 1")
+        if (self.path_rounds is not None and self.path_rounds < 1) or not self.tolerance >= 0:
+            raise SettingError(
+                f"path_rounds={self.path_rounds}, tolerance={self.tolerance}: give at least 1 and a number from zero up"
+            )
+        if self.holdout is not None:
+            self.holdout.check()
+        if self.features is not None:
+            Recipe.parse(self.features)
+
+    def crops_on(self, device: torch.device) -> int:
+        """How many crops are made of every training sample of data that has crops."""
+        return self.crops if self.crops is not None else GPU_CROPS if device.type == "cuda" else 1

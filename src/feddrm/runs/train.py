@@ -1,0 +1,86 @@
+"""``feddrm.train``: from a federation and a method to a run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from feddrm.data import Dataset, Federation, load
+from feddrm.engine import Plan, arithmetic, cpu_kernels, engine_for
+from feddrm.errors import FeddrmError
+from feddrm.methods import Method
+from feddrm.models import Model
+from feddrm.runs.config import Machine, resolve, training_settings
+from feddrm.runs.folder import RunFolder
+from feddrm.runs.listeners import OnRound, progress_listener, tensorboard_listener
+from feddrm.runs.run import Run
+from feddrm.runs.training_session import TrainingSession
+from feddrm.threads import intra_op_threads
+
+
+def train(  # noqa: PLR0913 (the public signature)
+    data: str | Federation,
+    method: str | Method = "feddrm",
+    *,
+    out: str | Path,
+    model: str | Model | Mapping[str, Any] | None = None,
+    data_settings: Mapping[str, Any] | None = None,
+    on_round: OnRound | None = None,
+    progress: bool = False,
+    track: bool = False,
+    **settings: Any,
+) -> Run:
+    """Train and evaluate into the folder ``out``. An interrupted run in it is resumed; anything else is refused.
+
+    ``settings`` are the fields of :class:`feddrm.engine.Plan` (rounds, lr, seed, ...), device, engine, precision,
+    threads, and ``evaluation``, a mapping of the fields of :class:`feddrm.runs.Evaluation`.
+    ``on_round(result, metrics, rounds)`` is called after every round; ``metrics`` is None if the round was not
+    evaluated. Nothing is printed unless ``progress`` asks for a bar on standard error. ``track`` writes TensorBoard
+    scalars.
+    """
+    _check_early(data, method, model, settings)
+    if data_settings and not isinstance(data, str):
+        raise FeddrmError("data_settings are for data given by name: this federation is made already, leave them out")
+    title = ", ".join(given if isinstance(given, str) else given.name for given in (data, method))
+    with progress_listener(title, progress) as show:
+        reload_settings = None  # how to load the data again, if it was loaded by name
+        if isinstance(data, str):
+            dataset = Dataset.make(data, **(data_settings or {}))
+            reload_settings = {"name": dataset.name, **dataset.settings()}
+        federation = load(data, **(data_settings or {})) if isinstance(data, str) else data
+        config = resolve(federation, data=reload_settings, method=method, model=model, **settings)
+        folder = RunFolder(out)
+        with folder.alone():
+            state = folder.open(config, federation)
+            if folder.summary_file.exists():
+                return Run.open(out)
+            with (
+                intra_op_threads(1),
+                arithmetic(config.precision, config.device).set(),
+                tensorboard_listener(folder.tensorboard, track) as record,
+            ):
+                session = TrainingSession(config, federation.to(config.device), folder)
+                with cpu_kernels(session.net, config.plan.batch_size):
+                    session.go(state, [listen for listen in (on_round, show, record) if listen is not None])
+            return Run.open(out)
+
+
+def _check_early(data: str | Federation, method: str | Method, model: object, settings: Mapping[str, Any]) -> None:
+    """Refuse names and values that could never work before any data is read."""
+    if isinstance(data, str):
+        Dataset.find(data)
+    chosen = Method.make(method) if isinstance(method, str) else method
+    if isinstance(model, str):
+        Model.find(model)
+    given, machine_settings = training_settings({k: v for k, v in settings.items() if k != "evaluation"})
+    plan, machine = Plan(**given), Machine(**machine_settings)
+    plan.check()
+    if "rounds" in given:
+        chosen.check(plan.rounds)
+    if machine.device.startswith("cuda") and not torch.cuda.is_available():
+        raise FeddrmError("device 'cuda' was asked for, but torch sees no GPU here: use --device cpu")
+    engine_for(machine.engine, machine.device)
+    arithmetic(machine.precision, machine.device)

@@ -1,0 +1,172 @@
+"""The training session: it plays the rounds, evaluates them, and writes metrics, checkpoints and the summary."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from feddrm.data import Federation, Pool
+from feddrm.data.summary import DatasetSummary
+from feddrm.engine import RoundResult, RoundSchedule, State, arithmetic, engine_for, federate, first_state, functional
+from feddrm.errors import FeddrmError
+from feddrm.evaluation import (
+    RULES,
+    Predictions,
+    Replay,
+    confusion,
+    evaluate,
+    per_client,
+    predict,
+    route,
+    summarise,
+    votes,
+)
+from feddrm.runs.client_predictions import client_models, execution, pooled_test_set
+from feddrm.runs.config import Config
+from feddrm.runs.environment import hardware, versions
+from feddrm.runs.folder import RunFolder
+from feddrm.runs.listeners import OnRound
+
+CHECKPOINT_SECONDS = 20.0  # between two checkpoints: what a crash may cost
+CHECKPOINT_SHARE = 0.05  # of the time at most: where a checkpoint is hundreds of megabytes, a crash may cost more
+
+
+class TrainingSession:
+    """One training, from its first round or a checkpoint to the summary."""
+
+    def __init__(self, config: Config, federation: Federation, folder: RunFolder) -> None:
+        self.config, self.federation, self.folder = config, federation, folder
+        self.net = config.build_net(federation)
+        self.on_gpu = torch.device(config.device).type == "cuda"
+        self.test_pool = Pool.of(federation, "test") if self.on_gpu else None
+        self.replay = Replay() if engine_for(config.engine, config.device) == "graph" else None
+        if self.on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        self.seconds = folder.read_json(folder.seconds_file) or {"train": 0.0, "evaluate": 0.0}
+        self.next_save = time.monotonic() + CHECKPOINT_SECONDS
+
+    def go(self, state: State | None, listeners: Sequence[OnRound]) -> None:
+        """Train from ``state``, or from the start, to the last round and finish the run."""
+        config, rounds = self.config, self.config.plan.rounds
+        if state is None:
+            DatasetSummary.of(self.federation).write(self.folder.path)
+            leaves = {leaf: value.detach() for leaf, value in self.net.named_parameters()}
+            state = first_state(config.method, leaves, len(self.federation))
+        answers = None
+        began = time.perf_counter()
+        try:
+            for result in federate(
+                RoundSchedule(config.method, config.plan, len(self.federation)),
+                functional(self.net, arithmetic(config.precision, config.device)),
+                self.federation,
+                state,
+                workers=config.threads,
+                engine=config.engine,
+            ):
+                self.seconds["train"] += time.perf_counter() - began
+                if self.diverged(result):
+                    self.save(state)
+                    raise FeddrmError(
+                        f"the loss is not finite after round {result.state.round}: lower --lr (it is "
+                        f"{config.plan.lr:g}) or scale the data, and choose another --out"
+                    )
+                metrics = None
+                if config.evaluation.due(result.state.round, rounds):
+                    answers, metrics = self.evaluate(result)
+                    self.folder.add_metrics(metrics)
+                state = result.state  # only now: Ctrl-C saves it, and a saved round is never evaluated again
+                if time.monotonic() > self.next_save:
+                    self.save(state)
+                for listen in listeners:
+                    listen(result, metrics, rounds)
+                began = time.perf_counter()
+        except KeyboardInterrupt:
+            self.save(state)  # whole rounds only: the round that was cut short is trained again
+            raise
+        self.save(state)
+        self.finish(state, answers)
+
+    def diverged(self, result: RoundResult) -> bool:
+        """Whether the loss or, after the last round, a parameter is not finite."""
+        if result.loss is not None and not math.isfinite(result.loss):
+            return True
+        if result.state.round < self.config.plan.rounds:
+            return False  # the loss of the next round will show it
+        parts = [result.state.shared, *(leaves for slots in result.state.private for leaves in slots.values())]
+        return not all(bool(value.isfinite().all()) for leaves in parts for value in leaves.values())
+
+    def save(self, state: State) -> None:
+        """Write a checkpoint and decide when the next one is due."""
+        began = time.monotonic()
+        self.folder.save(state)
+        self.folder.write_json(self.folder.seconds_file, self.seconds)
+        ended = time.monotonic()
+        self.next_save = ended + max(CHECKPOINT_SECONDS, (ended - began) / CHECKPOINT_SHARE)
+
+    def predictions(self, state: State) -> Predictions:
+        """The predictions of every client's model for the pooled test set after this round."""
+        config, method = self.config, self.config.method
+        return predict(
+            self.net,
+            client_models(method, state),
+            pooled_test_set(config, self.federation, state.round, self.test_pool),
+            client_branch=state.shared if method.client_branch else None,
+            global_model=method.global_model(state.shared),
+            execution=execution(config, config.threads, self.replay),
+        )
+
+    def evaluate(self, result: RoundResult) -> tuple[Predictions, dict[str, Any]]:
+        """The answers after a round and its line of ``metrics.jsonl``."""
+        began = time.perf_counter()
+        answers = self.predictions(result.state)
+        accuracies = evaluate(answers, self.federation.weights, self.config.evaluation.ties)
+        self.seconds["evaluate"] += time.perf_counter() - began
+        names = self.federation.names
+        return answers, {
+            "round": result.state.round,
+            "stage": "tune" if result.stage.tuning else "train",
+            "lr": result.lr,
+            "loss": result.loss,
+            "answered": [names[i] for i in result.answered],
+            **accuracies,
+        }
+
+    def finish(self, state: State, answers: Predictions | None) -> None:
+        """Write the last round in detail, the shared and the private leaves, and last of all the summary."""
+        weights, names = self.federation.weights, self.federation.names
+        answers = answers or self.predictions(state)
+        routes = {}
+        if answers.client_logits is not None:
+            for rule in RULES:
+                chosen = route(answers.client_logits, weights, rule)
+                routes[f"head_{rule}"] = confusion(chosen, answers.origin, len(names)).tolist()
+        rows = per_client(answers, names, weights, self.config.evaluation.ties)
+        for row, client in zip(rows, self.federation.clients, strict=True):
+            row["train"] = len(client.train)
+        detail = {"round": state.round, "per_client": rows, "confusion": routes, "votes": votes(answers)}
+        self.folder.write_json(self.folder.evaluation_file, detail)
+        self.folder.publish(state.shared, dict(zip(names, state.private, strict=True)))
+        self.folder.write_json(self.folder.summary_file, self.summary(state))
+
+    def summary(self, state: State) -> dict[str, Any]:
+        """The content of ``summary.json``."""
+        window = self.config.evaluation.window
+        entries = self.folder.metrics()[-window:]
+        # Models before and after tuning differ, so the means are over one stage only.
+        entries = [entry for entry in entries if entry["stage"] == entries[-1]["stage"]]
+        accuracies = [{k: e[k] for k in e if k.endswith("_accuracy")} for e in entries]
+        return {
+            **summarise(accuracies, window),
+            "window": len(entries),
+            "rounds": state.round,
+            "seconds": {**self.seconds, "total": sum(self.seconds.values())},
+            **({"peak_memory_gib": torch.cuda.max_memory_allocated() / 2**30} if self.on_gpu else {}),
+            "hardware": hardware(self.config.device),
+            "versions": versions(),
+            "date": datetime.date.today().isoformat(),
+        }

@@ -1,0 +1,39 @@
+"""What the tests of the command line share: calling it in this process, and the form of its errors."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from feddrm.cli import main
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Run the command line in this process: exit code, standard output, standard error."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["feddrm", *words])
+        with pytest.raises(SystemExit) as stop:
+            main()
+    out, err = capsys.readouterr()
+    assert isinstance(stop.value.code, int)
+    return stop.value.code, out, err
+
+
+def assert_one_line(result: tuple[int, str, str], code: int, says: str) -> None:
+    """The call failed with this exit code and one line on standard error."""
+    returned, out, err = result
+    assert (returned, out) == (code, "")
+    assert err.startswith("feddrm: error: ")
+    assert err.count("\n") == 1
+    assert says in err
+
+
+@pytest.fixture
+def sigint() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, as in a terminal. A process that a shell starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

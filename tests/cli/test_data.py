@@ -1,0 +1,106 @@
+"""``feddrm data``: what it prints and draws, own tables, one-line errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.conftest import assert_one_line, call
+
+
+def test_info_prints_the_counts_of_every_client(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("data", "info", "digits", "--clients", "4", "--partition", "dirichlet", "--alpha", "0.5", "--seed", "7")
+    code, out, _ = call(capsys, *words, "--json")
+    facts = json.loads(out)
+    assert code == 0
+    assert facts["settings"] == {"seed": 7, "clients": 4, "partition": "dirichlet", "alpha": 0.5, "shift": "high"}
+    assert len(facts["clients"]) == 4
+    assert sum(sum(c["class_counts"]) for c in facts["clients"]) == 1797 == facts["train"] + facts["test"]
+    code, out, _ = call(capsys, *words)
+    for client in facts["clients"]:
+        row = next(line for line in out.splitlines() if line.split()[:1] == [client["name"]])
+        assert row.split()[1:13] == [str(n) for n in (client["train"], client["test"], *client["class_counts"])]
+        assert row.rstrip().endswith(client["shift"])
+
+
+def test_show_writes_a_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    target = tmp_path / "x.png"
+    code, out, err = call(capsys, "data", "show", "digits", "--out", str(target))
+    assert (code, out.strip(), err) == (0, f"wrote {target}", "")
+    assert target.read_bytes().startswith(b"\x89PNG")
+
+
+def test_own_tables_are_loaded_by_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    table = tmp_path / "visits.csv"
+    table.write_text("y,a,b,site\n" + "".join(f"{i % 2},{i},1,{'xyz'[i % 3]}\n" for i in range(30)))
+    words = ("--set", f"path={table}", "--set", "label=y", "--set", "client=site", "--set", "drop=[b]")
+    code, out, _ = call(capsys, "data", "info", "csv", *words, "--json")
+    assert code == 0
+    facts = json.loads(out)
+    assert [c["name"] for c in facts["clients"]] == ["x", "y", "z"]
+    assert facts["sample_shape"] == [1]
+
+
+def test_own_test_tables_are_loaded_again_from_any_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, rows in (("visits.csv", 30), ("later.csv", 12)):
+        lines = [f"{i % 2},{i},{'xyz'[i % 3]}\n" for i in range(rows)]
+        (tmp_path / name).write_text("y,a,site\n" + "".join(lines))
+    monkeypatch.chdir(tmp_path)
+    words = [f"--set={text}" for text in ("data.path=visits.csv", "data.label=y", "data.client=site")]
+    words = ["train", "--data", "csv", *words, "--set=data.test=later.csv", "--rounds=2", "--out=run"]
+    code, _, err = call(capsys, *words)
+    assert code == 0, err
+    sizes = json.loads((tmp_path / "run" / "data.json").read_text())["clients"]
+    assert [(client["train"], client["test"]) for client in sizes] == [(10, 4)] * 3
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    code, _, err = call(capsys, "fit-router", "../run", "--rounds", "3")
+    assert code == 0, err
+    given = [f"--set={text}" for text in ("path=../visits.csv", "label=y", "client=site", "test=none.csv")]
+    code, _, err = call(capsys, "data", "info", "csv", *given)
+    assert (code, err.count("\n")) == (1, 1)
+    assert "none.csv does not exist" in err
+
+
+def test_columns_may_have_any_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Words that YAML reads as true, false or a number stay names where a name is wanted."""
+    table = tmp_path / "2024"
+    table.write_text("yes,a,no,on,1\n" + "".join(f"{i % 2},{i},1,2,{'xyz'[i % 3]}\n" for i in range(30)))
+    words = ("--set", f"path={table}", "--set", "label=yes", "--set", "client=1", "--set", "drop=[no, on]")
+    code, out, err = call(capsys, "data", "info", "csv", *words, "--json")
+    assert code == 0, err
+    facts = json.loads(out)
+    assert [c["name"] for c in facts["clients"]] == ["x", "y", "z"]
+    assert facts["sample_shape"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["data", "info", "digit"], 2, "unknown dataset 'digit'; did you mean 'digits'?"),
+        (["data", "info", "digits", "--clients", "many"], 2, "'many' is not a valid int"),
+        (["data", "info", "digits", "--clients", "0"], 2, "clients=0: a federation needs at least two"),
+        (["data", "info", "digits", "--client", "4"], 2, "No such option"),
+        (["data", "info", "csv", "--set", "path=x", "--set", "test_fraction=2"], 2, "give a fraction between 0 and 1"),
+        (["data", "info", "csv", "--set", "path=x.csv", "--set", "label=y"], 1, "x.csv does not exist"),
+        (["data", "info", "digits", "--set", "colour=red"], 2, "'digits' has no setting 'colour'"),
+        (["data", "info", "digits", "--partition", "shards", "--shards", "999"], 2, "ask for fewer shards"),
+        (["data", "info", "heart", "--clients", "4"], 2, "'heart' has no setting 'clients'"),
+        (["data", "info", "csv"], 2, "needs to know where your data are"),
+        (["data", "info", "csv", "--set", "path=x.csv"], 2, "needs to know which column to predict"),
+        (["data", "info", "folders", "--set", "path=nowhere"], 1, "nowhere"),
+        (["data", "info", "cifar10"], 1, "no files of 'cifar10'"),
+        (["data", "show", "digits", "--out", "x.gif"], 2, "end its name in .png"),
+        (["data", "info"], 2, "Missing argument"),
+        (["data", "info", "digits", "--set", "seed=1.5"], 2, "seed='1.5': give a whole number"),
+        (["data", "info", "digits", "--set", "name=x"], 2, "'digits' has no setting 'name'"),
+    ],
+)
+def test_mistakes_are_one_line(
+    words: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str], no_data: Path
+) -> None:
+    assert_one_line(call(capsys, *words), code, says)

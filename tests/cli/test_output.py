@@ -1,0 +1,51 @@
+"""Tables and JSON on standard output."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from cli.conftest import call
+from feddrm.cli.output import print_json, print_table, resumable
+from feddrm.errors import FeddrmError
+
+
+def test_a_narrow_terminal_cuts_no_figure(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal wraps long lines; a figure that is spread over several lines cannot be read."""
+    words = ("data", "info", "digits", "--seed", "0")
+    facts = json.loads(call(capsys, *words, "--json")[1])
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    out = re.sub(r"\x1b\[[\d;]*m", "", call(capsys, *words)[1])
+    for client in facts["clients"]:
+        row = next(line for line in out.splitlines() if line.split()[:1] == [client["name"]])
+        assert row.split()[1:13] == [str(n) for n in (client["train"], client["test"], *client["class_counts"])]
+
+
+def test_a_table_is_aligned_and_brackets_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["name", "count"], [["[red]oslo", 5], ["lima", 12]], title="clients")
+    title, *lines = [line.rstrip() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert title == "clients"
+    rows = [line for line in lines if line.split()[-1] in ("count", "5", "12")]
+    assert [row.split() for row in rows] == [["name", "count"], ["[red]oslo", "5"], ["lima", "12"]]
+    assert len({len(row) for row in rows}) == 1  # numbers end in one column
+
+
+def test_long_text_is_not_wrapped_outside_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "word " * 100
+    print_table(["text"], [[text]])
+    assert text.strip() in capsys.readouterr().out
+
+
+def test_json_keeps_letters_beyond_ascii(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"client": "malmö"})
+    out = capsys.readouterr().out
+    assert "malmö" in out
+    assert json.loads(out) == {"client": "malmö"}
+
+
+def test_ctrl_c_in_resumable_work_says_so() -> None:
+    with pytest.raises(FeddrmError, match="the same command goes on where it stopped"), resumable():
+        raise KeyboardInterrupt

@@ -1,0 +1,180 @@
+"""``feddrm train`` and ``feddrm evaluate``: settings from options and files, resuming, one-line errors."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cli.conftest import assert_one_line, call
+from feddrm.runs import RunFolder
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["train", "--data", "digits"], 2, "give --out FOLDER"),
+        (["train", "--out", "x"], 2, "give --data NAME"),
+        (["train", "--data", "digits", "--out", "x", "--method", "feddrn"], 2, "did you mean 'feddrm'?"),
+        (["train", "--data", "digits", "--out", "x", "--lambda", "2", "--rounds", "3"], 2, "lam=2.0"),
+        (["train", "--data", "digits", "--out", "x", "--batch-size", "0"], 2, "batch_size=0"),
+        (["train", "--data", "digits", "--out", "x", "--method", "fedrep", "--lambda", "0.5"], 2, "no setting 'lam'"),
+        (["train", "--data", "digits", "--out", "x", "--set", "lam=1"], 2, "say whose setting it is, as in data.lam"),
+        (["train", "--data", "digits", "--out", "x", "--method", "fedas", "--variant", "new"], 2, "variant 'new'"),
+        (["train", "--data", "digits", "--out", "/proc/x"], 1, "/proc/x"),
+        (["train", "--config", "none.yaml", "--out", "x"], 1, "cannot read none.yaml"),
+        (["train", "--data", "digits", "--out", "x", "--set", "data.alpha=x"], 2, "alpha='x': give a number"),
+        (["train", "--data", "digits", "--out", "x", "--set", "data.clients=3.5"], 2, "clients='3.5': give a whole"),
+        (["train", "--data", "digits", "--out", "x", "--set", "method.lam=x"], 2, "lam='x': give a number"),
+        (["train", "--data", "digits", "--out", "x", "--set", "evaluation.every=x"], 2, "every='x': give a whole"),
+        (["train", "--data", "digits", "--out", "x", "--set", "model.depth=4"], 2, "'mlp' has no setting 'depth'"),
+        (["train", "--data", "digits", "--out", "x", "--threads", "0"], 2, "threads=0: give at least 1"),
+        (["train", "--data", "digits", "--out", "x", "--device", "tpu"], 2, "unknown device 'tpu'"),
+        (["train", "--data", "digits", "--out", "x", "--device", "meta"], 2, "(known: cpu, cuda)"),
+    ],
+)
+def test_mistakes_are_one_line(
+    words: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str], no_data: Path
+) -> None:
+    assert_one_line(call(capsys, *words), code, says)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("rounds: ten", "rounds='ten': give a whole number"),
+        ("rounds: 2.5", "rounds=2.5: give a whole number"),
+        ("data: [digits]", "data=['digits']: give a name, or a name and settings"),
+        ("data: {name: 3}", "data={'name': 3}: give a name"),
+        ("evaluation: 5", "evaluation=5: give a name"),
+        ("method: {name: feddrm, lam: [1]}", "lam=[1]: give a number"),
+        ("method: {name: feddrm, 3: 1}", "'feddrm' has no setting '3'"),
+        ("model: {depth: 4}", "'mlp' has no setting 'depth'"),
+        ("track: true", "no training setting 'track'"),
+        ("3: 4", "no training setting '3'"),
+        ("threads: many", "threads='many': give a whole number"),
+        ("device: true", "device=True: give text"),
+        ("lr: .nan", "lr=nan: give a number"),
+    ],
+)
+def test_a_wrong_value_in_a_config_is_one_line(
+    text: str, says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    words = ["--data", "digits"] if not text.startswith("data") else []
+    code, out, err = call(capsys, "train", *words, "--config", str(tmp_path / "c.yaml"), "--out", str(tmp_path / "r"))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert says in err
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_config_that_is_no_text_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_bytes(b"data: \xff\xfe")
+    for words in (["evaluate", str(tmp_path)], ["train", "--config", str(tmp_path / "config.yaml"), "--out", "x"]):
+        code, out, err = call(capsys, *words)
+        assert (code, out, err.count("\n")) == (1, "", 1)
+        assert "config.yaml is broken (not UTF-8 text)" in err
+
+
+def test_text_becomes_numbers_where_numbers_are_wanted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """YAML reads 1e-2 as text, and --set gives text only."""
+    (tmp_path / "c.yaml").write_text("lr: 1e-2\nmomentum: 0\nrounds: '2'\nevaluation: {also: [1, '2']}\n")
+    words = ["--data", "digits", "--set", "data.clients=3", "--set", "data.alpha=1e0", "--set", "evaluation.window=1"]
+    words += ["--model", "mlp", "--set", "model.hidden=[8, 4]", "--set", "evaluation.test_crop=no"]
+    words += ["--method", "fedbabu", "--set", "method.tuning=null"]
+    code, _, err = call(capsys, "train", "--config", str(tmp_path / "c.yaml"), *words, "--out", str(tmp_path / "r"))
+    assert code == 0, err
+    config = yaml.safe_load((tmp_path / "r" / "config.yaml").read_text())
+    assert {key: config[key] for key in ("lr", "momentum", "rounds")} == {"lr": 0.01, "momentum": 0.0, "rounds": 2}
+    assert (config["data"]["clients"], config["data"]["alpha"]) == (3, 1.0)
+    assert (config["model"]["hidden"], config["method"]["tuning"]) == ([8, 4], None)
+    assert {k: config["evaluation"][k] for k in ("window", "also", "test_crop")} == {
+        "window": 1, "also": [1, 2], "test_crop": False
+    }  # fmt: skip
+
+
+def test_model_settings_without_a_name_go_to_the_default_model(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["--data", "digits", "--clients", "3", "--rounds", "1", "--set", "model.hidden=[4]"]
+    code, _, err = call(capsys, "train", *words, "--out", str(tmp_path / "r"))
+    assert code == 0, err
+    model = yaml.safe_load((tmp_path / "r" / "config.yaml").read_text())["model"]
+    assert model == {"name": "mlp", "hidden": [4], "branch": 64}
+
+
+def test_progress_is_on_standard_error_and_json_on_standard_output(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feddrm.progress.SECONDS_BETWEEN_LINES", -1.0)
+    words = ["--data", "digits", "--clients", "3", "--rounds", "2", "--out", str(tmp_path / "r"), "--json"]
+    code, out, err = call(capsys, "train", *words)
+    assert (code, json.loads(out)["rounds"]) == (0, 2)
+    assert re.findall(r"digits, feddrm: round (\d) of 2, loss ", err) == ["1", "2"]
+    code, out, err = call(capsys, "fit-router", str(tmp_path / "r"), "--no-heads", "--json")
+    assert code == 0
+    assert json.loads(out)["router"]["converged"] in (True, False)
+    assert err.startswith("fit router: ")
+    assert "round" not in err.splitlines()[0]
+
+
+def test_train_evaluate_and_resume(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = str(tmp_path / "run")
+    words = ["train", "--data", "digits", "--clients", "3", "--rounds", "3", "--seed", "5", "--lambda", "0.8"]
+    words += ["--model", "mlp", "--set", "model.hidden=[16]", "--window", "2", "--out", out]
+    code, printed, _ = call(capsys, *words, "--json")
+    summary = json.loads(printed)
+    assert code == 0
+    assert summary["rounds"] == 3
+    assert summary["window"] == 2
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert config["method"] == {"name": "feddrm", "lam": 0.8}
+    assert config["model"]["hidden"] == [16]
+    assert config["data"] == {
+        "name": "digits", "seed": 5, "clients": 3, "partition": "dirichlet", "alpha": 0.3, "shift": "high"
+    }  # fmt: skip
+    code, printed, _ = call(capsys, "evaluate", out, "--json")
+    assert code == 0
+    assert json.loads(printed)["system_accuracy"] == summary["system_accuracy"]
+    code, printed, _ = call(capsys, "evaluate", out)
+    assert f"{100 * summary['average_accuracy']['mean']:.2f}" in printed
+    code, _, err = call(capsys, *words[:-2], "--rounds", "4", "--out", out)
+    assert code == 1
+    assert "holds a run with" in err
+
+
+def test_the_config_of_a_run_repeats_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["--data", "digits", "--clients", "3", "--rounds", "2", "--method", "fedbabu", "--set", "method.tuning=1"]
+    assert call(capsys, "train", *words, "--out", str(tmp_path / "a"), "--json")[0] == 0
+    again = ["--config", str(tmp_path / "a" / "config.yaml"), "--out", str(tmp_path / "b"), "--json"]
+    assert call(capsys, "train", *again)[0] == 0
+    for name in ("config.yaml", "metrics.jsonl"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    for more, seeds in ((["--seed", "7"], [7, 7]), (["--seed", "7", "--set", "data.seed=8"], [8, 7])):
+        out = tmp_path / f"seeds-{seeds}"
+        assert call(capsys, "train", *again[:2], *more, "--out", str(out))[0] == 0
+        config = yaml.safe_load((out / "config.yaml").read_text())
+        assert [config["data"]["seed"], config["seed"]] == seeds
+
+
+@pytest.mark.usefixtures("sigint")
+def test_ctrl_c_says_that_the_run_can_be_resumed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["train", "--data", "digits", "--clients", "3", "--rounds", "3", "--out", str(tmp_path / "run"), "--json"]
+    add_metrics = RunFolder.add_metrics
+
+    def interrupted(folder: RunFolder, metrics: dict[str, Any]) -> None:
+        add_metrics(folder, metrics)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFolder, "add_metrics", interrupted)
+        code, out, err = call(capsys, *words)
+    assert (code, out) == (130, "")
+    assert err == "feddrm: error: interrupted: the same command goes on where it stopped\n"
+    code, out, _ = call(capsys, *words)
+    assert (code, json.loads(out)["rounds"]) == (0, 3)

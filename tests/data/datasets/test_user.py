@@ -1,0 +1,69 @@
+"""A user's own files as datasets: settings, and the same federation as from Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from feddrm.data import Csv, Federation, Folders, load
+from refusal import refused
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two clients with two classes of five images each; every image has a value of its own."""
+    for i in range(20):
+        path = tmp_path / "pets" / ("lima", "oslo")[i // 10] / ("cat", "dog")[i // 5 % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (6, 5), (i, i, i)).save(path)
+    return tmp_path / "pets"
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "visits.csv"
+    path.write_text("id,x,town,ill\n" + "".join(f"{i},{i},{'ab'[i % 2]},{i // 2 % 2}\n" for i in range(16)))
+    return path
+
+
+def test_folders_by_name_with_every_setting(root: Path) -> None:
+    by_name = load("folders", path=str(root), size=4, test_fraction=0.5, seed=8)
+    assert by_name.digest() == Federation.from_folders(root, size=4, test_fraction=0.5, seed=8).digest()
+    assert by_name.shape == (3, 4, 4)
+    assert by_name.sizes.tolist() == [5, 5]
+    assert by_name.digest() != load("folders", path=str(root), size=4, test_fraction=0.5, seed=9).digest()
+
+
+def test_tables_by_name_with_every_setting(table: Path) -> None:
+    options = {"label": "ill", "client": "town", "drop": ["id"], "seed": 8}
+    by_name = load("csv", path=str(table), test_fraction=0.5, **options)
+    assert by_name.digest() == Federation.from_csv(table, test_fraction=0.5, **options).digest()
+    assert by_name.columns == ("x",)
+    given = load("csv", path=str(table), test=str(table), **options)
+    assert given.settings["test"] == "given"
+    assert given.sizes.tolist() == [8, 8]
+
+
+def test_settings_hold_absolute_paths_and_nothing_empty(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root.parent)
+    assert Folders(path="pets", size=4).settings() == {
+        "seed": 2025,
+        "path": str(root),
+        "test_fraction": 0.3,
+        "size": 4,
+    }
+    assert "size" not in Folders(path="pets").settings()
+    settings = Csv(path="a.csv", test="b.csv", label="ill").settings()
+    assert (settings["path"], settings["test"]) == (str(root.parent / "a.csv"), str(root.parent / "b.csv"))
+    assert not {"client", "drop"} & settings.keys()
+
+
+def test_missing_settings_are_named() -> None:
+    with refused("'folders' needs to know where your data are", "--set path=..."):
+        load("folders")
+    with refused("'csv' needs to know which column to predict", "--set label=..."):
+        load("csv", path="a.csv")
+    with refused("folders: test_fraction=1.5", "between 0 and 1"):
+        load("folders", path="pets", test_fraction=1.5)

@@ -1,0 +1,208 @@
+"""Labels, classes, clients and the split into training and test samples: what all sources share."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feddrm.data import Federation
+from feddrm.data.sources.labelled_samples import Division, LabelledSamples, assemble, spelling_variants
+from feddrm.errors import FeddrmError
+from refusal import refused
+
+from_arrays = Federation.from_arrays
+
+
+def rows(n: int = 10) -> np.ndarray:
+    return np.arange(3.0 * n).reshape(n, 3)
+
+
+def pair(n: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    return rows(n), np.arange(n) % 2
+
+
+def two(**changed: Any) -> dict[str, Any]:
+    return {"oslo": pair(), "lima": pair()} | changed
+
+
+def both(y: Any) -> dict[str, Any]:
+    """Two clients with the same labels."""
+    return {"oslo": (rows(len(y)), y), "lima": (rows(len(y)), y)}
+
+
+def distinct_spelling(labels: list[str]) -> bool:
+    composed = all(unicodedata.is_normalized("NFC", label) for label in labels)
+    return composed and len(set(labels)) > 1 and spelling_variants(sorted(set(labels))) is None
+
+
+# The split
+
+
+@given(
+    sizes=st.lists(st.integers(4, 30), min_size=2, max_size=5),
+    fraction=st.sampled_from([0.1, 0.3, 0.5, 0.75]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_every_sample_is_kept_exactly_once(sizes: list[int], fraction: float, seed: int) -> None:
+    starts = np.cumsum([0, *sizes])[:-1]
+    clients = {
+        f"c{i}": (np.arange(start, start + n)[:, None], np.arange(start, start + n) % 3)
+        for i, (start, n) in enumerate(zip(starts, sizes, strict=True))
+    }
+    fed = from_arrays(clients, test_fraction=fraction, seed=seed)
+    for client, (x, _) in zip(fed.clients, clients.values(), strict=True):
+        values = torch.cat([client.train.x, client.test.x])[:, 0]
+        labels = torch.cat([client.train.y, client.test.y])
+        assert sorted(values.tolist()) == x[:, 0].tolist()
+        assert torch.equal(values.long() % 3, labels)
+        assert len(client.train) == int(round(1 - fraction, 12) * len(x))
+
+
+def test_split_of_a_tenth_rounds_as_arithmetic_does() -> None:
+    # 1 - 0.9 is 0.09999999999999998: rounding that down would leave nothing to train on.
+    fed = from_arrays(two(), test_fraction=0.9)
+    assert fed.sizes.tolist() == [1, 1]
+
+
+def test_a_client_with_too_few_samples_to_split_is_refused() -> None:
+    with refused("client 'lima' has too few samples (1)", "test_fraction=0.3", "give it more"):
+        from_arrays(two(lima=pair(1)))
+
+
+def test_impossible_fractions_and_seeds_are_refused() -> None:
+    for fraction in (0, 1, 2, -0.1, float("nan"), "0.3", None):
+        with refused(f"test_fraction={fraction!r}", "give a fraction between 0 and 1"):
+            from_arrays(two(), test_fraction=fraction)
+    for seed in (1.5, None, "1", -1, 2**32):
+        with refused(f"seed {seed!r} is out of range", "give a whole number from 0 to 4294967295"):
+            from_arrays(two(), seed=seed)
+
+
+def test_numpy_fractions_and_seeds_become_plain_numbers() -> None:
+    division = Division.checked("here", np.float64(0.25), np.int64(7))
+    assert (division, type(division.test_fraction), type(division.seed)) == (Division(0.25, 7), float, int)
+
+
+def test_the_federation_shares_no_memory_with_the_caller() -> None:
+    arrays = two()
+    fed = from_arrays(arrays, test=arrays)
+    before = fed.clients[0].train.x.clone()
+    arrays["oslo"][0][:] = -1
+    assert torch.equal(fed.clients[0].train.x, before)
+
+
+# Classes
+
+
+@given(st.lists(st.text(min_size=1, max_size=4), min_size=2, max_size=20).filter(distinct_spelling))
+def test_text_labels_come_back_by_their_class(labels: list[str]) -> None:
+    fed = from_arrays(both(labels), test=both(labels))
+    assert fed.classes == tuple(sorted(set(labels)))
+    for client in fed.clients:
+        assert [fed.classes[k] for k in client.train.y.tolist()] == labels
+        assert [fed.classes[k] for k in client.test.y.tolist()] == labels
+
+
+@given(st.lists(st.integers(-(2**40), 2**40), min_size=2, max_size=20).filter(lambda y: len(set(y)) > 1))
+def test_whole_numbers_are_ordered_as_numbers(labels: list[int]) -> None:
+    fed = from_arrays(both(labels), test=both(labels))
+    assert fed.classes == tuple(str(k) for k in sorted(set(labels)))
+    assert [int(fed.classes[k]) for k in fed.clients[1].train.y.tolist()] == labels
+
+
+def test_classes_set_the_order_of_text_and_the_names_of_numbers() -> None:
+    y = ["b", "a"] * 5
+    fed = from_arrays(both(y), test=both(y), classes=["b", "a", "c"])
+    assert fed.classes == ("b", "a", "c")
+    assert fed.clients[0].train.y.tolist() == [0, 1] * 5
+    named = from_arrays(two(), test=two(), classes=["no", "yes"])
+    assert named.classes == ("no", "yes")
+    assert named.clients[0].train.y.tolist() == [0, 1] * 5
+
+
+def test_a_class_that_falls_into_the_test_part_alone_is_still_a_class() -> None:
+    y = np.zeros(10, dtype=int)
+    y[0] = 5
+    y[1] = 9
+    assert {from_arrays(both(y), seed=seed).classes for seed in range(40)} == {("0", "5", "9")}
+
+
+def test_one_client_may_have_one_class() -> None:
+    fed = from_arrays(two(lima=(rows(), [1] * 10)))
+    assert fed.counts().tolist() == [[5, 5], [0, 10]]
+
+
+def test_a_federation_with_one_class_is_refused() -> None:
+    with refused("every sample has the label 4", "add samples of another class"):
+        from_arrays(both([4] * 10))
+
+
+def test_labels_of_two_types_are_refused() -> None:
+    with refused("client 'lima': y[2]: label 'cat' is text", "that of own: client 'oslo': y[0] is a whole number"):
+        from_arrays(two(lima=(rows(), [0, 1, "cat"] + [0] * 7)))
+
+
+def test_wrong_class_names_are_refused() -> None:
+    with refused("client 'oslo': y[1]: label 1 is not one of the classes (0)", "add it to classes"):
+        from_arrays(two(), classes=["no"])
+    with refused("label 'dog' is not one of the classes (cat, dogs); did you mean 'dogs'?", "add it to classes"):
+        from_arrays(both(["cat", "dog"] * 5), classes=["cat", "dogs"])
+    for classes in ("ab", ["a", "a"], ["a", ""], [0, 1]):
+        with refused("classes=", "distinct names"):
+            from_arrays(two(), classes=classes)
+
+
+def test_classes_that_differ_only_in_case_or_spaces_are_refused() -> None:
+    pairs = {n: (rows(4), y) for n, y in (("oslo", ["Ill", "well"] * 2), ("lima", ["ill", "well"] * 2))}
+    with refused("own: the classes 'Ill' and 'ill' differ only in case or spaces", "spell them alike"):
+        from_arrays(pairs)
+    with refused("'very ill' and 'very ill '"):
+        from_arrays({n: (rows(4), y) for n, y in (("oslo", ["very ill", "w"] * 2), ("lima", ["very ill ", "w"] * 2))})
+    assert from_arrays(pairs, classes=["ill", "Ill", "well"]).counts().tolist() == [[0, 2, 2], [2, 0, 2]]
+    assert from_arrays(both(list("aAbB"))).classes == ("A", "B", "a", "b")
+
+
+def test_one_letter_in_one_character_or_in_two_is_one_letter() -> None:
+    one, other = "k\u00f6", "ko\u0308"
+    pairs = {n: (rows(4), ["a", y] * 2) for n, y in (("oslo", one), ("lima", other))}
+    assert from_arrays(pairs).classes == ("a", one)
+    assert from_arrays(pairs, classes=[other, "a"]).counts().tolist() == [[2, 2], [2, 2]]
+    with refused("duplicate client name"):
+        from_arrays({one: pair(), other: pair()})
+
+
+def test_long_values_are_shortened_in_errors() -> None:
+    with pytest.raises(FeddrmError) as caught:
+        from_arrays(two(lima=(rows(), [0] * 9 + ["x\n" * 5000])))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+    with refused("client 'lima' is array([[", "give a pair"):
+        from_arrays(two(lima=np.arange(10.0).reshape(5, 2)))
+
+
+# Clients
+
+
+def test_assemble_returns_clients_and_class_names_in_order() -> None:
+    def samples(*labels: str) -> LabelledSamples:
+        return LabelledSamples(np.zeros((len(labels), 2), dtype=np.float32), labels, lambda i: f"row {i}")
+
+    train = {"oslo": samples("b", "a"), "lima": samples("b")}
+    clients, classes = assemble("toy", train, {"lima": samples("a"), "oslo": samples("b")}, Division(0.3, 0))
+    assert ([c.name for c in clients], classes) == (["oslo", "lima"], ("a", "b"))
+    assert [(c.train.y.tolist(), c.test.y.tolist()) for c in clients] == [([1, 0], [1]), ([1], [0])]
+
+
+def test_test_samples_must_fit_the_training_samples() -> None:
+    with refused("test data of client 'lima': y[9]: label 7 is not one of the classes (0, 1)", "correct it"):
+        from_arrays(two(), test=two(lima=(rows(), [0] * 9 + [7])))
+    with refused("test data for client 'limo'", "did you mean 'lima'?"):
+        from_arrays(two(), test={"oslo": pair(), "limo": pair()})
+    with refused("client 'lima' has no test data", "leave test out"):
+        from_arrays(two(quito=pair()), test={"oslo": pair(), "quito": pair()})

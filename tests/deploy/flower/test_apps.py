@@ -1,0 +1,128 @@
+"""Flower's apps: messages over its grid, and how a run that fails is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytest
+from flwr.app import Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from deployment import QUICK_ROUTING, Deployed, DirectTransport, serialised
+from feddrm.deploy.flower import apps
+from feddrm.deploy.flower.apps import SHORT, GridTransport, unwrap, wrap
+from feddrm.deploy.provision.certificates import new_key
+from feddrm.deploy.server.federation_server import Server
+from feddrm.deploy.wire.messages import verify
+from feddrm.errors import FeddrmError
+from refusal import refused
+
+Make = Callable[..., Deployed]
+
+
+class FakeGrid:
+    """A grid with two nodes. The second never replies, and if ``gone`` it is not there either."""
+
+    def __init__(self, gone: bool = False) -> None:
+        self.gone = gone
+        self.pushed: dict[str, Message] = {}
+
+    def get_node_ids(self) -> list[int]:
+        return [1] if self.gone else [1, 2]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        for message in messages:
+            self.pushed[f"m{message.metadata.dst_node_id}"] = message
+        return list(self.pushed)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        replies = []
+        for message_id in message_ids:
+            if message_id == "m1":
+                reply = serialised(Message(self.pushed[message_id].content, dst_node_id=0, message_type="train"))
+                reply.metadata.__dict__["_reply_to_message_id"] = message_id
+                replies.append(reply)
+        return replies
+
+
+@pytest.fixture(autouse=True)
+def run() -> None:
+    """Flower writes the current task into every message."""
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that pass by sleeping only."""
+    now = [0.0]
+    monkeypatch.setattr(apps.time, "monotonic", lambda: now[0])
+    return now
+
+
+@pytest.mark.parametrize(("gone", "seconds"), [(False, 30.0), (True, 2.2)])
+def test_a_late_node_is_waited_for_until_the_deadline_and_a_gone_one_for_two_seconds(
+    gone: bool, seconds: float, clock: list[float]
+) -> None:
+    """The other node's reply arrives in both cases."""
+
+    def sleep(passed: float) -> None:
+        clock[0] += passed
+
+    replies = GridTransport(FakeGrid(gone), sleep).ask({1: b"a", 2: b"b"}, 30.0, "train")  # type: ignore[arg-type]
+    assert replies == {1: b"a"}
+    assert clock[0] == pytest.approx(seconds, abs=0.2)
+
+
+@pytest.mark.parametrize("size", [10, SHORT + 1])
+def test_short_and_long_content_survives_flowers_messages(size: int) -> None:
+    content = bytes(range(256)) * (size // 256 + 1)
+    assert unwrap(serialised(Message(wrap(content), dst_node_id=1, message_type="train")).content) == content
+
+
+def test_the_record_keeps_its_name_on_the_wire() -> None:
+    """Sites of the same release depend on it."""
+    assert list(wrap(b"a")) == list(wrap(b"a" * (SHORT + 1))) == ["letter"]
+
+
+def test_a_flower_message_without_content_is_refused() -> None:
+    with refused("a Flower message without content"):
+        unwrap(RecordDict())
+
+
+def test_a_reply_without_content_counts_as_not_signed(clock: list[float]) -> None:
+    """It must not end the whole run, and its site must be named."""
+    grid = FakeGrid()
+    grid.push_messages([Message(RecordDict(), dst_node_id=1, message_type="train")])
+    grid.push_messages = lambda messages: ["m1"]  # type: ignore[method-assign, assignment]
+    replies = GridTransport(grid, lambda seconds: None).ask({1: b"a"}, 30.0, "train")  # type: ignore[arg-type]
+    assert replies == {1: b""}
+    with refused("lima has not signed"):
+        verify(replies[1], new_key().public_key(), "lima")
+
+
+def test_a_fault_ends_the_run_and_not_the_server(
+    deployed: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployment = deployed(router=False)
+
+    def fault(self: Server) -> None:
+        raise KeyError("seconds")
+
+    monkeypatch.setattr(Server, "go", fault)
+    with refused("KeyError in the server"):
+        apps.run_over_grid(deployment.folder / "server", None)  # type: ignore[arg-type]
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_why_a_run_was_given_up_is_in_the_log_of_complaints(deployed: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment = deployed(routing=QUICK_ROUTING)
+    deployment.server().run_spec()
+    deployment.give_share("lima", 2)
+    folder = deployment.folder / "server"
+    monkeypatch.setattr(apps, "GridTransport", lambda grid: DirectTransport(deployment.folder))
+    monkeypatch.setattr("feddrm.deploy.server.waiting.AGAIN_SECONDS", 0.0)
+    with pytest.raises(FeddrmError, match="lima: holds"):
+        apps.run_over_grid(folder, None)  # type: ignore[arg-type]
+    lines = (folder / "complaints.log").read_text().splitlines()
+    assert len(lines) == 1
+    assert lines[0].endswith(": put them back, or start a new run")

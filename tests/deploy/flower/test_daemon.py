@@ -1,0 +1,44 @@
+"""The daemons of server and site, as far as they can be tested without starting one."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from deployment import Deployed
+from feddrm.deploy.flower import daemon
+from feddrm.deploy.flower.daemon import free_port, superlink_command
+from feddrm.deploy.site.site_settings import SiteSettings
+from refusal import refused
+
+
+def test_a_port_that_another_program_uses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon, "PORT_SECONDS", 0.2)
+    port = free_port()
+    daemon._wait_for_port("127.0.0.1", port)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        with refused(f"port {port} cannot be used", "choose another"):
+            daemon._wait_for_port("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("insecure", [False, True])
+def test_flower_runs_no_code_of_a_run_and_uses_tls_unless_told_otherwise(
+    insecure: bool, deployed: Callable[..., Deployed]
+) -> None:
+    """With process isolation, Flower leaves every task to our worker."""
+    deployment = deployed(insecure=insecure)
+    site = deployment.site_folder("oslo")
+    commands = [
+        superlink_command(deployment.folder / "server", deployment.settings),
+        daemon._supernode_command(site, SiteSettings.read(site), 9999),
+    ]
+    for command in commands:
+        assert command[command.index("--isolation") + 1] == "process"
+        assert "--superexec-auth-secret-file" in command
+        assert ("--insecure" in command) == insecure
+    assert ("--enable-supernode-auth" in commands[0]) != insecure
+    assert ("--auth-supernode-private-key" in commands[1]) != insecure

@@ -1,0 +1,66 @@
+"""The supervisor of a Flower process: it restarts the process, and the process ends with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deployment import until
+from feddrm.deploy.flower.supervisor import FLOWER_LOG, Supervisor
+
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_killed_process_is_started_again(tmp_path: Path) -> None:
+    supervisor = Supervisor(SLEEPER, tmp_path)
+    until(lambda: supervisor.process is not None)
+    first = supervisor.process
+    assert first is not None
+    os.kill(first.pid, signal.SIGKILL)
+    until(lambda: supervisor.process is not first)
+    second = supervisor.process
+    assert second is not None
+    assert second.poll() is None
+    supervisor.stop()
+    assert second.poll() is not None
+
+
+def test_the_reason_why_a_process_ended_is_logged_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The SuperNode of Flower 1.41 logs an exit code and a reason, and then more lines."""
+    words = "ERROR: Exit Code: 305\nFailed to initialize.\ncertificate verify failed\n\nFor more, visit\nINFO: Finished"
+    (tmp_path / FLOWER_LOG).write_text("Exit Code: 1\nof an earlier process\n\n")
+    count = tmp_path / "count"
+    script = f"print({words!r}); open({str(count)!r}, 'a').write('x')"
+    supervisor = Supervisor([sys.executable, "-c", script], tmp_path)
+    until(lambda: count.exists() and len(count.read_text()) == 2)
+    supervisor.stop()
+    reason = "Failed to initialize. certificate verify failed"
+    assert capfd.readouterr().err == f"Flower's process ended and is started again: {reason}\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux does that")
+def test_the_process_ends_with_its_supervisor(tmp_path: Path) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from feddrm.deploy.flower.supervisor import Supervisor;"
+        f"supervisor = Supervisor({SLEEPER!r}, Path({str(tmp_path)!r}));"
+        "time.sleep(0.5); print(supervisor.process.pid, flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    assert alive(pid)
+    parent.kill()
+    parent.communicate()
+    until(lambda: not alive(pid))

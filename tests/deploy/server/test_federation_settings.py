@@ -1,0 +1,41 @@
+"""Settings of a federation: what a run began with cannot change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+
+from deployment import Deployed
+from feddrm.deploy import local_cluster
+from refusal import refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"training": {"rounds": 6, "local_steps": 4, "batch_size": 16}},
+            "training.rounds 2, federation.yaml now says 6",
+        ),
+        ({"training": {"rounds": 2, "local_steps": 4}}, "training.batch_size 16, federation.yaml now says not given"),
+        ({"router": True}, "router false, federation.yaml now says true"),
+        ({"privacy": {"clip": 1.0, "noise": 2.0}}, "privacy.clip not given, federation.yaml now says 1.0"),
+    ],
+)
+def test_other_settings_need_another_run(
+    changes: dict[str, Any], reason: str, deployed: Callable[..., Deployed]
+) -> None:
+    """During a run and after it, in the server and in 'deploy run'."""
+    deployment = deployed(router=False)
+    deployment.server().run_spec()
+    with refused(reason, "choose another 'run'"):
+        deployment.server(**changes).go()
+    deployment.server(deadline=5.0).go()  # the deadline may change
+    path = deployment.folder / "server" / "federation.yaml"
+    assert local_cluster.run(deployment.folder, lambda status: None)["rounds"] == 2
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **changes}))
+    with refused(reason, "choose another 'run'"):
+        local_cluster.run(deployment.folder, lambda status: None)

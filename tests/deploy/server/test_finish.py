@@ -1,0 +1,111 @@
+"""The end of a run: the router's fit and the last message, with sites that are away or refuse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from deployment import QUICK_ROUTING, Deployed, DirectTransport
+from feddrm.deploy import local_cluster
+from feddrm.deploy.server.status import ServerStatus
+from feddrm.deploy.server.waiting import PATIENCE
+from feddrm.errors import FeddrmError
+from refusal import refused
+
+Make = Callable[..., Deployed]
+
+
+@pytest.mark.parametrize("router", [True, False], ids=["fit", "end"])
+def test_the_server_gives_up_with_a_reason_and_continues_when_the_data_are_back(router: bool, deployed: Make) -> None:
+    deployment = deployed(router=router, routing=QUICK_ROUTING)
+    server = deployment.server()
+    sizes = server.run_spec().sizes
+    deployment.give_share("lima", 2)
+    waited: list[str] = []
+    status = ServerStatus(deployment.folder / "server")
+
+    def on_event(event: str, details: Mapping[str, Any]) -> None:
+        status.record(event, details)
+        if event == "waiting":
+            waited.append(details["for"])
+
+    server.channel.on_event = on_event
+    reason = f"holds {sizes[2]} samples, this run began with {sizes[1]}: put them back, or start a new run"
+    with refused(f"lima: {reason}", "'feddrm deploy run' goes on from here"):
+        server.go()
+    assert waited == [f"lima ({reason})"] * (PATIENCE - 1), "what 'deploy status' shows meanwhile"
+    assert (local_cluster.status(deployment.folder)["complaint"] or "").endswith(f" lima: {reason}")
+    deployment.give_share("lima", 1)
+    deployment.server().go()
+    summary = json.loads((server.folder / "summary.json").read_text())
+    assert (summary["rounds"], summary["accepted"]["lima"], bool(summary["router"])) == (2, 0, router)
+
+
+def test_the_server_waits_for_a_site_that_is_away_longer_than_for_one_that_refuses(deployed: Make) -> None:
+    deployment = deployed(routing=QUICK_ROUTING)
+    away = range(5, 5 + 2 * PATIENCE)
+    transport = DirectTransport(deployment.folder, away=lambda name, count: name == "lima" and count in away)
+    deployment.server(transport).go()
+    assert transport.asked > away[-1]
+    assert not deployment.complaints
+
+
+def test_a_site_that_refuses_one_step_of_the_fit_again_and_again_stops_the_run(
+    deployed: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it answers the steps before."""
+    deployment = deployed(routing=QUICK_ROUTING)
+    lima = deployment.site("lima")
+    answer = lima._fit
+
+    def refuse(request: Any) -> bytes:
+        if request.header["step"] == "moments":
+            raise FeddrmError("no moments today")
+        return answer(request)
+
+    monkeypatch.setitem(lima._handlers, "fit", refuse)
+    with refused("lima: no moments today", f"{PATIENCE} times"):
+        deployment.server().go()
+
+
+def test_refusals_that_the_fit_can_do_without_do_not_count(deployed: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site that has lost the beginning of the fit refuses many messages, until the fit begins again."""
+    deployment = deployed(routing={"features": "raw", "path_rounds": 6, "rounds": 6})
+    monkeypatch.setattr("feddrm.deploy.server.waiting.PATIENCE", 3)
+    lima = deployment.site("lima")
+    answer, steps = lima._fit, list[str]()
+
+    def forget(request: Any) -> bytes:
+        steps.append(request.header["step"])
+        if steps.count("features") == 1 and "gradient" in steps:
+            raise FeddrmError("this site has not heard of the fit")
+        return answer(request)
+
+    monkeypatch.setitem(lima._handlers, "fit", forget)
+    deployment.server().go()
+    assert len(deployment.complaints) > 4
+    assert steps.count("features") == 2
+
+
+def test_the_server_sleeps_while_all_sites_are_away_from_the_fit(deployed: Make) -> None:
+    deployment = deployed(routing=QUICK_ROUTING)
+    transport = DirectTransport(deployment.folder, away=lambda name, count: count in (8, 9))
+    server, slept = deployment.server(transport), list[float]()
+    server.waiting.sleep = slept.append
+    server.go()
+    assert len(slept) == 2
+    assert (deployment.run / "router" / "manifest.json").exists()
+
+
+def test_a_server_that_crashed_after_the_fit_does_not_fit_again(deployed: Make) -> None:
+    deployment = deployed(routing={**QUICK_ROUTING, "rounds": 2})
+    deployment.server().go()
+    first = deployment.server().run.summary()
+    (deployment.run / "summary.json").unlink()
+    transport = DirectTransport(deployment.folder)
+    deployment.server(transport).go()
+    assert transport.asked == 2  # hello, and the last message
+    assert deployment.server().run.summary() == first

@@ -1,0 +1,67 @@
+"""The run spec that the server makes from the sites' hellos."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from feddrm.deploy.server.federation_settings import FederationSettings
+from feddrm.deploy.server.negotiation import make_run_spec
+from refusal import refused
+
+SETTINGS = FederationSettings(("oslo", "lima", "kyiv"))
+HELLO: dict[str, Any] = {
+    "shape": [4],
+    "dtype": "float32",
+    "columns": ["a", "b", "c", "d"],
+    "crop": False,
+    "version": "1",
+    "scale": [[0.0], [1.0]],
+    "privacy": None,
+    "samples": 30,
+    "classes": ["healthy", "sick"],
+}
+
+
+def hellos(**lima: Any) -> dict[str, dict[str, Any]]:
+    return {"oslo": HELLO, "lima": {**HELLO, **lima}, "kyiv": HELLO}
+
+
+def test_the_classes_are_those_of_all_sites() -> None:
+    spec = make_run_spec(SETTINGS, hellos(classes=["healthy", "recovered"], samples=20))
+    assert (spec.classes, list(spec.sizes)) == (("healthy", "recovered", "sick"), [30, 20, 30])
+    assert make_run_spec(SETTINGS, hellos(classes=["sick"])).classes == ("healthy", "sick")
+
+
+@pytest.mark.parametrize("other", ["Sick", "sick ", " SICK"])
+def test_one_class_in_two_spellings_is_refused(other: str) -> None:
+    with refused(f"'{other}' at lima", "'sick' at oslo", "spell them alike"):
+        make_run_spec(SETTINGS, hellos(classes=["healthy", other]))
+
+
+def test_single_letters_may_differ_in_case_only() -> None:
+    assert make_run_spec(SETTINGS, hellos(classes=["a", "A"])).classes == ("A", "a", "healthy", "sick")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("shape", [5]), ("dtype", "uint8"), ("columns", ["a", "b", "d", "c"]), ("crop", True), ("version", "2")],
+)
+def test_a_difference_is_refused_with_the_names_of_both_sites(key: str, value: Any) -> None:
+    with refused(f"lima has {key} {value}, oslo {HELLO[key]}", "bring all sites to one form"):
+        make_run_spec(SETTINGS, hellos(**{key: value}))
+
+
+def test_sites_that_scale_differently_cannot_have_a_router() -> None:
+    """A raw query cannot be scaled before it is routed."""
+    own = hellos(scale=[[0.5, 0.4, 0.1], [0.1, 0.1, 0.1]])
+    with refused("lima scales its pixels by [[0.5, 0.4, 0.1]", "oslo by [[0.0], [1.0]]", "normalise: common"):
+        make_run_spec(SETTINGS, own)
+    assert make_run_spec(FederationSettings(SETTINGS.clients, router=False), own).scale == ((0.0,), (1.0,))
+
+
+def test_a_federation_with_one_class_is_refused() -> None:
+    alone = {name: {**HELLO, "classes": ["sick"]} for name in hellos()}
+    with refused("all sites together have one class (sick)"):
+        make_run_spec(SETTINGS, alone)

@@ -1,0 +1,230 @@
+"""Replies that a site has signed and that cannot be used: the site is left out by name, and the server goes on."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from deployment import NAMES, QUICK_ROUTING, Deployed, DirectTransport, assert_same, in_one_process
+from feddrm.deploy.server.reply_validation import blank_upload, check_header, check_update
+from feddrm.deploy.server.training import ServerState
+from feddrm.deploy.wire.messages import FORMAT, Message, load_private_key, pack, sign, unpack, verify
+from feddrm.deploy.wire.run_spec import RunSpec
+from feddrm.engine import Plan, RoundSchedule, State, first_state
+from feddrm.router import load_router
+from refusal import refused
+
+Make = Callable[..., Deployed]
+Twist = Callable[[dict[str, Any], dict[str, torch.Tensor]], bytes | None]
+HELLO, SECOND_ROUND, FINISH = 1, 3, 4  # the messages of a run of two rounds
+
+
+@dataclass
+class TwistingTransport(DirectTransport):
+    """Changes the replies of ``who`` to message ``at``, or the first to that step of a fit, and signs them again."""
+
+    at: int | str = 0
+    who: tuple[str, ...] = ("lima",)
+    twist: Twist = lambda header, tensors: None
+
+    def ask(self, messages: Mapping[int, bytes], deadline: float, kind: str) -> dict[int, bytes]:
+        replies = super().ask(messages, deadline, kind)
+        for name in self.who:
+            key, node = load_private_key(self.folder / "sites" / name / "node.key"), NAMES.index(name)
+            if node in replies:
+                header, tensors = unpack(verify(replies[node], key.public_key(), name))
+                if self.at in (self.asked, header.get("step")):
+                    self.at = self.asked  # the other replies to this message, and no later one
+                    replies[node] = sign(self.twist(header, tensors) or pack(header, tensors), key)
+        return replies
+
+
+@cache
+def without_lima_in_the_second_round() -> State:
+    return in_one_process("feddrm", Plan(rounds=2, local_steps=4, batch_size=16, lr=0.05), [[0, 1, 2], [0, 2]])
+
+
+def fields(**changes: Any) -> Twist:
+    """Change fields of the header; None removes one."""
+
+    def twist(header: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        header.update(changes)
+        for name in [name for name, value in changes.items() if value is None]:
+            del header[name]
+
+    return twist
+
+
+def last_leaf(change: Callable[[torch.Tensor], torch.Tensor]) -> Twist:
+    """Change the last leaf."""
+
+    def twist(header: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        tensors[list(tensors)[-1]] = change(tensors[list(tensors)[-1]].clone())
+
+    return twist
+
+
+def without_last_leaf(header: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+    del tensors[list(tensors)[-1]]
+
+
+def with_one_nan(value: torch.Tensor) -> torch.Tensor:
+    value.view(-1)[0] = math.nan
+    return value
+
+
+def deeply_nested(header: dict[str, Any], tensors: dict[str, torch.Tensor]) -> bytes:
+    return save(tensors, metadata={FORMAT: "[" * 100_000})
+
+
+UPLOADS: dict[str, tuple[Twist, str]] = {
+    "nan": (last_leaf(with_one_nan), "finite"),
+    "infinite": (last_leaf(lambda v: v + math.inf), "finite"),
+    "shape": (last_leaf(lambda v: v.flatten()[:1]), "float32 [1], not"),
+    "type": (last_leaf(lambda v: v.double()), "float64"),
+    "leaf missing": (without_last_leaf, "missing"),
+    "leaf too many": (lambda header, tensors: tensors.update(more=torch.zeros(1)), "'more' was not asked for"),
+    "no seconds": (fields(seconds=None), "'seconds'"),
+    "seconds": (fields(seconds=-1.0), "'seconds'"),
+    "no loss": (fields(loss=None), "'loss'"),
+    "text": (fields(loss="x"), "'loss' is 'x'"),
+    "loss": (fields(loss=math.nan), "'loss' is 'nan'"),
+    "too large": (fields(loss=10**400), "'loss'"),
+    "list": (fields(right=[1]), "'right'"),
+    "half": (fields(right=0.5), "'right'"),
+    "truth": (fields(tested=True), "'tested'"),
+    "more right than tested": (fields(right=7, tested=6), "7 right of 6"),
+    "deeply nested": (deeply_nested, "not a message"),
+}
+
+
+@pytest.mark.parametrize("case", UPLOADS)
+def test_an_unusable_upload_is_left_out_of_its_round(case: str, deployed: Make) -> None:
+    """The outcome is the same, to the last bit, as if lima had not answered."""
+    twist, complaint = UPLOADS[case]
+    deployment = deployed(router=False)
+    deployment.server(TwistingTransport(deployment.folder, at=SECOND_ROUND, twist=twist)).go()
+    assert [entry["answered"] for entry in deployment.server().run.metrics()] == [list(NAMES), ["oslo", "pune"]]
+    assert_same(deployment, without_lima_in_the_second_round())
+    assert len(deployment.complaints) == 1
+    assert deployment.complaints[0].startswith("lima")
+    assert complaint in deployment.complaints[0]
+    assert "\n" not in deployment.complaints[0]
+
+
+def test_the_upload_count_of_a_private_site_must_be_a_number(deployed: Make) -> None:
+    deployment = deployed(privacy={"clip": 1.0, "noise": 3.0})
+    twist = fields(uploads="two", loss="x", right="x")
+    deployment.server(TwistingTransport(deployment.folder, at=SECOND_ROUND, twist=twist)).go()
+    assert deployment.server().run.metrics()[1]["answered"] == ["oslo", "pune"]
+    assert "lima is left out, its answer cannot be used: its 'uploads' is 'two'" in deployment.complaints[0]
+
+
+def test_fields_that_were_not_asked_for_are_dropped_unread() -> None:
+    """Whatever they hold: a private run asks for no accuracy, so nobody compares these."""
+    assert check_header({"seconds": 1.0, "right": "x", "tested": [2]}, "seconds") == {"seconds": 1.0}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"samples": 0},
+        {"shape": [[8]]},
+        {"scale": [1, 2]},
+        {"classes": {}},
+        {"dtype": []},
+        {"version": 3},
+        {"privacy": {"clip": "1", "noise": 2}},
+        {"crop": 1},
+    ],
+)
+def test_a_site_with_an_unusable_hello_is_asked_again(change: dict[str, Any], deployed: Make) -> None:
+    deployment = deployed(router=False)
+    transport = TwistingTransport(deployment.folder, at=HELLO, twist=lambda header, tensors: header.update(change))
+    assert deployment.server(transport).run_spec().names == NAMES
+    assert len(deployment.complaints) == 1
+    assert deployment.complaints[0].startswith(f"lima is left out, its answer cannot be used: its '{list(change)[-1]}'")
+
+
+def test_an_unusable_reply_to_the_last_message_is_asked_for_again(deployed: Make) -> None:
+    deployment = deployed(router=False)
+    transport = TwistingTransport(deployment.folder, at=FINISH, twist=fields(tested="many"))
+    deployment.server(transport).go()
+    assert transport.asked == FINISH + 1
+    assert "'tested' is 'many'" in deployment.complaints[0]
+    assert 0 < deployment.server().run.summary()["average_accuracy"] < 1
+
+
+SUMS: dict[str, tuple[str, Twist, str]] = {
+    "features": ("features", last_leaf(lambda v: v * math.nan), "finite"),
+    "moments": ("moments", last_leaf(lambda v: v[:-1]), "not torch.float64"),
+    "gradient": ("gradient", without_last_leaf, "missing"),
+    "count": (
+        "gradient",
+        lambda header, tensors: tensors.update({n: v + 10**6 for n, v in tensors.items() if n.endswith("count")}),
+        "counts other",
+    ),
+    "spread": ("spread", last_leaf(lambda v: v - 1), "counts other"),
+}
+
+
+@pytest.mark.parametrize("case", SUMS)
+def test_unusable_sums_make_the_fit_begin_again_or_continue_without_them(case: str, deployed: Make) -> None:
+    step, twist, complaint = SUMS[case]
+    deployment = deployed(routing=QUICK_ROUTING)
+    deployment.server().go()
+    router = load_router(deployment.run / "router")
+    (deployment.run / "summary.json").unlink()
+    shutil.rmtree(deployment.run / "router")
+    deployment.server(TwistingTransport(deployment.folder, at=step, twist=twist)).go()
+    assert len(deployment.complaints) == 1
+    assert deployment.complaints[0].startswith("lima is left out, its answer cannot be used: ")
+    assert complaint in deployment.complaints[0]
+    if case not in ("gradient", "count"):  # the fit can do without some of these
+        assert torch.equal(load_router(deployment.run / "router").weight, router.weight)
+
+
+@pytest.mark.parametrize("method", ["fedpac", "fedas"])
+def test_statistics_beside_the_leaves_are_checked_too(method: str, deployed: Make) -> None:
+    """As first published, these methods send class sums, Fisher traces, and a number that must be the site's own."""
+    deployment = deployed(router=False)
+    agreed = deployment.server().run_spec().as_dict()
+    spec = RunSpec.of({**agreed, "method": {"name": method, "variant": "original"}})
+    chosen = spec.make_method()
+    schedule = RoundSchedule(chosen, spec.make_plan(), 3)
+    shared = first_state(chosen, {n: v.detach() for n, v in spec.make_net().named_parameters()}, 1).shared
+    for number in (1, 2):
+        form, uploads = blank_upload(spec, schedule, shared, number), []
+        for i, name in enumerate(NAMES):
+            sent = chosen.send(shared, i)
+            header = {"brief": spec.as_dict(), "round": number, "after": number - 1}
+            reply = unpack(deployment.site(name)._train(Message(header, sent)))
+            reply.header["seconds"] = 0.1
+            uploads.append(check_update(reply, form, sent, False).tensors)
+            if method == "fedpac":
+                with refused("'client' is not what it was sent"):
+                    check_update(reply, form, chosen.send(shared, i + 1), False)
+        shared = chosen.aggregate(shared, uploads, torch.full((3,), 1 / 3, dtype=torch.float64))
+
+
+def test_finite_uploads_that_aggregate_to_infinite_leaves_stop_the_run(deployed: Make) -> None:
+    """ConFREE multiplies changes. These two are finite, opposite, and too large for that."""
+
+    def apart(header: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        tensors[list(tensors)[-1]] += 1e30 if header["from"] == "lima" else -1e30
+
+    deployment = deployed(router=False, training={"method": "confree"})
+    transport = TwistingTransport(deployment.folder, at=SECOND_ROUND, who=("oslo", "lima"), twist=apart)
+    with refused("round 2 ends in a model that is not finite", "lr"):
+        deployment.server(transport).go()
+    saved = ServerState.load(deployment.server().checkpoint)
+    assert saved.round == 1
+    assert all(bool(value.isfinite().all()) for value in saved.shared.values())

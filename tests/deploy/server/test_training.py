@@ -1,0 +1,62 @@
+"""Rounds with sites that are late, away or have lost their files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from deployment import NAMES, Deployed, DirectTransport, assert_same, in_one_process, play_round
+from feddrm.deploy.server.training import ServerState
+from feddrm.engine import Plan
+
+Make = Callable[..., Deployed]
+
+
+@pytest.mark.parametrize("method", ["feddrm", "ditto", "fedala"])
+def test_a_late_site_is_left_out_and_continues_from_its_last_accepted_round(method: str, deployed: Make) -> None:
+    """Lima trains in round 2, but its reply is late: its private slots after round 2 must not be used."""
+    deployment = deployed(training={"method": method, "rounds": 4}, router=False)
+    transport = DirectTransport(deployment.folder, away=lambda name, count: name == "lima" and count == 3)  # 1 is hello
+    deployment.server(transport).go()
+    only = [[0, 1, 2], [0, 2], [0, 1, 2], [0, 1, 2]]
+    assert_same(deployment, in_one_process(method, Plan(rounds=4, local_steps=4, batch_size=16, lr=0.05), only))
+
+
+def test_a_site_that_lost_its_private_slots_is_left_out_and_says_why(deployed: Make) -> None:
+    deployment = deployed(router=False)
+    server = deployment.server()
+    play_round(server)
+    for path in (deployment.site_folder("lima") / "runs" / "first").iterdir():
+        path.unlink()
+    assert play_round(server).history[-1]["answered"] == ["oslo", "pune"]
+    assert "no private part after round 1" in deployment.complaints[0]
+
+
+def test_a_round_with_too_few_replies_is_asked_again(deployed: Make) -> None:
+    deployment = deployed(router=False, quorum=3)
+    transport = DirectTransport(deployment.folder, away=lambda name, count: name == "lima" and count in (2, 3))
+    deployment.server(transport).go()
+    assert transport.asked >= 1 + 2 + 2
+    assert_same(deployment, in_one_process("feddrm", Plan(rounds=2, local_steps=4, batch_size=16, lr=0.05)))
+
+
+def test_the_privacy_cost_of_a_site_that_missed_the_last_round_is_reported(deployed: Make) -> None:
+    deployment = deployed(privacy={"clip": 1.0, "noise": 3.0})
+    transport = DirectTransport(deployment.folder, away=lambda name, count: name == "lima" and count == 3)
+    deployment.server(transport).go()
+    spent = deployment.server().run.summary()["privacy"]["epsilon"]
+    assert set(spent) == set(NAMES)
+    assert spent["lima"] < spent["oslo"]
+
+
+def test_the_state_comes_back_from_its_file(tmp_path: Path) -> None:
+    """With its leaves in their order: sums depend on it in the last bit."""
+    shared = {"b": torch.tensor([1.0, 2.0]), "a": torch.tensor([[3.0]])}
+    ServerState(2, shared, {"oslo": 2, "lima": 1}, ({"round": 1}, {"round": 2})).save(tmp_path / "state")
+    state = ServerState.load(tmp_path / "state")
+    assert (state.round, state.accepted, state.history) == (2, {"oslo": 2, "lima": 1}, ({"round": 1}, {"round": 2}))
+    assert list(state.shared) == ["b", "a"]
+    assert all(torch.equal(state.shared[leaf], value) for leaf, value in shared.items())

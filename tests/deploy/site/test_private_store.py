@@ -1,0 +1,85 @@
+"""The private store: its files, and who may read what a run leaves on a site's disk."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from deployment import NAMES, Deployed
+from feddrm.deploy.site.private_store import PrivateStore
+from feddrm.deploy.wire.messages import pack
+from refusal import refused
+
+SLOTS = {"personal": {"head.weight": torch.arange(4.0), "head.bias": torch.ones(2)}, "mix": {}}
+
+
+def test_slots_come_back_and_an_empty_slot_with_them(tmp_path: Path) -> None:
+    store = PrivateStore(tmp_path / "runs" / "first")
+    store.save(3, SLOTS)
+    slots = store.load(3)
+    assert {slot: list(leaves) for slot, leaves in slots.items()} == {
+        "personal": ["head.weight", "head.bias"],
+        "mix": [],
+    }
+    for leaf, value in SLOTS["personal"].items():
+        assert torch.equal(slots["personal"][leaf], value)
+
+
+def test_the_file_is_the_one_that_older_versions_wrote(tmp_path: Path) -> None:
+    store = PrivateStore(tmp_path)
+    store.save(3, SLOTS)
+    tensors = {f"personal/{leaf}": value for leaf, value in SLOTS["personal"].items()}
+    expected = pack({"round": 3, "slots": ["personal", "mix"]}, tensors)
+    assert (tmp_path / "private-3.safetensors").read_bytes() == expected
+
+
+def test_rounds_before_the_last_accepted_one_are_deleted(tmp_path: Path) -> None:
+    store = PrivateStore(tmp_path)
+    for round in (2, 3, 10):
+        store.save(round, SLOTS)
+    store.forget_before(3)
+    assert store.rounds() == [3, 10]
+    with refused("no private part after round 2, only after [3, 10]", "put back the file from a copy"):
+        store.load(2)
+
+
+def test_a_site_keeps_the_last_two_rounds_of_a_run(deployed: Callable[..., Deployed]) -> None:
+    """The server may have crashed before it saved the last one."""
+    deployment = deployed(training={"rounds": 4}, router=False)
+    deployment.server().go()
+    assert PrivateStore(deployment.site_folder("oslo") / "runs" / "first").rounds() == [3, 4]
+
+
+def test_the_checksum_of_the_samples_is_stored_at_the_start(tmp_path: Path) -> None:
+    store = PrivateStore(tmp_path)
+    assert store.check_samples("a", restart=False)
+    assert store.check_samples("a", restart=False)
+    assert not store.check_samples("b", restart=False)
+    assert store.check_samples("b", restart=True)
+    assert not store.check_samples("a", restart=False)
+
+
+def open_to_others(folder: Path) -> set[str]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)) for path in files if stat.S_IMODE(path.stat().st_mode) != 0o600}
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_only_the_owner_can_read_what_is_private(deployed: Callable[..., Deployed]) -> None:
+    deployment = deployed(routing={"features": "raw", "path_rounds": 1, "rounds": 1, "heads": True})
+    before = {name: open_to_others(deployment.site_folder(name)) for name in NAMES}
+    deployment.server().go()
+    public = {"config.yaml", "data.json", *(f"router/{n}" for n in ("heads.safetensors", "manifest.json"))}
+    public.add("router/router.safetensors")
+    for name in NAMES:
+        folder = deployment.site_folder(name)
+        own = {f"clients/{name}/{file}" for file in ("private.safetensors", "head.safetensors")}
+        stored = {f"runs/first/{file}" for file in ("private-2.safetensors", "fit-features.safetensors")}
+        files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+        assert own | stored | {"runs/first/samples.sha256"} <= files
+        more = {f"clients/{name}/shared.safetensors", f"clients/{name}/brief.yaml"}
+        assert open_to_others(folder) - before[name] == public | more

@@ -1,0 +1,131 @@
+"""What a site refuses, also if its server has signed it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deployment import Deployed, play_round
+from feddrm.deploy import local_cluster
+from feddrm.deploy.privacy import Privacy
+from feddrm.deploy.provision.certificates import new_key
+from feddrm.deploy.server.status import ServerStatus
+from feddrm.deploy.server.training import Training
+from feddrm.deploy.wire.messages import Message, pack, sign, unpack, verify
+from refusal import refused
+
+Make = Callable[..., Deployed]
+
+
+def reply_to(deployment: Deployed, kind: str, brief: dict[str, Any], **header: Any) -> Message:
+    """The reply of oslo to a message that the server signed: a first round, or the end after no round."""
+    server = deployment.server()
+    shared = Training(server.settings, server.run_spec(), server.channel).initial_state().shared
+    content = pack({"kind": kind, "to": "oslo", "brief": brief, "round": 1, "after": 0, **header}, shared)
+    reply = deployment.site("oslo").handle(sign(content, server.channel.key))
+    return unpack(verify(reply, server.channel.site_keys["oslo"], "oslo"))
+
+
+def test_messages_that_the_server_has_not_signed_get_no_reply(deployed: Make) -> None:
+    deployment = deployed(router=False)
+    site = deployment.site("oslo")
+    with refused("the server has not signed"):
+        site.handle(sign(pack({"kind": "hello", "to": "*"}), new_key()))
+    with refused("a message to 'lima' reached 'oslo'"):
+        site.handle(sign(pack({"kind": "train", "to": "lima"}), deployment.server().channel.key))
+
+
+def test_a_fault_is_logged_on_the_site_and_the_server_learns_its_kind_only(deployed: Make) -> None:
+    deployment = deployed(router=False)
+    reply = reply_to(deployment, "train", deployment.server().run_spec().as_dict(), round="secret")
+    assert reply.header["error"] == "ValueError at oslo: see its log"
+    assert "'secret'" in (deployment.site_folder("oslo") / "faults.log").read_text()
+
+
+@pytest.mark.parametrize("run", ["../../../../pwn", "", "a/b", "/tmp/pwn", 7])
+@pytest.mark.parametrize("kind", ["train", "finish", "fit"])
+def test_a_run_name_that_would_leave_the_sites_folder_is_refused(run: Any, kind: str, deployed: Make) -> None:
+    deployment = deployed(router=False)
+    agreed = deployment.server().run_spec().as_dict()
+    before = sorted(deployment.folder.parent.rglob("*"))
+    reply = reply_to(deployment, kind, {**agreed, "run": run})
+    assert reply.header["error"] == f"run {run!r} names folders: use letters, digits, '-' or '_'"
+    assert not reply.tensors
+    assert sorted(deployment.folder.parent.rglob("*")) == before
+
+
+PRIVACY = {"clip": 1.0, "noise": 3.0}
+
+
+@pytest.mark.parametrize("offered", [None, {"clip": 1e9, "noise": 3.0}, {"clip": 1.0, "noise": 2.9}])
+@pytest.mark.parametrize("kind", ["train", "finish", "fit"])
+def test_less_privacy_than_the_site_demands_is_refused(
+    offered: dict[str, float] | None, kind: str, deployed: Make
+) -> None:
+    """All agreed on privacy with 'init --clip --noise', so every site demands it. Then the server offers less."""
+    deployment = deployed(privacy=PRIVACY)
+    agreed = deployment.server().run_spec().as_dict()
+    reply = reply_to(deployment, kind, {**agreed, "privacy": offered}, step="features")
+    assert "oslo demands privacy, clip at most 1 and noise at least 3" in reply.header["error"]
+    assert "\n" not in reply.header["error"]
+    assert set(reply.header) == {"error", "from", "answers", "seconds"}, "no loss, no accuracy"
+    assert not reply.tensors
+
+
+def test_more_privacy_than_the_site_demands_is_accepted(deployed: Make) -> None:
+    deployment = deployed(privacy=PRIVACY)
+    agreed = deployment.server().run_spec().as_dict()
+    reply = reply_to(deployment, "train", {**agreed, "privacy": {"clip": 0.5, "noise": 6.0, "delta": 1e-6}})
+    assert (reply.header["uploads"], set(reply.header) & {"error", "loss", "right"}) == (1, set())
+    assert reply.tensors
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["demanded", "by the run spec alone"])
+def test_no_sums_for_a_router_leave_a_private_site(own: bool, deployed: Make) -> None:
+    deployment = deployed(privacy=PRIVACY if own else None)
+    agreed = {**deployment.server().run_spec().as_dict(), "privacy": PRIVACY}
+    sizes = list(agreed["sizes"])
+    fit = {"step": "features", "recipe": [{"name": "raw"}], "parts": 10, "used": 3, "seed": 0, "sizes": sizes}
+    reply = reply_to(deployment, "fit", agreed, **fit)
+    assert "sums for a router" in reply.header["error"]
+    assert not reply.tensors
+
+
+def test_a_demand_that_the_run_does_not_meet_stops_it_before_training(deployed: Make) -> None:
+    """The reason stands in the server's log and status."""
+    deployment = deployed(router=False)
+    deployment.change_site("lima", privacy=PRIVACY)
+    with refused("lima demands privacy", "noise at least 3", "offers nothing", "federation.yaml") as caught:
+        deployment.server().go()
+    status = ServerStatus(deployment.folder / "server")
+    for _ in range(2):
+        status.record("failed", {"text": str(caught.value)})
+    assert local_cluster.status(deployment.folder)["complaint"].endswith(str(caught.value))
+    assert local_cluster.status(deployment.folder)["server"]["what"] == "failed"
+
+
+def test_a_demand_made_during_a_run_leaves_the_site_out_with_its_reason(deployed: Make) -> None:
+    deployment = deployed(router=False)
+    server = deployment.server()
+    server.run_spec()
+    deployment.change_site("lima", privacy=PRIVACY)
+    assert play_round(server).history[-1]["answered"] == ["oslo", "pune"]
+    assert [text for text in deployment.complaints if text.startswith("lima: lima demands privacy")]
+
+
+def test_a_spent_budget_ends_a_sites_uploads_in_every_run(deployed: Make) -> None:
+    """The budget is enough for two uploads and no third, in this run or under another name."""
+    deployment = deployed(privacy=PRIVACY, training={"rounds": 3})
+    deployment.change_site("lima", privacy={**PRIVACY, "budget": Privacy(1.0, 3.0).epsilon(2) + 1e-6})
+    deployment.server().go()
+    assert [entry["answered"] for entry in deployment.server().run.metrics()][2] == ["oslo", "pune"]
+    assert any("lima: another upload would bring epsilon" in text for text in deployment.complaints)
+    spent = deployment.server().run.summary()["privacy"]["epsilon"]
+    assert spent["lima"] == Privacy(1.0, 3.0).epsilon(2) < spent["oslo"]
+    deployment.settings = replace(deployment.settings, run="second")
+    deployment.restart_sites()
+    deployment.server().go()
+    assert [entry["answered"] for entry in deployment.server().run.metrics()] == [["oslo", "pune"]] * 3

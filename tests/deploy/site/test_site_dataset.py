@@ -1,0 +1,110 @@
+"""A site's own data: folders, tables, arrays, shares of a dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from deployment import NAMES, Deployed
+from feddrm.deploy.flower.apps import site_at
+from feddrm.deploy.provision.project import make_project
+from feddrm.deploy.server.federation_settings import FederationSettings
+from feddrm.deploy.site.site_dataset import read_site_dataset, sorted_classes
+from feddrm.errors import FeddrmError
+
+
+def test_arrays_are_split_and_numbered_by_the_federations_classes(tmp_path: Path) -> None:
+    x, y = np.arange(80, dtype=np.float32).reshape(20, 4), np.array([3, 5] * 10)
+    np.savez(tmp_path / "own.npz", x=x, y=y)
+    dataset = read_site_dataset("oslo", {"npz": "own.npz", "test_fraction": 0.25}, tmp_path)
+    assert dataset.classes == ("3", "5")
+    client = dataset.client(("1", "3", "5"))
+    assert (len(client.train), len(client.test)) == (15, 5)
+    both = torch.cat([client.train.x, client.test.x])
+    assert sorted(both[:, 0].tolist()) == x[:, 0].tolist()
+    assert set(client.train.y.tolist()) == {1, 2}
+
+
+def test_a_site_may_have_samples_of_one_class_only(tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", x=np.zeros((10, 2)), y=np.full(10, "ill"))
+    client = read_site_dataset("oslo", {"npz": "own.npz"}, tmp_path).client(("ill", "well"))
+    assert client.train.y.tolist() == [0] * 7
+
+
+def test_a_folder_of_images_is_read_at_the_given_size(tmp_path: Path) -> None:
+    for label in ("cat", "dog"):
+        (tmp_path / "data" / label).mkdir(parents=True)
+        for i in range(4):
+            Image.new("RGB", (9, 9), (i, 20, 30)).save(tmp_path / "data" / label / f"{i}.png")
+    client = read_site_dataset("oslo", {"folder": "data", "size": 8}, tmp_path).client(("cat", "dog"))
+    assert client.train.x.shape == (5, 3, 8, 8)
+    assert client.train.x.dtype == torch.uint8
+
+
+def test_classes_that_are_numbers_are_sorted_as_numbers() -> None:
+    assert sorted_classes({"10", "9", "-1"}) == ("-1", "9", "10")
+    assert sorted_classes({"10", "b", "a"}) == ("10", "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        ({}, "exactly one of"),
+        ({"folder": "a", "csv": "b"}, "exactly one of"),
+        ({"csv": "none.csv"}, "need 'label'"),
+        ({"csv": "none.csv", "label": "y"}, "none.csv"),
+        ({"npz": "none.npz"}, "none.npz"),
+        ({"folder": "nowhere"}, "nowhere"),
+        ({"npz": "a.npz", "lable": "y"}, "no setting 'lable'"),
+        ({"dataset": "digits", "clients": 3, "client": 3}, "shares 0 to 2"),
+    ],
+)
+def test_a_mistake_in_the_settings_is_named(data: dict[str, Any], complaint: str, tmp_path: Path) -> None:
+    with pytest.raises(FeddrmError, match=complaint):
+        read_site_dataset("oslo", data, tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["cut off", "half", "flipped", "empty", "npy", "text"])
+def test_a_broken_file_of_arrays_is_refused_in_one_line(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.npz"
+    np.savez_compressed(path, x=np.random.default_rng(0).normal(size=(50, 4)), y=np.arange(50) % 2)
+    whole = path.read_bytes()
+    if damage == "npy":
+        with path.open("wb") as file:
+            np.save(file, np.zeros(3))
+    else:
+        flipped = bytes([*whole[:200], *(255 - b for b in whole[200:400]), *whole[400:]])
+        damaged = {"cut off": whole[:-5], "half": whole[: len(whole) // 2], "flipped": flipped, "empty": b""}
+        path.write_bytes(damaged.get(damage, b"x,y\n1,2\n"))
+    with pytest.raises(FeddrmError, match=r"cannot read .*own\.npz .*: give an \.npz file with the arrays x and y"):
+        read_site_dataset("oslo", {"npz": "own.npz"}, tmp_path)
+
+
+def test_tables_of_three_sites_train_together(tmp_path: Path) -> None:
+    """A class that only one site has is known to all."""
+    site_at.cache_clear()
+    training = {"rounds": 2, "local_steps": 2, "batch_size": 8}
+    settings = FederationSettings(clients=NAMES, training=training, router=False)
+    make_project(tmp_path / "f", settings)
+    rng = np.random.default_rng(0)
+    for i, name in enumerate(NAMES):
+        site = tmp_path / "f" / "sites" / name
+        labels = ["ill", "well", "unknown"][: 2 + (i == 2)]
+        lines = [f"{rng.normal():.3f},{rng.normal():.3f},{labels[k % len(labels)]}" for k in range(30)]
+        (site / "visits.csv").write_text("age,dose,outcome\n" + "\n".join(lines) + "\n")
+        config = yaml.safe_load((site / "site.yaml").read_text())
+        config["data"] = {"csv": "visits.csv", "label": "outcome"}
+        (site / "site.yaml").write_text(yaml.safe_dump(config))
+    deployment = Deployed(tmp_path / "f", settings)
+    deployment.server().go()
+    assert not deployment.complaints
+    spec = deployment.server().run_spec()
+    assert spec.classes == ("ill", "unknown", "well")
+    assert spec.columns == ("age", "dose")
+    assert spec.sizes == (21, 21, 21)

@@ -1,0 +1,44 @@
+"""A site's settings. More refusals are in tests/cli/test_deploy.py, as a person meets them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from deployment import Deployed
+from feddrm.deploy.site.site_settings import SiteSettings
+from refusal import refused
+
+Make = Callable[..., Deployed]
+
+
+def test_a_new_project_has_readable_settings(deployed: Make) -> None:
+    deployment = deployed(privacy={"clip": 1.0, "noise": 3.0}, insecure=True)
+    settings = SiteSettings.read(deployment.site_folder("lima"))
+    assert (settings.name, settings.server, settings.device) == ("lima", "127.0.0.1:8000", "cpu")
+    assert settings.data == {"dataset": "digits", "seed": 7, "clients": 3, "client": 1}
+    assert settings.privacy == {"clip": 1.0, "noise": 3.0}
+    assert settings.insecure
+
+
+def test_a_setting_that_does_not_exist_or_is_missing_is_named(deployed: Make) -> None:
+    deployment = deployed()
+    deployment.change_site("oslo", pol_seconds=1)
+    with refused("no setting 'pol_seconds'", "poll_seconds"):
+        SiteSettings.read(deployment.site_folder("oslo"))
+    deployment.change_site("lima", server="")
+    with refused("'server' is missing"):
+        SiteSettings.read(deployment.site_folder("lima"))
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_the_old_setting_resident_may_be_true_only(resident: bool, deployed: Make) -> None:
+    deployment = deployed()
+    before = SiteSettings.read(deployment.site_folder("oslo"))
+    deployment.change_site("oslo", resident=resident)
+    if resident:
+        assert SiteSettings.read(deployment.site_folder("oslo")) == before
+    else:
+        with refused("site.yaml: 'resident: false' is not supported any more", "remove the line"):
+            SiteSettings.read(deployment.site_folder("oslo"))

@@ -1,0 +1,40 @@
+"""docs/deploy.md: its commands are those of the README, which a test executes; its figures are in results/bench."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def commands(page: str) -> list[str]:
+    blocks = re.findall(r"```console\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line.startswith("feddrm deploy")]
+
+
+def test_the_commands_are_those_of_the_readme() -> None:
+    assert commands("docs/deploy.md") == commands("README.md") != []
+
+
+def test_the_figures_of_privacy_are_the_measured_ones() -> None:
+    figures = json.loads((ROOT / "results" / "bench" / "deploy_privacy.json").read_text())
+    names = {None: "no privacy", 0.0: "clipping alone"}
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    for row in figures["rows"]:
+        epsilon = "-" if row["epsilon"] is None else f"{row['epsilon']:,.0f}"
+        accuracy = f"{100 * row['accuracy']:.1f} ({100 * row['std']:.1f})"
+        assert f"| {names.get(row['noise'], row['noise'])} | {epsilon} | {accuracy} |" in page
+    assert figures["date"] in page
+
+
+def test_the_figures_of_speed_are_the_measured_ones() -> None:
+    figures = json.loads((ROOT / "results" / "bench" / "deploy.json").read_text())
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    decision = (ROOT / "docs" / "decisions" / "0007-resident-only.md").read_text()
+    ways = {"one_process": [page], "resident": [page, decision], "process_per_message": [decision]}
+    for way, text in ((way, text) for way, texts in ways.items() for text in texts):
+        assert f"| {figures[way]['round_seconds']:.2f} |" in text
+    assert f"{figures['resident']['bytes_to_a_site']:,} bytes go to a site" in page
+    assert f"{figures['resident']['bytes_from_a_site']:,} come back" in page

@@ -1,0 +1,23 @@
+"""The lock of a server's or a site's folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from feddrm.deploy.process_lock import only_process, running
+from refusal import refused
+
+
+def test_one_process_holds_a_folder_and_is_ready_when_it_says_so(tmp_path: Path) -> None:
+    assert running(tmp_path) is None
+    with only_process(tmp_path) as mark_ready:
+        assert running(tmp_path) == os.getpid()
+        assert running(tmp_path, ready=True) is None
+        mark_ready()
+        assert running(tmp_path, ready=True) == running(tmp_path) == os.getpid()
+        with refused("already running", "feddrm deploy down"), only_process(tmp_path):
+            pass
+    assert running(tmp_path) is None
+    with only_process(tmp_path):
+        assert running(tmp_path, ready=True) is None  # nothing is left of the process before

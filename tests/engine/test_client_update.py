@@ -1,0 +1,77 @@
+"""The training loop: the logged loss, and what it does with its arguments. Contract tests of methods cover the rest."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from feddrm.data import Batch
+from feddrm.engine import client_update, functional
+from feddrm.methods import ConFREE, FedAvg, FedPAC, FedRep, Method, Phase, Sgd, Stage
+from feddrm.methods.losses import classify
+from feddrm.models import Mlp
+
+NET = Mlp(hidden=(5,), branch=4).build((3,), 2, seed=1).double()
+LEAVES = {leaf: p.detach() for leaf, p in NET.named_parameters()}
+STANDING = Sgd(0.0, 0.0, torch.tensor(0.0, dtype=torch.float64))  # rate zero: every step sees the first model
+
+
+def batches(steps: int, seed: int) -> list[Batch]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(steps, 6, 3, generator=generator, dtype=torch.float64)
+    y = torch.randint(2, (steps, 6), generator=generator)
+    return [Batch(a, b, torch.zeros_like(b), torch.ones_like(b, dtype=torch.bool)) for a, b in zip(x, y, strict=True)]
+
+
+def loss_of(batch: Batch) -> Tensor:
+    return classify(functional(NET), {"model": LEAVES}, batch)
+
+
+def logged_loss(method: Method, streams: list[list[Batch]], steps: int) -> Tensor:
+    shared, private = method.start(LEAVES)
+    return client_update(method, functional(NET), shared, private, streams, Stage(steps), STANDING).loss
+
+
+@pytest.mark.parametrize("method", [FedRep(), FedPAC(), ConFREE()], ids=lambda method: method.name)
+@pytest.mark.parametrize("steps", [2, 3, 5, 6, 9])
+def test_the_loss_is_the_mean_of_the_phases_means(method, steps):
+    streams = [batches(phase.steps, seed) for seed, phase in enumerate(method.phases(Stage(steps)))]
+    means = [torch.stack([loss_of(batch) for batch in stream]).mean() for stream in streams]
+    torch.testing.assert_close(logged_loss(method, streams, steps), torch.stack(means).mean(), rtol=0, atol=1e-14)
+
+
+def test_phases_of_equal_length_sum_their_losses_in_order():
+    """To the last bit: recorded losses of even numbers of steps stay as they are."""
+    streams = [batches(5, 0), batches(5, 1)]
+    total = sum((loss_of(batch) for stream in streams for batch in stream), start=torch.zeros(()).double())
+    assert logged_loss(FedRep(), streams, 10).equal(total / 10)
+
+
+def test_a_phase_that_is_not_logged_does_not_count():
+    @dataclass(frozen=True)
+    class Quiet(FedAvg):
+        name: ClassVar[str] = "quiet"
+
+        def phases(self, stage: Stage) -> tuple[Phase, ...]:
+            return Phase(1, classify), Phase(stage.steps, classify, logged=False), Phase(0, classify)
+
+    try:
+        streams = [batches(1, 0), batches(3, 1), []]
+        torch.testing.assert_close(logged_loss(Quiet(), streams, 3), loss_of(streams[0][0]), rtol=0, atol=1e-15)
+    finally:
+        del Method.family["quiet"]
+
+
+def test_threads_use_one_network_at_once():
+    """Each thread has its own module, so that leaves of one call never reach another."""
+    forward, x = functional(NET), batches(1, 0)[0].x
+    models = [{leaf: scale * value for leaf, value in LEAVES.items()} for scale in (0.5, 1.0, 2.0, 3.0)] * 8
+    wanted = [forward(model, x).logits for model in models]
+    with ThreadPoolExecutor(4) as pool:
+        for logits, expected in zip(pool.map(lambda model: forward(model, x).logits, models), wanted, strict=True):
+            assert torch.equal(logits, expected)

@@ -1,0 +1,31 @@
+"""Tests of the estimated time of a cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from feddrm.paper import CellRecord, Grid
+from feddrm.paper.estimate import estimate
+
+Make = Callable[..., CellRecord]
+
+
+def test_estimates(paper: Grid, make: Make) -> None:
+    cell = paper.by_id["cifar10-dir0.3_feddrm-lam0.9_seed2025"]
+    ditto, sam = (paper.by_id[f"cifar10-dir0.3_{name}_seed2025"] for name in ("ditto", "fedsamft-tune100"))
+    assert estimate(cell, paper.by_id, []) is None
+    record = make(cell, wall=160.0)
+    assert estimate(paper.by_id["cifar10-spc5_feddrm-lam0.9_seed2025"], paper.by_id, [record]) == pytest.approx(160.0)
+    guess = {c.method: estimate(c, paper.by_id, [record]) for c in (cell, ditto, sam)}
+    assert guess["ditto"] > guess["feddrm-lam0.9"]  # type: ignore[operator]
+    measured = make(sam, wall=999.0)
+    assert estimate(sam, paper.by_id, [record, measured]) == pytest.approx(999.0)
+    assert estimate(ditto, paper.by_id, []) is None
+    shared = replace(
+        record, content={**record.content, "seconds": {**record.content["seconds"], "wall": 480.0, "beside": 2}}
+    )
+    assert estimate(cell, paper.by_id, [shared]) == pytest.approx(480.0)
+    assert estimate(cell, paper.by_id, [shared, record, shared]) == pytest.approx(160.0)

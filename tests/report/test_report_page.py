@@ -1,0 +1,230 @@
+"""Tests of the report's page and files: content, escaping, self-containment, and all files or none."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from feddrm.data import Federation
+from feddrm.errors import FeddrmError, SettingError
+from feddrm.report.report_page import write_report
+from feddrm.report.run_table import report_table
+
+MakeRun = Callable[..., Path]
+VOID = {"meta", "br", "img", "link", "hr", "input"}
+FILES = ["report.html", "table.csv", "table.tex"]
+
+
+class Page(HTMLParser):
+    """Reads a page strictly: every element is closed in order, every id is its own."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.headings: list[str] = []
+        self.cells: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag in ("h1", "h2", "h3"):
+            self.headings.append("")
+        if tag in ("td", "th"):
+            self.cells.append("")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+        if self.open and self.open[-1] in ("h1", "h2", "h3"):
+            self.headings[-1] += data
+        if "td" in self.open or "th" in self.open:
+            self.cells[-1] += data
+
+    def attributes(self, name: str) -> list[str]:
+        return [value for _, attrs in self.tags if (value := attrs.get(name)) is not None]
+
+
+def write_for(folders: Sequence[Path], out: Path) -> Path:
+    return write_report(report_table(folders), out)
+
+
+def read_page(path: Path) -> Page:
+    """A page with nothing fetched, nothing executed, and words for every picture."""
+    page = Page(path.read_text(encoding="utf-8"))
+    names = [tag for tag, _ in page.tags]
+    assert not {"script", "link", "iframe", "object", "embed", "base"} & set(names)
+    ids = page.attributes("id")
+    assert len(ids) == len(set(ids))
+    for target in page.attributes("href") + page.attributes("src"):
+        assert target.startswith("data:image/png;base64,") or target.removeprefix("#") in ids
+    assert not any(key.startswith("on") for _, attrs in page.tags for key in attrs)
+    style = "".join(page.attributes("style"))
+    assert "url(http" not in style
+    for reference in re.findall(r"url\(#([^)]*)\)", "".join(page.attributes("clip-path"))):
+        assert reference in ids
+    for tag, attrs in page.tags:
+        if tag == "img":
+            assert attrs["alt"]
+        if tag == "svg":
+            assert attrs["role"] == "img"
+            assert all(key in ids for key in (attrs["aria-labelledby"] or "").split())
+    assert names.count("svg") == names.count("desc") == names.count("figcaption")
+    assert names.count("table") == names.count("caption")
+    assert names.count("h1") == names.count("main") == 1
+    return page
+
+
+def test_the_page_of_one_run_shows_its_figures(make_run: MakeRun) -> None:
+    folder = make_run("first", tune=10)
+    before = {p.name for p in folder.iterdir()}
+    write_for([folder], folder)
+    assert {p.name for p in folder.iterdir()} == before | set(FILES)
+    page = read_page(folder / "report.html")
+    assert page.headings == ["first", "Results", "Training", "Clients", "Routing", "Data", "Settings"]
+    summary = json.loads((folder / "summary.json").read_text())
+    for score in (summary["average_accuracy"], *summary["system_accuracy"].values()):
+        assert f"{100 * score['mean']:.2f} ± 0.42" in page.cells
+    evaluation = json.loads((folder / "evaluation.json").read_text())
+    for client in evaluation["per_client"]:
+        start = page.cells.index(client["name"])
+        expected = [client["own"], client["vote"], client["head_density"], client["head_posterior"]]
+        shown = page.cells[start + 1 : start + 9]
+        assert shown[:2] == [str(client["train"]), str(client["test"])]
+        assert {f"{100 * value:.2f}" for value in expected} <= set(shown)
+    counts = np.array(evaluation["confusion"]["head_density"])
+    assert any(f"head, density {np.trace(counts) / counts.sum():.1%}" in text for text in page.texts)
+    for setting, value in (("method.weight", "0.4"), ("local_steps", "10"), ("seconds.train", "12.3457")):
+        assert page.cells[page.cells.index(setting) + 1] == value
+    assert "prefers-color-scheme:dark" in (folder / "report.html").read_text()
+
+
+def test_the_page_of_several_runs_compares_them(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run("first"), make_run("_base", method="fedavg", skill=0.7), make_run("live", finished=False)]
+    for run in runs[1:]:
+        for name in ("evaluation.json", "data.json", "data.safetensors"):
+            (run / name).unlink()
+    write_for(runs, tmp_path / "deep" / "report")
+    assert sorted(p.name for p in (tmp_path / "deep" / "report").iterdir()) == FILES
+    page = read_page(tmp_path / "deep" / "report" / "report.html")
+    assert [h for h in page.headings if h in ("first", "_base", "live")] == ["first", "_base", "live"]
+    assert page.headings[0] == "3 runs compared"
+    assert "unfinished: round 30 of 60" in page.texts
+    assert [text for text in page.texts if text.strip() == "_base (head, density)"]  # in a legend
+
+
+def test_a_comparison_lists_only_the_settings_that_differ(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run("a"), make_run("b", method="fedavg", rounds=40)]
+    write_for(runs, tmp_path / "r")
+    page = read_page(tmp_path / "r" / "report.html")
+    assert page.headings[:3] == ["2 runs compared", "Results", "What differs"]
+    start = page.cells.index("Setting")
+    assert page.cells[start : start + 9] == [
+        *("Setting", "a", "b"), *("method.name", "feddrm", "fedavg"), *("rounds", "60", "40"),
+    ]  # fmt: skip
+    assert page.cells[start + 9] not in ("local_steps", "lr")  # what is the same is not there
+
+
+def test_names_from_files_are_escaped(make_run: MakeRun) -> None:
+    rng = np.random.default_rng(0)
+    bad = "<script>alert(1)<&'\">"
+    clients = {n: (rng.normal(size=(20, 3)), np.array([bad, "$x$"] * 10)) for n in ("<img src=x>", '病院 id="a" $y$')}
+    folder = make_run("a<b>", method="<script>", federation=Federation.from_arrays(clients))
+    evaluation = json.loads((folder / "evaluation.json").read_text())
+    evaluation["confusion"]["<b onclick=x>"] = [[1, 2], [3, 4]]
+    (folder / "evaluation.json").write_text(json.dumps(evaluation))
+    write_for([folder], folder)
+    page = read_page(folder / "report.html")
+    assert not {"img", "b"} & {tag for tag, _ in page.tags}
+    assert page.headings[0] == "a<b>"
+    shown = "".join(page.texts)
+    for name in (bad, *clients, "<b onclick=x>"):
+        assert name in shown
+
+
+def test_markup_in_client_and_class_names_stays_text(make_run: MakeRun, tmp_path: Path) -> None:
+    """A folder of samples cannot have such a client name, but a file of a run can."""
+    client, label = "<b>x</b>", "dog\" onload=\"alert(1)' a='"
+    folders = [make_run("first"), make_run("second")]
+    for folder in folders:
+        for name in ("evaluation.json", "data.json"):
+            content = json.loads((folder / name).read_text())
+            content["per_client" if name == "evaluation.json" else "clients"][0]["name"] = client
+            if name == "data.json":
+                content["classes"] = [label] * len(content["classes"])
+            (folder / name).write_text(json.dumps(content))
+    write_for(folders, tmp_path / "report")
+    page = read_page(tmp_path / "report" / "report.html")
+    assert "b" not in {tag for tag, _ in page.tags}
+    assert not any("alert" in key or "alert" in (value or "") for _, attrs in page.tags for key, value in attrs.items())
+    assert page.cells.count(client) == 2
+    assert client in page.texts  # below the bars
+    assert any(f"{client}: " in text and f"most of class {label}" in text for text in page.texts)
+
+
+def test_a_bare_unfinished_run_is_reported_and_labelled(make_run: MakeRun, tmp_path: Path) -> None:
+    folder = make_run("live", finished=False)
+    for name in ("evaluation.json", "data.json", "data.safetensors"):
+        (folder / name).unlink()
+    (folder / "metrics.jsonl").write_text('{"round": 3, "average_accuracy": 0.5, "loss": NaN}\n{"rou')
+    write_for([folder], folder)
+    page = read_page(folder / "report.html")
+    assert page.headings == ["live", "Results", "Training", "Settings"]
+    assert "unfinished: round 3 of 60" in page.texts
+    assert "50.00" in page.cells
+    write_for([folder], tmp_path / "again")
+    for name in FILES:
+        assert (folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+def test_many_clients_and_classes(make_run: MakeRun) -> None:
+    rng = np.random.default_rng(0)
+    clients = {f"site-{i}": (rng.normal(size=(60, 3)), np.arange(60) % 25) for i in range(41)}
+    folder = make_run("many", federation=Federation.from_arrays(clients))
+    write_for([folder], folder)
+    read_page(folder / "report.html")
+
+
+def test_a_failure_leaves_no_files_behind(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feddrm.report.report_page.report_page", lambda table: "page")  # drawn in other tests
+    good, bad = make_run("good"), make_run("bad")
+    (bad / "summary.json").write_text("{")
+    out = tmp_path / "out"
+    with pytest.raises(FeddrmError, match=r"summary.json is broken"):
+        write_for([good, bad], out)
+    assert not out.exists()
+    (out / "table.tex").mkdir(parents=True)
+    with pytest.raises(FeddrmError, match=r"cannot write .*table.tex \(a folder has this name\)"):
+        write_for([good], out)
+    assert [p.name for p in out.iterdir()] == ["table.tex"]
+    with pytest.raises(SettingError, match=r"is a file: name a folder"):
+        write_for([good], good / "config.yaml")
+    with pytest.raises(FeddrmError, match="cannot write"):
+        write_for([good], good / "config.yaml" / "deeper")
+    with pytest.raises(SettingError, match="name at least one run folder"):
+        report_table([])
+
+    def full(self: Path, content: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    before = sorted(good.iterdir())
+    with pytest.raises(FeddrmError, match=r"cannot write .*report.html \(No space left on device\): free the disk"):
+        write_for([good], good)
+    assert sorted(good.iterdir()) == before

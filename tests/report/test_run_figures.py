@@ -1,0 +1,89 @@
+"""Tests of the figures of runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from matplotlib.patches import Rectangle
+
+from feddrm.report import run_figures
+from feddrm.report.accuracy_measures import RULES, Measure
+from feddrm.report.run_record import ClientResult, RunRecord
+
+MakeRun = Callable[..., Path]
+
+
+def test_a_comparison_shows_only_the_main_rules(make_run: MakeRun) -> None:
+    """With a router there are a dozen rules: so many marks on one line would hide each other."""
+    folder = make_run("a")
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["system_accuracy"] |= {
+        rule: {"mean": 0.5 + i / 100, "std": None} for i, rule in enumerate([*RULES, "my_rule"])
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
+    records = [RunRecord.read(folder), RunRecord.read(make_run("b", method="fedavg"))]
+    figure = run_figures.comparison_figure(("a", "b"), records)
+    labels = [str(line.get_label()) for line in figure.axes[0].lines]
+    rules = ("vote", "head, density", "exact, density", "stacked", "global probe", "my rule")
+    assert labels == ["average", *(f"system ({rule})" for rule in rules), "global", "oracle"]
+    looks = [(line.get_color(), line.get_marker()) for line in figure.axes[0].lines]
+    assert len(set(looks)) == len(looks)
+
+
+def test_legends_fit_their_figures(make_run: MakeRun) -> None:
+    long = "a-rule-of-somebody-s-own-with-a-very-long-name"
+    folder = make_run("a")
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["system_accuracy"] |= {f"{long}-{i}": {"mean": 0.5, "std": None} for i in range(5)}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    record = RunRecord.read(folder)
+    for figure in (
+        run_figures.comparison_figure(("a",), [record]),
+        run_figures.comparison_curves([long * 2] * 5, [record] * 5),
+        run_figures.accuracy_figure(record),
+    ):
+        figure.draw_without_rendering()
+        (legend,) = figure.legends
+        assert legend.get_window_extent().x1 <= figure.bbox.x1
+
+
+def test_runs_differ_by_more_than_colour(make_run: MakeRun) -> None:
+    record = RunRecord.read(make_run("a"))
+    lines = run_figures.comparison_curves(list("abcd"), [record] * 4).axes[0].lines
+    assert len({line.get_linestyle() for line in lines}) == 4
+
+
+def test_long_names_do_not_shrink_the_diagram(make_run: MakeRun) -> None:
+    def height(name: str) -> float:
+        clients = [ClientResult(f"{name}{i}", 1, 1, {"own": 0.5}) for i in range(32)]
+        figure = run_figures.client_figure(clients)
+        figure.draw_without_rendering()
+        return figure.axes[0].get_window_extent().height
+
+    assert height("x" * 40) > 0.8 * height("x")
+
+
+def test_figures_show_the_numbers(make_run: MakeRun) -> None:
+    record = RunRecord.read(make_run("first"))
+    lines = {line.get_label(): line for line in run_figures.accuracy_figure(record).axes[0].lines}
+    rounds, values = record.curve(Measure("system", "vote"))
+    assert np.asarray(lines["system (vote)"].get_xdata()).tolist() == rounds
+    assert np.array_equal(np.asarray(lines["system (vote)"].get_ydata()), 100 * np.array(values))
+    assert set(lines) == {
+        *("average", "oracle", "global", "system (vote)", "system (head, density)", "system (head, posterior)")
+    }
+    looks = [(line.get_color(), line.get_linestyle()) for line in lines.values()]
+    assert len({look[0] for look in looks}) == len(looks)
+    (axes,) = run_figures.client_figure(record.clients).axes
+    heights = [bar.get_height() for bar in axes.patches if isinstance(bar, Rectangle)]
+    assert heights == [100 * (c.values["own"] or 0) for c in record.clients]
+    assert record.confusion is not None
+    panels = run_figures.confusion_figure([c.name for c in record.clients], record.confusion).axes
+    assert [axes.get_title() for axes in panels] == ["head, density", "head, posterior"]
+    shown = np.asarray(panels[0].images[0].get_array())
+    np.testing.assert_allclose(shown.sum(1), 100)
+    odd = run_figures.confusion_figure("ab", {rule: np.eye(2, dtype=np.int64) for rule in ("a", "b", "c")})
+    assert len(odd.axes) == 3

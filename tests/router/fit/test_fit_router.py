@@ -1,0 +1,83 @@
+"""What a router says of its own errors comes from samples that its fits had not seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from feddrm.data import Federation
+from feddrm.evaluation import Predictions, Queries, pooled_queries, system_accuracy
+from feddrm.router import FittedRouter, RouterSettings, fit_router
+from feddrm.router.evaluate import evaluate_router
+from feddrm.router.fit.calibration import STRANGER
+from feddrm.router.policy import by_rule, consult
+
+WIDTH, CLASSES = 150, 3
+
+
+def made(seed: int, *sizes: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """As many features as samples: a fit can learn its own samples by heart, and there is little else to learn."""
+    g = torch.Generator().manual_seed(seed)
+    found = {}
+    for client, size in enumerate(sizes):
+        x = torch.randn(size, WIDTH, generator=g)
+        x[:, 0] += 0.7 * client
+        found[f"site-{client}"] = x, torch.randint(CLASSES, (size,), generator=g)
+    return found
+
+
+@pytest.fixture(scope="module")
+def federation() -> Federation:
+    return Federation.from_arrays(made(0, 90, 50, 30), test=made(1, 1400, 800, 400))
+
+
+@pytest.fixture(scope="module")
+def fitted(federation: Federation) -> FittedRouter:
+    return fit_router(None, {}, federation, RouterSettings(features="raw"))
+
+
+@pytest.fixture(scope="module")
+def asked(federation: Federation) -> tuple[Queries, Predictions]:
+    queries = pooled_queries(federation, crop=False, seed=0, round=0)
+    logits = torch.randn(3, len(queries.labels), CLASSES, generator=torch.Generator().manual_seed(2))
+    return queries, Predictions(logits, queries.labels, queries.origin)
+
+
+@pytest.fixture(scope="module")
+def worth(federation: Federation, fitted: FittedRouter, asked: tuple[Queries, Predictions]) -> dict[str, Any]:
+    return evaluate_router(fitted, None, {}, *asked, federation.weights)
+
+
+def test_it_is_as_sure_as_it_may_be(worth: dict[str, Any]) -> None:
+    """On its own samples every fit is right and certain; a temperature from those would be far below one."""
+    assert worth["router"]["ece"] < 0.06
+
+
+@pytest.mark.parametrize("rule", ["density", "posterior"])
+@pytest.mark.parametrize("miss", [0.05, 0.1, 0.2])
+def test_sets_cover_what_they_promise(worth: dict[str, Any], rule: str, miss: float) -> None:
+    assert worth["router"]["conformal"][f"{rule}_{miss}"]["covered"] == pytest.approx(1 - miss, abs=0.05)
+
+
+def test_a_head_that_learned_noise_by_heart_is_not_trusted(fitted: FittedRouter) -> None:
+    """Labels say nothing here. Asked about its own samples a timid head is always right, and would be made loud."""
+    assert fitted.heads is not None
+    assert sum(fitted.heads.stacks["stacked"].weights.values()) < 0.5
+
+
+def test_clients_are_consulted_by_the_posterior(
+    fitted: FittedRouter, asked: tuple[Queries, Predictions], worth: dict[str, Any]
+) -> None:
+    queries, answers = asked
+    router = fitted.router
+    weights = by_rule(router.logits(queries.x.float()).double(), router.log_prior, "posterior")
+    mixed = consult(weights, answers.logits.double().log_softmax(-1))
+    assert worth["system_accuracy"]["consult_all"] == system_accuracy(mixed.argmax(-1), queries.labels)
+
+
+def test_nobody_of_the_federation_is_a_stranger(federation: Federation, fitted: FittedRouter) -> None:
+    rows = torch.cat([client.view(client.train.x) for client in federation.clients]).float()
+    strange = fitted.router.scaler(rows).square().mean(1)
+    assert fitted.router.calibration.unlike_above == pytest.approx(STRANGER * float(strange.max()), rel=1e-5)

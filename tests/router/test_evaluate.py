@@ -1,0 +1,79 @@
+"""The evaluation of a router without heads: accuracies, coverage and calibration in closed form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from feddrm.evaluation import Predictions, Queries, client_accuracy, confusion, routed_predictions, system_accuracy
+from feddrm.router import FittedRouter, Router
+from feddrm.router.evaluate import COVERAGES, _conformal, _selective, evaluate_router
+from feddrm.router.fit.cohort import Facts
+from feddrm.router.policy import by_rule, consult
+from feddrm.rules import RULES
+
+FACTS = Facts(("oslo", "lima", "kyoto"), (5, 3, 2), ("a", "b", "c"), (1, 8, 8), ((0.5,), (0.5,)))
+CLASSES, WEIGHTS = 3, torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+
+
+@pytest.fixture
+def predictions(images: torch.Tensor) -> Predictions:
+    g = torch.Generator().manual_seed(3)
+    count = len(images)
+    origin = torch.arange(count) % 3
+    return Predictions(
+        torch.randn(3, count, CLASSES, generator=g), torch.randint(CLASSES, (count,), generator=g), origin
+    )
+
+
+@pytest.fixture
+def measured(router: Router, images: torch.Tensor, predictions: Predictions) -> dict[str, Any]:
+    fitted = FittedRouter(router, None, {}, {}, FACTS)
+    test = Queries(router.inputs(images), predictions.labels, predictions.origin)
+    return evaluate_router(fitted, router.net, router.leaves, test, predictions, WEIGHTS)
+
+
+def test_every_rule_has_its_accuracies(measured, router, images, predictions):
+    logits = router.logits(router.features(images)).double()
+    for rule in RULES:
+        routes = by_rule(logits, WEIGHTS.log(), rule).argmax(1)
+        name = f"exact_{rule}"
+        right = system_accuracy(routed_predictions(predictions.logits, routes), predictions.labels)
+        assert measured["system_accuracy"][name] == right
+        assert measured["client_accuracy"][name] == client_accuracy(logits, predictions.origin, WEIGHTS, rule)
+        assert measured["confusion"][name] == confusion(routes, predictions.origin, 3).tolist()
+
+
+def test_mixtures_use_the_posterior_weights(measured, router, images, predictions):
+    logits = router.logits(router.features(images)).double()
+    weights = by_rule(logits, router.log_prior, "posterior")
+    published = predictions.logits.double().log_softmax(-1)
+    for name, k in (("consult_2", 2), ("consult_all", None)):
+        right = system_accuracy(consult(weights, published, k).argmax(-1), predictions.labels)
+        assert measured["system_accuracy"][name] == right
+
+
+def test_without_heads_there_are_no_figures_of_heads(measured):
+    assert measured["refit_oracle_accuracy"] is None
+    assert not [
+        name for name in measured["system_accuracy"] if name.startswith(("refit", "joint", "stacked", "global"))
+    ]
+    assert measured["router"]["temperature"] == 1.3
+
+
+def test_coverage_answers_the_most_confident_queries_first():
+    mixture = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.45, 0.55]]).log()
+    rows = _selective(mixture, torch.tensor([0, 1, 1, 0]))  # right, right, wrong, wrong in order of confidence
+    assert [row["coverage"] for row in rows] == list(COVERAGES)
+    accuracy = {row["coverage"]: row["accuracy"] for row in rows}
+    assert accuracy[0.5] == 1.0
+    assert accuracy[0.8] == pytest.approx(2 / 3)
+    assert accuracy[1.0] == 0.5
+
+
+def test_conformal_sets_are_counted_by_rule_and_miss():
+    log_weights = {"density": torch.tensor([[0.7, 0.3], [0.4, 0.6]]).log()}
+    counted = _conformal({"density_0.1": 0.5, "density_0.2": 0.25}, log_weights, torch.tensor([0, 0]))
+    assert counted == {"density_0.1": {"covered": 0.5, "size": 1.0}, "density_0.2": {"covered": 1.0, "size": 2.0}}

@@ -1,0 +1,81 @@
+"""Clients join and leave a router."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from feddrm.data import Federation
+from feddrm.router import Router, RouterSettings, fit_router, join, join_client, leave
+from feddrm.router.solver.client_statistics import Sample
+from feddrm.router.solver.problem import Problem
+from feddrm.router.solver.solve import moments_of, scaler_of, solve
+from refusal import refused
+
+
+def test_leaving_is_exact(router: Router, images: torch.Tensor) -> None:
+    without = leave(router, "lima")
+    assert without.names == ("oslo", "kyoto")
+    assert torch.allclose(
+        without.route(images).probabilities,
+        router.route(images, available=["oslo", "kyoto"]).probabilities[:, [0, 2]],
+        atol=1e-6,
+    )
+    assert torch.allclose(without.log_prior.exp(), torch.tensor([5 / 7, 2 / 7]))
+    with refused("unknown client 'rome'"):
+        leave(router, "rome")
+    with refused("one client alone"):
+        leave(without, "oslo")
+
+
+@pytest.mark.parametrize("newcomer", [40, 200])
+def test_joining_ends_where_a_fit_from_nothing_does_and_sooner(newcomer: int) -> None:
+    g = torch.Generator().manual_seed(1)
+    raw = [
+        torch.randn(n, 8, generator=g, dtype=torch.float64) + torch.randn(8, generator=g, dtype=torch.float64)
+        for n in (120, 80, newcomer)
+    ]
+    scaler = scaler_of(raw[:2])
+    samples = [Sample(scaler(x), torch.full((len(x),), i)) for i, x in enumerate(raw)]
+    before = solve(
+        Problem(2, 8, 1e-3), samples[:2], moments_of([s.x for s in samples[:2]]), rounds=300, tolerance=1e-13
+    )
+    problem, whitening = Problem(3, 8, 1e-3), moments_of([s.x for s in samples])
+    joined = join(before.point, problem, samples, whitening, rounds=300, tolerance=1e-13)
+    refit = solve(problem, samples, whitening, rounds=300, tolerance=1e-13)
+    assert joined.converged
+    assert (joined.point - refit.point).abs().max() < 1e-4
+    assert abs(joined.loss - refit.loss) < 1e-9
+
+
+def made_rows(names: tuple[str, ...], samples: int = 60) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Clients whose rows differ in their means."""
+    g = torch.Generator().manual_seed(2)
+    means = 0.8 * torch.randn(4, 6, generator=g)
+    return {
+        name: (torch.randn(samples + 20 * i, 6, generator=g) + means[i], torch.arange(samples + 20 * i) % 2)
+        for i, name in enumerate(names)
+    }
+
+
+def test_a_client_that_joined_is_routed_as_by_a_fit_of_all_clients() -> None:
+    rows = made_rows(("oslo", "lima", "kyoto", "quito"))
+    settings = RouterSettings(features="raw", heads=False, rounds=300, tolerance=1e-12)
+    three = Federation.from_arrays({name: rows[name] for name in ("oslo", "lima", "kyoto")}, seed=1)
+    four = Federation.from_arrays(rows, seed=1)
+    before = fit_router(None, {}, three, settings)
+    ridge = before.chosen["router"]["ridge"]
+    joined = join_client(before.router, four, ridge, settings)
+    assert joined.names == four.names
+    assert torch.equal(joined.scaler.mean, before.router.scaler.mean), "features keep their scale"
+    samples = [Sample(joined.scaler(c.train.x), torch.full((len(c.train),), i)) for i, c in enumerate(four.clients)]
+    whitening = moments_of([s.x for s in samples])
+    refit = solve(Problem(4, 6, ridge), samples, whitening, rounds=300, tolerance=1e-12)
+    torch.testing.assert_close(joined.weight, refit.point[:, :-1].float(), rtol=0, atol=2e-3)
+    queries = torch.cat([c.test.x for c in four.clients])
+    logits = joined.scaler(queries).double() @ refit.point[:, :-1].T + refit.point[:, -1]
+    same = joined.route(queries, rule="posterior").probabilities.argmax(1) == logits.argmax(1)
+    assert same.double().mean() > 0.98
+    assert joined.calibration.temperature != before.router.calibration.temperature
+    with refused("oslo, lima, kyoto", "the new one last"):
+        join_client(before.router, three, ridge)

@@ -1,0 +1,51 @@
+"""The settings of a router's fit, and how samples are held out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feddrm.router.settings import Holdout, RouterSettings
+from refusal import refused
+
+
+def test_parts_cover_all_samples_and_copies_share_theirs() -> None:
+    part = Holdout(5, 5).draw(0, 40, seed=1)
+    assert sorted(set(part.tolist())) == [0, 1, 2, 3, 4]
+    assert len(part) == 40
+    doubled = Holdout(5, 5).draw(0, 10, seed=1, copies=2)
+    assert torch.equal(doubled[:10], doubled[10:])
+    assert not torch.equal(Holdout(5, 5).draw(0, 40, seed=1), Holdout(5, 5).draw(1, 40, seed=1))
+
+
+@given(size=st.integers(1, 60), parts=st.integers(2, 16), seed=st.integers(0, 5))
+def test_the_number_of_remaining_samples_is_known_without_drawing(size: int, parts: int, seed: int) -> None:
+    holdout = Holdout(parts, parts)
+    part = holdout.draw(3, size, seed)
+    for fold in range(parts):
+        assert holdout.remaining(size, fold) == int((part != fold).sum())
+    assert holdout.remaining(size, None) == size
+
+
+def test_large_federations_hold_out_one_part() -> None:
+    assert Holdout.suggested(500) == Holdout(5, 5)
+    assert Holdout.suggested(42_000) == Holdout(16, 1)
+    assert Holdout(5, 5).at_most(2) == Holdout(5, 2)
+    with refused("holdout of 3 of 2 parts"):
+        Holdout(2, 3).check()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"crops": 0}, {"rounds": 0}, {"path_rounds": 0}, {"tolerance": -1.0}, {"features": "colou"}],
+)
+def test_settings_that_cannot_be_fitted_are_refused(settings: dict[str, object]) -> None:
+    with refused(str(next(iter(settings.values())))):
+        RouterSettings(**settings).check()  # type: ignore[arg-type]
+
+
+def test_crops_default_to_eight_on_a_gpu() -> None:
+    assert [RouterSettings().crops_on(torch.device(kind)) for kind in ("cpu", "cuda")] == [1, 8]
+    assert RouterSettings(crops=3).crops_on(torch.device("cpu")) == 3

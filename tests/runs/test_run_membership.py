@@ -1,0 +1,126 @@
+"""Clients that leave a run's router: the new artifact decides, answers and serves as if they had never been in it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from numpy.typing import NDArray
+
+from feddrm.data import Federation
+from feddrm.methods import Method
+from feddrm.router import leave, load_heads, load_router, read_manifest
+from feddrm.router.fit.head_problems import joint_classes
+from feddrm.router.solver.client_statistics import logits_at
+from feddrm.runs import Run, RunFolder, train
+from feddrm.runs.run_membership import TRAINED_CLIENTS, leave_run_router
+from feddrm.serve.predictor.predictor import Predictor
+from refusal import refused
+from runs.conftest import SMALL
+
+
+@pytest.fixture(scope="module")
+def fitted(digits: Federation, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    run = train(digits, "feddrm", out=tmp_path_factory.mktemp("runs") / "run", **SMALL)
+    run.fit_router(joint=True)
+    return run.folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_new_artifact_is_the_router_without_the_client(
+    fitted: RunFolder, digits: Federation, tmp_path: Path
+) -> None:
+    before = contents(fitted.path)
+    remaining = leave_run_router(fitted, ["negative"], tmp_path / "smaller")
+    assert remaining.names == ("flatbed", "fax")
+    assert contents(fitted.path) == before
+    samples = torch.cat([client.test.x for client in digits.clients])
+    again, expected = load_router(tmp_path / "smaller"), leave(load_router(fitted.router), "negative")
+    for rule in ("density", "posterior"):
+        decided = again.route(samples, rule=rule).probabilities
+        assert torch.equal(decided, expected.route(samples, rule=rule).probabilities)
+    old, new = read_manifest(fitted.router), read_manifest(tmp_path / "smaller")
+    assert new["notes"] == {**old["notes"], TRAINED_CLIENTS: ["flatbed", "negative", "fax"]}
+    for key in ("format", "features", "model", "classes", "input", "calibration"):
+        assert new[key] == old[key]
+
+
+def test_the_heads_stay_and_the_joint_model_loses_the_client_s_rows(fitted: RunFolder, tmp_path: Path) -> None:
+    leave_run_router(fitted, ["negative"], tmp_path / "smaller")
+    old, new = load_heads(fitted.router), load_heads(tmp_path / "smaller")
+    assert set(old) == set(new) == {"mean", "scale", "probe", "joint"}
+    for name in ("mean", "scale", "probe"):
+        assert torch.equal(old[name], new[name])
+    x = torch.randn(5, len(old["mean"]), generator=torch.Generator().manual_seed(0))
+    pairs = logits_at(x, old["joint"]).view(5, 3, 10)[:, [0, 2]].flatten(1)
+    assert torch.allclose(joint_classes(logits_at(x, new["joint"]), 2), joint_classes(pairs, 2), atol=1e-5)
+
+
+def test_the_run_s_own_router_can_be_replaced(fitted: RunFolder, tmp_path: Path) -> None:
+    shutil.copytree(fitted.path, tmp_path / "copy")
+    folder = RunFolder(tmp_path / "copy")
+    leave_run_router(folder, ["fax"])
+    assert Run.open(folder.path).router().names == ("flatbed", "negative")
+    changed = {name for name, content in contents(folder.path).items() if content != contents(fitted.path)[name]}
+    assert changed == {"router/manifest.json", "router/router.safetensors", "router/heads.safetensors"}
+    with folder.alone(), refused("another process is at work in"):
+        leave_run_router(folder, ["flatbed"])
+
+
+def test_the_remaining_clients_are_served_as_before(digits: Federation, tmp_path: Path) -> None:
+    """FedPAC as first published sends every client its own mixture of heads, addressed by its number in training."""
+    run = train(digits, Method.make("fedpac", variant="original"), out=tmp_path / "run", **SMALL)
+    run.fit_router(digits, heads=False, features="raw")
+    samples = [("inputs", digits.clients[2].test.x.numpy())]
+
+    def answer() -> NDArray[np.float64]:
+        return Predictor.load(run.folder.client("fax").path)(samples)[0]
+
+    before = answer()
+    leave_run_router(run.folder, ["flatbed"])
+    assert np.array_equal(answer(), before)
+
+
+def test_a_demo_starts_the_remaining_clients_only(
+    fitted: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = pytest.importorskip("feddrm.serve.server", reason="pip install 'feddrm[serve]' to run this")
+    monkeypatch.setattr(server, "_demo_client", lambda *_: None)
+    shutil.copytree(fitted.path, tmp_path / "copy")
+    leave_run_router(RunFolder(tmp_path / "copy"), ["negative"])
+    with server.demo_clients(tmp_path / "copy") as clients:
+        assert set(yaml.safe_load(clients.read_text())) == {"flatbed", "fax"}
+
+
+def test_the_order_of_training_is_kept_when_clients_leave_one_after_another(tmp_path: Path) -> None:
+    rows = [[j / 9, j % 2] for j in range(20)]
+    clients = {name: (np.array(rows) + i, [j % 2 for j in range(20)]) for i, name in enumerate("abcd")}
+    federation = Federation.from_arrays(clients)
+    run = train(federation, "fedavg", out=tmp_path / "run", **SMALL)
+    run.fit_router(federation, heads=False)
+    for name in ("a", "c"):
+        leave_run_router(run.folder, [name])
+    assert run.router().names == ("b", "d")
+    assert read_manifest(run.folder.router)["notes"][TRAINED_CLIENTS] == ["a", "b", "c", "d"]
+
+
+def test_several_clients_may_leave_but_two_stay(fitted: RunFolder, tmp_path: Path) -> None:
+    with refused("'fax' cannot leave: one client alone needs no router"):
+        leave_run_router(fitted, ["negative", "fax"], tmp_path / "none")
+    with refused("unknown client 'rome' (there are: flatbed, negative, fax)"):
+        leave_run_router(fitted, ["rome"], tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_folder_with_other_files_is_refused(fitted: RunFolder, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    for out in (tmp_path, tmp_path / "thesis.txt", fitted.router):
+        with refused("is not an empty folder: choose another --out, or change the run with --in-place"):
+            leave_run_router(fitted, ["fax"], out)

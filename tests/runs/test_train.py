@@ -1,0 +1,109 @@
+"""``feddrm.train``: what it writes, what it refuses, and that the settings alone decide its result."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from feddrm.data import Dataset, Federation
+from feddrm.errors import FeddrmError
+from feddrm.methods import FedDRM, Method
+from feddrm.runs import train
+from refusal import refused
+from runs.conftest import SMALL, files
+
+
+def test_a_run_folder_holds_summary_config_metrics_and_evaluation(digits: Federation, tmp_path: Path) -> None:
+    run = train(digits, "feddrm", out=tmp_path / "run", **SMALL)
+    assert run.summary is not None
+    assert set(run.summary) >= {
+        "average_accuracy", "oracle_accuracy", "global_accuracy", "client_accuracy", "system_accuracy",
+        "window", "rounds", "seconds", "hardware", "versions", "date",
+    }  # fmt: skip
+    assert set(run.summary["system_accuracy"]) == {"vote", "head_density", "head_posterior"}
+    assert set(run.summary["seconds"]) == {"train", "evaluate", "total"}
+    assert all(0 <= v["mean"] <= 1 for v in run.summary["system_accuracy"].values())
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert config["method"] == {"name": "feddrm", "lam": 0.9}
+    assert config["data"]["name"] == "digits"
+    assert config["rounds"] == 4
+    rounds = [entry["round"] for entry in run.metrics()]
+    assert rounds[-1] == 4
+    evaluation = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    for i, row in enumerate(evaluation["confusion"]["head_density"]):
+        assert sum(row) == len(digits.clients[i].test)
+    assert [row["name"] for row in evaluation["per_client"]] == list(digits.names)
+
+
+def test_the_same_seed_gives_the_same_files(digits: Federation, tmp_path: Path) -> None:
+    for name in "ab":
+        train(digits, "feddrm", out=tmp_path / name, **SMALL)
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+    train(digits, "feddrm", out=tmp_path / "c", **{**SMALL, "seed": 4})
+    assert files(tmp_path / "a")["metrics.jsonl"] != files(tmp_path / "c")["metrics.jsonl"]
+
+
+def test_the_number_of_threads_changes_no_bit(digits: Federation, tmp_path: Path) -> None:
+    for threads in (1, 3):
+        train(digits, "feddrm", out=tmp_path / str(threads), threads=threads, **SMALL)
+    one, three = files(tmp_path / "1"), files(tmp_path / "3")
+    assert one.pop("config.yaml") != three.pop("config.yaml")
+    assert one == three
+
+
+def test_a_run_is_resumed_with_more_threads(digits: Federation, tmp_path: Path) -> None:
+    def interrupt(played: Any, metrics: Any, rounds: int) -> None:
+        if played.state.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(digits, "feddrm", out=tmp_path / "cut", on_round=interrupt, threads=1, **SMALL)
+    train(digits, "feddrm", out=tmp_path / "cut", threads=2, **SMALL)
+    train(digits, "feddrm", out=tmp_path / "whole", threads=1, **SMALL)
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+
+
+def test_metrics_name_the_clients_that_answered(digits: Federation, tmp_path: Path) -> None:
+    run = train(digits, "feddrm", out=tmp_path, participation=0.5, evaluation={"every": 1}, **SMALL)
+    assert all(len(entry["answered"]) == 2 for entry in run.metrics())
+    assert len({tuple(entry["answered"]) for entry in run.metrics()}) > 1
+
+
+def test_settings_may_be_numpy_numbers(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2
+    arrays = {"oslo": (x, y), "lima": (x + 1, y)}
+    federation = Federation.from_arrays(arrays, seed=np.int64(3), test_fraction=np.float64(0.5))
+    run = train(federation, "fedavg", out=tmp_path / "run", rounds=1)
+    assert (run.config["data"]["seed"], run.config["data"]["test_fraction"]) == (3, 0.5)
+
+
+def test_data_settings_with_a_federation_are_refused(digits: Federation, tmp_path: Path) -> None:
+    with refused("data_settings are for data given by name"):
+        train(digits, "fedavg", out=tmp_path / "run", data_settings={"clients": 3}, **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"method": "fedavgg"}, "unknown method 'fedavgg'; did you mean 'fedavg'"),
+        ({"method": FedDRM(lam=1.5), "rounds": 3}, "lam=1.5"),
+        ({"method": Method.make("fedavgft", tuning=9), "rounds": 3}, "9 fine-tuning rounds do not fit into 3 rounds"),
+        ({"model": "resnet"}, "unknown model 'resnet'; did you mean 'resnet18'"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"lr": -1.0}, "lr=-1.0"),
+        ({"round": 3}, "no training setting 'round'; did you mean 'rounds'"),
+        ({"participation": 0.0}, "participation=0.0"),
+    ],
+)
+def test_impossible_settings_are_refused_before_data_is_loaded(
+    settings: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Dataset.find("digits"), "load", lambda _: pytest.fail("data were loaded"))
+    with pytest.raises(FeddrmError, match=says):
+        train("digits", out=tmp_path / "run", **settings)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,199 @@
+"""The training session: interrupted and killed runs, checkpoints, divergence, the summary."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import feddrm
+from feddrm.data import Federation
+from feddrm.engine import load_state
+from feddrm.errors import FeddrmError
+from feddrm.runs import Run, train, training_session
+from feddrm.runs.training_session import TrainingSession
+from runs.conftest import SMALL, files
+
+
+@pytest.mark.parametrize("method", ["feddrm", "fedavgft", "fedala"])
+def test_a_run_stopped_after_any_round_resumes_bit_for_bit(
+    method: str, digits: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {**SMALL, "evaluation": {"window": 2, "every": 1}}
+    train(digits, method, out=tmp_path / "whole", **settings)
+
+    class Cut(Exception):
+        pass
+
+    for cut in (1, 2, 3):
+
+        def stop(played: Any, metrics: Any, rounds: int, cut: int = cut) -> None:
+            if played.state.round == cut:
+                raise Cut
+
+        out = tmp_path / f"cut{cut}"
+        monkeypatch.setattr(training_session, "CHECKPOINT_SECONDS", -1.0 if cut == 2 else 1e9)
+        monkeypatch.setattr(training_session, "CHECKPOINT_SHARE", 1e9)
+        with pytest.raises(Cut):
+            train(digits, method, out=out, on_round=stop, **settings)
+        assert not (out / "summary.json").exists()
+        with (out / "metrics.jsonl").open("ab") as file:
+            file.write(b'{"round": 99, "lo')  # as a crash in the middle of a line leaves it
+        train(digits, method, out=out, **settings)
+        assert files(out) == files(tmp_path / "whole")
+
+
+def test_ctrl_c_saves_the_last_whole_round(digits: Federation, tmp_path: Path) -> None:
+    def interrupt(played: Any, metrics: Any, rounds: int) -> None:
+        if played.state.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(digits, "fedavg", out=tmp_path / "cut", on_round=interrupt, **SMALL)
+    assert load_state(tmp_path / "cut" / "checkpoint" / "state.safetensors").round == 2
+    train(digits, "fedavg", out=tmp_path / "cut", **SMALL)
+    train(digits, "fedavg", out=tmp_path / "whole", **SMALL)
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+
+
+def test_ctrl_c_during_an_evaluation_loses_no_round(
+    digits: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {**SMALL, "evaluation": {"window": 2, "every": 1}}
+    whole = train(digits, "fedavg", out=tmp_path / "whole", **settings)
+    really = TrainingSession.predictions
+
+    def interrupted(self: Any, state: Any) -> Any:
+        if state.round == 3:
+            raise KeyboardInterrupt
+        return really(self, state)
+
+    monkeypatch.setattr(TrainingSession, "predictions", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(digits, "fedavg", out=tmp_path / "cut", **settings)
+    monkeypatch.setattr(TrainingSession, "predictions", really)
+    cut = train(digits, "fedavg", out=tmp_path / "cut", **settings)
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+    assert cut.summary is not None
+    assert whole.summary is not None
+    assert cut.summary["average_accuracy"] == whole.summary["average_accuracy"]
+
+
+@pytest.mark.parametrize(("took", "rounds"), [(0.0, [22, 43, 50]), (1.23, [22, 47, 50])])
+def test_checkpoints_take_a_twentieth_of_the_time_at_most(
+    took: float, rounds: list[int], digits: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One second a round by this clock: a save every 20 seconds, or 24.6 seconds after one that took 1.23."""
+    now, saved = [0.0], []
+
+    def save(folder: Any, state: Any) -> None:
+        saved.append(state.round)
+        now[0] += took
+
+    def tick(*_: Any) -> None:
+        now[0] += 1.0
+
+    monkeypatch.setattr(training_session.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(training_session.RunFolder, "save", save)
+    train(digits, "fedavg", out=tmp_path, on_round=tick, **{**SMALL, "rounds": 50})
+    assert saved == rounds
+
+
+def test_a_process_killed_at_any_moment_resumes_bit_for_bit(tmp_path: Path) -> None:
+    """A real process, killed several times at arbitrary moments, ends with the same files."""
+    words = "train --data digits --clients 3 --method feddrm --rounds 12 --local-steps 2 --batch-size 16 --seed 3"
+    words += " --window 12 --set model.hidden=[16] --model mlp"
+    script = (
+        "import sys; from feddrm.runs import training_session as session; "
+        "session.CHECKPOINT_SECONDS, session.CHECKPOINT_SHARE = 0.0, 1e9; "
+        f"sys.argv = ['feddrm', *{words.split()!r}, '--out', sys.argv[1]]; from feddrm.cli import main; main()"
+    )
+
+    def start(out: Path) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-c", script, str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    assert start(tmp_path / "whole").wait() == 0
+    out, kills = tmp_path / "killed", 0
+    for pause in (0.0, 0.05, 0.11, 0.02):
+        process = start(out)
+        seen = (out / "metrics.jsonl").stat().st_size if (out / "metrics.jsonl").exists() else 0
+        while process.poll() is None:
+            if (out / "metrics.jsonl").exists() and (out / "metrics.jsonl").stat().st_size > seen:
+                time.sleep(pause)
+                os.kill(process.pid, signal.SIGKILL)
+                break
+            time.sleep(0.005)
+        kills += process.wait() == -signal.SIGKILL
+    assert kills >= 2, "the run must really have been killed before it was done"
+    assert start(out).wait() == 0
+    assert files(out) == files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("rounds", "steps", "lr"), [(5, 2, 1e30), (1, 1, 1e300)])  # by the loss, by a parameter
+def test_a_run_that_diverges_stops_and_writes_no_invalid_number(
+    rounds: int, steps: int, lr: float, digits: Federation, tmp_path: Path
+) -> None:
+    settings = {**SMALL, "rounds": rounds, "local_steps": steps, "lr": lr, "evaluation": {"every": 1}}
+    for _ in range(2):  # the same command resumes there and fails alike
+        with pytest.raises(FeddrmError, match=r"loss is not finite after round \d: lower --lr \(it is 1e\+30"):
+            train(digits, "fedavg", out=tmp_path / "run", **settings)
+    run = Run.open(tmp_path / "run")
+    assert run.summary is None
+    text = (tmp_path / "run" / "metrics.jsonl").read_text() if (tmp_path / "run" / "metrics.jsonl").exists() else ""
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    state = load_state(tmp_path / "run" / "checkpoint" / "state.safetensors")
+    assert state.round == len(run.metrics()) < rounds
+
+
+def test_a_full_disk_is_one_error_line_and_the_run_resumes_later(
+    digits: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = os.fsync, 0
+
+    def full(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(FeddrmError, match=r"cannot write .* \(No space left on device\): free the disk"):
+        train(digits, "feddrm", out=tmp_path / "run", **SMALL)
+    monkeypatch.setattr(os, "fsync", real)
+    train(digits, "feddrm", out=tmp_path / "run", **SMALL)
+    train(digits, "feddrm", out=tmp_path / "whole", **SMALL)
+    assert files(tmp_path / "run") == files(tmp_path / "whole")
+
+
+def test_the_summary_averages_tuned_models_only(tmp_path: Path) -> None:
+    run = feddrm.train("digits", "fedavgft", rounds=9, out=tmp_path / "run", evaluation={"every": 1})
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    tuned = [line["average_accuracy"] for line in lines if line["stage"] == "tune"]
+    assert run.summary is not None
+    assert 0 < len(tuned) == run.summary["window"] < 5  # five rounds at least are looked at
+    assert run.summary["average_accuracy"]["mean"] == pytest.approx(sum(tuned) / len(tuned))
+
+
+def test_the_figures_per_client_add_up_to_the_pooled_vote(tmp_path: Path) -> None:
+    run = feddrm.train("digits", "local", rounds=2, out=tmp_path / "run", evaluation={"ties": "cuda"})
+    detail = json.loads((run.path / "evaluation.json").read_text())
+    rows = detail["per_client"]
+    last = json.loads((run.path / "metrics.jsonl").read_text().splitlines()[-1])
+    pooled = sum(row["test"] * row["vote"] for row in rows) / sum(row["test"] for row in rows)
+    assert pooled == pytest.approx(last["system_accuracy"]["vote"])
+    votes = detail["votes"]
+    assert votes["cuda"] == last["system_accuracy"]["vote"]
+    assert votes["smallest"] != votes["cuda"]  # a vote in which ties decide
+    assert max(votes["smallest"], votes["cuda"]) < votes["leading"]
+    assert abs(votes["smallest"] - votes["cuda"]) < votes["tied"]

@@ -1,0 +1,16 @@
+"""Errors: the exit code of each kind."""
+
+from __future__ import annotations
+
+import pytest
+
+from feddrm.errors import FeddrmError, InterruptedRunError, SettingError
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(FeddrmError("x"), 1), (SettingError("x"), 2), (InterruptedRunError(), 130)]
+)
+def test_every_error_is_a_feddrm_error_with_its_exit_code(error: FeddrmError, code: int) -> None:
+    assert isinstance(error, FeddrmError)
+    assert error.exit_code == code
+    assert "\n" not in str(error)
