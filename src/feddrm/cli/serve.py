@@ -11,7 +11,6 @@ import typer
 
 from feddrm.cli.output import JsonFlag, print_json, print_table
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.io.run_files import ROUTER_FOLDER
 from feddrm.rules import RULES_HELP
 
 Host = Annotated[str | None, typer.Option(help="Address to listen on (default: this machine only).")]
@@ -53,7 +52,6 @@ def serve(
         from feddrm.serve.app import build_gateway
         from feddrm.serve.server import address, bind, demo_clients, run_app
         from feddrm.serve.settings import GatewaySettings, make_settings
-    from feddrm.router import read_manifest
 
     if demo and clients is not None:
         raise SettingError("--demo starts its own clients: leave out --clients")
@@ -63,7 +61,6 @@ def serve(
         "rule": rule, "coverage": coverage, "rate": rate, "log_level": log_level,
     }  # fmt: skip
     settings = make_settings(GatewaySettings, clients=clients, **given)
-    read_manifest(run / ROUTER_FOLDER)  # a run without a router is an error before any process starts
     summary = _dataset_summary(run)
     facts = None if summary is None else summary.facts
     gallery = summary.gallery if summary is not None and samples else None

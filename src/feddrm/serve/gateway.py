@@ -15,7 +15,7 @@ from pathlib import Path
 from starlette.requests import Request
 
 from feddrm.errors import FeddrmError
-from feddrm.io.run_files import ROUTER_FOLDER
+from feddrm.io.run_files import RunFiles
 from feddrm.router import read_manifest
 from feddrm.router.router import ONE_SCALE
 from feddrm.serve.auth import ApiKeys
@@ -71,7 +71,7 @@ class Gateway:
 
     @property
     def folder(self) -> Path:
-        return self.run / ROUTER_FOLDER
+        return RunFiles(self.run).router
 
     def _load(self) -> LoadedRouter:
         """Read the artifact. Its clients must include those of ``clients.yaml``, and its classes must be ours."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feddrm.engine import largest_product
+from feddrm.engine.kernels import largest_product
 from feddrm.errors import FeddrmError
 from feddrm.router import Decision, Router, load_router, read_manifest
 from feddrm.router.artifact import MANIFEST

@@ -20,7 +20,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from feddrm.errors import FeddrmError
-from feddrm.io.run_files import CLIENTS_FOLDER, ROUTER_FOLDER
+from feddrm.io.run_files import RunFiles
 from feddrm.io.text import yaml_bytes
 from feddrm.router import read_manifest
 from feddrm.serve.http.connection import connection_class
@@ -91,8 +91,9 @@ def run_app(app: ASGIApp, settings: HttpSettings, sock: socket.socket) -> None:
 @contextlib.contextmanager
 def demo_clients(run: Path) -> Iterator[Path]:
     """Start a predictor for every client of a run, each in its own process; yields their clients.yaml."""
-    names = read_manifest(run / ROUTER_FOLDER)["clients"]  # some clients of the training may have left the router
-    folders = sorted(path for path in (run / CLIENTS_FOLDER).glob("*") if path.is_dir() and path.name in names)
+    files = RunFiles(run)
+    names = read_manifest(files.router)["clients"]  # some clients of the training may have left the router
+    folders = sorted(path for path in files.clients.glob("*") if path.is_dir() and path.name in names)
     if not folders:
         raise FeddrmError(
             f"{run} has no clients to start: train it with 'feddrm train'; start the clients of a deployed federation "

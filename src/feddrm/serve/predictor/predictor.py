@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.io.run_files import CONFIG, FACTS, PRIVATE, PRIVATE_HEAD, ROUTER_FOLDER, SCALE, SHARED
+from feddrm.io.run_files import ClientFiles, RunFiles
 from feddrm.io.tensors import read_tensors, split_slots
 from feddrm.io.text import broken, read_json, read_yaml
 from feddrm.methods import Method
@@ -59,14 +59,16 @@ class Predictor:
             raise SettingError(f"answer '{answer}'{nearest(answer, ANSWERS)}: choose {' or '.join(ANSWERS)}")
         folder = folder.resolve()
         run = folder.parent.parent if run is None else run
-        if not (folder / PRIVATE).is_file():
-            raise FeddrmError(f"{folder} is no client's folder (it has no {PRIVATE}): give RUN/clients/NAME")
-        manifest, router = read_manifest(run / ROUTER_FOLDER), load_router(run / ROUTER_FOLDER)
+        client, files = ClientFiles(folder), RunFiles(run)
+        if not client.private_file.is_file():
+            missing = client.private_file.name
+            raise FeddrmError(f"{folder} is no client's folder (it has no {missing}): give RUN/clients/NAME")
+        manifest, router = read_manifest(files.router), load_router(files.router)
         if folder.name not in router.names:
             raise FeddrmError(f"the router knows no client '{folder.name}' (there are: {', '.join(router.names)})")
-        router = with_own_scale(router, folder)
+        router = with_own_scale(router, client)
         kind = TrainedHead if answer == "trained" else RefitHead
-        head = kind.load(folder, run, manifest, router)
+        head = kind.load(client, files, manifest, router)
         number = int(manifest["classes"])
         named = known_classes(run, number) is not None
         return cls(folder.name, answer, class_names(run, number), router, head, named)
@@ -93,19 +95,19 @@ class TrainedHead:
     takes_features: bool
 
     @classmethod
-    def load(cls, folder: Path, run: Path, manifest: Mapping[str, Any], router: Router) -> TrainedHead:
-        private = split_slots(read_tensors(folder / PRIVATE, COPY_AGAIN))
-        method, model = _method_and_model(run / CONFIG)
-        if (folder / SHARED).is_file():
-            received = read_tensors(folder / SHARED, COPY_AGAIN)
+    def load(cls, client: ClientFiles, run: RunFiles, manifest: Mapping[str, Any], router: Router) -> TrainedHead:
+        private = split_slots(read_tensors(client.private_file, COPY_AGAIN))
+        method, model = _method_and_model(run.config_file)
+        if client.shared_file.is_file():
+            received = read_tensors(client.shared_file, COPY_AGAIN)
         else:
-            shared = read_tensors(run / ROUTER_FOLDER / SHARED, COPY_AGAIN)
-            received = method.send(shared, trained_clients(manifest).index(folder.name))
+            number = trained_clients(manifest).index(client.path.name)
+            received = method.send(read_tensors(run.shared_file, COPY_AGAIN), number)
         leaves = method.serve(received, private)
         net = _build(model, router, manifest, leaves)
         missing = [leaf for leaf, _ in net.named_parameters() if leaf not in leaves]
         if missing:
-            raise FeddrmError(f"{folder} and {run / ROUTER_FOLDER} lack leaf '{missing[0]}': {COPY_AGAIN}")
+            raise FeddrmError(f"{client.path} and {run.router} lack leaf '{missing[0]}': {COPY_AGAIN}")
         own_trunk = any(is_trunk(leaf) for leaf in private.get("model", {}))
         used = {leaf: leaves[leaf] for leaf, _ in net.named_parameters()}
         return cls(net, used, router.recipe.name == "embedding" and not own_trunk)
@@ -135,19 +137,19 @@ class RefitHead:
     takes_features: bool
 
     @classmethod
-    def load(cls, folder: Path, run: Path, manifest: Mapping[str, Any], router: Router) -> RefitHead:
-        heads, notes = load_heads(run / ROUTER_FOLDER), manifest["notes"].get("heads")
-        if not heads or notes is None or not (folder / PRIVATE_HEAD).is_file():
-            raise FeddrmError(f"{run} has no refitted heads: run 'feddrm fit-router {run}' first, or --answer trained")
+    def load(cls, client: ClientFiles, run: RunFiles, manifest: Mapping[str, Any], router: Router) -> RefitHead:
+        heads, notes = load_heads(run.router), manifest["notes"].get("heads")
+        if not heads or notes is None or not client.head_file.is_file():
+            path = run.path
+            raise FeddrmError(f"{path} has no refitted heads: run 'feddrm fit-router {path}', or give --answer trained")
         recipe = Recipe.of(notes)
-        path = folder / SHARED if (folder / SHARED).is_file() else run / ROUTER_FOLDER / SHARED
-        shared = read_tensors(path, COPY_AGAIN)
+        shared = read_tensors(client.shared_file if client.shared_file.is_file() else run.shared_file, COPY_AGAIN)
         net = None
         if recipe.needs:
             settings = dict(manifest["model"])
             net = _build(Model.make(settings.pop("name"), **settings), router, manifest, shared)
         leaves = {leaf: value for leaf, value in shared.items() if recipe.wants(leaf)}
-        weights = heads["probe"] + read_tensors(folder / PRIVATE_HEAD, COPY_AGAIN)["correction"]
+        weights = heads["probe"] + read_tensors(client.head_file, COPY_AGAIN)["correction"]
         takes_features = recipe.name == router.recipe.name
         return cls(recipe, net, leaves, Scaler(heads["mean"], heads["scale"]), weights, takes_features)
 
@@ -159,12 +161,12 @@ class RefitHead:
         return logits_at(self.scaler(x), self.weights)
 
 
-def with_own_scale(router: Router, folder: Path) -> Router:
+def with_own_scale(router: Router, client: ClientFiles) -> Router:
     """The router with the client's own scale of raw samples; without a scale file all clients have the router's."""
-    path = folder / SCALE
+    path = client.scale_file
     if not path.exists():
         if router.own_scales:
-            raise FeddrmError(f"{folder} has no {SCALE}, and every client has its own: {COPY_AGAIN}")
+            raise FeddrmError(f"{client.path} has no {path.name}, and every client has its own: {COPY_AGAIN}")
         return router
     values = read_json(path, COPY_AGAIN)
     try:
@@ -190,11 +192,11 @@ def known_classes(run: Path, number: int) -> tuple[str, ...] | None:
 
 
 def _manifest_classes(run: Path) -> Any:
-    return read_manifest(run / ROUTER_FOLDER)["notes"]["classes"]
+    return read_manifest(RunFiles(run).router)["notes"]["classes"]
 
 
 def _summary_classes(run: Path) -> Any:
-    return read_json(run / FACTS, COPY_AGAIN)["classes"]
+    return read_json(RunFiles(run).facts_file, COPY_AGAIN)["classes"]
 
 
 def _method_and_model(path: Path) -> tuple[Method, Model]:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from feddrm._version import __version__
-from feddrm.engine import largest_product
+from feddrm.engine.kernels import largest_product
 from feddrm.errors import FeddrmError
 from feddrm.serve.auth import ApiKeys
 from feddrm.serve.batching import Batcher
