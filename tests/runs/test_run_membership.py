@@ -17,7 +17,7 @@ from feddrm.router import leave, load_heads, load_router, read_manifest
 from feddrm.router.fit.head_problems import joint_classes
 from feddrm.router.solver.client_statistics import logits_at
 from feddrm.runs import Run, RunFolder, train
-from feddrm.runs.run_membership import TRAINED_CLIENTS, leave_run_router
+from feddrm.runs.run_membership import TRAINED_CLIENTS, join_run_router, leave_run_router
 from feddrm.serve.predictor.predictor import Predictor
 from refusal import refused
 from runs.conftest import SMALL
@@ -125,3 +125,45 @@ def test_a_folder_with_other_files_is_refused(fitted: RunFolder, tmp_path: Path)
     for out in (tmp_path, tmp_path / "thesis.txt", fitted.router):
         with refused("is not an empty folder: choose another --out, or change the run with --in-place"):
             leave_run_router(fitted, ["fax"], out)
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, dict[str, Path]]:
+    """A run on three tables, and a fourth table of a client that was not there."""
+    folder = tmp_path_factory.mktemp("tables")
+    rng = np.random.default_rng(0)
+    paths = {}
+    for number, name in enumerate(("oslo", "lima", "pune", "lyon")):
+        rows = rng.normal(1.5 * number, 1, (60, 3))
+        lines = ["a,b,c,label", *(f"{a:.4f},{b:.4f},{c:.4f},{i % 2}" for i, (a, b, c) in enumerate(rows))]
+        paths[name] = folder / f"{name}.csv"
+        paths[name].write_text("\n".join(lines if name != "lyon" else [line.rpartition(",")[0] for line in lines]))
+    settings = {"paths": [str(paths[name]) for name in ("oslo", "lima", "pune")], "label": "label"}
+    run = train("csv", "fedavg", out=folder / "run", data_settings=settings, **SMALL)
+    run.fit_router(joint=True)
+    return run.folder, paths
+
+
+def test_a_client_joins_with_unlabelled_samples(tables: tuple[RunFolder, dict[str, Path]], tmp_path: Path) -> None:
+    folder, paths = tables
+    before = contents(folder.path)
+    config = Run.open(folder.path).config
+    joined = join_run_router(folder, config, "lyon", [paths["lyon"]], tmp_path / "larger")
+    assert joined.names == ("oslo", "lima", "pune", "lyon")
+    assert contents(folder.path) == before
+    again = load_router(tmp_path / "larger")
+    queries = torch.full((5, 3), 4.5)
+    assert torch.equal(again.route(queries).probabilities, joined.route(queries).probabilities)
+    assert (again.route(queries).probabilities.argmax(1) == 3).all(), "queries like its samples go to the new client"
+    manifest = read_manifest(tmp_path / "larger")
+    assert manifest["notes"][TRAINED_CLIENTS] == ["oslo", "lima", "pune"]
+    assert set(load_heads(tmp_path / "larger")) == {"mean", "scale", "probe"}
+    assert manifest["notes"]["stacks"] == {}
+    shutil.copytree(folder.path, tmp_path / "copy")
+    copy = RunFolder(tmp_path / "copy")
+    join_run_router(copy, config, "lyon", [paths["lyon"]])
+    assert load_router(copy.router).names == joined.names
+    with refused("no samples of 'lyon'", "let it leave"):
+        join_run_router(copy, config, "nice", [paths["lyon"]], tmp_path / "x")
+    with refused("knows a client 'oslo' already"):
+        join_run_router(folder, config, "oslo", [paths["lyon"]], tmp_path / "x")

@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that 'feddrm train' wrote.")]
 
 app = typer.Typer(
-    help="Export a fitted router, or remove clients from it.", no_args_is_help=True, rich_markup_mode=None
+    help="Export a fitted router, add a client to it, or remove clients from it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 
 @app.callback()
 def router() -> None:
-    """Export a fitted router, or remove clients from it."""
+    """Export a fitted router, add a client to it, or remove clients from it."""
 
 
 @app.command()
@@ -74,15 +76,48 @@ def leave(
     from feddrm.runs import Run
     from feddrm.runs.run_membership import leave_run_router
 
+    folder = Run.open(run).folder
+    target = _new_router_folder(out, in_place)
+    remaining = leave_run_router(folder, clients, target)
+    _print_membership(target or folder.router, remaining, json, removed=clients)
+
+
+@app.command()
+def join(
+    run: RunFolderArgument,
+    name: Annotated[str, typer.Argument(metavar="CLIENT", help="The name of the new client.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Its samples, without labels: images, or tables (.csv).")
+    ],
+    out: Annotated[Path | None, typer.Option(help="A new folder for the router with it.")] = None,
+    in_place: Annotated[bool, typer.Option("--in-place", help="Replace the run's own router.")] = False,
+    data_dir: DataDir = None,
+    json: JsonFlag = False,
+) -> None:
+    """Add a client to a run's router: only the router is fitted again, from where it stands.
+
+    Example: feddrm router join runs/first lyon lyon/*.png --out router-with-lyon
+    """
+    from feddrm.runs import Run
+    from feddrm.runs.run_membership import join_run_router
+
+    opened = Run.open(run)
+    target = _new_router_folder(out, in_place)
+    joined = join_run_router(opened.folder, opened.config, name, files, target, data_dir)
+    _print_membership(target or opened.folder.router, joined, json, added=[name])
+
+
+def _new_router_folder(out: Path | None, in_place: bool) -> Path | None:
     if in_place == (out is not None):
         raise SettingError("where should the router go? give --out FOLDER or --in-place, not both")
-    folder = Run.open(run).folder
-    remaining = leave_run_router(folder, clients, out)
-    path = out or folder.router
+    return out
+
+
+def _print_membership(path: Path, router: Router, json: bool, **changed: list[str]) -> None:
     if json:
-        print_json({"path": str(path), "clients": list(remaining.names), "removed": clients})
-        return
-    typer.echo(f"wrote {path}: a router for {', '.join(remaining.names)}")
+        print_json({"path": str(path), "clients": list(router.names), **changed})
+    else:
+        typer.echo(f"wrote {path}: a router for {', '.join(router.names)}")
 
 
 def fit_router(

@@ -1,26 +1,83 @@
-"""Clients that leave a fitted router: a new artifact without them, with nothing fitted again."""
+"""Clients leave or join a run's fitted router: a new artifact, with nothing trained again."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from feddrm.data import Client, Split, View
+from feddrm.engine import router_kernels
 from feddrm.errors import FeddrmError
-from feddrm.router import Router, leave, load_heads, load_router, read_manifest, save_router
+from feddrm.router import Router, join_client, leave, load_heads, load_router, read_manifest, save_router
+from feddrm.router.router import ONE_SCALE
 from feddrm.runs.folder import RunFolder
+from feddrm.runs.query_files import read_queries
+from feddrm.runs.run_router import load_run_federation
 
 TRAINED_CLIENTS = "trained_clients"  # a note in the manifest
 
 
 def leave_run_router(folder: RunFolder, clients: Sequence[str], out: Path | None = None) -> Router:
     """Write the run's router without some clients into the folder ``out``, or into the run itself."""
+    with _target(folder, out) as target:
+        return _write_without(folder.router, clients, target)
+
+
+def join_run_router(
+    folder: RunFolder,
+    saved: Mapping[str, Any],
+    name: str,
+    files: Sequence[Path],
+    out: Path | None = None,
+    data_dir: str | None = None,
+) -> Router:
+    """Write the run's router with one more client into the folder ``out``, or into the run itself.
+
+    ``files`` are the new client's samples, without labels, as :func:`feddrm.runs.query_files.read_queries` takes
+    them. ``saved`` is the content of the run's ``config.yaml``: the other clients' samples are loaded again by it.
+    """
+    manifest, router = read_manifest(folder.router), load_router(folder.router)
+    if name in router.names:
+        raise FeddrmError(f"the router knows a client '{name}' already: choose another name")
+    if router.own_scales:
+        raise FeddrmError(f"the clients of {folder.path} scale samples each in its own way: {ONE_SCALE}")
+    federation = load_run_federation(folder, saved, data_dir)
+    folder.refuse_other_data(federation, "give the data that it was trained on")
+    if unknown := [known for known in router.names if known not in federation.names]:
+        raise FeddrmError(
+            f"the run has no samples of '{unknown[0]}', which joined its router: let it leave, then join both with "
+            "the router of a new run"
+        )
+    x, _ = read_queries(router, manifest["notes"].get("columns"), files)
+    samples = Split(x, torch.zeros(len(x), dtype=torch.int64))
+    newcomer = Client(name, samples, samples, View(mean=router.input_mean, std=router.input_std))
+    members = [federation.clients[federation.names.index(known)] for known in router.names]
+    together = replace(federation, clients=(*members, newcomer), gallery=None)
+    with _target(folder, out) as target, router_kernels(int(together.sizes.sum())):
+        joined = join_client(router, together, manifest["notes"]["chosen"]["router"]["ridge"])
+        heads = {key: value for key, value in load_heads(folder.router).items() if key != "joint"}
+        # The joint model and the stacks that use it know nothing of the new client.
+        stacks = {key: weights for key, weights in manifest["notes"]["stacks"].items() if "joint" not in weights}
+        notes = {**manifest["notes"], "stacks": stacks, TRAINED_CLIENTS: trained_clients(manifest)}
+        save_router(target, joined, model=manifest["model"], classes=manifest["classes"], heads=heads, notes=notes)
+    return joined
+
+
+@contextmanager
+def _target(folder: RunFolder, out: Path | None) -> Iterator[Path]:
+    """The folder to write the new router into: an empty one, or the run's own, which is then locked."""
     if out is None:
         with folder.exclusive():
-            return _write_without(folder.router, clients, folder.router)
+            yield folder.router
+        return
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise FeddrmError(f"{out} is not an empty folder: choose another --out, or change the run with --in-place")
-    return _write_without(folder.router, clients, out)
+    yield out
 
 
 def trained_clients(manifest: Mapping[str, Any]) -> list[str]:

@@ -46,7 +46,7 @@ def fit_run_router(
     router_settings.check()
     if folder.summary() is None:
         raise FeddrmError(f"{folder.path} is not finished: train it to the end ('feddrm train' resumes it) first")
-    federation = federation if federation is not None else _load_again(folder, saved, data_dir)
+    federation = federation if federation is not None else load_run_federation(folder, saved, data_dir)
     with folder.exclusive(), _progress_steps() if progress else contextlib.nullcontext() as on_step:
         folder.refuse_other_data(federation, "give the data that it was trained on")
         if not folder.state_file.exists():
@@ -96,7 +96,7 @@ def _fit(
     return fitted.router
 
 
-def _load_again(folder: RunFolder, saved: Mapping[str, Any], data_dir: str | None) -> Federation:
+def load_run_federation(folder: RunFolder, saved: Mapping[str, Any], data_dir: str | None) -> Federation:
     """The run's federation, loaded again by its settings."""
     settings = dict(saved["data"])
     name = settings.pop("name")
