@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import slow
+from no_processes import NoProcesses
 
 torch.set_num_threads(1)
 try:
@@ -24,16 +24,9 @@ else:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse processes in tests that are not marked slow."""
-    guard = slow.NoProcesses()
+    guard = NoProcesses()
     config.pluginmanager.register(guard)
     sys.addaudithook(guard)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow what `make test-fast` leaves out."""
-    for item in items:
-        if isinstance(item, pytest.Function) and slow.is_slow(item):
-            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "key"),
     [
@@ -34,6 +35,7 @@ def test_short_benchmarks_run_and_write_their_figures(words: str, key: str, tmp_
     assert {key, "hardware", "versions", "date"} <= set(figures)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cpu_round", "router_rounds", "stacked_clients", "threads"])
 def test_long_benchmarks_can_be_imported(name: str) -> None:
     subprocess.run([sys.executable, "-c", f"import benchmarks.{name}"], cwd=ROOT, check=True)

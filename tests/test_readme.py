@@ -31,6 +31,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("feddrm ")])
 def test_every_command_runs(command: str, workplace: Path) -> None:
     run = subprocess.run(
@@ -41,6 +42,7 @@ def test_every_command_runs(command: str, workplace: Path) -> None:
     assert "rror" not in run.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [c.split()[1] for c in COMMANDS if c.startswith("make ")])
 def test_every_make_target_is_known(target: str, tmp_path: Path) -> None:
     """The demo runs, with fewer rounds. Lint and test would run this suite, so make only prints their commands."""
@@ -55,6 +57,7 @@ def test_every_make_target_is_known(target: str, tmp_path: Path) -> None:
         assert "oracle" in run.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / ".venv" / "bin" / "feddrm").exists(), reason="make has not made .venv")
 def test_the_activated_environment_has_the_command() -> None:
     (activate,) = re.findall(r"`(source \S+)`", README)
@@ -73,6 +76,7 @@ def test_the_readme_calls_feddrm_and_make_only() -> None:
     assert {c.split()[0] for c in COMMANDS} <= {"feddrm", "make"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_script_runs(script: str, tmp_path: Path) -> None:
     run = subprocess.run(

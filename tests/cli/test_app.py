@@ -55,6 +55,7 @@ def test_a_group_without_a_command_prints_its_help(words: list[str], capsys: pyt
     assert re.search(r"^Commands:$", shown, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_shell_completes_commands_and_options() -> None:
     def completed(line: str) -> list[str]:
         words = {"_FEDDRM_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
@@ -86,12 +87,14 @@ def test_help_prints_the_example(words: list[str], capsys: pytest.CaptureFixture
     assert "\\" not in out
 
 
+@pytest.mark.slow
 def test_help_does_not_wait_for_torch() -> None:
     script = "import sys; sys.argv = ['feddrm', '--help']; import feddrm.cli; print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"
 
 
+@pytest.mark.slow
 def test_the_version_and_a_closed_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "--version")
     assert (code, out.split()[0]) == (0, "feddrm")
@@ -101,6 +104,7 @@ def test_the_version_and_a_closed_pipe(capsys: pytest.CaptureFixture[str]) -> No
     assert pipe.stderr == b""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 @pytest.mark.parametrize("words", ["methods", "methods --json", "--version"])
 def test_a_full_disk_is_one_line(words: str) -> None:

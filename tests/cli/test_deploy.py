@@ -42,6 +42,7 @@ def feddrm(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 Feddrm = Callable[..., Result]
 
 
+@pytest.mark.slow
 def test_init_writes_a_project_that_only_its_owner_can_read(feddrm: Feddrm, tmp_path: Path) -> None:
     folder = tmp_path / "federation"
     made = feddrm("init", str(folder), "--clients", "oslo,lima,pune", "--data", "digits", "--rounds", "3")

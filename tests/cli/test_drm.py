@@ -75,6 +75,7 @@ def test_several_columns_and_a_ridge(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "quartiles" not in out
 
 
+@pytest.mark.slow
 def test_drift_and_tradeoff(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "drift", "--rounds", "3", "--json", "--out", str(tmp_path / "drift.png"))
     facts = json.loads(out)
@@ -144,6 +145,7 @@ def test_help_has_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> N
     assert f"Example: feddrm drm {verb}" in " ".join(out.split())
 
 
+@pytest.mark.slow
 def test_the_page_on_theory_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

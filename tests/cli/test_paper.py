@@ -29,6 +29,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_smoke_grid_from_end_to_end(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The commands of 'make paper-smoke', and that nothing of it lands among the results."""
     words = ("run", "--grid", "smoke", "--device", "cpu")
@@ -118,6 +119,7 @@ def test_mistakes(words: list[str], code: int, says: str, here: Path, capsys: py
     assert says in err
 
 
+@pytest.mark.slow
 def test_make_knows_the_smoke_run() -> None:
     if shutil.which("make") is None:
         pytest.skip("make is not installed")

@@ -19,6 +19,8 @@ from feddrm.models import Mlp
 from feddrm.router import load_router
 from feddrm.runs import Run, train
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"rounds": 2, "local_steps": 2, "batch_size": 16, "seed": 3, "model": Mlp(hidden=(16,), branch=8)}
 
 

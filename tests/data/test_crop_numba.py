@@ -54,6 +54,7 @@ def test_other_sizes_have_no_kernels() -> None:
     assert kernels_for(random_images(1, 3, 28, 28)) is None
 
 
+@pytest.mark.slow
 def test_numba_is_imported_at_the_first_crop_and_may_be_missing() -> None:
     code = """
 import sys

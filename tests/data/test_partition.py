@@ -51,6 +51,7 @@ def test_sizes_equal_the_reference_whatever_the_label_order(golden: Path) -> Non
         assert [len(test) for _, test in parts] == entry["test"], name
 
 
+@pytest.mark.slow
 @pytest.mark.golden
 @pytest.mark.data
 def test_indices_equal_the_reference_on_real_labels(golden: Path, real_data: Path) -> None:

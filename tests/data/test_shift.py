@@ -20,6 +20,7 @@ def hwc(images: torch.Tensor) -> np.ndarray:
     return images.permute(0, 2, 3, 1).cpu().numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.golden
 @pytest.mark.parametrize("device", DEVICES)
 def test_uint8_values_equal_the_reference(golden: Path, device: str) -> None:
@@ -49,6 +50,7 @@ def test_clients_have_the_shifts_of_our_own_reference() -> None:
     assert set(shifts[8:]) <= {*colour_shifts("pool", 54)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shift", [ColourShift(0.5, 0.1, 0.6), ColourShift(1.5, -0.1, 1.4), ColourShift(0.5, 0, 1, True)]
 )

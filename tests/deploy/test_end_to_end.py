@@ -35,7 +35,7 @@ from feddrm.serve.predictor.predictor import Predictor
 from refusal import refused
 from serving import launcher, zygote
 
-pytestmark = pytest.mark.deploy
+pytestmark = [pytest.mark.deploy, pytest.mark.slow]
 ROUNDS = 40
 DEADLINE = 25.0
 LONG = 300.0  # seconds, for what takes several rounds

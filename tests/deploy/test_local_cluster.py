@@ -12,6 +12,8 @@ from feddrm.deploy import local_cluster
 from feddrm.deploy.process_lock import only_process
 from refusal import refused
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., Deployed]
 
 

@@ -10,6 +10,8 @@ from deployment import Deployed, assert_same, in_one_process
 from feddrm.engine import Plan
 from feddrm.methods import Method
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("method", sorted(Method.family))
 def test_two_rounds_end_with_the_same_bits_as_in_one_process(method: str, deployed: Callable[..., Deployed]) -> None:

@@ -98,6 +98,7 @@ def test_a_demand_refuses_an_offer_below_it_and_an_upload_above_its_budget() -> 
         demand.check_budget(3.0, 3)
 
 
+@pytest.mark.slow
 def test_another_run_continues_the_count(deployed: Callable[..., Deployed]) -> None:
     deployment = deployed(privacy={"clip": 1.0, "noise": 3.0})
     deployment.server().go()
@@ -108,6 +109,7 @@ def test_another_run_continues_the_count(deployed: Callable[..., Deployed]) -> N
     assert spent == dict.fromkeys(("oslo", "lima", "pune"), Privacy(1.0, 3.0).epsilon(4))
 
 
+@pytest.mark.slow
 def test_rounds_without_uploads_cost_nothing(deployed: Callable[..., Deployed]) -> None:
     """FedBABU uploads nothing in its last rounds."""
     training = {"method": "fedbabu", "rounds": 4}
@@ -117,6 +119,7 @@ def test_rounds_without_uploads_cost_nothing(deployed: Callable[..., Deployed]) 
     assert spent == dict.fromkeys(("oslo", "lima", "pune"), Privacy(1.0, 3.0).epsilon(3))
 
 
+@pytest.mark.slow
 def test_a_private_run_reports_its_cost_and_no_losses_or_accuracies(deployed: Callable[..., Deployed]) -> None:
     deployment = deployed(privacy={"clip": 1.0, "noise": 3.0})
     deployment.server().go()

@@ -166,6 +166,7 @@ def test_an_embedding_of_images_can_be_the_basis() -> None:
     assert fit.log_ratio(images[0][:5]).shape == (5, 2)
 
 
+@pytest.mark.slow
 def test_the_package_stands_alone() -> None:
     """No module of the package imports torch, or more of feddrm than errors, registry, settings and text files."""
     modules = [f"feddrm.drm.{module.name}" for module in pkgutil.iter_modules(feddrm.drm.__path__)]
@@ -206,6 +207,7 @@ def test_01_marginals_of_the_clients_obey_a_density_ratio_model() -> None:
             np.testing.assert_allclose(np.log(between), expected, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_08_density_rule_finds_the_largest_density_and_posterior_rule_the_bayes_client() -> None:
     """Known normal populations of unequal sizes, more and more data."""
     means, deviations, shares = np.array([-0.8, 0.9, 0.2]), np.array([0.9, 1.1, 1.6]), np.array([0.15, 0.6, 0.25])

@@ -32,6 +32,7 @@ def plausible(hits: Floats, probability: float) -> bool:
     return bool(low <= np.sum(hits) <= high)
 
 
+@pytest.mark.slow
 def test_95_percent_intervals_cover_95_percent() -> None:
     rng = np.random.default_rng(5)
     hits: dict[str, list[Floats]] = {"tilts": [], "mean": [], "quantile": [], "distribution": []}
@@ -50,6 +51,7 @@ def test_95_percent_intervals_cover_95_percent() -> None:
             assert plausible(column, 0.95), (name, column.mean())
 
 
+@pytest.mark.slow
 def test_homogeneity_rejects_5_percent_of_equal_populations() -> None:
     rng = np.random.default_rng(6)
     p_values = np.array(
@@ -102,6 +104,7 @@ def test_the_sandwich_of_a_ridge_from_its_definition() -> None:
     np.testing.assert_allclose(inference.coefficient_covariance(fit), wanted, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_estimates_approach_the_known_populations() -> None:
     fit = DensityRatioModel().fit(draw(np.random.default_rng(9), (40_000, 20_000, 30_000)))
     tilts, mean = inference.tilts(fit), inference.mean(fit)

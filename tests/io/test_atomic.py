@@ -151,6 +151,7 @@ def lock_elsewhere(path: Path) -> str:
     return result.stdout.strip()
 
 
+@pytest.mark.slow
 def test_a_lock_is_held_by_one_process_until_the_block_ends(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with locked(path) as free:

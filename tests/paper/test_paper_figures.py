@@ -39,6 +39,7 @@ def test_unknown(paper: Grid) -> None:
         figure("lamda", paper, {})
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_pictures_of_the_data(paper: Grid, real_data: Path) -> None:
     shifts = figure("shifts", paper, {}, str(real_data))

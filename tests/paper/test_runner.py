@@ -295,6 +295,7 @@ def retina(smoke: Grid, paper: Grid) -> Grid:
     return Grid(yaml.safe_load(yaml.safe_dump(content)))
 
 
+@pytest.mark.slow
 def test_retina_on_made_images(retina: Grid, tmp_path: Path, no_data: Path) -> None:
     cell = retina.cells[0]
     found = list(opened(retina, tmp_path).go([cell]))

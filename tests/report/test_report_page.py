@@ -193,6 +193,7 @@ def test_a_bare_unfinished_run_is_reported_and_labelled(make_run: MakeRun, tmp_p
         assert (folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_many_clients_and_classes(make_run: MakeRun) -> None:
     rng = np.random.default_rng(0)
     clients = {f"site-{i}": (rng.normal(size=(60, 3)), np.arange(60) % 25) for i in range(41)}

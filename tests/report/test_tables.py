@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import io
 
-from feddrm.report.tables import Column, ColumnGroup, Table, TableCell, TableRow, latex_escape, to_csv
+from feddrm.report.tables import ColumnGroup, Table, TableCell, TableColumn, TableRow, latex_escape, to_csv
 
 GROUPED = Table(
-    stub=(Column(TableCell("Run"), "l"),),
+    stub=(TableColumn(TableCell("Run"), "l"),),
     groups=(
-        ColumnGroup("", (Column(TableCell("Average")),)),
-        ColumnGroup("System accuracy", (Column(TableCell("Vote")), Column(TableCell("α = 1"), "c"))),
+        ColumnGroup("", (TableColumn(TableCell("Average")),)),
+        ColumnGroup("System accuracy", (TableColumn(TableCell("Vote")), TableColumn(TableCell("α = 1"), "c"))),
     ),
     rows=(
         TableRow((TableCell("a_1"), TableCell("62.15", "± 0.22", bold=True), TableCell("–"), TableCell("x|y"))),

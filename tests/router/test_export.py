@@ -20,6 +20,8 @@ runtime = pytest.importorskip("onnxruntime", reason="pip install 'feddrm[export]
 pytest.importorskip("onnxscript", reason="pip install 'feddrm[export]' to run this")
 from feddrm.router.export import export_onnx  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 MEAN, STD = (0.7, 0.4, 0.1), (0.1, 0.2, 0.3)
 
 

@@ -12,7 +12,7 @@ from feddrm.runs.client_predictions import client_models, execution, pooled_test
 from runs.conftest import SMALL
 
 
-def test_every_client_predictions_every_test_sample_with_its_own_model(digits: Federation) -> None:
+def test_every_client_predicts_every_test_sample_with_its_own_model(digits: Federation) -> None:
     config = resolve(digits, method="feddrm", **SMALL)
     net = config.build_net(digits)
     leaves = {leaf: value.detach() for leaf, value in net.named_parameters()}

@@ -11,6 +11,7 @@ import feddrm
 from feddrm.runs import hardware, versions
 
 
+@pytest.mark.slow
 def test_a_cpu_is_described_by_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     monkeypatch.setattr(torch.multiprocessing, "cpu_count", lambda: 8)

@@ -52,6 +52,7 @@ def test_the_server_holds_no_private_leaf_and_a_client_only_its_own(digits: Fede
         assert torch.equal(own["model/head.weight"], state.private[i]["model"]["head.weight"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("open_umask")
 def test_private_files_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     """This includes files that an older version left open. What the server may hold stays open."""
@@ -114,6 +115,7 @@ def test_a_finished_run_keeps_its_metrics_without_its_checkpoint(digits: Federat
     assert train(digits, "fedavg", out=tmp_path / "run", **SMALL).metrics() == before
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_while_the_first_works(digits: Federation, tmp_path: Path) -> None:
     """The second is a real process. Once the first has ended, the folder is free again."""
     train(digits, "fedavg", out=tmp_path / "whole", **SMALL)
@@ -134,7 +136,7 @@ def test_a_second_process_is_refused_while_the_first_works(digits: Federation, t
     assert "another process is at work in" in seconds[0].stderr
     assert "Traceback" not in seconds[0].stderr
     assert files(tmp_path / "run") == files(tmp_path / "whole")
-    with RunFolder(run.path).alone(), pytest.raises(FeddrmError, match="another process is at work in"):
+    with RunFolder(run.path).exclusive(), pytest.raises(FeddrmError, match="another process is at work in"):
         run.fit_router(digits)
 
 

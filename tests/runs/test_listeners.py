@@ -11,6 +11,7 @@ from feddrm.runs import train
 from runs.conftest import SMALL
 
 
+@pytest.mark.slow
 def test_progress_is_on_standard_error_and_only_if_asked_for(
     capsys: pytest.CaptureFixture[str], digits: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

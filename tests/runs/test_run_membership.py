@@ -70,7 +70,7 @@ def test_the_run_s_own_router_can_be_replaced(fitted: RunFolder, tmp_path: Path)
     assert Run.open(folder.path).router().names == ("flatbed", "negative")
     changed = {name for name, content in contents(folder.path).items() if content != contents(fitted.path)[name]}
     assert changed == {"router/manifest.json", "router/router.safetensors", "router/heads.safetensors"}
-    with folder.alone(), refused("another process is at work in"):
+    with folder.exclusive(), refused("another process is at work in"):
         leave_run_router(folder, ["flatbed"])
 
 
@@ -88,6 +88,7 @@ def test_the_remaining_clients_are_served_as_before(digits: Federation, tmp_path
     assert np.array_equal(answer(), before)
 
 
+@pytest.mark.slow
 def test_a_demo_starts_the_remaining_clients_only(
     fitted: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

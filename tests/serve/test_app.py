@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import httpx
+import pytest
 
 from feddrm.serve.app import FAST_PATHS, build_gateway
 from feddrm.serve.http.middleware import FastPaths, RequestMiddleware
@@ -24,6 +25,7 @@ def test_the_layers_of_the_application(run: Path, tmp_path: Path) -> None:
     asyncio.run(start_and_stop())  # closes the audit log
 
 
+@pytest.mark.slow
 def test_the_openapi_document_lists_every_path(http: httpx.Client) -> None:
     paths = http.get("/openapi.json").json()["paths"]
     assert {(path, *sorted(methods)) for path, methods in paths.items()} == {

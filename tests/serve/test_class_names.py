@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import torch
 import yaml
 
@@ -43,6 +44,7 @@ def test_names_come_from_the_manifest_and_without_names_classes_have_numbers(run
     assert (nameless.classes, nameless.named) == (digits, False)
 
 
+@pytest.mark.slow
 def test_clients_of_another_run_are_not_asked(run: Path, launch: Launch, tmp_path: Path) -> None:
     """They have the same classes in another order."""
     other = renamed(run, tmp_path / "other", list("1234567890"))
@@ -77,6 +79,7 @@ def test_clients_of_another_run_are_not_asked(run: Path, launch: Launch, tmp_pat
     assert "a client is left out" in gateway.log.read_text()
 
 
+@pytest.mark.slow
 def test_a_router_with_other_classes_is_not_loaded(run: Path, launch: Launch, tmp_path: Path) -> None:
     served = tmp_path / "run"
     shutil.copytree(run, served)

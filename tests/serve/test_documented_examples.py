@@ -13,6 +13,8 @@ import pytest
 
 from serving import NAMES
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SHELL = re.findall(r"```shell\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)[0].splitlines()
 

@@ -27,6 +27,8 @@ from feddrm.data import load
 from feddrm.router import load_router
 from serving import NAMES, Launch, Process
 
+pytestmark = pytest.mark.slow
+
 FEW = {"FEDDRM_SERVE_HEALTH_SECONDS": "60", "FEDDRM_SERVE_COOL_DOWN_SECONDS": "0.5", "FEDDRM_SERVE_FAILURES": "2"}
 
 

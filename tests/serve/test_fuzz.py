@@ -20,6 +20,8 @@ import pytest
 
 from serving import Launch, Process
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("schemathesis", reason="pip install 'feddrm[dev]' to run this")
 SENDERS = 4
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+import pytest
 import torch
 
 import feddrm
@@ -16,6 +17,8 @@ from feddrm.router import load_router
 from feddrm.runs import train
 from feddrm.serve.telemetry.audit import AuditRecord
 from serving import Launch
+
+pytestmark = pytest.mark.slow
 
 
 def test_clients_whose_names_have_special_characters_are_asked(run: Path, launch: Launch, tmp_path: Path) -> None:

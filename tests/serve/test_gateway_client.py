@@ -55,6 +55,7 @@ def test_the_former_name_still_works() -> None:
     assert feddrm.Client is feddrm.GatewayClient is gateway_client.Client
 
 
+@pytest.mark.slow
 def test_all_forms_of_a_sample_can_be_sent_from_python_and_the_shell(
     demo: str, run: Path, images: torch.Tensor, png_file: bytes, tmp_path: Path
 ) -> None:

@@ -18,6 +18,8 @@ from feddrm.serve.oip.codec import write_infer
 from feddrm.serve.predictor.predictor import Predictor
 from serving import NAMES
 
+pytestmark = pytest.mark.slow
+
 
 def test_all_forms_of_a_sample_give_the_routers_decision(run: Path, http: httpx.Client, images: torch.Tensor) -> None:
     router = load_router(run / "router")

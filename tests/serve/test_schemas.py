@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from feddrm.serve.schemas import ErrorAnswer, Options, PredictAnswer, PredictOptions, RouteAnswer
 
 
+@pytest.mark.slow
 def test_answers_have_exactly_the_documented_fields(http: httpx.Client, images: torch.Tensor) -> None:
     body = {"inputs": images.tolist(), "coverage": 0.5}
     for path, model, options in (

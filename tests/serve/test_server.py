@@ -24,6 +24,7 @@ def test_a_taken_port_is_an_error() -> None:
             bind(HttpSettings(port=port))
 
 
+@pytest.mark.slow
 def test_in_a_demo_the_gateway_needs_a_key_and_its_clients_do_not(run: Path, launch: Launch, tmp_path: Path) -> None:
     headers = {"X-API-Key": add_key(tmp_path / "keys.yaml", "lab", ["predict"])}
     process = launch("serve", run, "--demo", "--port", 0, "--audit", tmp_path / "a.sqlite",
@@ -37,6 +38,7 @@ def test_in_a_demo_the_gateway_needs_a_key_and_its_clients_do_not(run: Path, lau
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 def test_the_gateway_serves_tls(run: Path, launch: Launch, tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"

@@ -11,6 +11,7 @@ import typer
 from feddrm.cli.data_options import DataDir, given_settings
 from feddrm.cli.output import JsonFlag, print_json, print_table
 from feddrm.errors import FeddrmError, SettingError
+from feddrm.rules import RULES_HELP
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from feddrm.router import Router
 
 RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that 'feddrm train' wrote.")]
-RULE_HELP = "density (all clients equally likely beforehand) or posterior (likely by their size)."
 
 app = typer.Typer(
     help="Export a fitted router, or remove clients from it.", no_args_is_help=True, rich_markup_mode=None
@@ -34,7 +34,7 @@ def router() -> None:
 def export(
     run: RunFolderArgument,
     out: Annotated[Path, typer.Option(help="The ONNX file to write.")] = Path("router.onnx"),
-    rule: Annotated[str, typer.Option(help=RULE_HELP)] = "density",
+    rule: Annotated[str, typer.Option(help=f"{RULES_HELP}.")] = "density",
     features_only: Annotated[
         bool, typer.Option("--features-only", help="Take the router's features instead of network inputs.")
     ] = False,
@@ -145,7 +145,7 @@ def fit_router(
 def route(
     run: RunFolderArgument,
     inputs: Annotated[list[Path], typer.Argument(metavar="INPUT...", help="Images, or csv tables of the columns.")],
-    rule: Annotated[str, typer.Option(help=RULE_HELP)] = "density",
+    rule: Annotated[str, typer.Option(help=f"{RULES_HELP}.")] = "density",
     coverage: Annotated[
         float, typer.Option(help="Answer this fraction of queries; abstain from the least certain ones.")
     ] = 1.0,

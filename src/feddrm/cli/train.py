@@ -150,7 +150,8 @@ def demo(
 
     Example: feddrm demo --out runs/demo
     """
-    from feddrm.report.build import report_table, write_report
+    from feddrm.report.report_page import write_report
+    from feddrm.report.run_table import report_table
     from feddrm.router.artifact import MANIFEST
 
     folders = []

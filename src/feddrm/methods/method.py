@@ -176,6 +176,7 @@ class TunedMethod(Method, ABC):
     tuning: int | None = None
 
     def tuning_rounds(self, rounds: int) -> int:
+        """An eighth of all rounds, unless ``tuning`` says how many."""
         return round(rounds / 8) if self.tuning is None else self.tuning
 
 

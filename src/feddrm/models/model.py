@@ -53,6 +53,7 @@ class ImageModel(Model, ABC):
     """A model that reads images (channels, height, width) only."""
 
     def check(self, shape: tuple[int, ...], classes: int, clients: int | None = None) -> None:
+        """Raise an error for samples that are no images."""
         super().check(shape, classes, clients)
         if len(shape) != 3:
             raise FeddrmError(

@@ -16,7 +16,7 @@ from feddrm.paper.cell_records import BEFORE, CellRecord, cell_of
 from feddrm.paper.grid import Grid
 from feddrm.registry import nearest
 from feddrm.report.accuracy_measures import BY_RULE, RULES, Score, rule_label
-from feddrm.report.tables import DASH, Column, ColumnGroup, Table, TableCell, TableRow, to_csv
+from feddrm.report.tables import DASH, ColumnGroup, Table, TableCell, TableColumn, TableRow, to_csv
 
 PUBLISHED = Path(__file__).parent / "published.json"
 BEYOND = "beyond"
@@ -114,14 +114,14 @@ class PaperTable:
 
     def formatted(self, notes: Notes, corner: str = "Method") -> Table:
         """The table for the renderer; ``corner`` is the header of the first column."""
-        columns = zip(self.groups, [Column(TableCell(name), "c") for name in self.columns], strict=True)
+        columns = zip(self.groups, [TableColumn(TableCell(name), "c") for name in self.columns], strict=True)
         groups = groupby(columns, key=lambda pair: pair[0])
         rows = (
             (TableCell(row.label), *(entry.formatted(self.best(i, j), notes) for j, entry in enumerate(row.entries)))
             for i, row in enumerate(self.rows)
         )
         return Table(
-            stub=(Column(TableCell(corner), "l"),),
+            stub=(TableColumn(TableCell(corner), "l"),),
             groups=tuple(ColumnGroup(title, tuple(column for _, column in pairs)) for title, pairs in groups),
             rows=tuple(TableRow(cells, row.line) for cells, row in zip(rows, self.rows, strict=True)),
             caption=f"{self.title}. {CAPTION}",

@@ -12,6 +12,7 @@ from feddrm._version import __version__
 from feddrm.data.summary import DatasetSummary
 from feddrm.errors import SettingError
 from feddrm.io.atomic import write_together
+from feddrm.io.run_files import REPORT
 from feddrm.report import federation_figures, run_figures
 from feddrm.report.accuracy_measures import KINDS, MEANINGS, Measure, headline, rule_label
 from feddrm.report.html_templates import TEMPLATES
@@ -20,7 +21,7 @@ from feddrm.report.run_table import RunTable
 from feddrm.report.svg import InlineSvg, inline_svg
 from feddrm.report.tables import DASH, Table
 
-PAGE, CSV, LATEX = "report.html", "table.csv", "table.tex"
+CSV, LATEX = "table.csv", "table.tex"
 TILES = {
     "average": "Average accuracy",
     "system": "System accuracy",
@@ -71,9 +72,9 @@ def write_report(table: RunTable, out: Path) -> Path:
     """Write ``report.html``, ``table.csv`` and ``table.tex`` into a folder, all or none; returns the page's path."""
     if out.exists() and not out.is_dir():
         raise SettingError(f"--out '{out}' is a file: name a folder")
-    contents = {PAGE: report_page(table), CSV: table.csv(), LATEX: table.latex()}
+    contents = {REPORT: report_page(table), CSV: table.csv(), LATEX: table.latex()}
     write_together({out / name: text.encode() for name, text in contents.items()})
-    return out / PAGE
+    return out / REPORT
 
 
 def report_page(table: RunTable) -> str:
@@ -268,7 +269,7 @@ def _data(dataset: DatasetSummary, key: str) -> Section:
         description = f"One row per client. {_shifts(facts)}"
         caption = f"Covariate shift: {title[0].lower()}{title[1:]}. {_shifts(facts)}"
     elif dataset.column_means is not None:
-        title = "Column means of every client"
+        title = "TableColumn means of every client"
         description = "In standard deviations of the pooled training data, from −2 (blue) to 2 (red)."
         caption = f"Covariate shift: the mean of every column at every client. {description}"
     else:

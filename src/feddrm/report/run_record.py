@@ -14,9 +14,9 @@ import numpy as np
 from feddrm.data.summary import DatasetSummary
 from feddrm.errors import FeddrmError
 from feddrm.io import text
+from feddrm.io.run_files import CONFIG, EVALUATION, FACTS, METRICS, SUMMARY
 from feddrm.report.accuracy_measures import BY_RULE, KINDS, RULES, Measure, Score
 
-CONFIG, METRICS, SUMMARY, EVALUATION = "config.yaml", "metrics.jsonl", "summary.json", "evaluation.json"
 REMEDY = "restore the file or train the run again"
 
 Scores = Mapping[Measure, Score]
@@ -149,7 +149,7 @@ class RunRecord:
             confusion=_read_confusion(evaluation, path),
             evaluated_round=evaluation.get("round"),
             reliability=_read_reliability(evaluation, path),
-            dataset=DatasetSummary.read(folder) if (folder / "data.json").exists() else None,
+            dataset=DatasetSummary.read(folder) if (folder / FACTS).exists() else None,
         )
 
 

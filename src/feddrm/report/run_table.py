@@ -12,7 +12,7 @@ from typing import Any
 from feddrm.errors import SettingError
 from feddrm.report.accuracy_measures import BY_RULE, Measure, Score
 from feddrm.report.run_record import RunRecord
-from feddrm.report.tables import DASH, Column, ColumnGroup, Table, TableCell, TableRow, to_csv
+from feddrm.report.tables import DASH, ColumnGroup, Table, TableCell, TableColumn, TableRow, to_csv
 
 TITLES = {"system": "System accuracy", "client": "Client accuracy"}
 FACTS = ("run", "method", "data", "model", "finished", "round", "rounds")
@@ -126,8 +126,8 @@ class RunTable:
                 for kind, measures in groupby(self.columns, key=lambda m: m.kind)
             ]
         return Table(
-            stub=tuple(Column(header, "l") for header in stub),
-            groups=tuple(ColumnGroup(title, tuple(map(Column, headers))) for title, headers in groups),
+            stub=tuple(TableColumn(header, "l") for header in stub),
+            groups=tuple(ColumnGroup(title, tuple(map(TableColumn, headers))) for title, headers in groups),
             rows=tuple(map(TableRow, rows)),
             caption=self.caption,
             css_class="side" if self.sideways else "",

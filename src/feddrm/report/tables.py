@@ -48,7 +48,7 @@ class TableCell:
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A column's header and its alignment: left, centre or right."""
 
     header: TableCell
@@ -60,7 +60,7 @@ class ColumnGroup:
     """Neighbouring columns under one title; an empty title is not shown."""
 
     title: str
-    columns: tuple[Column, ...]
+    columns: tuple[TableColumn, ...]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class TableRow:
 class Table:
     """Headers and rows. ``stub`` holds the columns that name the rows; ``groups`` all others."""
 
-    stub: tuple[Column, ...]
+    stub: tuple[TableColumn, ...]
     groups: tuple[ColumnGroup, ...]
     rows: tuple[TableRow, ...]
     caption: str = ""  # HTML only: in Markdown and LaTeX, the caller writes the text around a table
@@ -86,14 +86,14 @@ class Table:
         """A table of plain values. Columns of numbers are aligned to the right."""
         cells = [[str(value) for value in row] for row in rows]
         columns = [
-            Column(TableCell(name), "r" if i and all(_is_number(row[i]) for row in cells) else "l")
+            TableColumn(TableCell(name), "r" if i and all(_is_number(row[i]) for row in cells) else "l")
             for i, name in enumerate(header)
         ]
         body = tuple(TableRow(tuple(map(TableCell, row))) for row in cells)
         return cls((columns[0],), (ColumnGroup("", tuple(columns[1:])),), body, caption)
 
     @property
-    def columns(self) -> tuple[Column, ...]:
+    def columns(self) -> tuple[TableColumn, ...]:
         """All columns, from left to right."""
         return self.stub + tuple(column for group in self.groups for column in group.columns)
 

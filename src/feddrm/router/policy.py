@@ -131,6 +131,7 @@ class Reliability:
         return float((self.count * (self.confidence - self.accuracy).abs()).sum() / self.count.sum())
 
     def as_dict(self) -> dict[str, Any]:
+        """Plain values for ``evaluation.json``."""
         return {
             "edges": self.edges.tolist(),
             "count": self.count.long().tolist(),

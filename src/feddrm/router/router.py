@@ -117,6 +117,7 @@ class Router:
 
     @property
     def clients(self) -> int:
+        """The number of clients."""
         return len(self.names)
 
     def to(self, device: torch.device | str) -> Router:

@@ -25,7 +25,7 @@ class RunFolder(RunFiles):
     """The files of one run, and how they are read and written."""
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """Create the folder if there is none, and hold its lock until the end of the block.
 
         A folder that holds something else is refused, and so is one that another process has locked. The

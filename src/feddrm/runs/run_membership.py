@@ -16,7 +16,7 @@ TRAINED_CLIENTS = "trained_clients"  # a note in the manifest
 def leave_run_router(folder: RunFolder, clients: Sequence[str], out: Path | None = None) -> Router:
     """Write the run's router without some clients into the folder ``out``, or into the run itself."""
     if out is None:
-        with folder.alone():
+        with folder.exclusive():
             return _write_without(folder.router, clients, folder.router)
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise FeddrmError(f"{out} is not an empty folder: choose another --out, or change the run with --in-place")

@@ -47,7 +47,7 @@ def fit_run_router(
     if folder.summary() is None:
         raise FeddrmError(f"{folder.path} is not finished: train it to the end ('feddrm train' resumes it) first")
     federation = federation if federation is not None else _load_again(folder, saved, data_dir)
-    with folder.alone(), _progress_steps() if progress else contextlib.nullcontext() as on_step:
+    with folder.exclusive(), _progress_steps() if progress else contextlib.nullcontext() as on_step:
         folder.refuse_other_data(federation, "give the data that it was trained on")
         if not folder.state_file.exists():
             raise FeddrmError(f"{folder.path} has no checkpoint any more: train it again, into another folder")
@@ -74,11 +74,10 @@ def _fit(
         clients, given = len(state.private), len(federation)
         raise FeddrmError(f"{folder.path} has {clients} clients, the data {given}: give its own data")
     net = config.build_net(federation).requires_grad_(False)
-
     models = client_models(config.method, state)
 
     def predictions(queries: Queries, workers: int = 1) -> Predictions:
-        # The precision of training holds for these answers only: the fit's own products are not to be rounded.
+        # The precision of training holds for these predictions only: the fit's own products are not to be rounded.
         with arithmetic(config.precision, config.device).set():
             return predict(net, models, queries, execution=execution(config, workers))
 

@@ -53,7 +53,7 @@ def train(  # noqa: PLR0913 (the public signature)
         federation = load(data, **(data_settings or {})) if isinstance(data, str) else data
         config = resolve(federation, data=reload_settings, method=method, model=model, **settings)
         folder = RunFolder(out)
-        with folder.alone():
+        with folder.exclusive():
             state = folder.open(config, federation)
             if folder.summary_file.exists():
                 return Run.open(out)
@@ -64,7 +64,7 @@ def train(  # noqa: PLR0913 (the public signature)
             ):
                 session = TrainingSession(config, federation.to(config.device), folder)
                 with cpu_kernels(session.net, config.plan.batch_size):
-                    session.go(state, [listen for listen in (on_round, show, record) if listen is not None])
+                    session.train(state, [listen for listen in (on_round, show, record) if listen is not None])
             return Run.open(out)
 
 

@@ -50,14 +50,14 @@ class TrainingSession:
         self.seconds = folder.read_json(folder.seconds_file) or {"train": 0.0, "evaluate": 0.0}
         self.next_save = time.monotonic() + CHECKPOINT_SECONDS
 
-    def go(self, state: State | None, listeners: Sequence[OnRound]) -> None:
+    def train(self, state: State | None, listeners: Sequence[OnRound]) -> None:
         """Train from ``state``, or from the start, to the last round and finish the run."""
         config, rounds = self.config, self.config.plan.rounds
         if state is None:
             DatasetSummary.of(self.federation).write(self.folder.path)
             leaves = {leaf: value.detach() for leaf, value in self.net.named_parameters()}
             state = first_state(config.method, leaves, len(self.federation))
-        answers = None
+        predictions = None
         began = time.perf_counter()
         try:
             for result in federate(
@@ -77,7 +77,7 @@ class TrainingSession:
                     )
                 metrics = None
                 if config.evaluation.due(result.state.round, rounds):
-                    answers, metrics = self.evaluate(result)
+                    predictions, metrics = self.evaluate(result)
                     self.folder.add_metrics(metrics)
                 state = result.state  # only now: Ctrl-C saves it, and a saved round is never evaluated again
                 if time.monotonic() > self.next_save:
@@ -89,7 +89,7 @@ class TrainingSession:
             self.save(state)  # whole rounds only: the round that was cut short is trained again
             raise
         self.save(state)
-        self.finish(state, answers)
+        self.finish(state, predictions)
 
     def diverged(self, result: RoundResult) -> bool:
         """Whether the loss or, after the last round, a parameter is not finite."""
@@ -121,13 +121,13 @@ class TrainingSession:
         )
 
     def evaluate(self, result: RoundResult) -> tuple[Predictions, dict[str, Any]]:
-        """The answers after a round and its line of ``metrics.jsonl``."""
+        """The predictions after a round and its line of ``metrics.jsonl``."""
         began = time.perf_counter()
-        answers = self.predictions(result.state)
-        accuracies = evaluate(answers, self.federation.weights, self.config.evaluation.ties)
+        predictions = self.predictions(result.state)
+        accuracies = evaluate(predictions, self.federation.weights, self.config.evaluation.ties)
         self.seconds["evaluate"] += time.perf_counter() - began
         names = self.federation.names
-        return answers, {
+        return predictions, {
             "round": result.state.round,
             "stage": "tune" if result.stage.tuning else "train",
             "lr": result.lr,
@@ -136,19 +136,19 @@ class TrainingSession:
             **accuracies,
         }
 
-    def finish(self, state: State, answers: Predictions | None) -> None:
+    def finish(self, state: State, predictions: Predictions | None) -> None:
         """Write the last round in detail, the shared and the private leaves, and last of all the summary."""
         weights, names = self.federation.weights, self.federation.names
-        answers = answers or self.predictions(state)
+        predictions = predictions or self.predictions(state)
         routes = {}
-        if answers.client_logits is not None:
+        if predictions.client_logits is not None:
             for rule in RULES:
-                chosen = route(answers.client_logits, weights, rule)
-                routes[f"head_{rule}"] = confusion(chosen, answers.origin, len(names)).tolist()
-        rows = per_client(answers, names, weights, self.config.evaluation.ties)
+                chosen = route(predictions.client_logits, weights, rule)
+                routes[f"head_{rule}"] = confusion(chosen, predictions.origin, len(names)).tolist()
+        rows = per_client(predictions, names, weights, self.config.evaluation.ties)
         for row, client in zip(rows, self.federation.clients, strict=True):
             row["train"] = len(client.train)
-        detail = {"round": state.round, "per_client": rows, "confusion": routes, "votes": votes(answers)}
+        detail = {"round": state.round, "per_client": rows, "confusion": routes, "votes": votes(predictions)}
         self.folder.write_json(self.folder.evaluation_file, detail)
         self.folder.publish(state.shared, dict(zip(names, state.private, strict=True)))
         self.folder.write_json(self.folder.summary_file, self.summary(state))

@@ -145,6 +145,7 @@ def test_missing_files_are_named(no_data: Path) -> None:
         load("cifar20", divide_by="both")
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_real_files(real_data: Path) -> None:
     fed = load("cifar10", data_dir=str(real_data))

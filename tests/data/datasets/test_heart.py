@@ -250,6 +250,7 @@ def real() -> Federation:
     return load("heart")
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_real_counts(real: Federation) -> None:
     assert real.counts().tolist() == [[164, 139], [188, 106], [8, 115], [51, 149]]
@@ -257,6 +258,7 @@ def test_real_counts(real: Federation) -> None:
     assert real.shape == (32,)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_real_missing_values(real: Federation) -> None:
     at = {name: i for i, name in enumerate(ENCODED)}

@@ -17,6 +17,8 @@ from feddrm.deploy.wire.messages import verify
 from feddrm.errors import FeddrmError
 from refusal import refused
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., Deployed]
 
 

@@ -13,6 +13,8 @@ from feddrm.deploy.flower.daemon import free_port, superlink_command
 from feddrm.deploy.site.site_settings import SiteSettings
 from refusal import refused
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_port_that_another_program_uses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon, "PORT_SECONDS", 0.2)

@@ -15,6 +15,8 @@ from flwr.superlink.servicer.control.control_handlers import refresh_auth_tokens
 
 from feddrm.deploy.flower.superlink import TokenAuthPlugin, control_token
 
+pytestmark = pytest.mark.slow
+
 TOKEN = control_token(b"secret")
 
 

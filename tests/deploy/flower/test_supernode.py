@@ -7,7 +7,10 @@ import re
 import subprocess
 import sys
 
+import pytest
 from flwr.supernode import start_client_internal
+
+pytestmark = pytest.mark.slow
 
 
 def test_the_first_wait_for_a_part_of_a_message_is_shortened() -> None:

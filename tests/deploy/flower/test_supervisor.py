@@ -13,6 +13,8 @@ import pytest
 from deployment import until
 from feddrm.deploy.flower.supervisor import FLOWER_LOG, Supervisor
 
+pytestmark = pytest.mark.slow
+
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
 
 

@@ -27,6 +27,8 @@ from feddrm.deploy.provision.certificates import write_key_pair
 from feddrm.deploy.wire.messages import load_public_key
 from refusal import refused
 
+pytestmark = pytest.mark.slow
+
 
 def test_only_the_server_controls_its_superlink(deployed: Callable[..., Deployed], tmp_path: Path) -> None:
     """An outsider who knows the address and ca.crt can register no node, remove none, and see nothing."""

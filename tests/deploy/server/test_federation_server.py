@@ -14,6 +14,8 @@ from feddrm.deploy.wire.messages import Message, unpack
 from feddrm.engine import Plan
 from feddrm.models import is_head
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., Deployed]
 PLAN = Plan(rounds=4, local_steps=4, batch_size=16, lr=0.05)
 

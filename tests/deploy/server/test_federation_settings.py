@@ -12,6 +12,8 @@ from deployment import Deployed
 from feddrm.deploy import local_cluster
 from refusal import refused
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("changes", "reason"),

@@ -15,6 +15,8 @@ from feddrm.deploy.server.waiting import PATIENCE
 from feddrm.errors import FeddrmError
 from refusal import refused
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., Deployed]
 
 

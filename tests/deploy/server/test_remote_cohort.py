@@ -25,6 +25,8 @@ from feddrm.router.fit.local_cohort import LocalCohort
 from feddrm.router.settings import Holdout
 from feddrm.router.solver.problem import Problem, add
 
+pytestmark = pytest.mark.slow
+
 DATA = {"dataset": "digits", "seed": 7, "shift": "none"}  # or the router would never err
 Make = Callable[..., Deployed]
 

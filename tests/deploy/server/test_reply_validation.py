@@ -106,6 +106,7 @@ UPLOADS: dict[str, tuple[Twist, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", UPLOADS)
 def test_an_unusable_upload_is_left_out_of_its_round(case: str, deployed: Make) -> None:
     """The outcome is the same, to the last bit, as if lima had not answered."""
@@ -120,6 +121,7 @@ def test_an_unusable_upload_is_left_out_of_its_round(case: str, deployed: Make) 
     assert "\n" not in deployment.complaints[0]
 
 
+@pytest.mark.slow
 def test_the_upload_count_of_a_private_site_must_be_a_number(deployed: Make) -> None:
     deployment = deployed(privacy={"clip": 1.0, "noise": 3.0})
     twist = fields(uploads="two", loss="x", right="x")
@@ -133,6 +135,7 @@ def test_fields_that_were_not_asked_for_are_dropped_unread() -> None:
     assert check_header({"seconds": 1.0, "right": "x", "tested": [2]}, "seconds") == {"seconds": 1.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -154,6 +157,7 @@ def test_a_site_with_an_unusable_hello_is_asked_again(change: dict[str, Any], de
     assert deployment.complaints[0].startswith(f"lima is left out, its answer cannot be used: its '{list(change)[-1]}'")
 
 
+@pytest.mark.slow
 def test_an_unusable_reply_to_the_last_message_is_asked_for_again(deployed: Make) -> None:
     deployment = deployed(router=False)
     transport = TwistingTransport(deployment.folder, at=FINISH, twist=fields(tested="many"))
@@ -176,6 +180,7 @@ SUMS: dict[str, tuple[str, Twist, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SUMS)
 def test_unusable_sums_make_the_fit_begin_again_or_continue_without_them(case: str, deployed: Make) -> None:
     step, twist, complaint = SUMS[case]
@@ -192,6 +197,7 @@ def test_unusable_sums_make_the_fit_begin_again_or_continue_without_them(case: s
         assert torch.equal(load_router(deployment.run / "router").weight, router.weight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedpac", "fedas"])
 def test_statistics_beside_the_leaves_are_checked_too(method: str, deployed: Make) -> None:
     """As first published, these methods send class sums, Fisher traces, and a number that must be the site's own."""
@@ -215,6 +221,7 @@ def test_statistics_beside_the_leaves_are_checked_too(method: str, deployed: Mak
         shared = chosen.aggregate(shared, uploads, torch.full((3,), 1 / 3, dtype=torch.float64))
 
 
+@pytest.mark.slow
 def test_finite_uploads_that_aggregate_to_infinite_leaves_stop_the_run(deployed: Make) -> None:
     """ConFREE multiplies changes. These two are finite, opposite, and too large for that."""
 

@@ -15,6 +15,7 @@ from feddrm.engine import Plan
 Make = Callable[..., Deployed]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["feddrm", "ditto", "fedala"])
 def test_a_late_site_is_left_out_and_continues_from_its_last_accepted_round(method: str, deployed: Make) -> None:
     """Lima trains in round 2, but its reply is late: its private slots after round 2 must not be used."""
@@ -25,6 +26,7 @@ def test_a_late_site_is_left_out_and_continues_from_its_last_accepted_round(meth
     assert_same(deployment, in_one_process(method, Plan(rounds=4, local_steps=4, batch_size=16, lr=0.05), only))
 
 
+@pytest.mark.slow
 def test_a_site_that_lost_its_private_slots_is_left_out_and_says_why(deployed: Make) -> None:
     deployment = deployed(router=False)
     server = deployment.server()
@@ -35,6 +37,7 @@ def test_a_site_that_lost_its_private_slots_is_left_out_and_says_why(deployed: M
     assert "no private part after round 1" in deployment.complaints[0]
 
 
+@pytest.mark.slow
 def test_a_round_with_too_few_replies_is_asked_again(deployed: Make) -> None:
     deployment = deployed(router=False, quorum=3)
     transport = DirectTransport(deployment.folder, away=lambda name, count: name == "lima" and count in (2, 3))
@@ -43,6 +46,7 @@ def test_a_round_with_too_few_replies_is_asked_again(deployed: Make) -> None:
     assert_same(deployment, in_one_process("feddrm", Plan(rounds=2, local_steps=4, batch_size=16, lr=0.05)))
 
 
+@pytest.mark.slow
 def test_the_privacy_cost_of_a_site_that_missed_the_last_round_is_reported(deployed: Make) -> None:
     deployment = deployed(privacy={"clip": 1.0, "noise": 3.0})
     transport = DirectTransport(deployment.folder, away=lambda name, count: name == "lima" and count == 3)

@@ -14,6 +14,8 @@ import torch
 from deployment import NAMES, Deployed, DirectTransport, play_round
 from feddrm.data import Federation
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., Deployed]
 
 

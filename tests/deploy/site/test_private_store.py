@@ -47,6 +47,7 @@ def test_rounds_before_the_last_accepted_one_are_deleted(tmp_path: Path) -> None
         store.load(2)
 
 
+@pytest.mark.slow
 def test_a_site_keeps_the_last_two_rounds_of_a_run(deployed: Callable[..., Deployed]) -> None:
     """The server may have crashed before it saved the last one."""
     deployment = deployed(training={"rounds": 4}, router=False)
@@ -68,6 +69,7 @@ def open_to_others(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in files if stat.S_IMODE(path.stat().st_mode) != 0o600}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("open_umask")
 def test_only_the_owner_can_read_what_is_private(deployed: Callable[..., Deployed]) -> None:
     deployment = deployed(routing={"features": "raw", "path_rounds": 1, "rounds": 1, "heads": True})

@@ -17,6 +17,8 @@ from feddrm.deploy.server.training import Training
 from feddrm.deploy.wire.messages import Message, pack, sign, unpack, verify
 from refusal import refused
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., Deployed]
 
 

@@ -86,6 +86,7 @@ def test_a_broken_file_of_arrays_is_refused_in_one_line(damage: str, tmp_path: P
         read_site_dataset("oslo", {"npz": "own.npz"}, tmp_path)
 
 
+@pytest.mark.slow
 def test_tables_of_three_sites_train_together(tmp_path: Path) -> None:
     """A class that only one site has is known to all."""
     site_at.cache_clear()

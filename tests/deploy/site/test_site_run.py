@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 
 from deployment import Deployed, play_round
 from feddrm.deploy.wire.messages import Message
+
+pytestmark = pytest.mark.slow
 
 Make = Callable[..., Deployed]
 

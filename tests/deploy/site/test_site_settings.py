@@ -10,6 +10,8 @@ from deployment import Deployed
 from feddrm.deploy.site.site_settings import SiteSettings
 from refusal import refused
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., Deployed]
 
 

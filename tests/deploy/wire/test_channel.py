@@ -12,6 +12,8 @@ from feddrm.deploy.server.status import ServerStatus
 from feddrm.deploy.wire.messages import pack
 from feddrm.errors import FeddrmError
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., Deployed]
 
 

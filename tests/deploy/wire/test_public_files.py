@@ -43,6 +43,7 @@ def accuracy(deployment: Deployed, answer: str = "trained") -> float:
     return right / tested
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["feddrm", "ditto", "fedpac"])
 def test_predictors_from_the_sites_folders_are_as_accurate_as_the_sites_measured(method: str, deployed: Make) -> None:
     heads = method == "feddrm"
@@ -57,6 +58,7 @@ def test_predictors_from_the_sites_folders_are_as_accurate_as_the_sites_measured
         assert not private_leaves(deployment.folder / "server")
 
 
+@pytest.mark.slow
 def test_the_servers_folder_opens_as_a_run(deployed: Make, tmp_path: Path) -> None:
     deployment = deployed(routing=ROUTING)
     deployment.server().go()
@@ -79,6 +81,7 @@ def test_the_servers_folder_opens_as_a_run(deployed: Make, tmp_path: Path) -> No
     assert "feddrm serve-client" in str(shown.exception)
 
 
+@pytest.mark.slow
 def test_an_unfinished_or_private_run_opens_as_a_run_too(deployed: Make) -> None:
     deployment = deployed(privacy={"clip": 1.0, "noise": 3.0})
     deployment.server().go()
@@ -90,6 +93,7 @@ def test_an_unfinished_or_private_run_opens_as_a_run_too(deployed: Make) -> None
     assert "unfinished" in feddrm("evaluate", deployment.run)
 
 
+@pytest.mark.slow
 def test_a_run_without_a_router_removes_the_old_router_from_the_sites(deployed: Make) -> None:
     deployment = deployed(routing=ROUTING)
     deployment.server().go()

@@ -79,6 +79,7 @@ def test_12_with_a_ridge_lambda_matters_through_bias() -> None:
         np.testing.assert_allclose(exact, joint, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_12_the_bias_of_a_fixed_ridge_stays_as_data_grow() -> None:
     worlds = [World.draw(size, 0, 1) for size in (2_000, 50_000)]
     plain, held = (

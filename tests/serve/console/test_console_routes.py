@@ -20,9 +20,12 @@ from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    BROWSER is None or DRIVER is None, reason="needs Debian's chromium and chromium-driver: apt-get install both"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        BROWSER is None or DRIVER is None, reason="needs Debian's chromium and chromium-driver: apt-get install both"
+    ),
+    pytest.mark.slow,
+]
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,12 @@ import time
 from pathlib import Path
 
 import httpx
+import pytest
 
 from feddrm.serve.auth import add_key, key_digest
 from serving import Launch
+
+pytestmark = pytest.mark.slow
 
 
 def test_every_path_needs_a_key_with_its_scope_and_changes_of_the_file_count(

@@ -17,6 +17,7 @@ from feddrm.serve.settings import HttpSettings
 from serving import Launch
 
 
+@pytest.mark.slow
 def test_request_ids_and_security_headers(http: httpx.Client) -> None:
     assert http.get("/v2", headers={"X-Request-ID": "mine-1"}).headers["x-request-id"] == "mine-1"
     odd = http.get("/v2", headers={"X-Request-ID": "bad id\twith spaces"}).headers["x-request-id"]
@@ -28,6 +29,7 @@ def test_request_ids_and_security_headers(http: httpx.Client) -> None:
     assert "access-control-allow-origin" not in cross.headers
 
 
+@pytest.mark.slow
 def test_pages_of_other_sites_are_rejected(http: httpx.Client, run: Path, launch: Launch, tmp_path: Path) -> None:
     """Without keys: requests for another host name, and posts across origins."""
     body, own = {"features": [[0.0] * 16]}, http.base_url
@@ -51,6 +53,7 @@ def test_pages_of_other_sites_are_rejected(http: httpx.Client, run: Path, launch
     assert httpx.post(f"{process.url}/v1/route", json=body, headers=headers).status_code == 403
 
 
+@pytest.mark.slow
 def test_requests_above_the_rate_are_rejected(run: Path, launch: Launch, tmp_path: Path) -> None:
     """One request in ten seconds is less than the slowest machine sends."""
     url = launch("serve", run, "--port", 0, "--audit", tmp_path / "a.sqlite", "--rate", 0.1).wait_ready()

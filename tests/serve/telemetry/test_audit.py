@@ -47,6 +47,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return cluster.url
 
 
+@pytest.mark.slow
 def test_records_beyond_the_retention_are_deleted_and_the_others_are_stored_exactly(place: str) -> None:
     now = time.time()
     given = [record(now - days * 86400, client) for days, client in ((3, "lima"), (0.5, 'o"slo ü'), (0, None))]
@@ -160,6 +161,7 @@ def test_impossible_places_are_errors(tmp_path: Path) -> None:
 
 
 # The last test of this file uses the database server, because the server is stopped as part of the last test.
+@pytest.mark.slow
 def test_records_are_dropped_while_the_database_is_down_and_written_when_it_is_back(server: Cluster) -> None:
     log = AuditLog(server.url, 1)
     server.stop()

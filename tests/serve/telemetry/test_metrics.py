@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import httpx
+import pytest
 import torch
 
 from feddrm.serve.telemetry.metrics import Metrics
@@ -16,6 +17,7 @@ def test_decisions_are_counted_by_client_and_by_reason() -> None:
     assert "lima" not in page
 
 
+@pytest.mark.slow
 def test_a_gateway_publishes_its_metrics(http: httpx.Client, images: torch.Tensor) -> None:
     def value(name: str) -> float:
         page = http.get("/metrics").text
