@@ -52,6 +52,8 @@ def serve(
         from feddrm.serve.app import build_gateway
         from feddrm.serve.server import address, bind, demo_clients, run_app
         from feddrm.serve.settings import GatewaySettings, make_settings
+    from feddrm.io.run_files import RunFiles
+    from feddrm.router import read_manifest
 
     if demo and clients is not None:
         raise SettingError("--demo starts its own clients: leave out --clients")
@@ -61,13 +63,14 @@ def serve(
         "rule": rule, "coverage": coverage, "rate": rate, "log_level": log_level,
     }  # fmt: skip
     settings = make_settings(GatewaySettings, clients=clients, **given)
+    read_manifest(RunFiles(run).router)  # a run without a router is an early error
     summary = _dataset_summary(run)
     facts = None if summary is None else summary.facts
     gallery = summary.gallery if summary is not None and samples else None
     with contextlib.ExitStack() as stack:
         if demo:  # before anything else starts threads
             settings = settings.model_copy(update={"clients": stack.enter_context(demo_clients(run))})
-        sock = bind(settings)
+        sock = stack.enter_context(bind(settings))
         app = build_gateway(run, settings, facts, gallery)
         print(f"feddrm gateway at {address(settings, sock)}", flush=True)
         run_app(app, settings, sock)

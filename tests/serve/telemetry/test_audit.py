@@ -64,24 +64,6 @@ def test_records_beyond_the_retention_are_deleted_and_the_others_are_stored_exac
     assert len(stored_rows(place)) == 1202
 
 
-@pytest.mark.slow
-def test_records_are_dropped_while_the_database_is_down_and_written_when_it_is_back(server: Cluster) -> None:
-    log = AuditLog(server.url, 1)
-    server.stop()
-    try:
-        log.add(record(time.time(), "lost"))
-        wait(lambda: log.dropped == 1)
-        assert log.trouble is not None
-    finally:
-        server.start()
-    log.add(record(time.time(), "found"))
-    log.close()
-    assert log.trouble is None
-    clients = [row[AuditRecord._fields.index("client")] for row in stored_rows(server.url)]
-    assert "found" in clients
-    assert "lost" not in clients
-
-
 def test_an_unreachable_database_is_an_error_without_the_password() -> None:
     pytest.importorskip("psycopg", reason="pip install 'feddrm[postgres]' to run this")
     with pytest.raises(FeddrmError) as caught:
@@ -176,3 +158,22 @@ def test_impossible_places_are_errors(tmp_path: Path) -> None:
         AuditLog(str(tmp_path / "no" / "such" / "folder.sqlite"), 1)
     with refused("postgresql://"):
         AuditLog("mysql://x", 1)
+
+
+# The last test of this file uses the database server, because the server is stopped as part of the last test.
+@pytest.mark.slow
+def test_records_are_dropped_while_the_database_is_down_and_written_when_it_is_back(server: Cluster) -> None:
+    log = AuditLog(server.url, 1)
+    server.stop()
+    try:
+        log.add(record(time.time(), "lost"))
+        wait(lambda: log.dropped == 1)
+        assert log.trouble is not None
+    finally:
+        server.start()
+    log.add(record(time.time(), "found"))
+    log.close()
+    assert log.trouble is None
+    clients = [row[AuditRecord._fields.index("client")] for row in stored_rows(server.url)]
+    assert "found" in clients
+    assert "lost" not in clients
