@@ -12,8 +12,9 @@ from feddrm.data import Federation
 from feddrm.errors import FeddrmError
 from feddrm.registry import nearest
 from feddrm.router.fit.calibration import calibrate
-from feddrm.router.fit.cohort import FitRequest, Trunk, solve_requests
+from feddrm.router.fit.cohort import FitRequest, Trunk
 from feddrm.router.fit.local_cohort import LocalCohort
+from feddrm.router.fit.selection import solve_requests
 from feddrm.router.router import Router
 from feddrm.router.settings import Holdout, RouterSettings
 from feddrm.router.solver.client_statistics import Sample

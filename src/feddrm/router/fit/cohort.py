@@ -20,9 +20,7 @@ from feddrm.router.fit.design_matrix import DesignMatrix
 from feddrm.router.fit.ridge_path import Chosen
 from feddrm.router.settings import Holdout
 from feddrm.router.solver.client_statistics import ClientSums
-from feddrm.router.solver.lbfgs import FitState, first_state
 from feddrm.router.solver.problem import Problem
-from feddrm.router.solver.solve import Task, minimise
 
 Job = tuple[DesignMatrix, Sequence[float]]  # ridge strengths to be tried on a design matrix
 Target = Literal["client", "class", "pair"]  # what a fit tells apart; a pair is a client and a class
@@ -154,22 +152,3 @@ class Cohort(Protocol):
 
     def held_out_classes(self, heads: HeldOutHeads, router: HeldOutRouter, temperature: float) -> HeldOutClasses:
         """The answers of class heads."""
-
-
-def solve_requests(
-    cohort: Cohort, requests: Mapping[str, FitRequest], rounds: int, tolerance: float
-) -> dict[str, FitState]:
-    """Fit all requests side by side on a cohort."""
-    tasks = {
-        key: Task(
-            request.problem,
-            request.design.whitening,
-            first_state(request.problem, cohort.members, like=cohort.like, start=request.start),
-        )
-        for key, request in requests.items()
-    }
-
-    def gradients(trials: Mapping[str, Tensor]) -> Mapping[str, Mapping[int, ClientSums]]:
-        return cohort.gradients({key: requests[key] for key in trials}, trials)
-
-    return minimise(tasks, gradients, rounds=rounds, tolerance=tolerance, noise=cohort.noise)

@@ -7,7 +7,7 @@ Test data is never used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from feddrm.router.features.base import Recipe
-from feddrm.router.fit.cohort import Cohort, FitRequest, Job, Target, solve_requests
+from feddrm.router.fit.cohort import Cohort, FitRequest, Job, Target
 from feddrm.router.fit.design_matrix import DesignMatrix
 from feddrm.router.fit.ridge_path import Chosen, RidgePath
 from feddrm.router.settings import Holdout, RouterSettings
-from feddrm.router.solver.lbfgs import FitState
+from feddrm.router.solver.client_statistics import ClientSums
+from feddrm.router.solver.lbfgs import FitState, Task, first_state, minimise
 from feddrm.router.solver.problem import Problem
 
 RIDGES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
@@ -30,6 +31,25 @@ COARSE_ROUNDS, FINE_ROUNDS = 8, 12  # enough to tell recipes and orders of magni
 FEW_FOLDS = 2  # held out in turn at most, to compare recipes
 
 Progress = Callable[[str], None]
+
+
+def solve_requests(
+    cohort: Cohort, requests: Mapping[str, FitRequest], rounds: int, tolerance: float
+) -> dict[str, FitState]:
+    """Fit all requests side by side on a cohort."""
+    tasks = {
+        key: Task(
+            request.problem,
+            request.design.whitening,
+            first_state(request.problem, cohort.members, like=cohort.like, start=request.start),
+        )
+        for key, request in requests.items()
+    }
+
+    def gradients(trials: Mapping[str, Tensor]) -> Mapping[str, Mapping[int, ClientSums]]:
+        return cohort.gradients({key: requests[key] for key in trials}, trials)
+
+    return minimise(tasks, gradients, rounds=rounds, tolerance=tolerance, noise=cohort.noise)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,14 +7,14 @@ docs/decisions/0010-own-lbfgs.md says why this is not SciPy's solver.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from feddrm.errors import FeddrmError
+from feddrm.errors import FeddrmError, SettingError
 from feddrm.router.solver.client_statistics import ClientSums
 from feddrm.router.solver.problem import Problem, Whitening
 
@@ -23,6 +23,10 @@ ARMIJO = 1e-4
 HALF = 0.5  # of the discriminant; features have heavier tails than Gaussians, so the whole of it is overconfident
 CURVATURES = (1e-4, 0.5)  # of a softmax: as flat as confident answers make it, and Boehning's upper bound
 LDA_RIDGE = 10.0  # a softmax is about ten times flatter than the quadratic that the discriminant minimises
+
+
+# Points by fit -> loss and gradient by fit and number of the client that answered.
+Gradients = Callable[[Mapping[str, Tensor]], Mapping[str, Mapping[int, ClientSums]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +64,18 @@ class FitState:
         return cls(**{name: tensors[name] for name in cls.__dataclass_fields__})
 
 
+Watch = Callable[[FitState], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A problem, the whitening that preconditions it, and the state that its fit goes on from."""
+
+    problem: Problem
+    whitening: Whitening | None
+    state: FitState
+
+
 def first_state(problem: Problem, clients: int, *, like: Tensor | None = None, start: Tensor | None = None) -> FitState:
     """The state before the first round: at zero or at ``start``, on the device of ``like`` or ``start``."""
     problem.check()
@@ -85,6 +101,35 @@ def first_state(problem: Problem, clients: int, *, like: Tensor | None = None, s
         rounds=torch.zeros((), dtype=torch.int64, device=device),
         done=torch.zeros((), dtype=torch.bool, device=device),
     )
+
+
+def minimise(
+    tasks: Mapping[str, Task],
+    gradients: Gradients,
+    *,
+    rounds: int,
+    tolerance: float,
+    noise: float,
+    watch: Watch | None = None,
+) -> dict[str, FitState]:
+    """Advance all tasks side by side until each is done, for at most ``rounds`` rounds.
+
+    Tasks do not depend on each other; side by side they share the messages of a round.
+    """
+    if rounds < 1:
+        raise SettingError(f"rounds={rounds}: give at least one")
+    states = {key: task.state for key, task in tasks.items()}
+    for _ in range(rounds):
+        trials = {key: state.trial for key, state in states.items() if not bool(state.done)}
+        if not trials:
+            break
+        answers = gradients(trials)
+        for key in trials:
+            task = tasks[key]
+            states[key] = advance(task.problem, states[key], answers[key], task.whitening, tolerance, noise)
+            if watch is not None:
+                watch(states[key])
+    return states
 
 
 def advance(

@@ -1,23 +1,21 @@
-"""The rounds of the exact federated fit: ask the clients for gradients, advance the server, repeat.
+"""The exact fit to samples that are here, and how several clients are pooled.
 
 With frozen features the density ratio model is a multinomial logistic regression of the client on the features.
 Its loss is a sum over clients. So the server sends the parameters, every client returns the loss and gradient of
 its own samples, and the optimum is that of the pooled data. No sample and no label leaves a client. The same
 rounds fit classes and pairs of client and class.
 
-:func:`minimise` is the loop. It does not know where the clients are: ``gradients`` may compute here or send
-messages. Client data may be float32; the server's algebra is float64.
+Client data may be float32; the server's algebra is float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from feddrm.errors import SettingError
 from feddrm.router.solver.client_statistics import (
     BlockDiagonal,
     ClientSums,
@@ -26,21 +24,8 @@ from feddrm.router.solver.client_statistics import (
     client_moments,
     client_sums,
 )
-from feddrm.router.solver.lbfgs import FitState, advance, first_state, objective
+from feddrm.router.solver.lbfgs import FitState, Task, Watch, first_state, minimise, objective
 from feddrm.router.solver.problem import Problem, Scaler, Whitening, add
-
-# Points by fit -> loss and gradient by fit and number of the client that answered.
-Gradients = Callable[[Mapping[str, Tensor]], Mapping[str, Mapping[int, ClientSums]]]
-Watch = Callable[[FitState], None]
-
-
-@dataclass(frozen=True, eq=False)
-class Task:
-    """A problem, the whitening that preconditions it, and the state that its fit goes on from."""
-
-    problem: Problem
-    whitening: Whitening | None
-    state: FitState
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,35 +47,6 @@ class Fit:
 def noise_of(dtype: torch.dtype) -> float:
     """The relative error of losses that are computed from features of this type."""
     return 1e-12 if dtype == torch.float64 else 1e-6
-
-
-def minimise(
-    tasks: Mapping[str, Task],
-    gradients: Gradients,
-    *,
-    rounds: int,
-    tolerance: float,
-    noise: float,
-    watch: Watch | None = None,
-) -> dict[str, FitState]:
-    """Advance all tasks side by side until each is done, for at most ``rounds`` rounds.
-
-    Tasks do not depend on each other; side by side they share the messages of a round.
-    """
-    if rounds < 1:
-        raise SettingError(f"rounds={rounds}: give at least one")
-    states = {key: task.state for key, task in tasks.items()}
-    for _ in range(rounds):
-        trials = {key: state.trial for key, state in states.items() if not bool(state.done)}
-        if not trials:
-            break
-        answers = gradients(trials)
-        for key in trials:
-            task = tasks[key]
-            states[key] = advance(task.problem, states[key], answers[key], task.whitening, tolerance, noise)
-            if watch is not None:
-                watch(states[key])
-    return states
 
 
 def solve(
