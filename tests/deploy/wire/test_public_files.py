@@ -67,7 +67,7 @@ def test_the_servers_folder_opens_as_a_run(deployed: Make, tmp_path: Path) -> No
     assert f"{100 * evaluation['average_accuracy']:.2f}" in feddrm("evaluate", run)
     feddrm("report", run)
     page = (run / "report.html").read_text()
-    assert "only that site knows" in page
+    assert "Only a site itself knows" in page
     picture = tmp_path / "query.png"
     Image.fromarray(deployment.samples()[0][0].permute(1, 2, 0).squeeze(-1).numpy()).save(picture)
     assert json.loads(feddrm("route", run, picture, "--json"))[0]["client"] in NAMES

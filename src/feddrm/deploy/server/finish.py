@@ -72,7 +72,7 @@ class Finish:
 
     def fit_router(self) -> dict[str, Any]:
         """Fit and write the router; returns how it was chosen. A router that an earlier process fitted is kept."""
-        place = self.folder.path / "router"
+        place = self.folder.router
         if (place / MANIFEST).exists():
             return dict(read_manifest(place)["notes"]["chosen"])
         with TemporaryDirectory() as folder:
@@ -103,7 +103,7 @@ class Finish:
         while True:
             try:
                 fitted = fit_cohort(cohort, trunk, settings)
-                fitted.save(self.folder.path / "router", dict(self.spec.model))
+                fitted.save(self.folder.router, dict(self.spec.model))
                 return dict(fitted.chosen)
             except SiteMissingError:  # the fit starts again when the site is back
                 self.waiting.pause_for_all(self.state.round, names)

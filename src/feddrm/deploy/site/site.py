@@ -31,6 +31,7 @@ from feddrm.deploy.wire.run_spec import RunSpec
 from feddrm.engine import router_kernels
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
+from feddrm.io.run_files import CLIENTS_FOLDER, PRIVATE, SHARED
 from feddrm.io.tensors import join_slots, tensor_bytes
 from feddrm.io.text import yaml_bytes
 from feddrm.methods import Tensors
@@ -137,8 +138,8 @@ class Site:
         private = run.private_slots(int(request.header["after"]))
         folder = run.client_folder
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / "private.safetensors", tensor_bytes(join_slots(private)), private=True)
-        write_atomically(folder / "shared.safetensors", tensor_bytes(received))
+        write_atomically(folder / PRIVATE, tensor_bytes(join_slots(private)), private=True)
+        write_atomically(folder / SHARED, tensor_bytes(received))
         write_atomically(folder / "brief.yaml", yaml_bytes(run.spec.as_dict()))
         write_public(self.folder, request.tensors)
         return pack({} if run.spec.privacy is not None else run.accuracy(received, private))
@@ -166,7 +167,7 @@ class Site:
             # If the server has accepted no upload yet, the run starts afresh, even under an old name.
             if not store.check_samples(checksum, restart=request.header.get("after") == 0):
                 raise FeddrmError(f"holds other samples than this run began with (their checksum differs): {BACK}")
-            self._run = SiteRun(spec, client, store, self.folder / "clients" / self.name)
+            self._run = SiteRun(spec, client, store, self.folder / CLIENTS_FOLDER / self.name)
         return self._run
 
     def _data_of(self, spec: RunSpec) -> tuple[Client, str]:

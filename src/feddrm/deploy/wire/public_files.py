@@ -17,13 +17,13 @@ from feddrm.data import DEPLOYED
 from feddrm.deploy.wire.run_spec import RunSpec
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
-from feddrm.io.run_files import CONFIG, FACTS
+from feddrm.io.run_files import CONFIG, FACTS, ROUTER_FOLDER
 from feddrm.io.text import json_bytes, yaml_bytes
 from feddrm.router.artifact import HEADS, MANIFEST, ROUTER, TRUNK
 
 SOURCE = "sites that keep their own samples"
-INDEX = f"router/{MANIFEST}"  # written last, because it lists the other files of the router
-PUBLIC = (CONFIG, FACTS, *(f"router/{name}" for name in (ROUTER, TRUNK, HEADS)), INDEX)
+INDEX = f"{ROUTER_FOLDER}/{MANIFEST}"  # written last, because it lists the other files of the router
+PUBLIC = (CONFIG, FACTS, *(f"{ROUTER_FOLDER}/{name}" for name in (ROUTER, TRUNK, HEADS)), INDEX)
 PREFIX = "public/"  # of the name of a file among the tensors of a message
 
 
@@ -67,7 +67,7 @@ def write_public(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     files = {name.removeprefix(PREFIX): value for name, value in tensors.items() if name.startswith(PREFIX)}
     if unknown := [name for name in files if name not in PUBLIC]:
         raise FeddrmError(f"the server sent a file '{unknown[0]}': both ends need the same feddrm")
-    (folder / "router").mkdir(exist_ok=True)
+    (folder / ROUTER_FOLDER).mkdir(exist_ok=True)
     (folder / INDEX).unlink(missing_ok=True)
     for name in PUBLIC:
         if name in files:
