@@ -7,6 +7,7 @@ pytest.importorskip("fastapi", reason="pip install 'feddrm[serve]' to run this")
 from feddrm.bench.serve import bench_serve
 
 
+@pytest.mark.slow
 def test_every_workload_is_measured() -> None:
     lines: list[str] = []
     results = bench_serve(callers=[2], seconds=0.2, requests=200, say=lines.append)
