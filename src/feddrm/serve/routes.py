@@ -28,7 +28,7 @@ def add_query_routes(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/v1/route", responses={200: {"model": RouteAnswer}, **ERROR_RESPONSES},
               openapi_extra=sample_body(RouteRequest, Options))  # fmt: skip
     async def route(request: Request) -> Response:
-        """Which clients should answer: ranked, with the reasons to doubt it."""
+        """Rank the clients for every sample; says whether the router abstains and why."""
         context = gateway.begin(request, "route")
         kind, x, options = await read_samples(request, gateway.settings, context.router.spec, Options)
         decisions = await gateway.decide(context, kind, x, options)
@@ -38,7 +38,7 @@ def add_query_routes(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/v1/predict", responses={200: {"model": PredictAnswer}, **ERROR_RESPONSES},
               openapi_extra=sample_body(PredictRequest, PredictOptions))  # fmt: skip
     async def predict(request: Request) -> Response:
-        """Route, ask the chosen client (or the best k), fall back to the next where one fails."""
+        """Route, then ask the chosen client (or the best k); where one fails, ask the next."""
         context = gateway.begin(request, "predict")
         kind, x, options = await read_samples(request, gateway.settings, context.router.spec, PredictOptions)
         return _answer(context, "answers", await _predictions(gateway, context, kind, x, options))
@@ -88,7 +88,7 @@ def add_administration_routes(app: FastAPI, gateway: Gateway) -> None:
 
     @app.post("/v1/admin/reload", responses=ERROR_RESPONSES)
     async def reload(request: Request) -> Response:
-        """Read the artifact anew; if it is broken, the old one stays and this says why."""
+        """Read the artifact again; if it is broken, the old one stays, and the error says why."""
         authorise(request, gateway.keys, "admin")
         try:
             loaded = await gateway.reload()
@@ -104,7 +104,7 @@ def add_administration_routes(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/metrics", response_class=PlainTextResponse, responses=ERROR_RESPONSES)
     async def metrics(request: Request) -> Response:
-        """For Prometheus."""
+        """The metrics, in the format of Prometheus."""
         authorise(request, gateway.keys, "admin")
         for upstream in gateway.upstreams.values():
             gateway.metrics.available.labels(upstream.name).set(upstream.available)

@@ -21,8 +21,10 @@ class Options(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    rule: RuleName | None = Field(default=None, description="all clients alike, or by size")
-    coverage: Annotated[float, Field(gt=0, le=1)] | None = Field(default=None, description="abstain from the rest")
+    rule: RuleName | None = Field(default=None, description="density: equal priors; posterior: priors by size")
+    coverage: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="fraction to answer; the router abstains from the least sure rest"
+    )
     without: tuple[str, ...] = Field(default=(), max_length=1024, description="clients that must not be asked")
 
 
@@ -30,7 +32,9 @@ class PredictOptions(Options):
     """How to decide and whom to ask."""
 
     consult: int = Field(default=1, ge=1, le=1024, description="ask this many clients and mix their answers")
-    abstain: Literal["mark", "refuse"] = Field(default="mark", description="refuse: then ask nobody")
+    abstain: Literal["mark", "refuse"] = Field(
+        default="mark", description="refuse: ask no client about samples from which the router abstains"
+    )
 
 
 class RawOptions(BaseModel):
@@ -46,11 +50,12 @@ class SampleFields(BaseModel):
     image: str | None = Field(default=None, description="one picture file, as base64")
     inputs: list[Any] | None = Field(default=None, description="nested numbers [n, channels, height, width]")
     datatype: Literal["uint8", "float32"] | None = Field(
-        default=None, description="of inputs: raw pixels, or what the network takes (the only kind for tables)"
+        default=None, description="of inputs: uint8 for raw pixels, float32 for network inputs (and for tables)"
     )
     rows: list[dict[str, float]] | None = Field(default=None, description="table rows by column name")
     features: list[list[float]] | None = Field(
-        default=None, description="what Router.features gives: computed at the edge, so that the sample need not travel"
+        default=None,
+        description="the result of Router.features: computed where the sample is, so the sample stays there",
     )
 
 
@@ -63,7 +68,7 @@ class PredictRequest(PredictOptions, SampleFields):
 
 
 class Ranked(BaseModel):
-    """One client's standing."""
+    """One client in the ranking of a sample."""
 
     client: str
     probability: float
@@ -72,7 +77,7 @@ class Ranked(BaseModel):
 
 
 class Routed(BaseModel):
-    """Where one sample should go; ``client`` is null where nobody is available."""
+    """The decision about one sample; ``client`` is null if no client is available."""
 
     client: str | None
     probability: float
@@ -91,7 +96,7 @@ class RouteAnswer(BaseModel):
 
 
 class Answered(BaseModel):
-    """A client that answered, and what its answer weighs."""
+    """A client that answered, and the weight of its answer."""
 
     client: str
     weight: float
@@ -99,14 +104,14 @@ class Answered(BaseModel):
 
 
 class Failed(BaseModel):
-    """A client that was asked in vain."""
+    """A client that did not answer, and why."""
 
     client: str
     reason: str
 
 
 class Predicted(BaseModel):
-    """The answer for one sample; ``label`` is null where nobody was asked because the router abstained."""
+    """The answer for one sample; ``label`` is null if the router abstained and no client was asked."""
 
     label: str | None
     probabilities: dict[str, float] | None

@@ -80,7 +80,7 @@ def add_console_routes(app: FastAPI, gateway: Gateway, facts: Mapping[str, Any],
 
     @app.get("/v1/traffic", responses=ERROR_RESPONSES)
     async def traffic(request: Request, after: int = Query(0, ge=0)) -> Response:
-        """The latest decisions, those numbered above ``after``; no payloads. ``begun``: when numbers began at one."""
+        """The latest decisions with a number above ``after``; no payloads. ``begun``: the gateway's start time."""
         authorise(request, gateway.keys, "admin")
         decisions = [
             {"number": number, "label": label, **record._asdict()}

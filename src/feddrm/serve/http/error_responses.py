@@ -20,7 +20,7 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     for code, text in {
         401: "no valid API key", 403: "the key lacks the scope",
         408: "the body did not arrive in time", 413: "the body is too long",
-        415: "a kind of body that is not read", 422: "what was sent does not fit", 429: "too busy: see Retry-After",
+        415: "the content type is not supported", 422: "the body does not fit", 429: "too busy: see Retry-After",
         503: "no client answered",
     }.items()
 }  # fmt: skip

@@ -38,14 +38,14 @@ class TensorIn(BaseModel):
 
 
 class OutputWanted(BaseModel):
-    """An output to be told; ``binary_data`` in its parameters asks for bytes."""
+    """A wanted output; ``binary_data`` in its parameters asks for bytes."""
 
     name: str = Field(max_length=64)
     parameters: dict[str, Any] = {}
 
 
 class InferRequest(BaseModel):
-    """What is asked."""
+    """An infer request."""
 
     id: str | None = Field(None, max_length=128)
     parameters: dict[str, Any] = {}
@@ -63,7 +63,7 @@ class TensorOut(BaseModel):
 
 
 class InferAnswer(BaseModel):
-    """What is answered."""
+    """The answer to an infer request."""
 
     model_name: str
     model_version: str

@@ -109,6 +109,6 @@ def add_oip_routes(
         openapi_extra=json_body(InferRequest) | {"parameters": [parameter]},
     )
     async def infer_known(request: Request) -> Response:
-        """What a model says of the samples: by the Open Inference Protocol, tensors as JSON or as bytes after it."""
+        """A model's outputs for samples, by the Open Inference Protocol: tensors as JSON or as bytes after it."""
         check_model(request.path_params["model"])
         return await infer(request)
