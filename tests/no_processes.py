@@ -23,7 +23,8 @@ class NoProcesses:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, bool, bool]:
         """Guard one test with its fixtures."""
-        self.fast_test = None if item.get_closest_marker("slow") else item.nodeid
+        exempt = item.get_closest_marker("slow") or item.get_closest_marker("gpu")  # Triton compiles in a process
+        self.fast_test = None if exempt else item.nodeid
         try:
             return (yield)
         finally:
