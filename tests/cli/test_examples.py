@@ -58,6 +58,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("examples")
     rng = np.random.default_rng(0)
     Image.fromarray(rng.integers(0, 255, (8, 8), dtype=np.uint8)).save(folder / "scan.png")
+    (folder / "scans-of-lyon").mkdir()
+    for i in range(20):
+        Image.fromarray(rng.integers(0, 255, (8, 8), dtype=np.uint8)).save(folder / "scans-of-lyon" / f"{i}.png")
     for i, name in enumerate("abc"):
         np.savetxt(folder / f"{name}.csv", rng.normal(i / 2, 1, 60), header="x", comments="")
     (folder / "docs").mkdir()

@@ -45,10 +45,13 @@ def test_the_commands_of_the_documentation_run(run: Path, tmp_path: Path) -> Non
     blocks = re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
     commands = [line.split() for block in blocks for line in block.splitlines()]
     assert [" ".join(c[1:3]).removesuffix(" runs/first") for c in commands] == [
-        "fit-router", "route", "router export", "router leave"
+        "fit-router", "route", "router export", "router leave", "router join"
     ]  # fmt: skip
     shutil.copytree(run, tmp_path / "runs" / "first")
     shutil.copy(run.parent / "fax.png", tmp_path)
+    (tmp_path / "scans-of-lyon").mkdir()
+    for name in ("flatbed", "fax"):
+        shutil.copy(run.parent / f"{name}.png", tmp_path / "scans-of-lyon")
     for command in commands:
         result = subprocess.run(
             [sys.executable, "-m", *command], cwd=tmp_path, capture_output=True, text=True, check=False

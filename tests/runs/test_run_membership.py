@@ -131,14 +131,15 @@ def test_a_folder_with_other_files_is_refused(fitted: RunFolder, tmp_path: Path)
 def tables(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, dict[str, Path]]:
     """A run on three tables, and a fourth table of a client that was not there."""
     folder = tmp_path_factory.mktemp("tables")
+    (folder / "clients").mkdir()
     rng = np.random.default_rng(0)
     paths = {}
     for number, name in enumerate(("oslo", "lima", "pune", "lyon")):
         rows = rng.normal(1.5 * number, 1, (60, 3))
         lines = ["a,b,c,label", *(f"{a:.4f},{b:.4f},{c:.4f},{i % 2}" for i, (a, b, c) in enumerate(rows))]
-        paths[name] = folder / f"{name}.csv"
+        paths[name] = folder / ("clients" if name != "lyon" else "") / f"{name}.csv"
         paths[name].write_text("\n".join(lines if name != "lyon" else [line.rpartition(",")[0] for line in lines]))
-    settings = {"paths": [str(paths[name]) for name in ("oslo", "lima", "pune")], "label": "label"}
+    settings = {"path": str(folder / "clients"), "label": "label"}
     run = train("csv", "fedavg", out=folder / "run", data_settings=settings, **SMALL)
     run.fit_router(joint=True)
     return run.folder, paths
@@ -149,14 +150,14 @@ def test_a_client_joins_with_unlabelled_samples(tables: tuple[RunFolder, dict[st
     before = contents(folder.path)
     config = Run.open(folder.path).config
     joined = join_run_router(folder, config, "lyon", [paths["lyon"]], tmp_path / "larger")
-    assert joined.names == ("oslo", "lima", "pune", "lyon")
+    assert joined.names == ("lima", "oslo", "pune", "lyon")
     assert contents(folder.path) == before
     again = load_router(tmp_path / "larger")
     queries = torch.full((5, 3), 4.5)
     assert torch.equal(again.route(queries).probabilities, joined.route(queries).probabilities)
     assert (again.route(queries).probabilities.argmax(1) == 3).all(), "queries like its samples go to the new client"
     manifest = read_manifest(tmp_path / "larger")
-    assert manifest["notes"][TRAINED_CLIENTS] == ["oslo", "lima", "pune"]
+    assert manifest["notes"][TRAINED_CLIENTS] == ["lima", "oslo", "pune"]
     assert set(load_heads(tmp_path / "larger")) == {"mean", "scale", "probe"}
     assert manifest["notes"]["stacks"] == {}
     shutil.copytree(folder.path, tmp_path / "copy")

@@ -87,7 +87,10 @@ def join(
     run: RunFolderArgument,
     name: Annotated[str, typer.Argument(metavar="CLIENT", help="The name of the new client.")],
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Its samples, without labels: images, or tables (.csv).")
+        list[Path],
+        typer.Argument(
+            metavar="FILE...", help="Its samples, without labels: images, tables (.csv), or folders of them."
+        ),
     ],
     out: Annotated[Path | None, typer.Option(help="A new folder for the router with it.")] = None,
     in_place: Annotated[bool, typer.Option("--in-place", help="Replace the run's own router.")] = False,
@@ -96,7 +99,7 @@ def join(
 ) -> None:
     """Add a client to a run's router: only the router is fitted again, from where it stands.
 
-    Example: feddrm router join runs/first lyon lyon/*.png --out router-with-lyon
+    Example: feddrm router join runs/first lyon scans-of-lyon --out router-with-lyon
     """
     from feddrm.runs import Run
     from feddrm.runs.run_membership import join_run_router

@@ -38,8 +38,9 @@ def join_run_router(
 ) -> Router:
     """Write the run's router with one more client into the folder ``out``, or into the run itself.
 
-    ``files`` are the new client's samples, without labels, as :func:`feddrm.runs.query_files.read_queries` takes
-    them. ``saved`` is the content of the run's ``config.yaml``: the other clients' samples are loaded again by it.
+    ``files`` are the new client's samples, without labels: files that :func:`feddrm.runs.query_files.read_queries`
+    takes, or folders of them. ``saved`` is the content of the run's ``config.yaml``: the other clients' samples are
+    loaded again by it.
     """
     manifest, router = read_manifest(folder.router), load_router(folder.router)
     if name in router.names:
@@ -53,7 +54,8 @@ def join_run_router(
             f"the run has no samples of '{unknown[0]}', which joined its router: let it leave, then join both with "
             "the router of a new run"
         )
-    x, _ = read_queries(router, manifest["notes"].get("columns"), files)
+    paths = [path for given in files for path in (sorted(given.iterdir()) if given.is_dir() else [given])]
+    x, _ = read_queries(router, manifest["notes"].get("columns"), paths)
     samples = Split(x, torch.zeros(len(x), dtype=torch.int64))
     newcomer = Client(name, samples, samples, View(mean=router.input_mean, std=router.input_std))
     members = [federation.clients[federation.names.index(known)] for known in router.names]
