@@ -14,6 +14,8 @@ from feddrm.data.crop import gathered_crop, kernels_for, resized_crop
 from feddrm.data.shift import ColourShift
 from feddrm.data.view import View
 
+pytestmark = pytest.mark.slow
+
 
 def random_images(*shape: int) -> torch.Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(5))
@@ -54,7 +56,6 @@ def test_other_sizes_have_no_kernels() -> None:
     assert kernels_for(random_images(1, 3, 28, 28)) is None
 
 
-@pytest.mark.slow
 def test_numba_is_imported_at_the_first_crop_and_may_be_missing() -> None:
     code = """
 import sys

@@ -22,6 +22,7 @@ def made(*, crop: bool, shift: bool) -> Federation:
     return Federation("made", tuple(clients), ("a", "b"), "made", crop=RandomResizedCrop() if crop else None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "test"])
 @pytest.mark.parametrize(("crop", "shift"), [(False, False), (True, False), (True, True)])
 def test_equals_the_clients_views(split: str, crop: bool, shift: bool) -> None:

@@ -21,6 +21,8 @@ from feddrm.paper.estimate import cost
 from feddrm.runs import Run, RunFolder, hardware
 from refusal import refused
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., CellRecord]
 FIRST = "digits-dir0.3_feddrm-lam0.9_seed2025"
 TUNED = "digits-dir0.3_fedavgft-tune3_seed2025"
@@ -295,7 +297,6 @@ def retina(smoke: Grid, paper: Grid) -> Grid:
     return Grid(yaml.safe_load(yaml.safe_dump(content)))
 
 
-@pytest.mark.slow
 def test_retina_on_made_images(retina: Grid, tmp_path: Path, no_data: Path) -> None:
     cell = retina.cells[0]
     found = list(opened(retina, tmp_path).go([cell]))

@@ -16,6 +16,8 @@ from feddrm.errors import FeddrmError, SettingError
 from feddrm.report.report_page import write_report
 from feddrm.report.run_table import report_table
 
+pytestmark = pytest.mark.slow
+
 MakeRun = Callable[..., Path]
 VOID = {"meta", "br", "img", "link", "hr", "input"}
 FILES = ["report.html", "table.csv", "table.tex"]
@@ -193,7 +195,6 @@ def test_a_bare_unfinished_run_is_reported_and_labelled(make_run: MakeRun, tmp_p
         assert (folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
 
 
-@pytest.mark.slow
 def test_many_clients_and_classes(make_run: MakeRun) -> None:
     rng = np.random.default_rng(0)
     clients = {f"site-{i}": (rng.normal(size=(60, 3)), np.arange(60) % 25) for i in range(41)}

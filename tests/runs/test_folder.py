@@ -29,6 +29,7 @@ from feddrm.runs import RunFolder, train
 from runs.conftest import SMALL, arrays, files
 
 
+@pytest.mark.slow
 def test_every_file_of_a_run_is_named_in_run_files(digits: Federation, tmp_path: Path) -> None:
     run = train(digits, "feddrm", out=tmp_path / "run", **SMALL)
     run.fit_router(digits, features="raw")

@@ -22,6 +22,8 @@ from feddrm.serve.predictor.predictor import Predictor
 from refusal import refused
 from runs.conftest import SMALL
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def fitted(digits: Federation, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
@@ -88,7 +90,6 @@ def test_the_remaining_clients_are_served_as_before(digits: Federation, tmp_path
     assert np.array_equal(answer(), before)
 
 
-@pytest.mark.slow
 def test_a_demo_starts_the_remaining_clients_only(
     fitted: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

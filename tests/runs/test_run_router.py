@@ -25,6 +25,8 @@ from feddrm.runs.run_router import _config_again
 from refusal import refused
 from runs.conftest import SMALL
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def fitted(digits: Federation, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -71,7 +73,6 @@ def test_the_saved_router_reaches_the_accuracy_of_the_summary(fitted: Path, digi
     assert system_accuracy(router.route(raw).client, test.origin) > 0.9
 
 
-@pytest.mark.slow
 def test_fitting_again_gives_the_same_manifest(fitted: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(fitted, copy)
@@ -114,7 +115,6 @@ def test_the_features_can_be_named(fitted: Path, tmp_path: Path, digits: Federat
     assert load_router(copy / "router").recipe.name == "embedding+client"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["local", "fedavg", "ditto"])
 def test_every_kind_of_method_can_be_given_a_router(method: str, digits: Federation, tmp_path: Path) -> None:
     run = train(digits, method, out=tmp_path / "run", **SMALL)

@@ -21,6 +21,8 @@ from feddrm.runs import Run, train, training_session
 from feddrm.runs.training_session import TrainingSession
 from runs.conftest import SMALL, files
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("method", ["feddrm", "fedavgft", "fedala"])
 def test_a_run_stopped_after_any_round_resumes_bit_for_bit(
@@ -106,7 +108,6 @@ def test_checkpoints_take_a_twentieth_of_the_time_at_most(
     assert saved == rounds
 
 
-@pytest.mark.slow
 def test_a_process_killed_at_any_moment_resumes_bit_for_bit(tmp_path: Path) -> None:
     """A real process, killed several times at arbitrary moments, ends with the same files."""
     words = "train --data digits --clients 3 --method feddrm --rounds 12 --local-steps 2 --batch-size 16 --seed 3"

@@ -64,6 +64,7 @@ def all_samples(fed: Federation) -> list[tuple[bytes, int]]:
     return sorted((x.numpy().tobytes(), int(y)) for s in splits for x, y in zip(s.x, s.y, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["packed", "archive", "folder"])
 def test_every_form_gives_the_same_federation(
     form: str, made: tuple[np.ndarray, np.ndarray, np.ndarray], tmp_path: Path

@@ -25,6 +25,8 @@ from feddrm.serve.http.middleware import RequestMiddleware
 from feddrm.serve.settings import HttpSettings
 from serving import NAMES, Launch
 
+pytestmark = pytest.mark.slow
+
 ASK = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 BIG = b"POST /big HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
 SIZE = 8 * 2**20
@@ -126,7 +128,6 @@ def test_endless_headers_end_the_connection(pieces: Callable[[], Iterator[bytes]
             assert read_response(other).startswith(b"HTTP/1.1 200")
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 def test_endless_headers_end_a_tls_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """TLS ends by a handshake. Data that arrives before it is not parsed, and a missing handshake is not awaited."""
@@ -247,7 +248,6 @@ def test_connections_above_the_limit_get_a_503() -> None:
             assert read_response(again).startswith(b"HTTP/1.1 200")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("service", ["gateway", "predictor"])
 def test_gateway_and_predictor_have_these_limits(run: Path, tmp_path: Path, launch: Launch, service: str) -> None:
     words = ["serve", run, "--audit", tmp_path / "a.sqlite"]
@@ -264,7 +264,6 @@ def test_gateway_and_predictor_have_these_limits(run: Path, tmp_path: Path, laun
         assert read_to_end(held).startswith(b"HTTP/1.1 431 ")
 
 
-@pytest.mark.slow
 def test_callers_who_read_no_responses_do_not_block_others(run: Path, tmp_path: Path, launch: Launch) -> None:
     process = launch("serve", run, "--port", 0, "--audit", tmp_path / "a.sqlite",
                      FEDDRM_SERVE_MAX_IN_FLIGHT="3", FEDDRM_SERVE_SEND_SECONDS="2")  # fmt: skip

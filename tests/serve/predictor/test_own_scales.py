@@ -24,6 +24,8 @@ from feddrm.serve.predictor.predictor import Predictor
 from refusal import refused
 from serving import Launch
 
+pytestmark = pytest.mark.slow
+
 SMALL: dict[str, Any] = {"rounds": 3, "local_steps": 6, "batch_size": 16, "model": Mlp(hidden=(16,), branch=8)}
 
 
@@ -127,7 +129,6 @@ def test_a_client_of_an_older_run_has_the_routers_scale(run: Path, tmp_path: Pat
     assert Predictor.load(folder).router.input_mean == load_router(run / "router").input_mean
 
 
-@pytest.mark.slow
 def test_the_commands_report_own_scales(own: Path, data: Path, tmp_path: Path) -> None:
     def feddrm(*words: object) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "feddrm", *map(str, words)]
@@ -143,7 +144,6 @@ def test_the_commands_report_own_scales(own: Path, data: Path, tmp_path: Path) -
     assert "--set normalise=common" in routed.stderr
 
 
-@pytest.mark.slow
 def test_the_gateway_takes_scaled_inputs_but_no_raw_pixels(
     own: Path, eyes: Federation, launch: Launch, tmp_path: Path
 ) -> None:

@@ -18,6 +18,8 @@ from feddrm.runs import Run, train
 from feddrm.serve.predictor.predictor import Predictor, class_names
 from refusal import refused
 
+pytestmark = pytest.mark.slow
+
 Images = NDArray[np.uint8]
 
 
