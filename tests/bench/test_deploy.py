@@ -14,6 +14,8 @@ from feddrm.bench import deploy
 from feddrm.cli.app import app
 from refusal import refused
 
+pytestmark = pytest.mark.slow
+
 DEPLOYED = {"round_seconds": 1.5, "first_round_seconds": 2.0, "bytes_to_a_site": 10, "bytes_from_a_site": 9}
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from cli.conftest import assert_one_line, call
 
+pytestmark = pytest.mark.slow
+
 
 def test_info_prints_the_counts_of_every_client(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("data", "info", "digits", "--clients", "4", "--partition", "dirichlet", "--alpha", "0.5", "--seed", "7")

@@ -14,6 +14,8 @@ import yaml
 from cli.conftest import assert_one_line, call
 from feddrm.runs import RunFolder
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("words", "code", "says"),

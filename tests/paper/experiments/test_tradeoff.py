@@ -16,6 +16,8 @@ from feddrm.paper.experiments.drift import measure_drift
 from feddrm.paper.experiments.tradeoff import World, tradeoff_experiment
 from refusal import refused
 
+pytestmark = pytest.mark.slow
+
 
 def test_11_fedavg_ends_nearer_the_optimum_the_larger_lambda() -> None:
     """The floor falls with lambda and stays below the theorem's bound, which is loose."""
@@ -79,7 +81,6 @@ def test_12_with_a_ridge_lambda_matters_through_bias() -> None:
         np.testing.assert_allclose(exact, joint, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_12_the_bias_of_a_fixed_ridge_stays_as_data_grow() -> None:
     worlds = [World.draw(size, 0, 1) for size in (2_000, 50_000)]
     plain, held = (
