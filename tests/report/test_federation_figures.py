@@ -80,13 +80,3 @@ def test_the_view_of_tables_shows_column_means_and_that_of_images_samples() -> N
     pixels = np.zeros((6, 5, 5, 3), dtype=np.uint8)
     images = Federation.from_arrays({n: (pixels, np.arange(6) % 2) for n in ("oslo", "lima")})
     assert view_figure(DatasetSummary.of(images)).axes[0].get_title() == "samples of every client"
-
-
-def test_names_are_cut_and_dollars_are_no_formula() -> None:
-    rng = np.random.default_rng(0)
-    names = ("$x^{$", "x" * 60)
-    clients = {n: (rng.normal(size=(12, 3)), np.arange(12) % 2) for n in names}
-    figure = label_figure(DatasetSummary.of(Federation.from_arrays(clients)))
-    figure.draw_without_rendering()
-    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert labels == [names[0], "x" * 27 + "…"]

@@ -13,19 +13,24 @@ from feddrm.evaluation import route
 from feddrm.router.policy import (
     RULES,
     by_rule,
+    client_slopes,
     conformal_set,
     conformal_threshold,
     consult,
-    fit_temperature,
     margins,
     masked,
     reliability,
+    solve_temperature,
 )
 from refusal import refused
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def temperature_of(logits: torch.Tensor, target: torch.Tensor) -> float:
+    return solve_temperature(lambda scale: client_slopes(logits, target, scale))
 
 
 def test_rules_are_those_of_the_evaluation() -> None:
@@ -94,7 +99,7 @@ def test_too_few_samples_admit_every_client() -> None:
 def test_temperature_undoes_overconfidence(true: float) -> None:
     logits = 2 * random(20000, 4)
     target = torch.multinomial(logits.softmax(1), 1, generator=torch.Generator().manual_seed(1))[:, 0]
-    assert fit_temperature(logits * true, target) == pytest.approx(true, rel=0.05)
+    assert temperature_of(logits * true, target) == pytest.approx(true, rel=0.05)
 
 
 def test_the_calibration_error_in_closed_form() -> None:
@@ -112,5 +117,5 @@ def test_the_temperature_is_bounded_if_every_sample_is_right(count: int) -> None
     """Two clients, a gap of g everywhere, nothing wrong: one more sample from either makes T = g / log(2 n + 1)."""
     gap = 3.0
     logits = torch.tensor([[gap, 0.0]], dtype=torch.float64).repeat(count, 1)
-    temperature = fit_temperature(logits, torch.zeros(count, dtype=torch.int64))
+    temperature = temperature_of(logits, torch.zeros(count, dtype=torch.int64))
     assert temperature == pytest.approx(gap / math.log(2 * count + 1), rel=1e-9)

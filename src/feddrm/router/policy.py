@@ -80,7 +80,7 @@ def conformal_set(log_weights: Tensor, threshold: float) -> Tensor:
 
 
 def client_slopes(logits: Tensor, target: Tensor, scale: float) -> ClientSums:
-    """The client's half of :func:`fit_temperature`: sums of slope and curvature at one inverse temperature."""
+    """The client's half of :func:`solve_temperature`: sums of slope and curvature at one inverse temperature."""
     z = logits.double()
     p = (scale * z).softmax(1)
     mean = (p * z).sum(1)
@@ -109,11 +109,6 @@ def solve_temperature(slopes: Callable[[float], ClientSums], steps: int = 50, to
             break
         scale = min(max(scale - slope / bend, scale / 2), scale * 2)
     return 1 / min(max(scale, 1e-2), 1e2)
-
-
-def fit_temperature(logits: Tensor, target: Tensor) -> float:
-    """The T at which softmax(logits / T) has the smallest loss on held-out samples and one more; convex in 1 / T."""
-    return solve_temperature(lambda scale: client_slopes(logits, target, scale))
 
 
 @dataclass(frozen=True, eq=False)
