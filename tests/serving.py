@@ -100,6 +100,11 @@ class Process:
             self.send(signal.SIGKILL)
             return self.wait()
 
+    def whole_log(self) -> str:
+        """Its log up to its end. A running process writes its lines some time later, so it is stopped first."""
+        assert self.stop() == 0
+        return self.log.read_text()
+
 
 Launch = Callable[..., Process]
 

@@ -160,4 +160,4 @@ def test_the_gateway_takes_scaled_inputs_but_no_raw_pixels(
         assert scaled.json()["decisions"][0]["probability"] == pytest.approx(
             float(expected.probabilities.max()), abs=1e-4
         )
-    assert "raw pixels are refused" in gateway.log.read_text()
+    assert "raw pixels are refused" in gateway.whole_log()
