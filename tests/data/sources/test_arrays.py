@@ -10,6 +10,8 @@ import torch
 
 from feddrm.data import Federation
 from feddrm.data.partition import split
+from feddrm.data.sources.arrays import client_from_arrays
+from feddrm.data.sources.labelled_samples import Division
 from refusal import refused
 
 from_arrays = Federation.from_arrays
@@ -311,3 +313,16 @@ def test_masks_of_integers_are_refused() -> None:
 def test_durations_are_not_numbers() -> None:
     with refused("X[0, 0] is", "not a number"):
         from_arrays(bad_x(np.arange(10).astype("m8[s]")[:, None]))
+
+
+def test_a_client_alone_is_the_first_client_of_a_federation() -> None:
+    alone = client_from_arrays("oslo", pair(), ("0", "1"), Division(0.3, 2025))
+    first = from_arrays(two(), classes=["0", "1"]).clients[0]
+    for mine, theirs in ((alone.train, first.train), (alone.test, first.test)):
+        assert torch.equal(mine.x, theirs.x)
+        assert torch.equal(mine.y, theirs.y)
+
+
+def test_a_client_alone_with_a_label_of_no_class_is_refused() -> None:
+    with refused("label 'c' is not one of the classes"):
+        client_from_arrays("oslo", (rows(4), list("abac")), ("a", "b"), Division(0.3, 2025))

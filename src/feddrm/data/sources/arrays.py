@@ -11,13 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddrm.data.client import check_client_names
+from feddrm.data.client import Client, check_client_names
 from feddrm.data.sources.labelled_samples import (
     Division,
     FederationParts,
     Label,
     LabelledSamples,
     assemble,
+    assemble_client,
     check_same_clients,
     nfc,
     short_list,
@@ -72,6 +73,13 @@ class ArraySource:
         clients, classes = assemble(self.name, train, test or None, division, self.classes)
         settings = division.settings(test_given=self.test is not None)
         return FederationParts(self.name, clients, classes, "arrays given in Python", settings, columns)
+
+
+def client_from_arrays(name: str, arrays: tuple[Any, Any], classes: Sequence[str], division: Division) -> Client:
+    """One client from its arrays (X, y), read as :class:`ArraySource` reads them; ``classes`` are all sites'."""
+    samples = _samples(f"client '{name}'", arrays)
+    _check_brightness(name, {name: samples})
+    return assemble_client(name, samples, division, classes)
 
 
 def _client_arrays(where: str, clients: Arrays) -> list[ClientArrays]:

@@ -124,7 +124,13 @@ def assemble(
     if test is not None:
         check_same_clients(name, train, test)
     _check_label_types([*train.values(), *(test or {}).values()])
-    class_names, numbers = _number_classes(name, train, classes)
+    labels = {label for samples in train.values() for label in samples.labels}
+    if len(labels) < 2:
+        raise FeddrmError(
+            f"{name}: every sample has the label {short_repr(labels.pop())}, there is nothing to tell apart: "
+            f"add samples of another class"
+        )
+    class_names, numbers = _number_classes(name, labels, classes)
     remedy = "correct it" if classes is None else "correct it or add it to classes"
     y_train = {client: _class_numbers(samples, numbers, remedy) for client, samples in train.items()}
     if test is None:
@@ -138,6 +144,15 @@ def assemble(
         for client, (first, rest) in rows.items()
     )
     return clients, class_names
+
+
+def assemble_client(name: str, samples: LabelledSamples, division: Division, classes: Sequence[str]) -> Client:
+    """One client alone. ``classes`` are those of the whole federation; the client may hold a few of them."""
+    _check_label_types([samples])
+    _, numbers = _number_classes(name, set(samples.labels), classes)
+    y = _class_numbers(samples, numbers, "correct it or add it to classes")
+    train, test = _divide(name, {name: samples}, division)[name]
+    return Client(name, _split(samples.x, y, train), _split(samples.x, y, test))
 
 
 def spelling_variants(labels: Sequence[Label]) -> tuple[Label, Label] | None:
@@ -167,15 +182,9 @@ def _check_label_types(parts: Sequence[LabelledSamples]) -> None:
 
 
 def _number_classes(
-    name: str, train: Mapping[str, LabelledSamples], classes: Sequence[str] | None
+    name: str, labels: set[Any], classes: Sequence[str] | None
 ) -> tuple[tuple[str, ...], dict[Label, int]]:
     """Class names, and the number of every label."""
-    labels: set[Any] = {label for samples in train.values() for label in samples.labels}
-    if len(labels) < 2:
-        raise FeddrmError(
-            f"{name}: every sample has the label {short_repr(labels.pop())}, there is nothing to tell apart: "
-            f"add samples of another class"
-        )
     if classes is None:
         ordered = sorted(labels)
         if (pair := spelling_variants(ordered)) is not None:

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from feddrm.data import Client, Federation, load
+from feddrm.data import Client, load
+from feddrm.data.sources.arrays import client_from_arrays
 from feddrm.data.sources.csv_tables import labels_as_integers, read_samples
 from feddrm.data.sources.image_folders import check_size, list_images
 from feddrm.data.sources.images import read_images
+from feddrm.data.sources.labelled_samples import Division
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.tensors import BROKEN_NPZ
 from feddrm.registry import nearest
@@ -46,17 +48,8 @@ class SiteDataset:
             if tuple(classes) != self.classes:
                 raise FeddrmError(f"{self.name} has the classes of a known dataset, others have not: use one kind")
             return self.ready
-        # Federation refuses a single client, and a federation with one class. So a second client with one
-        # sample per class takes the place of the other sites; only the first is returned.
-        companion = (np.repeat(np.asarray(self.x)[:1], len(classes), axis=0), list(classes))
-        federation = Federation.from_arrays(
-            [(self.name, (self.x, list(self.labels))), (f"{self.name} and others", companion)],
-            classes=list(classes),
-            columns=self.columns,
-            test_fraction=self.test_fraction,
-            seed=self.seed,
-        )
-        return federation.clients[0]
+        division = Division.checked(self.name, self.test_fraction, self.seed)
+        return client_from_arrays(self.name, (self.x, list(self.labels)), classes, division)
 
     def client_as_before(self, classes: Sequence[str], samples: int, shape: Sequence[int]) -> Client:
         """The client of a run that has begun; refused if classes, number or shape of samples have changed since."""
