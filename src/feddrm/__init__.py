@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from feddrm.methods import Method
     from feddrm.models import Model
     from feddrm.runs import Run, train
+    from feddrm.search import tune
     from feddrm.serve.gateway_client import Client, GatewayClient
 
 from feddrm._version import __version__
@@ -32,6 +33,7 @@ __all__ = [
     "__version__",
     "load",
     "train",
+    "tune",
 ]
 
 _HOMES = {
@@ -46,6 +48,7 @@ _HOMES = {
     "Run": "feddrm.runs",
     "load": "feddrm.data",
     "train": "feddrm.runs",
+    "tune": "feddrm.search",
 }
 
 

@@ -21,7 +21,16 @@ from feddrm.cli.app import app
 GROUP = typer.main.get_command(app)
 ELSEWHERE = {  # these run in tests of their own, or take minutes
     *("demo", "serve", "serve-client", "query", "bench engine", "bench serve", "bench deploy", "paper run"),
-    *("deploy up", "deploy run", "deploy status", "deploy down", "deploy server", "deploy site", "paper figure"),
+    *(
+        "deploy up",
+        "deploy run",
+        "deploy status",
+        "deploy down",
+        "deploy server",
+        "deploy site",
+        "paper figure",
+        "tune",
+    ),
 }
 SHORTER = {"train": ["--rounds", "2"], "fit-router": ["--no-heads"]}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar
@@ -65,6 +66,29 @@ def test_a_phase_that_is_not_logged_does_not_count():
         torch.testing.assert_close(logged_loss(Quiet(), streams, 3), loss_of(streams[0][0]), rtol=0, atol=1e-15)
     finally:
         del Method.family["quiet"]
+
+
+@pytest.mark.parametrize("clip", [1e-3, 0.3, 1e3])
+def test_a_clipped_step_is_the_step_of_torch_on_the_scaled_gradient(clip):
+    stream = batches(4, 0)
+    method, sgd = FedAvg(), Sgd(0.9, 0.01, torch.tensor(0.1, dtype=torch.float64), clip)
+    shared, private = method.start(LEAVES)
+    upload = client_update(method, functional(NET), shared, private, [stream], Stage(4), sgd).upload
+    net = copy.deepcopy(NET)
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    norms = []
+    for batch in stream:
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(net(batch.x).logits, batch.y).backward()
+        gradients = [p.grad for p in net.parameters() if p.grad is not None]
+        norms.append(float(torch.cat([g.flatten() for g in gradients]).norm()))
+        for gradient in gradients:
+            gradient.mul_(min(1.0, clip / norms[-1]))
+        optimiser.step()
+    assert (max(norms) > clip) == (clip < 1)  # otherwise nothing is tested
+    for leaf, value in net.named_parameters():
+        if value.grad is not None:
+            torch.testing.assert_close(upload[leaf], value.detach(), rtol=0, atol=1e-12)
 
 
 def test_threads_use_one_network_at_once():

@@ -127,6 +127,15 @@ def test_the_graph_equals_the_loop_in_float64(method: Method) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS, ids=LABELS)
+def test_clip_and_warmup_are_captured(method: Method) -> None:
+    some = plan(rounds_of(method, 4), clip=0.05, warmup=2)
+    one, other = (played(method, engine, some, dtype=torch.float64) for engine in ("sequential", "graph"))
+    assert apart(method, one, other) < 1e-9
+    free = played(method, "graph", plan(rounds_of(method, 4), warmup=2), dtype=torch.float64)
+    assert apart(method, other, free) > 1e-4  # the clip did something
+
+
+@pytest.mark.parametrize("method", METHODS, ids=LABELS)
 def test_the_graph_is_close_to_the_loop_in_float32(method: Method) -> None:
     some = plan(rounds_of(method, 3), steps=2)
     one, other = (played(method, engine, some) for engine in ("sequential", "graph"))

@@ -30,6 +30,19 @@ def test_rates_fall_without_a_restart_for_tuning():
     assert [plan.rate(t) for t in range(1, 9)] == [0.05 * (1 + math.cos(math.pi * t / 8)) for t in range(8)]
 
 
+def test_the_rate_rises_in_equal_steps_during_the_warmup():
+    plan, cold = dataclasses.replace(PLAN, rounds=8), dataclasses.replace(PLAN, rounds=8, warmup=3)
+    factors = [cold.rate(t) / plan.rate(t) for t in range(1, 9)]
+    assert factors == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1, 1, 1], rel=1e-15)
+
+
+def test_a_plan_without_clip_and_warmup_is_written_as_before():
+    assert {"clip", "warmup"}.isdisjoint(PLAN.as_dict())
+    assert Plan(**dataclasses.replace(PLAN, clip=2.0, warmup=1).as_dict()) == dataclasses.replace(
+        PLAN, clip=2.0, warmup=1
+    )
+
+
 def test_the_last_rounds_tune():
     schedule = RoundSchedule(FedAvgFT(tuning=3), dataclasses.replace(PLAN, rounds=8), 4)
     assert [schedule.stage(t) for t in range(1, 9)] == [Stage(2)] * 5 + [Stage(2, tuning=True)] * 3
@@ -141,6 +154,11 @@ BAD = [
     ("dropout", math.nan),
     ("seed", -1),
     ("seed", 2**32),
+    ("clip", -1.0),
+    ("clip", math.inf),
+    ("clip", math.nan),
+    ("warmup", -1),
+    ("warmup", 800),
 ]
 
 

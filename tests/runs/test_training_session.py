@@ -199,3 +199,27 @@ def test_the_figures_per_client_add_up_to_the_pooled_vote(tmp_path: Path) -> Non
     assert votes["smallest"] != votes["cuda"]  # a vote in which ties decide
     assert max(votes["smallest"], votes["cuda"]) < votes["leading"]
     assert abs(votes["smallest"] - votes["cuda"]) < votes["tied"]
+
+
+def test_a_run_that_stays_at_one_answer_says_so(
+    digits: Federation, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The rate is far too large, the loss stays finite, and an average accuracy of 0.4 looks like learning."""
+    settings = {"rounds": 6, "local_steps": 5, "evaluation": {"every": 1}}
+    run = train(digits, "fedavgft", out=tmp_path / "run", lr=8.0, **settings)
+    (record,) = caplog.records
+    assert "gives one answer to all queries: lower --lr (it is 8)" in record.getMessage()
+    assert run.summary is not None
+    assert run.summary["collapsed"]["at_end"]
+    assert run.metrics()[-1]["collapsed_share"] >= 0.5
+    sound = train(digits, "fedavgft", out=tmp_path / "sound", lr=0.05, **settings)
+    assert len(caplog.records) == 1
+    assert sound.summary is not None
+    assert "collapsed" not in sound.summary
+
+
+def test_a_run_from_before_clip_and_warmup_goes_on(digits: Federation, tmp_path: Path) -> None:
+    train(digits, "feddrm", out=tmp_path / "run", **SMALL)
+    assert {"clip", "warmup"}.isdisjoint(Run.open(tmp_path / "run").config)
+    with pytest.raises(FeddrmError, match=r"holds a run with clip=None, not 1\.0"):
+        train(digits, "feddrm", out=tmp_path / "run", clip=1.0, **SMALL)

@@ -11,7 +11,7 @@ import typer
 import typer.core
 
 from feddrm._version import __version__
-from feddrm.cli import bench, data, deploy, drm, paper, report, router, serve, train
+from feddrm.cli import bench, data, deploy, drm, paper, report, router, serve, train, tune
 from feddrm.cli.output import JsonFlag, print_json, print_table
 from feddrm.errors import INTERRUPTED, FeddrmError
 
@@ -82,6 +82,7 @@ def methods(json: JsonFlag = False) -> None:
 
 
 app.command()(train.train)
+app.command()(tune.tune)
 app.command()(train.evaluate)
 app.command()(train.demo)
 app.command()(report.report)

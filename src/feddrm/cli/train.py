@@ -43,6 +43,8 @@ def train(
     local_steps: Annotated[int | None, typer.Option(help="SGD steps per client and round.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate at the start of the cosine schedule.")] = None,
+    clip: Annotated[float | None, typer.Option(help="Largest norm of a gradient (default: any).")] = None,
+    warmup: Annotated[int | None, typer.Option(help="First rounds in which the learning rate rises.")] = None,
     participation: Annotated[float | None, typer.Option(help="Fraction of clients that take part in a round.")] = None,
     dropout: Annotated[float | None, typer.Option(help="Chance that a client does not answer.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of data and training (the paper's: 2025).")] = None,
@@ -98,6 +100,8 @@ def train(
         local_steps=local_steps,
         batch_size=batch_size,
         lr=lr,
+        clip=clip,
+        warmup=warmup,
         participation=participation,
         dropout=dropout,
         seed=seed,
@@ -231,6 +235,15 @@ def _train(parts: dict[str, dict[str, Any]], settings: dict[str, Any], out: Path
 
 def _print_runs(folders: list[Path]) -> None:
     from feddrm.report.run_table import report_table
+    from feddrm.runs import Run
 
     table = report_table(folders)
     print_table(table.header(), table.text_rows(), title="accuracy in percent")
+    for folder in folders:
+        if collapsed := (Run.open(folder).summary or {}).get("collapsed"):
+            ending = ", to the end" if collapsed["at_end"] else ""
+            typer.echo(
+                f"{folder}: training collapsed in {collapsed['rounds']} of {collapsed['of']} evaluated rounds{ending} "
+                f"(one answer to all queries): lower --lr, or try --clip 1 or --warmup",
+                err=True,
+            )

@@ -16,7 +16,7 @@ from feddrm.engine.precision import Arithmetic
 from feddrm.methods import Forward, Method, Phase, Sgd, Slots, Stage, Statistics, Tensors
 from feddrm.models import Net, Outputs
 
-NORM_FLOOR = 1e-12  # keeps the sharpness step finite where the gradient vanishes
+NORM_FLOOR = 1e-12  # keeps quotients finite where the gradient vanishes
 
 
 class Update(NamedTuple):
@@ -103,9 +103,11 @@ def _train(phase: Phase, net: Forward, slots: Slots, batches: Iterable[Batch], s
 
         gradient, loss = gradient_and_value(loss_of, values)
         if phase.sam_radius:
-            norm = torch.stack([g.square().sum() for g in gradient]).sum().sqrt()
-            step = phase.sam_radius / (norm + NORM_FLOOR)
+            step = phase.sam_radius / (_norm(gradient) + NORM_FLOOR)
             gradient, _ = gradient_and_value(loss_of, [v + step * g for v, g in zip(values, gradient, strict=True)])
+        if sgd.clip and gradient:
+            scale = (sgd.clip / (_norm(gradient) + NORM_FLOOR)).clamp(max=1.0)
+            gradient = [g * scale for g in gradient]
         _sgd_step(values, gradient, velocity, sgd)
         if phase.clamp is not None:
             for value in values:
@@ -113,6 +115,11 @@ def _train(phase: Phase, net: Forward, slots: Slots, batches: Iterable[Batch], s
         losses.append(loss.to(sgd.lr))
     trained = {**slots[phase.slot], **dict(zip(names, values, strict=True))}
     return {**slots, phase.slot: trained}, losses
+
+
+def _norm(gradient: list[Tensor]) -> Tensor:
+    """The norm of a gradient over all its leaves."""
+    return torch.stack([g.square().sum() for g in gradient]).sum().sqrt()
 
 
 def gradient_and_value(loss_of: Callable[[list[Tensor]], Tensor], values: list[Tensor]) -> tuple[list[Tensor], Tensor]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,8 @@ class Plan:
     """How long and how fast to train, and how many clients take part.
 
     ``participation`` is the fraction of clients asked in every round; ``dropout`` is the chance that
-    a client that was asked does not answer.
+    a client that was asked does not answer. ``clip`` is the largest norm of a gradient (0: any), and
+    ``warmup`` the number of first rounds in which the rate rises; the paper has neither.
     """
 
     rounds: int = 800
@@ -35,32 +36,43 @@ class Plan:
     participation: float = 1.0
     dropout: float = 0.0
     seed: int = 2025
+    clip: float = 0.0
+    warmup: int = 0
 
     def check(self) -> None:
         """Refuse impossible values before anything is loaded."""
         for name in ("rounds", "local_steps", "batch_size"):
             if getattr(self, name) < 1:
                 raise SettingError(f"{name}={getattr(self, name)}: give at least 1")
-        if not 0 < self.lr < math.inf:
-            raise SettingError(f"lr={self.lr}: the learning rate must be positive (the paper: 0.01)")
-        if not 0 <= self.momentum < 1:
-            raise SettingError(f"momentum={self.momentum}: it must lie in [0, 1)")
-        if not 0 <= self.weight_decay < math.inf:
-            raise SettingError(f"weight_decay={self.weight_decay}: it cannot be negative")
-        if not 0 < self.participation <= 1:
-            raise SettingError(f"participation={self.participation}: the fraction of clients must lie in (0, 1]")
-        if not 0 <= self.dropout < 1:
-            raise SettingError(f"dropout={self.dropout}: the chance must lie in [0, 1)")
-        if not 0 <= self.seed < 2**32:
-            raise SettingError(f"seed {self.seed} is out of range: give one from 0 to {2**32 - 1}")
+        conditions = {
+            "lr": (0 < self.lr < math.inf, "the learning rate must be positive (the paper: 0.01)"),
+            "momentum": (0 <= self.momentum < 1, "it must lie in [0, 1)"),
+            "weight_decay": (0 <= self.weight_decay < math.inf, "it cannot be negative"),
+            "participation": (0 < self.participation <= 1, "the fraction of clients must lie in (0, 1]"),
+            "dropout": (0 <= self.dropout < 1, "the chance must lie in [0, 1)"),
+            "seed": (0 <= self.seed < 2**32, f"out of range: give one from 0 to {2**32 - 1}"),
+            "clip": (0 <= self.clip < math.inf, "give the largest norm of a gradient, or 0 for none"),
+            "warmup": (0 <= self.warmup < self.rounds, f"give 0 to {self.rounds - 1}, fewer than the rounds"),
+        }
+        for name, (holds, problem) in conditions.items():
+            if not holds:
+                raise SettingError(f"{name}={getattr(self, name)}: {problem}")
 
     def rate(self, round: int) -> float:
-        """Cosine schedule over all rounds (1, 2, ...): constant within a round, no restart for tuning."""
-        return 0.5 * self.lr * (1 + math.cos(math.pi * (round - 1) / self.rounds))
+        """Cosine schedule over all rounds (1, 2, ...): constant within a round, no restart for tuning.
+
+        In the ``warmup`` rounds it is multiplied by a factor that rises in equal steps to one.
+        """
+        cosine = 0.5 * self.lr * (1 + math.cos(math.pi * (round - 1) / self.rounds))
+        return cosine * min(1.0, round / (self.warmup + 1))
 
     def sgd(self, lr: Tensor) -> Sgd:
         """The optimiser's settings at the rate of a round."""
-        return Sgd(self.momentum, self.weight_decay, lr)
+        return Sgd(self.momentum, self.weight_decay, lr, self.clip)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values. Clip and warm-up stand there only if they are used, so that older runs can be resumed."""
+        return {key: value for key, value in asdict(self).items() if value or key not in ("clip", "warmup")}
 
 
 class State(NamedTuple):

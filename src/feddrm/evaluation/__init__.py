@@ -22,6 +22,7 @@ from feddrm.evaluation.accuracy import (
     vote,
     votes,
 )
+from feddrm.evaluation.collapse import LASTING, collapse_summary, collapsed_share, is_collapsed
 from feddrm.evaluation.cuda_replay import Replay
 from feddrm.evaluation.passes import Leaves
 from feddrm.evaluation.predictions import Execution, Predictions, Queries, pooled_queries, predict
@@ -47,6 +48,7 @@ def ask(
 
 
 __all__ = [
+    "LASTING",
     "RULES",
     "TIES",
     "Answers",
@@ -57,9 +59,12 @@ __all__ = [
     "ask",
     "average_accuracy",
     "client_accuracy",
+    "collapse_summary",
+    "collapsed_share",
     "confusion",
     "evaluate",
     "global_accuracy",
+    "is_collapsed",
     "oracle_accuracy",
     "per_client",
     "pooled_queries",

@@ -35,11 +35,15 @@ class Stage:
 
 @dataclass(frozen=True, eq=False)
 class Sgd:
-    """Momentum SGD as in PyTorch. ``lr`` is a tensor, so that a captured graph can read another rate every round."""
+    """Momentum SGD as in PyTorch. ``lr`` is a tensor, so that a captured graph can read another rate every round.
+
+    A gradient whose norm over all trained leaves exceeds ``clip`` is scaled down to it; 0 leaves gradients alone.
+    """
 
     momentum: float
     weight_decay: float
     lr: Tensor
+    clip: float = 0.0
 
     def changed(self, changes: Mapping[str, float]) -> Sgd:
         """The same settings with some replaced by numbers."""

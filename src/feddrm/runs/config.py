@@ -91,7 +91,7 @@ class Config:
             "data": _plain(self.data),
             "method": {"name": self.method.name, **_plain(asdict(self.method))},
             "model": {"name": self.model.name, **_plain(asdict(self.model))},
-            **_plain(asdict(self.plan)),
+            **_plain(self.plan.as_dict()),
             "evaluation": _plain(asdict(self.evaluation)),
             "device": self.device,
             "engine": self.engine,

@@ -52,7 +52,19 @@ def fit_run_router(
         if not folder.state_file.exists():
             raise FeddrmError(f"{folder.path} has no checkpoint any more: train it again, into another folder")
         config = _config_again(saved, federation, device)
-        return _fit(folder, config, federation.to(config.device), router_settings, on_step)
+        fitted, figures = _fit(folder, config, federation.to(config.device), router_settings, on_step)
+        fitted.save(folder.router, config.as_dict()["model"])
+        _write_clients(folder, federation, fitted)
+        _write_figures(folder, fitted, figures)
+        return fitted.router
+
+
+def measure_router(
+    folder: RunFolder, saved: Mapping[str, Any], federation: Federation, **settings: Any
+) -> dict[str, Any]:
+    """The figures of a router fitted on the latest checkpoint, finished run or not; nothing is written."""
+    config = _config_again(saved, federation, None)
+    return _fit(folder, config, federation.to(config.device), RouterSettings(**settings), None)[1]
 
 
 @contextlib.contextmanager
@@ -68,7 +80,8 @@ def _fit(
     federation: Federation,
     settings: RouterSettings,
     on_step: Callable[[str], None] | None,
-) -> Router:
+) -> tuple[FittedRouter, dict[str, Any]]:
+    """The router of the latest checkpoint, and its figures on the test set."""
     state = load_state(folder.state_file, config.device)
     if len(state.private) != len(federation):
         clients, given = len(state.private), len(federation)
@@ -89,11 +102,8 @@ def _fit(
     with router_kernels(int(federation.sizes.sum())):
         fitted = fit_router(net, state.shared, federation, settings, published=published, on_step=on_step)
     test = pooled_test_set(config, federation, state.round)
-    figures = evaluate_router(fitted, net, state.shared, test, predictions(test, config.threads), federation.weights)
-    fitted.save(folder.router, config.as_dict()["model"])
-    _write_clients(folder, federation, fitted)
-    _write_figures(folder, fitted, figures)
-    return fitted.router
+    answered = predictions(test, config.threads)
+    return fitted, evaluate_router(fitted, net, state.shared, test, answered, federation.weights)
 
 
 def load_run_federation(folder: RunFolder, saved: Mapping[str, Any], data_dir: str | None) -> Federation:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,11 +16,15 @@ from feddrm.data.summary import DatasetSummary
 from feddrm.engine import RoundResult, RoundSchedule, State, arithmetic, engine_for, federate, first_state, functional
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import (
+    LASTING,
     RULES,
     Predictions,
     Replay,
+    collapse_summary,
+    collapsed_share,
     confusion,
     evaluate,
+    is_collapsed,
     per_client,
     predict,
     route,
@@ -32,6 +37,7 @@ from feddrm.runs.environment import hardware, versions
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.listeners import OnRound
 
+log = logging.getLogger("feddrm.runs")
 CHECKPOINT_SECONDS = 20.0  # between two checkpoints: what a crash may cost
 CHECKPOINT_SHARE = 0.05  # of the time at most: where a checkpoint is hundreds of megabytes, a crash may cost more
 
@@ -49,6 +55,7 @@ class TrainingSession:
             torch.cuda.reset_peak_memory_stats()
         self.seconds = folder.read_json(folder.seconds_file) or {"train": 0.0, "evaluate": 0.0}
         self.next_save = time.monotonic() + CHECKPOINT_SECONDS
+        self.collapsed_in_a_row = 0
 
     def train(self, state: State | None, listeners: Sequence[OnRound]) -> None:
         """Train from ``state``, or from the start, to the last round and finish the run."""
@@ -79,6 +86,7 @@ class TrainingSession:
                 if config.evaluation.due(result.state.round, rounds):
                     predictions, metrics = self.evaluate(result)
                     self.folder.add_metrics(metrics)
+                    self.warn_of_collapse(metrics)
                 state = result.state  # only now: Ctrl-C saves it, and a saved round is never evaluated again
                 if time.monotonic() > self.next_save:
                     self.save(state)
@@ -134,7 +142,18 @@ class TrainingSession:
             "loss": result.loss,
             "answered": [names[i] for i in result.answered],
             **accuracies,
+            "collapsed_share": collapsed_share(predictions),
         }
+
+    def warn_of_collapse(self, metrics: Mapping[str, Any]) -> None:
+        """Say that training has collapsed, once it lasts."""
+        self.collapsed_in_a_row = self.collapsed_in_a_row + 1 if is_collapsed(metrics) else 0
+        if self.collapsed_in_a_row == LASTING:
+            log.warning(
+                "round %d: for %.0f %% of the samples the client's model gives one answer to all queries: "
+                "lower --lr (it is %g), or try --clip 1 or --warmup",
+                metrics["round"], 100 * metrics["collapsed_share"], self.config.plan.lr,
+            )  # fmt: skip
 
     def finish(self, state: State, predictions: Predictions | None) -> None:
         """Write the last round in detail, the shared and the private leaves, and last of all the summary."""
@@ -156,7 +175,8 @@ class TrainingSession:
     def summary(self, state: State) -> dict[str, Any]:
         """The content of ``summary.json``."""
         window = self.config.evaluation.window
-        entries = self.folder.metrics()[-window:]
+        evaluated = self.folder.metrics()
+        entries = evaluated[-window:]
         # Models before and after tuning differ, so the means are over one stage only.
         entries = [entry for entry in entries if entry["stage"] == entries[-1]["stage"]]
         accuracies = [{k: e[k] for k in e if k.endswith("_accuracy")} for e in entries]
@@ -164,6 +184,7 @@ class TrainingSession:
             **summarise(accuracies, window),
             "window": len(entries),
             "rounds": state.round,
+            **collapse_summary(evaluated),
             "seconds": {**self.seconds, "total": sum(self.seconds.values())},
             **({"peak_memory_gib": torch.cuda.max_memory_allocated() / 2**30} if self.on_gpu else {}),
             "hardware": hardware(self.config.device),

@@ -1,0 +1,107 @@
+"""``feddrm tune``: the best learning rate, and other settings, for a dataset and its methods."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from feddrm.cli.data_options import (
+    Alpha,
+    Clients,
+    DataDir,
+    Download,
+    Partition,
+    Shards,
+    Shift,
+    check_partition,
+    given_settings,
+    keyed_settings,
+)
+from feddrm.cli.output import JsonFlag, print_json, print_table, resumable
+from feddrm.errors import SettingError
+
+
+def tune(
+    out: Annotated[Path, typer.Option(help="Folder of the search; an interrupted search in it goes on.")],
+    data: Annotated[str, typer.Option(help="A name from 'feddrm datasets'.")],
+    method: Annotated[list[str] | None, typer.Option(help="A name from 'feddrm methods'; repeat for several.")] = None,
+    values: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--try",
+            metavar="KEY=A,B,...",
+            help="Values to try: lr, local_steps, clip, ..., method.KEY (default: rates around the usual one).",
+        ),
+    ] = None,
+    goal: Annotated[str, typer.Option(help="average, system (by the exact router) or both.")] = "average",
+    cost: Annotated[float, typer.Option(help="How many whole runs all trials of a method may take.")] = 1.0,
+    held_out: Annotated[
+        float, typer.Option(help="Fraction of the training samples that trials are compared on.")
+    ] = 0.2,
+    budget: Annotated[str | None, typer.Option(help="Stop after this time, as 25m; the same command goes on.")] = None,
+    model: Annotated[str | None, typer.Option(help="A name from 'feddrm models'.")] = None,
+    clients: Clients = None,
+    partition: Partition = None,
+    alpha: Alpha = None,
+    shards: Shards = None,
+    shift: Shift = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of a whole run, which the settings are for.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of data and training.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    data_dir: DataDir = None,
+    download: Download = False,
+    extra: Annotated[
+        list[str] | None, typer.Option("--set", metavar="data.KEY=VALUE", help="Any other setting of the data.")
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Search for the best learning rate on held-out training samples; test samples are never read.
+
+    Many candidates train a little, the better half goes on. 'best.yaml' then has the settings of a whole run.
+
+    Example: feddrm tune --data digits --method feddrm --out tune/digits
+    """
+    from feddrm.paper.runner import read_budget
+    from feddrm.search import tune as search
+
+    check_partition(partition, alpha, shards)
+    data_settings = given_settings(
+        clients=clients, partition=partition, alpha=alpha, shards=shards, shift=shift, seed=seed, data_dir=data_dir,
+        download=download,
+    ) | {key.removeprefix("data."): value for key, value in keyed_settings(extra).items()}  # fmt: skip
+    with resumable():
+        result = search(
+            data,
+            method or ["feddrm"],
+            out=out,
+            axes={key: _values(key, text) for key, text in keyed_settings(values).items()},
+            goal=goal,
+            cost=cost,
+            held_out=held_out,
+            budget=None if budget is None else read_budget(budget),
+            model=model,
+            data_settings=data_settings,
+            progress=True,
+            **given_settings(rounds=rounds, seed=seed, device=device),
+        )
+    if json:
+        best = {name: dict(candidate.values) for name, candidate in result.best.items()}
+        print_json({"path": str(result.path), "finished": result.finished, "best": best, "scores": result.scores})
+        return
+    rows = [
+        [name, candidate.name, ", ".join(f"{key} {100 * value:.2f}" for key, value in result.scores[name].items())]
+        for name, candidate in result.best.items()
+    ]
+    print_table(["method", "best settings", "on held-out samples, percent"], rows)
+    if not result.finished:
+        typer.echo("the budget is used up: the same command goes on from here", err=True)
+    typer.echo(f"wrote {', '.join(map(str, sorted(out.glob('best*.yaml'))))} and {out / 'tune.html'}")
+
+
+def _values(key: str, text: Any) -> list[str]:
+    values = [value.strip() for value in str(text).split(",") if value.strip()]
+    if not values:
+        raise SettingError(f"--try {key}=: there is nothing to try: give values, as in {key}=0.01,0.1")
+    return values

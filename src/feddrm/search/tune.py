@@ -1,0 +1,199 @@
+"""``feddrm.tune``: the best settings of one or several methods for a dataset, found on held-out samples."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from feddrm.data import Dataset, Federation, load
+from feddrm.errors import FeddrmError, SettingError
+from feddrm.io.atomic import locked, write_atomically
+from feddrm.io.text import json_bytes, read_json, read_yaml, yaml_bytes
+from feddrm.methods import Method
+from feddrm.models import Model
+from feddrm.progress import progress_bar
+from feddrm.registry import check_choice
+from feddrm.runs import Config, hardware, resolve, versions
+from feddrm.search.candidates import Candidate, all_candidates
+from feddrm.search.halving import Halving, plan_halving
+from feddrm.search.holdout import hold_out
+from feddrm.search.search_page import search_page
+from feddrm.search.trial import GOALS, MethodSearch, SearchTask, TimeIsUp, Trial
+
+SETTINGS, TRIALS, BEST, PAGE, LOCK = "tune.yaml", "trials.json", "best.yaml", "tune.html", "lock"
+Advance = Callable[[int, int | None, str, bool], None]
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """What a search found. ``best`` has, by method, the best candidate; ``finished`` is False if time ran out."""
+
+    path: Path
+    best: Mapping[str, Candidate]
+    scores: Mapping[str, Mapping[str, float]]
+    finished: bool
+
+
+def tune(  # noqa: PLR0913 (the public signature)
+    data: str | Federation,
+    methods: str | Method | Sequence[str | Method] = "feddrm",
+    *,
+    out: str | Path,
+    axes: Mapping[str, Sequence[Any]] | None = None,
+    goal: str = "average",
+    cost: float = 1.0,
+    held_out: float = 0.2,
+    budget: float | None = None,
+    model: str | Model | Mapping[str, Any] | None = None,
+    data_settings: Mapping[str, Any] | None = None,
+    progress: bool = False,
+    **settings: Any,
+) -> TuneResult:
+    """Search for each method's best settings. Test samples are never read.
+
+    ``axes`` has the values to try, as in ``{"lr": [0.01, 0.1], "method.lam": [0.5, 0.8]}``; without it, learning rates
+    from a tenth to thirty times the usual one are tried. ``goal`` is ``average`` (every client on its own samples),
+    ``system`` (samples of unknown origin by the exact router) or ``both``, their mean. All trials of a method together
+    take ``cost`` times the rounds of one run. ``held_out`` is the fraction of each client's training samples that
+    trials are compared on. ``budget`` is a time in seconds; the same call goes on later. ``settings`` are those of
+    :func:`feddrm.train`.
+    """
+    check_choice("goal", goal, GOALS)
+    if not 0 < cost < float("inf"):
+        raise SettingError(f"cost={cost}: give how many runs the search may take, as 1")
+    deadline = None if budget is None else time.monotonic() + budget
+    reload_settings = None  # how to load the data again, if it was loaded by name
+    if isinstance(data, str):
+        dataset = Dataset.make(data, **(data_settings or {}))
+        reload_settings = {"name": dataset.name, **dataset.settings()}
+    federation = load(data, **(data_settings or {})) if isinstance(data, str) else data
+    held = hold_out(federation, held_out, int(settings.get("seed", 2025)))
+    folder, searches = Path(out), []
+    for method in [methods] if isinstance(methods, str | Method) else methods:
+        learner = Method.make(method) if isinstance(method, str) else method
+        whole = resolve(federation, data=reload_settings, method=learner, model=model, **settings)
+        halving, candidates = _plan(whole, axes or {}, cost)
+        task = SearchTask(held, learner, model, goal, halving.rounds, halving.every, settings, deadline)
+        trials = [Trial(candidate, folder / "trials" / learner.name / candidate.name) for candidate in candidates]
+        searches.append(MethodSearch(task, halving, trials, whole))
+    record = {"goal": goal, "cost": cost, "held_out": held_out, "data": federation.digest()} | {
+        search.task.method.name: {
+            "candidates": [trial.candidate.name for trial in search.trials],
+            **{key: value for key, value in search.whole.as_dict().items() if key != "threads"},
+        }
+        for search in searches
+    }
+    with _exclusive(folder, record), progress_bar("tune") if progress else _silent() as advance:
+        return _search(folder, goal, searches, advance)
+
+
+def _plan(whole: Config, axes: Mapping[str, Sequence[Any]], cost: float) -> tuple[Halving, list[Candidate]]:
+    """The rungs and the candidates of a method; every candidate must be possible before anything is trained."""
+    candidates = all_candidates(axes, whole.method, whole.plan)
+    halving = plan_halving(len(candidates), int(cost * whole.plan.rounds), whole.plan.rounds)
+    for candidate in candidates:
+        for rounds in (halving.rounds, whole.plan.rounds):
+            replace(whole.plan, **candidate.plan, rounds=rounds).check()
+            candidate.method(whole.method).check(rounds)
+    return halving, candidates
+
+
+def _search(folder: Path, goal: str, searches: Sequence[MethodSearch], advance: Advance) -> TuneResult:
+    _read_trials(folder, searches)
+    total, before, finished = sum(search.halving.cost for search in searches), 0, True
+    try:
+        for search in searches:
+            for trial, until, done in _climb(search, goal):
+                title = f"{search.task.method.name}, {trial.candidate.name}, to round {until} of {search.task.rounds}"
+
+                def show(rounds: int, title: str = title, done: int = before + done) -> None:
+                    advance(done + rounds, total, title, True)
+
+                trial.advance(search.task, until, show)
+                _write(folder, goal, searches)
+            before += search.halving.cost
+    except TimeIsUp:
+        finished = False
+        if not any(trial.scores or trial.end for search in searches for trial in search.trials):
+            raise SettingError(
+                f"the budget was used up before the first trial reached its first comparison, after round "
+                f"{searches[0].halving.rungs[0].round}: give a larger budget; the same command goes on from here"
+            ) from None
+    best = {search.task.method.name: top for search in searches if (top := search.best(goal)) is not None}
+    if finished and not best:
+        raise FeddrmError(f"every trial in {folder} diverged or collapsed: try smaller learning rates (--try lr=...)")
+    scores = {name: trial.scores[max(trial.scores)] for name, trial in best.items()}
+    return TuneResult(folder, {name: trial.candidate for name, trial in best.items()}, scores, finished)
+
+
+def _climb(search: MethodSearch, goal: str) -> Iterator[tuple[Trial, int, int]]:
+    """Each trial that is still in the search, the round that it must reach, and the rounds that others have taken."""
+    climbing, start, done = list(search.trials), 0, 0
+    for place, rung in enumerate(search.halving.rungs):
+        for trial in climbing:
+            yield trial, rung.round, done - start
+            done += rung.round - start
+        sound = [trial for trial in climbing if rung.round in trial.scores]
+        sound.sort(key=lambda trial: -trial.value(goal, rung.round))  # stable: of equals, the first given stays
+        following = search.halving.rungs[place + 1 :]
+        climbing, start = sound[: following[0].trials] if following else [], rung.round
+
+
+def _read_trials(folder: Path, searches: Sequence[MethodSearch]) -> None:
+    """Take over what an earlier call has found."""
+    if not (folder / TRIALS).exists():
+        return
+    known = read_json(folder / TRIALS, "remove it to search again")["methods"]
+    for search in searches:
+        for trial in search.trials:
+            before = known[search.task.method.name][trial.candidate.name]
+            trial.scores = {int(round): dict(values) for round, values in before["scores"].items()}
+            trial.end = before["end"]
+
+
+def _write(folder: Path, goal: str, searches: Sequence[MethodSearch]) -> None:
+    """Write every trial, the best settings so far, and the page."""
+    methods = {
+        search.task.method.name: {trial.candidate.name: trial.as_dict() for trial in search.trials}
+        for search in searches
+    }
+    where = {"hardware": hardware(searches[0].whole.device), "versions": versions()}
+    write_atomically(folder / TRIALS, json_bytes({"goal": goal, "methods": methods, **where}))
+    for search in searches:
+        if (best := search.best(goal)) is not None:
+            name = BEST if len(searches) == 1 else f"best-{search.task.method.name}.yaml"
+            write_atomically(folder / name, yaml_bytes(search.configuration(best.candidate)))
+    write_atomically(folder / PAGE, search_page(goal, searches).encode())
+
+
+@contextmanager
+def _exclusive(folder: Path, record: Mapping[str, Any]) -> Iterator[None]:
+    """Hold the folder of a search. One that holds another search, or something else, is refused."""
+    file = folder / SETTINGS
+    if folder.exists() and not file.exists() and any(path.name != LOCK for path in folder.iterdir()):
+        raise FeddrmError(f"{folder} is not empty and no search: choose another --out")
+    if file.exists():
+        before, now = read_yaml(file, "choose another --out"), yaml.safe_load(yaml_bytes(record))
+        changed = [key for key in now if before.get(key) != now[key]]
+        if changed:
+            raise FeddrmError(
+                f"{folder} holds a search with other settings ({', '.join(changed)}): choose another --out, "
+                f"or repeat the old settings to go on"
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / LOCK) as acquired:
+        if not acquired:
+            raise FeddrmError(f"another process searches in {folder}: wait until it is done, or stop it")
+        write_atomically(file, yaml_bytes(record))
+        yield
+
+
+@contextmanager
+def _silent() -> Iterator[Advance]:
+    yield lambda *_: None
