@@ -13,7 +13,7 @@ from feddrm.engine.rounds import play_round
 from feddrm.engine.schedule import RoundResult, RoundSchedule, State
 from feddrm.errors import SettingError
 from feddrm.methods import Forward
-from feddrm.registry import nearest
+from feddrm.registry import check_choice, nearest
 from feddrm.threads import thread_map
 
 ENGINES = ("auto", "sequential", "graph")
@@ -58,8 +58,7 @@ def _player(
 
 def engine_for(engine: str, device: str) -> str:
     """The engine that ``engine`` stands for; ``auto`` is graph on a GPU and sequential elsewhere."""
-    if engine not in ENGINES:
-        raise SettingError(f"unknown engine '{engine}'{nearest(engine, ENGINES)} (known: {', '.join(ENGINES)})")
+    check_choice("engine", engine, ENGINES)
     try:
         kind = torch.device(device).type
     except RuntimeError:

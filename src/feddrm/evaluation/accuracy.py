@@ -17,7 +17,7 @@ from torch import Tensor
 
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.evaluation.predictions import Predictions
-from feddrm.registry import nearest
+from feddrm.registry import check_choice
 from feddrm.rules import RULES, Rule
 
 TIES = ("smallest", "cuda")
@@ -55,8 +55,7 @@ def vote(logits: Tensor, ties: str = "smallest") -> Tensor:
     ``ties``: ``"smallest"`` takes the smallest of the leading classes (``torch.mode`` on a CPU);
     ``"cuda"`` takes the one that ``torch.mode`` takes on a GPU, which made the paper's numbers.
     """
-    if ties not in TIES:
-        raise SettingError(f"unknown ties '{ties}'{nearest(ties, TIES)} (known: {', '.join(TIES)})")
+    check_choice("ties", ties, TIES)
     counts = _counts(logits)
     if ties == "smallest":
         return counts.argmax(1)

@@ -14,7 +14,7 @@ from feddrm.errors import SettingError
 from feddrm.io.text import read_json
 from feddrm.paper.cell_records import BEFORE, CellRecord, cell_of
 from feddrm.paper.grid import Grid
-from feddrm.registry import nearest
+from feddrm.registry import check_choice
 from feddrm.report.accuracy_measures import BY_RULE, RULES, Score, rule_label
 from feddrm.report.tables import DASH, ColumnGroup, Table, TableCell, TableColumn, TableRow, to_csv
 
@@ -187,11 +187,9 @@ def table_names(grid: Grid) -> list[str]:
 
 def tables(grid: Grid, name: str, records: Mapping[str, CellRecord]) -> list[PaperTable]:
     """The parts of a named table. ``beyond`` has one part per setting, with everything that was measured."""
+    check_choice("table", name, table_names(grid))
     if name == BEYOND:
         return [_beyond(grid, setting, records) for setting in grid.content["settings"]]
-    if name not in grid.content["tables"]:
-        known = table_names(grid)
-        raise SettingError(f"unknown table '{name}'{nearest(name, known)} (known: {', '.join(known)})")
     return [_table(grid, part, records) for part in grid.content["tables"][name]]
 
 
