@@ -11,7 +11,7 @@ import numpy as np
 
 from feddrm.drm.basis import Floats
 from feddrm.errors import FeddrmError
-from feddrm.io.text import read_csv
+from feddrm.io.text import parse_float, read_csv
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def read_sample(path: Path) -> SampleFile:
     """Read 64-bit numbers. A first row without any number is the header."""
     rows = read_csv(path, "give the path of a readable .csv file")
     columns = None
-    if rows and all(_number(cell) is None for cell in rows[0][1]):
+    if rows and all(parse_float(cell) is None for cell in rows[0][1]):
         columns = tuple(rows.pop(0)[1])
     if len(rows) < 2:
         raise FeddrmError(f"{path} has {len(rows)} rows of numbers: give at least 2")
@@ -53,7 +53,7 @@ def read_sample(path: Path) -> SampleFile:
         if len(cells) != width:
             raise FeddrmError(f"{path}, line {line}: {len(cells)} cells where {width} are expected: complete the row")
         for j, cell in enumerate(cells):
-            value = _number(cell)
+            value = parse_float(cell)
             if value is None or not math.isfinite(value):
                 shown = cell if len(cell) <= 40 else f"{cell[:39]}…"
                 column = columns[j] if columns else j + 1
@@ -63,10 +63,3 @@ def read_sample(path: Path) -> SampleFile:
                 )
             values[i, j] = value
     return SampleFile(path.stem, columns, values)
-
-
-def _number(text: str) -> float | None:
-    try:
-        return None if "_" in text else float(text)  # Python accepts 1_000, other programs do not
-    except ValueError:
-        return None
