@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from feddrm.paper import CellRecord, Grid, read_notes, read_records, results_page
+from feddrm.paper import FIGURES, CellRecord, Grid, read_notes, read_records, results_page
 from refusal import refused
 
 Make = Callable[..., CellRecord]
@@ -64,6 +64,16 @@ def test_bad_notes(text: str, says: str, paper: Grid, tmp_path: Path) -> None:
     (tmp_path / "notes.yaml").write_text(text)
     with refused(str(tmp_path / "notes.yaml"), says):
         read_notes(paper, {}, tmp_path)
+
+
+def test_only_the_papers_own_page_shows_the_drawn_figures(paper: Grid, smoke: Grid) -> None:
+    page = results_page(paper, {}, {})
+    for name in ("lambda", "covariate", "sharing"):
+        section = page.split(f"## Table: {name}\n")[1].split("\n## ")[0]
+        assert section.rstrip().endswith(f"]({name}.png)")
+        assert name in FIGURES
+    assert page.count(".png)") == 3
+    assert ".png)" not in results_page(smoke, {}, {})
 
 
 def test_the_page_in_docs_is_current(paper: Grid) -> None:

@@ -52,6 +52,7 @@ def results_page(grid: Grid, records: Mapping[str, CellRecord], notes: Mapping[s
         range_of=_range_of,
         seeds=_seeds(seeds),
         tables={name: (parts, _footnotes(parts, notes)) for name, parts in shown.items()},
+        figures=grid.content.get("figures", {}),
         notes=notes,
         caption=CAPTION,
         settings=len(beyond),
