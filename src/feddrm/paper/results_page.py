@@ -6,8 +6,10 @@ The text of the page is in ``results.md.j2``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from jinja2 import FileSystemLoader
@@ -17,7 +19,7 @@ from feddrm.io.text import read_yaml
 from feddrm.paper.cell_records import CellRecord, cell_of
 from feddrm.paper.claims import Comparison, comparisons, verdicts
 from feddrm.paper.grid import Grid
-from feddrm.paper.paper_tables import BEYOND, CAPTION, Entry, PaperTable, seed_rows, signed, tables
+from feddrm.paper.paper_tables import BEYOND, CAPTION, Entry, PaperTable, signed, tables
 from feddrm.report.html_templates import TEMPLATES
 from feddrm.report.tables import DASH, Table
 
@@ -29,6 +31,26 @@ SPREAD_OF = ("average", "system")  # the measures whose spread across seeds the 
 MARKDOWN = TEMPLATES.overlay(loader=FileSystemLoader(Path(__file__).parent), autoescape=False)
 
 
+@dataclass(frozen=True)
+class SeedSpread:
+    """A measure of one method, or of the difference between two (``paired``), by seed."""
+
+    setting: str
+    method: str
+    measure: str
+    values: tuple[float, ...]  # one per seed
+    across_rounds: float | None = None  # the mean spread across the last rounds of a run
+    paired: bool = False
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.values)
+
+    @property
+    def across_seeds(self) -> float:
+        return stdev(self.values)
+
+
 def results_page(grid: Grid, records: Mapping[str, CellRecord], notes: Mapping[str, str]) -> str:
     """The whole page as Markdown; the same results give the same text."""
     shown = {name: tables(grid, name, records) for name in grid.content["tables"]}
@@ -36,7 +58,7 @@ def results_page(grid: Grid, records: Mapping[str, CellRecord], notes: Mapping[s
     published = _published(chain.from_iterable(shown.values()))
     compared = [(place, entry, d) for place, entry in published if (d := entry.difference) is not None]
     far = [(place, entry, d) for place, entry, d in compared if abs(d) > NOTABLE]
-    seeds = seed_rows(grid, records, (*SPREAD_OF, "system.exact_density", "system.stacked"))
+    seeds = seed_spreads(grid, records, (*SPREAD_OF, "system.exact_density", "system.stacked"))
     return MARKDOWN.get_template("results.md.j2").render(
         grid=grid,
         done=sum(cell.id in records for cell in grid.cells),
@@ -47,8 +69,8 @@ def results_page(grid: Grid, records: Mapping[str, CellRecord], notes: Mapping[s
         far=[_difference(place, entry, d, notes) for place, entry, d in far],
         verdicts=verdicts(grid, records),
         unreported=_unreported(comparisons(grid, records)),
-        single=[row for row in seeds if row["measure"] in SPREAD_OF and not row["paired"]],
-        paired=[row for row in seeds if row["measure"] in SPREAD_OF and row["paired"]],
+        single=[spread for spread in seeds if spread.measure in SPREAD_OF and not spread.paired],
+        paired=[spread for spread in seeds if spread.measure in SPREAD_OF and spread.paired],
         range_of=_range_of,
         seeds=_seeds(seeds),
         tables={name: (parts, _footnotes(parts, notes)) for name, parts in shown.items()},
@@ -103,21 +125,49 @@ def _unreported(compared: Sequence[Comparison]) -> str:
     return Table.of(["A against B (percent, bold where A is ahead)", "ahead", *settings], rows).to_markdown()
 
 
-def _range_of(rows: Sequence[Mapping[str, Any]], key: str) -> str:
-    values = [100 * row[key] for row in rows]
+def seed_spreads(grid: Grid, records: Mapping[str, CellRecord], measures: Sequence[str]) -> list[SeedSpread]:
+    """Settings and methods with more than one seed.
+
+    The first method of a setting is also compared with every other one, seed by seed: both then have the
+    same division of the data, so it does not matter how easy that division is.
+    """
+    by_setting: dict[str, dict[str, dict[int, CellRecord]]] = {}
+    for cell in [*grid.cells, *(cell for r in records.values() if (cell := cell_of(grid, r)) is not None)]:
+        if (record := records.get(cell.id)) is not None:
+            by_setting.setdefault(cell.setting, {}).setdefault(cell.method, {})[cell.seed] = record
+    spreads = []
+    for setting, methods in by_setting.items():
+        label, first = grid.label("settings", setting), next(iter(methods))
+        for measure in measures:
+            scores = {
+                method: {seed: score for seed, r in by_seed.items() if (score := r.score(measure)) is not None}
+                for method, by_seed in methods.items()
+            }
+            for method, own in scores.items():
+                name = grid.label("methods", method)
+                rounds = [score.std for score in own.values() if score.std is not None]
+                means = tuple(score.mean for score in own.values())
+                spreads.append(SeedSpread(label, name, measure, means, fmean(rounds) if rounds else None))
+                if method != first:
+                    less = tuple(score.mean - own[seed].mean for seed, score in scores[first].items() if seed in own)
+                    spreads.append(
+                        SeedSpread(label, f"{grid.label('methods', first)} less {name}", measure, less, paired=True)
+                    )
+    return [spread for spread in spreads if len(spread.values) > 1]
+
+
+def _range_of(spreads: Sequence[SeedSpread], name: str) -> str:
+    values = [100 * getattr(spread, name) for spread in spreads]
     return f"{min(values):.2f} to {max(values):.2f} points"
 
 
-def _seeds(rows: Sequence[Mapping[str, Any]]) -> str:
+def _seeds(spreads: Sequence[SeedSpread]) -> str:
     header = ["setting", "method", "measure", "seeds", "mean", "± across seeds", "± across rounds"]
-    cells = [
-        [
-            *(row[key] for key in ("setting", "method", "measure", "seeds")),
-            *(_points(row[key]) for key in ("mean", "across_seeds", "across_rounds")),
-        ]
-        for row in rows
+    rows = [
+        [s.setting, s.method, s.measure, len(s.values), *map(_points, (s.mean, s.across_seeds, s.across_rounds))]
+        for s in spreads
     ]
-    return Table.of(header, cells).to_markdown() if rows else ""
+    return Table.of(header, rows).to_markdown() if rows else ""
 
 
 def _points(fraction: float | None) -> str:
