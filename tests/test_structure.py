@@ -1,4 +1,4 @@
-"""The rules that keep the package easy to read: names, folders, mirrored tests, the glossary, short files.
+"""The rules that keep the package easy to read: names, folders, mirrored tests, the glossary, pictures, short files.
 
 Each rule is a function that returns its violations. It is tried on this project, and on a small made-up one that
 breaks it. Import rules are checked by ruff and import-linter (`make lint`).
@@ -53,6 +53,7 @@ THEMES = {
     "tests/test_readme.py": "every command and example of the README",
     "tests/test_structure.py": "the rules of this file",
     "tests/methods/test_contract.py": "every method, by one set of tests",
+    "tests/methods/test_exchange.py": "what every method sends, keeps and combines",
     "tests/methods/test_golden.py": "every method against exact figures",
     "tests/models/test_contract.py": "every model, by one set of tests",
     "tests/cli/test_examples.py": "the examples in the help of every command",
@@ -161,6 +162,19 @@ def glossary_mistakes(text: str, known_classes: Collection[str]) -> list[str]:
     return wrong + ([] if rows in GLOSSARY_ROWS else [f"{rows} terms: give {GLOSSARY_ROWS[0]} to {GLOSSARY_ROWS[-1]}"])
 
 
+def picture_mistakes(root: Path) -> list[str]:
+    """Pictures in ``docs`` that no page shows, and pictures that a page shows although they are not there."""
+    pages = [root / "README.md", *(root / "docs").glob("*.md")]
+    shown = {
+        (page.parent / target).resolve()
+        for page in pages
+        for target in re.findall(r"!\[[^]]*\]\(([^):]+)\)", page.read_text())
+    }
+    there = set((root / "docs").resolve().glob("*.png"))
+    wrong = [f"no page shows {path.name}" for path in there - shown]
+    return sorted(wrong + [f"there is no {path.name}" for path in shown if not path.exists()])
+
+
 def assert_none(violations: list[str]) -> None:
     """Fail with one violation per line."""
     assert not violations, "\n" + "\n".join(violations)
@@ -193,6 +207,10 @@ def test_tests_mirror_the_package() -> None:
 def test_the_glossary_defines_each_term_once() -> None:
     text = (ROOT / "docs" / "glossary.md").read_text()
     assert_none(glossary_mistakes(text, classes(PACKAGE)))
+
+
+def test_every_picture_is_shown() -> None:
+    assert_none(picture_mistakes(ROOT))
 
 
 @pytest.fixture
@@ -267,6 +285,11 @@ def test_a_mistake_in_the_glossary_is_found() -> None:
     named = "\n".join([*rows, "| **u** | A `Router` or a `SiteClient`, `slot`. |"])
     assert glossary_mistakes(named, ["Router"]) == ["there is no class 'SiteClient'"]
     assert len(glossary_mistakes("\n".join(rows[1:]), ())) == 1
+
+
+def test_a_picture_that_no_page_shows_is_found(made: Make) -> None:
+    root = made({"README.md": "![a](docs/a.png)", "docs/b.md": "![gone](c.png)", "docs/a.png": "", "docs/b.png": ""})
+    assert picture_mistakes(root) == ["no page shows b.png", "there is no c.png"]
 
 
 def recipe(target: str) -> str:

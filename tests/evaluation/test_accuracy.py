@@ -82,14 +82,12 @@ class TestByHand:
         assert system_accuracy(predicted, LABELS) == 3 / 6
 
     def test_client_accuracy(self) -> None:
-        def accuracy(rule: str, pooled: bool = False) -> float:
-            return client_accuracy(CLIENT_LOGITS, ORIGIN, WEIGHTS, rule, pooled=pooled)
+        def accuracy(rule: str) -> float:
+            return client_accuracy(CLIENT_LOGITS, ORIGIN, WEIGHTS, rule)
 
         assert accuracy("posterior") == pytest.approx(0.8 * 3 / 4 + 0.2 * 1 / 2, rel=1e-15)
         assert client_accuracy(CLIENT_LOGITS, ORIGIN, WEIGHTS) == accuracy("posterior")  # the paper's
         assert accuracy("density") == pytest.approx(0.8 * 1 / 4 + 0.2 * 2 / 2, rel=1e-15)
-        assert accuracy("posterior", pooled=True) == 4 / 6
-        assert accuracy("density", pooled=True) == 3 / 6
 
     def test_confusion(self) -> None:
         assert confusion(route(CLIENT_LOGITS, WEIGHTS, "density"), ORIGIN, 2).tolist() == [[1, 3], [0, 2]]

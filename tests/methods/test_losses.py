@@ -1,4 +1,4 @@
-"""Losses over masked batches, in closed form."""
+"""Losses and class means over masked batches, in closed form."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import math
 
 import torch
 
-from feddrm.methods.losses import cross_entropy, distance, masked_mean
+from feddrm.methods.losses import class_means, class_sums, cross_entropy, distance, distance_to_means, masked_mean
+
+from .one_client import CLASSES, NET, batches, leaves
 
 MASK = torch.tensor([True, False, True])
 
@@ -22,3 +24,24 @@ def test_distance_is_half_the_squared_norm_over_common_or_named_leaves():
     other = {"a": torch.tensor([0.0, 0.0]), "b": torch.tensor([1.0])}
     assert float(distance(one, other)) == 0.5 * (1 + 4 + 4)
     assert float(distance(one, other, ["b"])) == 2.0
+
+
+def test_sums_and_counts_leave_out_masked_samples():
+    (batch,) = batches(1)
+    batch = batch._replace(mask=torch.arange(8) < 5)
+    sums = class_sums(NET, leaves(), batch)
+    features = NET(leaves(), batch.x).features
+    for k in range(CLASSES):
+        chosen = (batch.y == k) & batch.mask
+        assert sums["counts"][k] == chosen.sum()
+        torch.testing.assert_close(sums["sums"][k], features[chosen].sum(0), rtol=0, atol=1e-12)
+
+
+def test_a_class_without_samples_has_no_mean_and_adds_no_distance():
+    means = class_means(torch.tensor([[2.0, 4.0], [0.0, 0.0]]), torch.tensor([2.0, 0.0]))
+    assert means["prototypes"][0].tolist() == [1.0, 2.0]
+    assert means["seen"].tolist() == [True, False]
+    (batch,) = batches(1)
+    batch = batch._replace(y=torch.tensor([0, 1]), mask=torch.tensor([True, True]))
+    features = torch.tensor([[2.0, 2.0], [7.0, 7.0]])
+    assert float(distance_to_means(features, means, batch)) == 0.5 * (1 + 0) / 2

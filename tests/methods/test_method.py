@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from feddrm.errors import SettingError
-from feddrm.methods import Ditto, FedALA, FedAS, FedAvg, FedPAC, FedRep, Phase, Sgd, Stage
+from feddrm.methods import ConFREE, Ditto, FedALA, FedAS, FedAvg, FedPAC, FedRep, Phase, Sgd, Stage
 from feddrm.methods.losses import classify
-from feddrm.methods.method import split_steps, weighted_mean
+from feddrm.methods.method import check_variant, split_steps, weighted_mean
 from feddrm.models import is_head
 
 from .one_client import LR, batches, close, leaves, network, optimised, slope, work
@@ -95,3 +95,12 @@ def test_the_weighted_mean_is_taken_leaf_by_leaf():
     assert mean["a"].tolist() == [2.5, 5.0]
     assert mean["b"].item() == 1.0
     assert weighted_mean([], torch.zeros(0)) == {}
+
+
+def test_both_variants_pass_and_others_are_refused():
+    for variant in ("paper", "original"):
+        check_variant("fedas", variant)
+    for method in (ConFREE, FedALA, FedAS, FedPAC):
+        message = rf"{method.name}: unknown variant 'papr': choose 'paper' .* or 'original'"
+        with pytest.raises(SettingError, match=message):
+            method(variant="papr").check(rounds=10)

@@ -63,7 +63,9 @@ def test_how_many_cells_every_step_has(paper: Grid) -> None:
 
 def test_every_cell_follows_the_protocol(paper: Grid) -> None:
     for cell in paper.cells:
-        cell.check()
+        for settings in (cell.dataset, cell.plan, cell.evaluation):
+            settings.check()
+        cell.learner.check(cell.plan.rounds)
         retina = cell.setting == "retina"
         plan, rounds = cell.plan, 100 if retina else 800
         assert (plan.rounds, plan.local_steps, plan.batch_size) == (rounds, 10, 32 if retina else 128), cell.id

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from feddrm.paper import CellRecord, Grid, read_records, render, tables
-from feddrm.paper.paper_tables import seed_rows
 from refusal import refused
 
 Make = Callable[..., CellRecord]
@@ -104,36 +103,3 @@ def test_unknown_names(paper: Grid) -> None:
         tables(paper, "mian", {})
     with refused("unknown format 'pdf'", "md, latex, csv, html"):
         render([], "pdf")
-
-
-def test_the_spread_across_seeds(paper: Grid, make: Make, tmp_path: Path) -> None:
-    for seed, average in ((2025, 0.70), (2026, 0.72), (2027, 0.77)):
-        make(paper.by_id[f"cifar10-spc5_feddrm-lam0.9_seed{seed}"], average=average)
-    rows = seed_rows(paper, read_records(paper, tmp_path / "results"), ("average",))
-    assert len(rows) == 1
-    assert (rows[0]["seeds"], rows[0]["across_rounds"]) == (3, 0.002)
-    assert rows[0]["mean"] == pytest.approx(0.73)
-    assert rows[0]["across_seeds"] == pytest.approx(0.0013**0.5)  # (0.03^2 + 0.01^2 + 0.04^2) / 2
-
-
-def test_methods_are_compared_on_the_same_seeds(paper: Grid, make: Make, tmp_path: Path) -> None:
-    folder = tmp_path / "results"
-    for seed, average in ((2025, 0.70), (2026, 0.74), (2027, 0.9)):
-        make(paper.by_id[f"cifar10-spc5_feddrm-lam0.9_seed{seed}"], average=average)
-    make(paper.by_id["cifar10-spc5_fedavgft-tune100_seed2025"], average=0.69)
-
-    def rows() -> dict[str, dict[str, Any]]:
-        return {row["method"]: row for row in seed_rows(paper, read_records(paper, folder), ("average",))}
-
-    assert list(rows()) == ["FedDRM"]  # one common seed says nothing of spread
-    make(paper.by_id["cifar10-spc5_fedavgft-tune100_seed2026"], average=0.71)
-    found = rows()
-    assert list(found) == ["FedDRM", "FedAvgFT", "FedDRM less FedAvgFT"]
-    margin = found["FedDRM less FedAvgFT"]
-    assert (margin["seeds"], margin["paired"], margin["across_rounds"]) == (
-        2,
-        True,
-        None,
-    )  # the third seed has no partner
-    assert margin["mean"] == pytest.approx(0.02)
-    assert margin["across_seeds"] == pytest.approx(0.02 / 2**0.5)  # 0.01 and 0.03

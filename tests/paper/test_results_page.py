@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from feddrm.paper import CellRecord, Grid, read_notes, read_records, results_page
+from feddrm.paper import FIGURES, CellRecord, Grid, read_notes, read_records, results_page
+from feddrm.paper.results_page import SeedSpread, seed_spreads
 from refusal import refused
 
 Make = Callable[..., CellRecord]
@@ -26,6 +27,36 @@ def test_the_page_opens_with_the_spread_across_seeds(paper: Grid, make: Make, tm
     for seed, average in ((2025, 0.69), (2026, 0.72)):
         make(paper.by_id[f"cifar10-spc5_fedavgft-tune100_seed{seed}"], average=average)
     assert "two methods on the same seed vary by 0.00 to 0.71" in opening()
+
+
+def test_the_spread_across_seeds(paper: Grid, make: Make, tmp_path: Path) -> None:
+    for seed, average in ((2025, 0.70), (2026, 0.72), (2027, 0.77)):
+        make(paper.by_id[f"cifar10-spc5_feddrm-lam0.9_seed{seed}"], average=average)
+    rows = seed_spreads(paper, read_records(paper, tmp_path / "results"), ("average",))
+    assert len(rows) == 1
+    assert (len(rows[0].values), rows[0].across_rounds) == (3, 0.002)
+    assert rows[0].mean == pytest.approx(0.73)
+    assert rows[0].across_seeds == pytest.approx(0.0013**0.5)  # (0.03^2 + 0.01^2 + 0.04^2) / 2
+
+
+def test_methods_are_compared_on_the_same_seeds(paper: Grid, make: Make, tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    for seed, average in ((2025, 0.70), (2026, 0.74), (2027, 0.9)):
+        make(paper.by_id[f"cifar10-spc5_feddrm-lam0.9_seed{seed}"], average=average)
+    make(paper.by_id["cifar10-spc5_fedavgft-tune100_seed2025"], average=0.69)
+
+    def rows() -> dict[str, SeedSpread]:
+        return {row.method: row for row in seed_spreads(paper, read_records(paper, folder), ("average",))}
+
+    assert list(rows()) == ["FedDRM"]  # one common seed says nothing of spread
+    make(paper.by_id["cifar10-spc5_fedavgft-tune100_seed2026"], average=0.71)
+    found = rows()
+    assert list(found) == ["FedDRM", "FedAvgFT", "FedDRM less FedAvgFT"]
+    margin = found["FedDRM less FedAvgFT"]
+    assert len(margin.values) == 2  # the third seed has no partner
+    assert (margin.paired, margin.across_rounds) == (True, None)
+    assert margin.mean == pytest.approx(0.02)
+    assert margin.across_seeds == pytest.approx(0.02 / 2**0.5)  # 0.01 and 0.03
 
 
 def test_differences_are_listed_as_explained_or_unexplained(paper: Grid, make: Make, tmp_path: Path) -> None:
@@ -64,6 +95,16 @@ def test_bad_notes(text: str, says: str, paper: Grid, tmp_path: Path) -> None:
     (tmp_path / "notes.yaml").write_text(text)
     with refused(str(tmp_path / "notes.yaml"), says):
         read_notes(paper, {}, tmp_path)
+
+
+def test_only_the_papers_own_page_shows_the_drawn_figures(paper: Grid, smoke: Grid) -> None:
+    page = results_page(paper, {}, {})
+    for name in ("lambda", "covariate", "sharing"):
+        section = page.split(f"## Table: {name}\n")[1].split("\n## ")[0]
+        assert section.rstrip().endswith(f"]({name}.png)")
+        assert name in FIGURES
+    assert page.count(".png)") == 3
+    assert ".png)" not in results_page(smoke, {}, {})
 
 
 def test_the_page_in_docs_is_current(paper: Grid) -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from feddrm.data import Federation
-from feddrm.router import Router, RouterSettings, fit_router, join, join_client, leave
+from feddrm.router import Router, RouterSettings, fit_router, join_client, leave
+from feddrm.router.membership import joined_start
 from feddrm.router.solver.client_statistics import Sample
 from feddrm.router.solver.problem import Problem
 from feddrm.router.solver.solve import moments_of, scaler_of, solve
@@ -41,7 +42,8 @@ def test_joining_ends_where_a_fit_from_nothing_does_and_sooner(newcomer: int) ->
         Problem(2, 8, 1e-3), samples[:2], moments_of([s.x for s in samples[:2]]), rounds=300, tolerance=1e-13
     )
     problem, whitening = Problem(3, 8, 1e-3), moments_of([s.x for s in samples])
-    joined = join(before.point, problem, samples, whitening, rounds=300, tolerance=1e-13)
+    start = joined_start(before.point, [len(sample) for sample in samples])
+    joined = solve(problem, samples, whitening, start=start, rounds=300, tolerance=1e-13)
     refit = solve(problem, samples, whitening, rounds=300, tolerance=1e-13)
     assert joined.converged
     assert (joined.point - refit.point).abs().max() < 1e-4

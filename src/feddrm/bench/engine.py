@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -160,12 +161,8 @@ def _graph(bench: Bench, streams: int) -> dict[str, float]:
     """The graph engine."""
     how, net, federation = arithmetic("bf16", "cuda"), bench.network(), bench.federation()
     schedule = RoundSchedule(FedDRM(), bench.plan, bench.clients)
-    engine = GraphEngine(schedule, functional(net, how), federation, streams)
-    try:
-        with how.set():
-            measured = _time(engine.play, net, bench)
-    finally:
-        engine.close()
+    with closing(GraphEngine(schedule, functional(net, how), federation, streams)) as engine, how.set():
+        measured = _time(engine.play, net, bench)
     measured.pop("seconds")
     return measured
 

@@ -31,10 +31,6 @@ class Draw(NamedTuple):
     mask: Tensor
     boxes: Tensor | None
 
-    @property
-    def steps(self) -> int:
-        return len(self.samples)
-
     def to(self, device: torch.device | str) -> Draw:
         boxes = None if self.boxes is None else self.boxes.to(device)
         return Draw(self.samples.to(device), self.mask.to(device), boxes)

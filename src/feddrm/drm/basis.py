@@ -28,30 +28,18 @@ def _gamma(x: Floats) -> Floats:
     return np.hstack([x, np.log(x)])
 
 
-def _identity(x: Floats) -> Floats:
-    return x
-
-
 def _normal_terms(columns: list[str]) -> list[str]:
     i, j = np.triu_indices(len(columns))
     pairs = zip(i, j, strict=True)
     return columns + [f"{columns[a]}^2" if a == b else f"{columns[a]}*{columns[b]}" for a, b in pairs]
 
 
-def _gamma_terms(columns: list[str]) -> list[str]:
-    return columns + [f"log {name}" for name in columns]
-
-
-def _identity_terms(columns: list[str]) -> list[str]:
-    return columns
-
-
-# Log density ratios of normal populations are linear in (x, x^2), or in all products of several columns;
-# those of gamma populations in (x, log x).
-BASES = {
+# Every basis and the names of its functions. Log density ratios of normal populations are linear in (x, x^2), or in all
+# products of several columns; those of gamma populations in (x, log x).
+BASES: dict[str, tuple[Callable[[Floats], Floats], Callable[[list[str]], list[str]]]] = {
     "normal": (_normal, _normal_terms),
-    "gamma": (_gamma, _gamma_terms),
-    "identity": (_identity, _identity_terms),
+    "gamma": (_gamma, lambda columns: columns + [f"log {name}" for name in columns]),
+    "identity": (lambda x: x, lambda columns: columns),
 }
 
 

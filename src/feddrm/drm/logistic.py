@@ -72,8 +72,6 @@ class Optimum:
     coefficients: Floats
     posterior: Floats  # of every pooled observation, one column per population
     log_likelihood: float
-    gradient: float  # largest component of the penalised score
-    steps: int
 
 
 def maximise(design: Floats, owner: NDArray[np.intp], names: tuple[str, ...], penalty: Floats) -> Optimum:
@@ -115,7 +113,7 @@ def maximise(design: Floats, owner: NDArray[np.intp], names: tuple[str, ...], pe
         )
     coefficients = np.vstack([np.zeros(design.shape[1]), b])
     own = np.take_along_axis(problem.log_posterior(b), owner[:, None], 1)
-    return Optimum(coefficients, posterior, float(own.sum()), float(np.abs(gradient).max()), step - 1)
+    return Optimum(coefficients, posterior, float(own.sum()))
 
 
 def information(design: Floats, posterior: Floats, penalty: Floats) -> Floats:

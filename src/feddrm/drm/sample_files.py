@@ -4,46 +4,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from feddrm.drm.basis import Floats
 from feddrm.errors import FeddrmError
-from feddrm.io.text import read_csv
+from feddrm.io.text import parse_float, read_csv
+
+Columns = tuple[str, ...] | None  # the names in a header; None without one
 
 
-@dataclass(frozen=True)
-class SampleFile:
-    """The content of one file: the population's name (the file's stem), column names from a header, numbers."""
-
-    name: str
-    columns: tuple[str, ...] | None
-    values: Floats
-
-
-def read_samples(paths: Sequence[Path]) -> tuple[dict[str, Floats], tuple[str, ...] | None]:
-    """One population per file, and the column names. All files must have the same columns in the same order."""
+def read_samples(paths: Sequence[Path]) -> tuple[dict[str, Floats], Columns]:
+    """One population per file, named by its stem, and the column names. All files must have the same columns."""
     samples = [read_sample(path) for path in paths]
     values: dict[str, Floats] = {}
-    for path, sample in zip(paths, samples, strict=True):
-        if sample.name in values:
-            raise FeddrmError(f"{path}: there is another file called '{sample.name}': rename one")
-        if (width := sample.values.shape[1]) != (first := samples[0].values.shape[1]):
-            raise FeddrmError(f"{path} has {width} columns, {paths[0]} has {first}: give all the same columns")
-        if None not in (sample.columns, samples[0].columns) and sample.columns != samples[0].columns:
-            theirs, ours = ", ".join(sample.columns or ()), ", ".join(samples[0].columns or ())
+    for path, (columns, numbers) in zip(paths, samples, strict=True):
+        expected, first = samples[0]
+        if path.stem in values:
+            raise FeddrmError(f"{path}: there is another file called '{path.stem}': rename one")
+        if (width := numbers.shape[1]) != first.shape[1]:
+            raise FeddrmError(f"{path} has {width} columns, {paths[0]} has {first.shape[1]}: give all the same columns")
+        if columns and expected and columns != expected:
+            theirs, ours = ", ".join(columns), ", ".join(expected)
             raise FeddrmError(f"{path} has columns {theirs}, {paths[0]} has {ours}: give all the same, in one order")
-        values[sample.name] = sample.values
-    return values, next((sample.columns for sample in samples if sample.columns), None)
+        values[path.stem] = numbers
+    return values, next((columns for columns, _ in samples if columns), None)
 
 
-def read_sample(path: Path) -> SampleFile:
-    """Read 64-bit numbers. A first row without any number is the header."""
+def read_sample(path: Path) -> tuple[Columns, Floats]:
+    """Column names and 64-bit numbers. A first row without any number is the header."""
     rows = read_csv(path, "give the path of a readable .csv file")
     columns = None
-    if rows and all(_number(cell) is None for cell in rows[0][1]):
+    if rows and all(parse_float(cell) is None for cell in rows[0][1]):
         columns = tuple(rows.pop(0)[1])
     if len(rows) < 2:
         raise FeddrmError(f"{path} has {len(rows)} rows of numbers: give at least 2")
@@ -53,7 +46,7 @@ def read_sample(path: Path) -> SampleFile:
         if len(cells) != width:
             raise FeddrmError(f"{path}, line {line}: {len(cells)} cells where {width} are expected: complete the row")
         for j, cell in enumerate(cells):
-            value = _number(cell)
+            value = parse_float(cell)
             if value is None or not math.isfinite(value):
                 shown = cell if len(cell) <= 40 else f"{cell[:39]}…"
                 column = columns[j] if columns else j + 1
@@ -62,11 +55,4 @@ def read_sample(path: Path) -> SampleFile:
                     f"or remove the row"
                 )
             values[i, j] = value
-    return SampleFile(path.stem, columns, values)
-
-
-def _number(text: str) -> float | None:
-    try:
-        return None if "_" in text else float(text)  # Python accepts 1_000, other programs do not
-    except ValueError:
-        return None
+    return columns, values

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from functools import partial
 
 import torch
 
@@ -13,7 +14,7 @@ from feddrm.engine.rounds import play_round
 from feddrm.engine.schedule import RoundResult, RoundSchedule, State
 from feddrm.errors import SettingError
 from feddrm.methods import Forward
-from feddrm.registry import nearest
+from feddrm.registry import check_choice, nearest
 from feddrm.threads import thread_map
 
 ENGINES = ("auto", "sequential", "graph")
@@ -34,32 +35,20 @@ def federate(
     The ``sequential`` engine trains ``workers`` clients side by side, which changes no bit of the
     result. The ``graph`` engine trains all clients at once on a GPU.
     """
-    with _player(schedule, net, federation, workers=workers, engine=engine) as play:
+    with ExitStack() as stack:
+        if engine == "graph":
+            play = stack.enter_context(closing(GraphEngine(schedule, net, federation))).play
+        else:
+            play = partial(play_round, schedule, net, federation, spread=stack.enter_context(thread_map(workers)))
         while state.round < schedule.plan.rounds:
             result = play(state)
             state = result.state
             yield result
 
 
-@contextmanager
-def _player(
-    schedule: RoundSchedule, net: Forward, federation: Federation, *, workers: int, engine: str
-) -> Iterator[Callable[[State], RoundResult]]:
-    if engine == "graph":
-        graphs = GraphEngine(schedule, net, federation)
-        try:
-            yield graphs.play
-        finally:
-            graphs.close()
-        return
-    with thread_map(workers) as spread:
-        yield lambda state: play_round(schedule, net, federation, state, spread)
-
-
 def engine_for(engine: str, device: str) -> str:
     """The engine that ``engine`` stands for; ``auto`` is graph on a GPU and sequential elsewhere."""
-    if engine not in ENGINES:
-        raise SettingError(f"unknown engine '{engine}'{nearest(engine, ENGINES)} (known: {', '.join(ENGINES)})")
+    check_choice("engine", engine, ENGINES)
     try:
         kind = torch.device(device).type
     except RuntimeError:

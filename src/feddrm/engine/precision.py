@@ -12,7 +12,7 @@ from torch import Tensor
 
 from feddrm.errors import SettingError
 from feddrm.models import is_output
-from feddrm.registry import nearest
+from feddrm.registry import check_choice
 
 PRECISIONS = ("auto", "bf16", "tf32", "fp32")
 
@@ -101,10 +101,7 @@ def _as(values: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> tuple[Tensor
 
 def arithmetic(precision: str, device: str) -> Arithmetic:
     """The arithmetic of a precision; ``auto`` is bfloat16 on GPUs that have it, TF32 on others, float32 on CPUs."""
-    if precision not in PRECISIONS:
-        raise SettingError(
-            f"unknown precision '{precision}'{nearest(precision, PRECISIONS)} (known: {', '.join(PRECISIONS)})"
-        )
+    check_choice("precision", precision, PRECISIONS)
     if torch.device(device).type != "cuda":
         if precision not in ("auto", "fp32"):
             raise SettingError(f"precision '{precision}' is for GPUs: use 'fp32' on {device}, or --device cuda")

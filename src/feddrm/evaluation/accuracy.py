@@ -17,7 +17,7 @@ from torch import Tensor
 
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.evaluation.predictions import Predictions
-from feddrm.registry import nearest
+from feddrm.registry import check_choice
 from feddrm.rules import RULES, Rule
 
 TIES = ("smallest", "cuda")
@@ -55,8 +55,7 @@ def vote(logits: Tensor, ties: str = "smallest") -> Tensor:
     ``ties``: ``"smallest"`` takes the smallest of the leading classes (``torch.mode`` on a CPU);
     ``"cuda"`` takes the one that ``torch.mode`` takes on a GPU, which made the paper's numbers.
     """
-    if ties not in TIES:
-        raise SettingError(f"unknown ties '{ties}'{nearest(ties, TIES)} (known: {', '.join(TIES)})")
+    check_choice("ties", ties, TIES)
     counts = _counts(logits)
     if ties == "smallest":
         return counts.argmax(1)
@@ -132,16 +131,12 @@ def routed_predictions(logits: Tensor, routes: Tensor) -> Tensor:
     return logits[routes, torch.arange(len(routes), device=logits.device)].argmax(-1)
 
 
-def client_accuracy(
-    client_logits: Tensor, origin: Tensor, weights: Tensor, rule: str = "posterior", *, pooled: bool = False
-) -> float:
-    """The fraction of samples routed to their own client: averaged by ``weights``, or over all samples if ``pooled``.
+def client_accuracy(client_logits: Tensor, origin: Tensor, weights: Tensor, rule: str = "posterior") -> float:
+    """The fraction of every client's samples that are routed to it, averaged over clients by ``weights``.
 
-    The paper's figure is the weighted one by the posterior rule, even where the density rule routes.
+    The paper's figure is that of the posterior rule, even where the density rule routes.
     """
     home = route(client_logits, weights, rule) == origin
-    if pooled:
-        return int(home.sum()) / len(origin)
     return _weighted(_by_client(home, origin, client_logits.shape[1]), weights)
 
 

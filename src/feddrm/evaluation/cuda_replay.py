@@ -21,8 +21,7 @@ class Replay:
     example when tuning makes the trunks differ.
     """
 
-    def __init__(self, streams: int = STREAMS) -> None:
-        self.streams = streams
+    def __init__(self) -> None:
         self.form: Hashable = None
         self.begun: _Begun | None = None
 
@@ -39,7 +38,7 @@ class Replay:
             if not begun.warm:
                 begun.warm = True
                 return runner.run(own, begun.rooms["x"])
-            begun.capture(runner, own, self.streams)
+            begun.capture(runner, own)
         begun.graph.replay()
         logits, client = begun.results
         return None if logits is None else logits.clone(), None if client is None else client.clone()
@@ -65,9 +64,9 @@ class _Begun:
             for i, one in enumerate(passes)
         ]
 
-    def capture(self, runner: PassRunner, passes: Sequence[Pass], streams: int) -> None:
+    def capture(self, runner: PassRunner, passes: Sequence[Pass]) -> None:
         x = self.rooms["x"]
-        side = [torch.cuda.Stream(x.device) for _ in range(min(streams, len(passes)))]  # type: ignore[no-untyped-call]
+        side = [torch.cuda.Stream(x.device) for _ in range(min(STREAMS, len(passes)))]  # type: ignore[no-untyped-call]
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             main = torch.cuda.current_stream()

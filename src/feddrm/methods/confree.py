@@ -11,8 +11,7 @@ from torch import Tensor
 
 from feddrm.errors import SettingError
 from feddrm.methods.fedrep import FedRep
-from feddrm.methods.method import Tensors
-from feddrm.methods.variants import check_variant
+from feddrm.methods.method import Tensors, check_variant
 
 EPSILON = 1e-8
 ITERATIONS = 200
@@ -35,7 +34,7 @@ class ConFREE(FedRep):
 
     def check(self, rounds: int) -> None:
         super().check(rounds)
-        check_variant(self)
+        check_variant(self.name, self.variant)
         if not 0 <= self.radius < 1:
             raise SettingError(f"radius={self.radius}: it must lie in [0, 1)")
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from feddrm.data import Batch
 from feddrm.errors import SettingError
 from feddrm.methods.losses import classify
-from feddrm.methods.method import Forward, Method, Phase, Slots, Stage, Tensors, split_steps
-from feddrm.methods.variants import check_variant
+from feddrm.methods.method import Forward, Method, Phase, Slots, Stage, Tensors, check_variant, split_steps
 
 UNDECAYED = {"weight_decay": 0.0}  # decay would pull the mixing weights towards the client's own model
 
@@ -35,7 +34,7 @@ class FedALA(Method):
 
     def check(self, rounds: int) -> None:
         super().check(rounds)
-        check_variant(self)
+        check_variant(self.name, self.variant)
         if self.layers < 1:
             raise SettingError(f"layers={self.layers}: at least one tensor must be mixed (the original: 2)")
 

@@ -10,10 +10,19 @@ import torch
 from torch import Tensor
 
 from feddrm.data import Batch
-from feddrm.methods.losses import classify, masked_mean
-from feddrm.methods.method import Forward, Method, Phase, Slots, Stage, Statistics, Tensors, split_steps, weighted_mean
-from feddrm.methods.prototypes import class_means, class_sums, distance_to_means
-from feddrm.methods.variants import check_variant
+from feddrm.methods.losses import class_means, class_sums, classify, distance_to_means, masked_mean
+from feddrm.methods.method import (
+    Forward,
+    Method,
+    Phase,
+    Slots,
+    Stage,
+    Statistics,
+    Tensors,
+    check_variant,
+    split_steps,
+    weighted_mean,
+)
 from feddrm.models import is_head, is_trunk
 
 FISHER = "fisher"
@@ -34,7 +43,7 @@ class FedAS(Method):
 
     def check(self, rounds: int) -> None:
         super().check(rounds)
-        check_variant(self)
+        check_variant(self.name, self.variant)
 
     def phases(self, stage: Stage) -> tuple[Phase | Statistics, ...]:
         align, rest = split_steps(stage.steps, one_in=5)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from feddrm.data import Batch
 from feddrm.errors import SettingError
-from feddrm.methods.losses import classify, cross_entropy, distance
+from feddrm.methods.losses import class_means, class_sums, classify, cross_entropy, distance, distance_to_means
 from feddrm.methods.method import (
     Forward,
     Method,
@@ -24,11 +24,10 @@ from feddrm.methods.method import (
     Statistics,
     Tensors,
     body,
+    check_variant,
     split_steps,
     weighted_mean,
 )
-from feddrm.methods.prototypes import class_means, class_sums, distance_to_means
-from feddrm.methods.variants import check_variant
 from feddrm.models import is_head
 
 MIXING = ("sums", "counts", "squares")
@@ -61,7 +60,7 @@ class FedPAC(Method):
 
     def check(self, rounds: int) -> None:
         super().check(rounds)
-        check_variant(self)
+        check_variant(self.name, self.variant)
         if not (0 <= self.mu < math.inf and 0 <= self.align < math.inf):
             raise SettingError(
                 f"mu={self.mu}, align={self.align}: weights of penalties must be numbers and not negative"

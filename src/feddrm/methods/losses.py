@@ -1,4 +1,4 @@
-"""Losses over masked batches of fixed shape."""
+"""Losses and class means of features over masked batches of fixed shape."""
 
 from __future__ import annotations
 
@@ -29,3 +29,21 @@ def distance(a: Tensors, b: Tensors, leaves: list[str] | None = None) -> Tensor:
     """Half the squared distance between two models, over the named leaves or over those that both have."""
     names = leaves if leaves is not None else [leaf for leaf in a if leaf in b]
     return 0.5 * sum(((a[leaf] - b[leaf]).square().sum() for leaf in names), start=a[names[0]].new_zeros(()))
+
+
+def class_sums(net: Forward, model: Tensors, batch: Batch) -> Tensors:
+    """Sums [class, feature] and counts [class] of the real samples of a batch."""
+    out = net(model, batch.x)
+    member = F.one_hot(batch.y, out.logits.shape[1]).to(out.features.dtype) * batch.mask[:, None]
+    return {"sums": member.T @ out.features, "counts": member.sum(0)}
+
+
+def class_means(sums: Tensor, counts: Tensor) -> Tensors:
+    """The mean feature of every class, and which classes were seen."""
+    return {"prototypes": sums / counts.clamp_min(1)[:, None], "seen": counts > 0}
+
+
+def distance_to_means(features: Tensor, means: Tensors, batch: Batch) -> Tensor:
+    """Mean squared distance of features to their classes' means; classes that were not seen add nothing."""
+    gap = (features - means["prototypes"][batch.y]).square().mean(1)
+    return masked_mean(gap * means["seen"][batch.y], batch.mask)

@@ -201,3 +201,9 @@ def split_steps(steps: int, one_in: int = 2) -> tuple[int, int]:
         raise SettingError(f"local_steps={steps}: this method divides its steps between two phases: give at least 2")
     first = max(1, steps // one_in)
     return first, steps - first
+
+
+def check_variant(name: str, variant: str) -> None:
+    """Refuse a variant of a method that is neither as in the paper's experiments nor as first published."""
+    if variant not in ("paper", "original"):
+        raise SettingError(f"{name}: unknown variant '{variant}': choose 'paper' (as in its experiments) or 'original'")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from feddrm.paper.cell_records import CellRecord
 from feddrm.paper.grid import Grid
-from feddrm.paper.paper_tables import PaperRow, PaperTable, tables
+from feddrm.paper.paper_tables import PaperTable, tables
 from feddrm.report.accuracy_measures import Score
 
 Status = Literal["holds", "does not hold", "open"]
@@ -164,15 +164,13 @@ KINDS: dict[str, Callable[[PaperTable, Mapping[str, Any]], tuple[Status, str]]] 
 
 
 def _column_scores(table: PaperTable, column: str) -> tuple[list[float | None], str]:
+    """The means of a column, and their listing."""
     j = table.columns.index(column)
-    scores = [row.entries[j].ours for row in table.rows]
-    return [None if s is None else s.mean for s in scores], _listing(table.rows, scores)
-
-
-def _listing(rows: Sequence[PaperRow], scores: Sequence[Score | None]) -> str:
-    known = [f"{row.label}: {s.percent}" for row, s in zip(rows, scores, strict=True) if s is not None]
-    missing = len(rows) - len(known)
-    return ", ".join([*known, *([f"{missing} of {len(rows)} missing"] if missing else [])])
+    scores = [(row.label, row.entries[j].ours) for row in table.rows]
+    listed = [f"{label}: {score.percent}" for label, score in scores if score is not None]
+    missing = len(scores) - len(listed)
+    listed += [f"{missing} of {len(scores)} missing"] if missing else []
+    return [None if score is None else score.mean for _, score in scores], ", ".join(listed)
 
 
 def _span(counts: Sequence[int]) -> str:

@@ -89,13 +89,6 @@ class Cell:
         config = Config(data, self.learner, self.model, self.plan, self.evaluation).as_dict()
         return {key: config[key] for key in (*PARTS, *self.grid.content["train"], "seed", *PARTICIPATION)}
 
-    def check(self) -> None:
-        """Refuse a cell whose settings cannot work."""
-        self.dataset.check()
-        self.plan.check()
-        self.evaluation.check()
-        self.learner.check(self.plan.rounds)
-
 
 @dataclass(frozen=True, eq=False)
 class Grid:
@@ -145,9 +138,6 @@ class Grid:
     @cached_property
     def by_id(self) -> Mapping[str, Cell]:
         return {cell.id: cell for cell in self.cells}
-
-    def cell(self, setting: str, method: str, seed: int | None = None) -> Cell | None:
-        return self.by_id.get(f"{setting}_{method}_seed{self.seed if seed is None else seed}")
 
     def steps(self) -> tuple[str, ...]:
         return tuple(step["name"] for step in self.content["order"])

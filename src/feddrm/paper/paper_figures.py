@@ -13,13 +13,13 @@ from feddrm.data.datasets.cifar import Cifar10, read_pool
 from feddrm.data.partition import partition
 from feddrm.data.shift import LEVELS, colour_shifts
 from feddrm.data.summary import SAMPLES, DatasetSummary
-from feddrm.errors import FeddrmError, SettingError
+from feddrm.errors import FeddrmError
 from feddrm.paper.cell_records import CellRecord
 from feddrm.paper.experiments.drift import drift_experiment
 from feddrm.paper.experiments.experiment_figures import drift_figure
 from feddrm.paper.grid import Grid
 from feddrm.paper.paper_tables import tables
-from feddrm.registry import nearest
+from feddrm.registry import check_choice
 from feddrm.report.federation_figures import draw_heat_map, draw_shift_grid
 from feddrm.report.svg import SERIES
 
@@ -34,8 +34,7 @@ DIVISIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 def figure(name: str, grid: Grid, records: Mapping[str, CellRecord], data_dir: str | None = None) -> Figure:
     """Draw a figure by name. Missing cells leave gaps; a figure without any finished cell is refused."""
-    if name not in FIGURES:
-        raise SettingError(f"unknown figure '{name}'{nearest(name, FIGURES)} (known: {', '.join(FIGURES)})")
+    check_choice("figure", name, FIGURES)
     return FIGURES[name][1](grid, records, data_dir)
 
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any, Literal
 
 from feddrm.errors import SettingError
 from feddrm.io.text import read_json
-from feddrm.paper.cell_records import BEFORE, CellRecord, cell_of
+from feddrm.paper.cell_records import BEFORE, CellRecord
 from feddrm.paper.grid import Grid
-from feddrm.registry import nearest
+from feddrm.registry import check_choice
 from feddrm.report.accuracy_measures import BY_RULE, RULES, Score, rule_label
 from feddrm.report.tables import DASH, ColumnGroup, Table, TableCell, TableColumn, TableRow, to_csv
 
@@ -187,11 +186,9 @@ def table_names(grid: Grid) -> list[str]:
 
 def tables(grid: Grid, name: str, records: Mapping[str, CellRecord]) -> list[PaperTable]:
     """The parts of a named table. ``beyond`` has one part per setting, with everything that was measured."""
+    check_choice("table", name, table_names(grid))
     if name == BEYOND:
         return [_beyond(grid, setting, records) for setting in grid.content["settings"]]
-    if name not in grid.content["tables"]:
-        known = table_names(grid)
-        raise SettingError(f"unknown table '{name}'{nearest(name, known)} (known: {', '.join(known)})")
     return [_table(grid, part, records) for part in grid.content["tables"][name]]
 
 
@@ -266,49 +263,6 @@ def _beyond(grid: Grid, setting: str, records: Mapping[str, CellRecord]) -> Pape
                 rows.append({"method": cell.method, "rule": BEFORE, "label": label})
     part = {"title": f"{grid.label('settings', setting)}: everything measured", "rows": rows, "columns": columns}
     return _table(grid, part, records)
-
-
-def seed_rows(grid: Grid, records: Mapping[str, CellRecord], measures: Sequence[str]) -> list[dict[str, Any]]:
-    """Settings and methods with more than one seed: the spread across seeds and the spread across rounds.
-
-    The first method of a setting is also compared with every other one, seed by seed: both then have the
-    same division of the data, so it does not matter how easy that division is.
-    """
-    by_setting: dict[str, dict[str, dict[int, CellRecord]]] = {}
-    for cell in [*grid.cells, *(cell for r in records.values() if (cell := cell_of(grid, r)) is not None)]:
-        if (record := records.get(cell.id)) is not None:
-            by_setting.setdefault(cell.setting, {}).setdefault(cell.method, {})[cell.seed] = record
-    rows = []
-    for setting, methods in by_setting.items():
-        first = next(iter(methods))
-        for measure in measures:
-            known = {
-                method: {seed: score for seed, r in by_seed.items() if (score := r.score(measure)) is not None}
-                for method, by_seed in methods.items()
-            }
-            for method, scores in known.items():
-                label = grid.label("methods", method)
-                spreads = [score.std for score in scores.values() if score.std is not None]
-                rounds = fmean(spreads) if spreads else None
-                rows.append((setting, label, measure, [score.mean for score in scores.values()], rounds, False))
-                if method != first:
-                    both = [score.mean - scores[seed].mean for seed, score in known[first].items() if seed in scores]
-                    label = f"{grid.label('methods', first)} less {label}"
-                    rows.append((setting, label, measure, both, None, True))
-    return [
-        {
-            "setting": grid.label("settings", setting),
-            "method": label,
-            "measure": measure,
-            "seeds": len(means),
-            "mean": fmean(means),
-            "across_seeds": stdev(means),
-            "across_rounds": rounds,
-            "paired": paired,
-        }
-        for setting, label, measure, means, rounds, paired in rows
-        if len(means) > 1
-    ]
 
 
 def _digits(score: Score) -> float:

@@ -9,7 +9,7 @@ from feddrm.router.artifact import load_heads, load_router, read_manifest, save_
 from feddrm.router.evaluate import evaluate_router
 from feddrm.router.features.base import Feature, Recipe
 from feddrm.router.fit.fit_router import FittedRouter, fit_router
-from feddrm.router.membership import join, join_client, leave
+from feddrm.router.membership import join_client, leave
 from feddrm.router.router import Calibration, Decision, Router
 from feddrm.router.settings import Holdout, RouterSettings
 
@@ -24,7 +24,6 @@ __all__ = [
     "RouterSettings",
     "evaluate_router",
     "fit_router",
-    "join",
     "join_client",
     "leave",
     "load_heads",

@@ -17,9 +17,7 @@ from feddrm.router.fit.local_cohort import LocalCohort
 from feddrm.router.fit.selection import solve_requests
 from feddrm.router.router import Router
 from feddrm.router.settings import Holdout, RouterSettings
-from feddrm.router.solver.client_statistics import Sample
-from feddrm.router.solver.problem import Problem, Whitening
-from feddrm.router.solver.solve import Fit, solve
+from feddrm.router.solver.problem import Problem
 
 
 def leave(router: Router, name: str) -> Router:
@@ -44,26 +42,11 @@ def leave(router: Router, name: str) -> Router:
     )
 
 
-def join(
-    point: Tensor,
-    problem: Problem,
-    samples: Sequence[Sample],
-    whitening: Whitening | None,
-    *,
-    rounds: int = 60,
-    tolerance: float = 1e-7,
-) -> Fit:
-    """The router's point [m + 1, d + 1] after a client has joined. ``samples`` are all clients', the new one's last.
-
-    The fit goes on from the old columns and ends at the optimum of all m + 1 clients: the same as a fit from zero,
-    in fewer rounds. Features keep their old scale.
-    """
-    start = joined_start(point, [len(sample) for sample in samples])
-    return solve(problem, samples, whitening, start=start, rounds=rounds, tolerance=tolerance)
-
-
 def joined_start(point: Tensor, sizes: Sequence[int]) -> Tensor:
-    """The old columns with one more: the average client, with a bias for the new client's number of samples."""
+    """The old columns with one more: the average client, with a bias for the new client's number of samples.
+
+    A fit from there ends at the optimum of all m + 1 clients: the same as a fit from zero, in fewer rounds.
+    """
     start = torch.cat([point, torch.zeros_like(point[:1])])
     start[-1, -1] = torch.log(torch.tensor(sizes[-1] / max(1, sum(sizes[:-1]))))
     return start - start.mean(0)

@@ -17,6 +17,7 @@ from feddrm.errors import SettingError
 from feddrm.paper.experiments.descent import Head
 
 CLASSES, CLIENTS, DIMENSION = 10, 3, 32
+LOCAL_STEPS, RATE = 10, 0.5
 LABELS = {"iid": "labels iid", "skewed": "labels Dirichlet(0.3)"}
 EMBEDDINGS = {
     "independent": "pure noise",
@@ -64,9 +65,7 @@ def random_federation(
     return np.hstack([np.ones((len(x), 1)), x / np.sqrt(DIMENSION)]), label, client
 
 
-def measure_drift(
-    labels: str, embedding: str, *, rounds: int = 100, local_steps: int = 10, rate: float = 0.5, seed: int = 0
-) -> Drift:
+def measure_drift(labels: str, embedding: str, *, rounds: int = 100, seed: int = 0) -> Drift:
     """Run FedAvg on both heads and measure the gradients before every round."""
     if labels not in LABELS or embedding not in EMBEDDINGS:
         raise SettingError(f"labels {labels}, embedding {embedding}: give {'/'.join(LABELS)}, {'/'.join(EMBEDDINGS)}")
@@ -74,7 +73,7 @@ def measure_drift(
     squared, relative = {}, {}
     for name, outcome, outcomes in (("client", client, CLIENTS), ("class", label, CLASSES)):
         head = Head.of(x, outcome, client, outcomes)
-        path = np.stack([head.start(), *head.rounds(head.start(), rounds - 1, local_steps, rate, 1.0, 0.0)])
+        path = np.stack([head.start(), *head.rounds(head.start(), rounds - 1, LOCAL_STEPS, RATE, 1.0, 0.0)])
         squared[name] = head.drift(path)
         relative[name] = np.sqrt(squared[name] / (head.gradient(path) ** 2).sum((-1, -2)))
     return Drift(labels, embedding, squared, relative)
