@@ -85,6 +85,7 @@ def write_run(
     finished: bool = True,
     tune: int = 0,
     rounds: int = 60,
+    seed: int = 0,
 ) -> Path:
     """Write a run folder; ``skill`` is the average accuracy that the run approaches."""
     folder.mkdir(parents=True)
@@ -96,7 +97,7 @@ def write_run(
         "local_steps": 10,
         "batch_size": 128,
         "lr": 0.01,
-        "seed": 0,
+        "seed": seed,
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     last = rounds if finished else rounds // 2

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from feddrm.errors import FeddrmError
     from feddrm.methods import Method
     from feddrm.models import Model
-    from feddrm.runs import Run, train
+    from feddrm.plugins import load_plugin
+    from feddrm.runs import Run, train, train_seeds
     from feddrm.search import tune
     from feddrm.serve.gateway_client import Client, GatewayClient
 
@@ -32,7 +33,9 @@ __all__ = [
     "Run",
     "__version__",
     "load",
+    "load_plugin",
     "train",
+    "train_seeds",
     "tune",
 ]
 
@@ -47,7 +50,9 @@ _HOMES = {
     "Model": "feddrm.models",
     "Run": "feddrm.runs",
     "load": "feddrm.data",
+    "load_plugin": "feddrm.plugins",
     "train": "feddrm.runs",
+    "train_seeds": "feddrm.runs",
     "tune": "feddrm.search",
 }
 

@@ -7,7 +7,8 @@ import difflib
 from collections.abc import Collection, Iterable
 from typing import Any, ClassVar, Self
 
-from feddrm.errors import SettingError
+from feddrm.errors import FeddrmError, SettingError
+from feddrm.plugins import load_configured
 from feddrm.typed_settings import typed
 
 
@@ -41,7 +42,7 @@ class Named:
         elif "name" in cls.__dict__:
             taken = cls.family.setdefault(cls.name, cls)
             # dataclass(slots=True) creates the class again under the same qualified name.
-            if taken.__qualname__ != cls.__qualname__:
+            if (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
                 raise TypeError(f"{cls.name!r} is already the name of {taken.__qualname__}")
             cls.family[cls.name] = cls
 
@@ -52,10 +53,21 @@ class Named:
 
     @classmethod
     def find(cls, name: str) -> type[Self]:
-        """The class with this name."""
-        root = next(c for c in cls.__mro__ if Named in c.__bases__)
-        check_choice(root.__name__.lower(), name, sorted(cls.family))
+        """The class with this name. Plugins are loaded at the first name that is not built in."""
+        if name not in cls.family and (broken := load_configured()) and name not in cls.family:
+            raise FeddrmError(f"unknown {cls._noun()} '{name}', and {broken[0]}")
+        check_choice(cls._noun(), name, sorted(cls.family))
         return cls.family[name]
+
+    @classmethod
+    def members(cls) -> dict[str, type[Any]]:
+        """All classes of the family by name, those of plugins included."""
+        load_configured()
+        return cls.family
+
+    @classmethod
+    def _noun(cls) -> str:
+        return next(c for c in cls.__mro__ if Named in c.__bases__).__name__.lower()
 
     @classmethod
     def make(cls, name: str, /, **settings: Any) -> Self:

@@ -38,3 +38,25 @@ def test_one_run_and_several_are_reported(tmp_path: Path, monkeypatch: pytest.Mo
     assert runner.invoke(app, []).exit_code == 2
     help_text = runner.invoke(app, ["--help"]).output
     assert "Example: feddrm report runs/first" in help_text
+
+
+def test_a_folder_of_seeds_is_reported_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feddrm.report.report_page.report_page", lambda table: "page")  # drawn in other tests
+    app = typer.Typer()
+    app.command()(report)
+    digits = load("digits", clients=4, seed=0)
+    for method, skill in (("fedavg", 0.7), ("feddrm", 0.8)):
+        for seed in range(3):
+            folder = tmp_path / "runs" / method / f"seed-{seed}"
+            write_run(folder, digits, method=method, skill=skill + seed * skill / 20, seed=seed)
+    result = CliRunner().invoke(app, [str(tmp_path / "runs")])
+    assert result.exit_code == 0, result.output
+    assert "* is better than every other by paired differences" in result.output
+    assert "fedavg less feddrm" in result.output
+    assert (tmp_path / "runs" / "report.html").exists()
+    result = CliRunner().invoke(app, [str(tmp_path / "runs"), "--json"])
+    one, other = json.loads(result.output)
+    assert (one["run"], one["seeds"], other["seeds"]) == ("fedavg", [0, 1, 2], [0, 1, 2])
+    difference = one["differences"][0]
+    assert (difference["less"], difference["accuracy"], difference["seeds"]) == ("feddrm", "average_accuracy", 3)
+    assert difference["interval"][0] < difference["mean"] < difference["interval"][1] < 0

@@ -12,7 +12,9 @@ import pytest
 import yaml
 
 from cli.conftest import assert_one_line, call
+from feddrm.cli.train import parse_seeds
 from feddrm.runs import RunFolder
+from refusal import refused
 
 pytestmark = pytest.mark.slow
 
@@ -37,6 +39,12 @@ pytestmark = pytest.mark.slow
         (["train", "--data", "digits", "--out", "x", "--set", "model.depth=4"], 2, "'mlp' has no setting 'depth'"),
         (["train", "--data", "digits", "--out", "x", "--threads", "0"], 2, "threads=0: give at least 1"),
         (["train", "--data", "digits", "--out", "x", "--device", "tpu"], 2, "unknown device 'tpu'"),
+        (
+            ["train", "--data", "digits", "--out", "x", "--seeds", "0,1", "--seed", "3"],
+            2,
+            "--seed 3 and --seeds 0,1: give",
+        ),
+        (["train", "--data", "digits", "--out", "x", "--seeds", "0,0"], 2, "seeds=[0, 0]: give different"),
         (["train", "--data", "digits", "--out", "x", "--device", "meta"], 2, "(known: cpu, cuda)"),
     ],
 )
@@ -180,3 +188,31 @@ def test_ctrl_c_says_that_the_run_can_be_resumed(capsys: pytest.CaptureFixture[s
     assert err == "feddrm: error: interrupted: the same command goes on where it stopped\n"
     code, out, _ = call(capsys, *words)
     assert (code, json.loads(out)["rounds"]) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"), [("0,1,2", [0, 1, 2]), ("0-4", [0, 1, 2, 3, 4]), ("7", [7]), ("1, 3-4", [1, 3, 4])]
+)
+def test_seeds_are_listed_or_a_range(text: str, seeds: list[int]) -> None:
+    assert parse_seeds(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["", "a", "1,,2", "-1", "3-", "4-2", "1.5", "0-2-4"])
+def test_seeds_of_another_form_are_refused(text: str) -> None:
+    with refused(f"--seeds {text!r}: give whole numbers, as in 0,1,2 or 0-4"):
+        parse_seeds(text)
+
+
+def test_one_command_trains_several_seeds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["--data", "digits", "--clients", "3", "--rounds", "2", "--method", "fedavg", "--out", str(tmp_path / "r")]
+    code, out, err = call(capsys, "train", *words, "--seeds", "0-1", "--json")
+    assert (code, [Path(run["path"]).name for run in json.loads(out)]) == (0, ["seed-0", "seed-1"])
+    assert f"seed 1 (2 of 2): {tmp_path / 'r' / 'seed-1'}" in err
+    code, out, err = call(capsys, "train", *words, "--seeds", "0-1")
+    assert (code, err.count("is finished already")) == (0, 2)
+    config = str(tmp_path / "r" / "seed-0" / "config.yaml")
+    for more, seeds in (([], [4, 4]), (["--set", "data.seed=8"], [8, 4])):  # one division, another training
+        again = ["--config", config, "--seeds", "4", *more, "--out", str(tmp_path / f"{seeds}")]
+        assert call(capsys, "train", *again)[0] == 0
+        saved = yaml.safe_load((tmp_path / f"{seeds}" / "seed-4" / "config.yaml").read_text())
+        assert [saved["data"]["seed"], saved["seed"]] == seeds

@@ -27,3 +27,13 @@ def make_run(tmp_path: Path, digits: Federation) -> MakeRun:
         return write_run(tmp_path / name, federation, **options)
 
     return make
+
+
+@pytest.fixture
+def make_seeds(make_run: MakeRun) -> Callable[..., list[Path]]:
+    """A function that writes ``name/seed-0``, ... with one skill per seed: ``make_seeds("a", [0.7, 0.8])``."""
+
+    def make(name: str, skills: list[float], **options: Any) -> list[Path]:
+        return [make_run(f"{name}/seed-{i}", skill=skill, seed=i, **options) for i, skill in enumerate(skills)]
+
+    return make

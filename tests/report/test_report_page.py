@@ -13,6 +13,7 @@ import pytest
 
 from feddrm.data import Federation
 from feddrm.errors import FeddrmError, SettingError
+from feddrm.report.accuracy_measures import Measure
 from feddrm.report.report_page import write_report
 from feddrm.report.run_table import report_table
 
@@ -129,6 +130,28 @@ def test_the_page_of_several_runs_compares_them(make_run: MakeRun, tmp_path: Pat
     assert page.headings[0] == "3 runs compared"
     assert "unfinished: round 30 of 60" in page.texts
     assert [text for text in page.texts if text.strip() == "_base (head, density)"]  # in a legend
+
+
+def test_the_page_of_seeds_shows_means_differences_and_the_first_run(
+    make_seeds: Callable[..., list[Path]], tmp_path: Path
+) -> None:
+    folders = make_seeds("a", [0.6, 0.7, 0.8]) + make_seeds("b", [0.62, 0.71, 0.83], method="fedavg")
+    write_for([tmp_path], tmp_path / "report")
+    page = read_page(tmp_path / "report" / "report.html")
+    assert page.headings[0] == "2 groups of runs compared"
+    assert [h for h in page.headings if h in ("a", "b")] == ["a", "b"]
+    assert page.headings.count("Training") == 2  # of the first run of each group
+    table = report_table(folders)
+    for i in range(2):
+        score = table.score(i, Measure("average"))
+        assert str(score) in page.cells
+        note = f"{score.spread} over 3 seeds"  # type: ignore[union-attr]
+        assert note in page.texts
+        assert any("seeds 0, 1, 2. Figures below the tiles are of seed-0 alone" in text for text in page.texts)
+    start = page.cells.index("a less b")
+    assert page.cells[start + 1 : start + 4] == table.difference_rows()[1][0][1:]
+    write_for(folders[:3], tmp_path / "alone")
+    assert read_page(tmp_path / "alone" / "report.html").headings[:2] == ["a", "Results"]
 
 
 def test_a_comparison_lists_only_the_settings_that_differ(make_run: MakeRun, tmp_path: Path) -> None:

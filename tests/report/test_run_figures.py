@@ -7,10 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
+from matplotlib.collections import LineCollection
 from matplotlib.patches import Rectangle
 
 from feddrm.report import run_figures
 from feddrm.report.accuracy_measures import RULES, Measure
+from feddrm.report.run_group import RunGroup, group_runs
 from feddrm.report.run_record import ClientResult, RunRecord
 
 MakeRun = Callable[..., Path]
@@ -24,8 +27,8 @@ def test_a_comparison_shows_only_the_main_rules(make_run: MakeRun) -> None:
         rule: {"mean": 0.5 + i / 100, "std": None} for i, rule in enumerate([*RULES, "my_rule"])
     }
     (folder / "summary.json").write_text(json.dumps(summary))
-    records = [RunRecord.read(folder), RunRecord.read(make_run("b", method="fedavg"))]
-    figure = run_figures.comparison_figure(("a", "b"), records)
+    groups = group_runs([RunRecord.read(folder), RunRecord.read(make_run("b", method="fedavg"))])
+    figure = run_figures.comparison_figure(groups)
     labels = [str(line.get_label()) for line in figure.axes[0].lines]
     rules = ("vote", "head, density", "exact, density", "stacked", "global probe", "my rule")
     assert labels == ["average", *(f"system ({rule})" for rule in rules), "global", "oracle"]
@@ -41,8 +44,8 @@ def test_legends_fit_their_figures(make_run: MakeRun) -> None:
     (folder / "summary.json").write_text(json.dumps(summary))
     record = RunRecord.read(folder)
     for figure in (
-        run_figures.comparison_figure(("a",), [record]),
-        run_figures.comparison_curves([long * 2] * 5, [record] * 5),
+        run_figures.comparison_figure([RunGroup("a", (record,))]),
+        run_figures.comparison_curves([RunGroup(long * 2, (record,))] * 5),
         run_figures.accuracy_figure(record),
     ):
         figure.draw_without_rendering()
@@ -52,8 +55,28 @@ def test_legends_fit_their_figures(make_run: MakeRun) -> None:
 
 def test_runs_differ_by_more_than_colour(make_run: MakeRun) -> None:
     record = RunRecord.read(make_run("a"))
-    lines = run_figures.comparison_curves(list("abcd"), [record] * 4).axes[0].lines
+    lines = run_figures.comparison_curves([RunGroup(name, (record,)) for name in "abcd"]).axes[0].lines
     assert len({line.get_linestyle() for line in lines}) == 4
+
+
+def test_bars_and_bands_are_the_spread_over_seeds(make_seeds: Callable[..., list[Path]], make_run: MakeRun) -> None:
+    """A single run has neither: its spread over rounds is another quantity."""
+    folders = [*make_seeds("a", [0.7, 0.72, 0.77]), make_run("b", method="fedavg")]
+    groups = group_runs([RunRecord.read(folder) for folder in folders])
+    figure = run_figures.comparison_figure(groups)
+    average = Measure("average")
+    (bars, *_) = (c for c in figure.axes[0].collections if isinstance(c, LineCollection))
+    lengths = [float(np.ptp(segment[:, 0])) for segment in bars.get_segments()]
+    std = groups[0].scores[average].std
+    assert std is not None
+    np.testing.assert_allclose(lengths, [2 * 100 * std, 0], atol=1e-9)
+    left = run_figures.comparison_curves(groups).axes[0]
+    rounds, means, spreads = groups[0].curve(average)
+    assert np.array_equal(np.asarray(left.lines[0].get_ydata()), 100 * np.array(means))
+    (band,) = left.collections
+    top = max(point[1] for point in band.get_paths()[0].vertices)
+    assert top == pytest.approx(100 * max(m + s for m, s in zip(means, spreads, strict=True)))
+    assert rounds == list(range(5, 61, 5))
 
 
 def test_long_names_do_not_shrink_the_diagram(make_run: MakeRun) -> None:

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from feddrm.data import load
-from feddrm.report.accuracy_measures import Measure
+from feddrm.report.accuracy_measures import BEST, Measure
 from feddrm.report.run_table import RunTable, report_table
 
 MakeRun = Callable[..., Path]
+MakeSeeds = Callable[..., list[Path]]
 
 
 @pytest.fixture
@@ -51,14 +52,14 @@ def test_where_runs_are_few_every_measure_has_a_row(three: RunTable, make_run: M
 
 def test_where_runs_are_many_every_run_has_a_row(many: RunTable) -> None:
     header, rows = many.header(), many.text_rows()
-    assert header[:4] == ["run", "method", "average", "system (vote)"]
+    assert header[:5] == ["run", "method", "average", "system (best)", "system (vote)"]
     assert header[-3:] == ["global", "oracle", "state"]
     average = many.records[0].scores[Measure("average")]
     assert rows[0][:3] == ["r0", "feddrm", f"{100 * average.mean:.2f} ± 0.42"]
     assert [row[-1] for row in rows] == ["finished"] * 9 + ["unfinished: round 30 of 60"]
     html = re.findall(r"<tr>.*?</tr>", many.table(links=True).to_html())
-    assert 'colspan="3" class="group">System accuracy' in html[0]
-    assert [row.count("<strong>") for row in html] == [0] * 10 + [len(many.columns), 0]
+    assert 'colspan="4" class="group">System accuracy' in html[0]
+    assert not any("<strong>" in row for row in html)  # runs of one seed: the difference says nothing
     assert '<a href="#run-9">r8</a>' in html[10]
     assert '<span class="badge">unfinished: round 30 of 60</span>' in html[11]
 
@@ -136,17 +137,16 @@ def test_latex_of_few_runs_has_a_row_per_measure(three: RunTable) -> None:
     assert names == ["Run", r"a\_1", r"b\&2", "c (unfinished: round 30 of 60)"]
     assert methods == ["Method", "feddrm", "fedavg", "fedrep"]
     score = three.records[1].scores[Measure("average")]
-    assert average[:1] + average[2:3] == ["Average", rf"\textbf{{{100 * score.mean:.2f}}} $\pm$ 0.42"]
-    assert [[cell.count(r"\textbf") for cell in row] for row in rest] == [[0, 0, 1, 0]] * (len(three.columns) - 1)
+    assert average[:1] + average[2:3] == ["Average", rf"{100 * score.mean:.2f} $\pm$ 0.42"]
+    assert len(rest) == len(three.columns) - 1
 
 
 def test_latex_of_many_runs_has_a_row_per_run(many: RunTable) -> None:
     above, names, *rows = latex_rows(many)
-    assert above[2] == r"\multicolumn{3}{c}{System accuracy}"
-    assert names[:4] == ["Run", "Method", "Average", "Vote"]
+    assert above[2] == r"\multicolumn{4}{c}{System accuracy}"
+    assert names[:5] == ["Run", "Method", "Average", "Best", "Vote"]
     assert [row[:2] for row in rows[:9]] == [[f"r{i}", "feddrm"] for i in range(9)]
-    assert [sum(r"\textbf" in cell for cell in row) for row in rows] == [0] * 8 + [len(many.columns), 0]
-    assert r"\cmidrule(lr){4-6} \cmidrule(lr){7-8}" in many.latex()
+    assert r"\cmidrule(lr){4-7} \cmidrule(lr){8-9}" in many.latex()
 
 
 def test_one_run_has_no_best(make_run: MakeRun) -> None:
@@ -157,12 +157,7 @@ def test_one_run_has_no_best(make_run: MakeRun) -> None:
     assert "<strong>" not in mixed.table().to_html()
 
 
-def test_ties_to_the_digits_shown_are_all_bold(make_run: MakeRun) -> None:
-    table = report_table([make_run("a", skill=0.8), make_run("b", skill=0.8 + 1e-9)])
-    assert all(table.best(row, measure) for row in (0, 1) for measure in table.columns)
-
-
-def test_html_names_its_rows_and_bolds_the_best(three: RunTable) -> None:
+def test_html_names_its_rows(three: RunTable) -> None:
     head, method, *rows = re.findall(r"<tr>.*?</tr>", three.table(links=True).to_html())
     assert '<a href="#run-2">b&amp;2</a>' in head
     assert '<span class="badge">unfinished: round 30 of 60</span>' in head
@@ -170,10 +165,123 @@ def test_html_names_its_rows_and_bolds_the_best(three: RunTable) -> None:
     assert len(rows) == len(three.columns)
     for row, measure in zip(rows, three.columns, strict=True):
         assert row.startswith(f'<tr><th scope="row">{measure.title.capitalize()}</th>')
-        cells = re.findall(r"<td.*?</td>", row)
-        assert [cell.count("<strong>") for cell in cells] == [0, 1, 0]
+        assert len(re.findall(r"<td.*?</td>", row)) == 3
 
 
 def test_runs_of_one_name_get_their_parent_folders(make_run: MakeRun) -> None:
     folders = [make_run("x/seed0"), make_run("y/seed0"), make_run("z"), make_run("w/x/other")]
     assert report_table([*folders, folders[2]]).names == ("x/seed0", "y/seed0", "z", "other")
+
+
+@pytest.fixture
+def seeded(make_seeds: MakeSeeds) -> RunTable:
+    """Method b is better than a on every seed, by 1 to 3 points."""
+    a = make_seeds("a", [0.60, 0.70, 0.80], method="fedavg")
+    b = make_seeds("b", [0.62, 0.71, 0.83], method="feddrm")
+    return report_table([*a, *b])
+
+
+def test_the_best_is_marked_where_the_paired_difference_says_so(seeded: RunTable, make_seeds: MakeSeeds) -> None:
+    """The seeds spread by ten points, and the methods differ by two: unpaired, nothing could be said."""
+    average = Measure("average")
+    assert [seeded.best(row, average) for row in (0, 1)] == [False, False]  # 2 +- 1 of three seeds: 2 less 2.5
+    difference = seeded.groups[1].less(seeded.groups[0], average)
+    assert difference is not None
+    assert difference.seeds == 3
+    assert not difference.positive
+    more = report_table([
+        *make_seeds("m/a", [0.60, 0.70, 0.80, 0.65, 0.75], method="fedavg"),
+        *make_seeds("m/b", [0.62, 0.71, 0.83, 0.67, 0.77], method="feddrm"),
+    ])  # fmt: skip
+    assert [more.best(row, average) for row in (0, 1)] == [False, True]
+    assert more.table().to_html().count("<strong>") == len(more.columns)
+    rows = {row[0]: row[1:] for row in more.text_rows()}
+    mean = 100 * more.groups[1].scores[average].mean
+    assert rows["average"][1].startswith(f"{mean:.2f}* ± ")
+    assert rows["seeds"] == ["5", "5"]
+    assert "In bold: better than every other, by the 95 % intervals" in more.caption
+
+
+def test_one_seed_marks_nothing(make_run: MakeRun) -> None:
+    table = report_table([make_run("a", skill=0.6), make_run("b", method="fedavg", skill=0.9)])
+    assert not any(table.best(row, measure) for row in (0, 1) for measure in table.columns)
+    assert "None is marked as the best: that takes two seeds in common" in table.caption
+    assert table.difference_rows()[1] == []
+    (value, _) = table.values()
+    assert value["differences"][0]["interval"] is None
+
+
+def test_a_method_without_common_seeds_prevents_a_claim(make_seeds: MakeSeeds, make_run: MakeRun) -> None:
+    skills = [0.60, 0.70, 0.80, 0.65, 0.75]
+    folders = make_seeds("a", skills) + make_seeds("b", [s + 0.1 + s / 50 for s in skills], method="fedavg")
+    assert report_table(folders).best(1, Measure("average"))
+    stranger = make_run("c", method="fedrep", skill=0.6, seed=9)
+    assert not report_table([*folders, stranger]).best(1, Measure("average"))
+    unfinished = make_run("d", method="fedrep", skill=0.9, seed=0, finished=False)
+    assert report_table([*folders, unfinished]).best(1, Measure("average"))
+
+
+def add_rule(folder: Path, rule: str, mean: float) -> None:
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["system_accuracy"][rule] = {"mean": mean, "std": None}
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+
+def test_methods_are_compared_at_their_best(make_seeds: MakeSeeds) -> None:
+    """A vote that is best among votes is not the best answer: another method's stack may be better."""
+    a = make_seeds("a", [0.60, 0.61, 0.63, 0.60], method="feddrm")
+    b = make_seeds("b", [0.70, 0.72, 0.73, 0.71], method="fedavg")
+    for folder, mean in zip(a, (0.80, 0.82, 0.84, 0.80), strict=True):
+        add_rule(folder, "stacked", mean)
+    table = report_table([*a, *b])
+    vote = Measure("system", "vote")
+    assert [table.best(row, BEST) for row in (0, 1)] == [True, False]
+    assert [table.best(row, vote) for row in (0, 1)] == [False, True]
+    assert not table.best(0, Measure("system", "stacked"))  # nobody else has one
+    rows = {row[0]: row[1:] for row in table.text_rows()}
+    assert rows["system (best)"][0] == "81.50* ± 1.91 (stacked)"
+    assert rows["system (best)"][1].endswith("(head, posterior)")
+    assert list(rows).index("system (best)") == list(rows).index("system (vote)") - 1
+    best = table.values()[0]["best_system_accuracy"]
+    assert (best["answer"], round(best["mean"], 9)) == ("stacked", 0.815)
+    assert "system_accuracy.best" in {difference["accuracy"] for difference in table.values()[0]["differences"]}
+    assert "chosen on the test samples" in table.caption
+    assert BEST not in report_table(a).columns  # nothing to compare with
+
+
+def test_a_figure_that_some_seeds_lack_says_so(make_seeds: MakeSeeds) -> None:
+    folders = make_seeds("a", [0.6, 0.7, 0.8])
+    for folder in folders[:2]:
+        add_rule(folder, "stacked", 0.9)
+    table = report_table([*folders, *make_seeds("b", [0.6, 0.65, 0.7], method="fedavg")])
+    rows = {row[0]: row[1:] for row in table.text_rows()}
+    assert rows["system (stacked)"][0] == "90.00 ± 0.00 (2 of 3 seeds)"
+    assert "stacked" not in rows["system (best)"][0]
+
+
+def test_differences_are_listed_for_every_two_groups(seeded: RunTable, make_run: MakeRun) -> None:
+    header, rows = seeded.difference_rows()
+    assert header == ["difference", "seeds", "average", "system (best)"]
+    (row,) = rows
+    assert row[:2] == ["a less b", "3"]
+    assert re.fullmatch(r"-\d\.\d\d \[-\d\.\d\d, \+\d\.\d\d\]", row[2])
+    alone = [folder for group in seeded.groups for folder in (group.first.folder,)]
+    assert report_table(alone).difference_rows()[1] == []
+
+
+def test_a_single_run_beside_groups_has_no_spread_of_its_own(seeded: RunTable, make_run: MakeRun) -> None:
+    folders = [record.folder for record in seeded.records]
+    table = report_table([*folders, make_run("c", method="fedrep")])
+    rows = {row[0]: row[1:] for row in table.text_rows()}
+    assert rows["seeds"] == ["3", "3", "1"]
+    assert ["±" in cell for cell in rows["average"]] == [True, True, False]
+    assert "figures without ± are of one seed" in table.caption
+
+
+def test_csv_has_every_run_with_its_group_and_seed(seeded: RunTable) -> None:
+    rows = list(csv.DictReader(io.StringIO(seeded.csv())))
+    assert [(row["run"], row["group"], row["seed"]) for row in rows][:4] == [
+        *(("a/seed-0", "a", "0"), ("a/seed-1", "a", "1"), ("a/seed-2", "a", "2"), ("b/seed-0", "b", "0")),
+    ]
+    assert float(rows[0]["average_accuracy.mean"]) == seeded.records[0].scores[Measure("average")].mean
+    assert not any("best" in key for key in rows[0])

@@ -13,7 +13,7 @@ import yaml
 from feddrm.data import Dataset, Federation
 from feddrm.errors import FeddrmError
 from feddrm.methods import FedDRM, Method
-from feddrm.runs import train
+from feddrm.runs import train, train_seeds
 from refusal import refused
 from runs.conftest import SMALL, files
 
@@ -107,3 +107,50 @@ def test_impossible_settings_are_refused_before_data_is_loaded(
     with pytest.raises(FeddrmError, match=says):
         train("digits", out=tmp_path / "run", **settings)
     assert not (tmp_path / "run").exists()
+
+
+def test_one_run_per_seed_and_an_interrupted_one_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Finished runs are kept, the rest equals runs that were trained alone."""
+    quick = {key: value for key, value in SMALL.items() if key != "seed"}
+
+    def interrupt(played: Any, metrics: Any, rounds: int) -> None:
+        if played.state.round == 2 and (tmp_path / "runs" / "seed-7").exists():
+            raise KeyboardInterrupt
+
+    given: dict[str, Any] = {"seeds": (3, 7), "out": tmp_path / "runs", "data_settings": {"clients": 3}, **quick}
+    with pytest.raises(KeyboardInterrupt):
+        train_seeds("digits", on_round=interrupt, **given)
+    kept = (tmp_path / "runs" / "seed-3" / "summary.json").stat()
+    runs = train_seeds("digits", progress=True, **given)
+    assert capsys.readouterr().err.splitlines() == [
+        f"seed 3 (1 of 2) is finished already: {tmp_path / 'runs' / 'seed-3'}",
+        f"seed 7 (2 of 2): {tmp_path / 'runs' / 'seed-7'}",
+    ]
+    assert (tmp_path / "runs" / "seed-3" / "summary.json").stat() == kept
+    assert [(run.path.name, run.config["seed"], run.config["data"]["seed"]) for run in runs] == [
+        ("seed-3", 3, 3),
+        ("seed-7", 7, 7),
+    ]
+    alone = train("digits", out=tmp_path / "alone", data_settings={"clients": 3, "seed": 7}, seed=7, **quick)
+    assert files(runs[1].path) == files(alone.path)
+
+
+def test_seeds_keep_a_division_that_was_chosen(digits: Federation, tmp_path: Path) -> None:
+    quick = {**{key: value for key, value in SMALL.items() if key != "seed"}, "rounds": 1}
+    for data, chosen in (("digits", {"clients": 3, "seed": 5}), (digits, None)):
+        runs = train_seeds(data, seeds=range(2), out=tmp_path / str(chosen), data_settings=chosen, **quick)
+        assert [run.config["seed"] for run in runs] == [0, 1]
+        assert len({json.loads((run.path / "data.json").read_text())["digest"] for run in runs}) == 1
+
+
+def test_impossible_seeds_are_refused(digits: Federation, tmp_path: Path) -> None:
+    quick = {key: value for key, value in SMALL.items() if key != "seed"}
+    for seeds in ((), (1, 1)):
+        with refused(f"seeds={list(seeds)}: give different whole numbers"):
+            train_seeds(digits, seeds=seeds, out=tmp_path / "runs", **quick)
+    with refused("no seed beside them"):
+        train_seeds(digits, seeds=(0, 1), out=tmp_path / "runs", **SMALL)
+    assert not (tmp_path / "runs").exists()
+    train(digits, out=tmp_path / "one", rounds=1)
+    with refused("is itself a run"):
+        train_seeds(digits, seeds=(0, 1), out=tmp_path / "one", **quick)

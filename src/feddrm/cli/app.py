@@ -12,8 +12,10 @@ import typer.core
 
 from feddrm._version import __version__
 from feddrm.cli import bench, data, deploy, drm, paper, report, router, serve, train, tune
+from feddrm.cli.data_options import PluginCommand
 from feddrm.cli.output import JsonFlag, print_json, print_table
 from feddrm.errors import INTERRUPTED, FeddrmError
+from feddrm.plugins import load_configured
 
 _NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())  # before 8.2, click prints the help itself
 typer.core.HAS_RICH = False  # with rich, typer escapes brackets in help texts that rich does not print
@@ -48,7 +50,7 @@ def feddrm(
     """Federated learning that routes every new query to the client best equipped for it."""
 
 
-@app.command()
+@app.command(cls=PluginCommand)
 def datasets(json: JsonFlag = False) -> None:
     """List the datasets.
 
@@ -56,10 +58,10 @@ def datasets(json: JsonFlag = False) -> None:
     """
     from feddrm.data import Dataset
 
-    _list(Dataset.family, json)
+    _list(Dataset.members(), json)
 
 
-@app.command()
+@app.command(cls=PluginCommand)
 def models(json: JsonFlag = False) -> None:
     """List the networks.
 
@@ -67,10 +69,10 @@ def models(json: JsonFlag = False) -> None:
     """
     from feddrm.models import Model
 
-    _list(Model.family, json)
+    _list(Model.members(), json)
 
 
-@app.command()
+@app.command(cls=PluginCommand)
 def methods(json: JsonFlag = False) -> None:
     """List the methods.
 
@@ -78,24 +80,26 @@ def methods(json: JsonFlag = False) -> None:
     """
     from feddrm.methods import Method
 
-    _list(Method.family, json)
+    _list(Method.members(), json)
 
 
-app.command()(train.train)
-app.command()(tune.tune)
-app.command()(train.evaluate)
+app.command(cls=PluginCommand)(train.train)
+app.command(cls=PluginCommand)(tune.tune)
+app.command(cls=PluginCommand)(train.evaluate)
 app.command()(train.demo)
-app.command()(report.report)
-app.command(name="fit-router")(router.fit_router)
-app.command()(router.route)
-app.command()(serve.serve)
-app.command(name="serve-client")(serve.serve_client)
+app.command(cls=PluginCommand)(report.report)
+app.command(name="fit-router", cls=PluginCommand)(router.fit_router)
+app.command(cls=PluginCommand)(router.route)
+app.command(cls=PluginCommand)(serve.serve)
+app.command(name="serve-client", cls=PluginCommand)(serve.serve_client)
 app.command(name="serve-key")(serve.serve_key)
 app.command()(serve.query)
 
 
 def _list(family: dict[str, type], json: bool) -> None:
     rows = {name: member.summary() for name, member in family.items()}  # type: ignore[attr-defined]
+    for line in load_configured():
+        print(f"feddrm: warning: {line}", file=sys.stderr)
     if json:
         print_json(rows)
     else:

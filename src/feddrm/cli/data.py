@@ -15,6 +15,7 @@ from feddrm.cli.data_options import (
     Download,
     Extra,
     Partition,
+    PluginCommand,
     Seed,
     Shards,
     Shift,
@@ -26,7 +27,7 @@ app = typer.Typer(help="Show a federation: sizes, classes and shifts.", no_args_
 MAX_CLASS_COLUMNS = 20  # a table with more columns is unreadable; --json prints all classes
 
 
-@app.command()
+@app.command(cls=PluginCommand)
 def info(
     dataset: DatasetName,
     clients: Clients = None,
@@ -78,7 +79,7 @@ def info(
     print_table(header, rows)
 
 
-@app.command()
+@app.command(cls=PluginCommand)
 def show(
     dataset: DatasetName,
     out: Annotated[Path, typer.Option(help="The file to write (.png, .svg or .pdf).")] = Path("data.png"),

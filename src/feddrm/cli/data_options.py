@@ -1,13 +1,16 @@
-"""The options that select a federation, shared by all commands that load one."""
+"""Options that several commands share: those that select a federation, ``--set`` and ``--plugin``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
+import typer.core
 
 from feddrm.errors import SettingError
+from feddrm.plugins import load_plugin
 
 if TYPE_CHECKING:
     from feddrm.data import Federation
@@ -60,3 +63,25 @@ def keyed_settings(extra: Sequence[str] | None) -> dict[str, str]:
             raise SettingError(f"--set {name} is given twice: give it once, several values as a list, {name}=[a,b]")
         settings[name] = value
     return settings
+
+
+def _load(context: click.Context, _: click.Parameter, paths: tuple[str, ...]) -> None:
+    if not context.resilient_parsing:  # a shell that completes words executes nothing
+        for path in paths:
+            load_plugin(path)
+
+
+class PluginCommand(typer.core.TyperCommand):
+    """A command with ``--plugin``: the files are executed before the command, and in no other case."""
+
+    def __init__(self, *words: Any, **settings: Any) -> None:
+        super().__init__(*words, **settings)
+        option = click.Option(
+            ["--plugin"],
+            multiple=True,
+            metavar="FILE",
+            expose_value=False,
+            callback=_load,
+            help="Python file with a method, model or dataset of your own; it is executed. Repeatable.",
+        )
+        self.params.append(option)

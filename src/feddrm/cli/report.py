@@ -11,14 +11,16 @@ from feddrm.cli.output import JsonFlag, print_json, print_table
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders that 'feddrm train' wrote.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of runs.")],
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for report.html, table.csv and table.tex (one run: its own; several: ./report)."),
+        typer.Option(help="Folder for report.html, table.csv and table.tex (one folder: in it; several: ./report)."),
     ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Print the table of one run or several, and write an HTML page with the table and all figures.
+
+    Runs that differ by their seed alone are one row: mean and standard deviation over seeds.
 
     Example: feddrm report runs/first
     """
@@ -27,10 +29,14 @@ def report(
 
     table = report_table(runs)
     if out is None:
-        out = runs[0] if len(table.records) == 1 else Path("report")
+        out = runs[0] if len(runs) == 1 or len(table.records) == 1 else Path("report")
     page = write_report(table, out)
     if json:
         print_json(table.values())
         return
-    print_table(table.header(), table.text_rows(), title="accuracy in percent")
+    header, differences = table.difference_rows()
+    best = "; * is better than every other by paired differences" if differences else ""
+    print_table(table.header(), table.text_rows(), title=f"accuracy in percent{best}")
+    if differences:
+        print_table(header, differences, title="paired differences in percentage points [95 % t interval]")
     typer.echo(f"wrote {page}")

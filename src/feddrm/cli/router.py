@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from feddrm.cli.data_options import DataDir, given_settings
+from feddrm.cli.data_options import DataDir, PluginCommand, given_settings
 from feddrm.cli.output import JsonFlag, print_json, print_table
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.rules import RULES_HELP
@@ -32,7 +32,7 @@ def router() -> None:
     """Export a fitted router, add a client to it, or remove clients from it."""
 
 
-@app.command()
+@app.command(cls=PluginCommand)
 def export(
     run: RunFolderArgument,
     out: Annotated[Path, typer.Option(help="The ONNX file to write.")] = Path("router.onnx"),
@@ -61,7 +61,7 @@ def export(
     typer.echo(", ".join(fitted.names))
 
 
-@app.command()
+@app.command(cls=PluginCommand)
 def leave(
     run: RunFolderArgument,
     clients: Annotated[list[str], typer.Argument(metavar="CLIENT...", help="The clients to remove.")],
@@ -82,7 +82,7 @@ def leave(
     _print_membership(target or folder.router, remaining, json, removed=clients)
 
 
-@app.command()
+@app.command(cls=PluginCommand)
 def join(
     run: RunFolderArgument,
     name: Annotated[str, typer.Argument(metavar="CLIENT", help="The name of the new client.")],

@@ -21,6 +21,7 @@ from feddrm.cli.data_options import (
 )
 from feddrm.cli.output import JsonFlag, print_json, print_table, resumable
 from feddrm.errors import SettingError
+from feddrm.plugins import require_plugins
 
 if TYPE_CHECKING:
     from feddrm.runs import Run
@@ -48,6 +49,9 @@ def train(
     participation: Annotated[float | None, typer.Option(help="Fraction of clients that take part in a round.")] = None,
     dropout: Annotated[float | None, typer.Option(help="Chance that a client does not answer.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of data and training (the paper's: 2025).")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Several seeds, as in 0,1,2 or 0-4: one run each, in OUT/seed-0, OUT/seed-1, ...")
+    ] = None,
     lam: Annotated[float | None, typer.Option("--lambda", help="FedDRM's weight of the class loss.")] = None,
     variant: Annotated[str | None, typer.Option(help="'paper' or 'original', for methods that have both.")] = None,
     window: Annotated[int | None, typer.Option(help="Number of last rounds that the summary averages.")] = None,
@@ -76,6 +80,7 @@ def train(
     from feddrm.runs import read_config
 
     settings = read_config(config) if config is not None else {}
+    require_plugins(settings.pop("plugins", None), str(config))
     parts: dict[str, dict[str, Any]] = {}
     for part in ("data", "method", "model", "evaluation"):
         parts[part] = _part(part, settings.pop(part, None) or {})
@@ -95,6 +100,11 @@ def train(
     parts["evaluation"] |= given_settings(window=window) | ({} if test_crop is None else {"test_crop": test_crop})
     if seed is not None:  # also if the configuration has another seed for the data
         parts["data"]["seed"] = seed
+    if seeds is not None:
+        if seed is not None:
+            raise SettingError(f"--seed {seed} and --seeds {seeds}: give one of them")
+        parts["data"].pop("seed", None)
+        settings.pop("seed", None)
     settings |= given_settings(
         rounds=rounds,
         local_steps=local_steps,
@@ -119,11 +129,23 @@ def train(
             )
         parts[part][name] = value
     check_partition(parts["data"].get("partition"), alpha, shards)
-    run = _train(parts, settings, out, track=track)
-    if json:
-        print_json({"path": str(run.path), **(run.summary or {})})
-    else:
-        _print_runs([run.path])
+    runs = _train(parts, settings, out, track=track, seeds=None if seeds is None else parse_seeds(seeds))
+    if not json:
+        _print_runs([run.path for run in runs])
+        return
+    summaries = [{"path": str(run.path), **(run.summary or {})} for run in runs]
+    print_json(summaries[0] if seeds is None else summaries)
+
+
+def parse_seeds(text: str) -> list[int]:
+    """The seeds of ``0,1,2`` or ``0-4``."""
+    seeds: list[int] = []
+    for item in text.split(","):
+        first, dash, last = (word.strip() for word in item.partition("-"))
+        if not all(word.isdecimal() for word in (first, last or first)) or (dash and not int(first) <= int(last or -1)):
+            raise SettingError(f"--seeds {text!r}: give whole numbers, as in 0,1,2 or 0-4")
+        seeds += range(int(first), int(last or first) + 1)
+    return seeds
 
 
 def evaluate(
@@ -163,7 +185,7 @@ def demo(
         parts: dict[str, dict[str, Any]] = {"data": {"name": "digits"}, "method": {"name": method}}
         parts |= {"model": {}, "evaluation": {}}
         folders.append(out / method)
-        run = _train(parts, {"rounds": rounds, "seed": seed}, folders[-1])
+        (run,) = _train(parts, {"rounds": rounds, "seed": seed}, folders[-1])
         if method == "feddrm" and not (run.folder.router / MANIFEST).exists():
             run.fit_router(progress=True)
     table = report_table(folders)
@@ -202,10 +224,18 @@ def _part(part: str, value: Any) -> dict[str, Any]:
     return {str(key): setting for key, setting in value.items()}
 
 
-def _train(parts: dict[str, dict[str, Any]], settings: dict[str, Any], out: Path | None, track: bool = False) -> Run:
+def _train(
+    parts: dict[str, dict[str, Any]],
+    settings: dict[str, Any],
+    out: Path | None,
+    track: bool = False,
+    seeds: list[int] | None = None,
+) -> list[Run]:
+    """Train one run, or one per seed."""
     from feddrm.methods import Method
     from feddrm.models import Model
     from feddrm.runs import train as train_run
+    from feddrm.runs import train_seeds
     from feddrm.runs.config import training_settings
 
     names = {part: parts[part].pop("name", None) for part in ("data", "method", "model")}
@@ -218,19 +248,19 @@ def _train(parts: dict[str, dict[str, Any]], settings: dict[str, Any], out: Path
         parts["data"].setdefault("seed", plan["seed"])
     method = Method.make(names["method"] or "feddrm", **parts["method"])
     model = Model.make(names["model"], **parts["model"]) if names["model"] else parts["model"]
+    given: dict[str, Any] = {
+        "model": model,
+        "data_settings": parts["data"],
+        "evaluation": parts["evaluation"],
+        "progress": True,
+        "track": track,
+        **plan,
+        **machine,
+    }
     with resumable():
-        return train_run(
-            names["data"],
-            method,
-            out=out,
-            model=model,
-            data_settings=parts["data"],
-            evaluation=parts["evaluation"],
-            progress=True,
-            track=track,
-            **plan,
-            **machine,
-        )
+        if seeds is not None:
+            return train_seeds(names["data"], method, seeds=seeds, out=out, **given)
+        return [train_run(names["data"], method, out=out, **given)]
 
 
 def _print_runs(folders: list[Path]) -> None:

@@ -56,8 +56,12 @@ class Measure(NamedTuple):
     @property
     def order(self) -> tuple[int, int, str]:
         """The key that sorts measures as tables show them; unknown rules come last."""
-        known = list(RULES)
+        known = [BEST.rule, *RULES]
         return KINDS.index(self.kind), known.index(self.rule) if self.rule in known else len(known), self.rule
+
+
+# The best answer of each method. It is chosen on the test data, so it is for comparing methods at their best only.
+BEST = Measure("system", "best")
 
 
 @dataclass(frozen=True)

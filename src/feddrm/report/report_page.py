@@ -16,8 +16,9 @@ from feddrm.io.run_files import REPORT
 from feddrm.report import federation_figures, run_figures
 from feddrm.report.accuracy_measures import KINDS, MEANINGS, Measure, headline, rule_label
 from feddrm.report.html_templates import TEMPLATES
+from feddrm.report.run_group import RunGroup
 from feddrm.report.run_record import RunRecord
-from feddrm.report.run_table import RunTable
+from feddrm.report.run_table import DIFFERENCES, RunTable
 from feddrm.report.svg import InlineSvg, inline_svg
 from feddrm.report.tables import DASH, Table
 
@@ -79,60 +80,73 @@ def write_report(table: RunTable, out: Path) -> Path:
 
 def report_page(table: RunTable) -> str:
     """The whole document for one run or several."""
-    names, records = table.names, table.records
-    several = len(records) > 1
+    groups = table.groups
+    several = len(groups) > 1
     kinds = {measure.kind for measure in table.columns}
+    noun = "groups of runs" if table.seeded else "runs"
+    header, differences = table.difference_rows()
     return TEMPLATES.get_template("report.html.j2").render(
-        title=f"{len(records)} runs compared" if several else names[0],
-        runs=[_view(name, record, f"r{i}") for i, (name, record) in enumerate(zip(names, records, strict=True), 1)],
-        datasets=", ".join(dict.fromkeys(record.data for record in records)),
+        title=f"{len(groups)} {noun} compared" if several else groups[0].name,
+        runs=[_view(group, f"r{i}") for i, group in enumerate(groups, 1)],
+        datasets=", ".join(dict.fromkeys(record.data for record in table.records)),
         results=table.table(links=several),
-        comparison=_comparison(names, records) if several else (),
+        paired=Table.of([header[0].capitalize(), *header[1:]], differences, DIFFERENCES) if differences else None,
+        comparison=_comparison(groups) if several else (),
         meanings=[(kind.capitalize(), MEANINGS[kind]) for kind in KINDS if kind in kinds],
-        differences=_differences(names, records) if several else None,
+        differences=_differences(groups) if several else None,
         version=__version__,
     )
 
 
-def _view(name: str, record: RunRecord, key: str) -> RunView:
+def _view(group: RunGroup, key: str) -> RunView:
+    """What the page says about a group: its figures over all seeds, and the details of its first run."""
+    record = group.first
     clients = len(record.clients) or (len(record.dataset.names) if record.dataset else 0)
     at = f" at {clients} clients" if clients else ""
     rounds = record.rounds if record.finished else record.round
     lead = f"{record.method} on {record.data}{at}, model {record.model}{'' if rounds is None else f', {rounds} rounds'}"
+    if len(group.records) > 1:
+        seeds = ", ".join(map(str, group.seeds))
+        lead += f", seeds {seeds}. Figures below the tiles are of {record.name} alone (seed {record.seed})."
     sections = [_training(record, key), _clients(record, key), _routing(record, key)]
     sections += [_data(record.dataset, key) if record.dataset else None, _settings(record)]
-    return RunView(
-        name, lead, "" if record.finished else record.status, _tiles(record), [s for s in sections if s is not None]
-    )
+    shown = [section for section in sections if section is not None]
+    return RunView(group.name, lead, "" if group.finished else record.status, _tiles(group), shown)
 
 
-def _tiles(record: RunRecord) -> list[Tile]:
+def _tiles(group: RunGroup) -> list[Tile]:
     tiles = []
+    over = f" over {len(group.records)} seeds" if len(group.records) > 1 else ""
     for kind, title in TILES.items():
-        measure = headline(kind, record.scores)
+        measure = headline(kind, group.by_measure)
         if measure is not None:
-            score = record.scores[measure]
-            note = [score.spread or "last round", *([measure.label] if measure.rule else [])]
+            score = group.scores[measure]
+            note = [
+                f"{score.spread}{over}" if score.spread else "last round",
+                *([measure.label] if measure.rule else []),
+            ]
             tiles.append(Tile(title, f"{score.mean:.2%}", " · ".join(note)))
     return tiles
 
 
-def _comparison(names: Sequence[str], records: Sequence[RunRecord]) -> list[Picture]:
-    """Figures that show all runs side by side."""
+def _comparison(groups: Sequence[RunGroup]) -> list[Picture]:
+    """Figures that show all groups side by side."""
     pictures = []
-    measures = run_figures.comparison_measures(records)
+    bars = " Bars and bands: standard deviation over seeds." if any(len(g.records) > 1 for g in groups) else ""
+    measures = run_figures.comparison_measures(groups)
     if measures:
         description = "; ".join(
-            f"{name}: {', '.join(f'{m.title} {r.scores[m].mean:.1%}' for m in measures if m in r.scores)}"
-            for name, r in zip(names, records, strict=True)
+            f"{g.name}: {', '.join(f'{m.title} {g.scores[m].mean:.1%}' for m in measures if m in g.scores)}"
+            for g in groups
         )
         svg = inline_svg(
-            lambda: run_figures.comparison_figure(names, records), "compare", "Accuracies of all runs", description
+            lambda: run_figures.comparison_figure(groups), "compare", "Accuracies of all runs", description
         )
-        pictures.append(Picture(svg, "The main accuracies of every run on one scale; the table has all of them."))
-    if any(record.points for record in records):
+        caption = f"The main accuracies of every run on one scale; the table has all of them.{bars}"
+        pictures.append(Picture(svg, caption))
+    if any(group.first.points for group in groups):
         svg = inline_svg(
-            lambda: run_figures.comparison_curves(names, records),
+            lambda: run_figures.comparison_curves(groups),
             "curves",
             "Average and system accuracy of all runs over rounds",
             "One line per run; the last values are in the table above.",
@@ -145,14 +159,14 @@ def _comparison(names: Sequence[str], records: Sequence[RunRecord]) -> list[Pict
     return pictures
 
 
-def _differences(names: Sequence[str], records: Sequence[RunRecord]) -> Table | None:
-    """The settings in which the runs differ, and no others."""
-    settings = [dict(flat(record.config)) for record in records]
+def _differences(groups: Sequence[RunGroup]) -> Table | None:
+    """The settings in which the groups differ, and no others."""
+    settings = [dict(flat(group.first.config)) for group in groups]
     keys = dict.fromkeys(key for given in settings for key in given)
     rows = [[key, *(given.get(key, DASH) for given in settings)] for key in keys]
     rows = [row for row in rows if len(set(row[1:])) > 1]
     caption = "Settings in which these runs differ; all others are the same."
-    return Table.of(["Setting", *names], rows, caption) if rows else None
+    return Table.of(["Setting", *(group.name for group in groups)], rows, caption) if rows else None
 
 
 def _training(record: RunRecord, key: str) -> Section | None:

@@ -13,8 +13,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from feddrm.report.accuracy_measures import RULES, Measure, headline, rule_label
+from feddrm.report.accuracy_measures import BEST, RULES, Measure, headline, rule_label
 from feddrm.report.federation_figures import shortened
+from feddrm.report.run_group import RunGroup
 from feddrm.report.run_record import ClientResult, Confusion, RunRecord
 from feddrm.report.svg import GRID, INK, SERIES
 
@@ -160,46 +161,55 @@ def reliability_figure(curve: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def comparison_measures(records: Sequence[RunRecord]) -> list[Measure]:
+def comparison_measures(groups: Sequence[RunGroup]) -> list[Measure]:
     """The measures that a figure of several runs has room for: the main rules and the users' own rules."""
-    measures = {m for r in records for m in r.scores if m.kind != "client"}
+    measures = {m for group in groups for m in group.scores if m.kind != "client" and m != BEST}
     return sorted((m for m in measures if m.rule in ("", *MAIN) or m.rule not in RULES), key=lambda m: m.order)
 
 
-def comparison_figure(names: Sequence[str], records: Sequence[RunRecord]) -> Figure:
-    """The main accuracies of every run on one scale."""
-    measures = comparison_measures(records)
-    figure, axes = _single(WIDTH, 1.6 + 0.42 * len(records))
-    for i, measure in enumerate(measures):
-        rows = [(100 * s.mean, y) for y, r in enumerate(records) if (s := r.scores.get(measure)) is not None]
+def comparison_figure(groups: Sequence[RunGroup]) -> Figure:
+    """The main accuracies of every group on one scale; bars show the standard deviation over seeds."""
+    figure, axes = _single(WIDTH, 1.6 + 0.42 * len(groups))
+    handles: list[Artist] = []
+    for i, measure in enumerate(comparison_measures(groups)):
+        scores = [(group.scores[measure], y) for y, group in enumerate(groups) if measure in group.scores]
+        spreads = [100 * (s.std or 0) * (len(groups[y].records) > 1) for s, y in scores]
         colour, _, marker = _look(measure.rule or measure.kind, i)
-        x, y = zip(*rows, strict=True)
         # The oracle often coincides with the average: as a frame it leaves both visible.
         frame: dict[str, Any] = {"mfc": "none", "ms": 11, "mew": 1.6} if measure.kind == "oracle" else {"ms": 8}
-        axes.plot(x, y, marker, color=colour, alpha=0.9, label=measure.title, **frame)
-    axes.set_yticks(range(len(records)), shortened(tuple(names)), parse_math=False)
-    axes.set_ylim(len(records) - 0.5, -0.5)
+        x, y = [100 * s.mean for s, _ in scores], [y for _, y in scores]
+        handles += axes.plot(x, y, marker, color=colour, alpha=0.9, label=measure.title, **frame)
+        if any(spreads):
+            axes.errorbar(x, y, xerr=spreads, fmt="none", ecolor=colour, elinewidth=1.2, capsize=3, alpha=0.7)
+    axes.set_yticks(range(len(groups)), shortened(tuple(group.name for group in groups)), parse_math=False)
+    axes.set_ylim(len(groups) - 0.5, -0.5)
     axes.set_xlabel("accuracy (%)")
     axes.grid(linewidth=0.6)
     axes.tick_params(length=0)
-    _legend(figure, axes.lines)
+    _legend(figure, handles)
     return figure
 
 
-def comparison_curves(names: Sequence[str], records: Sequence[RunRecord]) -> Figure:
-    """Average and system accuracy of every run over rounds; one rule, fixed in advance, stands for each run."""
+def comparison_curves(groups: Sequence[RunGroup]) -> Figure:
+    """Average and system accuracy of every group over rounds; one rule, fixed in advance, stands for each.
+
+    Lines are means over seeds, and bands their standard deviation.
+    """
     figure = Figure(figsize=(WIDTH, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     handles: list[Artist] = []
-    for i, (name, record) in enumerate(zip(names, records, strict=True)):
+    for i, group in enumerate(groups):
         style: dict[str, Any] = {"color": SERIES[i % len(SERIES)], "linestyle": DASHES[i % len(DASHES)]}
-        system = headline("system", curve_measures(record))
+        system = headline("system", curve_measures(group.first))
         for axes, measure in ((left, Measure("average")), (right, system)):
             if measure is not None:
-                x, y = record.curve(measure)
-                axes.plot(x, 100 * np.asarray(y), marker=_dot(x), **style)
+                x, *values = group.curve(measure)
+                y, spread = 100 * np.asarray(values)
+                axes.plot(x, y, marker=_dot(x), **style)
+                if spread.any():
+                    axes.fill_between(x, y - spread, y + spread, color=style["color"], alpha=0.15, linewidth=0)
         rule = "" if system is None else f" ({rule_label(system.rule)})"
-        label = f"{shortened((name,))[0]}{rule}"
+        label = f"{shortened((group.name,))[0]}{rule}"
         # Matplotlib hides labels that begin with an underscore.
         handles.append(Line2D([], [], label=f" {label}" if label.startswith("_") else label, **style))
     for axes, title in ((left, "average accuracy"), (right, "system accuracy (rule in brackets)")):

@@ -87,6 +87,17 @@ class RunRecord:
         return self._named("model")
 
     @property
+    def seed(self) -> Any:
+        """The seed of the training."""
+        return self.config.get("seed")
+
+    @property
+    def data_seed(self) -> Any:
+        """The seed of the division of the data; None if the data have none."""
+        data = self.config.get("data")
+        return data.get("seed") if isinstance(data, Mapping) else None
+
+    @property
     def round(self) -> int | None:
         """The last evaluated round."""
         return self.points[-1].round if self.points else None

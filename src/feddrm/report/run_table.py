@@ -1,126 +1,155 @@
-"""The table of a report: runs by measures, for the terminal, HTML, LaTeX, CSV and JSON."""
+"""The table of a report: groups of runs by measures, for the terminal, HTML, LaTeX, CSV and JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import combinations, groupby
 from pathlib import Path
 from typing import Any
 
-from feddrm.errors import SettingError
-from feddrm.report.accuracy_measures import BY_RULE, Measure, Score
+from feddrm.report.accuracy_measures import BEST, BY_RULE, Measure, Score
+from feddrm.report.run_group import RunGroup, distinct_names, find_runs, group_runs
 from feddrm.report.run_record import RunRecord
 from feddrm.report.tables import DASH, ColumnGroup, Table, TableCell, TableColumn, TableRow, to_csv
 
 TITLES = {"system": "System accuracy", "client": "Client accuracy"}
 FACTS = ("run", "method", "data", "model", "finished", "round", "rounds")
+COMPARED = (Measure("average"), BEST)  # the measures whose paired differences a page has room for
+DIFFERENCES = "Paired differences in percentage points on the same seeds and data: mean and 95 % t interval."
 
 
 def report_table(folders: Sequence[Path]) -> RunTable:
-    """Read run folders into their table; a folder that is given twice counts once."""
-    distinct = list(dict.fromkeys(folder.resolve() for folder in folders))
-    if not distinct:
-        raise SettingError("there is no run to report: name at least one run folder")
-    return RunTable.of([RunRecord.read(folder) for folder in distinct])
+    """Read run folders, and all runs below other folders, into their table."""
+    return RunTable.of([RunRecord.read(folder) for folder in find_runs(folders)])
 
 
 @dataclass(frozen=True, eq=False)
 class RunTable:
-    """Runs and every measure that at least one of them has."""
+    """Groups of runs and every measure that at least one of them has."""
 
-    names: tuple[str, ...]
-    records: tuple[RunRecord, ...]
+    groups: tuple[RunGroup, ...]
     columns: tuple[Measure, ...]
 
     @classmethod
     def of(cls, records: Sequence[RunRecord]) -> RunTable:
-        measures = {measure for record in records for measure in record.scores}
-        return cls(distinct_names(records), tuple(records), tuple(sorted(measures, key=lambda m: m.order)))
+        groups = group_runs(records)
+        measures = {measure for group in groups for measure in group.scores}
+        if len(groups) == 1:
+            measures.discard(BEST)  # nothing to compare it with
+        return cls(groups, tuple(sorted(measures, key=lambda m: m.order)))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(group.name for group in self.groups)
+
+    @property
+    def records(self) -> tuple[RunRecord, ...]:
+        return tuple(record for group in self.groups for record in group.records)
+
+    @property
+    def seeded(self) -> bool:
+        """Whether some group has several seeds. Then a single run has no spread: that over rounds is another one."""
+        return any(len(group.records) > 1 for group in self.groups)
 
     def score(self, row: int, measure: Measure) -> Score | None:
-        return self.records[row].scores.get(measure)
+        group = self.groups[row]
+        score = group.scores.get(measure)
+        return Score(score.mean) if score is not None and self.seeded and len(group.records) == 1 else score
 
     @cached_property
     def comparable(self) -> bool:
-        """Whether all runs were tested on the same data: only then can one be the best."""
-        return len({record.data_key for record in self.records}) == 1
+        """Whether every two groups were tested on the same data at least once: only then can one be the best."""
+        keys = [{record.data_key for record in group.records} for group in self.groups]
+        return all(one & other for one, other in combinations(keys, 2))
 
     @property
     def sideways(self) -> bool:
-        """Whether each measure has a row of its own: so if there are more measures than runs, as with a router."""
-        return len(self.columns) > len(self.records)
+        """Whether each measure has a row of its own: so if there are more measures than groups, as with a router."""
+        return len(self.columns) > len(self.groups)
 
     def best(self, row: int, measure: Measure) -> bool:
-        """Whether a finished run leads in a measure, to the digits shown. A single run is never the best."""
-        means = [
-            round(100 * score.mean, 2)
-            for record in self.records
-            if record.finished and (score := record.scores.get(measure)) is not None
-        ]
-        score = self.score(row, measure)
-        if score is None or len(means) < 2 or not self.comparable or not self.records[row].finished:
+        """Whether a group is better than every other finished one that has the measure, by paired intervals."""
+        rivals = [group for group in self.groups if group.finished and measure in group.scores]
+        one = self.groups[row]
+        if one not in rivals or len(rivals) < 2:
             return False
-        return round(100 * score.mean, 2) == max(means)
+        differences = [one.less(other, measure) for other in rivals if other is not one]
+        return all(difference is not None and difference.positive for difference in differences)
 
     def header(self) -> list[str]:
         """The header of the terminal's table."""
         if self.sideways:
             return ["run", *self.names]
-        return ["run", "method", *(m.title for m in self.columns), *(["state"] if self._some_unfinished else [])]
+        facts = ["run", "method", *(["seeds"] if self.seeded else [])]
+        return [*facts, *(m.title for m in self.columns), *(["state"] if self._some_unfinished else [])]
 
     def text_rows(self) -> list[list[str]]:
-        """The rows under :meth:`header`: percent ± standard deviation, a dash where there is no value."""
-        cells = [[str(self.score(i, m) or DASH) for m in self.columns] for i in range(len(self.records))]
-        methods, states = [r.method for r in self.records], [r.status for r in self.records]
+        """The rows under :meth:`header`: percent ± standard deviation, a dash without a value, a star at the best."""
+        cells = [[self._cell(i, m, DASH).formatted(str, "{}*") for m in self.columns] for i in range(len(self.groups))]
+        methods, states = [g.first.method for g in self.groups], [g.first.status for g in self.groups]
+        seeds = [str(len(group.records)) for group in self.groups]
         if self.sideways:
             scores = [[m.title, *row] for m, row in zip(self.columns, zip(*cells, strict=True), strict=True)]
-            return [["method", *methods], ["state", *states], *scores]
+            return [["method", *methods], ["state", *states], *([["seeds", *seeds]] if self.seeded else []), *scores]
         return [
-            [name, method, *row, *([state] if self._some_unfinished else [])]
-            for name, method, row, state in zip(self.names, methods, cells, states, strict=True)
+            [name, method, *([n] if self.seeded else []), *row, *([state] if self._some_unfinished else [])]
+            for name, method, n, row, state in zip(self.names, methods, seeds, cells, states, strict=True)
         ]
 
+    def difference_rows(self) -> tuple[list[str], list[list[str]]]:
+        """Header and rows of the paired differences of every two groups that share at least two seeds."""
+        measures = [m for m in COMPARED if m in self.columns]
+        rows = []
+        for one, other in combinations(self.groups, 2):
+            differences = [one.less(other, measure) for measure in measures]
+            seeds = max((d.seeds for d in differences if d is not None), default=0)
+            if seeds > 1:
+                shown = [DASH if d is None else str(d) for d in differences]
+                rows.append([f"{one.name} less {other.name}", str(seeds), *shown])
+        return ["difference", "seeds", *(m.title for m in measures)], rows
+
     def values(self) -> list[dict[str, Any]]:
-        """Plain values, accuracies as fractions, in the form of ``summary.json``."""
-        return [self._plain(i) for i in range(len(self.records))]
+        """One entry per group, accuracies as fractions, in the form of ``summary.json``."""
+        return [self._plain(i) for i in range(len(self.groups))]
 
     def csv(self) -> str:
         """One line per run, with fractions in full precision; a cell without a value is empty."""
-        keys = [f"{m.kind}_accuracy{f'.{m.rule}' if m.rule else ''}" for m in self.columns]
+        columns = [measure for measure in self.columns if measure != BEST]
+        keys = [f"{key}.{part}" for key in map(_key, columns) for part in ("mean", "std")]
+        names = distinct_names([record.folder for record in self.records])
+        groups = [group.name for group in self.groups for _ in group.records]
         rows = []
-        for i, plain in enumerate(self.values()):
-            cells: list[object] = [plain[key] for key in FACTS]
-            for measure in self.columns:
-                score = self.score(i, measure)
-                cells += [None, None] if score is None else [score.mean, score.std]
-            rows.append(cells)
-        return to_csv([*FACTS, *(f"{key}.{part}" for key in keys for part in ("mean", "std"))], rows)
+        for name, group, record in zip(names, groups, self.records, strict=True):
+            plain = _facts(name, record)
+            scores = [record.scores.get(measure) for measure in columns]
+            figures = [(None, None) if score is None else (score.mean, score.std) for score in scores]
+            rows.append([*(plain[key] for key in FACTS), group, record.seed, *(v for pair in figures for v in pair)])
+        return to_csv([*FACTS, "group", "seed", *keys], rows)
 
     def latex(self) -> str:
         """A ``tabular`` for a paper."""
         return f"% {self.caption} Needs \\usepackage{{booktabs}}.\n{self.table(dash='--').to_latex()}\n"
 
     def table(self, links: bool = False, dash: str = DASH) -> Table:
-        """The formatted table; with ``links``, every name leads to the run's section ``#run-<number>``."""
+        """The formatted table; with ``links``, every name leads to the group's section ``#run-<number>``."""
         names = [
-            TableCell(name, badge="" if record.finished else record.status, link=f"#run-{i}" if links else "")
-            for i, (name, record) in enumerate(zip(self.names, self.records, strict=True), start=1)
+            TableCell(name, badge="" if g.finished else g.first.status, link=f"#run-{i}" if links else "")
+            for i, (name, g) in enumerate(zip(self.names, self.groups, strict=True), start=1)
         ]
-        methods = [TableCell(record.method) for record in self.records]
-        scores = [
-            [_score_cell(self.score(i, m), self.best(i, m), dash) for m in self.columns]
-            for i in range(len(self.records))
-        ]
+        facts = {"Method": [TableCell(group.first.method) for group in self.groups]}
+        if self.seeded:
+            facts["Seeds"] = [TableCell(str(len(group.records))) for group in self.groups]
+        scores = [[self._cell(i, m, dash) for m in self.columns] for i in range(len(self.groups))]
         if self.sideways:
             titles = [TableCell(m.title.capitalize()) for m in self.columns]
             by_measure = [(title, *row) for title, row in zip(titles, zip(*scores, strict=True), strict=True)]
-            rows = [(TableCell("Method"), *methods), *by_measure]
+            rows = [*((TableCell(fact), *cells) for fact, cells in facts.items()), *by_measure]
             stub, groups = [TableCell("Run")], [("", names)]
         else:
-            rows = [(name, method, *row) for name, method, row in zip(names, methods, scores, strict=True)]
-            stub = [TableCell("Run"), TableCell("Method")]
+            rows = [(*row[:-1], *row[-1]) for row in zip(names, *facts.values(), scores, strict=True)]
+            stub = [TableCell("Run"), *map(TableCell, facts)]
             groups = [
                 (TITLES.get(kind, ""), [TableCell(m.label.capitalize()) for m in measures])
                 for kind, measures in groupby(self.columns, key=lambda m: m.kind)
@@ -136,57 +165,87 @@ class RunTable:
     @property
     def caption(self) -> str:
         """How to read the figures, and whether the runs can be compared."""
-        text = "Accuracy in percent, mean ± standard deviation over the reporting window"
-        text += "" if not self._some_single else "; figures without ± are of the last round alone"
-        if len(self.records) == 1:
+        spread = "seeds" if self.seeded else "the reporting window"
+        text = f"Accuracy in percent, mean ± standard deviation over {spread}"
+        text += "; figures without ± are of the last round alone" if self._some_single and not self.seeded else ""
+        text += "; figures without ± are of one seed" if self._some_single and self.seeded else ""
+        if len(self.groups) == 1:
             return f"{text}."
+        if BEST in self.columns:
+            text += (
+                ". System (best) is each run's best answer to a query of unknown origin, named in brackets; it is "
+                "chosen on the test samples, which favours runs with many answers"
+            )
         if not self.comparable:
             return f"{text}. These runs do not share their data: none is marked as the best."
-        return f"{text}; the best finished run of each measure in bold."
+        if not self.difference_rows()[1]:
+            return f"{text}. None is marked as the best: that takes two seeds in common (feddrm train --seeds)."
+        return f"{text}. In bold: better than every other, by the 95 % intervals of the paired differences."
 
     @property
     def _some_single(self) -> bool:
-        """Whether some scores are means over a window and others are of one round."""
-        scores = [score for record in self.records for score in record.scores.values()]
-        return any(score.std is None for score in scores) and any(score.std is not None for score in scores)
+        """Whether some scores have a standard deviation and others have none."""
+        scores = [self.score(i, m) for i in range(len(self.groups)) for m in self.columns]
+        return len({score.std is None for score in scores if score is not None}) > 1
 
     @property
     def _some_unfinished(self) -> bool:
-        return not all(record.finished for record in self.records)
+        return not all(group.finished for group in self.groups)
+
+    def _cell(self, row: int, measure: Measure, dash: str) -> TableCell:
+        """One score, with what must be known to read it: the best answer's name, or that some seeds lack it."""
+        group, score = self.groups[row], self.score(row, measure)
+        if score is None:
+            return TableCell(dash)
+        notes = [score.spread]
+        if measure == BEST and group.best_answer is not None:
+            notes.append(f"({group.best_answer.label})")
+        if (count := group.count(measure)) < len(group.records):
+            notes.append(f"({count} of {len(group.records)} seeds)")
+        return TableCell(score.percent, " ".join(filter(None, notes)), bold=self.best(row, measure))
 
     def _plain(self, row: int) -> dict[str, Any]:
-        record = self.records[row]
-        plain: dict[str, Any] = {
-            "run": self.names[row],
-            "folder": str(record.folder),
-            "method": record.method,
-            "data": record.data,
-            "model": record.model,
-            "finished": record.finished,
-            "round": record.round,
-            "rounds": record.rounds,
-        }
+        group = self.groups[row]
+        folders = [str(record.folder) for record in group.records]
+        plain = {**_facts(group.name, group.first), "folder": folders[0], "folders": folders, "seeds": group.seeds}
         for measure in self.columns:
             score = self.score(row, measure)
             value = None if score is None else {"mean": score.mean, "std": score.std}
-            if measure.kind in BY_RULE:
+            if measure == BEST:
+                answer = group.best_answer
+                plain["best_system_accuracy"] = value and answer and {"answer": answer.rule or answer.kind, **value}
+            elif measure.kind in BY_RULE:
                 plain.setdefault(f"{measure.kind}_accuracy", {})[measure.rule] = value
             else:
                 plain[f"{measure.kind}_accuracy"] = value
+        plain["differences"] = [
+            {
+                "less": other.name,
+                "accuracy": _key(measure),
+                "seeds": difference.seeds,
+                "mean": difference.mean,
+                "standard_error": difference.error,
+                "interval": difference.interval,
+            }
+            for other in self.groups[row + 1 :]
+            for measure in self.columns
+            if (difference := group.less(other, measure)) is not None
+        ]
         return plain
 
 
-def distinct_names(records: Sequence[RunRecord]) -> tuple[str, ...]:
-    """The folder names; equal ones get as many parent folders as make them distinct."""
-    paths = [record.folder.parts for record in records]
-    longest = max(len(parts) for parts in paths)
-    for depth in range(1, longest + 1):
-        names = ["/".join(parts[-depth:]) for parts in paths]
-        if len(set(names)) == len(names):
-            break
-    short = [record.name for record in records]
-    return tuple(name if short.count(plain) > 1 else plain for name, plain in zip(names, short, strict=True))
+def _facts(name: str, record: RunRecord) -> dict[str, Any]:
+    return {
+        "run": name,
+        "method": record.method,
+        "data": record.data,
+        "model": record.model,
+        "finished": record.finished,
+        "round": record.round,
+        "rounds": record.rounds,
+    }
 
 
-def _score_cell(score: Score | None, best: bool, dash: str) -> TableCell:
-    return TableCell(dash) if score is None else TableCell(score.percent, score.spread, bold=best)
+def _key(measure: Measure) -> str:
+    """The name of a measure in files: ``system_accuracy.vote``."""
+    return f"{measure.kind}_accuracy{f'.{measure.rule}' if measure.rule else ''}"

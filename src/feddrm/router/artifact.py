@@ -24,6 +24,7 @@ from feddrm.io.atomic import write_atomically
 from feddrm.io.tensors import tensor_bytes
 from feddrm.io.text import read_json
 from feddrm.models import Model, Net, is_head
+from feddrm.plugins import require_plugins, used_plugins, without_folders
 from feddrm.router.features.base import Recipe
 from feddrm.router.router import Calibration, Router
 from feddrm.router.solver.problem import Scaler
@@ -61,7 +62,7 @@ def save_router(
         "format": FORMAT,
         "clients": list(router.names),
         "features": router.recipe.as_list(),
-        "model": dict(model) if model is not None else None,
+        "model": _with_plugins(model) if model is not None else None,
         "classes": classes,
         # Outputs of the network's client head. The router may have lost or gained clients since it was trained.
         "client_branch": None if client_head is None else client_head.out_features,
@@ -130,7 +131,7 @@ def load_router(folder: str | Path, device: torch.device | str = "cpu") -> Route
             bias=tensors["bias"],
             log_prior=tensors["log_prior"],
             calibration=Calibration(**calibration),
-            net=_network(manifest) if recipe.needs else None,
+            net=_network(manifest, folder) if recipe.needs else None,
             leaves=leaves,
             shape=tuple(manifest["input"]["shape"]),
             input_mean=tuple(manifest["input"]["mean"]),
@@ -148,14 +149,26 @@ def load_router(folder: str | Path, device: torch.device | str = "cpu") -> Route
     return router.to(device)
 
 
-def _network(manifest: Mapping[str, Any]) -> Net | None:
+def _with_plugins(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's settings with the plugins that define it, unless they are among the settings already."""
+    plugins = without_folders(used_plugins(Model.family.get(model["name"])))
+    return {**({"plugins": plugins} if plugins else {}), **model}
+
+
+def _network(manifest: Mapping[str, Any], folder: Path) -> Net | None:
     """The network that computes features; None where the manifest describes none."""
     if manifest["model"] is None:
         return None
-    settings = dict(manifest["model"])
-    model = Model.make(settings.pop("name"), **settings)
     shape = tuple(manifest["input"]["shape"])
-    return model.build(shape, manifest["classes"], manifest["client_branch"]).requires_grad_(False)
+    net = manifest_model(manifest, folder).build(shape, manifest["classes"], manifest["client_branch"])
+    return net.requires_grad_(False)
+
+
+def manifest_model(manifest: Mapping[str, Any], folder: Path) -> Model:
+    """The model that a router in ``folder`` was fitted with. A plugin that it needs must have been loaded."""
+    settings = dict(manifest["model"])
+    require_plugins(settings.pop("plugins", None), folder / MANIFEST)
+    return Model.make(settings.pop("name"), **settings)
 
 
 def load_heads(folder: str | Path) -> dict[str, Tensor]:

@@ -4,6 +4,17 @@ from feddrm.runs.config import Config, Evaluation, read_config, resolve
 from feddrm.runs.environment import hardware, versions
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.run import Run
-from feddrm.runs.train import train
+from feddrm.runs.train import train, train_seeds
 
-__all__ = ["Config", "Evaluation", "Run", "RunFolder", "hardware", "read_config", "resolve", "train", "versions"]
+__all__ = [
+    "Config",
+    "Evaluation",
+    "Run",
+    "RunFolder",
+    "hardware",
+    "read_config",
+    "resolve",
+    "train",
+    "train_seeds",
+    "versions",
+]

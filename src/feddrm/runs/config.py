@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from feddrm.data import Federation
+from feddrm.data import Dataset, Federation
 from feddrm.engine import Plan, RoundSchedule, arithmetic, engine_for
 from feddrm.errors import SettingError
 from feddrm.io.text import read_yaml
 from feddrm.methods import Method
 from feddrm.models import Model, Net
+from feddrm.plugins import used_plugins
 from feddrm.registry import nearest
 from feddrm.typed_settings import typed
 
@@ -87,6 +88,7 @@ class Config:
 
     def as_dict(self) -> dict[str, Any]:
         """The plain values that ``config.yaml`` holds."""
+        plugins = used_plugins(type(self.method), type(self.model), Dataset.family.get(self.data["name"]))
         return {
             "data": _plain(self.data),
             "method": {"name": self.method.name, **_plain(asdict(self.method))},
@@ -97,6 +99,7 @@ class Config:
             "engine": self.engine,
             "precision": self.precision,
             "threads": self.threads,
+            **({"plugins": plugins} if plugins else {}),
         }
 
     def build_net(self, federation: Federation) -> Net:

@@ -16,6 +16,7 @@ from feddrm.io.run_files import RunFiles
 from feddrm.io.tensors import join_slots, tensor_bytes
 from feddrm.io.text import json_bytes, json_line, read_json, read_json_lines, yaml_bytes
 from feddrm.methods import Slots, Tensors
+from feddrm.plugins import require_plugins
 from feddrm.runs.config import Config, read_config
 
 REMEDY = "run the training again"
@@ -62,8 +63,10 @@ class RunFolder(RunFiles):
 
     def _refuse_other_settings(self, config: Config) -> None:
         before, now = read_config(self.config_file), config.as_dict()
-        # The number of threads changes no bit of the result, so a run may go on with another one.
-        keys = [key for key in {**before, **now} if key != "threads" and before.get(key) != now.get(key)]
+        require_plugins(before.get("plugins"), self.config_file)
+        # The number of threads changes no bit of the result, and a plugin may have been moved: a run may go on.
+        free = ("threads", "plugins")
+        keys = [key for key in {**before, **now} if key not in free and before.get(key) != now.get(key)]
         if not keys:
             return
         key = keys[0]

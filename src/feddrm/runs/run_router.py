@@ -19,6 +19,7 @@ from feddrm.io.atomic import write_atomically
 from feddrm.io.tensors import tensor_bytes
 from feddrm.methods import Method
 from feddrm.models import Model
+from feddrm.plugins import require_plugins
 from feddrm.progress import progress_bar
 from feddrm.router import FittedRouter, Router, RouterSettings, evaluate_router, fit_router
 from feddrm.runs.client_predictions import client_models, execution, pooled_test_set
@@ -46,6 +47,7 @@ def fit_run_router(
     router_settings.check()
     if folder.summary() is None:
         raise FeddrmError(f"{folder.path} is not finished: train it to the end ('feddrm train' resumes it) first")
+    require_plugins(saved.get("plugins"), folder.config_file)
     federation = federation if federation is not None else load_run_federation(folder, saved, data_dir)
     with folder.exclusive(), _progress_steps() if progress else contextlib.nullcontext() as on_step:
         folder.refuse_other_data(federation, "give the data that it was trained on")
@@ -108,6 +110,7 @@ def _fit(
 
 def load_run_federation(folder: RunFolder, saved: Mapping[str, Any], data_dir: str | None) -> Federation:
     """The run's federation, loaded again by its settings."""
+    require_plugins(saved.get("plugins"), folder.config_file)
     settings = dict(saved["data"])
     name = settings.pop("name")
     if name == DEPLOYED:

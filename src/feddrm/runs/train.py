@@ -1,8 +1,9 @@
-"""``feddrm.train``: from a federation and a method to a run folder."""
+"""``feddrm.train`` and ``feddrm.train_seeds``: from a federation and a method to a run folder, or one per seed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from feddrm.data import Dataset, Federation, load
 from feddrm.engine import Plan, arithmetic, cpu_kernels, engine_for
-from feddrm.errors import FeddrmError
+from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import Method
 from feddrm.models import Model
 from feddrm.runs.config import Machine, resolve, training_settings
@@ -44,7 +45,8 @@ def train(  # noqa: PLR0913 (the public signature)
     _check_early(data, method, model, settings)
     if data_settings and not isinstance(data, str):
         raise FeddrmError("data_settings are for data given by name: this federation is made already, leave them out")
-    title = ", ".join(given if isinstance(given, str) else given.name for given in (data, method))
+    names = [given if isinstance(given, str) else given.name for given in (data, method)]
+    title = ", ".join([*names, f"seed {settings['seed']}"] if "seed" in settings else names)
     with progress_listener(title, progress) as show:
         reload_settings = None  # how to load the data again, if it was loaded by name
         if isinstance(data, str):
@@ -66,6 +68,35 @@ def train(  # noqa: PLR0913 (the public signature)
                 with cpu_kernels(session.net, config.plan.batch_size):
                     session.train(state, [listen for listen in (on_round, show, record) if listen is not None])
             return Run.open(out)
+
+
+def train_seeds(
+    data: str | Federation,
+    method: str | Method = "feddrm",
+    *,
+    seeds: Sequence[int],
+    out: str | Path,
+    data_settings: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> list[Run]:
+    """Train one run per seed, in the folders ``out/seed-0``, ``out/seed-1`` and so on. Finished runs are kept.
+
+    Data given by name are divided with the same seed, unless ``data_settings`` name one for all runs. A federation
+    is the same for all. The other settings are those of :func:`train`.
+    """
+    if not seeds or len(set(seeds)) < len(seeds) or "seed" in settings:
+        raise SettingError(f"seeds={list(seeds)}: give different whole numbers, and no seed beside them")
+    if RunFolder(out).config_file.exists():
+        raise FeddrmError(f"{out} is itself a run, and cannot hold one run per seed: choose another --out")
+    runs = []
+    for number, seed in enumerate(seeds, 1):
+        folder = RunFolder(Path(out) / f"seed-{seed}")
+        if settings.get("progress"):
+            state = " is finished already" if folder.summary_file.exists() else ""
+            print(f"seed {seed} ({number} of {len(seeds)}){state}: {folder.path}", file=sys.stderr, flush=True)
+        given = {"seed": seed, **(data_settings or {})} if isinstance(data, str) else data_settings
+        runs.append(train(data, method, out=folder.path, data_settings=given, seed=seed, **settings))
+    return runs
 
 
 def _check_early(data: str | Federation, method: str | Method, model: object, settings: Mapping[str, Any]) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.negotiation import make_run_spec
+from feddrm.deploy.wire.public_files import describe_run
+from feddrm.deploy.wire.run_spec import RunSpec
+from feddrm.io.text import read_yaml
+from plugin_files import forget, new_process, write_examples
 from refusal import refused
 
 SETTINGS = FederationSettings(("oslo", "lima", "kyiv"))
@@ -65,3 +70,27 @@ def test_a_federation_with_one_class_is_refused() -> None:
     alone = {name: {**HELLO, "classes": ["sick"]} for name in hellos()}
     with refused("all sites together have one class (sick)"):
         make_run_spec(SETTINGS, alone)
+
+
+def test_a_site_loads_no_code_that_the_server_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The spec carries the name and the checksum of a plugin. Every administrator names the file."""
+    median, _ = write_examples(tmp_path)
+    with new_process(monkeypatch):
+        monkeypatch.setenv("FEDDRM_PLUGINS", str(median))
+        spec = make_run_spec(FederationSettings(SETTINGS.clients, training={"method": "fedmedian"}), hellos())
+        assert [plugin["path"] for plugin in spec.plugins] == ["median.py"]
+        assert str(tmp_path) not in str(spec.as_dict())
+        describe_run(tmp_path, spec)
+        assert read_yaml(tmp_path / "config.yaml", "")["plugins"] == list(spec.plugins)
+        forget()
+        monkeypatch.delenv("FEDDRM_PLUGINS")
+        received = RunSpec.of(spec.as_dict())
+        with refused("run 'first' needs the plugin median.py", spec.plugins[0]["sha256"], "FEDDRM_PLUGINS=median.py"):
+            received.make_net()
+        monkeypatch.setenv("FEDDRM_PLUGINS", str(median))
+        forget()
+        assert received.make_method().name == "fedmedian"
+        median.write_text(median.read_text() + "# changed")
+        forget()
+        with refused("give the file as it was then"):
+            received.make_method()

@@ -14,6 +14,7 @@ from feddrm.deploy.wire.public_files import SOURCE
 from feddrm.deploy.wire.run_spec import RunSpec, blank_client
 from feddrm.engine import Plan
 from feddrm.errors import FeddrmError
+from feddrm.plugins import without_folders
 from feddrm.runs.config import resolve
 
 Hellos = Mapping[str, Mapping[str, Any]]  # the checked header of every site's hello, in the order of the clients
@@ -41,6 +42,7 @@ def make_run_spec(settings: FederationSettings, hellos: Hellos) -> RunSpec:
             "model": values["model"],
             "plan": {key: values[key] for key in Plan.__dataclass_fields__},
             "privacy": None if settings.privacy is None else dict(settings.privacy),
+            "plugins": without_folders(values.get("plugins", ())),
         }
     )
 

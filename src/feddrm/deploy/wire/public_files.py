@@ -31,6 +31,7 @@ def describe_run(folder: Path, spec: RunSpec) -> None:
     """Write ``config.yaml`` and ``data.json``. The server knows no sample and no count of labels."""
     plain = spec.as_dict()
     config = {"data": {"name": DEPLOYED}, "method": plain["method"], "model": plain["model"], **plain["plan"]}
+    config |= {"plugins": plain["plugins"]} if spec.plugins else {}
     facts = {
         "name": DEPLOYED,
         "source": SOURCE,

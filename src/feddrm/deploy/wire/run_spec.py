@@ -17,6 +17,7 @@ from feddrm.engine import Plan
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import Method
 from feddrm.models import Model, Net
+from feddrm.plugins import require_plugins
 from feddrm.router.fit.cohort import Facts
 from feddrm.runs.config import known_fields
 
@@ -43,6 +44,7 @@ class RunSpec:
     model: Mapping[str, Any]
     plan: Mapping[str, Any]
     privacy: Mapping[str, float] | None = None
+    plugins: tuple[Mapping[str, str], ...] = ()  # what every site must have loaded by its own choice
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON and YAML hold it: lists instead of tuples."""
@@ -51,7 +53,7 @@ class RunSpec:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> RunSpec:
         """The inverse of :meth:`as_dict`."""
-        missing = [name for name in cls.__dataclass_fields__ if name not in values and name != "privacy"]
+        missing = [name for name in cls.__dataclass_fields__ if name not in {*values, "privacy", "plugins"}]
         if missing:
             raise FeddrmError(f"the server's run spec lacks '{missing[0]}': both ends need the same feddrm")
         known = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
@@ -59,10 +61,12 @@ class RunSpec:
         for name in ("names", "sizes", "classes", "shape"):
             known[name] = tuple(known[name])
         known["scale"] = tuple(tuple(part) for part in known["scale"])
+        known["plugins"] = tuple(known.get("plugins", ()))
         known["columns"] = None if known["columns"] is None else tuple(known["columns"])
         return cls(**known)
 
     def make_method(self) -> Method:
+        require_plugins(list(self.plugins), f"run '{self.run}'")
         return Method.make(self.method["name"], **_settings(self.method))
 
     def make_plan(self) -> Plan:
@@ -70,8 +74,8 @@ class RunSpec:
 
     def make_net(self) -> Net:
         """The network with its initial parameters. They are drawn from the seed, so nobody has to send them."""
-        model = Model.make(self.model["name"], **_settings(self.model))
         clients = len(self.names) if self.make_method().client_branch else None
+        model = Model.make(self.model["name"], **_settings(self.model))
         return model.build(self.shape, len(self.classes), clients, self.make_plan().seed)
 
     def make_crop(self) -> RandomResizedCrop | None:

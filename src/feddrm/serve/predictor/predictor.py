@@ -20,8 +20,10 @@ from feddrm.io.tensors import read_tensors, split_slots
 from feddrm.io.text import broken, read_json, read_yaml
 from feddrm.methods import Method
 from feddrm.models import Model, Net, is_trunk, part
+from feddrm.plugins import require_plugins
 from feddrm.registry import nearest
 from feddrm.router import Recipe, Router, load_heads, load_router, read_manifest
+from feddrm.router.artifact import manifest_model
 from feddrm.router.features.base import extract
 from feddrm.router.solver.client_statistics import logits_at
 from feddrm.router.solver.problem import Scaler
@@ -146,8 +148,7 @@ class RefitHead:
         shared = read_tensors(client.shared_file if client.shared_file.is_file() else run.shared_file, COPY_AGAIN)
         net = None
         if recipe.needs:
-            settings = dict(manifest["model"])
-            net = _build(Model.make(settings.pop("name"), **settings), router, manifest, shared)
+            net = _build(manifest_model(manifest, run.router), router, manifest, shared)
         leaves = {leaf: value for leaf, value in shared.items() if recipe.wants(leaf)}
         weights = heads["probe"] + read_tensors(client.head_file, COPY_AGAIN)["correction"]
         takes_features = recipe.name == router.recipe.name
@@ -203,6 +204,7 @@ def _method_and_model(path: Path) -> tuple[Method, Model]:
     """The method and the model of a run's configuration."""
     remedy = "give the run's folder with --run"
     config = read_yaml(path, remedy)
+    require_plugins(config.get("plugins"), path)
     try:
         method, model = dict(config["method"]), dict(config["model"])
     except (KeyError, TypeError, ValueError) as error:

@@ -1,0 +1,195 @@
+"""Plugins: files and installed packages, their record, and that no record ever executes anything."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import feddrm
+from feddrm.data import Dataset
+from feddrm.errors import FeddrmError, SettingError
+from feddrm.methods import FedAvg, Method
+from feddrm.models import Model
+from feddrm.plugins import load_configured, load_plugin, require_plugins, used_plugins, without_folders
+from plugin_files import forget, new_process, write_examples
+from refusal import refused
+
+METHOD = """
+from dataclasses import dataclass
+from typing import ClassVar
+from feddrm.methods import FedAvg
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    "Mine"
+    name: ClassVar[str] = "{}"
+    strength: float = 1.0
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with new_process(monkeypatch):
+        yield
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def install(folder: Path, package: str, source: str, entry: str = "") -> None:
+    """A package as pip leaves it: its module, and the folder with its name, its version and its entry point."""
+    module = package.replace("-", "_")
+    write(folder / f"{module}.py", source)
+    info = folder / f"{module}-1.2.dist-info"
+    info.mkdir()
+    write(info / "METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.2\n")
+    write(info / "entry_points.txt", f"[feddrm.plugins]\nmine = {entry or module}\n")
+
+
+def test_the_examples_of_the_page_register_what_they_define(tmp_path: Path) -> None:
+    for path in write_examples(tmp_path):
+        feddrm.load_plugin(path)
+    assert Method.find("fedmedian").summary() == "FedAvg with the median of the uploads in place of their mean"
+    assert Model.make("narrow", width="4").build((3,), 2, None).sizes()["head"] == 10
+    assert Dataset.make("blobs", patients=10).load().names == ("oslo", "lima", "pune")
+
+
+def test_a_file_is_executed_once_and_again_when_it_changed(tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.py", METHOD.format("mine"))
+    load_plugin(path)
+    first = Method.find("mine")
+    load_plugin(str(path))
+    assert Method.find("mine") is first
+    write(path, METHOD.format("mine").replace("1.0", "2.0"))
+    load_plugin(path)
+    assert Method.make("mine").strength == 2.0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("import feddrm\n\n1 / 0\n", "failed in line 3 (ZeroDivisionError: division by zero): correct it"),
+        ("x = (\n", "failed in line 1 (SyntaxError"),
+        ("raise SystemExit(3)\n", "failed in line 1 (SystemExit: 3)"),
+        ("x = 1\n", "defines no method, model or dataset: give it a frozen dataclass that sets 'name'"),
+        ("from feddrm.methods import FedAvg\n", "defines no method"),
+        (METHOD.format("fedavg"), "'fedavg' is already the name of FedAvg"),
+        (METHOD.format("fedavg").replace("Mine", "FedAvg").replace("(FedAvg)", "(Base)").replace(
+            "import FedAvg", "import FedAvg as Base"), "'fedavg' is already the name of FedAvg"),
+    ],
+)  # fmt: skip
+def test_a_bad_file_is_one_line(tmp_path: Path, text: str, says: str) -> None:
+    path = write(tmp_path / "bad.py", text)
+    with refused(str(path), says):
+        load_plugin(path)
+    assert Method.find("fedavg") is FedAvg
+    assert not [name for name in sys.modules if name.startswith("feddrm_plugin_bad")]
+
+
+def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+    with refused(f"cannot read the plugin {tmp_path / 'no.py'} (No such file or directory)"):
+        load_plugin(tmp_path / "no.py")
+
+
+def test_the_variable_names_files_for_the_first_name_that_is_not_built_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [write(tmp_path / f"{name}.py", METHOD.format(name)) for name in ("one", "two")]
+    monkeypatch.setenv("FEDDRM_PLUGINS", os.pathsep.join(map(str, paths)))
+    Method.find("fedavg")
+    assert "one" not in Method.family
+    assert Method.make("two", strength=3).name == "two"
+    assert {"one", "two", "fedavg"} <= set(Method.members())
+    with pytest.raises(SettingError, match="unknown method 'tvo'; did you mean 'two'"):
+        Method.find("tvo")
+
+
+def test_an_installed_package_is_found_by_its_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "feddrm-mine", METHOD.format("packaged"))
+    monkeypatch.syspath_prepend(tmp_path)
+    member = Method.find("packaged")
+    assert used_plugins(member) == [{"package": "feddrm-mine", "version": "1.2"}]
+    require_plugins(used_plugins(member), "config.yaml")
+    with refused("config.yaml needs the plugin package feddrm-other 3, which is not installed here"):
+        require_plugins([{"package": "feddrm-other", "version": "3"}], "config.yaml")
+    del sys.modules["feddrm_mine"]
+
+
+def test_a_broken_package_is_named_and_does_not_hide_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, "aaa-broken", "import no_such_module_at_all")
+    install(tmp_path, "feddrm-mine", METHOD.format("packaged"))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert Method.find("packaged").name == "packaged"
+    (line,) = load_configured()
+    assert line == (
+        "the installed plugin package aaa-broken 1.2 cannot be loaded (ModuleNotFoundError: No module named "
+        "'no_such_module_at_all'): repair or uninstall it"
+    )
+    with pytest.raises(FeddrmError, match=r"unknown method 'absent', and the installed plugin package aaa-broken 1\.2"):
+        Method.find("absent")
+    del sys.modules["feddrm_mine"]
+
+
+def test_only_the_plugins_that_are_used_are_recorded(tmp_path: Path) -> None:
+    median, blobs = write_examples(tmp_path)
+    for path in (median, blobs):
+        load_plugin(path)
+    record = [{"path": str(median), "sha256": hashlib.sha256(median.read_bytes()).hexdigest()}]
+    assert used_plugins(Method.find("fedmedian"), Model.find("mlp"), None) == record
+    assert used_plugins(FedAvg) == []
+
+    class Below(Method.find("fedmedian")):  # type: ignore[misc]
+        """A class of a notebook, below that of a plugin."""
+
+    assert used_plugins(Below) == record
+    assert without_folders(record) == [{**record[0], "path": "median.py"}]
+
+
+def test_a_record_is_never_executed(tmp_path: Path) -> None:
+    """Somebody else may have written the folder: the user names the file."""
+    trap = write(tmp_path / "trap.py", f"import os; os.mkdir({str(tmp_path / 'sprung')!r})\n{METHOD.format('trap')}")
+    record = [{"path": str(trap), "sha256": hashlib.sha256(trap.read_bytes()).hexdigest()}]
+    with refused("config.yaml needs the plugin", str(trap), record[0]["sha256"], f"give --plugin {trap}"):
+        require_plugins(record, "config.yaml")
+    assert not (tmp_path / "sprung").exists()
+    load_plugin(trap)
+    require_plugins(record, "config.yaml")
+    assert (tmp_path / "sprung").exists()
+
+
+def test_a_moved_file_is_accepted_and_a_changed_one_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.py", METHOD.format("mine"))
+    load_plugin(path)
+    record = used_plugins(Method.find("mine"))
+    forget()
+    (tmp_path / "elsewhere").mkdir()
+    moved = path.rename(tmp_path / "elsewhere" / "renamed.py")
+    load_plugin(moved)
+    require_plugins(record, "config.yaml")
+    forget()
+    load_plugin(write(path, METHOD.format("mine") + "# changed\n"))
+    now = hashlib.sha256(path.read_bytes()).hexdigest()
+    with refused(f"with the checksum {record[0]['sha256']}; {path} has {now}: give the file as it was then"):
+        require_plugins(record, "config.yaml")
+
+
+@pytest.mark.parametrize("record", ["mine.py", {"path": "mine.py"}, ["mine.py"], 3])
+def test_a_record_of_another_form_is_one_line(record: object) -> None:
+    with refused("config.yaml has no list of files under 'plugins'"):
+        require_plugins(record, "config.yaml")
+
+
+def test_nothing_recorded_needs_nothing() -> None:
+    require_plugins(None, "config.yaml")
+    require_plugins([], "config.yaml")
+    with refused("needs the plugin None with the checksum None"):
+        require_plugins([{}], "config.yaml")
