@@ -224,7 +224,7 @@ def route(
             "margin": float(decision.margin[i]),
             "abstain": bool(decision.abstain[i]),
             "reason": decision.reason[i],
-            "flags": [flag.as_dict() for flag in decision.flags[i]] if decision.flags else [],
+            "flags": [flag.as_flag() for flag in decision.flags[i]] if decision.flags else [],
             **({} if decision.within is None else {"within": _names(router, decision.within[i])}),
         }
         for i, (name, client) in enumerate(zip(names, decision.client.tolist(), strict=True))

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddrm.data.tables.table_schema import FieldProblem, TableSchema
-from feddrm.errors import FeddrmError, SettingError
+from feddrm.data.tables.table_schema import TableSchema
+from feddrm.errors import FeddrmError, FieldProblem, SettingError
 from feddrm.models import Net
 from feddrm.registry import nearest
 from feddrm.router.features.base import Recipe, extract

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from feddrm.data.tables.column_kinds import Usual
-from feddrm.data.tables.table_schema import FieldProblem, TableSchema
+from feddrm.data.tables.table_schema import TableSchema
+from feddrm.errors import FieldProblem
 from feddrm.router.solver.problem import Scaler
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from feddrm.data.tables.column_kinds import CategoryColumn, NumberColumn, Usual
-from feddrm.data.tables.table_schema import FieldProblem, TableError, TableSchema
+from feddrm.data.tables.table_schema import TableSchema
+from feddrm.errors import FieldProblem, TableError
 from refusal import refused
 
 SCHEMA = TableSchema(

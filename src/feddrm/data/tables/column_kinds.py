@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import reprlib
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -280,11 +279,6 @@ def is_missing(cell: Any) -> bool:
     if cell is None or (isinstance(cell, float | np.floating) and math.isnan(cell)):
         return True
     return isinstance(cell, str) and (cell.strip().lower() in MISSING or cell.strip().lower() == UNKNOWN)
-
-
-def short(value: object) -> str:
-    """A value quoted, on one line and shortened, for an error message."""
-    return " ".join(reprlib.repr(value.item() if isinstance(value, np.generic) else value).split())
 
 
 def _text(value: Any) -> str:

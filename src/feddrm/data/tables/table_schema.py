@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,46 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from feddrm.data.tables.column_kinds import KINDS, UNKNOWN, RawColumn, Usual, Values, short
-from feddrm.errors import FeddrmError, SettingError
+from feddrm.data.tables.column_kinds import KINDS, UNKNOWN, RawColumn, Usual, Values
+from feddrm.errors import FieldProblem, SettingError, TableError, quoted
 from feddrm.io.text import read_yaml_text
 from feddrm.registry import check_choice, nearest
 from feddrm.typed_settings import typed
 
 INDICATOR = "_missing"  # the end of the name of the input that marks a missing value
-MOST_PROBLEMS = 20  # in one error
 REMEDY = "'feddrm data schema FILE.csv' writes a first one"
 
 Rows = Sequence[Sequence[Any]]
-
-
-@dataclass(frozen=True)
-class FieldProblem:
-    """What is wrong with one cell of one row."""
-
-    row: int
-    column: str
-    value: Any
-    problem: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """As JSON holds it; a long text is shortened."""
-        value = self.value if self.value is None or isinstance(self.value, int | float) else str(self.value)[:64]
-        if isinstance(value, float) and not math.isfinite(value):
-            value = str(value)
-        return {"row": self.row, "column": self.column, "value": value, "problem": self.problem}
-
-    def __str__(self) -> str:
-        return f"column '{self.column}' is {short(self.value)}: {self.problem}"
-
-
-class TableError(FeddrmError):
-    """Cells that cannot be encoded. The text names the first; ``problems`` has one entry per cell."""
-
-    def __init__(self, problems: Sequence[FieldProblem], place: Callable[[int], str] = "row {}".format) -> None:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        super().__init__(f"{place(problems[0].row)}: {problems[0]}{more}")
-        self.problems = tuple(problems[:MOST_PROBLEMS])
 
 
 @dataclass(frozen=True)
@@ -94,7 +63,7 @@ class TableSchema:
         """Raise an error for a schema that cannot be."""
         for column in self.columns:
             if not column.name or not column.name.isprintable():
-                raise SettingError(f"a column is called {short(column.name)}: give it a printable name")
+                raise SettingError(f"a column is called {quoted(column.name)}: give it a printable name")
             try:
                 column.check()
             except SettingError as error:
