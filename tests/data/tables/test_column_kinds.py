@@ -13,7 +13,7 @@ from refusal import refused
 
 CHOL = NumberColumn("chol", unit="mg/dl", centre=240, scale=50, minimum=40, maximum=700, missing=True)
 PAIN = CategoryColumn("cp", categories={"1": "typical", "2": "atypical", "4": "none"})
-SMOKER = CategoryColumn("smoker", categories=["no", "yes"], missing=True)  # type: ignore[arg-type]
+SMOKER = CategoryColumn("smoker", categories={"no": "no", "yes": "yes"}, missing=True)
 
 
 def wrong(
@@ -90,8 +90,8 @@ def test_impossible_descriptions_are_refused() -> None:
 def test_values_outside_their_range_are_flagged() -> None:
     inputs = CHOL.encode(np.array([40, 700, 9000, 39.0])).astype(np.float32).tolist()
     assert wrong(CHOL, inputs) == [(2, 9000, "outside 40..700 mg/dl"), (3, 39, "outside 40..700 mg/dl")]
-    assert wrong(NumberColumn("a", minimum=0), [[-1], [0], [1e9]]) == [(0, -1, "outside 0 or more")]
-    assert wrong(NumberColumn("a", maximum=0), [[1]]) == [(0, 1, "outside 0 or less")]
+    assert wrong(NumberColumn("a", minimum=0), [[-1], [0], [1e9]]) == [(0, -1, "it must be at least 0")]
+    assert wrong(NumberColumn("a", maximum=0), [[1]]) == [(0, 1, "it must be at most 0")]
 
 
 def test_without_a_range_the_training_data_decide() -> None:

@@ -73,7 +73,8 @@ def test_labels_that_yaml_would_turn_into_booleans_stay_text(tmp_path: Path) -> 
         ("columns: [{name: a, kind: number, unti: m}]", ["column 'a'", "no setting 'unti'; did you mean 'unit'?"]),
         ("columns: [{name: a, kind: number, scale: big}]", ["column 'a'", "scale='big': give a number"]),
         ("columns: [{name: a, kind: number, scale: -1}]", ["column 'a'", "scale above zero"]),
-        ("columns: [{name: a, kind: category, categories: 3}]", ["column 'a'"]),
+        ("columns: [{name: a, kind: category, categories: 3}]", ["column 'a'", "categories='3'"]),
+        ("columns: [{name: a, kind: category, categories: [b, c]}]", ["column 'a'", "'key: value'"]),
         ("columns: [{name: a, kind: number}, {name: a, kind: number}]", ["two columns are called 'a'"]),
         (
             "columns: [{name: a, kind: number, missing: yes}, {name: a_missing, kind: number}]",

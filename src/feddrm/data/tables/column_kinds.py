@@ -130,7 +130,7 @@ class NumberColumn(RawColumn):
     @property
     def range(self) -> str:
         low, high = (None if limit is None else f"{limit:g}" for limit in (self.minimum, self.maximum))
-        text = f"{low}..{high}" if low and high else f"{low} or more" if low else f"{high} or less" if high else ""
+        text = f"{low}..{high}" if low and high else f"at least {low}" if low else f"at most {high}" if high else ""
         return f"{text} {self.unit}".strip() if text else ""
 
     @property
@@ -172,8 +172,9 @@ class NumberColumn(RawColumn):
         high = math.inf if self.maximum is None else self.maximum
         slack = ROUNDING * max(self.scale, abs(self.centre))
         outside = (raw < low - slack) | (raw > high + slack)
+        problem = f"outside {self.range}" if low > -math.inf and high < math.inf else f"it must be {self.range}"
         for row in np.flatnonzero(outside & ~(empty & (x == 0))).tolist():
-            yield row, _plain(raw[row]), f"outside {self.range}"
+            yield row, _plain(raw[row]), problem
 
     def examples(self) -> Sequence[Any]:
         low = -math.inf if self.minimum is None else self.minimum
@@ -194,9 +195,8 @@ class CategoryColumn(RawColumn):
     categories: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        given: Any = self.categories
-        pairs = given.items() if isinstance(given, Mapping) else ((code, code) for code in given)
-        object.__setattr__(self, "categories", {_text(code): _text(label) for code, label in pairs})
+        categories = {_text(code): _text(label) for code, label in self.categories.items()}
+        object.__setattr__(self, "categories", categories)
 
     @property
     def codes(self) -> tuple[str, ...]:

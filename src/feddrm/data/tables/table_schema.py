@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from feddrm.data.tables.column_kinds import KINDS, UNKNOWN, RawColumn, Usual, Values
+from feddrm.data.tables.column_kinds import KINDS, RawColumn, Usual, Values
 from feddrm.errors import FieldProblem, SettingError, TableError, quoted
 from feddrm.io.text import read_yaml_text
 from feddrm.registry import check_choice, nearest
@@ -106,9 +106,10 @@ class TableSchema:
         """Network inputs from rows by the names of raw columns. Every column must be there, and no other."""
         problems = []
         for i, row in enumerate(rows):
-            for name in self.names:
-                if name not in row:
-                    problems.append(FieldProblem(i, name, None, f"the column is not there: add it (or {UNKNOWN})"))
+            for column in self.columns:
+                if column.name not in row:
+                    problem = f"the column is not there: give {column.allowed}{', or null' if column.missing else ''}"
+                    problems.append(FieldProblem(i, column.name, None, problem))
             for name in row:
                 if name not in self.names:
                     problem = f"no such column{nearest(name, self.names)}: there are {', '.join(self.names)}"
