@@ -16,6 +16,13 @@ from typing import Any
 import httpx
 
 NAMES = ("flatbed", "negative", "fax")
+PATIENTS = """\
+columns:
+- {name: age, kind: number, title: Age, unit: years, centre: 50, scale: 10, minimum: 0, maximum: 120}
+- {name: sex, kind: category, title: Sex, categories: {0: female, 1: male}}
+- {name: cp, kind: category, title: Chest pain, missing: true, categories: {1: typical, 2: atypical, 3: none}}
+- {name: chol, kind: number, unit: mg/dl, centre: 240, scale: 50, missing: true}
+"""  # a table schema
 Order = Callable[..., Any]
 
 

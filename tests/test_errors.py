@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from feddrm.errors import FeddrmError, InterruptedRunError, SettingError
+from feddrm.errors import FeddrmError, FieldProblem, InterruptedRunError, SettingError, TableError
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(FeddrmError("x"), 1), (SettingError("x"), 2), (InterruptedRunError(), 130)]
+    ("error", "code"),
+    [
+        (FeddrmError("x"), 1),
+        (SettingError("x"), 2),
+        (InterruptedRunError(), 130),
+        (TableError([FieldProblem(0, "age", "x\ny", "give a number")]), 1),
+    ],
 )
 def test_every_error_is_a_feddrm_error_with_its_exit_code(error: FeddrmError, code: int) -> None:
     assert isinstance(error, FeddrmError)

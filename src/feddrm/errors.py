@@ -1,6 +1,15 @@
 """Errors that a user can correct. The command line prints them without a stack trace."""
 
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
 INTERRUPTED = 130  # the exit code by which shells report Ctrl-C
+MOST_PROBLEMS = 20  # cells that one error lists
 
 
 class FeddrmError(Exception):
@@ -25,3 +34,42 @@ class InterruptedRunError(FeddrmError):
 
     def __init__(self) -> None:
         super().__init__("interrupted: the same command goes on where it stopped")
+
+
+@dataclass(frozen=True)
+class FieldProblem:
+    """What is wrong with one cell of one row."""
+
+    row: int
+    column: str
+    value: Any
+    problem: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON holds it; a long text is shortened."""
+        value = self.value if self.value is None or isinstance(self.value, int | float) else str(self.value)[:64]
+        if isinstance(value, float) and not math.isfinite(value):
+            value = str(value)
+        return {"row": self.row, "column": self.column, "value": value, "problem": self.problem}
+
+    def as_flag(self) -> dict[str, Any]:
+        """As JSON holds it beside the row that it belongs to."""
+        return {key: value for key, value in self.as_dict().items() if key != "row"}
+
+    def __str__(self) -> str:
+        return f"column '{self.column}' is {quoted(self.value)}: {self.problem}"
+
+
+class TableError(FeddrmError):
+    """Cells that cannot be encoded. The text names the first; ``problems`` has one entry per cell."""
+
+    def __init__(self, problems: Sequence[FieldProblem], place: Callable[[int], str] = "row {}".format) -> None:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        super().__init__(f"{place(problems[0].row)}: {problems[0]}{more}")
+        self.problems = tuple(problems[:MOST_PROBLEMS])
+
+
+def quoted(value: object) -> str:
+    """A value quoted, on one line and shortened, for an error message."""
+    plain = value.item() if hasattr(value, "item") else value
+    return " ".join(reprlib.repr(plain).split())

@@ -106,3 +106,22 @@ def test_mistakes_are_one_line(
     words: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str], no_data: Path
 ) -> None:
     assert_one_line(call(capsys, *words), code, says)
+
+
+def test_a_schema_is_drafted_and_used(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Without it, data info and train warn on standard error; with it they do not."""
+    table = tmp_path / "visits.csv"
+    table.write_text("y,a,b,site\n" + "".join(f"{i % 2},{i},{1000 * i},{'xyz'[i % 3]}\n" for i in range(30)))
+    words = [f"--set=path={table}", "--set=label=y", "--set=client=site"]
+    code, _, err = call(capsys, "data", "info", "csv", *words)
+    assert code == 0
+    assert err.startswith("warning: visits: column 'b' has a standard deviation of ")
+    assert err.count("\n") == 1
+    code, out, err = call(capsys, "data", "schema", str(table), "--label", "y", "--client", "site")
+    assert (code, err) == (0, "")
+    (tmp_path / "schema.yaml").write_text(out)
+    code, out, err = call(capsys, "data", "info", "csv", *words, f"--set=schema={tmp_path / 'schema.yaml'}")
+    assert (code, err) == (0, "")
+    assert "raw columns: a, b (schema " in out
+    failed = call(capsys, "data", "schema", str(table), "--label", "z")
+    assert_one_line(failed, 1, "no column 'z' to leave out")

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from cli.conftest import call
-from feddrm.cli.output import print_json, print_table, resumable
+from feddrm.cli.output import print_json, print_table, reason_text, resumable
 from feddrm.errors import FeddrmError
 
 
@@ -49,3 +49,11 @@ def test_json_keeps_letters_beyond_ascii(capsys: pytest.CaptureFixture[str]) -> 
 def test_ctrl_c_in_resumable_work_says_so() -> None:
     with pytest.raises(FeddrmError, match="the same command goes on where it stopped"), resumable():
         raise KeyboardInterrupt
+
+
+def test_a_reason_names_the_values_that_cannot_be() -> None:
+    flag = {"column": "age", "value": 300, "problem": "outside 0..120 years"}
+    assert reason_text({"reason": "a value cannot be", "flags": [flag, {**flag, "column": "dose"}]}) == (
+        "a value cannot be (age 300: outside 0..120 years; dose 300: outside 0..120 years)"
+    )
+    assert reason_text({"reason": "unsure between clients"}) == "unsure between clients"

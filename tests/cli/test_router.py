@@ -193,3 +193,32 @@ def test_tables_are_routed_by_their_columns(tmp_path: Path) -> None:
     bad = feddrm("route", tmp_path / "run", tmp_path / "bad.csv")
     assert bad.returncode == 1
     assert "no column 'pulse'" in bad.stderr
+
+
+def test_raw_columns_are_routed_by_the_schema_and_flagged(tmp_path: Path) -> None:
+    schema = "columns: [{name: age, kind: number, unit: years, centre: 50, scale: 10, maximum: 120},"
+    (tmp_path / "schema.yaml").write_text(
+        schema + " {name: sex, kind: category, missing: yes, categories: {f: female, m: male}}]"
+    )
+    for name, age in (("oslo", 70), ("lima", 30)):
+        rows = [f"{age + i % 9},{('f', 'm', '')[i % 3]},{i % 2}" for i in range(30)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["age,sex,ill", *rows]) + "\n")
+    data = {"path": str(tmp_path), "label": "ill", "schema": str(tmp_path / "schema.yaml")}
+    run = train("csv", "feddrm", data_settings=data, out=tmp_path / "run", **SMALL)
+    run.fit_router(joint=False)
+    assert json.loads((run.path / "data.json").read_text())["schema"]["columns"][0]["name"] == "age"
+    query = tmp_path / "run" / "query.csv"
+    query.write_text("id,age,sex\n1,72,m\n")
+    refused = feddrm("route", run.path, query)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "has a column 'id' that the router does not know" in refused.stderr
+    query.write_text("id,age,sex\n1,72,m\n2,300,unknown\n")
+    result = feddrm("route", run.path, query, "--ignore", "id")
+    assert result.returncode == 0, result.stderr
+    first, second = (line for line in result.stdout.splitlines() if "row" in line)
+    assert "oslo" in first
+    assert second.rstrip().endswith("a value cannot be (age 300: it must be at most 120 years)")
+    answers = json.loads(feddrm("route", run.path, query, "--ignore", "id", "--json").stdout)
+    assert [answer["flags"] for answer in answers] == [
+        [], [{"column": "age", "value": 300, "problem": "it must be at most 120 years"}],
+    ]  # fmt: skip

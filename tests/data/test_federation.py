@@ -6,12 +6,15 @@ import json
 from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddrm.data import Client, Federation, Split, View
+from feddrm.data import Client, Federation, Split, View, load
+from feddrm.data.tables.column_kinds import NumberColumn
+from feddrm.data.tables.table_schema import TableSchema
 from refusal import refused
 
 
@@ -153,3 +156,27 @@ def test_unknown_options_of_the_sources_are_refused() -> None:
     for make in (Federation.from_arrays, Federation.from_folders, Federation.from_csv):
         with pytest.raises(TypeError, match="sede"):
             make({}, sede=1)  # type: ignore[operator]
+
+
+def table(*columns: tuple[str, float], **options: Any) -> Federation:
+    """Rows of two clients; every column has a name and a standard deviation."""
+    x = np.random.default_rng(0).normal(0, [scale for _, scale in columns], (40, len(columns)))
+    y = np.arange(40) % 2
+    return Federation.from_arrays({"oslo": (x, y), "lima": (x, y)}, columns=[name for name, _ in columns], **options)
+
+
+def test_columns_of_very_different_scales_are_warned_of() -> None:
+    assert table(("age", 1), ("dose", 90)).scale_warning() is None
+    assert table(("age", 1), ("constant", 0)).scale_warning() is None
+    warning = table(("age", 1), ("dose", 300), ("constant", 0)).scale_warning()
+    assert warning is not None
+    for part in ("'dose' has a standard deviation of 256", "'age' of", "feddrm data schema", "schema.yaml"):
+        assert part in warning
+    assert load("digits", clients=3, seed=3).scale_warning() is None
+
+
+def test_a_schema_must_be_that_of_the_columns() -> None:
+    fed, schema = table(("age", 1), ("dose", 300)), TableSchema((NumberColumn("age"), NumberColumn("dose")))
+    assert replace(fed, schema=schema).scale_warning() is None
+    with refused("its columns are not those of its schema"):
+        replace(fed, schema=TableSchema((NumberColumn("age"),)))

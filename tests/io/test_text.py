@@ -23,6 +23,7 @@ from feddrm.io.text import (
     read_json_lines,
     read_text,
     read_yaml,
+    read_yaml_text,
     yaml_bytes,
 )
 from refusal import refused
@@ -204,3 +205,11 @@ def test_a_number_in_a_cell(text: str, number: float | None) -> None:
 def test_json_line_is_one_line() -> None:
     assert json_line({"a": "x\ny\u2028"}).count(b"\n") == 1
     assert json.loads(json_line({"a": "x\ny\u2028"})) == {"a": "x\ny\u2028"}
+
+
+def test_yaml_as_text_keeps_every_value_as_written(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("1: no\nb: [yes, 2.50, null]\n")
+    assert read_yaml_text(tmp_path / "a.yaml", "mend it") == {"1": "no", "b": ["yes", "2.50", "null"]}
+    (tmp_path / "a.yaml").write_text("a: [")
+    with refused("a.yaml is broken", "not YAML", "mend it"):
+        read_yaml_text(tmp_path / "a.yaml", "mend it")

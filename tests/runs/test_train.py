@@ -154,3 +154,13 @@ def test_impossible_seeds_are_refused(digits: Federation, tmp_path: Path) -> Non
     train(digits, out=tmp_path / "one", rounds=1)
     with refused("is itself a run"):
         train_seeds(digits, seeds=(0, 1), out=tmp_path / "one", **quick)
+
+
+def test_columns_of_very_different_scales_are_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = np.random.default_rng(0).normal(0, [1, 1000], (20, 2))
+    fed = Federation.from_arrays({"oslo": (x, np.arange(20) % 2), "lima": (x, np.arange(20) % 2)})
+    train(fed, "fedavg", out=tmp_path / "run", rounds=1, local_steps=1, batch_size=4)
+    assert [record.message for record in caplog.records] == [fed.scale_warning()]
+    assert capsys.readouterr().out == ""

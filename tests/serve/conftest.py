@@ -13,13 +13,14 @@ pytest.importorskip("fastapi", reason="pip install 'feddrm[serve]' to run this")
 pytest.importorskip("uvicorn", reason="pip install 'feddrm[serve]' to run this")
 
 import httpx
+import numpy as np
 import torch
 from PIL import Image
 
 from feddrm.data import load
 from feddrm.models import Mlp
 from feddrm.runs import train
-from serving import NAMES, Launch, Order, launcher, zygote
+from serving import NAMES, PATIENTS, Launch, Order, launcher, zygote
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +32,25 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = {"rounds": 4, "local_steps": 4, "batch_size": 16, "seed": 3, "model": Mlp(hidden=(32, 16), branch=16)}
     train(digits, "feddrm", out=path, **settings).fit_router(features="embedding", joint=False)
     return path
+
+
+@pytest.fixture(scope="session")
+def table_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on two clinics' tables with a schema; one clinic has older patients."""
+    folder = tmp_path_factory.mktemp("tables")
+    (folder / "schema.yaml").write_text(PATIENTS)
+    rng = np.random.default_rng(0)
+    (folder / "tables").mkdir()
+    for name, age in (("oslo", 70), ("lima", 30)):
+        rows = [
+            f"{age + rng.integers(-8, 8)},{i % 2},{('', '1', '2', '3')[i % 4]},{rng.integers(150, 300)},{i % 2}"
+            for i in range(40)
+        ]
+        (folder / "tables" / f"{name}.csv").write_text("\n".join(["age,sex,cp,chol,ill", *rows]) + "\n")
+    data = {"path": str(folder / "tables"), "label": "ill", "schema": str(folder / "schema.yaml")}
+    settings = {"rounds": 2, "local_steps": 2, "batch_size": 8, "seed": 3, "model": Mlp(hidden=(8, 8), branch=8)}
+    train("csv", "feddrm", data_settings=data, out=folder / "run", **settings).fit_router(joint=False)
+    return folder / "run"
 
 
 @pytest.fixture(scope="session")

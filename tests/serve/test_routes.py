@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from feddrm.router import load_router
 from feddrm.serve.oip.codec import write_infer
 from feddrm.serve.predictor.predictor import Predictor
-from serving import NAMES
+from serving import NAMES, Launch
 
 pytestmark = pytest.mark.slow
 
@@ -118,8 +119,8 @@ def test_with_abstain_refuse_no_client_is_asked_about_abstained_samples(
 def test_the_open_inference_protocol(http: httpx.Client, images: torch.Tensor) -> None:
     plain = http.post("/v1/predict", json={"inputs": images.tolist()}).json()["answers"]
     tensor = {"name": "input", "datatype": "UINT8", "shape": list(images.shape), "data": images.flatten().tolist()}
-    for model, outputs in (("router", {"probabilities", "log_density_ratio", "client", "margin", "abstain"}),
-                           ("federation", {"probabilities", "label", "client"})):  # fmt: skip
+    for model, outputs in (("router", {"probabilities", "log_density_ratio", "client", "margin", "abstain", "flags"}),
+                           ("federation", {"probabilities", "label", "client", "flags"})):  # fmt: skip
         about = http.get(f"/v2/models/{model}").json()
         assert {out["name"] for out in about["outputs"]} == outputs
         answer = http.post(f"/v2/models/{model}/infer", json={"id": "7", "inputs": [tensor]}).json()
@@ -174,3 +175,65 @@ def test_errors_are_one_line(http: httpx.Client, path: str, given: dict[str, Any
         assert part in found["error"]
         assert "\n" not in found["error"]
         assert found["request_id"] == answer.headers["x-request-id"]
+
+
+ROW: dict[str, Any] = {"age": 68, "sex": "female", "cp": None, "chol": "240"}
+
+
+@pytest.fixture(scope="module")
+def tables(table_run: Path, launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A gateway without clients that routes rows of a table."""
+    audit = tmp_path_factory.mktemp("audit") / "a.sqlite"
+    with httpx.Client(base_url=launch("serve", table_run, "--port", 0, "--audit", audit).wait_ready()) as client:
+        yield client
+
+
+def test_rows_are_taken_by_raw_columns_or_as_inputs(table_run: Path, tables: httpx.Client) -> None:
+    router = load_router(table_run / "router")
+    assert router.schema is not None
+    inputs = router.schema.encode_named([ROW])
+    encoded = dict(zip(router.schema.encoded, inputs[0].tolist(), strict=True))
+    probabilities = router.route(inputs).probabilities[0].tolist()
+    for body in ({"rows": [ROW]}, {"rows": [encoded]}, {"inputs": inputs.tolist()}):
+        (decision,) = tables.post("/v1/route", json=body).json()["decisions"]
+        assert decision["client"] == "oslo"
+        assert decision["flags"] == []
+        assert decision["ranked"][0]["probability"] == pytest.approx(max(probabilities), abs=1e-5)
+
+
+def test_the_schema_is_told_to_whoever_may_ask(table_run: Path, tables: httpx.Client, http: httpx.Client) -> None:
+    about = tables.get("/v1/schema").json()
+    assert [column["name"] for column in about["schema"]["columns"]] == ["age", "sex", "cp", "chol"]
+    assert about["inputs"] == json.loads((table_run / "router" / "manifest.json").read_text())["notes"]["columns"]
+    assert tables.post("/v1/route", json={"rows": about["examples"]}).status_code == 200
+    assert http.get("/v1/schema").json() | {"artifact": ""} == {
+        "artifact": "", "schema": None, "inputs": None, "examples": [],
+    }  # fmt: skip
+
+
+def test_an_error_names_every_field_that_is_wrong(tables: httpx.Client) -> None:
+    answer = tables.post("/v1/route", json={"rows": [ROW, {**ROW, "age": "old", "sex": 7}]})
+    assert answer.status_code == 422
+    body = answer.json()
+    assert body["error"] == "row 1: column 'age' is 'old': give a number (0..120 years) (and 1 more)"
+    assert body["fields"] == [
+        {"row": 1, "column": "age", "value": "old", "problem": "give a number (0..120 years)"},
+        {"row": 1, "column": "sex", "value": 7, "problem": "give one of 0 (female), 1 (male)"},
+    ]
+    unknown = tables.post("/v1/route", json={"rows": [{**ROW, "id": 1}]}).json()["fields"]
+    assert [(field["column"], field["problem"].partition(":")[0]) for field in unknown] == [("id", "no such column")]
+
+
+def test_values_that_cannot_be_are_flagged_in_both_protocols(tables: httpx.Client) -> None:
+    expected = [{"column": "age", "value": 300, "problem": "outside 0..120 years"}]
+    good, bad = tables.post("/v1/route", json={"rows": [ROW, {**ROW, "age": 300}]}).json()["decisions"]
+    assert (good["flags"], good["abstain"]) == ([], False)
+    assert (bad["flags"], bad["abstain"], bad["reason"]) == (expected, True, "a value cannot be")
+    inputs = [0.0, -1.0, 1, 1, 0, 0, 0, 0]  # two kinds of pain at once
+    tensor = {"name": "input", "datatype": "FP32", "shape": [1, len(inputs)], "data": inputs}
+    outputs = tables.post("/v2/models/router/infer", json={"inputs": [tensor]}).json()["outputs"]
+    found = {output["name"]: output["data"] for output in outputs}
+    assert found["abstain"] == [True]
+    assert json.loads(found["flags"][0]) == [
+        {"column": "cp", "value": "typical and atypical", "problem": "several categories at once"}
+    ]

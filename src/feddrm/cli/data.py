@@ -1,4 +1,4 @@
-"""``feddrm data``: print and draw a federation before training on it."""
+"""``feddrm data``: print and draw a federation before training on it, and draft a table schema."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ from feddrm.cli.data_options import (
 )
 from feddrm.cli.output import JsonFlag, print_json, print_table
 
-app = typer.Typer(help="Show a federation: sizes, classes and shifts.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="Show a federation: sizes, classes and shifts; draft a table schema.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 MAX_CLASS_COLUMNS = 20  # a table with more columns is unreadable; --json prints all classes
 
 
@@ -57,6 +61,8 @@ def info(
         data_dir=data_dir,
         download=download,
     )
+    if (warning := federation.scale_warning()) is not None:
+        typer.echo(f"warning: {warning}", err=True)
     facts = federation.describe()
     if json:
         print_json(facts)
@@ -76,6 +82,8 @@ def info(
     settings = ", ".join(f"{key}={value}" for key, value in facts["settings"].items() if value is not None)
     typer.echo(f"{facts['name']}: {facts['train']} training and {facts['test']} test samples, {settings}")
     typer.echo(f"from {facts['source']}")
+    if federation.schema is not None:
+        typer.echo(f"raw columns: {', '.join(federation.schema.names)} (schema {federation.schema.digest})")
     print_table(header, rows)
 
 
@@ -115,3 +123,22 @@ def show(
     )
     save_figure(federation_figure(federation), out)
     typer.echo(f"wrote {out}")
+
+
+@app.command()
+def schema(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Tables (.csv) with the same columns.")],
+    label: Annotated[str | None, typer.Option(help="The column to predict; it is left out.")] = None,
+    client: Annotated[str | None, typer.Option(help="The column that names the client; it is left out.")] = None,
+    drop: Annotated[list[str] | None, typer.Option(help="Another column to leave out; repeatable.")] = None,
+) -> None:
+    """Print a first table schema for csv data: edit it, then give it to every client.
+
+    Centres and scales are rounded statistics of the tables you name: name some that may be shown.
+
+    Example: feddrm data schema visits.csv --label outcome --client hospital > schema.yaml
+    """
+    from feddrm.data.sources.schema_draft import draft_schema
+
+    others = [name for name in (label, client, *(drop or ())) if name]
+    typer.echo(draft_schema(files, others).decode(), nl=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -44,6 +44,12 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], title: 
     elif (needed := wide.measure(table).minimum) > console.width:  # a figure cut in two cannot be read
         console = Console(width=needed)
     console.print(table)
+
+
+def reason_text(decision: Mapping[str, Any]) -> str:
+    """Why a decision abstains, with the values that cannot be."""
+    flags = [f"{flag['column']} {flag['value']}: {flag['problem']}" for flag in decision.get("flags", ())]
+    return f"{decision['reason']} ({'; '.join(flags)})" if flags else str(decision["reason"])
 
 
 @contextmanager

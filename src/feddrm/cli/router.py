@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddrm.cli.data_options import DataDir, PluginCommand, given_settings
-from feddrm.cli.output import JsonFlag, print_json, print_table
+from feddrm.cli.output import JsonFlag, print_json, print_table, reason_text
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.rules import RULES_HELP
 
@@ -194,6 +194,9 @@ def route(
             help="Also name a set of clients that misses the right one with this probability: 0.01, 0.05, 0.1, 0.2."
         ),
     ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(help="A column of the tables that is no input, such as an id; repeatable.")
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Print which client should answer each query.
@@ -207,7 +210,7 @@ def route(
     opened = Run.open(run)
     router = opened.router()
     columns = read_manifest(opened.folder.router)["notes"].get("columns")
-    x, names = read_queries(router, columns, inputs)
+    x, names = read_queries(router, columns, inputs, ignore or ())
     for name in without or ():
         if name not in router.names:
             raise FeddrmError(f"unknown client '{name}' (there are: {', '.join(router.names)})")
@@ -221,6 +224,7 @@ def route(
             "margin": float(decision.margin[i]),
             "abstain": bool(decision.abstain[i]),
             "reason": decision.reason[i],
+            "flags": [flag.as_flag() for flag in decision.flags[i]] if decision.flags else [],
             **({} if decision.within is None else {"within": _names(router, decision.within[i])}),
         }
         for i, (name, client) in enumerate(zip(names, decision.client.tolist(), strict=True))
@@ -230,7 +234,8 @@ def route(
         return
     header = ["query", "client", "probability", "margin", "abstains because"]
     rows = [
-        [a["query"], a["client"] or "-", f"{a['probability']:.3f}", f"{a['margin']:.3f}", a["reason"]] for a in answers
+        [a["query"], a["client"] or "-", f"{a['probability']:.3f}", f"{a['margin']:.3f}", reason_text(a)]
+        for a in answers
     ]
     if miss is not None:
         header.append(f"one of, but for {miss:g}")

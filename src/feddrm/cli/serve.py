@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from feddrm.cli.output import JsonFlag, print_json, print_table
+from feddrm.cli.output import JsonFlag, print_json, print_table, reason_text
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.rules import RULES_HELP
+
+if TYPE_CHECKING:
+    from feddrm.serve.gateway_client import GatewayClient
+
+ROWS_PER_REQUEST = 256  # a gateway takes 1,024 samples at most, unless it is set otherwise
 
 Host = Annotated[str | None, typer.Option(help="Address to listen on (default: this machine only).")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")]
@@ -133,23 +138,33 @@ def serve_key(
 
 def query(
     url: Annotated[str, typer.Argument(help="The gateway, such as http://127.0.0.1:8080.")],
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Picture files.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Picture files, or tables (.csv).")],
     predict: Annotated[bool, typer.Option("--predict", help="Also ask the client for a prediction.")] = False,
     consult: Annotated[int, typer.Option(help="With --predict: ask this many clients and mix their answers.")] = 1,
+    ignore: Annotated[
+        list[str] | None, typer.Option(help="A column of the tables that is no input, such as an id; repeatable.")
+    ] = None,
     key: Annotated[str | None, typer.Option(envvar="FEDDRM_KEY", help="API key.")] = None,
+    csv: Annotated[bool, typer.Option("--csv", help="Print the answers as csv.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Ask a gateway which client a picture belongs to, or what it shows.
+    """Ask a gateway which client a picture or a table's row belongs to, or what the answer is.
 
-    Example: feddrm query http://127.0.0.1:8080 scan.png --predict
+    Example: feddrm query http://127.0.0.1:8080 patients.csv --predict --ignore id
     """
+    from feddrm.report.tables import to_csv
     from feddrm.serve.gateway_client import GatewayClient
 
+    if csv and json:
+        raise SettingError("--csv and --json print the same answers: give one of them")
+    options: dict[str, Any] = {"consult": consult} if predict else {}
+    answers: list[dict[str, Any]] = []
     with GatewayClient(url, key) as gateway:
-        if predict:
-            answers = [{"query": str(path), **gateway.predict(path, consult=consult)[0]} for path in images]
-        else:
-            answers = [{"query": str(path), **gateway.route(path)[0]} for path in images]
+        ask = gateway.predict if predict else gateway.route
+        for path in files:
+            for samples, names in _query_parts(gateway, path, ignore or ()):
+                found = ask(samples, **options)
+                answers += [{"query": name, **answer} for name, answer in zip(names, found, strict=True)]
     if json:
         print_json(answers)
         return
@@ -157,8 +172,39 @@ def query(
     for answer in answers:
         route = answer.get("route", answer)
         label = [answer["label"] or "-"] if predict else []
-        rows.append([answer["query"], *label, answer["client"] or "-", f"{route['probability']:.3f}", route["reason"]])
-    print_table(["query", *(["label"] if predict else []), "client", "probability", "abstains because"], rows)
+        why = reason_text(route)
+        rows.append([answer["query"], *label, answer["client"] or "-", f"{route['probability']:.3f}", why])
+    header = ["query", *(["label"] if predict else []), "client", "probability", "abstains because"]
+    if csv:
+        typer.echo(to_csv(header, rows), nl=False)
+    else:
+        print_table(header, rows)
+
+
+def _query_parts(gateway: GatewayClient, path: Path, ignore: Sequence[str]) -> Iterator[tuple[Any, list[str]]]:
+    """The samples of a file in parts of one request each, with their names: a picture, or rows of a table.
+
+    Header and cells of a table are checked by the gateway's schema before anything is sent.
+    """
+    from feddrm.data.sources.csv_tables import read_raw_rows, read_rows
+    from feddrm.data.tables.table_schema import TableSchema
+
+    if path.suffix.lower() != ".csv":
+        yield path, [str(path)]
+        return
+    about = gateway.schema()
+    columns = tuple(about["inputs"] or ())
+    schema = None if about["schema"] is None else TableSchema.of(about["schema"])
+    samples: Any
+    if schema is not None and (raw := read_raw_rows(path, schema, ignore)) is not None:
+        rows, places = raw
+        schema.read(rows, places.__getitem__)
+        samples = [dict(zip(schema.names, row, strict=True)) for row in rows]
+    else:
+        samples, places = read_rows(path, columns or None, len(columns), None, ignore)
+    for start in range(0, len(samples), ROWS_PER_REQUEST):
+        part = slice(start, start + ROWS_PER_REQUEST)
+        yield samples[part], places[part]
 
 
 @contextlib.contextmanager

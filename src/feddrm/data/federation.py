@@ -17,8 +17,10 @@ from feddrm.data.crop import RandomResizedCrop
 from feddrm.data.sources.arrays import Arrays, ArraySource
 from feddrm.data.sources.csv_tables import CsvSource, Paths
 from feddrm.data.sources.image_folders import ImageFolderSource
+from feddrm.data.tables.table_schema import TableSchema
 from feddrm.errors import FeddrmError
 
+SCALE_RATIO = 100.0  # of the columns' largest and smallest standard deviation, beyond which a warning is given
 DEPLOYED = "deployed"  # the name of a federation whose samples stay at the sites
 
 
@@ -26,7 +28,8 @@ DEPLOYED = "deployed"  # the name of a federation whose samples stay at the site
 class Federation:
     """All clients with their class names, the form of a sample, and a description of the data.
 
-    ``source`` says where the samples came from, ``settings`` how they were divided and shifted.
+    ``source`` says where the samples came from, ``settings`` how they were divided and shifted. ``schema`` says how
+    raw rows became the samples, whose ``columns`` are then the schema's encoded ones.
     ``gallery`` [client, sample, channel, height, width] shows the same samples as each client would
     see them. It is None where clients differ by nature and not by a known transform.
     """
@@ -37,6 +40,7 @@ class Federation:
     source: str
     crop: RandomResizedCrop | None = None
     columns: tuple[str, ...] | None = None
+    schema: TableSchema | None = None
     gallery: Tensor | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -46,6 +50,8 @@ class Federation:
         for client in self.clients:
             for part, split in (("training", client.train), ("test", client.test)):
                 _check_split(f"{self.name}: {part} data of client '{client.name}'", split, shape, dtype, self.classes)
+        if self.schema is not None and self.columns != self.schema.encoded:
+            raise FeddrmError(f"{self.name}: its columns are not those of its schema: encode its rows by the schema")
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -118,6 +124,22 @@ class Federation:
             "test": sum(len(c.test) for c in self.clients),
         }
 
+    def scale_warning(self) -> str | None:
+        """A warning for rows without a schema whose columns differ in scale by orders of magnitude; else None."""
+        if len(self.shape) != 1 or self.schema is not None:
+            return None
+        deviations = torch.cat([client.train.x for client in self.clients]).double().std(0).tolist()
+        spread = sorted((value, i) for i, value in enumerate(deviations) if value > 0)
+        if not spread or spread[-1][0] <= SCALE_RATIO * spread[0][0]:
+            return None
+        (low, small), (high, large) = spread[0], spread[-1]
+        columns = self.columns or tuple(f"x{i}" for i in range(self.shape[0]))
+        return (
+            f"{self.name}: column '{columns[large]}' has a standard deviation of {high:.3g}, '{columns[small]}' of "
+            f"{low:.3g}, and nothing scales them: the network will hardly see the second. 'feddrm data schema "
+            f"FILE.csv' writes a schema that scales them, to be given as schema (--set data.schema=schema.yaml)"
+        )
+
     @classmethod
     def from_arrays(cls, clients: Arrays, **options: Any) -> Federation:
         """Make a federation from arrays, ``{"oslo": (X, y), "lima": (X, y)}``.
@@ -140,7 +162,7 @@ class Federation:
     def from_csv(cls, paths: Paths, **options: Any) -> Federation:
         """Make a federation from tables: one CSV file per client, or one file with a client column.
 
-        Options (label, client, test, drop, test_fraction, seed, name):
+        Options (label, client, test, drop, schema, test_fraction, seed, name):
         see :class:`feddrm.data.sources.csv_tables.CsvSource`.
         """
         return cls(**vars(CsvSource(paths, **options).load()))

@@ -25,7 +25,8 @@ REMEDY = "restore the file or train the run again"
 class DatasetSummary:
     """The facts and pictures of a federation.
 
-    ``facts`` holds the result of :meth:`Federation.describe`, and ``digest``, ``columns`` and ``same_samples``.
+    ``facts`` holds the result of :meth:`Federation.describe`, and ``digest``, ``columns``, ``schema`` and
+    ``same_samples``.
     ``gallery`` [client, sample, channel, height, width] shows the same samples as every client sees them
     if ``same_samples`` is true, otherwise samples of each client. Tables have ``column_means``
     [client, column] instead, in standard deviations of the pooled samples.
@@ -72,6 +73,7 @@ class DatasetSummary:
         facts = federation.describe() | {
             "digest": federation.digest(),
             "columns": None if federation.columns is None else list(federation.columns),
+            **({} if federation.schema is None else {"schema": federation.schema.as_dict()}),
             "same_samples": federation.gallery is not None,
         }
         if len(federation.shape) == 3:

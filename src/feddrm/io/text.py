@@ -48,6 +48,11 @@ def read_yaml(path: Path, remedy: str) -> dict[str, Any]:
     return _mapping(path, remedy, "YAML", yaml.safe_load)
 
 
+def read_yaml_text(path: Path, remedy: str) -> dict[str, Any]:
+    """A YAML mapping in which every value stays text: a label may be 'no', which YAML reads as false."""
+    return _mapping(path, remedy, "YAML", lambda text: yaml.load(text, Loader=yaml.BaseLoader))
+
+
 def _mapping(path: Path, remedy: str, kind: str, parse: Callable[[str], Any]) -> dict[str, Any]:
     text = read_text(path, remedy)
     try:

@@ -19,7 +19,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from feddrm.errors import FeddrmError
+from feddrm.data.tables.table_schema import TableSchema
+from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.atomic import write_atomically
 from feddrm.io.tensors import tensor_bytes
 from feddrm.io.text import read_json
@@ -71,6 +72,7 @@ def save_router(
             "mean": list(router.input_mean),
             "std": list(router.input_std),
             "own_scales": router.own_scales,
+            "schema": None if router.schema is None else router.schema.as_dict(),
         },
         "calibration": calibration,
         "notes": dict(notes or {}),
@@ -104,6 +106,8 @@ def _contents(router: Router, heads: Mapping[str, Tensor]) -> dict[str, dict[str
         "bias": router.bias,
         "log_prior": router.log_prior,
     }
+    if router.usual is not None:
+        tensors |= {"input_mean": router.usual.mean, "input_scale": router.usual.scale}
     contents = {ROUTER: tensors, TRUNK: leaves, HEADS: dict(heads)}
     for key, value in ((key, value) for part in contents.values() for key, value in part.items()):
         if not bool(value.isfinite().all()):
@@ -119,6 +123,7 @@ def load_router(folder: str | Path, device: torch.device | str = "cpu") -> Route
     leaves = _read(folder, TRUNK, manifest) if TRUNK in manifest["files"] else {}
     try:
         recipe = Recipe.of(manifest["features"])
+        columns, schema = manifest["notes"].get("columns"), manifest["input"].get("schema")
         calibration = dict(manifest["calibration"])
         if calibration["unlike_above"] is None:
             calibration["unlike_above"] = float("inf")
@@ -136,12 +141,17 @@ def load_router(folder: str | Path, device: torch.device | str = "cpu") -> Route
             shape=tuple(manifest["input"]["shape"]),
             input_mean=tuple(manifest["input"]["mean"]),
             input_std=tuple(manifest["input"]["std"]),
-            own_scales=bool(manifest["input"].get("own_scales", False)),  # absent from older manifests
+            own_scales=bool(manifest["input"].get("own_scales", False)),  # absent from older manifests, as all below
+            columns=None if columns is None else tuple(columns),
+            schema=None if schema is None else TableSchema.of(schema),
+            usual=Scaler(tensors["input_mean"], tensors["input_scale"]) if "input_mean" in tensors else None,
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, SettingError) as error:
         raise FeddrmError(f"{folder / MANIFEST} is incomplete ({error}): {AGAIN}") from error
     if router.weight.shape[0] != router.clients or router.bias.shape != (router.clients,):
         raise FeddrmError(f"{folder} names {router.clients} clients but has {router.weight.shape[0]} columns: {AGAIN}")
+    if router.schema is not None and (len(router.schema.encoded),) != router.shape:
+        raise FeddrmError(f"{folder} has a schema of {len(router.schema.encoded)} inputs, not {router.shape}: {AGAIN}")
     if router.net is not None:
         missing = [leaf for leaf, _ in router.net.named_parameters() if recipe.wants(leaf) and leaf not in leaves]
         if missing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,17 +12,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddrm.errors import FeddrmError, SettingError
+from feddrm.data.tables.table_schema import TableSchema
+from feddrm.errors import FeddrmError, FieldProblem, SettingError
 from feddrm.models import Net
 from feddrm.registry import nearest
 from feddrm.router.features.base import Recipe, extract
 from feddrm.router.policy import by_rule, conformal_set, margins, masked
+from feddrm.router.row_checks import RowChecks
 from feddrm.router.solver.problem import Scaler
 
 NOBODY = -1
 ONE_SCALE = "train with one scale for all (data retina: --set normalise=common) and fit again"
 UNSURE, SPELLING_REMEDY, DOWN = "unsure between clients", "unlike the training data", "no client is available"
 BROKEN = "a value is missing or infinite"
+IMPOSSIBLE = "a value cannot be"
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +36,7 @@ class Decision:
     client. ``log_density_ratio`` [N, m] is log dP_i / dP of each client against the pooled data; it does
     not depend on who is available. A ``margin`` of zero is a tie, which the smaller number wins.
     ``within`` [N, m] says which available clients belong to each sample's conformal set, if one was
-    requested.
+    requested. ``flags`` are the values of every sample that cannot be (:meth:`flagged`); empty if there are none.
     """
 
     client: Tensor
@@ -42,9 +46,22 @@ class Decision:
     abstain: Tensor
     reason: tuple[str, ...]
     within: Tensor | None = None
+    flags: tuple[tuple[FieldProblem, ...], ...] = ()
 
     def __len__(self) -> int:
         return len(self.client)
+
+    def flagged(self, problems: Sequence[FieldProblem]) -> Decision:
+        """The decision with flags: values that cannot be, sample by sample. A sample that has any abstains."""
+        if not problems:
+            return self
+        flags: list[tuple[FieldProblem, ...]] = [()] * len(self)
+        for problem in problems:
+            flags[problem.row] += (problem,)
+        clients = zip(self.reason, flags, self.client.tolist(), strict=True)
+        reason = tuple(IMPOSSIBLE if own and client != NOBODY else old for old, own, client in clients)
+        abstain = self.abstain | torch.tensor([bool(own) for own in flags], device=self.abstain.device)
+        return replace(self, abstain=abstain, reason=reason, flags=tuple(flags))
 
 
 @dataclass(frozen=True)
@@ -106,6 +123,9 @@ class Router:
     input_mean: tuple[float, ...] = (0.5,)
     input_std: tuple[float, ...] = (0.5,)
     own_scales: bool = False
+    columns: tuple[str, ...] | None = None  # of a table: the names of the network's inputs
+    schema: TableSchema | None = None
+    usual: Scaler | None = None  # of a table: the inputs' pooled means and deviations
 
     def __post_init__(self) -> None:
         # (x - mean) / scale * weight = (x - mean) * (weight / scale): saves one pass per query.
@@ -171,8 +191,17 @@ class Router:
         """Decide for raw samples or network inputs [N, ...], with the options of :meth:`route_features`.
 
         ``x`` is a tensor, an array or a list. Images are whole numbers 0..255, or floats as the network takes them.
+        Values of a table's row that cannot be are flagged, and the decision about the row abstains.
         """
-        return self.route_features(self.features(x), **options)
+        x = self.inputs(x)
+        decision = self.route_features(self.features(x), **options)
+        return decision if self.row_checks is None else decision.flagged(self.row_checks(x))
+
+    @cached_property
+    def row_checks(self) -> RowChecks | None:
+        """The checks of a table's rows; None for images."""
+        known = len(self.shape) == 1 and (self.schema is not None or self.usual is not None)
+        return RowChecks(self.schema, self.columns, self.usual) if known else None
 
     def route_features(
         self,

@@ -15,13 +15,18 @@ from feddrm.errors import FeddrmError
 from feddrm.router import Router
 
 
-def read_queries(router: Router, columns: Sequence[str] | None, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
-    """The raw samples that the router takes, and a name for each: an image's path, or a table's path and row."""
+def read_queries(
+    router: Router, columns: Sequence[str] | None, paths: Sequence[Path], ignore: Sequence[str] = ()
+) -> tuple[Tensor, list[str]]:
+    """The samples that the router takes, and a name for each: an image's path, or a table's path and row.
+
+    The router's schema encodes raw columns. ``ignore`` names columns of tables that are no inputs.
+    """
     if len(router.shape) == 3:
         return _read_pictures(router.shape, paths), [str(path) for path in paths]
     tables, names = [], []
     for path in paths:
-        rows, places = read_rows(path, tuple(columns) if columns else None, router.shape[0])
+        rows, places = read_rows(path, tuple(columns) if columns else None, router.shape[0], router.schema, ignore)
         tables.append(torch.from_numpy(rows))
         names += places
     return torch.cat(tables), names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ from feddrm.runs.listeners import OnRound, progress_listener, tensorboard_listen
 from feddrm.runs.run import Run
 from feddrm.runs.training_session import TrainingSession
 from feddrm.threads import intra_op_threads
+
+log = logging.getLogger("feddrm.runs")
 
 
 def train(  # noqa: PLR0913 (the public signature)
@@ -54,6 +57,8 @@ def train(  # noqa: PLR0913 (the public signature)
             reload_settings = {"name": dataset.name, **dataset.settings()}
         federation = load(data, **(data_settings or {})) if isinstance(data, str) else data
         config = resolve(federation, data=reload_settings, method=method, model=model, **settings)
+        if (warning := federation.scale_warning()) is not None:
+            log.warning("%s", warning)
         folder = RunFolder(out)
         with folder.exclusive():
             state = folder.open(config, federation)

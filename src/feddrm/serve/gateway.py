@@ -103,12 +103,18 @@ class Gateway:
             self.metrics.reloads.labels("done").inc()
             self.router = loaded
         log.info("artifact loaded", extra={"fields": {"artifact": loaded.version}})
-        self._warn_of_own_scales()
+        self._warn_of_own_values()
         return loaded
 
-    def _warn_of_own_scales(self) -> None:
+    def _warn_of_own_values(self) -> None:
         if self.router.router.own_scales:
             log.warning("every client has its own scale: raw pixels are refused", extra={"fields": {"do": ONE_SCALE}})
+        if (schema := self.router.router.schema) is not None and schema.filled:
+            # Whose values would fill the gaps of a query is what the router is asked.
+            log.warning(
+                "in training every client filled missing values by its own; those of queries stay empty",
+                extra={"fields": {"do": "train with common values (data heart: --set data.impute=common)"}},
+            )
 
     async def _watch_artifact(self) -> None:
         """Reload whenever the artifact's version changes; a broken version is tried once."""
@@ -129,7 +135,7 @@ class Gateway:
             tasks.append(asyncio.create_task(self._watch_artifact()))
         self.ready = True
         log.info("ready", extra={"fields": {"artifact": self.router.version, "clients": len(self.upstreams)}})
-        self._warn_of_own_scales()
+        self._warn_of_own_values()
         yield
         self.ready = False
         for task in tasks:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from feddrm.errors import FeddrmError
+from feddrm.errors import FeddrmError, FieldProblem, TableError
 
 RETRIES = 3  # while the gateway answers that it is busy
 
@@ -20,7 +20,8 @@ class GatewayClient:
     """Calls a running gateway. ``key`` is the API key; default: the environment variable FEDDRM_KEY.
 
     Samples are a picture file (path or bytes), an array of pixels or rows [n, ...], or a mapping (or a list of
-    mappings) from column names to numbers. ``features`` is the result of ``Router.features``.
+    mappings) from column names to values: raw ones if :meth:`schema` has a schema, otherwise numbers. ``features`` is
+    the result of ``Router.features``.
     """
 
     def __init__(self, url: str, key: str | None = None, timeout: float = 30.0) -> None:
@@ -58,6 +59,10 @@ class GatewayClient:
     def clients(self) -> list[dict[str, Any]]:
         """Health and load of the clients."""
         return list(self._send("GET", "/v1/clients")["clients"])
+
+    def schema(self) -> dict[str, Any]:
+        """The router's table schema (None without one), the names of its inputs, and made-up example rows."""
+        return self._send("GET", "/v1/schema")
 
     def reload(self) -> str:
         """Make the gateway read its artifact again; returns the version that it serves then."""
@@ -105,6 +110,9 @@ class GatewayClient:
             content = None
         if not isinstance(content, dict):
             raise FeddrmError(f"{self.url} answered {response.status_code}, and not as a gateway does")
+        if fields := content.get("fields"):
+            problems = [FieldProblem(**field) for field in fields]
+            raise TableError(problems, lambda row: f"{self.url} says: row {row}")
         if response.status_code >= 400:
             raise FeddrmError(f"{self.url} says: {content.get('error', response.status_code)}")
         return content

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from feddrm.engine.kernels import largest_product
-from feddrm.errors import FeddrmError
+from feddrm.errors import FeddrmError, FieldProblem
 from feddrm.router import Decision, Router, load_router, read_manifest
 from feddrm.router.artifact import MANIFEST
 from feddrm.serve.batching import Batcher, compute_in_groups
@@ -49,6 +49,7 @@ class Decisions:
     abstain: NDArray[np.bool_]
     best: NDArray[np.floating[Any]]
     reason: Sequence[str]
+    flags: Sequence[Sequence[FieldProblem]] = ()
 
     @classmethod
     def of(cls, decision: Decision) -> Decisions:
@@ -63,13 +64,20 @@ class Decisions:
             abstain=decision.abstain.numpy(),
             best=probabilities.max(1),
             reason=decision.reason,
+            flags=decision.flags,
         )
 
     def __getitem__(self, rows: slice) -> Decisions:
         return Decisions(
             self.client[rows], self.probabilities[rows], self.log_density_ratio[rows],
             self.margin[rows], self.abstain[rows], self.best[rows], self.reason[rows],
+            flags=self.flags[rows],
         )  # fmt: skip
+
+    @property
+    def flag_lists(self) -> list[list[dict[str, Any]]]:
+        """The flags of every sample, as JSON holds them."""
+        return [[flag.as_flag() for flag in flags] for flags in self.flags] or [[] for _ in self.reason]
 
     @cached_property
     def rankings(self) -> list[list[int]]:
@@ -108,6 +116,7 @@ class LoadedRouter:
             columns=None if columns is None else tuple(columns),
             max_rows=settings.max_rows,
             max_pixels=settings.max_pixels,
+            schema=router.schema,
         )
         blank, all_available = np.zeros((1, *router.shape), np.float32), (True,) * router.clients
         decide(router, [RouterQuery("inputs", blank, settings.rule, settings.coverage, all_available)])
@@ -148,7 +157,7 @@ def decide(router: Router, queries: Sequence[RouterQuery]) -> list[Decisions]:
         mask = None if all(available) else torch.tensor(available)
         with torch.inference_mode():
             rows = torch.from_numpy(x)
-            features = rows if kind == "features" else router.features(rows)
-            return Decisions.of(router.route_features(features, rule=rule, coverage=coverage, available=mask))
+            route = router.route_features if kind == "features" else router.route
+            return Decisions.of(route(rows, rule=rule, coverage=coverage, available=mask))
 
     return compute_in_groups(queries, compute)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import orjson
 from fastapi import FastAPI, Request
 from starlette.responses import PlainTextResponse, Response
 
@@ -16,7 +18,15 @@ from feddrm.serve.http.error_responses import ERROR_RESPONSES, ApiError, json_re
 from feddrm.serve.http.openapi import sample_body
 from feddrm.serve.loaded_router import Decisions
 from feddrm.serve.oip.oip_routes import Outputs, Tensors, add_oip_routes, answer_infer
-from feddrm.serve.schemas import Options, PredictAnswer, PredictOptions, PredictRequest, RouteAnswer, RouteRequest
+from feddrm.serve.schemas import (
+    Options,
+    PredictAnswer,
+    PredictOptions,
+    PredictRequest,
+    RouteAnswer,
+    RouteRequest,
+    SchemaAnswer,
+)
 from feddrm.serve.upstream.dispatch import ClassProbabilities, SampleAnswers
 
 MODELS = {"router": "route", "federation": "predict"}  # of the Open Inference Protocol: model and action
@@ -43,6 +53,20 @@ def add_query_routes(app: FastAPI, gateway: Gateway) -> None:
         kind, x, options = await read_samples(request, gateway.settings, context.router.spec, PredictOptions)
         return _answer(context, "answers", await _predictions(gateway, context, kind, x, options))
 
+    @app.get("/v1/schema", responses={200: {"model": SchemaAnswer}})
+    async def schema() -> Response:
+        """The raw columns of a table's row, for whoever asks: names, units, categories, ranges. It needs no key."""
+        loaded = gateway.router
+        described = loaded.spec.schema
+        return json_response(
+            {
+                "artifact": loaded.version,
+                "schema": None if described is None else described.as_dict(),
+                "inputs": None if loaded.spec.columns is None else list(loaded.spec.columns),
+                "examples": [] if described is None else described.examples(),
+            }
+        )
+
     async def infer(request: Request) -> Response:
         action = MODELS[request.path_params["model"]]
         context = gateway.begin(request, action)
@@ -56,6 +80,7 @@ def add_query_routes(app: FastAPI, gateway: Gateway) -> None:
                 "probabilities": np.array([list(answer["probabilities"].values()) for answer in answers]),
                 "label": [answer["label"] for answer in answers],
                 "client": [answer["client"] for answer in answers],
+                "flags": _json_texts([answer["route"]["flags"] for answer in answers]),
             }
 
         return await answer_infer(request, gateway.settings, context.router.version, compute)
@@ -69,9 +94,10 @@ def add_query_routes(app: FastAPI, gateway: Gateway) -> None:
         ]
         routed = [
             ("probabilities", "FP32", [-1, clients]), ("log_density_ratio", "FP32", [-1, clients]),
-            ("client", "BYTES", [-1]), ("margin", "FP32", [-1]), ("abstain", "BOOL", [-1]),
+            ("client", "BYTES", [-1]), ("margin", "FP32", [-1]), ("abstain", "BOOL", [-1]), ("flags", "BYTES", [-1]),
         ]  # fmt: skip
-        predicted = [("probabilities", "FP32", [-1, classes]), ("label", "BYTES", [-1]), ("client", "BYTES", [-1])]
+        predicted = [("probabilities", "FP32", [-1, classes]), ("label", "BYTES", [-1]), ("client", "BYTES", [-1]),
+                     ("flags", "BYTES", [-1])]  # fmt: skip
         return loaded.version, inputs, routed if model == "router" else predicted
 
     def ready() -> dict[str, Any]:
@@ -129,7 +155,13 @@ async def _decision_arrays(gateway: Gateway, context: RequestContext, kind: str,
         "client": [names[client] for client in decisions.client.tolist()],
         "margin": decisions.margin,
         "abstain": decisions.abstain,
+        "flags": _json_texts(decisions.flag_lists),
     }
+
+
+def _json_texts(values: Sequence[Any]) -> list[str]:
+    """Values as JSON texts: the protocol has no tensors of lists."""
+    return [orjson.dumps(value).decode() for value in values]
 
 
 async def _predictions(
@@ -158,7 +190,8 @@ def _routed(gateway: Gateway, context: RequestContext, decisions: Decisions) -> 
     available = gateway.upstreams.available(names)
     columns = (decisions.client, decisions.probabilities, decisions.log_density_ratio, decisions.best,
                decisions.margin, decisions.abstain)  # fmt: skip
-    rows = zip(*(column.tolist() for column in columns), decisions.reason, decisions.rankings, strict=True)
+    rows = zip(*(column.tolist() for column in columns), decisions.reason, decisions.rankings, decisions.flag_lists,
+               strict=True)  # fmt: skip
     return [
         {
             "client": names[client] if client >= 0 else None,
@@ -166,6 +199,7 @@ def _routed(gateway: Gateway, context: RequestContext, decisions: Decisions) -> 
             "margin": margin,
             "abstain": abstain,
             "reason": reason,
+            "flags": flags,
             "ranked": [
                 {
                     "client": names[c],
@@ -176,7 +210,7 @@ def _routed(gateway: Gateway, context: RequestContext, decisions: Decisions) -> 
                 for c in ranking
             ],
         }
-        for client, probabilities, ratios, best, margin, abstain, reason, ranking in rows
+        for client, probabilities, ratios, best, margin, abstain, reason, ranking, flags in rows
     ]
 
 

@@ -14,6 +14,7 @@ from feddrm.rules import RuleName
 FORMATS = ("png", "jpeg", "bmp", "webp", "gif", "tiff", "x-portable-anymap")
 PICTURE_TYPES = tuple(f"image/{name}" for name in FORMATS)  # content types of the picture files that are read
 Kind = Literal["inputs", "features"]
+Cell = bool | float | str | None  # of a table's row
 
 
 class Options(BaseModel):
@@ -52,7 +53,11 @@ class SampleFields(BaseModel):
     datatype: Literal["uint8", "float32"] | None = Field(
         default=None, description="of inputs: uint8 for raw pixels, float32 for network inputs (and for tables)"
     )
-    rows: list[dict[str, float]] | None = Field(default=None, description="table rows by column name")
+    rows: list[dict[str, Cell]] | None = Field(
+        default=None,
+        description="table rows by column name: raw columns if GET /v1/schema has a schema (null or 'unknown' where a "
+        "value is missing), otherwise numbers",
+    )
     features: list[list[float]] | None = Field(
         default=None,
         description="the result of Router.features: computed where the sample is, so the sample stays there",
@@ -76,6 +81,14 @@ class Ranked(BaseModel):
     available: bool
 
 
+class Flag(BaseModel):
+    """A value of a row that cannot be."""
+
+    column: str
+    value: Cell
+    problem: str
+
+
 class Routed(BaseModel):
     """The decision about one sample; ``client`` is null if no client is available."""
 
@@ -84,6 +97,7 @@ class Routed(BaseModel):
     margin: float
     abstain: bool
     reason: str
+    flags: list[Flag]
     ranked: list[Ranked]
 
 
@@ -129,8 +143,27 @@ class PredictAnswer(BaseModel):
     answers: list[Predicted]
 
 
+class FieldError(Flag):
+    """A cell that cannot be read. Rows are counted from 0."""
+
+    row: int
+
+
 class ErrorAnswer(BaseModel):
-    """What was wrong, and what to do."""
+    """What was wrong, and what to do. ``fields`` has the cells of rows that cannot be read."""
 
     error: str
     request_id: str
+    fields: list[FieldError] = []
+
+
+class SchemaAnswer(BaseModel):
+    """The table schema of the router; null for images, and for tables without one.
+
+    ``inputs`` are the names of the network's inputs. ``examples`` are rows made up from the schema.
+    """
+
+    artifact: str
+    table_schema: dict[str, Any] | None = Field(alias="schema")
+    inputs: list[str] | None
+    examples: list[dict[str, Cell]]

@@ -67,3 +67,15 @@ def test_missing_settings_are_named() -> None:
         load("csv", path="a.csv")
     with refused("folders: test_fraction=1.5", "between 0 and 1"):
         load("folders", path="pets", test_fraction=1.5)
+
+
+def test_tables_by_name_with_a_schema(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (table.parent / "schema.yaml").write_text("columns: [{name: x, kind: number, centre: 8, scale: 4}]")
+    monkeypatch.chdir(table.parent)
+    data = Csv(path="visits.csv", label="ill", client="town", drop=("id",), schema="schema.yaml")
+    assert data.settings()["schema"] == str(table.parent / "schema.yaml")
+    fed = data.load()
+    assert fed.schema is not None
+    assert fed.schema.names == ("x",)
+    assert sorted(x for c in fed.clients for s in (c.train, c.test) for x in s.x.flatten().tolist())[:2] == [-2, -1.75]
+    assert "schema" not in Csv(path="visits.csv", label="ill").settings()

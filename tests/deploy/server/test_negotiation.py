@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from feddrm.data.tables.column_kinds import NumberColumn
+from feddrm.data.tables.table_schema import TableSchema
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.negotiation import make_run_spec
 from feddrm.deploy.wire.public_files import describe_run
@@ -20,6 +22,7 @@ HELLO: dict[str, Any] = {
     "shape": [4],
     "dtype": "float32",
     "columns": ["a", "b", "c", "d"],
+    "schema": None,
     "crop": False,
     "version": "1",
     "scale": [[0.0], [1.0]],
@@ -94,3 +97,26 @@ def test_a_site_loads_no_code_that_the_server_chose(tmp_path: Path, monkeypatch:
         forget()
         with refused("give the file as it was then"):
             received.make_method()
+
+
+SCHEMA = TableSchema(tuple(NumberColumn(name, scale=10) for name in "abcd"))
+
+
+def test_all_sites_must_encode_their_tables_by_one_schema() -> None:
+    with refused(f"lima has schema {SCHEMA.digest}, oslo None: give all the same schema file"):
+        make_run_spec(SETTINGS, hellos(schema=SCHEMA.as_dict()))
+    same = {name: {**HELLO, "schema": SCHEMA.as_dict()} for name in SETTINGS.clients}
+    spec = make_run_spec(SETTINGS, same)
+    assert spec.schema == SCHEMA.as_dict()
+    assert RunSpec.of(spec.as_dict()).facts.schema == SCHEMA
+    other = TableSchema((*SCHEMA.columns[:3], NumberColumn("d", scale=20)))
+    with refused(f"lima has schema {other.digest}, oslo {SCHEMA.digest}"):
+        make_run_spec(SETTINGS, {**same, "lima": {**HELLO, "schema": other.as_dict()}})
+    with refused("oslo has columns that are not those of its schema"):
+        make_run_spec(SETTINGS, {name: {**hello, "columns": ["a", "b", "c", "x"]} for name, hello in same.items()})
+
+
+def test_a_run_spec_without_a_schema_is_an_older_one() -> None:
+    values = make_run_spec(SETTINGS, hellos()).as_dict()
+    del values["schema"]
+    assert RunSpec.of(values).facts.schema is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,17 @@ import yaml
 from PIL import Image
 
 from deployment import NAMES, Deployed
+from feddrm.data.tables.table_schema import TableSchema
 from feddrm.deploy.flower.apps import site_at
 from feddrm.deploy.provision.project import make_project
 from feddrm.deploy.server.federation_settings import FederationSettings
+from feddrm.deploy.site.site import Site
 from feddrm.deploy.site.site_dataset import read_site_dataset, sorted_classes
+from feddrm.deploy.wire.messages import Message
 from feddrm.errors import FeddrmError
+from feddrm.runs import Run
+from feddrm.runs.query_files import read_queries
+from refusal import refused
 
 
 def test_arrays_are_split_and_numbered_by_the_federations_classes(tmp_path: Path) -> None:
@@ -109,3 +116,51 @@ def test_tables_of_three_sites_train_together(tmp_path: Path) -> None:
     assert spec.classes == ("ill", "unknown", "well")
     assert spec.columns == ("age", "dose")
     assert spec.sizes == (21, 21, 21)
+
+
+SCHEMA = """\
+columns:
+- {name: age, kind: number, unit: years, centre: 50, scale: 10, maximum: 120}
+- {name: smoker, kind: category, missing: true, categories: {0: no, 1: yes}}
+"""
+
+
+@pytest.mark.slow
+def test_raw_tables_of_sites_become_a_router_that_takes_raw_queries(tmp_path: Path) -> None:
+    """The server knows the schema and pooled sums; the sites and the artifact agree on the schema."""
+    site_at.cache_clear()
+    training = {"rounds": 1, "local_steps": 2, "batch_size": 8}
+    settings = FederationSettings(clients=NAMES, training=training)
+    make_project(tmp_path / "f", settings)
+    inputs = []
+    for i, name in enumerate(NAMES):
+        site = tmp_path / "f" / "sites" / name
+        lines = [f"{30 + 10 * i + k % 7},{('yes', 'no', '')[k % 3]},{k % 2}" for k in range(30)]
+        (site / "visits.csv").write_text("age,smoker,ill\n" + "\n".join(lines) + "\n")
+        (site / "schema.yaml").write_text(SCHEMA)
+        config = yaml.safe_load((site / "site.yaml").read_text())
+        config["data"] = {"csv": "visits.csv", "label": "ill", "schema": "schema.yaml"}
+        (site / "site.yaml").write_text(yaml.safe_dump(config))
+        dataset = read_site_dataset(name, config["data"], site)
+        assert dataset.columns == ("age", "smoker", "smoker_missing")
+        inputs.append(dataset.client(("0", "1")).train.x)
+    deployment = Deployed(tmp_path / "f", settings)
+    deployment.server().go()
+    assert not deployment.complaints
+    run = Run.open(deployment.run)
+    router, pooled = run.router(), torch.cat(inputs).double()
+    assert router.schema == TableSchema.load(tmp_path / "f" / "sites" / NAMES[0] / "schema.yaml")
+    assert json.loads((run.path / "data.json").read_text())["schema"] == router.schema.as_dict()
+    assert router.usual is not None
+    assert torch.allclose(router.usual.mean.double(), pooled.mean(0), atol=1e-5)
+    assert torch.allclose(router.usual.scale.double(), pooled.std(0, correction=0), atol=1e-5)
+    (tmp_path / "q.csv").write_text("age,smoker\n50,yes\n130,?\n")
+    decision = router.route(read_queries(router, None, [tmp_path / "q.csv"])[0])
+    assert decision.reason[1] == "a value cannot be"
+    assert (decision.flags[0], decision.flags[1][0].value) == ((), 130)
+    # A site whose schema has changed since takes no part any more.
+    (tmp_path / "f" / "sites" / NAMES[0] / "schema.yaml").write_text(SCHEMA.replace("120", "110"))
+    changed = Site(tmp_path / "f" / "sites" / NAMES[0])
+    spec = deployment.server().run_spec()
+    with refused("encodes its rows by the schema", "start a new run"):
+        changed._run_of(Message({"brief": spec.as_dict(), "after": 0}, {}))

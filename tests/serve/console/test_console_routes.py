@@ -221,3 +221,51 @@ def test_a_key_without_the_scope_admin_can_ask(
         browser.find_element(By.ID, "send").click()
         wait(browser, lambda start=headline: text(browser, "headline").startswith(start))
         assert text(browser, "error") == ""
+
+
+def test_a_row_is_filled_in_by_name_and_its_errors_stand_beside_the_fields(
+    browser: webdriver.Chrome, table_run: Path, launch: Launch, tmp_path: Path
+) -> None:
+    url = launch("serve", table_run, "--demo", "--port", 0, "--audit", tmp_path / "a.sqlite").wait_ready()
+    browser.get(url)
+    wait(browser, lambda: len(browser.find_elements(By.CSS_SELECTOR, "#fields .field")) == 4)
+    wait(browser, lambda: "well" in text(browser, "clients"))
+    assert not browser.find_element(By.ID, "numbers-input").is_displayed()
+    age, sex, pain, chol = (browser.find_element(By.ID, f"field-{place}") for place in range(4))
+    assert [field.accessible_name for field in (age, sex, pain, chol)] == [
+        "Age (years)", "Sex", "Chest pain", "chol (mg/dl)",
+    ]  # fmt: skip
+    assert [option.text for option in Select(sex).options] == ["choose", "female", "male"]
+    assert [option.text for option in Select(pain).options] == ["choose", "typical", "atypical", "none", "unknown"]
+
+    browser.find_element(By.ID, "send").click()  # everything is empty
+    wait(browser, lambda: text(browser, "field-3-problem") == "give a value, or choose unknown")
+    assert text(browser, "field-0-problem") == "give a value"
+
+    browser.find_elements(By.CSS_SELECTOR, "#examples button")[2].click()  # unknown, where it may be
+    assert (Select(pain).first_selected_option.text, chol.is_enabled()) == ("unknown", False)
+    browser.find_elements(By.CSS_SELECTOR, "#examples button")[0].click()
+    assert (age.get_attribute("value"), chol.is_enabled()) == ("50", True)
+    age.clear()
+    age.send_keys("old")
+    browser.find_element(By.ID, "send").click()
+    wait(browser, lambda: text(browser, "field-0-problem") == "give a number (0..120 years)")
+    assert age.get_attribute("aria-invalid") == "true"
+    assert browser.switch_to.active_element == age
+    assert "column 'age' is 'old'" in text(browser, "error")
+
+    age.clear()
+    age.send_keys("300")
+    browser.find_element(By.ID, "send").click()
+    wait(browser, lambda: text(browser, "field-0-problem") == "outside 0..120 years")
+    assert "a value cannot be" in text(browser, "detail")
+
+    age.clear()
+    age.send_keys("68")
+    browser.find_element(By.ID, "send").click()
+    wait(browser, lambda: text(browser, "headline").endswith("by oslo"))
+    assert text(browser, "field-0-problem") == text(browser, "error") == ""
+    browser.find_element(By.ID, "field-3-unknown").click()
+    browser.find_element(By.ID, "send").click()
+    wait(browser, lambda: "predict" in text(browser, "traffic"))
+    save_screenshot(browser, "console-table", tmp_path)

@@ -15,6 +15,8 @@ from PIL import Image
 from starlette.requests import Request
 from starlette.types import Message
 
+from feddrm.data.tables.column_kinds import CategoryColumn, NumberColumn
+from feddrm.data.tables.table_schema import TableSchema
 from feddrm.errors import FeddrmError
 from feddrm.serve.http.decode import SMALL_JSON, SMALL_PNG, InputSpec, decode_samples, needs_thread, read_body
 from feddrm.serve.http.error_responses import ApiError
@@ -189,3 +191,39 @@ def test_the_length_of_a_body_in_many_pieces_is_counted_once() -> None:
     with pytest.raises(ApiError, match="more than 1999 bytes"):
         body(1999)
     assert body(2000, b"0" * 5000 + b"2000") == b"ab" * 1000
+
+
+PATIENT = TableSchema(
+    (NumberColumn("age", centre=50, scale=10), CategoryColumn("sex", categories={"f": "f", "m": "m"}, missing=True))
+)
+RAW = InputSpec((3,), 3, PATIENT.encoded, max_rows=2, max_pixels=1, schema=PATIENT)
+
+
+def test_rows_with_a_schema_are_raw_unless_they_have_its_inputs() -> None:
+    assert decode({"rows": [{"sex": "m", "age": "60"}, {"age": 40, "sex": None}]}, RAW)[1].tolist() == [
+        [1, 1, 0],
+        [-1, 0, 1],
+    ]
+    assert decode({"rows": [{"age": 1, "sex": -1, "sex_missing": 0}]}, RAW)[1].tolist() == [[1, -1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "part"),
+    [
+        ([], "0 samples"),
+        ([{"age": 1, "sex": "m"}] * 3, "3 samples: give 1 to 2"),
+        ([{"age": True, "sex": "m"}], "column 'age' is True: give a number"),
+        ([{"age": 1}], "column 'sex' is None: the column is not there: give one of f, m, or null"),
+        ([{"age": 1, "sex": "x", "sex_missing": 0}], "column 'sex' is no number"),
+        ([{"age": [1], "sex": "m"}], "rows"),
+    ],
+)
+def test_rows_that_do_not_fit_a_schema_are_refused(rows: list[dict[str, object]], part: str) -> None:
+    with refused(part):
+        decode({"rows": rows}, RAW)
+
+
+def test_text_in_rows_without_a_schema_is_refused() -> None:
+    for cell in ("3", None, True):
+        with refused("column 'dose' is no number"):
+            decode({"rows": [{"age": 1, "dose": cell}]}, TABLE)

@@ -6,7 +6,7 @@ import pytest
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from feddrm.errors import FeddrmError
+from feddrm.errors import FeddrmError, FieldProblem, TableError
 from feddrm.serve.batching import Busy
 from feddrm.serve.http.error_responses import ApiError, error_response, response_for
 
@@ -43,3 +43,15 @@ def test_internal_errors_have_no_response() -> None:
 def test_the_text_is_one_line_of_valid_unicode() -> None:
     body = json.loads(bytes(error_response(400, "two\nlines \ud800", "id-1").body))
     assert body["error"] == "two lines ?"
+
+
+def test_cells_that_cannot_be_read_are_listed_beside_the_line() -> None:
+    problems = [FieldProblem(i, "age", "x" * 99, "give a number") for i in range(30)]
+    response = response_for(TableError(problems), "id-1")
+    assert response is not None
+    assert response.status_code == 422
+    body = json.loads(bytes(response.body))
+    assert body["error"].startswith("row 0: column 'age' is 'xxx")
+    assert body["error"].endswith("give a number (and 29 more)")
+    assert len(body["fields"]) == 20
+    assert body["fields"][1] == {"row": 1, "column": "age", "value": "x" * 64, "problem": "give a number"}

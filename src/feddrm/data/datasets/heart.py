@@ -8,8 +8,9 @@ patient. Therefore every column that can be missing has an indicator column besi
 blood pressure of zero is impossible in a living patient. It means "not measured" (all of Switzerland's
 cholesterol), and counts as missing.
 
-Numbers are scaled by constants that all hospitals share, not by statistics. No hospital learns anything
-about another, and a query can be encoded before its origin is known.
+``SCHEMA`` has the units and the categories of the files' documentation. Numbers are scaled by constants
+that all hospitals share, not by statistics. No hospital learns anything about another, and a query can be
+encoded before its origin is known.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from feddrm.data.client import Client, Split
 from feddrm.data.datasets.base import FileDataset
 from feddrm.data.datasets.data_files import Remote, file_md5, obtain
 from feddrm.data.federation import Federation
 from feddrm.data.partition import Indices, split
-from feddrm.errors import FeddrmError
+from feddrm.data.tables.column_kinds import CategoryColumn, NumberColumn, Values
+from feddrm.data.tables.table_schema import TableSchema
+from feddrm.errors import FeddrmError, TableError
+from feddrm.io.text import parse_float
 from feddrm.registry import check_choice
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
@@ -40,46 +44,57 @@ MD5 = (
 URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease"
 CLASSES = ("healthy", "disease")
 IMPUTE = ("client", "common")
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of the files: a number with its centre and scale, or one of several ``codes``."""
-
-    name: str
-    centre: float = 0.0
-    scale: float = 1.0
-    codes: tuple[int, ...] = ()
-    can_miss: bool = True
-    zero_is_missing: bool = False
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """The names of its encoded columns: one column, or one per code if there are more than two codes."""
-        return tuple(f"{self.name}_{code}" for code in self.codes) if len(self.codes) > 2 else (self.name,)
-
-
-COLUMNS = (
-    Column("age", 50, 10, can_miss=False),
-    Column("sex", 0.5, 0.5, codes=(0, 1), can_miss=False),
-    Column("cp", codes=(1, 2, 3, 4), can_miss=False),
-    Column("trestbps", 130, 20, zero_is_missing=True),
-    Column("chol", 240, 50, zero_is_missing=True),
-    Column("fbs", 0.5, 0.5, codes=(0, 1)),
-    Column("restecg", codes=(0, 1, 2)),
-    Column("thalach", 140, 25),
-    Column("exang", 0.5, 0.5, codes=(0, 1)),
-    Column("oldpeak", 1, 1),
-    Column("slope", codes=(1, 2, 3)),
-    Column("ca", 1, 1),
-    Column("thal", codes=(3, 6, 7)),
-)
-ENCODED = (
-    *(name for column in COLUMNS for name in column.outputs),
-    *(f"{column.name}_missing" for column in COLUMNS if column.can_miss),
-)
-
-Rows = NDArray[np.float64]
+NO_YES = {"0": "no", "1": "yes"}
+SCHEMA = TableSchema(
+    (
+        NumberColumn("age", "Age", unit="years", centre=50, scale=10, minimum=0, maximum=120),
+        CategoryColumn("sex", "Sex", categories={"0": "female", "1": "male"}),
+        CategoryColumn(
+            "cp",
+            "Chest pain",
+            categories={"1": "typical angina", "2": "atypical angina", "3": "non-anginal pain", "4": "asymptomatic"},
+        ),
+        NumberColumn(
+            "trestbps", "Resting blood pressure", missing=True, unit="mm Hg", centre=130, scale=20,
+            minimum=40, maximum=300, zero_is_missing=True,
+        ),
+        NumberColumn(
+            "chol", "Serum cholesterol", missing=True, unit="mg/dl", centre=240, scale=50,
+            minimum=40, maximum=700, zero_is_missing=True,
+        ),
+        CategoryColumn("fbs", "Fasting blood sugar above 120 mg/dl", missing=True, categories=NO_YES),
+        CategoryColumn(
+            "restecg",
+            "Resting electrocardiogram",
+            missing=True,
+            categories={"0": "normal", "1": "ST-T wave abnormality", "2": "left ventricular hypertrophy"},
+        ),
+        NumberColumn(
+            "thalach", "Maximum heart rate", missing=True, unit="beats/min", centre=140, scale=25,
+            minimum=30, maximum=250,
+        ),
+        CategoryColumn("exang", "Exercise-induced angina", missing=True, categories=NO_YES),
+        NumberColumn(
+            "oldpeak", "ST depression by exercise", missing=True, unit="mm", centre=1, scale=1,
+            minimum=-5, maximum=10,
+        ),
+        CategoryColumn(
+            "slope",
+            "Slope of the peak exercise ST segment",
+            missing=True,
+            categories={"1": "upsloping", "2": "flat", "3": "downsloping"},
+        ),
+        NumberColumn(
+            "ca", "Major vessels coloured by fluoroscopy", missing=True, unit="vessels", centre=1, scale=1,
+            minimum=0, maximum=4,
+        ),
+        CategoryColumn(
+            "thal", "Thallium scan", missing=True,
+            categories={"3": "normal", "6": "fixed defect", "7": "reversible defect"},
+        ),
+    )
+)  # fmt: skip
+ENCODED = SCHEMA.encoded
 
 
 @dataclass(frozen=True)
@@ -89,7 +104,7 @@ class Heart(FileDataset):
     ``impute="client"`` fills missing values from the hospital's own training samples. ``"common"`` uses
     the centre of the scale for all hospitals. The first suits a model that a hospital applies to its own
     patients. Its imputed values differ between hospitals, so only the second can encode a query of
-    unknown origin.
+    unknown origin: ``route``, ``query`` and the gateway encode missing values by the second in any case.
     """
 
     name: ClassVar[str] = "heart"
@@ -114,6 +129,7 @@ class Heart(FileDataset):
             classes=CLASSES,
             source=f"UCI Heart Disease, processed files (CC BY 4.0), in {paths[0].parent}",
             columns=ENCODED,
+            schema=SCHEMA.with_filled(self.impute == "client"),
             settings=self.settings(),
         )
 
@@ -131,79 +147,34 @@ class Heart(FileDataset):
         return paths
 
 
-def read(path: Path) -> tuple[Rows, NDArray[np.int64]]:
-    """The 13 measurements of every patient (NaN where missing), and the labels: 1 for any degree of disease."""
-    values = []
-    for line, text in enumerate(path.read_text("ascii", errors="replace").splitlines(), start=1):
-        cells = text.split(",")
-        try:
-            row = [float("nan") if cell.strip() == "?" else float(cell) for cell in cells]
-        except ValueError as error:
-            raise FeddrmError(f"{path}, row {line}: {error}: get the official file") from error
-        if len(row) != len(COLUMNS) + 1 or not row[-1] >= 0:
-            raise FeddrmError(f"{path}, row {line}: not 13 measurements and a label: get the official file")
-        values.append(row)
-    table = np.array(values, dtype=np.float64).reshape(-1, len(COLUMNS) + 1)
-    return table[:, :-1], (table[:, -1] > 0).astype(np.int64)
+def read(path: Path) -> tuple[Values, NDArray[np.int64]]:
+    """The 13 measurements of every patient as the schema reads them, and the labels: 1 for any degree of disease."""
+    lines = [text.split(",") for text in path.read_text("ascii", errors="replace").splitlines()]
+    labels = []
+    for number, cells in enumerate(lines, start=1):
+        label = parse_float(cells[-1]) if len(cells) == len(SCHEMA.columns) + 1 else None
+        if label is None or not label >= 0:
+            raise FeddrmError(f"{path}, row {number}: not 13 measurements and a label: get the official file")
+        labels.append(label > 0)
+    try:
+        values = SCHEMA.read([cells[:-1] for cells in lines], lambda row: f"{path}, row {row + 1}")
+    except TableError as error:
+        raise FeddrmError(f"{error}: get the official file") from error
+    return values, np.array(labels, dtype=np.int64)
 
 
-def fit_imputation(rows: ArrayLike) -> Rows:
-    """The value that replaces missing values of each column: the median, or the most frequent code.
+def fit_imputation(values: Values) -> Values:
+    """The value that replaces missing values of each column: the median, or the most frequent category.
 
-    Of equally frequent codes, it is the smallest. It is NaN if the whole column is missing.
+    Of equally frequent categories, it is the first. It is NaN if the whole column is missing.
     """
-    rows = _checked(rows)
-    fill = np.full(len(COLUMNS), np.nan)
-    for j, column in enumerate(COLUMNS):
-        known = rows[:, j][~np.isnan(rows[:, j])]
-        if len(known) and column.codes:
-            fill[j] = column.codes[int(np.argmax([(known == code).sum() for code in column.codes]))]
-        elif len(known):
-            fill[j] = np.median(known)
+    fill = np.full(len(SCHEMA.columns), np.nan)
+    for j, column in enumerate(SCHEMA.columns):
+        known = values[:, j][~np.isnan(values[:, j])]
+        if len(known):
+            fill[j] = np.bincount(known.astype(int)).argmax() if column.kind == "category" else np.median(known)
     return fill
 
 
-def encode(rows: ArrayLike, fill: ArrayLike | None = None) -> NDArray[np.float32]:
-    """Network input, with the columns ``ENCODED``, from raw rows of 13 measurements (NaN where missing).
-
-    Missing values are taken from ``fill`` (see :func:`fit_imputation`). Where it is NaN or None, they
-    become zero, which means the centre of a number's scale, and none of the codes.
-    """
-    rows = _checked(rows)
-    missing = np.isnan(rows)
-    if fill is not None:
-        rows = np.where(missing, np.asarray(fill, dtype=np.float64), rows)
-    out = []
-    for j, column in enumerate(COLUMNS):
-        value = rows[:, j]
-        if len(column.codes) > 2:
-            out += [(value == code).astype(np.float64) for code in column.codes]
-        else:
-            out.append(np.nan_to_num((value - column.centre) / column.scale, nan=0.0))
-    out += [missing[:, j].astype(np.float64) for j, column in enumerate(COLUMNS) if column.can_miss]
-    return np.stack(out, axis=1).astype(np.float32)
-
-
-def _checked(rows: ArrayLike) -> Rows:
-    """A copy in which impossible zeros are NaN. Any other impossible value raises an error."""
-    rows = np.array(rows, dtype=np.float64)
-    if rows.ndim != 2 or rows.shape[1] != len(COLUMNS):
-        raise FeddrmError(f"heart: rows of shape {rows.shape}: give [n, {len(COLUMNS)}], NaN where missing")
-    for j, column in enumerate(COLUMNS):
-        value = rows[:, j]
-        if column.zero_is_missing:
-            value[value == 0] = np.nan
-        bad = np.isinf(value)
-        if not column.can_miss:
-            bad |= np.isnan(value)
-        if column.codes:
-            bad |= ~(np.isin(value, column.codes) | np.isnan(value))
-        if bad.any():
-            i = int(np.argmax(bad))
-            allowed = f"one of {', '.join(map(str, column.codes))}" if column.codes else "a finite number"
-            raise FeddrmError(f"heart: row {i} has {column.name}={value[i]:g}: it must be {allowed}")
-    return rows
-
-
-def _split(rows: Rows, labels: NDArray[np.int64], part: Indices, fill: Rows | None) -> Split:
-    return Split(torch.from_numpy(encode(rows[part], fill)), torch.from_numpy(labels[part]))
+def _split(values: Values, labels: NDArray[np.int64], part: Indices, fill: Values | None) -> Split:
+    return Split(torch.from_numpy(SCHEMA.encode(values[part], fill)), torch.from_numpy(labels[part]))

@@ -51,6 +51,7 @@ class Csv(UserDataset):
     client: str | None = None
     drop: tuple[str, ...] = ()
     test: str = ""  # the same form as path; if empty, a part of every client's rows is split off
+    schema: str = ""  # a schema file, by which all clients' rows are encoded
 
     def check(self) -> None:
         super().check()
@@ -58,8 +59,8 @@ class Csv(UserDataset):
             raise SettingError("'csv' needs to know which column to predict: give label (--set label=...)")
 
     def settings(self) -> dict[str, Any]:
-        settings = super().settings()
-        return settings | {"test": str(Path(self.test).resolve())} if self.test else settings
+        paths = {key: str(Path(path).resolve()) for key, path in (("test", self.test), ("schema", self.schema)) if path}
+        return super().settings() | paths
 
     def load(self) -> Federation:
         return Federation.from_csv(
@@ -68,6 +69,7 @@ class Csv(UserDataset):
             client=self.client,
             test=self.test or None,
             drop=self.drop,
+            schema=self.schema or None,
             test_fraction=self.test_fraction,
             seed=self.seed,
         )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feddrm.data.client import check_client_names
+from feddrm.data.sources.csv_file import CsvTable, read_table
 from feddrm.data.sources.labelled_samples import (
     Division,
     FederationParts,
@@ -20,19 +22,17 @@ from feddrm.data.sources.labelled_samples import (
     assemble,
     check_same_clients,
     nfc,
-    short_list,
     short_repr,
 )
-from feddrm.errors import FeddrmError
-from feddrm.io.text import parse_float, read_csv
+from feddrm.data.tables.table_schema import TableSchema
+from feddrm.errors import FeddrmError, TableError
+from feddrm.io.text import parse_float
 from feddrm.registry import nearest
 
 Paths = str | Path | Sequence[str | Path] | Mapping[str, str | Path]
 SamplesByClient = Mapping[str, LabelledSamples]
 
 WHOLE_NUMBER = re.compile(r"([+-]?\d+)(\.0*)?")
-MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})  # compared in lower case
-MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +42,9 @@ class CsvSource:
     ``paths`` is a file, several files, a folder of .csv files, or ``{client: file}``. Without such names
     and without a ``client`` column, a client has the name of its file. ``test`` has the same form and
     the same clients. All columns except ``label``, ``client`` and those in ``drop`` must hold numbers,
-    and no number may be missing. If all labels are whole numbers, they are read as numbers (1 and 1.0
-    are one class).
+    and no number may be missing. With a ``schema`` (a file or a :class:`TableSchema`) they are the schema's
+    columns, which it encodes. If all labels are whole numbers, they are read as numbers (1 and 1.0 are one
+    class).
     """
 
     paths: Paths
@@ -52,6 +53,7 @@ class CsvSource:
     client: str | None = None
     test: Paths | None = None
     drop: Sequence[str] = ()
+    schema: str | Path | TableSchema | None = None
     test_fraction: float = 0.3
     seed: int = 2025
     name: str | None = None
@@ -68,68 +70,36 @@ class CsvSource:
         drop = (self.drop,) if isinstance(self.drop, str) else tuple(self.drop)
         train: SamplesByClient
         test: SamplesByClient | None = None
-        columns, train = read_samples(files, label=self.label, client=self.client, drop=drop)
+        schema = TableSchema.load(self.schema) if isinstance(self.schema, str | Path) else self.schema
+        roles = Roles(self.label, self.client, drop)
+        columns, train = read_samples(files, roles, schema)
         if self.test is not None:
             test_files = _table_files(self.test)
             if self.client is None:
                 check_same_clients(name, train, [stem for stem, _ in test_files])
             # The test files may lack the columns to drop.
-            _, test = read_samples(test_files, label=self.label, client=self.client, drop=drop, columns=columns)
+            _, test = read_samples(test_files, roles, schema, columns)
         train, test = labels_as_integers(train, test)
         clients, classes = assemble(name, train, test, division)
         settings = {"label": self.label, "client": self.client, "drop": list(drop)}
         settings |= division.settings(test_given=test is not None)
-        return FederationParts(name, clients, classes, ", ".join(str(path) for _, path in files), settings, columns)
+        source = ", ".join(str(path) for _, path in files)
+        encoded = columns if schema is None else schema.encoded
+        return FederationParts(name, clients, classes, source, settings, encoded, schema)
 
 
 @dataclass(frozen=True)
-class CsvTable:
-    """A file as text: rows of cells, and the line of the file on which each row begins."""
+class Roles:
+    """The columns of a table that are no inputs: the label, the client, and those to drop."""
 
-    path: Path
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    lines: tuple[int, ...]
+    label: str
+    client: str | None = None
+    drop: Sequence[str] = ()
 
-    def place(self, row: int) -> str:
-        return f"{self.path}, row {self.lines[row]}"
-
-    def column_index(self, name: str, purpose: str) -> int:
-        if name not in self.header:
-            raise FeddrmError(
-                f"{self.path} has no column '{name}' for {purpose}{nearest(name, self.header)}: "
-                f"give one of {short_list(self.header)}"
-            )
-        return self.header.index(name)
-
-    def column(self, name: str, purpose: str) -> list[str]:
-        """The column's text; a missing value is refused."""
-        index = self.column_index(name, purpose)
-        cells = [row[index] for row in self.rows]
-        for row, cell in enumerate(cells):
-            if cell.lower() in MISSING:
-                raise FeddrmError(
-                    f"{self.place(row)}: no value for {purpose} (column '{name}' is {short_repr(cell)}): "
-                    f"fill it in, remove the row, or rename the value if it is a real name"
-                )
-            if not cell.isprintable():
-                raise FeddrmError(f"{self.place(row)}: column '{name}' is {short_repr(cell)}: check the quotes there")
-        return cells
-
-    def number(self, row: int, index: int, *, can_drop: bool = True) -> float:
-        """The number in a cell. ``can_drop`` says whether leaving the column out is a remedy."""
-        text, name = self.rows[row][index], self.header[index]
-        value = parse_float(text)
-        if text.lower() in MISSING:
-            problem, remedy = f"has no value ({short_repr(text)})", "fill it in"
-        elif value is None:
-            problem, remedy = f"is {short_repr(text)}, not a number", "encode it as numbers"
-        elif not abs(value) <= MAX_FLOAT32:
-            problem, remedy = f"is {short_repr(text)}, not a finite 32-bit number", "correct it"
-        else:
-            return value
-        or_drop = f", or drop=['{name}']" if can_drop else ""
-        raise FeddrmError(f"{self.place(row)}: column '{name}' {problem}: {remedy}{or_drop}")
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "label", nfc(self.label))
+        object.__setattr__(self, "client", self.client and nfc(self.client))
+        object.__setattr__(self, "drop", tuple(map(nfc, self.drop)))
 
 
 def _table_files(paths: Paths) -> list[tuple[str, Path]]:
@@ -152,95 +122,102 @@ def _table_files(paths: Paths) -> list[tuple[str, Path]]:
     return [(p.stem, p) for p in files]
 
 
-def read_table(path: Path) -> CsvTable:
-    """Read a UTF-8 file with a header row; a byte order mark is allowed, blank lines are not rows."""
-    rows = [(line, tuple(map(nfc, cells))) for line, cells in read_csv(path, "give the path of a readable .csv file")]
-    if not rows:
-        raise FeddrmError(f"{path} is empty: it needs a header and rows, or leave it out")
-    header = rows.pop(0)[1]
-    _check_header(path, header)
-    table = CsvTable(path, header, tuple(cells for _, cells in rows), tuple(line for line, _ in rows))
-    for row, cells in enumerate(table.rows):
-        if len(cells) != len(header):
-            raise FeddrmError(
-                f"{table.place(row)}: {len(cells)} cells, but the header has {len(header)}: "
-                f"complete the row, and quote cells that contain commas"
-            )
-    if not rows:
-        raise FeddrmError(f"{path} has a header but no rows: add some, or leave it out")
-    return table
-
-
-def _check_header(path: Path, header: Sequence[str]) -> None:
-    if len(header) == 1 and (other := next((s for s in ";\t|" if s in header[0]), None)):
-        raise FeddrmError(f"{path} seems to be separated by {other!r}: save it with commas")
-    for i, name in enumerate(header):
-        if not name:
-            raise FeddrmError(
-                f"{path}: column {i + 1} has no name: name it in the header "
-                f"(or save without row numbers: index=False in pandas)"
-            )
-        if not name.isprintable():
-            raise FeddrmError(f"{path}: column {i + 1} is called {short_repr(name)}: check the quotes in the header")
-        if name in header[:i]:
-            raise FeddrmError(f"{path}: column '{name}' appears twice in the header: rename or remove one")
-
-
 def read_samples(
     files: Sequence[tuple[str, Path]],
-    *,
-    label: str,
-    client: str | None,
-    drop: Collection[str],
+    roles: Roles,
+    schema: TableSchema | None = None,
     columns: tuple[str, ...] | None = None,
 ) -> tuple[tuple[str, ...], dict[str, LabelledSamples]]:
-    """Column names and the samples of every client, with labels as text.
+    """Names of the raw columns and the samples of every client, with labels as text.
 
-    The clients are the files, or the values of the ``client`` column in order of appearance. The files
-    may order their columns differently, but must have the same columns (those of ``columns``, if given).
+    The clients are the files, or the values of the client column in order of appearance. The files may order their
+    columns differently, but must have the same columns (those of ``schema`` or of ``columns``, if given). A schema
+    encodes the rows, and refuses values outside of its ranges.
     """
     tables = [read_table(path) for _, path in files]
-    label, client, drop = nfc(label), client and nfc(client), [nfc(name) for name in drop]
     if columns is None:
-        _check_roles(tables, label, client, drop)
-    rows: dict[str, list[list[float]]] = {}
+        _check_roles(tables, roles)
+        columns = None if schema is None else schema.names
+    lacking = "that others lack" if schema is None else "that the schema lacks"
+    rows: dict[str, list[Sequence[Any]]] = {}
     labels: dict[str, list[Label]] = {}
     places: dict[str, list[str]] = {}
     for (stem, _), table in zip(files, tables, strict=True):
-        columns = _feature_columns(table, {label, client, *drop}, columns)
-        table_labels = table.column(label, "the label")
-        if client is None and stem in rows:
+        columns = _feature_columns(table, roles, columns, lacking)
+        table_labels = table.column(roles.label, "the label")
+        if roles.client is None and stem in rows:
             raise FeddrmError(
                 f"{table.path}: there is another file for client '{stem}': rename one, or give {{name: path}}"
             )
-        owners = [stem] * len(table_labels) if client is None else table.column(client, "the client")
+        owners = [stem] * len(table_labels) if roles.client is None else table.column(roles.client, "the client")
         indices = [table.header.index(name) for name in columns]
         for row, (owner, row_label) in enumerate(zip(owners, table_labels, strict=True)):
-            rows.setdefault(owner, []).append([table.number(row, index) for index in indices])
+            rows.setdefault(owner, []).append(table.cells(row, indices, numbers=schema is None))
             labels.setdefault(owner, []).append(row_label)
             places.setdefault(owner, []).append(table.place(row))
     samples = {
-        owner: LabelledSamples(np.array(rows[owner], dtype=np.float32), labels[owner], places[owner].__getitem__)
+        owner: LabelledSamples(_inputs(rows[owner], schema, places[owner]), labels[owner], places[owner].__getitem__)
         for owner in rows
     }
     return columns or (), samples
 
 
-def read_rows(path: Path, columns: tuple[str, ...] | None, width: int) -> tuple[NDArray[np.float32], list[str]]:
-    """Rows without labels, and the place of each; the file's own columns must be ``width`` if none are named."""
+def _inputs(rows: Sequence[Sequence[Any]], schema: TableSchema | None, places: Sequence[str]) -> NDArray[np.float32]:
+    """Network inputs of training rows: numbers as they are, or cells as the schema encodes them."""
+    if schema is None:
+        return np.array(rows, dtype=np.float32)
+    inputs = schema.encode(schema.read(rows, places.__getitem__))
+    if problems := schema.problems(inputs):
+        raise FeddrmError(f"{TableError(problems, places.__getitem__)}: correct it, or change the range in the schema")
+    return inputs
+
+
+def read_rows(
+    path: Path,
+    columns: tuple[str, ...] | None,
+    width: int,
+    schema: TableSchema | None = None,
+    ignore: Sequence[str] = (),
+) -> tuple[NDArray[np.float32], list[str]]:
+    """Rows without labels as network inputs, and the place of each.
+
+    With a ``schema`` the file has its raw columns, or its encoded ones. ``ignore`` names other columns of the file.
+    Without a schema the file must have ``columns``, or ``width`` columns if none are named.
+    """
+    if schema is not None and (raw := read_raw_rows(path, schema, ignore)) is not None:
+        rows, places = raw
+        return schema.encode(schema.read(rows, places.__getitem__)), places
     table = read_table(path)
-    if columns is None and len(table.header) != width:
-        raise FeddrmError(f"{path} has {len(table.header)} columns, {width} are wanted: give the columns of training")
-    indices = [table.column_index(name, "a query") for name in columns or table.header]
-    rows = [[table.number(row, index, can_drop=False) for index in indices] for row in range(len(table.rows))]
-    return np.array(rows, dtype=np.float32), [table.place(row) for row in range(len(rows))]
+    present = [name for name in table.header if name not in set(map(nfc, ignore))]
+    if columns is None and len(present) != width:
+        raise FeddrmError(f"{path} has {len(present)} columns, {width} are wanted: give the columns of training")
+    indices = [table.column_index(name, "a query") for name in columns or present]
+    numbers = [[table.number(row, index, can_drop=False) for index in indices] for row in range(len(table.rows))]
+    return np.array(numbers, dtype=np.float32), [table.place(row) for row in range(len(numbers))]
 
 
-def _check_roles(tables: Sequence[CsvTable], label: str, client: str | None, drop: Collection[str]) -> None:
+def read_raw_rows(path: Path, schema: TableSchema, ignore: Sequence[str]) -> tuple[list[list[str]], list[str]] | None:
+    """The cells of a schema's raw columns, and the place of each row; None if the file has the encoded columns."""
+    table = read_table(path)
+    present = [name for name in table.header if name not in set(map(nfc, ignore))]
+    if schema.is_encoded(present):
+        return None
+    if unknown := [name for name in present if name not in schema.names]:
+        raise FeddrmError(
+            f"{path} has a column '{unknown[0]}' that the router does not know{nearest(unknown[0], schema.names)}: "
+            f"leave it out, or --ignore '{unknown[0]}'"
+        )
+    indices = [table.column_index(name, "a query") for name in schema.names]
+    rows = [table.cells(row, indices, numbers=False) for row in range(len(table.rows))]
+    return rows, [table.place(row) for row in range(len(rows))]
+
+
+def _check_roles(tables: Sequence[CsvTable], roles: Roles) -> None:
+    label, client = roles.label, roles.client
     if label == client:
         raise FeddrmError(f"label and client are both column '{label}': they must be two columns")
     present = sorted({name for table in tables for name in table.header})
-    for name in drop:
+    for name in roles.drop:
         if name in {label, client}:
             raise FeddrmError(f"column '{name}' is needed as label or client: take it out of drop")
         if name not in present:
@@ -248,8 +225,8 @@ def _check_roles(tables: Sequence[CsvTable], label: str, client: str | None, dro
             raise FeddrmError(f"{tables[0].path} has no column '{name}' to drop{nearest(name, present)}: {remedy}")
 
 
-def _feature_columns(table: CsvTable, other: Collection[str | None], wanted: tuple[str, ...] | None) -> tuple[str, ...]:
-    present = tuple(name for name in table.header if name not in other)
+def _feature_columns(table: CsvTable, roles: Roles, wanted: tuple[str, ...] | None, lacking: str) -> tuple[str, ...]:
+    present = tuple(name for name in table.header if name not in {roles.label, roles.client, *roles.drop})
     if not present:
         raise FeddrmError(f"{table.path} has no columns left to learn from: keep at least one")
     if wanted is None:
@@ -261,7 +238,7 @@ def _feature_columns(table: CsvTable, other: Collection[str | None], wanted: tup
             )
     for name in present:
         if name not in wanted:
-            raise FeddrmError(f"{table.path} has a column '{name}' that others lack: remove it, or drop=['{name}']")
+            raise FeddrmError(f"{table.path} has a column '{name}' {lacking}: remove it, or drop=['{name}']")
     return wanted
 
 

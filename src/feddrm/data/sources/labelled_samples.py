@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from feddrm.data.client import Client, Split, check_client_names
 from feddrm.data.partition import Indices, split
+from feddrm.data.tables.table_schema import TableSchema
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.registry import nearest
 
@@ -74,6 +75,7 @@ class FederationParts:
     source: str
     settings: Mapping[str, Any]
     columns: tuple[str, ...] | None = None
+    schema: TableSchema | None = None
 
 
 def short_repr(value: object) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from feddrm.data import DEPLOYED, Federation
 from feddrm.data.sources.labelled_samples import SPELLING_REMEDY, spelling_variants
+from feddrm.data.tables.table_schema import TableSchema
 from feddrm.deploy.privacy import Privacy, PrivacyDemand
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.site.site_dataset import sorted_classes
@@ -37,7 +38,7 @@ def make_run_spec(settings: FederationSettings, hellos: Hellos) -> RunSpec:
             "names": tuple(hellos),
             "sizes": [hello["samples"] for hello in hellos.values()],
             "classes": classes,
-            **{key: first[key] for key in ("shape", "dtype", "columns", "crop", "scale")},
+            **{key: first[key] for key in ("shape", "dtype", "columns", "schema", "crop", "scale")},
             "method": values["method"],
             "model": values["model"],
             "plan": {key: values[key] for key in Plan.__dataclass_fields__},
@@ -50,11 +51,12 @@ def make_run_spec(settings: FederationSettings, hellos: Hellos) -> RunSpec:
 def _check_alike(settings: FederationSettings, hellos: Hellos) -> None:
     first_name, first = next(iter(hellos.items()))
     for name, hello in hellos.items():
-        for key in ("shape", "dtype", "columns", "crop", "version"):
+        for key in ("version", "schema", "shape", "dtype", "columns", "crop"):
             if hello[key] != first[key]:
-                raise FeddrmError(
-                    f"{name} has {key} {hello[key]}, {first_name} {first[key]}: bring all sites to one form"
-                )
+                remedy = "give all the same schema file" if key == "schema" else "bring all sites to one form"
+                raise FeddrmError(f"{name} has {key} {_shown(hello, key)}, {first_name} {_shown(first, key)}: {remedy}")
+        if hello["schema"] is not None and tuple(hello["columns"] or ()) != TableSchema.of(hello["schema"]).encoded:
+            raise FeddrmError(f"{name} has columns that are not those of its schema: both ends need the same feddrm")
         if hello["scale"] != first["scale"] and settings.router and settings.privacy is None:
             raise FeddrmError(
                 f"{name} scales its pixels by {hello['scale']}, {first_name} by {first['scale']}: a raw query cannot "
@@ -63,6 +65,12 @@ def _check_alike(settings: FederationSettings, hellos: Hellos) -> None:
             )
         if hello["privacy"] is not None:  # the site would refuse every message of such a run
             PrivacyDemand(**hello["privacy"]).check_offer(settings.privacy, name)
+
+
+def _shown(hello: Mapping[str, Any], key: str) -> str:
+    """A field as a message shows it: of a schema its checksum."""
+    value = hello[key]
+    return TableSchema.of(value).digest if key == "schema" and value is not None else str(value)
 
 
 def _common_classes(hellos: Hellos) -> tuple[str, ...]:

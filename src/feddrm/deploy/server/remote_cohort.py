@@ -67,7 +67,7 @@ class RemoteCohort:
         leaves = {leaf: value for leaf, value in trunk.leaves.items() if recipe.wants(leaf)}
         sums = self.total(header, leaves)
         self._scalers = {f.name: Scaler.of(part_of(sums, f.name)) for f in recipe.features}
-        scaler = self._scaler(recipe)
+        scaler = self.scaler(recipe)
         self._moments = self.total({"step": "moments", "table": recipe.name}, _scaler_tensors(recipe, scaler))
 
     def design(self, recipe: Recipe, ridges: Mapping[str, float] | None = None) -> DesignMatrix:
@@ -75,7 +75,7 @@ class RemoteCohort:
         widths = {name: len(scaler.mean) for name, scaler in self._scalers.items()}
         ends = dict(zip(widths, torch.tensor(list(widths.values())).cumsum(0).tolist(), strict=True))
         columns = torch.cat([torch.arange(ends[f.name] - widths[f.name], ends[f.name]) for f in recipe.features])
-        scaler = self._scaler(recipe)
+        scaler = self.scaler(recipe)
         stretch = torch.ones_like(scaler.scale)
         if ridges is not None:
             stretch = stretch_of(recipe, widths, ridges).to(stretch)
@@ -119,7 +119,7 @@ class RemoteCohort:
         """The sum of all sites' answers."""
         return add(self.everybody(header, tensors))
 
-    def _scaler(self, recipe: Recipe) -> Scaler:
+    def scaler(self, recipe: Recipe) -> Scaler:
         parts = [self._scalers[f.name] for f in recipe.features]
         return Scaler(torch.cat([part.mean for part in parts]), torch.cat([part.scale for part in parts]))
 

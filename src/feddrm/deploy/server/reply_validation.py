@@ -15,17 +15,18 @@ import torch
 from torch import Tensor
 
 from feddrm.data import Participant
+from feddrm.data.tables.table_schema import TableSchema
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site_dataset import BACK
 from feddrm.deploy.site.site_fit import SiteClient, SiteFit
 from feddrm.deploy.wire.messages import Message, unpack
 from feddrm.deploy.wire.run_spec import DTYPES, RunSpec
 from feddrm.engine import RoundSchedule, first_state, functional, train_client
-from feddrm.errors import FeddrmError
+from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import Tensors
 
 LARGEST = 2.0**53  # larger numbers are not exact in a double
-HELLO_FIELDS = ("samples", "shape", "dtype", "classes", "columns", "crop", "scale", "version", "privacy")
+HELLO_FIELDS = ("samples", "shape", "dtype", "classes", "columns", "schema", "crop", "scale", "version", "privacy")
 ACCURACY_FIELDS = ("right", "tested")
 
 
@@ -45,12 +46,20 @@ def _text(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable()
 
 
+def _schema(value: Any) -> bool:
+    try:
+        return isinstance(value, dict) and TableSchema.of(value) is not None
+    except SettingError:
+        return False
+
+
 FIELDS: dict[str, Callable[[Any], bool]] = {
     "samples": lambda v: _integer(v, 1),
     "shape": lambda v: v != [] and _list(v, lambda n: _integer(n, 1)),
     "dtype": lambda v: isinstance(v, str) and v in DTYPES,
     "classes": lambda v: v != [] and _list(v, _text),
     "columns": lambda v: v is None or _list(v, _text),
+    "schema": lambda v: v is None or _schema(v),
     "crop": lambda v: isinstance(v, bool),
     "scale": lambda v: _list(v, lambda part: _list(part, _number)) and len(v) == 2,
     "version": _text,
@@ -72,7 +81,7 @@ def check_header(header: Mapping[str, Any], *names: str) -> dict[str, Any]:
             raise FeddrmError(f"its '{name}' is {str(header.get(name))[:40]!r}: both ends need the same feddrm")
     if "tested" in names and header["right"] > header["tested"]:
         raise FeddrmError(f"{header['right']} right of {header['tested']} tested: both ends need the same feddrm")
-    return {name: header[name] for name in names}
+    return {name: header.get(name) for name in names}  # a hello without a table has no schema
 
 
 def check_tensors(tensors: Tensors, form: Tensors) -> None:

@@ -95,6 +95,7 @@ class Site:
                 "dtype": str(client.train.x.dtype).removeprefix("torch."),
                 "classes": list(self.dataset.classes),
                 "columns": None if self.dataset.columns is None else list(self.dataset.columns),
+                "schema": None if self.dataset.schema is None else self.dataset.schema.as_dict(),
                 "crop": self.dataset.crop,
                 "scale": [list(client.view.mean), list(client.view.std)],
                 "version": __version__,
@@ -158,6 +159,11 @@ class Site:
         if self._run is None or self._run.spec != spec:
             if self.name not in spec.names:
                 raise FeddrmError(f"'{self.name}' takes no part in run '{spec.run}' ({', '.join(spec.names)})")
+            own = self.dataset.schema
+            if spec.schema is not None and (own is None or own.as_dict() != spec.schema):
+                raise FeddrmError(
+                    f"encodes its rows by the schema {own and own.digest}, run '{spec.run}' by another: {BACK}"
+                )
             client, checksum = self._data_of(spec)
             if spec.privacy is not None:
                 Privacy(**spec.privacy).check(spec.make_method())

@@ -11,10 +11,11 @@ import numpy as np
 
 from feddrm.data import Client, load
 from feddrm.data.sources.arrays import client_from_arrays
-from feddrm.data.sources.csv_tables import labels_as_integers, read_samples
+from feddrm.data.sources.csv_tables import Roles, labels_as_integers, read_samples
 from feddrm.data.sources.image_folders import check_size, list_images
 from feddrm.data.sources.images import read_images
 from feddrm.data.sources.labelled_samples import Division
+from feddrm.data.tables.table_schema import TableSchema
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.tensors import BROKEN_NPZ
 from feddrm.registry import nearest
@@ -23,7 +24,7 @@ KINDS = ("folder", "csv", "npz", "dataset")
 BACK = "put them back, or start a new run"
 OPTIONS = {
     "folder": ("folder", "size", "grey", "test_fraction", "seed"),
-    "csv": ("csv", "label", "drop", "test_fraction", "seed"),
+    "csv": ("csv", "label", "drop", "schema", "test_fraction", "seed"),
     "npz": ("npz", "test_fraction", "seed"),
 }
 
@@ -41,6 +42,7 @@ class SiteDataset:
     labels: Sequence[str] = ()
     test_fraction: float = 0.3
     seed: int = 2025
+    schema: TableSchema | None = None
 
     def client(self, classes: Sequence[str]) -> Client:
         """The site as a client. Its labels become positions in ``classes``."""
@@ -68,8 +70,8 @@ def read_site_dataset(name: str, data: Mapping[str, Any], base: Path) -> SiteDat
     """Read the data that ``data`` of a ``site.yaml`` names; paths are relative to ``base``.
 
     ``folder``: images in class sub-folders. ``csv``: a table with a header; ``label`` is the column to
-    predict. ``npz``: arrays ``x`` and ``y``. ``dataset``: a share of a dataset that feddrm knows, for
-    trying out; ``client`` is the number of the share.
+    predict, ``schema`` a schema file that all sites share. ``npz``: arrays ``x`` and ``y``. ``dataset``: a
+    share of a dataset that feddrm knows, for trying out; ``client`` is the number of the share.
     """
     kinds = [kind for kind in KINDS if kind in data]
     if len(kinds) != 1:
@@ -81,7 +83,7 @@ def read_site_dataset(name: str, data: Mapping[str, Any], base: Path) -> SiteDat
         if key not in OPTIONS[kind]:
             raise SettingError(f"{name}: no setting '{key}' for {kind} data{nearest(key, OPTIONS[kind])}")
     path = base / str(data[kind])
-    columns = None
+    columns = schema = None
     if kind == "folder":
         x, labels = _images(path, data)
     elif kind == "npz":
@@ -89,12 +91,14 @@ def read_site_dataset(name: str, data: Mapping[str, Any], base: Path) -> SiteDat
     else:
         if not data.get("label"):
             raise SettingError(f"{name}: csv data need 'label', the column to predict")
-        columns, rows = read_samples([(name, path)], label=data["label"], client=None, drop=data.get("drop", ()))
+        schema = TableSchema.load(base / str(data["schema"])) if data.get("schema") else None
+        columns, rows = read_samples([(name, path)], Roles(data["label"], None, data.get("drop", ())), schema)
+        columns = columns if schema is None else schema.encoded
         samples = labels_as_integers(rows, None)[0][name]
         x, labels = samples.x, list(samples.labels)
     division = {key: data[key] for key in ("test_fraction", "seed") if key in data}
     text = [str(label) for label in labels]
-    return SiteDataset(name, sorted_classes(set(text)), columns, False, None, x, text, **division)
+    return SiteDataset(name, sorted_classes(set(text)), columns, False, None, x, text, schema=schema, **division)
 
 
 def sorted_classes(classes: set[str]) -> tuple[str, ...]:
@@ -110,7 +114,7 @@ def _share(name: str, data: Mapping[str, Any]) -> SiteDataset:
     if not isinstance(number, int) or not 0 <= number < len(whole):
         raise SettingError(f"{name}: client={number!r}: '{data['dataset']}' has shares 0 to {len(whole) - 1}")
     own = replace(whole.clients[number], name=name)
-    return SiteDataset(name, whole.classes, whole.columns, whole.crop is not None, own)
+    return SiteDataset(name, whole.classes, whole.columns, whole.crop is not None, own, schema=whole.schema)
 
 
 def _images(path: Path, data: Mapping[str, Any]) -> tuple[Any, list[Any]]:

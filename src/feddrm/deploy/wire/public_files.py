@@ -39,6 +39,7 @@ def describe_run(folder: Path, spec: RunSpec) -> None:
         "sample_shape": plain["shape"],
         "classes": plain["classes"],
         "columns": plain["columns"],
+        **({} if spec.schema is None else {"schema": plain["schema"]}),
         "clients": [
             {"name": name, "train": size, "class_counts": None}
             for name, size in zip(spec.names, spec.sizes, strict=True)

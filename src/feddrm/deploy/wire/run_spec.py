@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from feddrm.data import Client, RandomResizedCrop, Split
+from feddrm.data.tables.table_schema import TableSchema
 from feddrm.engine import Plan
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import Method
@@ -45,6 +46,7 @@ class RunSpec:
     plan: Mapping[str, Any]
     privacy: Mapping[str, float] | None = None
     plugins: tuple[Mapping[str, str], ...] = ()  # what every site must have loaded by its own choice
+    schema: Mapping[str, Any] | None = None  # of tables: what raw rows of every site are encoded by
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON and YAML hold it: lists instead of tuples."""
@@ -53,7 +55,8 @@ class RunSpec:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> RunSpec:
         """The inverse of :meth:`as_dict`."""
-        missing = [name for name in cls.__dataclass_fields__ if name not in {*values, "privacy", "plugins"}]
+        optional = {"privacy", "plugins", "schema"}
+        missing = [name for name in cls.__dataclass_fields__ if name not in {*values, *optional}]
         if missing:
             raise FeddrmError(f"the server's run spec lacks '{missing[0]}': both ends need the same feddrm")
         known = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
@@ -88,7 +91,8 @@ class RunSpec:
     @property
     def facts(self) -> Facts:
         """What a router's fit needs to know of the clients."""
-        return Facts(self.names, self.sizes, self.classes, self.shape, self.scale, columns=self.columns)
+        schema = None if self.schema is None else TableSchema.of(self.schema)
+        return Facts(self.names, self.sizes, self.classes, self.shape, self.scale, columns=self.columns, schema=schema)
 
 
 def check_run(name: object) -> None:

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from feddrm.data.tables.table_schema import TableSchema
 from feddrm.methods import Tensors
 from feddrm.models import Net
 from feddrm.router.features.base import Recipe
@@ -20,7 +21,7 @@ from feddrm.router.fit.design_matrix import DesignMatrix
 from feddrm.router.fit.ridge_path import Chosen
 from feddrm.router.settings import Holdout
 from feddrm.router.solver.client_statistics import ClientSums
-from feddrm.router.solver.problem import Problem
+from feddrm.router.solver.problem import Problem, Scaler
 
 Job = tuple[DesignMatrix, Sequence[float]]  # ridge strengths to be tried on a design matrix
 Target = Literal["client", "class", "pair"]  # what a fit tells apart; a pair is a client and a class
@@ -37,6 +38,7 @@ class Facts:
     scale: tuple[tuple[float, ...], tuple[float, ...]]  # mean and std of the network's input
     own_scales: bool = False  # whether clients scale raw samples each in its own way
     columns: tuple[str, ...] | None = None
+    schema: TableSchema | None = None
 
     @property
     def samples(self) -> int:
@@ -129,6 +131,9 @@ class Cohort(Protocol):
 
     def measure(self, recipe: Recipe, trunk: Trunk, holdout: Holdout) -> None:
         """Compute the features of a recipe on all training samples."""
+
+    def scaler(self, recipe: Recipe) -> Scaler:
+        """Pooled means and deviations of some of the measured features."""
 
     def design(self, recipe: Recipe, ridges: Mapping[str, float] | None = None) -> DesignMatrix:
         """The design matrix of some of the measured features; ``ridges`` are those that suit each feature alone."""

@@ -108,6 +108,9 @@ def fit_cohort(cohort: Cohort, trunk: Trunk, settings: RouterSettings, on_step: 
         input_mean=facts.scale[0],
         input_std=facts.scale[1],
         own_scales=facts.own_scales,
+        columns=facts.columns,
+        schema=facts.schema,
+        usual=_usual(cohort, everything),
     )
     clock("router")
     progress = {"rounds": int(state.rounds), "converged": bool(state.done)}
@@ -124,6 +127,15 @@ def fit_cohort(cohort: Cohort, trunk: Trunk, settings: RouterSettings, on_step: 
     heads, private, head_choices = fit_heads(cohort, fit, holdout, settings)
     clock("heads")
     return FittedRouter(router, heads, private, {**choices, **head_choices}, facts, clock.seconds)
+
+
+def _usual(cohort: Cohort, measured: Recipe) -> Scaler | None:
+    """Pooled means and deviations of a table's inputs, which the feature ``raw`` measures; None without it."""
+    raw = Recipe(tuple(feature for feature in measured.features if feature.name == "raw"))
+    if len(cohort.facts.shape) != 1 or not raw.features:
+        return None
+    scaler = cohort.scaler(raw)
+    return Scaler(scaler.mean.to(cohort.like), scaler.scale.to(cohort.like))
 
 
 def candidates(possible: Sequence[str]) -> list[str]:

@@ -68,6 +68,9 @@ class LocalCohort:
         self.like = next(iter(self._features[0].values())).new_empty(0)
         self.noise = noise_of(self.like.dtype)
 
+    def scaler(self, recipe: Recipe) -> Scaler:
+        return scaler_of(self._plain(recipe))
+
     def design(self, recipe: Recipe, ridges: Mapping[str, float] | None = None) -> DesignMatrix:
         plain = self._plain(recipe)
         scaler = scaler_of(plain)
@@ -272,6 +275,7 @@ def facts_of(federation: Federation) -> Facts:
         scale=(view.mean, view.std),
         own_scales=len({(client.view.mean, client.view.std) for client in federation.clients}) > 1,
         columns=federation.columns,
+        schema=federation.schema,
     )
 
 

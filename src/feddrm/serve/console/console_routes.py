@@ -1,4 +1,4 @@
-"""The console's paths: three static files at ``/`` and the figures that they show."""
+"""The console's paths: four static files at ``/`` and the figures that they show."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from feddrm.serve.http.error_responses import ERROR_RESPONSES, ApiError, json_re
 from feddrm.serve.schemas import ErrorAnswer
 
 STATIC = Path(__file__).parent / "static"
-CONTENT_TYPES = {"index.html": "text/html", "console.css": "text/css", "console.js": "text/javascript"}
+CONTENT_TYPES = {
+    "index.html": "text/html", "console.css": "text/css",
+    "console.js": "text/javascript", "table_form.js": "text/javascript",
+}  # fmt: skip
 SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

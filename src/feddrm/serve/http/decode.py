@@ -6,7 +6,7 @@ import asyncio
 import base64
 import binascii
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
@@ -18,11 +18,13 @@ from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from feddrm.data.sources.images import decode_image
+from feddrm.data.tables.table_schema import TableSchema
 from feddrm.errors import FeddrmError
 from feddrm.serve.http.error_responses import ApiError
 from feddrm.serve.http.number_array import number_array
 from feddrm.serve.schemas import (
     PICTURE_TYPES,
+    Cell,
     Options,
     PredictOptions,
     PredictRequest,
@@ -49,6 +51,7 @@ class InputSpec:
     columns: tuple[str, ...] | None
     max_rows: int
     max_pixels: int
+    schema: TableSchema | None = None
 
     @property
     def is_image(self) -> bool:
@@ -192,13 +195,19 @@ def _from_bytes(body: bytes, raw: RawOptions, spec: InputSpec) -> Array:
     return check_samples(raw.kind, np.frombuffer(body, dtype).reshape(-1, *shape), spec)
 
 
-def _from_rows(rows: Sequence[dict[str, float]], spec: InputSpec) -> Array:
+def _from_rows(rows: Sequence[Mapping[str, Cell]], spec: InputSpec) -> Array:
+    if spec.schema is not None and not (rows and all(map(spec.schema.is_encoded, rows))):
+        if len(rows) > spec.max_rows:  # an error for every cell of many rows would be long
+            raise FeddrmError(f"{len(rows)} samples: give 1 to {spec.max_rows} in one request")
+        return spec.schema.encode_named(rows)
     if spec.columns is None:
         raise FeddrmError("this router knows no column names: give inputs")
     for row in rows:
         if difference := sorted(set(row) ^ set(spec.columns)):
             verb = "misses" if difference[0] in spec.columns else "has an unknown"
             raise FeddrmError(f"a row {verb} column '{difference[0][:64]}': give {', '.join(spec.columns)}")
+        if texts := [column for column, value in row.items() if isinstance(value, str | bool | None)]:
+            raise FeddrmError(f"rows: column '{texts[0][:64]}' is no number: give numbers only")
     with np.errstate(over="ignore"):
         return np.array([[row[column] for column in spec.columns] for row in rows], dtype=np.float32)
 

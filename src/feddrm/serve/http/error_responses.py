@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -10,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from feddrm.errors import FeddrmError
+from feddrm.errors import FeddrmError, FieldProblem, TableError
 from feddrm.serve.batching import Busy
 from feddrm.serve.schemas import ErrorAnswer
 
@@ -39,11 +40,20 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
     return Response(orjson.dumps(value), status, headers, media_type="application/json")
 
 
-def error_response(status: int, text: str, request_id: str, headers: dict[str, str] | None = None) -> Response:
-    """The body of every error: one line of text, and the request id under which the log has more."""
+def error_response(
+    status: int,
+    text: str,
+    request_id: str,
+    headers: dict[str, str] | None = None,
+    fields: Sequence[FieldProblem] = (),
+) -> Response:
+    """The body of every error: one line of text, the request id under which the log has more, and cells to correct."""
     # The text may quote bytes of the caller; half of a surrogate pair cannot be encoded.
     line = " ".join(text.split()).encode(errors="replace").decode()
-    return json_response({"error": line, "request_id": request_id}, status, headers)
+    body: dict[str, Any] = {"error": line, "request_id": request_id}
+    if fields:
+        body["fields"] = [field.as_dict() for field in fields]
+    return json_response(body, status, headers)
 
 
 def response_for(error: Exception, request_id: str) -> Response | None:
@@ -53,6 +63,8 @@ def response_for(error: Exception, request_id: str) -> Response | None:
             return error_response(error.status, str(error), request_id, error.headers)
         case Busy():
             return error_response(429, str(error), request_id, {"Retry-After": str(error.seconds)})
+        case TableError():
+            return error_response(422, str(error), request_id, fields=error.problems)
         case FeddrmError():
             return error_response(422, str(error), request_id)
         case RequestValidationError():

@@ -24,9 +24,13 @@ async function call(path, options = {}) {
   const answer = await fetch(path, { ...options, headers });
   if (answer.status === 401 || answer.status === 403) $("key-form").hidden = false;
   if (!answer.ok) {
-    let text = "the gateway answered " + answer.status;
-    try { text = (await answer.json()).error || text; } catch { /* not JSON: show the status */ }
-    throw new Error(text);
+    let text = "the gateway answered " + answer.status, fields = [];
+    try {
+      const content = await answer.json();
+      text = content.error || text;
+      fields = content.fields || [];
+    } catch { /* not JSON: show the status */ }
+    throw Object.assign(new Error(text), { fields });
   }
   return answer;
 }
@@ -85,14 +89,19 @@ function showResult(content) {
 async function showInputForm() {
   if (takesPictures !== null) return;
   const about = await (await call("v2/models/router")).json();
-  takesPictures = about.inputs[0].shape.length === 4;
-  $("picture-input").hidden = !takesPictures;
-  $("numbers-input").hidden = takesPictures;
+  const pictures = about.inputs[0].shape.length === 4;
+  const table = pictures ? null : await (await call("v1/schema")).json();
+  if (table && table.schema) showTableForm(table);
+  takesPictures = pictures;
+  $("picture-input").hidden = !pictures;
+  $("numbers-input").hidden = pictures || rowFields !== null;
+  $("row-input").hidden = rowFields === null;
 }
 
 async function ask(event) {
   event.preventDefault();
   $("error").textContent = "";
+  showFieldProblems([]);
   $("send").disabled = true;
   try {
     const action = $("action").value;
@@ -108,16 +117,20 @@ async function ask(event) {
       });
     } else {
       const numbers = $("numbers").value.split(/[\s,;]+/).filter(Boolean).map(Number);
-      const body = { inputs: [numbers], ...options };
+      const body = rowFields ? { rows: [rowOfForm()], ...options } : { inputs: [numbers], ...options };
       if (body.consult) body.consult = Number(body.consult);
       answer = await call(`v1/${action}`, {
         method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" },
       });
     }
-    showResult(await answer.json());
+    const content = await answer.json();
+    showResult(content);
+    const first = content.answers ? content.answers[0].route : content.decisions[0];
+    showFieldProblems(first.flags);
   } catch (error) {
     $("result").hidden = true;
     $("error").textContent = error.message;
+    showFieldProblems(error.fields || []);
   } finally {
     $("send").disabled = false;
   }

@@ -1,0 +1,102 @@
+"""One CSV file as text: its header, its rows, and where each row is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from feddrm.data.sources.labelled_samples import nfc, short_list, short_repr
+from feddrm.data.tables.column_kinds import MAX_FLOAT32, MISSING
+from feddrm.errors import FeddrmError
+from feddrm.io.text import parse_float, read_csv
+from feddrm.registry import nearest
+
+
+@dataclass(frozen=True)
+class CsvTable:
+    """A file as text: rows of cells, and the line of the file on which each row begins."""
+
+    path: Path
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    lines: tuple[int, ...]
+
+    def place(self, row: int) -> str:
+        return f"{self.path}, row {self.lines[row]}"
+
+    def column_index(self, name: str, purpose: str) -> int:
+        if name not in self.header:
+            raise FeddrmError(
+                f"{self.path} has no column '{name}' for {purpose}{nearest(name, self.header)}: "
+                f"give one of {short_list(self.header)}"
+            )
+        return self.header.index(name)
+
+    def column(self, name: str, purpose: str) -> list[str]:
+        """The column's text; a missing value is refused."""
+        index = self.column_index(name, purpose)
+        cells = [row[index] for row in self.rows]
+        for row, cell in enumerate(cells):
+            if cell.lower() in MISSING:
+                raise FeddrmError(
+                    f"{self.place(row)}: no value for {purpose} (column '{name}' is {short_repr(cell)}): "
+                    f"fill it in, remove the row, or rename the value if it is a real name"
+                )
+            if not cell.isprintable():
+                raise FeddrmError(f"{self.place(row)}: column '{name}' is {short_repr(cell)}: check the quotes there")
+        return cells
+
+    def cells(self, row: int, indices: Sequence[int], *, numbers: bool) -> list[Any]:
+        """Some cells of a row, as numbers or as text."""
+        return [self.number(row, index) if numbers else self.rows[row][index] for index in indices]
+
+    def number(self, row: int, index: int, *, can_drop: bool = True) -> float:
+        """The number in a cell. ``can_drop`` says whether leaving the column out is a remedy."""
+        text, name = self.rows[row][index], self.header[index]
+        value = parse_float(text)
+        if text.lower() in MISSING:
+            problem, remedy = f"has no value ({short_repr(text)})", "fill it in"
+        elif value is None:
+            problem, remedy = f"is {short_repr(text)}, not a number", "encode it as numbers"
+        elif not abs(value) <= MAX_FLOAT32:
+            problem, remedy = f"is {short_repr(text)}, not a finite 32-bit number", "correct it"
+        else:
+            return value
+        or_drop = f", or drop=['{name}']" if can_drop else ""
+        raise FeddrmError(f"{self.place(row)}: column '{name}' {problem}: {remedy}{or_drop}")
+
+
+def read_table(path: Path) -> CsvTable:
+    """Read a UTF-8 file with a header row; a byte order mark is allowed, blank lines are not rows."""
+    rows = [(line, tuple(map(nfc, cells))) for line, cells in read_csv(path, "give the path of a readable .csv file")]
+    if not rows:
+        raise FeddrmError(f"{path} is empty: it needs a header and rows, or leave it out")
+    header = rows.pop(0)[1]
+    _check_header(path, header)
+    table = CsvTable(path, header, tuple(cells for _, cells in rows), tuple(line for line, _ in rows))
+    for row, cells in enumerate(table.rows):
+        if len(cells) != len(header):
+            raise FeddrmError(
+                f"{table.place(row)}: {len(cells)} cells, but the header has {len(header)}: "
+                f"complete the row, and quote cells that contain commas"
+            )
+    if not rows:
+        raise FeddrmError(f"{path} has a header but no rows: add some, or leave it out")
+    return table
+
+
+def _check_header(path: Path, header: Sequence[str]) -> None:
+    if len(header) == 1 and (other := next((s for s in ";\t|" if s in header[0]), None)):
+        raise FeddrmError(f"{path} seems to be separated by {other!r}: save it with commas")
+    for i, name in enumerate(header):
+        if not name:
+            raise FeddrmError(
+                f"{path}: column {i + 1} has no name: name it in the header "
+                f"(or save without row numbers: index=False in pandas)"
+            )
+        if not name.isprintable():
+            raise FeddrmError(f"{path}: column {i + 1} is called {short_repr(name)}: check the quotes in the header")
+        if name in header[:i]:
+            raise FeddrmError(f"{path}: column '{name}' appears twice in the header: rename or remove one")

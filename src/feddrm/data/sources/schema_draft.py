@@ -1,0 +1,68 @@
+"""A first table schema from CSV files, for a person to complete."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from feddrm.data.sources.csv_file import CsvTable, read_table
+from feddrm.data.sources.labelled_samples import nfc
+from feddrm.data.tables.column_kinds import CategoryColumn, NumberColumn, RawColumn, is_missing
+from feddrm.data.tables.table_schema import TableSchema
+from feddrm.errors import FeddrmError
+from feddrm.io.text import parse_float, yaml_bytes
+from feddrm.registry import nearest
+
+MOST_CATEGORIES = 30
+HEADER = """\
+# A draft: complete it, then give every client the same file.
+# Its centres and scales are rounded statistics of the tables that it was made from: choose tables that may be shown,
+# or replace them by round constants that everybody knows.
+# Add title and unit, labels of categories ({1: typical angina, 2: atypical angina}), 'missing: true' where a cell of
+# any client may be empty, and minimum and maximum: values outside are flagged. A column of codes that are no
+# measurement needs 'kind: category'.
+"""
+
+
+def draft_schema(paths: Sequence[Path], leave_out: Sequence[str] = ()) -> bytes:
+    """A schema file for the columns of some tables, except those that are no inputs (label, client, identifiers)."""
+    tables = [read_table(path) for path in paths]
+    other = set(map(nfc, leave_out))
+    for name in other:
+        if not any(name in table.header for table in tables):
+            raise FeddrmError(f"{paths[0]} has no column '{name}' to leave out{nearest(name, tables[0].header)}")
+    names = [name for name in tables[0].header if name not in other]
+    for table in tables[1:]:
+        if difference := sorted((set(table.header) - other) ^ set(names)):
+            raise FeddrmError(f"{table.path} and {paths[0]} differ in column '{difference[0]}': give like tables")
+    schema = TableSchema(tuple(_column(name, tables) for name in names))
+    schema.check()
+    return HEADER.encode() + yaml_bytes(schema.as_dict())
+
+
+def _column(name: str, tables: Sequence[CsvTable]) -> RawColumn:
+    cells = [row[table.header.index(name)] for table in tables for row in table.rows]
+    known = [cell for cell in cells if not is_missing(cell)]
+    missing = len(known) < len(cells)
+    numbers = [number for cell in known if (number := parse_float(cell)) is not None]
+    if len(numbers) == len(known) and len(set(numbers)) != 2:
+        centre, scale = _constants(np.array(numbers))
+        return NumberColumn(name, missing=missing, centre=centre, scale=scale)
+    codes = sorted(set(known), key=lambda code: (parse_float(code) or 0.0, code))
+    if not 2 <= len(codes) <= MOST_CATEGORIES:
+        raise FeddrmError(
+            f"column '{name}' has {len(codes)} different texts: correct it, or leave it out (--drop '{name}')"
+        )
+    return CategoryColumn(name, missing=missing, categories={code: code for code in codes})
+
+
+def _constants(numbers: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[float, float]:
+    """Centre and scale, rounded to one or two digits: the median, and a standard deviation from the quartiles."""
+    if not len(numbers):
+        return 0.0, 1.0
+    low, centre, high = np.quantile(numbers, (0.25, 0.5, 0.75))
+    scale = float(f"{(high - low) / 1.35 or numbers.std() or 1:.1g}")
+    digits = -int(np.floor(np.log10(scale)))
+    return round(float(centre), digits), scale

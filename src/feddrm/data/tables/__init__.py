@@ -1,0 +1,1 @@
+"""Tables: what their columns mean, and how raw rows become network inputs."""

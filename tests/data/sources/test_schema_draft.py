@@ -1,0 +1,63 @@
+"""A first schema from tables: its constants are round, and it loads the tables it was made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from feddrm.data import Federation
+from feddrm.data.sources.schema_draft import draft_schema
+from feddrm.data.tables.column_kinds import CategoryColumn, NumberColumn
+from feddrm.data.tables.table_schema import TableSchema
+from refusal import refused
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    rows = [
+        f"{i},{40 + i},{30_000 + 1000 * i},{i % 2},{('red', 'green', '?')[i % 3]},{i % 2},{'ab'[i % 2]}"
+        for i in range(21)
+    ]
+    (tmp_path / "all.csv").write_text("\n".join(["id,age,income,smoker,colour,ill,town", *rows]) + "\n")
+    return tmp_path / "all.csv"
+
+
+def test_columns_kinds_and_constants(table: Path, tmp_path: Path) -> None:
+    text = draft_schema([table], ["ill", "town", "id"])
+    assert text.decode().startswith("# A draft: complete it")
+    path = tmp_path / "schema.yaml"
+    path.write_bytes(text)
+    schema = TableSchema.load(path)
+    assert schema.columns == (
+        NumberColumn("age", centre=50, scale=7),  # median 50, quartiles 45 and 55
+        NumberColumn("income", centre=40_000, scale=7000),
+        CategoryColumn("smoker", categories={"0": "0", "1": "1"}),
+        CategoryColumn("colour", missing=True, categories={"green": "green", "red": "red"}),
+    )
+    fed = Federation.from_csv(table, label="ill", client="town", drop=["id"], schema=path)
+    assert fed.shape == (5,)
+    assert fed.scale_warning() is None
+    assert Federation.from_csv(table, label="ill", client="town", drop=["id", "colour"]).scale_warning() is not None
+
+
+def test_constant_and_empty_columns_have_constants_too(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b,c\n" + "3,,0.001\n" * 3)
+    path = tmp_path / "schema.yaml"
+    path.write_bytes(draft_schema([tmp_path / "a.csv"]))
+    assert TableSchema.load(path).columns == (
+        NumberColumn("a", centre=3),
+        NumberColumn("b", missing=True),
+        NumberColumn("c"),
+    )
+
+
+def test_tables_that_give_no_schema_are_refused(table: Path, tmp_path: Path) -> None:
+    with refused("no column 'ages' to leave out; did you mean 'age'?"):
+        draft_schema([table], ["ages"])
+    (tmp_path / "b.csv").write_text("age\n1\n")
+    with refused("b.csv and", "differ in column 'colour'"):
+        draft_schema([table, tmp_path / "b.csv"])
+    (tmp_path / "c.csv").write_text("name\n" + "".join(f"person {i}\n" for i in range(40)))
+    with refused("column 'name' has 40 different texts", "--drop 'name'"):
+        draft_schema([tmp_path / "c.csv"])
