@@ -14,12 +14,11 @@ from feddrm.data import Client, Split, View
 from feddrm.engine import router_kernels
 from feddrm.errors import FeddrmError
 from feddrm.router import Router, join_client, leave, load_heads, load_router, read_manifest, save_router
+from feddrm.router.artifact import TRAINED_CLIENTS, trained_clients
 from feddrm.router.router import ONE_SCALE
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.query_files import read_queries
 from feddrm.runs.run_router import load_run_federation
-
-TRAINED_CLIENTS = "trained_clients"  # a note in the manifest
 
 
 def leave_run_router(folder: RunFolder, clients: Sequence[str], out: Path | None = None) -> Router:
@@ -80,11 +79,6 @@ def _target(folder: RunFolder, out: Path | None) -> Iterator[Path]:
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise FeddrmError(f"{out} is not an empty folder: choose another --out, or change the run with --in-place")
     yield out
-
-
-def trained_clients(manifest: Mapping[str, Any]) -> list[str]:
-    """All clients of the training in their order, also if some have left the router since."""
-    return list(manifest["notes"].get(TRAINED_CLIENTS, manifest["clients"]))
 
 
 def _write_without(source: Path, clients: Sequence[str], target: Path) -> Router:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def train(  # noqa: PLR0913 (the public signature)
         with folder.exclusive():
             state = folder.open(config, federation)
             if folder.summary_file.exists():
-                return Run.open(out)
+                return replace(Run.open(out), federation=federation)
             with (
                 intra_op_threads(1),
                 arithmetic(config.precision, config.device).set(),
@@ -65,7 +66,7 @@ def train(  # noqa: PLR0913 (the public signature)
                 session = TrainingSession(config, federation.to(config.device), folder)
                 with cpu_kernels(session.net, config.plan.batch_size):
                     session.train(state, [listen for listen in (on_round, show, record) if listen is not None])
-            return Run.open(out)
+            return replace(Run.open(out), federation=federation)
 
 
 def _check_early(data: str | Federation, method: str | Method, model: object, settings: Mapping[str, Any]) -> None:

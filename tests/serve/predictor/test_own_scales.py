@@ -18,9 +18,9 @@ from PIL import Image
 from feddrm.data import Federation, load
 from feddrm.data.datasets.retina import VIEWS
 from feddrm.models import Mlp
+from feddrm.predictor.predictor import Predictor
 from feddrm.router import load_router
 from feddrm.runs import Run, train
-from feddrm.serve.predictor.predictor import Predictor
 from refusal import refused
 from serving import Launch
 
