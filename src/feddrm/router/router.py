@@ -19,7 +19,7 @@ from feddrm.router.policy import by_rule, conformal_set, margins, masked
 from feddrm.router.solver.problem import Scaler
 
 NOBODY = -1
-ONE_SCALE = "train with one scale for all (data retina: --set normalise=common) and fit again"
+ONE_SCALE = "train with one scale for all (data retina: --set data.normalise=common) and fit again"
 UNSURE, SPELLING_REMEDY, DOWN = "unsure between clients", "unlike the training data", "no client is available"
 BROKEN = "a value is missing or infinite"
 
