@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import textwrap
 from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -153,3 +156,14 @@ def test_unknown_options_of_the_sources_are_refused() -> None:
     for make in (Federation.from_arrays, Federation.from_folders, Federation.from_csv):
         with pytest.raises(TypeError, match="sede"):
             make({}, sede=1)  # type: ignore[operator]
+
+
+def test_the_help_of_from_arrays_has_an_example_that_runs() -> None:
+    text = inspect.getdoc(Federation.from_arrays) or ""
+    example = text.split("Example::\n\n")[1].split("\n\n")[0]
+    found = {"np": np, "Federation": Federation}
+    exec(textwrap.dedent(example), found)
+    assert found["fed"].names == ("oslo", "lima")
+    assert found["fed"].columns == ("age", "dose", "a", "b", "c")
+    for option in ("test", "test_fraction", "seed", "classes", "columns", "name"):
+        assert f"``{option}``" in text

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from feddrm.data import Client, Split, View
-from feddrm.engine import router_kernels
 from feddrm.errors import FeddrmError
 from feddrm.router import Router, join_client, leave, load_heads, load_router, read_manifest, save_router
 from feddrm.router.artifact import TRAINED_CLIENTS, trained_clients
@@ -59,7 +58,7 @@ def join_run_router(
     newcomer = Client(name, samples, samples, View(mean=router.input_mean, std=router.input_std))
     members = [federation.clients[federation.names.index(known)] for known in router.names]
     together = replace(federation, clients=(*members, newcomer), gallery=None)
-    with _target(folder, out) as target, router_kernels(int(together.sizes.sum())):
+    with _target(folder, out) as target:
         joined = join_client(router, together, manifest["notes"]["chosen"]["router"]["ridge"])
         heads = {key: value for key, value in load_heads(folder.router).items() if key != "joint"}
         # The joint model and the stacks that use it know nothing of the new client.
