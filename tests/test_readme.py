@@ -8,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -28,6 +30,11 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("readme")
     rows = "".join(f"{i % 2},{i * 0.5},{('oslo', 'lima')[i % 3 == 0]}\n" for i in range(24))
     (folder / "visits.csv").write_text("outcome,age,hospital\n" + rows)
+    for client in ("oslo", "lima"):
+        for i in range(12):
+            (kind := folder / "scans" / client / ("healthy", "sick")[i % 2]).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full((16, 16), 10 * i, dtype=np.uint8)).save(kind / f"{i}.png")
+    Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(folder / "scan.png")
     return folder
 
 

@@ -8,7 +8,14 @@ import time
 import pytest
 import torch
 
-from feddrm.threads import SMALL_PRODUCT, intra_op_threads, thread_map, without_onednn_if_small
+from feddrm.threads import (
+    FEW_SAMPLES,
+    SMALL_PRODUCT,
+    intra_op_threads,
+    router_kernels,
+    thread_map,
+    without_onednn_if_small,
+)
 
 
 def test_results_keep_the_order_of_the_items() -> None:
@@ -60,3 +67,13 @@ def test_onednn_is_off_for_small_products_and_restored() -> None:
     with pytest.raises(KeyError), without_onednn_if_small(0):
         raise KeyError
     assert torch.backends.mkldnn.enabled
+
+
+@pytest.mark.parametrize(("samples", "threads"), [(10, 1), (FEW_SAMPLES - 1, 1), (FEW_SAMPLES, 2)])
+def test_a_fit_on_few_samples_uses_one_thread_and_no_onednn(
+    samples: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", True, raising=False)
+    with intra_op_threads(2), router_kernels(samples):
+        assert torch.get_num_threads() == threads
+        assert torch.backends.mkldnn.enabled == (threads == 2)

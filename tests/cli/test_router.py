@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 import shutil
@@ -14,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
+from cli.conftest import assert_one_line, call
 from feddrm.data import Federation, load
 from feddrm.models import Mlp
 from feddrm.router import load_router
@@ -45,7 +48,7 @@ def test_the_commands_of_the_documentation_run(run: Path, tmp_path: Path) -> Non
     blocks = re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
     commands = [line.split() for block in blocks for line in block.splitlines()]
     assert [" ".join(c[1:3]).removesuffix(" runs/first") for c in commands] == [
-        "fit-router", "route", "router export", "router leave", "router join"
+        "fit-router", "route", "predict", "router export", "router leave", "router join"
     ]  # fmt: skip
     shutil.copytree(run, tmp_path / "runs" / "first")
     shutil.copy(run.parent / "fax.png", tmp_path)
@@ -85,6 +88,63 @@ def fitted(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(run, copy)
     Run.open(copy).fit_router(features="raw", heads=False)
     return copy
+
+
+def test_predictions_of_pictures_and_arrays(
+    fitted: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("flatbed", "negative", "fax")
+    pictures = [str(run.parent / f"{name}.png") for name in names]
+    samples = torch.stack([client.test.x[0] for client in load("digits", clients=3, seed=3).clients])
+    expected = Run.open(fitted).predict(samples)
+    code, out, err = call(capsys, "predict", str(fitted), *pictures, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == expected.as_dicts(pictures)
+    np.save(tmp_path / "scans.npy", samples)
+    code, out, _ = call(capsys, "predict", str(fitted), str(tmp_path / "scans.npy"), "--csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert [row["label"] for row in rows] == list(expected.labels)
+    assert [row["query"] for row in rows] == [f"{tmp_path}/scans.npy[{i}]" for i in range(3)]
+    table = tmp_path / "answers.csv"
+    code, out, _ = call(capsys, "predict", str(fitted), *pictures, "--out", str(table), "--client", "fax")
+    assert out.splitlines()[-1] == f"wrote {table}"
+    assert "sure of the label" in out
+    with table.open() as file:
+        assert {row["answered"] for row in csv.DictReader(file)} == {"fax"}
+
+
+def test_rows_of_a_table_are_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    centres = {"oslo": -1.0, "lima": 1.0}
+    arrays = {name: (rng.normal(centre, 1, (60, 2)), np.arange(60) % 2) for name, centre in centres.items()}
+    federation = Federation.from_arrays(arrays, columns=["age", "dose"], classes=["healthy", "sick"])
+    train(federation, "feddrm", out=tmp_path / "run", **SMALL).fit_router(features="raw", heads=False)
+    (tmp_path / "patients.csv").write_text("dose,age\n-1.5,-1\n1,1.5\n")
+    words = ["predict", str(tmp_path / "run"), str(tmp_path / "patients.csv")]
+    code, out, err = call(capsys, *words, "--json")
+    assert (code, err) == (0, "")
+    answers = json.loads(out)
+    assert [answer["client"] for answer in answers] == ["oslo", "lima"]
+    assert {answer["label"] for answer in answers} <= {"healthy", "sick"}
+    assert all(answer["query"].startswith(str(tmp_path / "patients.csv")) for answer in answers)
+    code, out, _ = call(capsys, *words, "--without", "oslo", "--abstain", "answer", "--json")
+    assert [answer["answered"] for answer in json.loads(out)] == [["lima"], ["lima"]]
+
+
+def test_what_predict_cannot_do_is_one_line_and_writes_nothing(
+    fitted: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture, table = str(run.parent / "fax.png"), str(tmp_path / "answers.csv")
+    for words, code, says in (
+        (["predict", str(fitted), picture, "--csv", "--json"], 2, "give one of them"),
+        (["predict", str(fitted), picture, "--client", "faxx"], 1, "did you mean 'fax'"),
+        (["predict", str(fitted), picture, "--client", "fax", "--coverage", "0.5"], 2, "leave out coverage"),
+        (["predict", str(fitted), picture, "--without", "quito"], 1, "unknown client 'quito'"),
+        (["predict", str(fitted), picture, "--consult", "9"], 2, "give 1 to 3"),
+        (["predict", str(fitted), "none.npy"], 1, "cannot read none.npy"),
+    ):
+        assert_one_line(call(capsys, *words, "--out", table), code, says)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("options", [[], ["--features-only", "--rule", "posterior"]], ids=["input", "features"])

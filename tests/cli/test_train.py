@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from cli.conftest import assert_one_line, call
@@ -28,7 +31,11 @@ pytestmark = pytest.mark.slow
         (["train", "--data", "digits", "--out", "x", "--lambda", "2", "--rounds", "3"], 2, "lam=2.0"),
         (["train", "--data", "digits", "--out", "x", "--batch-size", "0"], 2, "batch_size=0"),
         (["train", "--data", "digits", "--out", "x", "--method", "fedrep", "--lambda", "0.5"], 2, "no setting 'lam'"),
-        (["train", "--data", "digits", "--out", "x", "--set", "lam=1"], 2, "say whose setting it is, as in data.lam"),
+        (["train", "--data", "digits", "--out", "x", "--set", "seed=1"], 2, "it could be data.seed or training.seed"),
+        (["train", "--data", "digits", "--out", "x", "--set", "lamb=1"], 2, "no such setting; did you mean 'lam'"),
+        (["train", "--data", "digits", "--out", "x", "--set", "router.seed=1"], 2, "no settings of 'router' here"),
+        (["train", "--data", "digits", "--out", "x", "--set", "training.lr=x"], 2, "lr='x': give a number"),
+        (["train", "--data", "digits", "--out", "x", "--set", "alpha=1", "--set", "data.alpha=1"], 2, "given twice"),
         (["train", "--data", "digits", "--out", "x", "--method", "fedas", "--variant", "new"], 2, "variant 'new'"),
         (["train", "--data", "digits", "--out", "/proc/x"], 1, "/proc/x"),
         (["train", "--config", "none.yaml", "--out", "x"], 1, "cannot read none.yaml"),
@@ -116,6 +123,64 @@ def test_model_settings_without_a_name_go_to_the_default_model(
     assert code == 0, err
     model = yaml.safe_load((tmp_path / "r" / "config.yaml").read_text())["model"]
     assert model == {"name": "mlp", "hidden": [4], "branch": 64}
+
+
+def test_a_setting_that_only_one_part_has_may_leave_the_part_out(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    short = ["clients=3", "lam=0.7", "hidden=[4]", "every=2", "momentum=0.5"]
+    full = ["data.clients=3", "method.lam=0.7", "model.hidden=[4]", "evaluation.every=2", "training.momentum=0.5"]
+    for name, words in (("short", short), ("full", full)):
+        given = [f"--set={word}" for word in words]
+        code, _, err = call(capsys, "train", "--data=digits", "--rounds=2", *given, f"--out={tmp_path / name}")
+        assert code == 0, err
+    config = (tmp_path / "full" / "config.yaml").read_text()
+    assert (tmp_path / "short" / "config.yaml").read_text() == config
+    assert yaml.safe_load(config)["momentum"] == 0.5
+
+
+QUICK = ["--rounds=1", "--local-steps=2", "--set=data.clients=3"]
+TABLE = ["--set=data.label=y", "--set=data.client=site", "--rounds=1"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "says"),
+    [
+        (["--data=heart", "--model=resnet18"], ["--data=heart", "--rounds=1"], "resnet18 reads images"),
+        (["--data=digits", "--model=lenet", *QUICK], ["--data=digits", *QUICK], "lenet"),
+        (["--data=digits", "--lr=nan", *QUICK], ["--data=digits", *QUICK], "lr="),
+        (["--data=digits", "--device=cuda", *QUICK], ["--data=digits", *QUICK], "torch sees no GPU"),
+        (["--data=digits", "--method=fedas", "--local-steps=1"], ["--data=digits", *QUICK], "local_steps=1"),
+        (["--data=digits", "--method=fedavgft", "--set=tuning=9", *QUICK], ["--data=digits", *QUICK], "9 fine-tuning"),
+        (["--data=digits", "--set=model.hidden=[0]", *QUICK], ["--data=digits", *QUICK], "at least one"),
+        (["--data=digits", "--set=evaluation.ties=no", *QUICK], ["--data=digits", *QUICK], "ties='no'"),
+        (["--data=digits", "--clients=2000"], ["--data=digits", *QUICK], "2000 clients"),
+        (["--data=csv", "--set=data.path=n.csv", *TABLE], ["--data=csv", "--set=data.path=t.csv", *TABLE], "n.csv"),
+        (["--data=digits", "--track", *QUICK], ["--data=digits", *QUICK], "feddrm[track]"),
+        (["--data=digits", "--lr=1e30", "--rounds=2"], ["--data=digits", *QUICK], "after round 1: lower --lr"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_a_failed_start_leaves_the_folder_to_the_corrected_command(
+    wrong: list[str],
+    right: list[str],
+    says: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # as where it is not installed
+    (tmp_path / "t.csv").write_text("y,a,site\n" + "".join(f"{i % 2},{i},{'xyz'[i % 3]}\n" for i in range(30)))
+    if wrong[0] == "--data=heart" and "FEDDRM_DATA" not in os.environ:
+        pytest.skip("set FEDDRM_DATA to a folder with the real datasets to run this")
+    code, _, err = call(capsys, "train", *wrong, "--out=run")
+    assert (code in (1, 2), err.count("error")) == (True, 1)
+    assert says in err
+    assert (tmp_path / "run").exists() == ("after round 1" in says)  # that one began
+    code, _, err = call(capsys, "train", *right, "--out=run", "--json")
+    assert code == 0, err
 
 
 def test_progress_is_on_standard_error_and_json_on_standard_output(

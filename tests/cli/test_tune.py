@@ -33,7 +33,7 @@ def test_the_best_settings_can_be_trained(tmp_path: Path, capsys: pytest.Capture
     ("words", "code", "says"),
     [
         (["--try", "lr="], 2, "there is nothing to try"),
-        (["--try", "lr"], 2, "write it as KEY=VALUE"),
+        (["--try", "lr"], 2, "write it as lr=0.01,0.1"),
         (["--try", "method.mu=1"], 2, "'feddrm' has no setting 'mu'"),
         (["--goal", "fame"], 2, "unknown goal 'fame'"),
         (["--budget", "soon"], 2, "--budget 'soon'"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import textwrap
 from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
@@ -180,3 +182,14 @@ def test_a_schema_must_be_that_of_the_columns() -> None:
     assert replace(fed, schema=schema).scale_warning() is None
     with refused("its columns are not those of its schema"):
         replace(fed, schema=TableSchema((NumberColumn("age"),)))
+
+
+def test_the_help_of_from_arrays_has_an_example_that_runs() -> None:
+    text = inspect.getdoc(Federation.from_arrays) or ""
+    example = text.split("Example::\n\n")[1].split("\n\n")[0]
+    found = {"np": np, "Federation": Federation}
+    exec(textwrap.dedent(example), found)
+    assert found["fed"].names == ("oslo", "lima")
+    assert found["fed"].columns == ("age", "dose", "a", "b", "c")
+    for option in ("test", "test_fraction", "seed", "classes", "columns", "name"):
+        assert f"``{option}``" in text

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from feddrm.data.datasets.cifar import HUNDRED, TEN, read_pool
 from feddrm.data.partition import partition
 from feddrm.errors import FeddrmError
+from refusal import refused
 
 CLASSES = {"cifar10": 10, "cifar20": 100, "cifar100": 100}
 
@@ -108,7 +109,7 @@ def test_small_alpha_is_more_skewed_than_large() -> None:
     ("kind", "clients", "alpha", "shards", "says"),
     [
         ("shards", 5, 1.0, 50, "5 clients x 50 shards need at least 250 samples, there are 100"),
-        ("dirichlet", 40, 1e-6, 1, "use fewer clients or a larger alpha"),
+        ("dirichlet", 40, 1e-6, 1, "use --partition iid or shards, fewer clients, or a larger alpha"),
         ("iid", 60, 1.0, 1, "60 clients cannot share 100 samples"),
         ("dirichlett", 2, 1.0, 1, "unknown partition 'dirichlett'"),
     ],
@@ -123,9 +124,7 @@ def test_an_impossible_division_is_refused_before_the_first_draw() -> None:
     labels = np.repeat(np.arange(10), 20)
     parts = partition(labels, clients=20, kind="dirichlet", alpha=1e300, shards=1, seed=0)
     assert [len(train) + len(test) for train, test in parts] == [10] * 20
-    with pytest.raises(
-        FeddrmError, match=r"21 clients cannot each have 10 of 200 samples.*: ask for at most 20 clients"
-    ):
+    with refused("every client at least 10 samples", "200 samples are too few for 21 clients", "--partition iid or"):
         partition(labels, clients=21, kind="dirichlet", alpha=1e300, shards=1, seed=0)
 
 
@@ -150,3 +149,13 @@ def test_no_class_is_lost_where_only_full_clients_would_take_it() -> None:
     for seed in range(30):
         parts = partition(labels, clients=3, kind="dirichlet", alpha=1e-3, shards=1, seed=seed)
         assert sum(len(train) + len(test) for train, test in parts) == 36
+
+
+@pytest.mark.parametrize("kind", ["iid", "shards"])
+def test_more_clients_than_a_dirichlet_division_allows_can_divide_otherwise(kind: str) -> None:
+    """The digits among 200 clients, as the refusal advises."""
+    labels = np.arange(1797) % 10
+    with refused("1797 samples are too few for 200 clients", kind):
+        partition(labels, clients=200, kind="dirichlet", alpha=0.3, shards=2, seed=0)
+    parts = partition(labels, clients=200, kind=kind, alpha=0.3, shards=2, seed=0)
+    assert min(min(len(train), len(test)) for train, test in parts) >= 2

@@ -29,9 +29,9 @@ from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.status import read_status
 from feddrm.deploy.server.training import ServerState
 from feddrm.engine import Plan
+from feddrm.predictor.predictor import Predictor
 from feddrm.router import load_router
 from feddrm.serve.gateway_client import Client
-from feddrm.serve.predictor.predictor import Predictor
 from refusal import refused
 from serving import launcher, zygote
 

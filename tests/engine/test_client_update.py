@@ -13,9 +13,23 @@ from torch import Tensor
 
 from feddrm.data import Batch
 from feddrm.engine import client_update, functional
-from feddrm.methods import ConFREE, FedAvg, FedPAC, FedRep, Method, Phase, Sgd, Stage
+from feddrm.methods import (
+    ConFREE,
+    FedAvg,
+    FedPAC,
+    FedRep,
+    Forward,
+    Method,
+    Phase,
+    Sgd,
+    Slots,
+    Stage,
+    Statistics,
+    Tensors,
+)
 from feddrm.methods.losses import classify
 from feddrm.models import Mlp
+from refusal import refused
 
 NET = Mlp(hidden=(5,), branch=4).build((3,), 2, seed=1).double()
 LEAVES = {leaf: p.detach() for leaf, p in NET.named_parameters()}
@@ -99,3 +113,35 @@ def test_threads_use_one_network_at_once():
     with ThreadPoolExecutor(4) as pool:
         for logits, expected in zip(pool.map(lambda model: forward(model, x).logits, models), wanted, strict=True):
             assert torch.equal(logits, expected)
+
+
+def test_statistics_that_need_a_gradient_are_told_how_to_get_it():
+    def watch(enable: bool) -> Tensors:
+        def slope(net: Forward, slots: Slots, batch: Batch) -> Tensors:
+            with torch.set_grad_enabled(enable):
+                model = {leaf: value.detach().requires_grad_() for leaf, value in slots["model"].items()}
+                loss = classify(net, {"model": model}, batch)
+            return {"slope": torch.autograd.grad(loss, model["head.bias"])[0]}
+
+        @dataclass(frozen=True)
+        class Watch(FedAvg):
+            def phases(self, stage: Stage) -> tuple[Statistics, ...]:
+                return (Statistics(stage.steps, slope, "slopes"),)
+
+            def finish(self, slots: Slots, stage: Stage) -> tuple[Tensors, Slots]:
+                return slots["slopes"], {}
+
+        return client_update(Watch(), functional(NET), LEAVES, {}, [batches(2, 0)], Stage(2), STANDING).upload
+
+    with refused("the statistics 'slopes' need a gradient", "torch.enable_grad()"):
+        watch(False)
+    assert watch(True)["slope"].shape == (2,)
+
+
+def test_another_error_of_statistics_is_not_explained_away():
+    class Odd(FedAvg):
+        def phases(self, stage: Stage) -> tuple[Statistics, ...]:
+            return (Statistics(1, lambda net, slots, batch: {"x": torch.ones(2) @ torch.ones(3)}, "x"),)
+
+    with pytest.raises(RuntimeError, match="size"):
+        client_update(Odd(), functional(NET), LEAVES, {}, [batches(1, 0)], Stage(1), STANDING)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import Tensor
@@ -25,8 +27,11 @@ from feddrm.methods import (
     FedSAMFT,
     Local,
     Method,
+    Phase,
+    Stage,
     Tensors,
 )
+from feddrm.methods.losses import classify
 from feddrm.models import LeNet, Net, Outputs
 
 pytestmark = [
@@ -168,6 +173,20 @@ def test_one_capture_per_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GraphEngine, "_capture", counted)
     played(FedAvgFT(tuning=3), "graph", plan(8))
     assert [stage.tuning for stage in stages] == [False, True]
+
+
+def test_a_method_that_reads_the_round_is_not_replayed() -> None:
+    """A graph of one round would repeat its loss in all others."""
+
+    @dataclass(frozen=True)
+    class Growing(FedAvg):
+        def phases(self, stage: Stage) -> tuple[Phase, ...]:
+            weight = stage.round / stage.rounds
+            return (Phase(stage.steps, lambda net, slots, batch: weight * classify(net, slots, batch)),)
+
+    method = Growing()
+    one, other = (played(method, engine, plan(5), dtype=torch.float64) for engine in ("sequential", "graph"))
+    assert apart(method, one, other) < 1e-9
 
 
 def test_later_rounds_do_not_change_earlier_states() -> None:

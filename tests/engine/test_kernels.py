@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from feddrm.engine.kernels import CPU_QUERIES, FEW_SAMPLES, cpu_kernels, largest_product, router_kernels
+from feddrm.engine.kernels import CPU_QUERIES, cpu_kernels, largest_product
 from feddrm.models import LeNet, Mlp
 from feddrm.threads import SMALL_PRODUCT
 
@@ -50,17 +50,4 @@ def test_a_batch_counts_as_many_samples_as_queries_come_at_once():
     width = SMALL_PRODUCT // (CPU_QUERIES * 64) + 1
     wide = Mlp(hidden=(64, width), branch=4).build((5,), 3)
     with cpu_kernels(wide, 1):
-        assert torch.backends.mkldnn.enabled
-
-
-@pytest.mark.parametrize("samples", [10, FEW_SAMPLES - 1])
-def test_a_fit_on_few_samples_uses_one_thread_and_no_onednn(samples):
-    with router_kernels(samples):
-        assert torch.get_num_threads() == 1
-        assert not torch.backends.mkldnn.enabled
-
-
-def test_a_fit_on_many_samples_changes_nothing():
-    with router_kernels(FEW_SAMPLES):
-        assert torch.get_num_threads() == 2
         assert torch.backends.mkldnn.enabled

@@ -89,6 +89,28 @@ def test_a_folder_is_resumed_or_refused_but_never_overwritten(digits: Federation
         train(digits, "fedavg", out=tmp_path / "other" / "thesis.txt", **SMALL)
 
 
+def test_a_folder_without_any_round_is_taken_over(digits: Federation, tmp_path: Path) -> None:
+    """As a process that was killed before the first round was over leaves it."""
+    out = tmp_path / "run"
+
+    def stop(played: Any, metrics: Any, rounds: int) -> None:
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        train(digits, "fedavg", out=out, on_round=stop, **{**SMALL, "evaluation": {"window": 1, "every": 9}})
+    assert {p.name for p in out.iterdir()} == {"config.yaml", "data.json", "data.safetensors", "checkpoint"}
+    train(arrays(0), "feddrm", out=out, **SMALL)
+    train(arrays(0), "feddrm", out=tmp_path / "new", **SMALL)
+    assert files(out) == files(tmp_path / "new")
+
+
+def test_a_configuration_that_no_training_wrote_is_not_replaced(digits: Federation, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("lr: 0.2\n")
+    with pytest.raises(FeddrmError, match=r"holds a run with .*: choose another --out"):
+        train(digits, "fedavg", out=tmp_path, **SMALL)
+    assert (tmp_path / "config.yaml").read_text() == "lr: 0.2\n"
+
+
 @pytest.mark.parametrize("finished", [True, False])
 def test_other_data_are_refused(finished: bool, tmp_path: Path) -> None:
     def stop(played: Any, metrics: Any, rounds: int) -> None:

@@ -55,3 +55,37 @@ def test_tables_come_in_the_order_of_the_columns_with_the_place_of_each_row(tmp_
     assert samples.tolist() == [[50, 1], [60, 2]] * 2
     assert len(set(names)) == 4
     assert all(name.startswith(str(tmp_path)) for name in names)
+
+
+def test_arrays_come_with_their_places(tmp_path: Path) -> None:
+    pixels = np.arange(32, dtype=np.int64).reshape(2, 4, 4)
+    np.save(tmp_path / "grey.npy", pixels)
+    np.savez(tmp_path / "grey.npz", x=pixels[:, None], y=[0, 1])
+    samples, names = read_queries(router(1, 4, 4), None, [tmp_path / "grey.npy", tmp_path / "grey.npz"])
+    assert (samples.shape, samples.dtype) == ((4, 1, 4, 4), torch.uint8)
+    assert samples[:2].flatten().tolist() == samples[2:].flatten().tolist() == list(range(32))
+    assert names == [f"{tmp_path}/grey.{kind}[{i}]" for kind in ("npy", "npz") for i in range(2)]
+    np.save(tmp_path / "rows.npy", np.ones((3, 2)))
+    (tmp_path / "rows.csv").write_text("dose,age\n1,50\n")
+    samples, names = read_queries(router(2), None, [tmp_path / "rows.npy", tmp_path / "rows.csv"])
+    assert samples.tolist() == [[1, 1]] * 3 + [[1, 50]]
+
+
+def test_wrong_arrays_are_one_line(picture: Path, tmp_path: Path) -> None:
+    def refuse(array: object, *parts: str, shape: tuple[int, ...] = (3, 4, 4)) -> None:
+        np.save(tmp_path / "a.npy", array)
+        with refused("a.npy", *parts):
+            read_queries(
+                router(*shape), None, [picture, tmp_path / "a.npy"] if len(shape) == 3 else [tmp_path / "a.npy"]
+            )
+
+    refuse(np.zeros((2, 4, 4, 3)), "shape (2, 4, 4, 3)", "give an array of numbers [n, 3, 4, 4]")
+    refuse(np.full((2, 3, 4, 4), 300), "pixels from 300 to 300", "0..255")
+    refuse(np.zeros((2, 3, 4, 4)), "torch.float32", "scan.png torch.uint8", "ask about them apart")
+    refuse(np.array([["a", "b"]]), "give an array of numbers [n, 2]", shape=(2,))
+    refuse(np.array([[None, {}]], dtype=object), "cannot read", shape=(2,))
+    np.savez(tmp_path / "b.npz", samples=np.ones((1, 2)))
+    with refused("b.npz", ".npz with the array x"):
+        read_queries(router(2), None, [tmp_path / "b.npz"])
+    with refused("none.npy"):
+        read_queries(router(2), None, [tmp_path / "none.npy"])

@@ -31,3 +31,18 @@ def test_a_damaged_configuration_is_refused(digits: Federation, tmp_path: Path) 
     file.write_text(yaml.safe_dump({**run.config, "data": 1}))
     with refused("config.yaml has no settings under 'data'"):
         Run.open(run.path)
+
+
+def test_a_run_that_was_just_trained_remembers_its_federation(tmp_path: Path) -> None:
+    """A federation that was made in Python cannot be loaded again, so a run that was opened from disk needs it."""
+    federation = arrays(0)
+    run = train(federation, "fedavg", out=tmp_path / "run", **SMALL)
+    assert run.fit_router(features="raw", heads=False).names == federation.names
+    assert train(federation, "fedavg", out=tmp_path / "run", **SMALL).federation is federation  # finished before
+    opened = Run.open(tmp_path / "run")
+    assert (opened.federation, opened == run) == (None, True)
+    with refused("unknown dataset 'own'", "or give the federation"):
+        opened.fit_router(features="raw", heads=False)
+    with refused("other data of 'own'", "give the data that it was trained on"):
+        run.fit_router(arrays(1), features="raw", heads=False)
+    assert opened.fit_router(federation, features="raw", heads=False).names == federation.names

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from feddrm.data import Federation
 from feddrm.methods import Method
+from feddrm.predictor.predictor import Predictor
 from feddrm.router import leave, load_heads, load_router, read_manifest
 from feddrm.router.fit.head_problems import joint_classes
 from feddrm.router.solver.client_statistics import logits_at
 from feddrm.runs import Run, RunFolder, train
 from feddrm.runs.run_membership import TRAINED_CLIENTS, join_run_router, leave_run_router
-from feddrm.serve.predictor.predictor import Predictor
 from refusal import refused
 from runs.conftest import SMALL
 

@@ -4,10 +4,9 @@ import asyncio
 import threading
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 
-from feddrm.serve.batching import Batcher, Busy, compute_in_groups
+from feddrm.serve.batching import Batcher, Busy
 
 
 def test_queries_that_arrive_together_are_computed_in_batches() -> None:
@@ -69,22 +68,3 @@ def test_a_query_larger_than_the_queue_is_computed_when_the_queue_is_empty() -> 
         return await batcher(7, rows=10)
 
     assert asyncio.run(go()) == 7
-
-
-def test_queries_with_equal_options_are_computed_in_one_pass() -> None:
-    calls: list[tuple[str, int, float]] = []
-
-    def multiply(kind: str, samples: np.ndarray, factor: float) -> np.ndarray:
-        calls.append((kind, len(samples), factor))
-        return factor * samples
-
-    queries = [
-        ("inputs", np.array([1.0, 2.0]), 2.0),
-        ("inputs", np.array([3.0]), 10.0),
-        ("inputs", np.array([4.0]), 2.0),
-        ("inputs", np.array([5], np.uint8), 2.0),
-        ("features", np.array([6.0]), 2.0),
-    ]
-    answers = compute_in_groups(queries, multiply)
-    assert [answer.tolist() for answer in answers] == [[2, 4], [30], [8], [10], [12]]
-    assert calls == [("inputs", 3, 2.0), ("inputs", 1, 10.0), ("inputs", 1, 2.0), ("features", 1, 2.0)]

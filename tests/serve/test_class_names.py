@@ -14,8 +14,8 @@ import torch
 import yaml
 
 from feddrm.data import load
+from feddrm.predictor.predictor import Predictor, known_classes
 from feddrm.router import load_router
-from feddrm.serve.predictor.predictor import Predictor, known_classes
 from serving import NAMES, Launch
 
 

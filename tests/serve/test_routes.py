@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+from feddrm.predictor.predictor import Predictor
 from feddrm.router import load_router
 from feddrm.serve.oip.codec import write_infer
-from feddrm.serve.predictor.predictor import Predictor
 from serving import NAMES, Launch
 
 pytestmark = pytest.mark.slow

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
@@ -11,6 +11,7 @@ import typer.core
 
 from feddrm.errors import SettingError
 from feddrm.plugins import load_plugin
+from feddrm.registry import nearest
 
 if TYPE_CHECKING:
     from feddrm.data import Federation
@@ -26,7 +27,7 @@ DataDir = Annotated[str | None, typer.Option(help="The folder with the dataset's
 Download = Annotated[bool, typer.Option("--download", help="Download missing files.")]
 Extra = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any other setting of the dataset, for example --set path=scans."),
+    typer.Option("--set", metavar="data.KEY=VALUE", help="Any other setting of the dataset, as in data.path=scans."),
 ]
 
 
@@ -34,7 +35,7 @@ def open_federation(name: str, extra: Sequence[str] | None, **given: Any) -> Fed
     """Load a dataset with the given options. The others keep their defaults."""
     from feddrm.data import load
 
-    settings = given_settings(**given) | keyed_settings(extra)
+    settings = given_settings(**given) | sectioned_settings(extra, {"data": ()})["data"]
     check_partition(settings.get("partition"), given.get("alpha"), given.get("shards"))
     return load(name, **settings)
 
@@ -52,17 +53,44 @@ def given_settings(**options: Any) -> dict[str, Any]:
     return {key: value for key, value in options.items() if value is not None and value is not False}
 
 
-def keyed_settings(extra: Sequence[str] | None) -> dict[str, str]:
-    """``KEY=VALUE`` words as settings. Values stay text: the types of the fields decide whether 1 is a number."""
-    settings: dict[str, str] = {}
+def sectioned_settings(
+    extra: Sequence[str] | None, sections: Mapping[str, Collection[str]]
+) -> dict[str, dict[str, str]]:
+    """The settings of every section from ``--set`` words: ``data.KEY=VALUE``, or ``KEY=VALUE`` if one section has KEY.
+
+    ``sections`` has the names of each section's settings; a single one may leave them out. Values stay text: the types
+    of the fields decide whether 1 is a number.
+    """
+    settings: dict[str, dict[str, str]] = {section: {} for section in sections}
     for item in extra or ():
         key, equals, value = item.partition("=")
         if not equals or not key:
-            raise SettingError(f"--set {item!r}: write it as KEY=VALUE")
-        if (name := key.replace("-", "_")) in settings:
+            raise SettingError(f"--set {item!r}: write it as {next(iter(sections))}.KEY=VALUE")
+        section, dot, name = key.replace("-", "_").partition(".")
+        if not dot:
+            section, name = _section_of(section, sections), section
+        elif section not in sections:
+            known = " or ".join(f"{known}.{name}" for known in sections)
+            raise SettingError(f"--set {key}=...: there are no settings of '{section}' here: write {known}")
+        if name in settings[section]:
             raise SettingError(f"--set {name} is given twice: give it once, several values as a list, {name}=[a,b]")
-        settings[name] = value
+        settings[section][name] = value
     return settings
+
+
+def _section_of(key: str, sections: Mapping[str, Collection[str]]) -> str:
+    """The section that has a setting of this name."""
+    owners = [section for section, names in sections.items() if key in names or len(sections) == 1]
+    if len(owners) == 1:
+        return owners[0]
+    if owners:
+        ways = " or ".join(f"{owner}.{key}" for owner in owners)
+        raise SettingError(f"--set {key}=...: it could be {ways}: write one of them")
+    names = {name for members in sections.values() for name in members}
+    raise SettingError(
+        f"--set {key}=...: no such setting{nearest(key, names)} (of {', '.join(sections)}): "
+        f"write it as {next(iter(sections))}.KEY=VALUE"
+    )
 
 
 def _load(context: click.Context, _: click.Parameter, paths: tuple[str, ...]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from feddrm.cli.data_options import DataDir, keyed_settings
+from feddrm.cli.data_options import DataDir, sectioned_settings
 from feddrm.cli.output import JsonFlag, print_json, print_table, resumable
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.typed_settings import typed
@@ -94,7 +94,9 @@ def run(
     router: Annotated[bool, typer.Option(help="Fit the exact router to every cell that is trained.")] = True,
     extra: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="How to run, e.g. engine=graph; the protocol is fixed."),
+        typer.Option(
+            "--set", metavar="training.KEY=VALUE", help="How to run: training.engine=graph; the protocol is fixed."
+        ),
     ] = None,
     json: JsonFlag = False,
 ) -> None:
@@ -110,7 +112,7 @@ def run(
 
     started = time.monotonic()
     deadline = None if budget is None else started + read_budget(budget)
-    settings = typed(Config, keyed_settings(extra))
+    settings = typed(Config, sectioned_settings(extra, {"training": ()})["training"])
     options = {"deadline": deadline, "data_dir": data_dir, "settings": settings, "router": router}
     opened, runner = _open(grid, results, work, device, **options)
     runner.watch = lambda cell: progress_listener(cell.id)

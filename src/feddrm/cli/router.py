@@ -1,4 +1,4 @@
-"""``feddrm fit-router``, ``feddrm route`` and ``feddrm router``: a run's exact router is fitted, used and changed."""
+"""``feddrm fit-router``, ``route``, ``predict`` and ``router``: a run's exact router is fitted, used and changed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from feddrm.router import Router
+    from feddrm.runs import Run
 
 RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that 'feddrm train' wrote.")]
+QueryFiles = Annotated[
+    list[Path],
+    typer.Argument(metavar="INPUT...", help="Images, csv tables of the columns, or arrays (.npy, .npz)."),
+]
+Ignored = Annotated[
+    list[str] | None, typer.Option(help="A column of the tables that is no input, such as an id; repeatable.")
+]
+Without = Annotated[list[str] | None, typer.Option(help="A client that is not available; repeatable.")]
 
 app = typer.Typer(
     help="Export a fitted router, add a client to it, or remove clients from it.",
@@ -182,40 +191,30 @@ def fit_router(
 
 def route(
     run: RunFolderArgument,
-    inputs: Annotated[list[Path], typer.Argument(metavar="INPUT...", help="Images, or csv tables of the columns.")],
+    inputs: QueryFiles,
     rule: Annotated[str, typer.Option(help=f"{RULES_HELP}.")] = "density",
     coverage: Annotated[
         float, typer.Option(help="Answer this fraction of queries; abstain from the least certain ones.")
     ] = 1.0,
-    without: Annotated[list[str] | None, typer.Option(help="A client that is not available; repeatable.")] = None,
+    without: Without = None,
     miss: Annotated[
         float | None,
         typer.Option(
             help="Also name a set of clients that misses the right one with this probability: 0.01, 0.05, 0.1, 0.2."
         ),
     ] = None,
-    ignore: Annotated[
-        list[str] | None, typer.Option(help="A column of the tables that is no input, such as an id; repeatable.")
-    ] = None,
+    ignore: Ignored = None,
     json: JsonFlag = False,
 ) -> None:
     """Print which client should answer each query.
 
     Example: feddrm route runs/first scan.png
     """
-    from feddrm.router import read_manifest
     from feddrm.runs import Run
-    from feddrm.runs.query_files import read_queries
 
-    opened = Run.open(run)
-    router = opened.router()
-    columns = read_manifest(opened.folder.router)["notes"].get("columns")
-    x, names = read_queries(router, columns, inputs, ignore or ())
-    for name in without or ():
-        if name not in router.names:
-            raise FeddrmError(f"unknown client '{name}' (there are: {', '.join(router.names)})")
-    available = [name for name in router.names if name not in set(without or ())]
-    decision = router.route(x, rule=rule, coverage=coverage, available=available if without else None, miss=miss)
+    router, x, names = open_queries(Run.open(run), inputs, ignore)
+    available = available_clients(router, without)
+    decision = router.route(x, rule=rule, coverage=coverage, available=available, miss=miss)
     answers: list[dict[str, Any]] = [
         {
             "query": name,
@@ -241,6 +240,74 @@ def route(
         header.append(f"one of, but for {miss:g}")
         rows = [[*row, ", ".join(a["within"]) or "-"] for row, a in zip(rows, answers, strict=True)]
     print_table(header, rows)
+
+
+def predict(
+    run: RunFolderArgument,
+    inputs: QueryFiles,
+    client: Annotated[str | None, typer.Option(help="Ask this client about every query, without routing.")] = None,
+    consult: Annotated[int, typer.Option(help="Ask this many clients and mix their answers.")] = 1,
+    rule: Annotated[str | None, typer.Option(help=f"{RULES_HELP} (default: density).")] = None,
+    coverage: Annotated[
+        float | None, typer.Option(help="Answer this fraction of queries; abstain from the least certain ones.")
+    ] = None,
+    without: Without = None,
+    abstain: Annotated[str, typer.Option(help="mark: no label where the router abstains. answer: a label.")] = "mark",
+    answer: Annotated[str, typer.Option(help="trained (the method's model) or refit (fit-router's).")] = "trained",
+    out: Annotated[Path | None, typer.Option(help="Write the answers to this csv file.")] = None,
+    ignore: Ignored = None,
+    csv: Annotated[bool, typer.Option("--csv", help="Print the answers as csv.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Answer queries from a run's folder, without a server: route each one and ask the chosen client for a label.
+
+    Example: feddrm predict runs/first scan.png --out answers.csv
+    """
+    from feddrm.io.atomic import write_atomically
+    from feddrm.report.tables import to_csv
+    from feddrm.runs import Run
+
+    if csv and json:
+        raise SettingError("--csv and --json print the same answers: give one of them")
+    opened = Run.open(run)
+    router, x, names = open_queries(opened, inputs, ignore)
+    options = given_settings(rule=rule, coverage=coverage, available=available_clients(router, without))
+    answers = opened.predict(x, client=client, consult=consult, abstain=abstain, answer=answer, **options)
+    if out is not None:
+        write_atomically(out, to_csv(*answers.csv_table(names)).encode())
+    if csv:
+        typer.echo(to_csv(*answers.csv_table(names)), nl=False)
+    elif json:
+        print_json(answers.as_dicts(names))
+    else:
+        header = ["query", "label", "sure of the label", "client", "sure of the client", "abstains because"]
+        print_table(header, [_answer_row(row) for row in answers.as_dicts(names)])
+        if out is not None:
+            typer.echo(f"wrote {out}")
+
+
+def _answer_row(row: dict[str, Any]) -> list[str]:
+    sure = ["-" if row[key] is None else f"{row[key]:.1%}" for key in ("label_probability", "client_probability")]
+    clients = ", ".join(row["answered"]) or row["client"] or "-"
+    return [row["query"], row["label"] or "-", sure[0], clients, sure[1], row["reason"]]
+
+
+def open_queries(run: Run, inputs: list[Path], ignore: list[str] | None) -> tuple[Router, Tensor, list[str]]:
+    """A run's router, the samples in these files, and a name for each."""
+    from feddrm.router import read_manifest
+    from feddrm.runs.query_files import read_queries
+
+    router = run.router()
+    columns = read_manifest(run.folder.router)["notes"].get("columns")
+    return router, *read_queries(router, columns, inputs, ignore or ())
+
+
+def available_clients(router: Router, without: list[str] | None) -> list[str] | None:
+    """The clients but for those named; None for all."""
+    for name in without or ():
+        if name not in router.names:
+            raise FeddrmError(f"unknown client '{name}' (there are: {', '.join(router.names)})")
+    return [name for name in router.names if name not in without] if without else None
 
 
 def _names(router: Router, within: Tensor) -> list[str]:

@@ -99,7 +99,7 @@ def serve_client(
     Example: feddrm serve-client runs/first/clients/fax --port 9001
     """
     with packages():
-        from feddrm.serve.predictor.predictor import Predictor
+        from feddrm.predictor.predictor import Predictor
         from feddrm.serve.predictor.predictor_app import build_predictor
         from feddrm.serve.server import address, bind, run_app
         from feddrm.serve.settings import PredictorSettings, make_settings

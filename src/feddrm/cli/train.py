@@ -17,7 +17,7 @@ from feddrm.cli.data_options import (
     Shift,
     check_partition,
     given_settings,
-    keyed_settings,
+    sectioned_settings,
 )
 from feddrm.cli.output import JsonFlag, print_json, print_table, resumable
 from feddrm.errors import SettingError
@@ -68,7 +68,9 @@ def train(
     extra: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="Any other setting: data.KEY, method.KEY, model.KEY, evaluation.KEY."
+            "--set",
+            metavar="data.KEY=VALUE",
+            help="Any other setting: data.KEY, method.KEY, model.KEY, evaluation.KEY, training.KEY.",
         ),
     ] = None,
     json: JsonFlag = False,
@@ -120,14 +122,8 @@ def train(
         precision=precision,
         threads=threads,
     )
-    for key, value in keyed_settings(extra).items():
-        part, dot, name = key.partition(".")
-        if not dot or part not in parts:
-            raise SettingError(
-                f"--set {key}=...: say whose setting it is, as in data.{key} (or method., model., evaluation.); "
-                f"those of the training have options of their own (see: feddrm train --help)"
-            )
-        parts[part][name] = value
+    for part, values in sectioned_settings(extra, _setting_names(parts) if extra else {}).items():
+        (settings if part == "training" else parts[part]).update(values)
     check_partition(parts["data"].get("partition"), alpha, shards)
     runs = _train(parts, settings, out, track=track, seeds=None if seeds is None else parse_seeds(seeds))
     if not json:
@@ -213,6 +209,27 @@ def _demo_table(runs: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]
             ]
             rows.append([run["method"], way, *("-" if v is None else f"{100 * v['mean']:.2f}" for v in values)])
     return ["method", "answered by", "average", "system", "client", "global", "oracle"], rows
+
+
+def _setting_names(parts: dict[str, dict[str, Any]]) -> dict[str, set[str]]:
+    """The names of all settings by part; without a model's name those of every model, as the data decide on one."""
+    from dataclasses import fields
+
+    from feddrm.data import Dataset
+    from feddrm.engine import Plan
+    from feddrm.methods import Method
+    from feddrm.models import Model
+    from feddrm.runs.config import Evaluation, Machine
+
+    name = {part: parts[part].get("name") for part in parts}
+    kinds: dict[str, list[Any]] = {
+        "data": [Dataset.find(name["data"])] if name["data"] else [],
+        "method": [Method.find(name["method"] or "feddrm")],
+        "model": [Model.find(name["model"])] if name["model"] else list(Model.family.values()),
+        "evaluation": [Evaluation],
+        "training": [Plan, Machine],
+    }
+    return {part: {f.name for kind in members for f in fields(kind)} for part, members in kinds.items()}
 
 
 def _part(part: str, value: Any) -> dict[str, Any]:

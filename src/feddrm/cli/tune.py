@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,7 +17,7 @@ from feddrm.cli.data_options import (
     Shift,
     check_partition,
     given_settings,
-    keyed_settings,
+    sectioned_settings,
 )
 from feddrm.cli.output import JsonFlag, print_json, print_table, resumable
 from feddrm.errors import SettingError
@@ -70,13 +70,13 @@ def tune(
     data_settings = given_settings(
         clients=clients, partition=partition, alpha=alpha, shards=shards, shift=shift, seed=seed, data_dir=data_dir,
         download=download,
-    ) | {key.removeprefix("data."): value for key, value in keyed_settings(extra).items()}  # fmt: skip
+    ) | sectioned_settings(extra, {"data": ()})["data"]  # fmt: skip
     with resumable():
         result = search(
             data,
             method or ["feddrm"],
             out=out,
-            axes={key: _values(key, text) for key, text in keyed_settings(values).items()},
+            axes=dict(map(_axis, values or ())),
             goal=goal,
             cost=cost,
             held_out=held_out,
@@ -100,8 +100,10 @@ def tune(
     typer.echo(f"wrote {', '.join(map(str, sorted(out.glob('best*.yaml'))))} and {out / 'tune.html'}")
 
 
-def _values(key: str, text: Any) -> list[str]:
-    values = [value.strip() for value in str(text).split(",") if value.strip()]
+def _axis(item: str) -> tuple[str, list[str]]:
+    """The key and the values of one ``--try``."""
+    key, _, text = item.partition("=")
+    values = [value.strip() for value in text.split(",") if value.strip()]
     if not values:
-        raise SettingError(f"--try {key}=: there is nothing to try: give values, as in {key}=0.01,0.1")
-    return values
+        raise SettingError(f"--try {item!r}: there is nothing to try: write it as {key or 'lr'}=0.01,0.1")
+    return key, values

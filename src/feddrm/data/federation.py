@@ -142,10 +142,28 @@ class Federation:
 
     @classmethod
     def from_arrays(cls, clients: Arrays, **options: Any) -> Federation:
-        """Make a federation from arrays, ``{"oslo": (X, y), "lima": (X, y)}``.
+        """Make a federation from arrays in memory: one pair of samples and labels per client.
 
-        Options (test, test_fraction, seed, name, classes, columns):
-        see :class:`feddrm.data.sources.arrays.ArraySource`.
+        Example::
+
+            X1, X2 = np.random.rand(60, 5), np.random.rand(40, 5)   # rows [n, d]: tables
+            y1, y2 = np.arange(60) % 2, np.arange(40) % 2           # one label per row
+            fed = Federation.from_arrays({"oslo": (X1, y1), "lima": (X2, y2)}, columns=["age", "dose", "a", "b", "c"])
+
+        A client is ``(X, y)``: arrays, tensors, lists, or a data frame as X. Rows [n, d] become float32; they reach the
+        network as they are, so bring columns to a similar scale. Images are [n, height, width] (grey),
+        [n, height, width, channels] or [n, channels, height, width] with 1 or 3 channels, as integers 0..255 or floats
+        0..1. All clients have samples of one shape. y [n] has whole numbers 0, 1, ... or names of classes.
+
+        Options:
+
+        - ``test``: pairs of the same form to test on. Without it, ``test_fraction`` (0.3) of every client is held out.
+        - ``seed`` (2025): of that division.
+        - ``classes``: names of the labels 0, 1, ..., or all names in the order wanted.
+        - ``columns``: one name per column; default x0, x1, ..., or those of the data frame.
+        - ``name`` ("own"): of the federation, in reports and messages.
+
+        A missing value, a wrong shape or an unknown label is an error that names its place.
         """
         return cls(**vars(ArraySource(clients, **options).load()))
 

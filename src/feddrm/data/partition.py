@@ -59,8 +59,9 @@ def _dirichlet(labels: NDArray[np.integer], clients: int, alpha: float, rng: np.
     smallest_allowed = max(classes, 2)
     if clients * smallest_allowed > len(labels):
         raise SettingError(
-            f"{clients} clients cannot each have {smallest_allowed} of {len(labels)} samples, as many as there are "
-            f"classes: ask for at most {len(labels) // smallest_allowed} clients"
+            f"a Dirichlet division gives every client at least {smallest_allowed} samples, as many as there are "
+            f"classes; {len(labels)} samples are too few for {clients} clients: use --partition iid or shards, or "
+            "fewer clients"
         )
     for _ in range(MAX_DRAWS):
         pieces: list[list[Indices]] = [[] for _ in range(clients)]
@@ -85,7 +86,8 @@ def _dirichlet(labels: NDArray[np.integer], clients: int, alpha: float, rng: np.
             return parts
     raise SettingError(
         f"no Dirichlet({alpha}) division of {len(labels)} samples gave each of {clients} clients "
-        f"{smallest_allowed} samples in {MAX_DRAWS} draws: use fewer clients or a larger alpha"
+        f"{smallest_allowed} samples in {MAX_DRAWS} draws: use --partition iid or shards, fewer clients, or a "
+        "larger alpha"
     )
 
 

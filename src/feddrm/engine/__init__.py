@@ -3,7 +3,7 @@
 from feddrm.engine.checkpoint import load_state, save_state
 from feddrm.engine.client_update import Update, client_update, functional
 from feddrm.engine.federate import engine_for, federate
-from feddrm.engine.kernels import CPU_QUERIES, GPU_QUERIES, cpu_kernels, router_kernels
+from feddrm.engine.kernels import CPU_QUERIES, GPU_QUERIES, cpu_kernels
 from feddrm.engine.precision import PRECISIONS, Arithmetic, arithmetic
 from feddrm.engine.rounds import play_round, train_client
 from feddrm.engine.schedule import Plan, RoundResult, RoundSchedule, State, first_state, participants
@@ -28,7 +28,6 @@ __all__ = [
     "load_state",
     "participants",
     "play_round",
-    "router_kernels",
     "save_state",
     "train_client",
 ]

@@ -13,9 +13,14 @@ from torch.func import functional_call
 
 from feddrm.data import Batch
 from feddrm.engine.precision import Arithmetic
+from feddrm.errors import FeddrmError
 from feddrm.methods import Forward, Method, Phase, Sgd, Slots, Stage, Statistics, Tensors
 from feddrm.models import Net, Outputs
 
+NO_GRADIENTS = (
+    "the statistics '{slot}' need a gradient, but measure runs without: compute the loss under torch.enable_grad(), "
+    "from leaves made by value.detach().requires_grad_() (methods/fedas.py has an example)"
+)
 NORM_FLOOR = 1e-12  # keeps quotients finite where the gradient vanishes
 
 
@@ -157,6 +162,12 @@ def _measure(statistics: Statistics, net: Forward, slots: Slots, batches: Iterab
     sums: Tensors = {}
     with torch.no_grad():
         for batch in batches:
-            for name, value in statistics.measure(net, slots, batch).items():
+            try:
+                measured = statistics.measure(net, slots, batch)
+            except RuntimeError as error:
+                if "require grad" not in str(error):
+                    raise
+                raise FeddrmError(NO_GRADIENTS.format(slot=statistics.slot)) from error
+            for name, value in measured.items():
                 sums[name] = sums[name] + value if name in sums else value
     return {**slots, statistics.slot: sums}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ class GraphEngine:
 
     In the first round libraries choose their algorithms, and the clients' slots take their final form.
     A later round whose tensors have another form (a method may send some clients more than others) is
-    also played one client after another.
+    also played one client after another; so are all rounds of a method that reads the number of the round.
     """
 
     def __init__(self, schedule: RoundSchedule, net: Forward, federation: Federation, streams: int = STREAMS) -> None:
@@ -43,6 +43,7 @@ class GraphEngine:
         self.memory: Any = None
         self.begun: set[Stage] = set()
         self.captured: dict[Stage, _Round] = {}
+        self.reads_round = False  # whether the method computes otherwise in every round
         self.drawer = ThreadPoolExecutor(1)
         self.ahead: tuple[int, Future[list[Draw]]] | None = None
 
@@ -55,7 +56,7 @@ class GraphEngine:
         """Play the round after ``state``, which does not change."""
         number = state.round + 1
         stage, answering = self.schedule.stage(number), self.schedule.answering(number)
-        if not answering or stage not in self.begun:
+        if not answering or stage not in self.begun or self.reads_round:
             self.begun |= {stage} if answering else set()
             return self._one_by_one(_laid_out(state, self.pool.x.device))
         # An empty seat repeats the work of the first one; its result is not used.
@@ -64,9 +65,11 @@ class GraphEngine:
         personal = any(sent is not state.shared for sent in received)
         inputs = _inputs(state, sitting, received if personal else None)
         if stage not in self.captured:
-            self.captured[stage] = self._capture(stage, inputs, personal)
+            watched = _WatchedStage(**vars(stage))
+            self.captured[stage] = self._capture(watched, inputs, personal)
+            self.reads_round = bool(watched.reads)
         captured = self.captured[stage]
-        if not captured.takes(inputs):
+        if self.reads_round or not captured.takes(inputs):
             return self._one_by_one(state)
         captured.fill(inputs)
         captured.fill_draws(self._drawn(number, stage, sitting))
@@ -183,6 +186,18 @@ class GraphEngine:
         for step in range(steps):
             part = slice(step * size, (step + 1) * size)
             yield Batch(x[part], y[part], client, draw.mask[seat, step])
+
+
+@dataclass(frozen=True)
+class _WatchedStage(Stage):
+    """A stage that notes when its round is read: a graph of such a round fits no other."""
+
+    reads: list[str] = field(default_factory=list, compare=False)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "round":
+            self.reads.append(name)
+        return super().__getattribute__(name)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Which CPU kernels compute training, queries and router fits, and how many queries form a batch.
+"""Which CPU kernels compute training and queries, and how many queries form a batch.
 
 The choice is the same in one process and at every site of a deployed federation, so that no bit differs.
 Sums split between threads and oneDNN's products round differently, and training amplifies the difference: after
@@ -15,23 +15,12 @@ from feddrm.models import Net
 from feddrm.threads import intra_op_threads, without_onednn_if_small
 
 CPU_QUERIES, GPU_QUERIES = 512, 3072  # in one batch: what fits the caches of a CPU, what fills a GPU
-FEW_SAMPLES = 10_000  # a router's fit on fewer uses one thread per operation and no oneDNN
 
 
 @contextlib.contextmanager
 def cpu_kernels(net: Net, batch_size: int, threads: int = 1) -> Iterator[None]:
     """Use the kernels of training: ``threads`` share an operation, oneDNN computes large products only."""
     with intra_op_threads(threads), without_onednn_if_small(largest_product(net, max(batch_size, CPU_QUERIES))):
-        yield
-
-
-@contextlib.contextmanager
-def router_kernels(samples: int) -> Iterator[None]:
-    """Use the kernels of a router's fit on so many samples."""
-    if samples >= FEW_SAMPLES:
-        yield
-        return
-    with intra_op_threads(1), without_onednn_if_small(0):
         yield
 
 

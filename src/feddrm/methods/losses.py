@@ -10,9 +10,13 @@ from feddrm.methods.method import Forward, Slots, Tensors
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the real samples of a batch; the places that only fill it up do not count."""
+    """Mean over the real samples of a batch; the places that only fill it up do not count.
+
+    Without any real sample it is zero, and so is its gradient. A method that divides a batch meets this case: the last
+    batch of a shuffle is short, so that a half of it may be empty.
+    """
     weight = mask.to(values.dtype)
-    return (values * weight).sum() / weight.sum()
+    return (values * weight).sum() / weight.sum().clamp_min(1)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:

@@ -27,10 +27,16 @@ Forward = Callable[[Tensors, Tensor], Outputs]
 
 @dataclass(frozen=True)
 class Stage:
-    """What a method may know about the current round: its local steps, and whether clients only tune."""
+    """What a method may know about the current round: its local steps, whether clients only tune, and its number.
+
+    ``round`` counts from 1 to ``rounds``. Stages that differ in it alone are equal: a CUDA graph is captured once per
+    stage. The rounds of a method that reads ``round`` are played without a graph.
+    """
 
     steps: int
     tuning: bool = False
+    round: int = field(default=1, compare=False)
+    rounds: int = field(default=1, compare=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +95,11 @@ class Phase:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of ``steps`` batches, without training: the results of ``measure`` are summed into a slot."""
+    """Statistics of ``steps`` batches, without training: the results of ``measure`` are summed into a slot.
+
+    ``measure`` runs without gradients. If it needs some, it asks for them: the loss is computed under
+    ``torch.enable_grad()``, from leaves made by ``value.detach().requires_grad_()``, as in ``fedas.py``.
+    """
 
     steps: int
     measure: Callable[[Forward, Slots, Batch], Tensors]

@@ -34,6 +34,7 @@ FORMAT = "feddrm-router-1"
 MANIFEST, ROUTER, TRUNK, HEADS = "manifest.json", "router.safetensors", "trunk.safetensors", "heads.safetensors"
 AGAIN = "fit it again with 'feddrm fit-router'"
 DIVERGED = "train with a lower --lr, or scale the data"
+TRAINED_CLIENTS = "trained_clients"  # a note in the manifest
 
 
 def save_router(
@@ -113,6 +114,11 @@ def _contents(router: Router, heads: Mapping[str, Tensor]) -> dict[str, dict[str
         if not bool(value.isfinite().all()):
             raise FeddrmError(f"the router's '{key}' holds a number that is not finite: {DIVERGED}")
     return contents
+
+
+def trained_clients(manifest: Mapping[str, Any]) -> list[str]:
+    """All clients of the training in their order, also if some have left the router since."""
+    return list(manifest["notes"].get(TRAINED_CLIENTS, manifest["clients"]))
 
 
 def load_router(folder: str | Path, device: torch.device | str = "cpu") -> Router:

@@ -18,6 +18,7 @@ from feddrm.router.fit.selection import solve_requests
 from feddrm.router.router import Router
 from feddrm.router.settings import Holdout, RouterSettings
 from feddrm.router.solver.problem import Problem
+from feddrm.threads import router_kernels
 
 
 def leave(router: Router, name: str) -> Router:
@@ -68,21 +69,22 @@ def join_client(router: Router, federation: Federation, ridge: float, settings: 
     cohort = LocalCohort(federation, settings)
     facts = cohort.facts
     holdout = settings.holdout or Holdout.suggested(facts.samples)
-    cohort.measure(router.recipe, Trunk(router.net, dict(router.leaves)), holdout)
-    design = cohort.scaled_design(router.recipe, router.scaler)
-    problem = Problem(len(facts.names), design.width, ridge)
-    point = torch.cat([router.weight, router.bias[:, None]], dim=1).double()
-    # Folds start at zero: the old columns have seen the samples that the folds hold out.
-    requests = {str(fold): FitRequest(design, "client", problem, fold) for fold in range(holdout.used)}
-    requests["all"] = FitRequest(design, "client", problem, None, joined_start(point, facts.sizes))
-    states = solve_requests(cohort, requests, settings.rounds, settings.tolerance)
-    fitted = states.pop("all").iterate
-    held_out = cohort.held_out_router(design, [state.iterate for state in states.values()])
-    return replace(
-        router,
-        names=facts.names,
-        weight=fitted[:, :-1].to(router.weight),
-        bias=fitted[:, -1].to(router.bias),
-        log_prior=facts.log_prior.to(router.log_prior),
-        calibration=calibrate(held_out, facts.log_prior, cohort.temperature_tolerance),
-    )
+    with router_kernels(facts.samples):
+        cohort.measure(router.recipe, Trunk(router.net, dict(router.leaves)), holdout)
+        design = cohort.scaled_design(router.recipe, router.scaler)
+        problem = Problem(len(facts.names), design.width, ridge)
+        point = torch.cat([router.weight, router.bias[:, None]], dim=1).double()
+        # Folds start at zero: the old columns have seen the samples that the folds hold out.
+        requests = {str(fold): FitRequest(design, "client", problem, fold) for fold in range(holdout.used)}
+        requests["all"] = FitRequest(design, "client", problem, None, joined_start(point, facts.sizes))
+        states = solve_requests(cohort, requests, settings.rounds, settings.tolerance)
+        fitted = states.pop("all").iterate
+        held_out = cohort.held_out_router(design, [state.iterate for state in states.values()])
+        return replace(
+            router,
+            names=facts.names,
+            weight=fitted[:, :-1].to(router.weight),
+            bias=fitted[:, -1].to(router.bias),
+            log_prior=facts.log_prior.to(router.log_prior),
+            calibration=calibrate(held_out, facts.log_prior, cohort.temperature_tolerance),
+        )

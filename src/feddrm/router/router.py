@@ -22,7 +22,7 @@ from feddrm.router.row_checks import RowChecks
 from feddrm.router.solver.problem import Scaler
 
 NOBODY = -1
-ONE_SCALE = "train with one scale for all (data retina: --set normalise=common) and fit again"
+ONE_SCALE = "train with one scale for all (data retina: --set data.normalise=common) and fit again"
 UNSURE, SPELLING_REMEDY, DOWN = "unsure between clients", "unlike the training data", "no client is available"
 BROKEN = "a value is missing or infinite"
 IMPOSSIBLE = "a value cannot be"
@@ -154,7 +154,7 @@ class Router:
 
     def inputs(self, x: Tensor | NDArray[Any] | Sequence[Any]) -> Tensor:
         """Network inputs: raw images (whole numbers 0..255) are scaled, other numbers are taken as they are."""
-        x = _tensor(x)
+        x = as_tensor(x)
         if self.shape and tuple(x.shape) == self.shape:
             raise FeddrmError(f"one sample of shape {self.shape}, the router wants a batch of them: give x[None]")
         if self.shape and tuple(x.shape[1:]) != self.shape:
@@ -263,7 +263,8 @@ class Router:
         return torch.tensor([name in set(available) for name in self.names])
 
 
-def _tensor(x: Tensor | NDArray[Any] | Sequence[Any]) -> Tensor:
+def as_tensor(x: Tensor | NDArray[Any] | Sequence[Any]) -> Tensor:
+    """Samples as a tensor; what is no array of numbers is an error."""
     if isinstance(x, Tensor):
         return x
     try:

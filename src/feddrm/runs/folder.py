@@ -26,11 +26,11 @@ class RunFolder(RunFiles):
     """The files of one run, and how they are read and written."""
 
     @contextmanager
-    def exclusive(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[bool]:
         """Create the folder if there is none, and hold its lock until the end of the block.
 
-        A folder that holds something else is refused, and so is one that another process has locked. The
-        operating system frees the lock when the process ends.
+        Yields whether a process has held the lock before. A folder that holds something else is refused, and so is one
+        that another process has locked. The operating system frees the lock when the process ends.
         """
         if self.path.exists() and not self.path.is_dir():
             raise FeddrmError(f"{self.path} is a file: choose another --out")
@@ -43,14 +43,20 @@ class RunFolder(RunFiles):
             self.checkpoint.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise FeddrmError(f"cannot create {self.path} ({error.strerror}): choose another --out") from error
+        used_before = self.lock_file.exists()
         with locked(self.lock_file) as acquired:
             if not acquired:
                 raise FeddrmError(f"another process is at work in {self.path}: wait until it is done, or stop it")
-            yield
+            yield used_before
 
-    def open(self, config: Config, federation: Federation) -> State | None:
-        """The state to resume from; None at the start and for a finished run. Other settings or data are refused."""
-        if self.config_file.exists():
+    def open(self, config: Config, federation: Federation, used_before: bool) -> State | None:
+        """The state to resume from; None at the start and for a finished run. Other settings or data are refused.
+
+        A training that ended before its first round was evaluated or saved has left nothing to lose: its folder, which
+        its lock identifies, is taken over, whatever the settings and the data.
+        """
+        begun = any(file.exists() for file in (self.summary_file, self.state_file, self.metrics_file))
+        if self.config_file.exists() and (begun or not used_before):
             self._refuse_other_settings(config)
             self.refuse_other_data(federation, "choose another --out, or give the old data to resume it")
         else:

@@ -38,11 +38,7 @@ def tensorboard_listener(folder: Path, wanted: bool) -> Iterator[OnRound | None]
     if not wanted:
         yield None
         return
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise FeddrmError("tracking needs TensorBoard: pip install 'feddrm[track]'") from error
-    with SummaryWriter(str(folder)) as writer:
+    with require_tensorboard()(str(folder)) as writer:
 
         def write(result: RoundResult, metrics: dict[str, Any] | None, rounds: int) -> None:  # noqa: ARG001
             scalars = {"lr": result.lr, "loss": result.loss, **_flat(metrics or {})}
@@ -51,6 +47,15 @@ def tensorboard_listener(folder: Path, wanted: bool) -> Iterator[OnRound | None]
                     writer.add_scalar(name, value, result.state.round)
 
         yield write
+
+
+def require_tensorboard() -> Any:
+    """TensorBoard's writer; an error if it is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise FeddrmError("tracking needs TensorBoard: pip install 'feddrm[track]'") from error
+    return SummaryWriter
 
 
 def _flat(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Queries from files: images, or tables with the router's columns."""
+"""Queries from files: images, tables with the router's columns, or NumPy arrays."""
 
 from __future__ import annotations
 
@@ -7,37 +7,72 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.lib.npyio import NpzFile
 from torch import Tensor
 
 from feddrm.data.sources.csv_tables import read_rows
 from feddrm.data.sources.images import read_images
 from feddrm.errors import FeddrmError
+from feddrm.io.tensors import BROKEN_NPZ
 from feddrm.router import Router
+
+ARRAYS = (".npy", ".npz")
 
 
 def read_queries(
     router: Router, columns: Sequence[str] | None, paths: Sequence[Path], ignore: Sequence[str] = ()
 ) -> tuple[Tensor, list[str]]:
-    """The samples that the router takes, and a name for each: an image's path, or a table's path and row.
+    """The raw samples that the router takes, and a name for each: a file's path, with the row of a table or array.
 
     The router's schema encodes raw columns. ``ignore`` names columns of tables that are no inputs.
     """
-    if len(router.shape) == 3:
-        return _read_pictures(router.shape, paths), [str(path) for path in paths]
-    tables, names = [], []
+    parts: list[Tensor] = []
+    names: list[str] = []
     for path in paths:
-        rows, places = read_rows(path, tuple(columns) if columns else None, router.shape[0], router.schema, ignore)
-        tables.append(torch.from_numpy(rows))
+        if path.suffix.lower() in ARRAYS:
+            samples, places = _read_array(router.shape, path)
+        elif len(router.shape) == 3:
+            samples, places = _read_picture(router.shape, path), [str(path)]
+        else:
+            rows, places = read_rows(path, tuple(columns) if columns else None, router.shape[0], router.schema, ignore)
+            samples = torch.from_numpy(rows)
+        if parts and samples.dtype != parts[0].dtype:
+            raise FeddrmError(
+                f"{path} has values of type {samples.dtype}, {paths[0]} {parts[0].dtype}: ask about them apart"
+            )
+        parts.append(samples)
         names += places
-    return torch.cat(tables), names
+    return torch.cat(parts), names
 
 
-def _read_pictures(shape: Sequence[int], paths: Sequence[Path]) -> Tensor:
+def _read_picture(shape: Sequence[int], path: Path) -> Tensor:
     channels, height, width = shape
-    pictures = []
-    for path in paths:
-        pixels = read_images([path], (height, width), grey=channels == 1)
-        if pixels.shape[1] != channels:
-            raise FeddrmError(f"{path} has {pixels.shape[1]} channels, the router wants {channels}: convert it")
-        pictures.append(pixels)
-    return torch.from_numpy(np.concatenate(pictures))
+    pixels = read_images([path], (height, width), grey=channels == 1)
+    if pixels.shape[1] != channels:
+        raise FeddrmError(f"{path} has {pixels.shape[1]} channels, the router wants {channels}: convert it")
+    return torch.from_numpy(pixels)
+
+
+def _read_array(shape: Sequence[int], path: Path) -> tuple[Tensor, list[str]]:
+    """The samples in an .npy file, or in the array ``x`` of an .npz file.
+
+    Images are pixels 0..255, grey ones with or without an axis for the channel, or network inputs as floats.
+    """
+    try:
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            array = loaded["x"] if isinstance(loaded, NpzFile) else loaded
+    except BROKEN_NPZ as error:
+        raise FeddrmError(f"cannot read {path} ({error}): give an .npy file, or .npz with the array x") from error
+    if len(shape) == array.ndim == 3 and shape[0] == 1:
+        array = array[:, None]
+    if array.dtype.kind not in "uif" or array.shape[1:] != tuple(shape):
+        wanted = ", ".join(map(str, shape))
+        raise FeddrmError(f"{path} has shape {array.shape} ({array.dtype}): give an array of numbers [n, {wanted}]")
+    if len(shape) == 3 and array.dtype.kind in "ui":
+        if array.size and not 0 <= array.min() <= array.max() <= 255:
+            raise FeddrmError(f"{path} has pixels from {array.min()} to {array.max()}: give whole numbers 0..255")
+        array = array.astype(np.uint8)
+    else:
+        array = array.astype(np.float32)
+    return torch.from_numpy(array), [f"{path}[{i}]" for i in range(len(array))]

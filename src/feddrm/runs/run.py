@@ -1,14 +1,15 @@
-"""A run that was trained before: opened, described, and given a router."""
+"""A run that was trained before: opened, described, given a router, and asked."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from feddrm.data import Federation
 from feddrm.errors import FeddrmError
+from feddrm.predictor.answers import Answers, answer_queries
 from feddrm.router import Router, load_router
 from feddrm.runs.config import read_config
 from feddrm.runs.folder import RunFolder
@@ -17,10 +18,14 @@ from feddrm.runs.run_router import fit_run_router
 
 @dataclass(frozen=True)
 class Run:
-    """A finished or interrupted run: its folder, its configuration and, once finished, its summary."""
+    """A finished or interrupted run: its folder, its configuration and, once finished, its summary.
+
+    A run that :func:`feddrm.train` returned remembers its ``federation``; one that was opened from disk does not.
+    """
 
     path: Path
     config: Mapping[str, Any]
+    federation: Federation | None = field(default=None, compare=False)
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
@@ -49,12 +54,24 @@ class Run:
         return self.folder.metrics()
 
     def fit_router(self, federation: Federation | None = None, **settings: Any) -> Router:
-        """Fit the exact router into the run's folder; settings as for :func:`feddrm.runs.run_router.fit_run_router`."""
-        return fit_run_router(self.folder, self.config, federation, **settings)
+        """Fit the exact router into the run's folder; settings as for :func:`feddrm.runs.run_router.fit_run_router`.
+
+        The data are ``federation``, or what this run was trained on in this process, or loaded again by the settings.
+        """
+        return fit_run_router(self.folder, self.config, federation or self.federation, **settings)
 
     def router(self, device: str = "cpu") -> Router:
         """The router that was fitted before."""
         return load_router(self.folder.router, device)
+
+    def predict(self, x: Any, **options: Any) -> Answers:
+        """The answers of the run's clients to samples [N, ...], each routed to the client that should answer it.
+
+        Options: ``client`` asks one client by name, without routing. ``consult=2`` asks the two best clients and mixes
+        their answers. ``abstain="answer"`` gives labels where the router abstains, too. ``answer`` is ``trained`` or
+        ``refit``. All others (rule, coverage, available) are those of :meth:`feddrm.router.Router.route`.
+        """
+        return answer_queries(self.folder, x, **options)
 
     def __repr__(self) -> str:
         names = {part: self.config.get(part, {}).get("name") for part in ("data", "method", "model")}

@@ -11,15 +11,13 @@ from typing import Any
 import torch
 
 from feddrm.data import Client, Split, View
-from feddrm.engine import router_kernels
 from feddrm.errors import FeddrmError
 from feddrm.router import Router, join_client, leave, load_heads, load_router, read_manifest, save_router
+from feddrm.router.artifact import TRAINED_CLIENTS, trained_clients
 from feddrm.router.router import ONE_SCALE
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.query_files import read_queries
 from feddrm.runs.run_router import load_run_federation
-
-TRAINED_CLIENTS = "trained_clients"  # a note in the manifest
 
 
 def leave_run_router(folder: RunFolder, clients: Sequence[str], out: Path | None = None) -> Router:
@@ -60,7 +58,7 @@ def join_run_router(
     newcomer = Client(name, samples, samples, View(mean=router.input_mean, std=router.input_std))
     members = [federation.clients[federation.names.index(known)] for known in router.names]
     together = replace(federation, clients=(*members, newcomer), gallery=None)
-    with _target(folder, out) as target, router_kernels(int(together.sizes.sum())):
+    with _target(folder, out) as target:
         joined = join_client(router, together, manifest["notes"]["chosen"]["router"]["ridge"])
         heads = {key: value for key, value in load_heads(folder.router).items() if key != "joint"}
         # The joint model and the stacks that use it know nothing of the new client.
@@ -80,11 +78,6 @@ def _target(folder: RunFolder, out: Path | None) -> Iterator[Path]:
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise FeddrmError(f"{out} is not an empty folder: choose another --out, or change the run with --in-place")
     yield out
-
-
-def trained_clients(manifest: Mapping[str, Any]) -> list[str]:
-    """All clients of the training in their order, also if some have left the router since."""
-    return list(manifest["notes"].get(TRAINED_CLIENTS, manifest["clients"]))
 
 
 def _write_without(source: Path, clients: Sequence[str], target: Path) -> Router:

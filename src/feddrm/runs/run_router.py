@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from feddrm.data import DEPLOYED, Federation, load
-from feddrm.engine import Plan, arithmetic, load_state, router_kernels
+from feddrm.engine import Plan, arithmetic, load_state
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import Predictions, Queries, predict
 from feddrm.io.atomic import write_atomically
@@ -101,8 +101,7 @@ def _fit(
         unused = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         return predictions(Queries(x, unused, unused)).logits.double().log_softmax(-1)
 
-    with router_kernels(int(federation.sizes.sum())):
-        fitted = fit_router(net, state.shared, federation, settings, published=published, on_step=on_step)
+    fitted = fit_router(net, state.shared, federation, settings, published=published, on_step=on_step)
     test = pooled_test_set(config, federation, state.round)
     answered = predictions(test, config.threads)
     return fitted, evaluate_router(fitted, net, state.shared, test, answered, federation.weights)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from feddrm.methods import Method
 from feddrm.models import Model
 from feddrm.runs.config import Machine, resolve, training_settings
 from feddrm.runs.folder import RunFolder
-from feddrm.runs.listeners import OnRound, progress_listener, tensorboard_listener
+from feddrm.runs.listeners import OnRound, progress_listener, require_tensorboard, tensorboard_listener
 from feddrm.runs.run import Run
 from feddrm.runs.training_session import TrainingSession
 from feddrm.threads import intra_op_threads
@@ -46,6 +47,8 @@ def train(  # noqa: PLR0913 (the public signature)
     scalars.
     """
     _check_early(data, method, model, settings)
+    if track:
+        require_tensorboard()
     if data_settings and not isinstance(data, str):
         raise FeddrmError("data_settings are for data given by name: this federation is made already, leave them out")
     names = [given if isinstance(given, str) else given.name for given in (data, method)]
@@ -60,19 +63,19 @@ def train(  # noqa: PLR0913 (the public signature)
         if (warning := federation.scale_warning()) is not None:
             log.warning("%s", warning)
         folder = RunFolder(out)
-        with folder.exclusive():
-            state = folder.open(config, federation)
-            if folder.summary_file.exists():
-                return Run.open(out)
-            with (
-                intra_op_threads(1),
-                arithmetic(config.precision, config.device).set(),
-                tensorboard_listener(folder.tensorboard, track) as record,
-            ):
-                session = TrainingSession(config, federation.to(config.device), folder)
-                with cpu_kernels(session.net, config.plan.batch_size):
+        # Nothing is written before all checks have passed: building the network is one of them.
+        session = TrainingSession(config, federation.to(config.device), folder)
+        with folder.exclusive() as used_before:
+            state = folder.open(config, federation, used_before)
+            if not folder.summary_file.exists():
+                with (
+                    intra_op_threads(1),
+                    arithmetic(config.precision, config.device).set(),
+                    tensorboard_listener(folder.tensorboard, track) as record,
+                    cpu_kernels(session.net, config.plan.batch_size),
+                ):
                     session.train(state, [listen for listen in (on_round, show, record) if listen is not None])
-            return Run.open(out)
+            return replace(Run.open(out), federation=federation)
 
 
 def train_seeds(

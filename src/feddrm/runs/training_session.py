@@ -53,13 +53,14 @@ class TrainingSession:
         self.replay = Replay() if engine_for(config.engine, config.device) == "graph" else None
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats()
-        self.seconds = folder.read_json(folder.seconds_file) or {"train": 0.0, "evaluate": 0.0}
+        self.seconds = {"train": 0.0, "evaluate": 0.0}
         self.next_save = time.monotonic() + CHECKPOINT_SECONDS
         self.collapsed_in_a_row = 0
 
     def train(self, state: State | None, listeners: Sequence[OnRound]) -> None:
         """Train from ``state``, or from the start, to the last round and finish the run."""
         config, rounds = self.config, self.config.plan.rounds
+        self.seconds |= self.folder.read_json(self.folder.seconds_file) or {}
         if state is None:
             DatasetSummary.of(self.federation).write(self.folder.path)
             leaves = {leaf: value.detach() for leaf, value in self.net.named_parameters()}
@@ -78,9 +79,10 @@ class TrainingSession:
                 self.seconds["train"] += time.perf_counter() - began
                 if self.diverged(result):
                     self.save(state)
+                    elsewhere = ", and choose another --out" if state.round else ""
                     raise FeddrmError(
                         f"the loss is not finite after round {result.state.round}: lower --lr (it is "
-                        f"{config.plan.lr:g}) or scale the data, and choose another --out"
+                        f"{config.plan.lr:g}) or scale the data{elsewhere}"
                     )
                 metrics = None
                 if config.evaluation.due(result.state.round, rounds):
@@ -109,7 +111,9 @@ class TrainingSession:
         return not all(bool(value.isfinite().all()) for leaves in parts for value in leaves.values())
 
     def save(self, state: State) -> None:
-        """Write a checkpoint and decide when the next one is due."""
+        """Write a checkpoint, unless no round is done, and decide when the next one is due."""
+        if not state.round:
+            return
         began = time.monotonic()
         self.folder.save(state)
         self.folder.write_json(self.folder.seconds_file, self.seconds)

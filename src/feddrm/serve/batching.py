@@ -7,9 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Generic, TypeVar
-
-import numpy as np
+from typing import Generic, TypeVar
 
 Query = TypeVar("Query")
 Answer = TypeVar("Answer")
@@ -115,22 +113,3 @@ class Batcher(Generic[Query, Answer]):
                 future.set_exception(answer)
             else:
                 future.set_result(answer)
-
-
-def compute_in_groups(queries: Sequence[tuple[Any, ...]], compute: Callable[..., Any]) -> list[Any]:
-    """Answer queries ``(kind, samples, *options)``; those with the same kind, data type and options in one pass.
-
-    ``compute(kind, samples, *options)`` returns something with one row per sample that can be sliced.
-    """
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for i, (kind, samples, *options) in enumerate(queries):
-        groups.setdefault((kind, samples.dtype, *options), []).append(i)
-    answers: dict[int, Any] = {}
-    for (kind, _, *options), members in groups.items():
-        rows = compute(kind, np.concatenate([queries[i][1] for i in members]), *options)
-        start = 0
-        for i in members:
-            stop = start + len(queries[i][1])
-            answers[i] = rows[start:stop]
-            start = stop
-    return [answers[i] for i in range(len(queries))]

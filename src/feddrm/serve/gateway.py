@@ -16,6 +16,7 @@ from starlette.requests import Request
 
 from feddrm.errors import FeddrmError
 from feddrm.io.run_files import RunFiles
+from feddrm.predictor.predictor import class_names, known_classes
 from feddrm.router import read_manifest
 from feddrm.router.router import ONE_SCALE
 from feddrm.serve.auth import ApiKeys
@@ -23,7 +24,6 @@ from feddrm.serve.http.authorise import authorise
 from feddrm.serve.http.decode import Array
 from feddrm.serve.http.error_responses import ApiError
 from feddrm.serve.loaded_router import Decisions, LoadedRouter, RouterQuery, artifact_version
-from feddrm.serve.predictor.predictor import class_names, known_classes
 from feddrm.serve.schemas import Options, PredictOptions
 from feddrm.serve.settings import GatewaySettings
 from feddrm.serve.telemetry.audit import AuditLog, AuditRecord

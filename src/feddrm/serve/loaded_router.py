@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from feddrm.engine.kernels import largest_product
 from feddrm.errors import FeddrmError, FieldProblem
+from feddrm.predictor.query_groups import compute_in_groups
 from feddrm.router import Decision, Router, load_router, read_manifest
 from feddrm.router.artifact import MANIFEST
-from feddrm.serve.batching import Batcher, compute_in_groups
+from feddrm.serve.batching import Batcher
 from feddrm.serve.http.decode import InputSpec
 from feddrm.serve.settings import GatewaySettings
 from feddrm.serve.telemetry.metrics import Metrics

@@ -22,9 +22,9 @@ from starlette.types import ASGIApp
 from feddrm.errors import FeddrmError
 from feddrm.io.run_files import RunFiles
 from feddrm.io.text import yaml_bytes
+from feddrm.predictor.predictor import Predictor
 from feddrm.router import read_manifest
 from feddrm.serve.http.connection import connection_class
-from feddrm.serve.predictor.predictor import Predictor
 from feddrm.serve.predictor.predictor_app import build_predictor
 from feddrm.serve.settings import HttpSettings, PredictorSettings
 from feddrm.serve.telemetry.logs import json_logging

@@ -61,9 +61,9 @@ def test_settings_hold_absolute_paths_and_nothing_empty(root: Path, monkeypatch:
 
 
 def test_missing_settings_are_named() -> None:
-    with refused("'folders' needs to know where your data are", "--set path=..."):
+    with refused("'folders' needs to know where your data are", "--set data.path=..."):
         load("folders")
-    with refused("'csv' needs to know which column to predict", "--set label=..."):
+    with refused("'csv' needs to know which column to predict", "--set data.label=..."):
         load("csv", path="a.csv")
     with refused("folders: test_fraction=1.5", "between 0 and 1"):
         load("folders", path="pets", test_fraction=1.5)

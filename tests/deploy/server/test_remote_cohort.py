@@ -17,13 +17,13 @@ from feddrm.deploy.server.remote_cohort import Ask, RemoteCohort
 from feddrm.deploy.server.training import ServerState
 from feddrm.deploy.site.site import Site
 from feddrm.deploy.wire.messages import Message, unpack
-from feddrm.engine import router_kernels
 from feddrm.router import FittedRouter, Recipe, RouterSettings, fit_router, load_heads, load_router, read_manifest
 from feddrm.router.fit.cohort import FitRequest, HeldOutHeads, Target, Trunk
 from feddrm.router.fit.fit_router import fit_cohort
 from feddrm.router.fit.local_cohort import LocalCohort
 from feddrm.router.settings import Holdout
 from feddrm.router.solver.problem import Problem, add
+from feddrm.threads import router_kernels
 
 pytestmark = pytest.mark.slow
 

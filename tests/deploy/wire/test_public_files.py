@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from deployment import NAMES, Deployed, private_leaves
 from feddrm.cli.app import app
 from feddrm.deploy.wire.public_files import write_public
+from feddrm.predictor.predictor import Predictor
 from feddrm.runs import Run
-from feddrm.serve.predictor.predictor import Predictor
 from refusal import refused
 
 Make = Callable[..., Deployed]

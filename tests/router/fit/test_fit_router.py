@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from feddrm.router import FittedRouter, RouterSettings, fit_router
 from feddrm.router.evaluate import evaluate_router
 from feddrm.router.fit.calibration import STRANGER
 from feddrm.router.policy import by_rule, consult
+from feddrm.threads import intra_op_threads
 
 WIDTH, CLASSES = 150, 3
 
@@ -81,3 +84,32 @@ def test_nobody_of_the_federation_is_a_stranger(federation: Federation, fitted: 
     rows = torch.cat([client.view(client.train.x) for client in federation.clients]).float()
     strange = fitted.router.scaler(rows).square().mean(1)
     assert fitted.router.calibration.unlike_above == pytest.approx(STRANGER * float(strange.max()), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_the_documented_router_without_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "router.md").read_text()
+    (script,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(script, {})
+    shares = re.findall(r"([\d.]+)%", capsys.readouterr().out)
+    assert len(shares) == 8
+    assert min(map(float, shares)) > 90
+
+
+def test_a_small_fit_uses_one_thread_and_leaves_the_setting_as_it_was(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it, a fit outside of a run took seven times as long beside other load."""
+    seen: list[int] = []
+
+    def fit_cohort(*_: Any) -> None:
+        seen.append(torch.get_num_threads())
+
+    monkeypatch.setattr("feddrm.router.fit.fit_router.fit_cohort", fit_cohort)
+    with intra_op_threads(2):
+        fit_router(None, {}, federation)
+        assert torch.get_num_threads() == 2
+    assert seen == [1]

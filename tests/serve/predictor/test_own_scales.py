@@ -18,9 +18,9 @@ from PIL import Image
 from feddrm.data import Federation, load
 from feddrm.data.datasets.retina import VIEWS
 from feddrm.models import Mlp
+from feddrm.predictor.predictor import Predictor
 from feddrm.router import load_router
 from feddrm.runs import Run, train
-from feddrm.serve.predictor.predictor import Predictor
 from refusal import refused
 from serving import Launch
 
@@ -90,7 +90,7 @@ def test_the_router_takes_no_raw_pixels(own: Path, eyes: Federation) -> None:
     assert router.own_scales
     assert summary["router"]["own_scales"] is True
     for client in eyes.clients:
-        with refused("takes no raw pixels", "--set normalise=common"):
+        with refused("takes no raw pixels", "--set data.normalise=common"):
             router.route(client.test.x)
     home = [router.route(c.view(c.test.x)).client == i for i, c in enumerate(eyes.clients)]
     expected = summary["client_accuracy"]["exact_density"]["mean"]
@@ -141,7 +141,7 @@ def test_the_commands_report_own_scales(own: Path, data: Path, tmp_path: Path) -
     picture = next((data / "retina_balanced").rglob("*.png"))
     routed = feddrm("route", tmp_path / "run", picture)
     assert routed.returncode == 1
-    assert "--set normalise=common" in routed.stderr
+    assert "--set data.normalise=common" in routed.stderr
 
 
 def test_the_gateway_takes_scaled_inputs_but_no_raw_pixels(

@@ -9,10 +9,10 @@ import httpx
 import pytest
 import torch
 
+from feddrm.predictor.predictor import Predictor
 from feddrm.router import load_router
 from feddrm.serve.auth import add_key
 from feddrm.serve.oip.codec import write_infer
-from feddrm.serve.predictor.predictor import Predictor
 from feddrm.serve.predictor.predictor_app import build_predictor
 from feddrm.serve.settings import PredictorSettings
 

@@ -23,7 +23,7 @@ class UserDataset(Dataset):
         super().check()
         Division.checked(self.name, self.test_fraction, self.seed)
         if not self.path:
-            raise SettingError(f"'{self.name}' needs to know where your data are: give path (--set path=...)")
+            raise SettingError(f"'{self.name}' needs to know where your data are: give path (--set data.path=...)")
 
     def settings(self) -> dict[str, Any]:
         # An absolute path, so that a later command finds the files from any folder.
@@ -33,7 +33,7 @@ class UserDataset(Dataset):
 
 @dataclass(frozen=True)
 class Folders(UserDataset):
-    """Your own images: one folder per client with class sub-folders (--set path=...)"""
+    """Your own images: one folder per client with class sub-folders (--set data.path=...)"""
 
     name: ClassVar[str] = "folders"
     size: int | None = None
@@ -44,7 +44,7 @@ class Folders(UserDataset):
 
 @dataclass(frozen=True)
 class Csv(UserDataset):
-    """Your own tables: a folder with one file per client, or one file with a client column (--set path=...)"""
+    """Your own tables: a folder with one file per client, or one file with a client column (--set data.path=...)"""
 
     name: ClassVar[str] = "csv"
     label: str = ""
@@ -56,7 +56,7 @@ class Csv(UserDataset):
     def check(self) -> None:
         super().check()
         if not self.label:
-            raise SettingError("'csv' needs to know which column to predict: give label (--set label=...)")
+            raise SettingError("'csv' needs to know which column to predict: give label (--set data.label=...)")
 
     def settings(self) -> dict[str, Any]:
         paths = {key: str(Path(path).resolve()) for key, path in (("test", self.test), ("schema", self.schema)) if path}

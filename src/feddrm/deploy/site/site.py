@@ -28,13 +28,13 @@ from feddrm.deploy.wire.messages import (
 )
 from feddrm.deploy.wire.public_files import SOURCE, without_public, write_public
 from feddrm.deploy.wire.run_spec import RunSpec
-from feddrm.engine import router_kernels
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
 from feddrm.io.run_files import CLIENTS_FOLDER, PRIVATE, SHARED
 from feddrm.io.tensors import join_slots, tensor_bytes
 from feddrm.io.text import yaml_bytes
 from feddrm.methods import Tensors
+from feddrm.threads import router_kernels
 
 KEY, SERVER_KEY, UPLOADS, FAULTS = "node.key", "server.pub", "uploads.json", "faults.log"
 

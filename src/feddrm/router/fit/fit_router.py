@@ -29,6 +29,7 @@ from feddrm.router.fit.selection import Progress, Softmax, choose_recipe
 from feddrm.router.router import Router
 from feddrm.router.settings import Holdout, RouterSettings
 from feddrm.router.solver.problem import Problem, Scaler
+from feddrm.threads import router_kernels
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,10 +73,12 @@ def fit_router(
 ) -> FittedRouter:
     """Fit the exact router and, where asked, the heads to a federation whose samples are here.
 
-    ``shared`` are the leaves that the server holds. ``published``, the clients' own models, allow one more stack.
+    ``shared`` are the leaves that the server holds. Without a net and leaves (None, {}) the router looks at the samples
+    themselves and needs no training. ``published``, the clients' own models, allow one more stack.
     """
     settings = settings or RouterSettings()
-    return fit_cohort(LocalCohort(federation, settings, published), Trunk(net, dict(shared)), settings, on_step)
+    with router_kernels(int(federation.sizes.sum())):
+        return fit_cohort(LocalCohort(federation, settings, published), Trunk(net, dict(shared)), settings, on_step)
 
 
 def fit_cohort(cohort: Cohort, trunk: Trunk, settings: RouterSettings, on_step: Progress | None = None) -> FittedRouter:

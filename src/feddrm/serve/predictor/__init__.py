@@ -1,1 +1,1 @@
-"""A client's predictor: the model (shared leaves and the client's private ones) and its application."""
+"""A client's predictor as an HTTP application."""

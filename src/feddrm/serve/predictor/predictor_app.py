@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from feddrm._version import __version__
 from feddrm.engine.kernels import largest_product
 from feddrm.errors import FeddrmError
+from feddrm.predictor.predictor import Predictor
 from feddrm.serve.auth import ApiKeys
 from feddrm.serve.batching import Batcher
 from feddrm.serve.http.authorise import authorise
@@ -20,7 +21,6 @@ from feddrm.serve.http.decode import Array, InputSpec, check_samples
 from feddrm.serve.http.error_responses import ApiError, install_error_handlers
 from feddrm.serve.http.middleware import FastPaths, RequestMiddleware
 from feddrm.serve.oip.oip_routes import Outputs, Tensors, add_oip_routes, answer_infer
-from feddrm.serve.predictor.predictor import Predictor
 from feddrm.serve.settings import PredictorSettings
 from feddrm.threads import without_onednn_if_small
 

@@ -21,14 +21,13 @@ from feddrm.io.text import broken, read_json, read_yaml
 from feddrm.methods import Method
 from feddrm.models import Model, Net, is_trunk, part
 from feddrm.plugins import require_plugins
+from feddrm.predictor.query_groups import compute_in_groups
 from feddrm.registry import nearest
 from feddrm.router import Recipe, Router, load_heads, load_router, read_manifest
-from feddrm.router.artifact import manifest_model
+from feddrm.router.artifact import manifest_model, trained_clients
 from feddrm.router.features.base import extract
 from feddrm.router.solver.client_statistics import logits_at
 from feddrm.router.solver.problem import Scaler
-from feddrm.runs.run_membership import trained_clients
-from feddrm.serve.batching import compute_in_groups
 
 ANSWERS = ("trained", "refit")
 COPY_AGAIN = "copy the run again"

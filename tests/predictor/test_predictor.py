@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from feddrm.data import load
 from feddrm.models import Mlp
+from feddrm.predictor.predictor import Predictor, class_names
 from feddrm.router import load_router
 from feddrm.runs import Run, train
-from feddrm.serve.predictor.predictor import Predictor, class_names
 from refusal import refused
 
 pytestmark = pytest.mark.slow

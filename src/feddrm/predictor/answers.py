@@ -1,0 +1,183 @@
+"""Answers without a server: every query is routed, and the chosen clients of a run folder are asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from feddrm.engine import CPU_QUERIES
+from feddrm.errors import FeddrmError, SettingError
+from feddrm.io.run_files import RunFiles
+from feddrm.predictor.predictor import Predictor, class_names
+from feddrm.registry import check_choice, nearest
+from feddrm.router import Decision, Router, load_router, read_manifest
+from feddrm.router.policy import consult as mixture
+from feddrm.router.router import as_tensor
+
+ABSTAIN = ("mark", "answer")
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """The answers to N queries.
+
+    ``client_probability`` [N] says how sure the router is of the client, ``label_probability`` [N] how sure the
+    clients that answered are of the label. ``client`` is the best client, ``answered`` has all that were asked, the
+    best one first. A query from which the router abstains has no label (None), nobody answers it, and its class
+    probabilities are not numbers (nan), unless ``abstain="answer"`` asked for them. Without routing, ``decision`` is
+    None and ``client_probability`` is nan.
+    """
+
+    classes: tuple[str, ...]
+    labels: tuple[str | None, ...]
+    label_probability: Tensor
+    probabilities: Tensor  # [N, classes]
+    client: tuple[str | None, ...]
+    client_probability: Tensor
+    answered: tuple[tuple[str, ...], ...]
+    decision: Decision | None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __repr__(self) -> str:
+        given = sum(label is not None for label in self.labels)
+        return f"Answers({given} labels for {len(self)} queries, {len(self.classes)} classes)"
+
+    def as_dicts(self, queries: Sequence[str]) -> list[dict[str, Any]]:
+        """Plain values for JSON, one dictionary per query, under the names of the gateway's answers."""
+        decision = self.decision
+        return [
+            {
+                "query": query,
+                "label": self.labels[i],
+                "label_probability": _number(self.label_probability[i]),
+                "client": self.client[i],
+                "client_probability": _number(self.client_probability[i]),
+                "answered": list(self.answered[i]),
+                "abstain": decision is not None and bool(decision.abstain[i]),
+                "reason": "" if decision is None else decision.reason[i],
+                "probabilities": None
+                if self.labels[i] is None
+                else dict(zip(self.classes, self.probabilities[i].tolist(), strict=True)),
+            }
+            for i, query in enumerate(queries)
+        ]
+
+    def csv_table(self, queries: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
+        """Header and rows: the fields of :meth:`as_dicts`, then the probability of every class."""
+        entries = self.as_dicts(queries)
+        header = [name for name in (entries[0] if entries else ()) if name != "probabilities"]
+        rows = []
+        for entry in entries:
+            cells = entry | {"answered": ",".join(entry["answered"])}
+            given = entry["probabilities"] or {}
+            rows.append([*(cells[name] for name in header), *(given.get(label) for label in self.classes)])
+        return [*header, *(f"probability of {label}" for label in self.classes)], rows
+
+
+def answer_queries(
+    run: RunFiles,
+    x: Tensor | NDArray[Any] | Sequence[Any],
+    *,
+    client: str | None = None,
+    consult: int = 1,
+    abstain: str = "mark",
+    answer: str = "trained",
+    **routing: Any,
+) -> Answers:
+    """Route raw samples or network inputs [N, ...], and ask the ``consult`` best clients of each.
+
+    ``client`` names one client to ask about all samples, without routing. ``answer`` is ``trained`` or ``refit``, as
+    for :meth:`Predictor.load`. ``routing`` has the options of :meth:`feddrm.router.Router.route`.
+    """
+    check_choice("abstain", abstain, ABSTAIN)
+    router, samples = load_router(run.router), as_tensor(x).detach().cpu()
+    number = len(samples)
+    if client is None:
+        decision = router.route(samples, **routing)
+        chosen, log_weights = _best_clients(router, decision, consult, routing.get("available"))
+        asked = decision.client >= 0
+        if abstain == "mark":
+            asked &= ~decision.abstain
+        best = [None if place < 0 else router.names[place] for place in decision.client.tolist()]
+        client_probability = decision.probabilities.gather(1, chosen[:, :1])[:, 0].double()
+    else:
+        _check_client(router, client, consult, routing)
+        decision, best = None, [client] * number
+        chosen, log_weights = torch.full((number, 1), router.names.index(client)), torch.zeros(number, 1)
+        asked, client_probability = torch.ones(number, dtype=torch.bool), torch.full((number,), math.nan).double()
+    classes = class_names(run.path, int(read_manifest(run.router)["classes"]))
+    probabilities = torch.full((number, len(classes)), math.nan, dtype=torch.float64)
+    probabilities[asked] = _ask(run, router, answer, samples[asked], chosen[asked], log_weights[asked].double())
+    top, label = probabilities.max(1)
+    return Answers(
+        classes,
+        tuple(classes[k] if given else None for k, given in zip(label.tolist(), asked.tolist(), strict=True)),
+        top,
+        probabilities,
+        tuple(best),
+        client_probability,
+        tuple(
+            tuple(router.names[i] for i in row) if given else ()
+            for row, given in zip(chosen.tolist(), asked.tolist(), strict=True)
+        ),
+        decision,
+    )
+
+
+def _best_clients(
+    router: Router, decision: Decision, consult: int, available: Sequence[str] | Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The numbers [N, k] of the best available clients, best first, and the logarithms of their weights."""
+    if not 1 <= consult <= router.clients:
+        raise SettingError(f"consult {consult} of {router.clients} clients: give 1 to {router.clients}")
+    names = router.names if available is None else available
+    mask = names if isinstance(names, Tensor) else torch.tensor([name in names for name in router.names])
+    top = decision.probabilities.double().masked_fill(~mask, -1).topk(max(1, min(consult, int(mask.sum()))))
+    weights = top.values.clamp_min(0)
+    # Clients so unlikely that all weights are zero are mixed equally.
+    weights = torch.where(weights.sum(1, keepdim=True) > 0, weights, torch.ones_like(weights))
+    return top.indices, weights.log().log_softmax(1)
+
+
+def _check_client(router: Router, client: str, consult: int, routing: dict[str, Any]) -> None:
+    if client not in router.names:
+        names = ", ".join(router.names)
+        raise FeddrmError(f"unknown client '{client}'{nearest(client, router.names)} (there are: {names})")
+    given = ["consult"] * (consult != 1) + [name for name, value in routing.items() if value is not None]
+    if given:
+        raise SettingError(f"client '{client}' is asked alone, without the router: leave out {' and '.join(given)}")
+
+
+def _ask(run: RunFiles, router: Router, answer: str, x: Tensor, chosen: Tensor, log_weights: Tensor) -> Tensor:
+    """Class probabilities [n, K]: the mixture of the answers of every sample's ``chosen`` clients [n, k]."""
+    classes = int(read_manifest(run.router)["classes"])
+    answers = torch.zeros(*chosen.T.shape, classes, dtype=torch.float64)
+    for number in sorted(set(chosen.flatten().tolist())):
+        predictor = _load_predictor(run, router.names[number], answer)
+        places = (chosen == number).nonzero()  # pairs of sample and rank
+        for part in places.split(CPU_QUERIES):
+            sample, rank = part.T
+            answers[rank, sample] = torch.from_numpy(predictor([("inputs", x[sample].numpy())])[0])
+    return mixture(log_weights, answers.log()).exp()
+
+
+def _load_predictor(run: RunFiles, client: str, answer: str) -> Predictor:
+    file = run.client(client).private_file
+    if not file.is_file():
+        raise FeddrmError(
+            f"{run.path} has no private part of client '{client}' ({file}): ask that client through a gateway "
+            "('feddrm query'), or one whose private part is here (--client NAME)"
+        )
+    return Predictor.load(run.client(client).path, run.path, answer)
+
+
+def _number(value: Tensor) -> float | None:
+    return None if value.isnan() else float(value)
