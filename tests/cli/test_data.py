@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -119,9 +120,29 @@ def test_a_schema_is_drafted_and_used(capsys: pytest.CaptureFixture[str], tmp_pa
     assert err.count("\n") == 1
     code, out, err = call(capsys, "data", "schema", str(table), "--label", "y", "--client", "site")
     assert (code, err) == (0, "")
-    (tmp_path / "schema.yaml").write_text(out)
+    drafted = ("data", "schema", str(table), "--label", "y", "--client", "site", "--out", str(tmp_path / "schema.yaml"))
+    assert call(capsys, *drafted)[0] == 0
+    assert (tmp_path / "schema.yaml").read_text() == out
+    assert_one_line(call(capsys, *drafted), 2, "may have been edited")
     code, out, err = call(capsys, "data", "info", "csv", *words, f"--set=schema={tmp_path / 'schema.yaml'}")
     assert (code, err) == (0, "")
     assert "raw columns: a, b (schema " in out
     failed = call(capsys, "data", "schema", str(table), "--label", "z")
     assert_one_line(failed, 1, "no column 'z' to leave out")
+
+
+def test_the_commands_of_the_documentation_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "tables.md").read_text()
+    (block,) = re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
+    lines = [f"{i % 2},{20 + i},{('yes', 'no', '')[i % 3]},{'xyz'[i % 3]}\n" for i in range(30)]
+    (tmp_path / "visits.csv").write_text("outcome,age,smoker,hospital\n" + "".join(lines))
+    monkeypatch.chdir(tmp_path)
+    for command in block.splitlines():
+        words, _, target = command.partition(" > ")
+        code, out, err = call(capsys, *words.split()[1:])
+        assert (code, err) == (0, "")
+        if target:
+            Path(target).write_text(out)
+    assert "raw columns: age, smoker" in out

@@ -22,6 +22,7 @@ from feddrm.cli.data_options import (
     open_federation,
 )
 from feddrm.cli.output import JsonFlag, print_json, print_table
+from feddrm.errors import SettingError
 
 app = typer.Typer(
     help="Show a federation: sizes, classes and shifts; draft a table schema.",
@@ -131,14 +132,23 @@ def schema(
     label: Annotated[str | None, typer.Option(help="The column to predict; it is left out.")] = None,
     client: Annotated[str | None, typer.Option(help="The column that names the client; it is left out.")] = None,
     drop: Annotated[list[str] | None, typer.Option(help="Another column to leave out; repeatable.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write it to this file (default: print it).")] = None,
 ) -> None:
-    """Print a first table schema for csv data: edit it, then give it to every client.
+    """Draft a table schema for csv data: edit it, then give it to every client.
 
     Centres and scales are rounded statistics of the tables you name: name some that may be shown.
 
-    Example: feddrm data schema visits.csv --label outcome --client hospital > schema.yaml
+    Example: feddrm data schema visits.csv --label outcome --client hospital --out schema.yaml
     """
     from feddrm.data.sources.schema_draft import draft_schema
+    from feddrm.io.atomic import write_atomically
 
     others = [name for name in (label, client, *(drop or ())) if name]
-    typer.echo(draft_schema(files, others).decode(), nl=False)
+    text = draft_schema(files, others)
+    if out is None:
+        typer.echo(text.decode(), nl=False)
+        return
+    if out.exists():
+        raise SettingError(f"{out} exists, and may have been edited: remove it, or give another --out")
+    write_atomically(out, text)
+    typer.echo(f"wrote {out}: edit it before you train")

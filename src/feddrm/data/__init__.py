@@ -13,6 +13,7 @@ from feddrm.data.federation import DEPLOYED, Federation
 from feddrm.data.partition import PARTITIONS, partition
 from feddrm.data.pool import Pool
 from feddrm.data.shift import SHIFTS, ColourShift, colour_shifts
+from feddrm.data.tables.table_schema import TableSchema
 from feddrm.data.view import View
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "RandomResizedCrop",
     "Retina",
     "Split",
+    "TableSchema",
     "View",
     "batch",
     "colour_shifts",

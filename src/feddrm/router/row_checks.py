@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from torch import Tensor
 
-from feddrm.data.tables.column_kinds import Usual
+from feddrm.data.tables.column_kinds import FAR, Usual
 from feddrm.data.tables.table_schema import TableSchema
 from feddrm.errors import FieldProblem
 from feddrm.router.solver.problem import Scaler
@@ -28,10 +29,13 @@ class RowChecks:
         x = inputs.detach().cpu().double().numpy()
         if self.schema is not None:
             return self.schema.problems(x, self.usual)
-        names = self.columns or [f"x{i}" for i in range(x.shape[1])]
+        if self.usual is None:
+            return []
+        means, deviations = np.array(self.usual).T
+        suspects = (np.abs(x - means) > FAR * deviations).any(axis=0)  # few of perhaps thousands of columns
         found = [
-            FieldProblem(row, name, float(f"{x[row, i]:.6g}"), problem)
-            for i, (name, usual) in enumerate(zip(names, self.usual or (), strict=False))
-            for row, problem in usual.flags(x[:, i])
+            FieldProblem(row, self.columns[i] if self.columns else f"x{i}", float(f"{x[row, i]:.6g}"), problem)
+            for i in np.flatnonzero(suspects).tolist()
+            for row, problem in self.usual[i].flags(x[:, i])
         ]
         return sorted(found, key=lambda problem: problem.row)

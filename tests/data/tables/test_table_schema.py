@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -134,3 +135,10 @@ def test_a_problem_as_json_is_short_and_plain() -> None:
     assert FieldProblem(1, "a", "x" * 100, "bad").as_dict()["value"] == "x" * 64
     assert FieldProblem(1, "a", float("nan"), "bad").as_dict()["value"] == "nan"
     assert FieldProblem(1, "a", None, "bad").as_dict() == {"row": 1, "column": "a", "value": None, "problem": "bad"}
+
+
+def test_the_documented_schema_can_be_read(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "tables.md").read_text()
+    (block,) = re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)
+    (tmp_path / "schema.yaml").write_text(block)
+    assert TableSchema.load(tmp_path / "schema.yaml").names == ("age", "chol", "smoker")
