@@ -90,7 +90,7 @@ def report_page(table: RunTable) -> str:
         runs=[_view(group, f"r{i}") for i, group in enumerate(groups, 1)],
         datasets=", ".join(dict.fromkeys(record.data for record in table.records)),
         results=table.table(links=several),
-        paired=Table.of([header[0].capitalize(), *header[1:]], differences, DIFFERENCES) if differences else None,
+        paired=Table.of([h.capitalize() for h in header], differences, DIFFERENCES) if differences else None,
         comparison=_comparison(groups) if several else (),
         meanings=[(kind.capitalize(), MEANINGS[kind]) for kind in KINDS if kind in kinds],
         differences=_differences(groups) if several else None,

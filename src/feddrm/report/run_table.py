@@ -9,7 +9,7 @@ from itertools import combinations, groupby
 from pathlib import Path
 from typing import Any
 
-from feddrm.report.accuracy_measures import BEST, BY_RULE, Measure, Score
+from feddrm.report.accuracy_measures import BEST, BY_RULE, Measure, Score, rule_label
 from feddrm.report.run_group import RunGroup, distinct_names, find_runs, group_runs
 from feddrm.report.run_record import RunRecord
 from feddrm.report.tables import DASH, ColumnGroup, Table, TableCell, TableColumn, TableRow, to_csv
@@ -199,7 +199,7 @@ class RunTable:
             return TableCell(dash)
         notes = [score.spread]
         if measure == BEST and group.best_answer is not None:
-            notes.append(f"({group.best_answer.label})")
+            notes.append(f"({rule_label(group.best_answer.rule or group.best_answer.kind)})")
         if (count := group.count(measure)) < len(group.records):
             notes.append(f"({count} of {len(group.records)} seeds)")
         return TableCell(score.percent, " ".join(filter(None, notes)), bold=self.best(row, measure))

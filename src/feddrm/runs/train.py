@@ -94,6 +94,8 @@ def train_seeds(
     """
     if not seeds or len(set(seeds)) < len(seeds) or "seed" in settings:
         raise SettingError(f"seeds={list(seeds)}: give different whole numbers, and no seed beside them")
+    for seed in seeds:  # all of them before the first is trained
+        Plan(**training_settings({"seed": seed})[0]).check()
     if RunFolder(out).config_file.exists():
         raise FeddrmError(f"{out} is itself a run, and cannot hold one run per seed: choose another --out")
     runs = []
