@@ -20,8 +20,10 @@ from feddrm.engine import (
     functional,
     participants,
 )
+from feddrm.engine.cuda_graph import GraphEngine
 from feddrm.errors import SettingError
-from feddrm.methods import FedAvg, FedAvgFT, Method
+from feddrm.methods import FedAvg, FedAvgFT, Method, Phase, Stage
+from feddrm.methods.losses import classify
 from feddrm.models import Mlp
 
 PLAN = Plan(rounds=4, local_steps=2, batch_size=8, lr=0.1, seed=5)
@@ -146,3 +148,34 @@ def test_the_engine_follows_the_device(engine, device, chosen):
 def test_an_impossible_engine_is_refused(engine, device, message):
     with pytest.raises(SettingError, match=message):
         engine_for(engine, device)
+
+
+class Growing(FedAvg):
+    """The weight of the loss grows with the round."""
+
+    def phases(self, stage: Stage) -> tuple[Phase, ...]:
+        share = stage.round / stage.rounds
+        return (Phase(stage.steps, lambda net, slots, batch: share * classify(net, slots, batch)),)
+
+
+def test_a_method_that_reads_the_round_trains_by_it(federation):
+    assert (
+        not play(federation, method=Growing())[0]
+        .state.shared["head.bias"]
+        .equal(play(federation)[0].state.shared["head.bias"])
+    )
+
+
+def test_the_graph_engine_does_not_replay_a_method_that_reads_the_round(federation, monkeypatch):
+    """Without a GPU: what a capture would call is called, and no graph must be used."""
+    captures = []
+
+    def capture(engine: GraphEngine, stage: Stage, *_: object) -> None:
+        captures.append(engine.method.phases(stage))
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(GraphEngine, "_capture", capture)
+    same(play(federation, method=Growing(), engine="graph")[-1].state, play(federation, method=Growing())[-1].state)
+    assert len(captures) == 1
+    with pytest.raises(AttributeError):  # the graph of another method, here None, would be used
+        play(federation, engine="graph")

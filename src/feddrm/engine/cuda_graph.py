@@ -69,6 +69,8 @@ class GraphEngine:
             self.captured[stage] = self._capture(watched, inputs, personal)
             self.reads_round = bool(watched.reads)
         captured = self.captured[stage]
+        if self.reads_round:
+            self.captured.clear()
         if self.reads_round or not captured.takes(inputs):
             return self._one_by_one(state)
         captured.fill(inputs)
