@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from feddrm.router import Calibration, Router
-from feddrm.router.router import BROKEN, DOWN, SPELLING_REMEDY, UNSURE
+from feddrm.router.router import BROKEN, DOWN, UNLIKE, UNSURE
 from refusal import refused
 
 
@@ -59,7 +59,7 @@ def test_unsure_and_unlike_samples_abstain(router: Router, images: torch.Tensor)
     assert torch.equal(decision.abstain, top < 0.5)  # the percentiles of the fixture are the identity
     assert {r for r, a in zip(decision.reason, decision.abstain.tolist(), strict=True) if a} <= {UNSURE}
     strange = dataclasses.replace(router, calibration=Calibration(unlike_above=0.0)).route(images)
-    assert set(strange.reason) == {SPELLING_REMEDY}
+    assert set(strange.reason) == {UNLIKE}
     with refused("coverage=1.5"):
         router.route(images, coverage=1.5)
     with refused("no held-out confidences"):

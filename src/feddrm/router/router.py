@@ -20,7 +20,7 @@ from feddrm.router.solver.problem import Scaler
 
 NOBODY = -1
 ONE_SCALE = "train with one scale for all (data retina: --set normalise=common) and fit again"
-UNSURE, SPELLING_REMEDY, DOWN = "unsure between clients", "unlike the training data", "no client is available"
+UNSURE, UNLIKE, DOWN = "unsure between clients", "unlike the training data", "no client is available"
 BROKEN = "a value is missing or infinite"
 
 
@@ -200,7 +200,7 @@ class Router:
         unlike = self.strangeness(features) > self.calibration.unlike_above
         unsure = top < self.calibration.threshold(rule, coverage)
         reasons = [
-            BROKEN if bad else DOWN if down else SPELLING_REMEDY if strange else UNSURE if weak else ""
+            BROKEN if bad else DOWN if down else UNLIKE if strange else UNSURE if weak else ""
             for bad, down, strange, weak in zip(
                 broken.tolist(), nobody.tolist(), unlike.tolist(), unsure.tolist(), strict=True
             )
