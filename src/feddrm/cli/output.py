@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -18,6 +18,12 @@ from feddrm.errors import InterruptedRunError
 
 LONGEST_FIGURE = 20  # characters: longer cells may be wrapped
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+MaxAway = Annotated[
+    float | None,
+    typer.Option(
+        help="Abstain where clients that are away hold more of the probability (default: 0.5). With 1, fall back."
+    ),
+]
 
 
 def print_json(value: Any) -> None:
@@ -44,6 +50,12 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], title: 
     elif (needed := wide.measure(table).minimum) > console.width:  # a figure cut in two cannot be read
         console = Console(width=needed)
     console.print(table)
+
+
+def client_cells(decision: Mapping[str, Any]) -> list[str]:
+    """A decision's client and its probability for a table."""
+    name = decision["client"] or "-"
+    return [f"{name} (fallback)" if decision["fallback"] else name, f"{decision['client_probability']:.3f}"]
 
 
 @contextmanager

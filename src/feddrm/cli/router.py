@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddrm.cli.data_options import DataDir, given_settings
-from feddrm.cli.output import JsonFlag, print_json, print_table
+from feddrm.cli.output import JsonFlag, MaxAway, client_cells, print_json, print_table
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.rules import RULES_HELP
 
@@ -187,7 +187,8 @@ def route(
     coverage: Annotated[
         float, typer.Option(help="Answer this fraction of queries; abstain from the least certain ones.")
     ] = 1.0,
-    without: Annotated[list[str] | None, typer.Option(help="A client that is not available; repeatable.")] = None,
+    without: Annotated[list[str] | None, typer.Option(help="A client that is away; repeatable.")] = None,
+    max_away: MaxAway = None,
     miss: Annotated[
         float | None,
         typer.Option(
@@ -211,16 +212,22 @@ def route(
     for name in without or ():
         if name not in router.names:
             raise FeddrmError(f"unknown client '{name}' (there are: {', '.join(router.names)})")
-    available = [name for name in router.names if name not in set(without or ())]
-    decision = router.route(x, rule=rule, coverage=coverage, available=available if without else None, miss=miss)
+    options = given_settings(max_away=max_away)
+    if without:
+        options["available"] = [name for name in router.names if name not in set(without)]
+    decision = router.route(x, rule=rule, coverage=coverage, miss=miss, **options)
+    probability, fallback = decision.client_probability.tolist(), decision.fallback.tolist()
     answers: list[dict[str, Any]] = [
         {
             "query": name,
             "client": None if client < 0 else router.names[client],
-            "probability": float(decision.probabilities[i].max()),
+            "client_probability": probability[i],
+            "probability": probability[i],  # the old name, for one release
+            "fallback": fallback[i],
             "margin": float(decision.margin[i]),
             "abstain": bool(decision.abstain[i]),
             "reason": decision.reason[i],
+            "away": list(without or ()),
             **({} if decision.within is None else {"within": _names(router, decision.within[i])}),
         }
         for i, (name, client) in enumerate(zip(names, decision.client.tolist(), strict=True))
@@ -228,10 +235,8 @@ def route(
     if json:
         print_json(answers)
         return
-    header = ["query", "client", "probability", "margin", "abstains because"]
-    rows = [
-        [a["query"], a["client"] or "-", f"{a['probability']:.3f}", f"{a['margin']:.3f}", a["reason"]] for a in answers
-    ]
+    header = ["query", "client", "client probability", "margin", "abstains because"]
+    rows = [[a["query"], *client_cells(a), f"{a['margin']:.3f}", a["reason"]] for a in answers]
     if miss is not None:
         header.append(f"one of, but for {miss:g}")
         rows = [[*row, ", ".join(a["within"]) or "-"] for row, a in zip(rows, answers, strict=True)]

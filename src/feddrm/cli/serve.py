@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from feddrm.cli.output import JsonFlag, print_json, print_table
+from feddrm.cli.data_options import given_settings
+from feddrm.cli.output import JsonFlag, MaxAway, client_cells, print_json, print_table
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.rules import RULES_HELP
 
@@ -40,6 +41,7 @@ def serve(
     reload_seconds: Annotated[float | None, typer.Option(help="How often to look for a new router.")] = None,
     rule: Annotated[str | None, typer.Option(help=f"{RULES_HELP}.")] = None,
     coverage: Annotated[float | None, typer.Option(help="Fraction to answer; abstain from the least sure.")] = None,
+    max_away: MaxAway = None,
     rate: Rate = None,
     samples: Annotated[bool, typer.Option(help="Show the run's sample pictures in the console.")] = True,
     log_level: LogLevel = None,
@@ -60,7 +62,7 @@ def serve(
     given: dict[str, Any] = {
         "host": host, "port": port, "keys": keys, "open": open_, "tls_cert": tls_cert, "tls_key": tls_key,
         "proxy": proxy, "audit": audit, "retention_days": retention_days, "reload_seconds": reload_seconds,
-        "rule": rule, "coverage": coverage, "rate": rate, "log_level": log_level,
+        "rule": rule, "coverage": coverage, "max_away": max_away, "rate": rate, "log_level": log_level,
     }  # fmt: skip
     settings = make_settings(GatewaySettings, clients=clients, **given)
     read_manifest(RunFiles(run).router)  # a run without a router is an early error
@@ -136,6 +138,10 @@ def query(
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Picture files.")],
     predict: Annotated[bool, typer.Option("--predict", help="Also ask the client for a prediction.")] = False,
     consult: Annotated[int, typer.Option(help="With --predict: ask this many clients and mix their answers.")] = 1,
+    abstain: Annotated[
+        str, typer.Option(help="With --predict: mark (no label where the router abstains) or answer (a label anyway).")
+    ] = "mark",
+    max_away: MaxAway = None,
     key: Annotated[str | None, typer.Option(envvar="FEDDRM_KEY", help="API key.")] = None,
     json: JsonFlag = False,
 ) -> None:
@@ -145,20 +151,26 @@ def query(
     """
     from feddrm.serve.gateway_client import GatewayClient
 
+    options = given_settings(max_away=max_away)
     with GatewayClient(url, key) as gateway:
         if predict:
-            answers = [{"query": str(path), **gateway.predict(path, consult=consult)[0]} for path in images]
+            options |= {"consult": consult, "abstain": abstain}
+            answers = [{"query": str(path), **gateway.predict(path, **options)[0]} for path in images]
         else:
-            answers = [{"query": str(path), **gateway.route(path)[0]} for path in images]
+            answers = [{"query": str(path), **gateway.route(path, **options)[0]} for path in images]
     if json:
         print_json(answers)
         return
     rows = []
     for answer in answers:
-        route = answer.get("route", answer)
-        label = [answer["label"] or "-"] if predict else []
-        rows.append([answer["query"], *label, answer["client"] or "-", f"{route['probability']:.3f}", route["reason"]])
-    print_table(["query", *(["label"] if predict else []), "client", "probability", "abstains because"], rows)
+        route, label = answer.get("route", answer), []
+        if predict:
+            label = ["-", "-"] if answer["label"] is None else [answer["label"], f"{answer['label_probability']:.3f}"]
+        shown = answer if answer["client"] else route  # without an answer, the client that the router named
+        away = ", ".join(f"{entry['client']} ({entry['reason']})" for entry in route["away"] + answer.get("failed", []))
+        rows.append([answer["query"], *label, *client_cells(shown), route["reason"], away])
+    labels = ["label", "label probability"] if predict else []
+    print_table(["query", *labels, "client", "client probability", "abstains because", "away"], rows)
 
 
 @contextlib.contextmanager

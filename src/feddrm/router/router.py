@@ -260,7 +260,7 @@ def _reasons(doubts: Mapping[str, Tensor]) -> tuple[str, ...]:
     A sample unlike all training data has no meaningful probabilities, so this reason precedes those that rest on them.
     """
     reasons = [""] * len(next(iter(doubts.values())))
-    for reason, holds in reversed(doubts.items()):
+    for reason, holds in reversed(list(doubts.items())):
         if bool(holds.any()):
             for place in holds.nonzero()[:, 0].tolist():
                 reasons[place] = reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,11 +76,12 @@ def test_a_sample_is_answered_and_shown_in_all_tables(page: webdriver.Chrome, tm
     page.find_elements(By.CSS_SELECTOR, "#sample-list button")[2].click()
     page.find_element(By.ID, "send").click()
     wait(page, lambda: text(page, "headline").startswith("Answer: "))
-    assert text(page, "headline").endswith("by negative")
+    assert text(page, "headline").endswith(" % sure")
+    assert re.match(r"Router: [0-9.]+ % negative\. Margin ", text(page, "detail"))
     rows = page.find_elements(By.CSS_SELECTOR, "#ranked tr")
     assert len(rows) == 3
     assert rows[0].text.startswith("negative")
-    assert rows[0].find_element(By.TAG_NAME, "meter").get_attribute("aria-label") == "probability of negative"
+    assert rows[0].find_element(By.TAG_NAME, "meter").get_attribute("aria-label") == "client probability of negative"
     assert len(page.find_elements(By.CSS_SELECTOR, "#classes tr")) == 10
     wait(page, lambda: "negative" in text(page, "traffic"))
     federation = page.find_element(By.ID, "clients")

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import binascii
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
@@ -126,6 +126,14 @@ def decode_samples(
         f"content type '{media_type[:64]}' is not read here: send application/json, a picture "
         f"({', '.join(PICTURE_TYPES)}) or application/octet-stream",
     )
+
+
+def options_in(parameters: Mapping[str, Any], options: type[AnyOptions]) -> AnyOptions:
+    """The options among the parameters of an infer request, which may also have parameters of the protocol."""
+    try:
+        return options.model_validate({name: parameters[name] for name in options.model_fields if name in parameters})
+    except ValidationError as error:
+        raise FeddrmError(first_problem(error)) from error
 
 
 def check_samples(kind: str, x: Array, spec: InputSpec) -> Array:
