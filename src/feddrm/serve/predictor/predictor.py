@@ -22,6 +22,7 @@ from feddrm.methods import Method
 from feddrm.models import Model, Net, is_trunk, part
 from feddrm.registry import nearest
 from feddrm.router import Recipe, Router, load_heads, load_router, read_manifest
+from feddrm.router.answer_calibration import read_temperature
 from feddrm.router.features.base import extract
 from feddrm.router.solver.client_statistics import logits_at
 from feddrm.router.solver.problem import Scaler
@@ -80,7 +81,7 @@ class Predictor:
     def _probabilities(self, kind: str, x: NDArray[Any]) -> NDArray[np.float64]:
         rows = torch.from_numpy(x)
         logits = self.head.features(rows) if kind == "features" else self.head.samples(self.router.inputs(rows))
-        probabilities: NDArray[np.float64] = logits.double().softmax(1).numpy()
+        probabilities: NDArray[np.float64] = (logits.double() / self.head.temperature).softmax(1).numpy()
         if not np.isfinite(probabilities).all():
             raise FeddrmError("the numbers are too large for this model: check their scale")
         return probabilities
@@ -93,6 +94,7 @@ class TrainedHead:
     net: Net
     leaves: Mapping[str, Tensor]
     takes_features: bool
+    temperature: float
 
     @classmethod
     def load(cls, client: ClientFiles, run: RunFiles, manifest: Mapping[str, Any], router: Router) -> TrainedHead:
@@ -110,7 +112,8 @@ class TrainedHead:
             raise FeddrmError(f"{client.path} and {run.router} lack leaf '{missing[0]}': {COPY_AGAIN}")
         own_trunk = any(is_trunk(leaf) for leaf in private.get("model", {}))
         used = {leaf: leaves[leaf] for leaf, _ in net.named_parameters()}
-        return cls(net, used, router.recipe.name == "embedding" and not own_trunk)
+        takes_features = router.recipe.name == "embedding" and not own_trunk
+        return cls(net, used, takes_features, read_temperature(client.temperature_file, COPY_AGAIN))
 
     def samples(self, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -135,6 +138,7 @@ class RefitHead:
     scaler: Scaler
     weights: Tensor
     takes_features: bool
+    temperature: float
 
     @classmethod
     def load(cls, client: ClientFiles, run: RunFiles, manifest: Mapping[str, Any], router: Router) -> RefitHead:
@@ -149,9 +153,11 @@ class RefitHead:
             settings = dict(manifest["model"])
             net = _build(Model.make(settings.pop("name"), **settings), router, manifest, shared)
         leaves = {leaf: value for leaf, value in shared.items() if recipe.wants(leaf)}
-        weights = heads["probe"] + read_tensors(client.head_file, COPY_AGAIN)["correction"]
+        private = read_tensors(client.head_file, COPY_AGAIN)
+        weights = heads["probe"] + private["correction"]
+        temperature = float(private.get("temperature", 1.0))  # older heads have none
         takes_features = recipe.name == router.recipe.name
-        return cls(recipe, net, leaves, Scaler(heads["mean"], heads["scale"]), weights, takes_features)
+        return cls(recipe, net, leaves, Scaler(heads["mean"], heads["scale"]), weights, takes_features, temperature)
 
     def samples(self, x: Tensor) -> Tensor:
         values = extract(self.recipe, self.net, self.leaves, x)
