@@ -7,84 +7,17 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
-import yaml
 
 import feddrm
-from feddrm.data import Federation, load
-from feddrm.errors import FeddrmError
 from feddrm.router.router import AWAY
-from feddrm.runs import Run, train
-from serving import Launch, Process
+from feddrm.runs import Run
+from serving import Hospitals, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.data]
-
-SETTINGS = {"FEDDRM_SERVE_HEALTH_SECONDS": "0.2", "FEDDRM_SERVE_FAILURES": "2"}
-
-
-class Hospitals:
-    """A run on the four hospitals, a predictor for each, and a gateway. ``patient`` surely belongs to cleveland."""
-
-    def __init__(self, heart: Federation, folder: Path, launch: Launch) -> None:
-        self.launch, self.run = launch, folder / "run"
-        train(heart, "feddrm", out=self.run, rounds=10, seed=0).fit_router(heart, joint=False)
-        cleveland = heart.clients[0].test.x
-        router = Run.open(self.run).router()
-        sure = router.route(cleveland).probabilities[:, 0]
-        self.patient: list[list[float]] = cleveland[sure.argmax()][None].tolist()
-        self.predictors = {name: self.predictor(name) for name in heart.names}
-        entries = {name: {"url": process.wait_ready()} for name, process in self.predictors.items()}
-        (folder / "clients.yaml").write_text(yaml.safe_dump(entries))
-        words = ["serve", self.run, "--clients", folder / "clients.yaml", "--port", 0]
-        self.gateway = launch(*words, "--audit", folder / "audit.sqlite", **SETTINGS)
-        self.audit = folder / "audit.sqlite"
-        self.http = httpx.Client(base_url=self.gateway.wait_ready(), timeout=20)
-
-    def predictor(self, name: str, port: int = 0) -> Process:
-        return self.launch("serve-client", self.run / "clients" / name, "--port", port)
-
-    def predict(self, **options: Any) -> dict[str, Any]:
-        response = self.http.post("/v1/predict", json={"inputs": self.patient, **options})
-        assert response.status_code == 200, response.text
-        (answer,) = response.json()["answers"]
-        return dict(answer)
-
-    def away(self) -> bool:
-        return not next(c for c in self.http.get("/v1/clients").json()["clients"] if c["client"] == "cleveland")[
-            "healthy"
-        ]
-
-    def abstentions(self) -> float:
-        lines = self.http.get("/metrics").text.splitlines()
-        counts = [
-            line.rpartition(" ")[2] for line in lines if line.startswith(f'feddrm_abstentions_total{{reason="{AWAY}"')
-        ]
-        return float(counts[0]) if counts else 0.0
-
-
-def until(condition: Callable[[], bool], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
-@pytest.fixture(scope="module")
-def hospitals(tmp_path_factory: pytest.TempPathFactory, launch: Launch) -> Iterator[Hospitals]:
-    try:
-        heart = load("heart")
-    except FeddrmError as error:
-        pytest.skip(str(error))
-    made = Hospitals(heart, tmp_path_factory.mktemp("hospitals"), launch)
-    yield made
-    made.http.close()
 
 
 def test_a_patient_of_a_hospital_that_goes_away_and_comes_back(hospitals: Hospitals) -> None:
