@@ -14,6 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import yaml
+
+from feddrm.data import Federation
+from feddrm.router.router import AWAY
+from feddrm.runs import Run, train
 
 NAMES = ("flatbed", "negative", "fax")
 PATIENTS = """\
@@ -24,6 +29,7 @@ columns:
 - {name: chol, kind: number, unit: mg/dl, centre: 240, scale: 50, missing: true}
 """  # a table schema
 Order = Callable[..., Any]
+QUICK = {"FEDDRM_SERVE_HEALTH_SECONDS": "0.2", "FEDDRM_SERVE_FAILURES": "2"}
 
 
 @contextmanager
@@ -132,3 +138,50 @@ def launcher(folder: Path, order: Order) -> Iterator[Launch]:
             process.send(signal.SIGTERM)  # to all before waiting for any
         for process in started:
             process.stop()
+
+
+class Hospitals:
+    """A run on the four hospitals, a predictor for each, and a gateway. ``patient`` is cleveland's."""
+
+    def __init__(self, heart: Federation, folder: Path, launch: Launch) -> None:
+        self.launch, self.run = launch, folder / "run"
+        train(heart, "feddrm", out=self.run, rounds=10, seed=0).fit_router(heart, joint=False)
+        cleveland = heart.clients[0].test.x
+        router = Run.open(self.run).router()
+        sure = router.route(cleveland).probabilities[:, 0]
+        self.patient: list[list[float]] = cleveland[(sure - 0.98).abs().argmin()][None].tolist()
+        self.predictors = {name: self.predictor(name) for name in heart.names}
+        entries = {name: {"url": process.wait_ready()} for name, process in self.predictors.items()}
+        (folder / "clients.yaml").write_text(yaml.safe_dump(entries))
+        words = ["serve", self.run, "--clients", folder / "clients.yaml", "--port", 0]
+        self.gateway = launch(*words, "--audit", folder / "audit.sqlite", **QUICK)
+        self.audit = folder / "audit.sqlite"
+        self.http = httpx.Client(base_url=self.gateway.wait_ready(), timeout=20)
+
+    def predictor(self, name: str, port: int = 0) -> Process:
+        return self.launch("serve-client", self.run / "clients" / name, "--port", port)
+
+    def predict(self, **options: Any) -> dict[str, Any]:
+        response = self.http.post("/v1/predict", json={"inputs": self.patient, **options})
+        assert response.status_code == 200, response.text
+        (answer,) = response.json()["answers"]
+        return dict(answer)
+
+    def away(self) -> bool:
+        return not next(c for c in self.http.get("/v1/clients").json()["clients"] if c["client"] == "cleveland")[
+            "healthy"
+        ]
+
+    def abstentions(self) -> float:
+        lines = self.http.get("/metrics").text.splitlines()
+        counts = [
+            line.rpartition(" ")[2] for line in lines if line.startswith(f'feddrm_abstentions_total{{reason="{AWAY}"')
+        ]
+        return float(counts[0]) if counts else 0.0
+
+
+def until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)

@@ -37,5 +37,6 @@ def test_the_names_of_a_client() -> None:
         "private_file": "private.safetensors",
         "head_file": "head.safetensors",
         "scale_file": "scale.json",
+        "temperature_file": "temperature.json",
         "shared_file": "shared.safetensors",
     }

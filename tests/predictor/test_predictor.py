@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import builtins
 import io
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from feddrm.data import load
+from feddrm.io.run_files import ClientFiles
 from feddrm.models import Mlp
 from feddrm.predictor.predictor import Predictor, class_names
 from feddrm.router import load_router
+from feddrm.router.answer_calibration import answer_temperature
 from feddrm.runs import Run, train
 from refusal import refused
 
@@ -57,6 +60,26 @@ def assert_same_by_features(run: Path, images: Images, answer: str) -> None:
     features = load_router(run / "router").features(torch.from_numpy(images)).numpy()
     (a, b) = predictor([("inputs", images), ("features", features)])
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("answer", ["trained", "refit"])
+def test_answers_have_the_temperature_of_the_clients_test_samples(run: Path, answer: str, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    for client in load("digits", clients=3, seed=3).clients:
+        folder = tmp_path / "run" / "clients" / client.name
+        predictor = Predictor.load(folder, answer=answer)
+        logits = predictor.head.samples(client.view(client.test.x)).double()
+        assert predictor.head.temperature == pytest.approx(answer_temperature(logits, client.test.y), rel=1e-3) != 1
+        (probabilities,) = predictor([("inputs", client.test.x.numpy())])
+        expected = (logits / predictor.head.temperature).softmax(1)
+        assert np.allclose(probabilities, expected.numpy(), atol=1e-5)
+        assert np.array_equal(probabilities.argmax(1), logits.argmax(1).numpy())
+        # A run from before temperatures: it answers as it did.
+        files = ClientFiles(folder)
+        files.temperature_file.unlink()
+        correction = load_file(files.head_file)["correction"]
+        save_file({"correction": correction}, files.head_file)
+        assert Predictor.load(folder, answer=answer).head.temperature == 1
 
 
 def test_features_give_the_same_answer_as_the_sample(run: Path, images: Images) -> None:

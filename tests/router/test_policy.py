@@ -6,8 +6,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from feddrm.evaluation import route
 from feddrm.router.policy import (
@@ -18,7 +16,6 @@ from feddrm.router.policy import (
     conformal_threshold,
     consult,
     margins,
-    masked,
     reliability,
     solve_temperature,
 )
@@ -52,19 +49,6 @@ def test_consulting_one_is_hard_routing_and_all_is_the_mixture() -> None:
     assert torch.allclose(two.exp().sum(1), torch.ones(20, dtype=torch.float64))
     with refused("consult 5 of 4"):
         consult(log_weights, log_classes, 5)
-
-
-@given(st.lists(st.booleans(), min_size=4, max_size=4).filter(any))
-def test_leaving_clients_out_is_renormalising(up: list[bool]) -> None:
-    log_weights, mask = random(10, 4).log_softmax(1), torch.tensor(up)
-    left = masked(log_weights, mask).exp()
-    assert torch.all(left[:, ~mask] == 0)
-    expected = log_weights.exp()[:, mask]
-    assert torch.allclose(left[:, mask], expected / expected.sum(1, keepdim=True))
-
-
-def test_no_weight_is_finite_if_no_client_is_available() -> None:
-    assert not masked(random(3, 2).log_softmax(1), torch.tensor([False, False])).isfinite().any()
 
 
 def test_margins_and_ties() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from feddrm.router import Calibration, Router
-from feddrm.router.router import BROKEN, DOWN, SPELLING_REMEDY, UNSURE
+from feddrm.router.router import AWAY, BROKEN, DOWN, UNLIKE, UNSURE
 from refusal import refused
 
 
@@ -39,18 +41,78 @@ def test_density_ratios_average_to_one_under_the_mixture(router: Router, images:
     assert torch.allclose((decision.log_density_ratio.exp() * router.log_prior.exp()).sum(1), torch.ones(20), atol=1e-5)
 
 
-def test_unavailable_clients_are_left_out(router: Router, images: torch.Tensor) -> None:
-    everyone = router.route(images)
-    some = router.route(images, available=["oslo", "kyoto"])
-    assert not (some.client == 1).any()
-    kept = everyone.probabilities[:, [0, 2]]
-    assert torch.allclose(some.probabilities[:, [0, 2]], kept / kept.sum(1, keepdim=True), atol=1e-6)
-    nobody = router.route(images, available=[])
+@pytest.fixture
+def mixed(router: Router, images: torch.Tensor) -> Router:
+    """The same router, moved so that every client has some of the images and the probabilities differ."""
+    z = (router.features(images) - router.scaler.mean) / router.scaler.scale @ router.weight.T
+    return dataclasses.replace(router, bias=router.log_prior - z.mean(0))
+
+
+def test_away_clients_keep_their_probability_and_the_next_one_is_named(mixed: Router, images: torch.Tensor) -> None:
+    everyone = mixed.route(images)
+    some = mixed.route(images, available=["oslo", "kyoto"], max_away=1)
+    assert torch.equal(some.probabilities, everyone.probabilities)
+    assert torch.equal(some.margin, everyone.margin)
+    assert some.away.tolist() == [False, True, False]
+    assert not everyone.away.any()
+    assert torch.equal(some.client, everyone.probabilities[:, [0, 2]].argmax(1) * 2)
+    assert torch.equal(some.client_probability, everyone.probabilities[torch.arange(20), some.client])
+    assert torch.equal(some.fallback, everyone.client == 1)
+    assert 0 < int(some.fallback.sum()) < 20
+    assert not everyone.fallback.any()
+    nobody = mixed.route(images, available=[])
     assert set(nobody.client.tolist()) == {-1}
     assert set(nobody.reason) == {DOWN}
     assert nobody.abstain.all()
+    assert not nobody.client_probability.any()
+    assert not nobody.fallback.any()
+    assert set(mixed.route(images, available=torch.tensor([False, True, False]), max_away=1).client.tolist()) == {1}
     with refused("unknown client 'osl'", "did you mean 'oslo'"):
-        router.route(images, available=["osl"])
+        mixed.route(images, available=["osl"])
+    with refused("availability of 2 clients for a router of 3"):
+        mixed.route(images, available=torch.tensor([True, False]))
+
+
+def test_the_router_abstains_where_away_clients_hold_too_much(mixed: Router, images: torch.Tensor) -> None:
+    share = mixed.route(images).probabilities[:, 1]
+    available = ["oslo", "kyoto"]
+    for decision, allowed in (
+        (mixed.route(images, available=available), 0.5),
+        (mixed.route(images, available=available, max_away=0.3), 0.3),
+    ):
+        assert torch.equal(decision.abstain, share > allowed)
+        assert decision.reason == tuple(AWAY if p > allowed else "" for p in share.tolist())
+        assert 0 < int(decision.abstain.sum()) < 20
+    assert not mixed.route(images, available=available, max_away=1).abstain.any()
+    # Only one client is left, and it is all but impossible: a fallback that was asked for is still no abstention.
+    hopeless = dataclasses.replace(mixed, bias=torch.tensor([-500.0, 500.0, -500.0]))
+    assert not hopeless.route(images, available=["oslo"], max_away=1).abstain.any()
+    for bad in (-0.1, 1.5, float("nan")):
+        with refused("max_away", "from 0 to 1"):
+            mixed.route(images, max_away=bad)
+
+
+def test_the_reasons_to_abstain_have_an_order(router: Router, images: torch.Tensor) -> None:
+    """A broken value, nobody there, unlike all data, best client away, unsure."""
+    doubtful = dataclasses.replace(router, calibration=Calibration(1.3, {"density": (2.0,) * 101}))
+    unlike = dataclasses.replace(doubtful, calibration=dataclasses.replace(doubtful.calibration, unlike_above=0.0))
+    features = router.features(images)
+    broken = features.clone()
+    broken[:, 0] = torch.nan
+    options: dict[str, Any] = {"coverage": 0.5, "max_away": 0.0, "available": ["oslo"]}
+    assert set(unlike.route_features(broken, **{**options, "available": []}).reason) == {BROKEN}
+    assert set(unlike.route_features(features, **{**options, "available": []}).reason) == {DOWN}
+    assert set(unlike.route_features(features, **options).reason) == {UNLIKE}
+    assert set(doubtful.route_features(features, **options).reason) == {AWAY}
+    assert set(doubtful.route_features(features, coverage=0.5).reason) == {UNSURE}
+
+
+def test_confidence_is_over_all_clients_whoever_is_away(mixed: Router, images: torch.Tensor) -> None:
+    """The percentiles were measured with all clients, and who is away says nothing about a sample."""
+    everyone = mixed.route(images, coverage=0.5)
+    some = mixed.route(images, coverage=0.5, available=["oslo"], max_away=1)
+    assert torch.equal(some.abstain, everyone.abstain)
+    assert everyone.abstain.any()
 
 
 def test_unsure_and_unlike_samples_abstain(router: Router, images: torch.Tensor) -> None:
@@ -59,7 +121,7 @@ def test_unsure_and_unlike_samples_abstain(router: Router, images: torch.Tensor)
     assert torch.equal(decision.abstain, top < 0.5)  # the percentiles of the fixture are the identity
     assert {r for r, a in zip(decision.reason, decision.abstain.tolist(), strict=True) if a} <= {UNSURE}
     strange = dataclasses.replace(router, calibration=Calibration(unlike_above=0.0)).route(images)
-    assert set(strange.reason) == {SPELLING_REMEDY}
+    assert set(strange.reason) == {UNLIKE}
     with refused("coverage=1.5"):
         router.route(images, coverage=1.5)
     with refused("no held-out confidences"):

@@ -20,6 +20,7 @@ from feddrm.report.report_page import write_report
 from feddrm.report.run_record import RunRecord
 from feddrm.report.run_table import report_table
 from feddrm.router import load_router
+from feddrm.router.answer_calibration import read_temperature
 from feddrm.runs import Run, train
 from feddrm.runs.run_router import _config_again
 from refusal import refused
@@ -56,7 +57,21 @@ def test_the_server_gets_no_head_and_each_client_its_correction(fitted: Path, di
     for path in (fitted / "router").glob("*.safetensors"):
         assert not [leaf for leaf in load_file(path) if is_head(leaf)]
     for name in digits.names:
-        assert set(load_file(fitted / "clients" / name / "head.safetensors")) == {"correction"}
+        assert set(load_file(fitted / "clients" / name / "head.safetensors")) == {"correction", "temperature"}
+
+
+def test_each_client_gets_its_temperature_and_the_summary_says_what_it_gains(fitted: Path, digits: Federation) -> None:
+    run = Run.open(fitted)
+    figures, evaluation = (run.summary or {})["router"]["answers"], run.folder.read_json(run.folder.evaluation_file)
+    assert set(figures) == {"exact_density", "consult_all", "refit_density"}
+    for values in figures.values():
+        assert set(values) == {"ece", "loss", "uncalibrated_ece", "uncalibrated_loss"}
+    assert evaluation is not None
+    assert sum(evaluation["answer_reliability"]["count"]) == sum(len(client.test) for client in digits.clients)
+    for client in digits.clients:
+        assert read_temperature(run.folder.client(client.name).temperature_file, "") != 1
+    text = (fitted / "router" / "manifest.json").read_text() + (fitted / "summary.json").read_text()
+    assert "temperatures" not in text  # they are the clients' own
 
 
 def test_the_saved_router_reaches_the_accuracy_of_the_summary(fitted: Path, digits: Federation) -> None:

@@ -18,9 +18,10 @@ import torch
 from PIL import Image
 
 from feddrm.data import load
+from feddrm.errors import FeddrmError
 from feddrm.models import Mlp
 from feddrm.runs import train
-from serving import NAMES, PATIENTS, Launch, Order, launcher, zygote
+from serving import NAMES, PATIENTS, Hospitals, Launch, Order, launcher, zygote
 
 
 @pytest.fixture(scope="session")
@@ -86,6 +87,18 @@ def http(demo: str) -> Iterator[httpx.Client]:
     """A connection to the demo's gateway."""
     with httpx.Client(base_url=demo, timeout=30) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory: pytest.TempPathFactory, launch: Launch) -> Iterator[Hospitals]:
+    """The hospitals' predictors and a gateway; skipped without the data."""
+    try:
+        heart = load("heart")
+    except FeddrmError as error:
+        pytest.skip(str(error))
+    made = Hospitals(heart, tmp_path_factory.mktemp("hospitals"), launch)
+    yield made
+    made.http.close()
 
 
 @pytest.fixture(scope="session")

@@ -59,7 +59,7 @@ def test_clients_of_another_run_are_not_asked(run: Path, launch: Launch, tmp_pat
     fax = load("digits", clients=3, seed=3).clients[2].test.x
     own = fax[load_router(run / "router").route(fax).client == 2][:8]
     with httpx.Client(base_url=gateway.wait_ready(), timeout=20) as http:
-        answers = http.post("/v1/predict", json={"inputs": own.tolist()}).json()["answers"]
+        answers = http.post("/v1/predict", json={"inputs": own.tolist(), "max_away": 1}).json()["answers"]
         assert {answer["client"] for answer in answers} <= {"flatbed", "negative"}
 
         def about_fax() -> Any:
@@ -74,9 +74,11 @@ def test_clients_of_another_run_are_not_asked(run: Path, launch: Launch, tmp_pat
         assert http.get("/v1/federation").json()["clients"][2]["peer"]["reason"] == upstream["reason"]
         assert 'feddrm_client_available{client="fax"} 0.0' in http.get("/metrics").text
         (answer,) = http.post("/v1/predict", json={"inputs": own[:1].tolist()}).json()["answers"]
-        assert answer["failed"] in ([], [{"client": "fax", "reason": "has other classes"}])
-        assert answer["client"] != "fax"
-    assert "a client is left out" in gateway.whole_log()
+        assert (answer["label"], answer["failed"], answer["route"]["reason"]) == (None, [], "best client away")
+        assert [(c["client"], c["reason"]) for c in answer["route"]["away"]] == [("fax", "has other classes")]
+    lines = [json.loads(line) for line in gateway.whole_log().splitlines()]
+    (away,) = [line for line in lines if line["message"] == "a client is away"]
+    assert (away["level"], away["client"], away["reason"]) == ("warning", "fax", upstream["reason"])
 
 
 @pytest.mark.slow

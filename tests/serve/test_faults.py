@@ -29,7 +29,9 @@ from serving import NAMES, Launch, Process
 
 pytestmark = pytest.mark.slow
 
-FEW = {"FEDDRM_SERVE_HEALTH_SECONDS": "60", "FEDDRM_SERVE_COOL_DOWN_SECONDS": "0.5", "FEDDRM_SERVE_FAILURES": "2"}
+# Falling back is what these tests are about, so the gateway does it by its settings.
+FEW = {"FEDDRM_SERVE_HEALTH_SECONDS": "60", "FEDDRM_SERVE_COOL_DOWN_SECONDS": "0.5", "FEDDRM_SERVE_FAILURES": "2",
+       "FEDDRM_SERVE_MAX_AWAY": "1"}  # fmt: skip
 
 
 class Cluster:

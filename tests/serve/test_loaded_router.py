@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from feddrm.router import Router, load_router
+from feddrm.router.router import AWAY, UNLIKE
 from feddrm.serve.loaded_router import Decisions, LoadedRouter, RouterQuery, artifact_version, decide
 from feddrm.serve.settings import GatewaySettings
 from feddrm.serve.telemetry.metrics import Metrics
@@ -23,16 +25,17 @@ def router(run: Path) -> Router:
 def test_queries_of_one_batch_get_the_decisions_they_would_get_alone(router: Router, images: torch.Tensor) -> None:
     features = router.features(images).numpy()
     queries = [
-        RouterQuery("inputs", images[:2].numpy(), "density", 1.0, ALL),
-        RouterQuery("features", features[2:5], "posterior", 0.5, ALL),
-        RouterQuery("inputs", images[5:6].numpy(), "density", 1.0, ALL),
-        RouterQuery("inputs", images[6:8].numpy(), "density", 1.0, (True, False, True)),
+        RouterQuery("inputs", images[:2].numpy(), "density", 1.0, ALL, 0.5),
+        RouterQuery("features", features[2:5], "posterior", 0.5, ALL, 0.5),
+        RouterQuery("inputs", images[5:6].numpy(), "density", 1.0, ALL, 0.5),
+        RouterQuery("inputs", images[6:8].numpy(), "density", 1.0, (True, False, True), 0.5),
+        RouterQuery("inputs", images[6:8].numpy(), "density", 1.0, (True, False, True), 1.0),
     ]
     for query, decisions in zip(queries, decide(router, queries), strict=True):
         mask = None if all(query.available) else torch.tensor(query.available)
         x = torch.from_numpy(query.x)
         expected = (router.route_features if query.kind == "features" else router.route)(
-            x, rule=query.rule, coverage=query.coverage, available=mask
+            x, rule=query.rule, coverage=query.coverage, available=mask, max_away=query.max_away
         )
         assert decisions.client.tolist() == expected.client.tolist()
         assert decisions.abstain.tolist() == expected.abstain.tolist()
@@ -40,26 +43,49 @@ def test_queries_of_one_batch_get_the_decisions_they_would_get_alone(router: Rou
         np.testing.assert_allclose(decisions.probabilities, expected.probabilities, rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(decisions.log_density_ratio, expected.log_density_ratio, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(decisions.margin, expected.margin, rtol=1e-4, atol=1e-6)
-        np.testing.assert_array_equal(decisions.best, decisions.probabilities.max(1))
+        np.testing.assert_allclose(decisions.client_probability, expected.client_probability, rtol=1e-4, atol=1e-6)
 
 
-def test_clients_are_ranked_by_probability_and_then_by_density_ratio() -> None:
-    decisions = Decisions(
+def made_up_decisions() -> Decisions:
+    return Decisions(
         client=np.array([2, 1]),
         probabilities=np.array([[0.2, 0.0, 0.8, 0.0], [0.0, 1.0, 0.0, 0.0]]),
         log_density_ratio=np.array([[1.0, -9.0, 2.0, -3.0], [5.0, 1.0, 5.0, 6.0]]),
         margin=np.zeros(2),
         abstain=np.zeros(2, bool),
-        best=np.array([0.8, 1.0]),
-        reason=("", ""),
+        client_probability=np.array([0.8, 1.0]),
+        reason=("", UNLIKE),
     )
+
+
+def test_clients_are_ranked_by_probability_and_then_by_density_ratio() -> None:
+    decisions = made_up_decisions()
     assert decisions.rankings == [[2, 0, 3, 1], [1, 3, 0, 2]]
     assert decisions[1:2].rankings == [[1, 3, 0, 2]]
 
 
+def test_clients_are_passed_over_if_they_are_away_and_likelier() -> None:
+    decisions = made_up_decisions()
+    assert decisions.passed_over == [[], []]
+    stand_in = replace(decisions, client=np.array([0, 1]), client_probability=np.array([0.2, 1.0]))
+    stand_in.away = {2: "unhealthy", 3: "unhealthy"}
+    assert stand_in.passed_over == [[2], []]
+    nobody = replace(decisions, client=np.array([-1, -1]), client_probability=np.zeros(2))
+    nobody.away = dict.fromkeys(range(4), "unhealthy")
+    assert nobody.passed_over == [[2, 0], [1]]
+
+
+def test_decisions_can_abstain_afterwards_and_keep_an_earlier_reason() -> None:
+    decisions = made_up_decisions()
+    after = decisions.without_answer([0, 1], AWAY)
+    assert list(after.reason) == [AWAY, UNLIKE]
+    assert after.abstain.tolist() == [True, True]
+    assert list(decisions.reason) == ["", UNLIKE]
+
+
 def test_numbers_that_overflow_are_an_error(router: Router) -> None:
     with refused("too large", "scale"):
-        decide(router, [RouterQuery("features", np.full((1, 16), 3e38, np.float32), "density", 1.0, ALL)])
+        decide(router, [RouterQuery("features", np.full((1, 16), 3e38, np.float32), "density", 1.0, ALL, 0.5)])
 
 
 def test_an_artifact_is_tried_when_it_is_loaded(run: Path, tmp_path: Path) -> None:

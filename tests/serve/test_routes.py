@@ -105,22 +105,78 @@ def test_features_give_the_same_prediction_as_the_sample(run: Path, http: httpx.
         assert list(a["probabilities"].values()) == pytest.approx(list(b["probabilities"].values()), abs=1e-4)
 
 
-def test_with_abstain_refuse_no_client_is_asked_about_abstained_samples(
-    http: httpx.Client, images: torch.Tensor
+ANSWER_FIELDS = ("label", "label_probability", "client", "client_probability", "probabilities")
+
+
+@pytest.mark.parametrize("abstain", [None, "mark", "refuse"])
+def test_no_label_is_given_and_no_client_asked_where_the_router_abstains(
+    http: httpx.Client, images: torch.Tensor, abstain: str | None
 ) -> None:
-    body = {"inputs": images.tolist(), "coverage": 0.5, "abstain": "refuse"}
+    body = {"inputs": images.tolist(), "coverage": 0.5} | ({} if abstain is None else {"abstain": abstain})
     answers = http.post("/v1/predict", json=body).json()["answers"]
     for found in answers:
-        assert (found["label"] is None) == found["route"]["abstain"]
+        withheld = {found[name] is None for name in ANSWER_FIELDS}
+        assert withheld == {found["route"]["abstain"]}
         assert bool(found["answered"]) != found["route"]["abstain"]
     assert 0 < sum(a["label"] is None for a in answers) < len(answers)
+    for image, found in zip(images, answers, strict=True):  # alone, since records of several samples have no label
+        http.post("/v1/predict", json={**body, "inputs": image[None].tolist()}).raise_for_status()
+        record = http.get("/v1/traffic").json()["decisions"][-1]
+        assert (record["label"], record["reason"]) == (found["label"], found["route"]["reason"])
+
+
+def test_a_label_is_given_all_the_same_if_the_caller_asks(http: httpx.Client, images: torch.Tensor) -> None:
+    plain = http.post("/v1/predict", json={"inputs": images.tolist()}).json()["answers"]
+    body = {"inputs": images.tolist(), "coverage": 0.5, "abstain": "answer"}
+    answers = http.post("/v1/predict", json=body).json()["answers"]
+    assert [a["label"] for a in answers] == [a["label"] for a in plain]
+    assert {a["route"]["reason"] for a in answers} == {"", "unsure between clients"}
+
+
+def test_the_two_probabilities_of_an_answer(run: Path, http: httpx.Client, images: torch.Tensor) -> None:
+    decision = load_router(run / "router").route(images)
+    answers = http.post("/v1/predict", json={"inputs": images.tolist()}).json()["answers"]
+    for i, found in enumerate(answers):
+        assert found["client_probability"] == pytest.approx(float(decision.client_probability[i]), abs=1e-5)
+        assert (
+            found["label_probability"] == found["probabilities"][found["label"]] == max(found["probabilities"].values())
+        )
+        route = found["route"]
+        assert route["client_probability"] == route["probability"] == found["client_probability"]
+        assert not found["fallback"]
+
+
+def test_clients_that_a_caller_leaves_out_are_away(http: httpx.Client, images: torch.Tensor) -> None:
+    """Their share of the probability is lost all the same; to do without it is another option."""
+    body = {"inputs": images.tolist(), "without": ["fax"]}
+    everyone = http.post("/v1/route", json={"inputs": images.tolist()}).json()["decisions"]
+    decisions = http.post("/v1/route", json=body).json()["decisions"]
+    answers = http.post("/v1/predict", json=body).json()["answers"]
+    fallback = http.post("/v1/predict", json={**body, "max_away": 1}).json()["answers"]
+    away = 0
+    for plain, found, answer, other in zip(everyone, decisions, answers, fallback, strict=True):
+        probability = {one["client"]: one["probability"] for one in plain["ranked"]}
+        assert {one["client"]: one["probability"] for one in found["ranked"]} == pytest.approx(probability, abs=1e-6)
+        assert [one["client"] for one in found["ranked"] if not one["available"]] == ["fax"]
+        (absent,) = found["away"]
+        assert (absent["client"], absent["reason"]) == ("fax", "left out by the caller")
+        assert absent["probability"] == pytest.approx(probability["fax"], abs=1e-6)
+        lost = probability["fax"] > 0.5
+        assert (found["abstain"], found["reason"]) == ((True, "best client away") if lost else (False, ""))
+        assert (answer["label"] is None) == (answer["answered"] == []) == lost
+        assert other["client"] == other["answered"][0]["client"] == found["client"] != "fax"
+        assert other["label"] is not None
+        assert other["client_probability"] == pytest.approx(probability[other["client"]], abs=1e-6)
+        assert other["fallback"] == other["route"]["fallback"] == (plain["client"] == "fax")
+        away += lost
+    assert 0 < away < len(images)
 
 
 def test_the_open_inference_protocol(http: httpx.Client, images: torch.Tensor) -> None:
     plain = http.post("/v1/predict", json={"inputs": images.tolist()}).json()["answers"]
     tensor = {"name": "input", "datatype": "UINT8", "shape": list(images.shape), "data": images.flatten().tolist()}
-    for model, outputs in (("router", {"probabilities", "log_density_ratio", "client", "margin", "abstain", "flags"}),
-                           ("federation", {"probabilities", "label", "client", "flags"})):  # fmt: skip
+    for model, outputs in (("router", {"log_density_ratio", "margin"}), ("federation", {"label", "label_probability"})):
+        outputs |= {"probabilities", "client", "client_probability", "abstain", "reason", "fallback", "flags"}
         about = http.get(f"/v2/models/{model}").json()
         assert {out["name"] for out in about["outputs"]} == outputs
         answer = http.post(f"/v2/models/{model}/infer", json={"id": "7", "inputs": [tensor]}).json()
@@ -144,6 +200,22 @@ def test_the_open_inference_protocol(http: httpx.Client, images: torch.Tensor) -
     assert margin == {"name": "margin", "datatype": "FP32", "shape": [len(images)],
                       "parameters": {"binary_data_size": 4 * len(images)}}  # fmt: skip
     assert np.frombuffer(answer.content[length:], "<f4") == pytest.approx(whole["margin"]["data"])
+    body = {"inputs": [tensor], "parameters": {"coverage": 0.5, "binary_data_output": False}}
+    for model in ("router", "federation"):
+        answer = http.post(f"/v2/models/{model}/infer", json=body).json()
+        found = {out["name"]: out["data"] for out in answer["outputs"]}
+        assert 0 < sum(found["abstain"]) < len(images)
+        assert found["reason"] == ["unsure between clients" if abstain else "" for abstain in found["abstain"]]
+    withheld = [found[name] for name in ("label", "client", "label_probability", "client_probability")]
+    rows = np.array(found["probabilities"], dtype=float).reshape(len(images), -1)
+    for abstain, label, client, *probabilities, row in zip(found["abstain"], *withheld, rows, strict=True):
+        assert (label == "") == (client == "") == (probabilities == [None, None]) == np.isnan(row).all() == abstain
+    shown = http.post(
+        "/v2/models/federation/infer", json={**body, "parameters": {"coverage": 0.5, "abstain": "answer"}}
+    )
+    assert next(out["data"] for out in shown.json()["outputs"] if out["name"] == "label") == [a["label"] for a in plain]
+    refusal = http.post("/v2/models/federation/infer", json={**body, "parameters": {"max_away": 2}})
+    assert (refusal.status_code, "max_away" in refusal.json()["error"]) == (422, True)
     refusal = http.post("/v2/models/router/infer", json={"inputs": [tensor], "outputs": [{"name": "x"}]})
     assert (refusal.status_code, "no output 'x'" in refusal.json()["error"]) == (422, True)
     assert http.get("/v2/models/other").status_code == 404

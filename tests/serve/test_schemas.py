@@ -14,7 +14,8 @@ def test_answers_have_exactly_the_documented_fields(http: httpx.Client, images: 
     for path, model, options in (
         ("/v1/route", RouteAnswer, {}),
         ("/v1/predict", PredictAnswer, {"consult": 2}),
-        ("/v1/predict", PredictAnswer, {"abstain": "refuse"}),
+        ("/v1/predict", PredictAnswer, {"abstain": "answer"}),
+        ("/v1/predict", PredictAnswer, {"abstain": "refuse", "without": ["fax"]}),
     ):
         content = http.post(path, json={**body, **options}).json()
         assert model.model_validate(content, strict=True).model_dump() == content
@@ -24,7 +25,8 @@ def test_answers_have_exactly_the_documented_fields(http: httpx.Client, images: 
 
 @pytest.mark.parametrize(
     "options",
-    [{"rule": "x"}, {"coverage": 0}, {"coverage": 1.1}, {"consult": 0}, {"consult": 1025}, {"abstain": "x"}, {"x": 1},
+    [{"rule": "x"}, {"coverage": 0}, {"coverage": 1.1}, {"max_away": -0.1}, {"max_away": 1.1},
+     {"consult": 0}, {"consult": 1025}, {"abstain": "x"}, {"x": 1},
      {"without": ["a"] * 1025}],
 )  # fmt: skip
 def test_options_out_of_range_and_unknown_ones_are_errors(options: dict[str, object]) -> None:
@@ -33,5 +35,5 @@ def test_options_out_of_range_and_unknown_ones_are_errors(options: dict[str, obj
 
 
 def test_options_have_defaults() -> None:
-    assert Options().model_dump() == {"rule": None, "coverage": None, "without": ()}
+    assert Options().model_dump() == {"rule": None, "coverage": None, "without": (), "max_away": None}
     assert (PredictOptions().consult, PredictOptions().abstain) == (1, "mark")

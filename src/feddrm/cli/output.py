@@ -18,6 +18,12 @@ from feddrm.errors import InterruptedRunError
 
 LONGEST_FIGURE = 20  # characters: longer cells may be wrapped
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+MaxAway = Annotated[
+    float | None,
+    typer.Option(
+        help="Abstain where clients that are away hold more of the probability (default: 0.5). With 1, fall back."
+    ),
+]
 
 
 def print_json(value: Any) -> None:
@@ -50,6 +56,12 @@ def reason_text(decision: Mapping[str, Any]) -> str:
     """Why a decision abstains, with the values that cannot be."""
     flags = [f"{flag['column']} {flag['value']}: {flag['problem']}" for flag in decision.get("flags", ())]
     return f"{decision['reason']} ({'; '.join(flags)})" if flags else str(decision["reason"])
+
+
+def client_cells(decision: Mapping[str, Any]) -> list[str]:
+    """A decision's client and its probability for a table."""
+    name = decision["client"] or "-"
+    return [f"{name} (fallback)" if decision["fallback"] else name, f"{decision['client_probability']:.3f}"]
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddrm.cli.data_options import DataDir, PluginCommand, given_settings
-from feddrm.cli.output import JsonFlag, print_json, print_table, reason_text
+from feddrm.cli.output import JsonFlag, MaxAway, client_cells, print_json, print_table, reason_text
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.rules import RULES_HELP
 
@@ -27,7 +27,7 @@ QueryFiles = Annotated[
 Ignored = Annotated[
     list[str] | None, typer.Option(help="A column of the tables that is no input, such as an id; repeatable.")
 ]
-Without = Annotated[list[str] | None, typer.Option(help="A client that is not available; repeatable.")]
+Without = Annotated[list[str] | None, typer.Option(help="A client that is away; repeatable.")]
 
 app = typer.Typer(
     help="Export a fitted router, add a client to it, or remove clients from it.",
@@ -197,6 +197,7 @@ def route(
         float, typer.Option(help="Answer this fraction of queries; abstain from the least certain ones.")
     ] = 1.0,
     without: Without = None,
+    max_away: MaxAway = None,
     miss: Annotated[
         float | None,
         typer.Option(
@@ -213,17 +214,21 @@ def route(
     from feddrm.runs import Run
 
     router, x, names = open_queries(Run.open(run), inputs, ignore)
-    available = available_clients(router, without)
-    decision = router.route(x, rule=rule, coverage=coverage, available=available, miss=miss)
+    options = given_settings(available=available_clients(router, without), max_away=max_away)
+    decision = router.route(x, rule=rule, coverage=coverage, miss=miss, **options)
+    probability, fallback = decision.client_probability.tolist(), decision.fallback.tolist()
     answers: list[dict[str, Any]] = [
         {
             "query": name,
             "client": None if client < 0 else router.names[client],
-            "probability": float(decision.probabilities[i].max()),
+            "client_probability": probability[i],
+            "probability": probability[i],  # the old name, for one release
+            "fallback": fallback[i],
             "margin": float(decision.margin[i]),
             "abstain": bool(decision.abstain[i]),
             "reason": decision.reason[i],
             "flags": [flag.as_flag() for flag in decision.flags[i]] if decision.flags else [],
+            "away": list(without or ()),
             **({} if decision.within is None else {"within": _names(router, decision.within[i])}),
         }
         for i, (name, client) in enumerate(zip(names, decision.client.tolist(), strict=True))
@@ -231,11 +236,8 @@ def route(
     if json:
         print_json(answers)
         return
-    header = ["query", "client", "probability", "margin", "abstains because"]
-    rows = [
-        [a["query"], a["client"] or "-", f"{a['probability']:.3f}", f"{a['margin']:.3f}", reason_text(a)]
-        for a in answers
-    ]
+    header = ["query", "client", "client probability", "margin", "abstains because"]
+    rows = [[a["query"], *client_cells(a), f"{a['margin']:.3f}", reason_text(a)] for a in answers]
     if miss is not None:
         header.append(f"one of, but for {miss:g}")
         rows = [[*row, ", ".join(a["within"]) or "-"] for row, a in zip(rows, answers, strict=True)]
@@ -252,6 +254,7 @@ def predict(
         float | None, typer.Option(help="Answer this fraction of queries; abstain from the least certain ones.")
     ] = None,
     without: Without = None,
+    max_away: MaxAway = None,
     abstain: Annotated[str, typer.Option(help="mark: no label where the router abstains. answer: a label.")] = "mark",
     answer: Annotated[str, typer.Option(help="trained (the method's model) or refit (fit-router's).")] = "trained",
     out: Annotated[Path | None, typer.Option(help="Write the answers to this csv file.")] = None,
@@ -271,7 +274,9 @@ def predict(
         raise SettingError("--csv and --json print the same answers: give one of them")
     opened = Run.open(run)
     router, x, names = open_queries(opened, inputs, ignore)
-    options = given_settings(rule=rule, coverage=coverage, available=available_clients(router, without))
+    options = given_settings(
+        rule=rule, coverage=coverage, available=available_clients(router, without), max_away=max_away
+    )
     answers = opened.predict(x, client=client, consult=consult, abstain=abstain, answer=answer, **options)
     if out is not None:
         write_atomically(out, to_csv(*answers.csv_table(names)).encode())
@@ -289,7 +294,7 @@ def predict(
 def _answer_row(row: dict[str, Any]) -> list[str]:
     sure = ["-" if row[key] is None else f"{row[key]:.1%}" for key in ("label_probability", "client_probability")]
     clients = ", ".join(row["answered"]) or row["client"] or "-"
-    return [row["query"], row["label"] or "-", sure[0], clients, sure[1], row["reason"]]
+    return [row["query"], row["label"] or "-", sure[0], clients, sure[1], reason_text(row)]
 
 
 def open_queries(run: Run, inputs: list[Path], ignore: list[str] | None) -> tuple[Router, Tensor, list[str]]:

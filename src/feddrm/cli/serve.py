@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from feddrm.cli.output import JsonFlag, print_json, print_table, reason_text
+from feddrm.cli.data_options import given_settings
+from feddrm.cli.output import JsonFlag, MaxAway, client_cells, print_json, print_table, reason_text
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.rules import RULES_HELP
 
@@ -45,6 +46,7 @@ def serve(
     reload_seconds: Annotated[float | None, typer.Option(help="How often to look for a new router.")] = None,
     rule: Annotated[str | None, typer.Option(help=f"{RULES_HELP}.")] = None,
     coverage: Annotated[float | None, typer.Option(help="Fraction to answer; abstain from the least sure.")] = None,
+    max_away: MaxAway = None,
     rate: Rate = None,
     samples: Annotated[bool, typer.Option(help="Show the run's sample pictures in the console.")] = True,
     log_level: LogLevel = None,
@@ -65,7 +67,7 @@ def serve(
     given: dict[str, Any] = {
         "host": host, "port": port, "keys": keys, "open": open_, "tls_cert": tls_cert, "tls_key": tls_key,
         "proxy": proxy, "audit": audit, "retention_days": retention_days, "reload_seconds": reload_seconds,
-        "rule": rule, "coverage": coverage, "rate": rate, "log_level": log_level,
+        "rule": rule, "coverage": coverage, "max_away": max_away, "rate": rate, "log_level": log_level,
     }  # fmt: skip
     settings = make_settings(GatewaySettings, clients=clients, **given)
     read_manifest(RunFiles(run).router)  # a run without a router is an early error
@@ -141,6 +143,10 @@ def query(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Picture files, or tables (.csv).")],
     predict: Annotated[bool, typer.Option("--predict", help="Also ask the client for a prediction.")] = False,
     consult: Annotated[int, typer.Option(help="With --predict: ask this many clients and mix their answers.")] = 1,
+    abstain: Annotated[
+        str, typer.Option(help="With --predict: mark (no label where the router abstains) or answer (a label anyway).")
+    ] = "mark",
+    max_away: MaxAway = None,
     ignore: Annotated[
         list[str] | None, typer.Option(help="A column of the tables that is no input, such as an id; repeatable.")
     ] = None,
@@ -157,7 +163,7 @@ def query(
 
     if csv and json:
         raise SettingError("--csv and --json print the same answers: give one of them")
-    options: dict[str, Any] = {"consult": consult} if predict else {}
+    options = given_settings(max_away=max_away) | ({"consult": consult, "abstain": abstain} if predict else {})
     answers: list[dict[str, Any]] = []
     with GatewayClient(url, key) as gateway:
         ask = gateway.predict if predict else gateway.route
@@ -170,11 +176,14 @@ def query(
         return
     rows = []
     for answer in answers:
-        route = answer.get("route", answer)
-        label = [answer["label"] or "-"] if predict else []
-        why = reason_text(route)
-        rows.append([answer["query"], *label, answer["client"] or "-", f"{route['probability']:.3f}", why])
-    header = ["query", *(["label"] if predict else []), "client", "probability", "abstains because"]
+        route, label = answer.get("route", answer), []
+        if predict:
+            label = ["-", "-"] if answer["label"] is None else [answer["label"], f"{answer['label_probability']:.3f}"]
+        shown = answer if answer["client"] else route  # without an answer, the client that the router named
+        away = ", ".join(f"{entry['client']} ({entry['reason']})" for entry in route["away"] + answer.get("failed", []))
+        rows.append([answer["query"], *label, *client_cells(shown), reason_text(route), away])
+    labels = ["label", "label probability"] if predict else []
+    header = ["query", *labels, "client", "client probability", "abstains because", "away"]
     if csv:
         typer.echo(to_csv(header, rows), nl=False)
     else:

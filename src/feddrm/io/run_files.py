@@ -9,7 +9,7 @@ REPORT = "report.html"
 FACTS, PICTURES = "data.json", "data.safetensors"  # the dataset summary
 ROUTER_FOLDER, CLIENTS_FOLDER = "router", "clients"
 SHARED, PRIVATE = "shared.safetensors", "private.safetensors"
-PRIVATE_HEAD, SCALE = "head.safetensors", "scale.json"
+PRIVATE_HEAD, SCALE, TEMPERATURE = "head.safetensors", "scale.json", "temperature.json"
 
 
 class ClientFiles:
@@ -18,7 +18,8 @@ class ClientFiles:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.private_file = path / PRIVATE  # its private slots, as training left them
-        self.head_file = path / PRIVATE_HEAD  # its correction of the probe, if heads were fitted
+        self.head_file = path / PRIVATE_HEAD  # its correction of the probe and its temperature, if heads were fitted
+        self.temperature_file = path / TEMPERATURE  # of the answers of its trained model
         self.scale_file = path / SCALE  # the constants by which it scales raw samples
         self.shared_file = path / SHARED  # at a deployed site only: the leaves that the server sent
 

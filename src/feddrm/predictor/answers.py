@@ -63,6 +63,9 @@ class Answers:
                 "answered": list(self.answered[i]),
                 "abstain": decision is not None and bool(decision.abstain[i]),
                 "reason": "" if decision is None else decision.reason[i],
+                "flags": [flag.as_flag() for flag in decision.flags[i]]
+                if decision is not None and decision.flags
+                else [],
                 "probabilities": None
                 if self.labels[i] is None
                 else dict(zip(self.classes, self.probabilities[i].tolist(), strict=True)),
@@ -73,7 +76,7 @@ class Answers:
     def csv_table(self, queries: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
         """Header and rows: the fields of :meth:`as_dicts`, then the probability of every class."""
         entries = self.as_dicts(queries)
-        header = [name for name in (entries[0] if entries else ()) if name != "probabilities"]
+        header = [name for name in (entries[0] if entries else ()) if name not in ("flags", "probabilities")]
         rows = []
         for entry in entries:
             cells = entry | {"answered": ",".join(entry["answered"])}

@@ -24,6 +24,7 @@ from feddrm.plugins import require_plugins
 from feddrm.predictor.query_groups import compute_in_groups
 from feddrm.registry import nearest
 from feddrm.router import Recipe, Router, load_heads, load_router, read_manifest
+from feddrm.router.answer_calibration import read_temperature
 from feddrm.router.artifact import manifest_model, trained_clients
 from feddrm.router.features.base import extract
 from feddrm.router.solver.client_statistics import logits_at
@@ -81,7 +82,7 @@ class Predictor:
     def _probabilities(self, kind: str, x: NDArray[Any]) -> NDArray[np.float64]:
         rows = torch.from_numpy(x)
         logits = self.head.features(rows) if kind == "features" else self.head.samples(self.router.inputs(rows))
-        probabilities: NDArray[np.float64] = logits.double().softmax(1).numpy()
+        probabilities: NDArray[np.float64] = (logits.double() / self.head.temperature).softmax(1).numpy()
         if not np.isfinite(probabilities).all():
             raise FeddrmError("the numbers are too large for this model: check their scale")
         return probabilities
@@ -94,6 +95,7 @@ class TrainedHead:
     net: Net
     leaves: Mapping[str, Tensor]
     takes_features: bool
+    temperature: float
 
     @classmethod
     def load(cls, client: ClientFiles, run: RunFiles, manifest: Mapping[str, Any], router: Router) -> TrainedHead:
@@ -111,7 +113,8 @@ class TrainedHead:
             raise FeddrmError(f"{client.path} and {run.router} lack leaf '{missing[0]}': {COPY_AGAIN}")
         own_trunk = any(is_trunk(leaf) for leaf in private.get("model", {}))
         used = {leaf: leaves[leaf] for leaf, _ in net.named_parameters()}
-        return cls(net, used, router.recipe.name == "embedding" and not own_trunk)
+        takes_features = router.recipe.name == "embedding" and not own_trunk
+        return cls(net, used, takes_features, read_temperature(client.temperature_file, COPY_AGAIN))
 
     def samples(self, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -136,6 +139,7 @@ class RefitHead:
     scaler: Scaler
     weights: Tensor
     takes_features: bool
+    temperature: float
 
     @classmethod
     def load(cls, client: ClientFiles, run: RunFiles, manifest: Mapping[str, Any], router: Router) -> RefitHead:
@@ -149,9 +153,11 @@ class RefitHead:
         if recipe.needs:
             net = _build(manifest_model(manifest, run.router), router, manifest, shared)
         leaves = {leaf: value for leaf, value in shared.items() if recipe.wants(leaf)}
-        weights = heads["probe"] + read_tensors(client.head_file, COPY_AGAIN)["correction"]
+        private = read_tensors(client.head_file, COPY_AGAIN)
+        weights = heads["probe"] + private["correction"]
+        temperature = float(private.get("temperature", 1.0))  # older heads have none
         takes_features = recipe.name == router.recipe.name
-        return cls(recipe, net, leaves, Scaler(heads["mean"], heads["scale"]), weights, takes_features)
+        return cls(recipe, net, leaves, Scaler(heads["mean"], heads["scale"]), weights, takes_features, temperature)
 
     def samples(self, x: Tensor) -> Tensor:
         values = extract(self.recipe, self.net, self.leaves, x)

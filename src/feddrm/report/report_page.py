@@ -241,20 +241,23 @@ def _routing(record: RunRecord, key: str) -> Section | None:
     )
     caption = f"Where every client's test samples are sent, in percent of its samples{_after_round(record)}. {result}"
     pictures = [Picture(svg, caption)]
-    curve = record.reliability
-    if curve is not None:
-        bins = zip(curve["count"], curve["confidence"], curve["accuracy"], strict=True)
-        gap = sum(count * abs(confidence - accuracy) for count, confidence, accuracy in bins)
-        error = f"Expected calibration error {gap / max(1, sum(curve['count'])):.1%}."
-        svg = inline_svg(
-            lambda: run_figures.reliability_figure(curve), f"{key}-reliability", "Reliability of the router", error
-        )
-        caption = (
-            "The exact router's confidence against how often it is right (posterior rule). "
-            f"A larger mark means more samples. {error}"
-        )
-        pictures.append(Picture(svg, caption))
+    for curve, kind, title, axes, what in (
+        (record.reliability, "reliability", "Reliability of the router", ("sent home", "client probability"),
+         "How sure the exact router is of the client (posterior rule) against how often it is right."),
+        (record.answer_reliability, "answers", "Reliability of the answers", ("right", "label probability"),
+         "How sure the client that is asked (density rule) is of the label against how often it is right."),
+    ):  # fmt: skip
+        if curve is not None:
+            pictures.append(_reliability(curve, f"{key}-{kind}", title, axes, what))
     return Section("Routing", figures=pictures)
+
+
+def _reliability(curve: Mapping[str, Any], key: str, title: str, axes: tuple[str, str], what: str) -> Picture:
+    bins = zip(curve["count"], curve["confidence"], curve["accuracy"], strict=True)
+    gap = sum(count * abs(confidence - accuracy) for count, confidence, accuracy in bins)
+    error = f"Expected calibration error {gap / max(1, sum(curve['count'])):.1%}."
+    svg = inline_svg(lambda: run_figures.reliability_figure(curve, *axes), key, title, error)
+    return Picture(svg, f"{what} A larger mark means more samples. {error}")
 
 
 def _data(dataset: DatasetSummary, key: str) -> Section:

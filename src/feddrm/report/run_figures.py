@@ -141,22 +141,25 @@ def confusion_figure(names: Sequence[str], confusion: Confusion) -> Figure:
     return figure
 
 
-def reliability_figure(curve: Mapping[str, Any]) -> Figure:
-    """How often the router is right at each confidence; mark sizes and the bars below show how many samples."""
+def reliability_figure(curve: Mapping[str, Any], right: str, confidence: str) -> Figure:
+    """How often something is right at each confidence; mark sizes and the bars below show how many samples.
+
+    ``right`` and ``confidence`` name the two axes.
+    """
     figure = Figure(figsize=(WIDTH / 2, 4.6), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     bins = zip(curve["confidence"], curve["accuracy"], curve["count"], strict=True)
-    filled = [(confidence, accuracy, count) for confidence, accuracy, count in bins if count]
+    filled = [(sure, accuracy, count) for sure, accuracy, count in bins if count]
     above.plot([0, 100], [0, 100], color=GRID, linestyle="--")
     most = max((count for _, _, count in filled), default=1)
     # The area of a mark shows how many samples its bin has: a bin of two is hardly evidence.
     sizes = [8 + 110 * count / most for _, _, count in filled]
     above.scatter([100 * c for c, _, _ in filled], [100 * a for _, a, _ in filled], sizes, SERIES[5], clip_on=False)
-    above.set_ylabel("sent home, percent")
+    above.set_ylabel(f"{right}, percent")
     width = 100 / len(curve["count"])
     below.bar([(i + 0.5) * width for i in range(len(curve["count"]))], curve["count"], 0.9 * width, color=SERIES[5])
     below.set_ylabel("samples")
-    below.set_xlabel("the router's confidence, percent")
+    below.set_xlabel(f"{confidence}, percent")
     above.set_xlim(0, 100)
     return figure
 

@@ -56,6 +56,7 @@ class RunRecord:
     confusion: Confusion | None = None
     evaluated_round: int | None = None
     reliability: Mapping[str, Any] | None = None
+    answer_reliability: Mapping[str, Any] | None = None
     dataset: DatasetSummary | None = None
 
     @property
@@ -159,7 +160,8 @@ class RunRecord:
             clients=_read_clients(evaluation, path),
             confusion=_read_confusion(evaluation, path),
             evaluated_round=evaluation.get("round"),
-            reliability=_read_reliability(evaluation, path),
+            reliability=_read_reliability(evaluation, path, "reliability"),
+            answer_reliability=_read_reliability(evaluation, path, "answer_reliability"),
             dataset=DatasetSummary.read(folder) if (folder / FACTS).exists() else None,
         )
 
@@ -246,16 +248,16 @@ def _read_confusion(evaluation: Mapping[str, Any], path: Path) -> Confusion:
     return matrices
 
 
-def _read_reliability(evaluation: Mapping[str, Any], path: Path) -> Mapping[str, Any] | None:
-    """Count, mean confidence and accuracy for every bin of the exact router's confidence."""
-    if evaluation.get("reliability") is None:
+def _read_reliability(evaluation: Mapping[str, Any], path: Path, what: str) -> Mapping[str, Any] | None:
+    """Count, mean confidence and accuracy for every bin of the exact router's, or the answers', confidence."""
+    if evaluation.get(what) is None:
         return None
-    curve = _mapping(evaluation["reliability"], path, "reliability")
+    curve = _mapping(evaluation[what], path, what)
     columns = [curve.get(key) for key in ("count", "confidence", "accuracy")]
     if not all(isinstance(c, list) and all(isinstance(v, int | float) for v in c) for c in columns):
-        raise _broken(path, "reliability should have lists of numbers: count, confidence, accuracy")
+        raise _broken(path, f"{what} should have lists of numbers: count, confidence, accuracy")
     if len({len(c) for c in columns if isinstance(c, list)}) != 1:
-        raise _broken(path, "the lists of reliability should have one length")
+        raise _broken(path, f"the lists of {what} should have one length")
     return curve
 
 

@@ -18,6 +18,7 @@ from feddrm.evaluation import (
     system_accuracy,
 )
 from feddrm.models import Net
+from feddrm.router.answer_calibration import answer_figures, held_out_temperatures
 from feddrm.router.features.base import Leaves, Recipe, extract
 from feddrm.router.fit.fit_router import FittedRouter
 from feddrm.router.fit.head_problems import joint_classes, joint_clients
@@ -35,7 +36,8 @@ def evaluate_router(
 
     ``exact_...`` and ``consult_...`` use the trained private heads, ``refit_...`` the refitted ones.
     ``global_probe``, ``joint`` and ``stacked`` predict at the server (the stack with the clients' help).
-    Mixtures use the weights of the posterior rule.
+    Mixtures use the weights of the posterior rule. ``temperatures`` are the clients' own, for their folders alone;
+    ``answers`` is measured with temperatures that were fitted without the sample.
     """
     router, labels, origin = fitted.router, predictions.labels, predictions.origin
     features = router.recipe.features if fitted.heads is None else router.recipe.features + fitted.heads.recipe.features
@@ -55,11 +57,21 @@ def evaluate_router(
     two = consult(log_weights["posterior"], published, 2)
     system["consult_2"] = system_accuracy(two.argmax(-1), labels)
     system["consult_all"] = system_accuracy(mixture.argmax(-1), labels)
+    trained, held_out = held_out_temperatures(published, labels, origin)
+    temperatures = {"trained": trained}
+    answers = {
+        "exact_density": answer_figures(published, log_weights["density"], labels, held_out, 1),
+        "consult_all": answer_figures(published, log_weights["posterior"], labels, held_out, None),
+    }
     refit_oracle = None
     if fitted.heads is not None:
-        by_heads, by_joint, refit_oracle = _head_accuracies(fitted, columns, log_weights, mixture, predictions, weights)
+        x = fitted.heads.scaler(torch.cat([columns[f.name] for f in fitted.heads.recipe.features], dim=1))
+        own = _own_heads(fitted, x)
+        by_heads, by_joint, refit_oracle = _head_accuracies(fitted, x, own, log_weights, mixture, predictions, weights)
         system |= by_heads
         client |= by_joint
+        temperatures["refit"], held_out = held_out_temperatures(own, labels, origin)
+        answers["refit_density"] = answer_figures(own, log_weights["density"], labels, held_out, 1)
     curve = reliability(log_weights["posterior"], origin)
     return {
         "client_accuracy": client,
@@ -70,17 +82,29 @@ def evaluate_router(
             "ece": curve.error,
             "ece_density": reliability(log_weights["density"], origin).error,
             "reliability": curve.as_dict(),
+            "answers": answers,
             "selective": _selective(mixture, labels),
             "conformal": _conformal(router.calibration.conformal, log_weights, origin),
             "temperature": router.calibration.temperature,
         },
         "confusion": confusions,
+        "temperatures": {kind: dict(zip(router.names, values, strict=True)) for kind, values in temperatures.items()},
     }
+
+
+def _own_heads(fitted: FittedRouter, x: Tensor) -> Tensor:
+    """Log class probabilities [m, N, K] by every client's refitted head."""
+    assert fitted.heads is not None
+    probe = logits_at(x, fitted.heads.probe.double())
+    return torch.stack(
+        [(probe + logits_at(x, fitted.private[name].double())).log_softmax(1) for name in fitted.router.names]
+    )
 
 
 def _head_accuracies(
     fitted: FittedRouter,
-    columns: Mapping[str, Tensor],
+    x: Tensor,
+    own: Tensor,
     log_weights: Mapping[str, Tensor],
     mixture: Tensor,
     predictions: Predictions,
@@ -89,13 +113,9 @@ def _head_accuracies(
     """System and client accuracies by the fitted heads, and the oracle accuracy of the refitted private heads."""
     heads, labels, origin = fitted.heads, predictions.labels, predictions.origin
     assert heads is not None
-    x = heads.scaler(torch.cat([columns[f.name] for f in heads.recipe.features], dim=1))
     clients = fitted.router.clients
-    probe = logits_at(x, heads.probe.double())
-    own = torch.stack(
-        [(probe + logits_at(x, fitted.private[name].double())).log_softmax(1) for name in fitted.router.names]
-    )
-    classes = {"global_probe": probe.log_softmax(1), "refit_all": consult(log_weights["posterior"], own)}
+    probe = logits_at(x, heads.probe.double()).log_softmax(1)
+    classes = {"global_probe": probe, "refit_all": consult(log_weights["posterior"], own)}
     client: dict[str, float] = {}
     if heads.joint is not None:
         pairs = logits_at(x, heads.joint.double())

@@ -1,7 +1,6 @@
-"""Decisions from a router's scores: masking, consulting, conformal sets, temperature and reliability.
+"""Decisions from a router's scores: consulting, conformal sets, temperature and reliability.
 
-Most functions take log-weights over clients [N, m]. Clients that are down or full are masked, which is
-exact: renormalising leaves the density ratio model of the remaining clients.
+Most functions take log-weights over clients [N, m].
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from feddrm.errors import FeddrmError, SettingError
+from feddrm.errors import SettingError
 from feddrm.router.solver.client_statistics import ClientSums
 from feddrm.rules import RULES as RULES
 from feddrm.rules import Rule
@@ -23,18 +22,6 @@ from feddrm.rules import Rule
 def by_rule(logits: Tensor, log_prior: Tensor, rule: str) -> Tensor:
     """Normalised log-weights [N, m] by the rule of this name."""
     return Rule.find(rule)().log_weights(logits, log_prior.to(logits))
-
-
-def masked(log_weights: Tensor, available: Tensor | None) -> Tensor:
-    """Log-weights renormalised over the ``available`` clients (bool [m]); -inf for all others."""
-    if available is None:
-        return log_weights
-    if available.shape != log_weights.shape[-1:]:
-        raise FeddrmError(
-            f"availability of {len(available)} clients for a router of {log_weights.shape[-1]}: give one each"
-        )
-    left = log_weights.masked_fill(~available.to(log_weights.device), -math.inf)
-    return left - left.logsumexp(-1, keepdim=True) if bool(available.any()) else left
 
 
 def consult(log_weights: Tensor, log_classes: Tensor, k: int | None = None) -> Tensor:

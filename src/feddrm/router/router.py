@@ -17,26 +17,27 @@ from feddrm.errors import FeddrmError, FieldProblem, SettingError
 from feddrm.models import Net
 from feddrm.registry import nearest
 from feddrm.router.features.base import Recipe, extract
-from feddrm.router.policy import by_rule, conformal_set, margins, masked
+from feddrm.router.policy import by_rule, conformal_set, margins
 from feddrm.router.row_checks import RowChecks
 from feddrm.router.solver.problem import Scaler
 
 NOBODY = -1
 ONE_SCALE = "train with one scale for all (data retina: --set data.normalise=common) and fit again"
-UNSURE, SPELLING_REMEDY, DOWN = "unsure between clients", "unlike the training data", "no client is available"
-BROKEN = "a value is missing or infinite"
-IMPOSSIBLE = "a value cannot be"
+BROKEN, DOWN, IMPOSSIBLE = "a value is missing or infinite", "no client is available", "a value cannot be"
+UNLIKE, AWAY, UNSURE = "unlike the training data", "best client away", "unsure between clients"
+MAX_AWAY = 0.5  # of the probability: what clients that are away may hold
 
 
 @dataclass(frozen=True, eq=False)
 class Decision:
     """The router's decision on a batch of N samples.
 
-    ``client`` is a number, -1 where nobody is available; an abstaining sample still has its best
-    client. ``log_density_ratio`` [N, m] is log dP_i / dP of each client against the pooled data; it does
-    not depend on who is available. A ``margin`` of zero is a tie, which the smaller number wins.
-    ``within`` [N, m] says which available clients belong to each sample's conformal set, if one was
-    requested. ``flags`` are the values of every sample that cannot be (:meth:`flagged`); empty if there are none.
+    ``client`` is the number of the best available client, -1 where nobody is available; an abstaining sample
+    still has one. ``probabilities`` [N, m], ``log_density_ratio`` [N, m] (log dP_i / dP of each client against the
+    pooled data) and ``margin`` are over all clients: they do not depend on who is available. ``away`` [m] says who
+    is not. A ``margin`` of zero is a tie, which the smaller number wins. ``within`` [N, m] says which available
+    clients belong to each sample's conformal set, if one was requested. ``flags`` are the values of every sample
+    that cannot be (:meth:`flagged`); empty if there are none.
     """
 
     client: Tensor
@@ -45,11 +46,23 @@ class Decision:
     margin: Tensor
     abstain: Tensor
     reason: tuple[str, ...]
+    away: Tensor
     within: Tensor | None = None
     flags: tuple[tuple[FieldProblem, ...], ...] = ()
 
     def __len__(self) -> int:
         return len(self.client)
+
+    @property
+    def client_probability(self) -> Tensor:
+        """How sure the router is that each sample belongs to its ``client``; zero where there is none."""
+        own = self.probabilities.gather(1, self.client.clamp(min=0)[:, None])[:, 0]
+        return own.masked_fill(self.client == NOBODY, 0.0)
+
+    @property
+    def fallback(self) -> Tensor:
+        """Where ``client`` stands in for a likelier one that is away."""
+        return (self.client != NOBODY) & (self.client_probability < self.probabilities.amax(1))
 
     def flagged(self, problems: Sequence[FieldProblem]) -> Decision:
         """The decision with flags: values that cannot be, sample by sample. A sample that has any abstains."""
@@ -210,40 +223,43 @@ class Router:
         rule: str = "density",
         coverage: float = 1.0,
         available: Sequence[str] | Tensor | None = None,
+        max_away: float = MAX_AWAY,
         miss: float | None = None,
     ) -> Decision:
         """Decide for features [N, d].
 
         ``rule`` is the name of a routing rule (:mod:`feddrm.rules`). A ``coverage`` below one abstains from
-        the least confident samples, so that about that fraction is answered. ``available`` names the
-        clients that can answer now. ``miss`` requests the conformal set that leaves the true client out
-        with that probability (0.01, 0.05, 0.1 or 0.2).
+        the least confident samples, so that about that fraction is answered. ``available`` names the clients that
+        can answer now; the others are away. Where these hold more than ``max_away`` of the probability, the decision
+        abstains; ``max_away=1`` falls back to the best available client in any case. ``miss`` requests the conformal
+        set that leaves the true client out with that probability (0.01, 0.05, 0.1 or 0.2).
         """
+        if not 0 <= max_away <= 1:
+            raise SettingError(f"max_away={max_away}: give a share of the probability from 0 to 1")
         logits = self.logits(features)
-        everyone = by_rule(logits, self.log_prior, rule)
-        log_weights = masked(everyone, self._mask(available))
+        log_weights = by_rule(logits, self.log_prior, rule)
         probabilities = log_weights.exp()
         top, client = probabilities.max(1)
         broken = ~features.isfinite().all(1)
-        nobody = ~log_weights.isfinite().any(1) | broken
+        away, nobody, lost = broken.new_zeros(self.clients), broken, torch.zeros_like(broken)
+        if available is not None:
+            away = ~self._mask(available).to(probabilities.device)
+            client = log_weights.masked_fill(away, -torch.inf).argmax(1)
+            nobody = broken | away.all()
+            lost = 1 - probabilities[:, ~away].sum(1) > max_away
         unlike = self.strangeness(features) > self.calibration.unlike_above
         unsure = top < self.calibration.threshold(rule, coverage)
-        reasons = [
-            BROKEN if bad else DOWN if down else SPELLING_REMEDY if strange else UNSURE if weak else ""
-            for bad, down, strange, weak in zip(
-                broken.tolist(), nobody.tolist(), unlike.tolist(), unsure.tolist(), strict=True
-            )
-        ]
         within = None
-        if miss is not None:  # the guarantee holds for the weights of all clients
-            within = conformal_set(everyone, self.calibration.least_weight(rule, miss)) & log_weights.isfinite()
+        if miss is not None:
+            within = conformal_set(log_weights, self.calibration.least_weight(rule, miss)) & ~away
         return Decision(
             client=torch.where(nobody, NOBODY, client),
             probabilities=probabilities,
             log_density_ratio=logits.log_softmax(1) - self.log_prior.to(logits),
             margin=margins(log_weights),
-            abstain=nobody | unlike | unsure,
-            reason=tuple(reasons),
+            abstain=nobody | unlike | lost | unsure,
+            reason=_reasons({BROKEN: broken, DOWN: nobody, UNLIKE: unlike, AWAY: lost, UNSURE: unsure}),
+            away=away,
             within=within,
         )
 
@@ -252,8 +268,12 @@ class Router:
         x = features.to(self.weight.dtype)
         return (x - self.scaler.mean.to(x)).div_(self.scaler.scale.to(x)).square_().mean(1)
 
-    def _mask(self, available: Sequence[str] | Tensor | None) -> Tensor | None:
-        if available is None or isinstance(available, Tensor):
+    def _mask(self, available: Sequence[str] | Tensor) -> Tensor:
+        if isinstance(available, Tensor):
+            if available.shape != (self.clients,):
+                raise FeddrmError(
+                    f"availability of {len(available)} clients for a router of {self.clients}: give one each"
+                )
             return available
         for name in map(str, available):
             if name not in self.names:
@@ -261,6 +281,19 @@ class Router:
                     f"unknown client '{name}'{nearest(name, self.names)} (there are: {', '.join(self.names)})"
                 )
         return torch.tensor([name in set(available) for name in self.names])
+
+
+def _reasons(doubts: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """The first reason that holds for every sample, or an empty text.
+
+    A sample unlike all training data has no meaningful probabilities, so this reason precedes those that rest on them.
+    """
+    reasons = [""] * len(next(iter(doubts.values())))
+    for reason, holds in reversed(list(doubts.items())):
+        if bool(holds.any()):
+            for place in holds.nonzero()[:, 0].tolist():
+                reasons[place] = reason
+    return tuple(reasons)
 
 
 def as_tensor(x: Tensor | NDArray[Any] | Sequence[Any]) -> Tensor:

@@ -22,6 +22,7 @@ from feddrm.models import Model
 from feddrm.plugins import require_plugins
 from feddrm.progress import progress_bar
 from feddrm.router import FittedRouter, Router, RouterSettings, evaluate_router, fit_router
+from feddrm.router.answer_calibration import write_temperature
 from feddrm.runs.client_predictions import client_models, execution, pooled_test_set
 from feddrm.runs.config import Config, known_fields, resolve
 from feddrm.runs.folder import RunFolder
@@ -56,7 +57,7 @@ def fit_run_router(
         config = _config_again(saved, federation, device)
         fitted, figures = _fit(folder, config, federation.to(config.device), router_settings, on_step)
         fitted.save(folder.router, config.as_dict()["model"])
-        _write_clients(folder, federation, fitted)
+        _write_clients(folder, federation, fitted, figures["temperatures"])
         _write_figures(folder, fitted, figures)
         return fitted.router
 
@@ -145,18 +146,23 @@ def _available(device: str) -> str:
     return "cpu" if device.startswith("cuda") and not torch.cuda.is_available() else device
 
 
-def _write_clients(folder: RunFolder, federation: Federation, fitted: FittedRouter) -> None:
-    """Write each client's scale and private head; the head of an earlier fit is deleted."""
+def _write_clients(
+    folder: RunFolder, federation: Federation, fitted: FittedRouter, temperatures: Mapping[str, Mapping[str, float]]
+) -> None:
+    """Write each client's scale, temperature and private head; the head of an earlier fit is deleted."""
     for client in federation.clients:
         files = folder.client(client.name)
         files.path.mkdir(parents=True, exist_ok=True)
         # The client scales raw samples as it did in training, even if the others scale differently.
         folder.write_json(files.scale_file, {"mean": client.view.mean, "std": client.view.std})
+        write_temperature(files.temperature_file, temperatures["trained"][client.name])
         head = fitted.private.get(client.name)
         if head is None:
             files.head_file.unlink(missing_ok=True)
         else:
-            write_atomically(files.head_file, tensor_bytes({"correction": head}), private=True)
+            temperature = torch.tensor(temperatures["refit"][client.name])
+            content = tensor_bytes({"correction": head, "temperature": temperature})
+            write_atomically(files.head_file, content, private=True)
 
 
 def _write_figures(folder: RunFolder, fitted: FittedRouter, figures: dict[str, Any]) -> None:
@@ -166,6 +172,7 @@ def _write_figures(folder: RunFolder, fitted: FittedRouter, figures: dict[str, A
         measured = {rule: {"mean": value, "std": None} for rule, value in figures[kind].items()}
         summary[kind] = {**_of_training(summary.get(kind)), **measured}
     reliability = figures["router"].pop("reliability")
+    answers = {kind: values.pop("reliability") for kind, values in figures["router"]["answers"].items()}
     chosen = fitted.chosen["router"]
     summary["router"] = {
         **figures["router"],
@@ -177,6 +184,7 @@ def _write_figures(folder: RunFolder, fitted: FittedRouter, figures: dict[str, A
     evaluation = folder.read_json(folder.evaluation_file) or {}
     evaluation["confusion"] = {**_of_training(evaluation.get("confusion")), **figures["confusion"]}
     evaluation["reliability"] = reliability
+    evaluation["answer_reliability"] = answers["exact_density"]
     folder.write_json(folder.evaluation_file, evaluation)
     folder.write_json(folder.summary_file, summary)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -18,7 +19,7 @@ from feddrm.errors import FeddrmError
 from feddrm.io.run_files import RunFiles
 from feddrm.predictor.predictor import class_names, known_classes
 from feddrm.router import read_manifest
-from feddrm.router.router import ONE_SCALE
+from feddrm.router.router import AWAY, DOWN, ONE_SCALE
 from feddrm.serve.auth import ApiKeys
 from feddrm.serve.http.authorise import authorise
 from feddrm.serve.http.decode import Array
@@ -28,7 +29,7 @@ from feddrm.serve.schemas import Options, PredictOptions
 from feddrm.serve.settings import GatewaySettings
 from feddrm.serve.telemetry.audit import AuditLog, AuditRecord
 from feddrm.serve.telemetry.metrics import Metrics
-from feddrm.serve.upstream.dispatch import DECLINED, SampleAnswers, ask_clients
+from feddrm.serve.upstream.dispatch import DECLINED, Question, SampleAnswers, ask_clients
 from feddrm.serve.upstream.upstreams import Upstreams
 
 log = logging.getLogger("feddrm.serve")
@@ -151,46 +152,78 @@ class Gateway:
         return RequestContext(action, request.scope["state"]["request_id"], caller, time.perf_counter(), self.router)
 
     async def decide(self, context: RequestContext, kind: str, x: Array, options: Options) -> Decisions:
-        """The router's decisions among the clients that can be asked now."""
+        """The router's decisions, and who is away and why."""
         names = context.router.names
         for name in options.without:
             if name not in names:
                 raise FeddrmError(f"unknown client '{name[:64]}' (there are: {', '.join(names)})")
-        available = self.upstreams.available(names, options.without)
+        away = self.upstreams.away(names, options.without)
+        available = tuple(number not in away for number in range(len(names)))
         rule, coverage = options.rule or self.settings.rule, options.coverage or self.settings.coverage
-        return await context.router.batcher(RouterQuery(kind, x, rule, coverage, available), len(x))
+        query = RouterQuery(kind, x, rule, coverage, available, self._max_away(options))
+        decisions = await context.router.batcher(query, len(x))
+        decisions.away = away
+        return decisions
+
+    def _max_away(self, options: Options) -> float:
+        return self.settings.max_away if options.max_away is None else options.max_away
 
     async def ask(
         self, context: RequestContext, kind: str, x: Array, decisions: Decisions, options: PredictOptions
-    ) -> tuple[list[SampleAnswers], ApiError | None]:
-        """The clients' answers to every sample, and an error if a sample got none.
+    ) -> tuple[Decisions, list[SampleAnswers], ApiError | None]:
+        """The decisions after asking, the clients' answers to every sample, and an error if a sample could get none.
 
-        With ``abstain="refuse"`` no client is asked about samples from which the router abstains.
+        No client is asked where the router abstains, unless ``abstain="answer"``. Where clients fail, the router
+        abstains after the fact if they hold too much of the probability, together with those that were away.
         """
-        names = context.router.names
-        abstain = decisions.abstain.tolist()
-        asked = [i for i in range(len(x)) if not (options.abstain == "refuse" and abstain[i])]
+        names, answer = context.router.names, options.abstain == "answer"
+        may_lose = self._may_lose(decisions, options)
+        probabilities = decisions.probabilities.tolist()
+        asked = [i for i, reason in enumerate(decisions.reason) if answer or not reason]
         replies = await ask_clients(
             kind,
             x[asked],
-            [decisions.rankings[i] for i in asked],
-            [None if name in options.without else self.upstreams.get(name) for name in names],
+            [Question(decisions.rankings[i], probabilities[i], math.inf if answer else may_lose[i]) for i in asked],
+            [None if number in decisions.away else self.upstreams.get(name) for number, name in enumerate(names)],
             classes=len(self.classes),
             k=min(options.consult, len(names)),
             deadline=self.settings.deadline_seconds,
         )
         answers = [SampleAnswers() for _ in range(len(x))]
+        lost = []
         for i, reply in zip(asked, replies, strict=True):
             answers[i] = reply
             self._count(reply, names)
-        unanswered = next((reply for reply in replies if not reply.probabilities), None)
-        if unanswered is None:
-            return answers, None
-        failed = {names[client]: reason for client, reason in unanswered.failed.items()}
-        if failed and set(failed.values()) == {DECLINED}:
-            return answers, ApiError(422, f"the clients do not take {kind} of this kind: send the sample itself")
-        why = ", ".join(f"{name}: {reason}" for name, reason in failed.items()) or "none is available"
-        return answers, ApiError(503, f"no client answered ({why}): try again in a while", {"Retry-After": "2"})
+            if reply.failed and reply.lost(probabilities[i]) > may_lose[i] and (reply.probabilities or not answer):
+                lost.append(i)
+        if lost:
+            self.metrics.abstentions.labels(AWAY).inc(sum(not decisions.reason[i] for i in lost))
+            decisions = decisions.without_answer(lost, AWAY)
+        return decisions, answers, self._unanswered(kind, decisions, answers, names)
+
+    def _may_lose(self, decisions: Decisions, options: Options) -> list[float]:
+        """How much of every sample's probability failing clients may hold besides those that are away."""
+        limit = self._max_away(options)
+        if limit == 1:
+            return [math.inf] * len(decisions.client)
+        held: list[float] = decisions.probabilities[:, list(decisions.away)].sum(1).tolist()
+        return [limit - share for share in held]
+
+    @staticmethod
+    def _unanswered(
+        kind: str, decisions: Decisions, answers: Sequence[SampleAnswers], names: Sequence[str]
+    ) -> ApiError | None:
+        """An error for the first sample without an answer that is no abstention: nobody was there, or took it."""
+        for reason, answer in zip(decisions.reason, answers, strict=True):
+            declined = bool(answer.failed) and set(answer.failed.values()) == {DECLINED}
+            if answer.probabilities or not (declined or reason in ("", DOWN)):
+                continue
+            if declined:
+                return ApiError(422, f"the clients do not take {kind} of this kind: send the sample itself")
+            failed = {**decisions.away, **answer.failed}
+            why = ", ".join(f"{names[client]}: {text}" for client, text in failed.items()) or "none is available"
+            return ApiError(503, f"no client answered ({why}): try again in a while", {"Retry-After": "2"})
+        return None
 
     def _count(self, answers: SampleAnswers, names: Sequence[str]) -> None:
         for client in answers.probabilities:
@@ -210,7 +243,7 @@ class Gateway:
         """Add decisions to the audit log and to the recent ones: equal decisions of a request make one record."""
         names = context.router.names
         now, milliseconds = time.time(), round(1e3 * (time.perf_counter() - context.started), 3)
-        best, margins = decisions.best.tolist(), decisions.margin.tolist()
+        best, margins = decisions.client_probability.tolist(), decisions.margin.tolist()
         for (client, reason, answered, failed), places in _equal_decisions(decisions, answers, names).items():
             record = AuditRecord(
                 now, context.request_id, context.caller, context.action, context.router.version,
@@ -229,11 +262,14 @@ class Gateway:
 def _equal_decisions(
     decisions: Decisions, answers: Sequence[SampleAnswers], names: Sequence[str]
 ) -> dict[tuple[int, str, str, str], list[int]]:
-    """The positions of equal decisions, by client, reason to abstain, who answered and who failed."""
+    """The positions of equal decisions, by client, reason to abstain, who answered and who failed or was away."""
     answered: Iterable[str] = repeat("")
     failed: Iterable[str] = repeat("")
     if answers:
         answered, failed = zip(*(answer.summary(names) for answer in answers), strict=True)
+    if decisions.away:
+        away = [",".join(f"{names[c]}:{decisions.away[c]}" for c in passed) for passed in decisions.passed_over]
+        failed = [",".join(filter(None, texts)) for texts in zip(away, failed, strict=False)]
     positions: dict[tuple[int, str, str, str], list[int]] = {}
     for place, key in enumerate(zip(decisions.client.tolist(), decisions.reason, answered, failed, strict=False)):
         positions.setdefault(key, []).append(place)

@@ -49,11 +49,15 @@ class GatewayClient:
         self._http.close()
 
     def route(self, x: Any = None, *, features: Any = None, **options: Any) -> list[dict[str, Any]]:
-        """One decision per sample. The options are ``rule``, ``coverage`` and ``without``."""
+        """One decision per sample. The options are ``rule``, ``coverage``, ``without`` and ``max_away``."""
         return list(self._post("/v1/route", x, features, options)["decisions"])
 
     def predict(self, x: Any = None, *, features: Any = None, **options: Any) -> list[dict[str, Any]]:
-        """One answer per sample. The options are those of :meth:`route`, ``consult`` and ``abstain``."""
+        """One answer per sample. The options are those of :meth:`route`, ``consult`` and ``abstain``.
+
+        ``label_probability`` is how sure the clients are of the label, ``client_probability`` how sure the router is of
+        the client. All are None where the router abstains; ``abstain="answer"`` asks for them all the same.
+        """
         return list(self._post("/v1/predict", x, features, options)["answers"])
 
     def clients(self) -> list[dict[str, Any]]:

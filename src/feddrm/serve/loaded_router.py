@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ class RouterQuery(NamedTuple):
     rule: str
     coverage: float
     available: tuple[bool, ...]
+    max_away: float
 
 
 @dataclass(eq=False)
@@ -40,7 +41,7 @@ class Decisions:
     """The router's decisions about the samples of one request, one row per sample.
 
     The same fields as :class:`feddrm.router.Decision`, as NumPy arrays: small ones are cheaper than small tensors.
-    ``best`` is the largest probability.
+    ``away`` says which clients could not be asked, by number, and why.
     """
 
     client: NDArray[np.int64]
@@ -48,22 +49,24 @@ class Decisions:
     log_density_ratio: NDArray[np.floating[Any]]
     margin: NDArray[np.floating[Any]]
     abstain: NDArray[np.bool_]
-    best: NDArray[np.floating[Any]]
+    client_probability: NDArray[np.floating[Any]]
     reason: Sequence[str]
     flags: Sequence[Sequence[FieldProblem]] = ()
+    away: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, decision: Decision) -> Decisions:
         ratios, probabilities = decision.log_density_ratio.numpy(), decision.probabilities.numpy()
         if not np.isfinite(ratios).all() or np.isnan(probabilities).any():
             raise FeddrmError("the numbers are too large for this router: check their scale")
+        client = decision.client.numpy()
         return cls(
-            client=decision.client.numpy(),
+            client=client,
             probabilities=probabilities,
             log_density_ratio=ratios,
             margin=decision.margin.numpy(),
             abstain=decision.abstain.numpy(),
-            best=probabilities.max(1),
+            client_probability=np.where(client >= 0, probabilities[np.arange(len(client)), client], 0.0),
             reason=decision.reason,
             flags=decision.flags,
         )
@@ -71,7 +74,7 @@ class Decisions:
     def __getitem__(self, rows: slice) -> Decisions:
         return Decisions(
             self.client[rows], self.probabilities[rows], self.log_density_ratio[rows],
-            self.margin[rows], self.abstain[rows], self.best[rows], self.reason[rows],
+            self.margin[rows], self.abstain[rows], self.client_probability[rows], self.reason[rows],
             flags=self.flags[rows],
         )  # fmt: skip
 
@@ -84,6 +87,21 @@ class Decisions:
     def rankings(self) -> list[list[int]]:
         """All clients of every sample, best first; by density ratio where probabilities are too small to differ."""
         return list(map(_ranking, self.probabilities.tolist(), self.log_density_ratio.tolist()))
+
+    @cached_property
+    def passed_over(self) -> list[list[int]]:
+        """For every sample the clients that are away and likelier than its client, best first."""
+        if not self.away:
+            return [[]] * len(self.client)
+        return [
+            [c for c in ranking if c in self.away and p[c] > own]
+            for ranking, p, own in zip(self.rankings, self.probabilities, self.client_probability, strict=True)
+        ]
+
+    def without_answer(self, rows: Collection[int], reason: str) -> Decisions:
+        """The same decisions, but those of ``rows`` abstain for this reason if they did not abstain before."""
+        reasons = [reason if i in rows and not old else old for i, old in enumerate(self.reason)]
+        return replace(self, abstain=np.array([bool(text) for text in reasons]), reason=reasons)
 
 
 def _ranking(probabilities: Sequence[float], ratios: Sequence[float]) -> list[int]:
@@ -120,7 +138,8 @@ class LoadedRouter:
             schema=router.schema,
         )
         blank, all_available = np.zeros((1, *router.shape), np.float32), (True,) * router.clients
-        decide(router, [RouterQuery("inputs", blank, settings.rule, settings.coverage, all_available)])
+        trial = RouterQuery("inputs", blank, settings.rule, settings.coverage, all_available, settings.max_away)
+        decide(router, [trial])
         net, rows = router.net, settings.max_batch_rows
         largest = rows * router.weight.numel() if net is None else largest_product(net, rows)
 
@@ -154,11 +173,13 @@ def artifact_version(folder: Path) -> str:
 def decide(router: Router, queries: Sequence[RouterQuery]) -> list[Decisions]:
     """Decide about all queries: those with the same kind of samples and the same options in one pass."""
 
-    def compute(kind: str, x: NDArray[Any], rule: str, coverage: float, available: Sequence[bool]) -> Decisions:
+    def compute(
+        kind: str, x: NDArray[Any], rule: str, coverage: float, available: Sequence[bool], max_away: float
+    ) -> Decisions:
         mask = None if all(available) else torch.tensor(available)
         with torch.inference_mode():
             rows = torch.from_numpy(x)
             route = router.route_features if kind == "features" else router.route
-            return Decisions.of(route(rows, rule=rule, coverage=coverage, available=mask))
+            return Decisions.of(route(rows, rule=rule, coverage=coverage, available=mask, max_away=max_away))
 
     return compute_in_groups(queries, compute)

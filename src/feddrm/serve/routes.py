@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse, Response
 from feddrm.errors import FeddrmError
 from feddrm.serve.gateway import Gateway, RequestContext
 from feddrm.serve.http.authorise import authorise
-from feddrm.serve.http.decode import Array, check_samples, read_samples
+from feddrm.serve.http.decode import Array, check_samples, options_in, read_samples
 from feddrm.serve.http.error_responses import ERROR_RESPONSES, ApiError, json_response
 from feddrm.serve.http.openapi import sample_body
 from feddrm.serve.loaded_router import Decisions
@@ -27,7 +27,7 @@ from feddrm.serve.schemas import (
     RouteRequest,
     SchemaAnswer,
 )
-from feddrm.serve.upstream.dispatch import ClassProbabilities, SampleAnswers
+from feddrm.serve.upstream.dispatch import Question, SampleAnswers
 
 MODELS = {"router": "route", "federation": "predict"}  # of the Open Inference Protocol: model and action
 
@@ -43,7 +43,7 @@ def add_query_routes(app: FastAPI, gateway: Gateway) -> None:
         kind, x, options = await read_samples(request, gateway.settings, context.router.spec, Options)
         decisions = await gateway.decide(context, kind, x, options)
         gateway.record(context, decisions)
-        return _answer(context, "decisions", _routed(gateway, context, decisions))
+        return _answer(context, "decisions", _routed(context, decisions))
 
     @app.post("/v1/predict", responses={200: {"model": PredictAnswer}, **ERROR_RESPONSES},
               openapi_extra=sample_body(PredictRequest, PredictOptions))  # fmt: skip
@@ -52,6 +52,51 @@ def add_query_routes(app: FastAPI, gateway: Gateway) -> None:
         context = gateway.begin(request, "predict")
         kind, x, options = await read_samples(request, gateway.settings, context.router.spec, PredictOptions)
         return _answer(context, "answers", await _predictions(gateway, context, kind, x, options))
+
+    async def infer(request: Request) -> Response:
+        action = MODELS[request.path_params["model"]]
+        context = gateway.begin(request, action)
+
+        async def compute(kind: str, x: Array, parameters: Mapping[str, Any]) -> Outputs:
+            x = check_samples(kind, x, context.router.spec)
+            if action == "route":
+                return await _decision_arrays(gateway, context, kind, x, options_in(parameters, Options))
+            answers = await _predictions(gateway, context, kind, x, options_in(parameters, PredictOptions))
+            return _answer_arrays(answers, len(gateway.classes))
+
+        return await answer_infer(request, gateway.settings, context.router.version, compute)
+
+    def describe(model: str) -> tuple[str, Tensors, Tensors]:
+        loaded, classes = gateway.router, len(gateway.classes)
+        spec, clients = loaded.spec, len(loaded.names)
+        inputs = [
+            ("input", "UINT8" if spec.is_image else "FP32", [-1, *spec.shape]),
+            ("features", "FP32", [-1, spec.features]),
+        ]
+        decided = [("client", "BYTES", [-1]), ("client_probability", "FP32", [-1]), ("abstain", "BOOL", [-1]),
+                   ("reason", "BYTES", [-1]), ("fallback", "BOOL", [-1]), ("flags", "BYTES", [-1])]  # fmt: skip
+        if model == "router":
+            arrays = [(name, "FP32", [-1, clients]) for name in ("probabilities", "log_density_ratio")]
+            return loaded.version, inputs, [*arrays, ("margin", "FP32", [-1]), *decided]
+        answer = [
+            ("probabilities", "FP32", [-1, classes]),
+            ("label", "BYTES", [-1]),
+            ("label_probability", "FP32", [-1]),
+        ]
+        return loaded.version, inputs, [*answer, *decided]
+
+    def ready() -> dict[str, Any]:
+        if not gateway.ready:
+            raise ApiError(503, "starting or stopping: try again in a while")
+        return {"artifact": gateway.router.version}
+
+    add_schema_route(app, gateway)
+    add_administration_routes(app, gateway)
+    add_oip_routes(app, tuple(MODELS), describe=describe, ready=ready, infer=infer)
+
+
+def add_schema_route(app: FastAPI, gateway: Gateway) -> None:
+    """The path that describes the raw columns of a table."""
 
     @app.get("/v1/schema", responses={200: {"model": SchemaAnswer}})
     async def schema() -> Response:
@@ -66,47 +111,6 @@ def add_query_routes(app: FastAPI, gateway: Gateway) -> None:
                 "examples": [] if described is None else described.examples(),
             }
         )
-
-    async def infer(request: Request) -> Response:
-        action = MODELS[request.path_params["model"]]
-        context = gateway.begin(request, action)
-
-        async def compute(kind: str, x: Array) -> Outputs:
-            x = check_samples(kind, x, context.router.spec)
-            if action == "route":
-                return await _decision_arrays(gateway, context, kind, x)
-            answers = await _predictions(gateway, context, kind, x, PredictOptions())
-            return {
-                "probabilities": np.array([list(answer["probabilities"].values()) for answer in answers]),
-                "label": [answer["label"] for answer in answers],
-                "client": [answer["client"] for answer in answers],
-                "flags": _json_texts([answer["route"]["flags"] for answer in answers]),
-            }
-
-        return await answer_infer(request, gateway.settings, context.router.version, compute)
-
-    def describe(model: str) -> tuple[str, Tensors, Tensors]:
-        loaded, classes = gateway.router, len(gateway.classes)
-        spec, clients = loaded.spec, len(loaded.names)
-        inputs = [
-            ("input", "UINT8" if spec.is_image else "FP32", [-1, *spec.shape]),
-            ("features", "FP32", [-1, spec.features]),
-        ]
-        routed = [
-            ("probabilities", "FP32", [-1, clients]), ("log_density_ratio", "FP32", [-1, clients]),
-            ("client", "BYTES", [-1]), ("margin", "FP32", [-1]), ("abstain", "BOOL", [-1]), ("flags", "BYTES", [-1]),
-        ]  # fmt: skip
-        predicted = [("probabilities", "FP32", [-1, classes]), ("label", "BYTES", [-1]), ("client", "BYTES", [-1]),
-                     ("flags", "BYTES", [-1])]  # fmt: skip
-        return loaded.version, inputs, routed if model == "router" else predicted
-
-    def ready() -> dict[str, Any]:
-        if not gateway.ready:
-            raise ApiError(503, "starting or stopping: try again in a while")
-        return {"artifact": gateway.router.version}
-
-    add_administration_routes(app, gateway)
-    add_oip_routes(app, tuple(MODELS), describe=describe, ready=ready, infer=infer)
 
 
 def add_administration_routes(app: FastAPI, gateway: Gateway) -> None:
@@ -144,18 +148,37 @@ def _answer(context: RequestContext, name: str, samples: list[dict[str, Any]]) -
     return json_response({"request_id": context.request_id, "artifact": context.router.version, name: samples})
 
 
-async def _decision_arrays(gateway: Gateway, context: RequestContext, kind: str, x: Array) -> Outputs:
+async def _decision_arrays(gateway: Gateway, context: RequestContext, kind: str, x: Array, options: Options) -> Outputs:
     """Decisions as arrays: the form for many samples."""
-    decisions = await gateway.decide(context, kind, x, Options())
+    decisions = await gateway.decide(context, kind, x, options)
     gateway.record(context, decisions)
     names = [*context.router.names, ""]  # the client number -1 means nobody
     return {
         "probabilities": decisions.probabilities,
         "log_density_ratio": decisions.log_density_ratio,
-        "client": [names[client] for client in decisions.client.tolist()],
         "margin": decisions.margin,
+        "client": [names[client] for client in decisions.client.tolist()],
+        "client_probability": decisions.client_probability,
         "abstain": decisions.abstain,
+        "reason": list(decisions.reason),
+        "fallback": np.array([bool(passed) for passed in decisions.passed_over]),
         "flags": _json_texts(decisions.flag_lists),
+    }
+
+
+def _answer_arrays(answers: Sequence[Mapping[str, Any]], classes: int) -> Outputs:
+    """Answers as arrays. What is withheld is an empty text or not a number, which JSON writes as null."""
+    withheld = dict.fromkeys(range(classes), np.nan)
+    return {
+        "probabilities": np.array([list((answer["probabilities"] or withheld).values()) for answer in answers]),
+        "label": [answer["label"] or "" for answer in answers],
+        "label_probability": np.array([answer["label_probability"] for answer in answers], dtype=float),
+        "client": [answer["client"] or "" for answer in answers],
+        "client_probability": np.array([answer["client_probability"] for answer in answers], dtype=float),
+        "abstain": np.array([answer["route"]["abstain"] for answer in answers]),
+        "reason": [answer["route"]["reason"] for answer in answers],
+        "fallback": np.array([answer["fallback"] for answer in answers]),
+        "flags": _json_texts([answer["route"]["flags"] for answer in answers]),
     }
 
 
@@ -171,12 +194,12 @@ async def _predictions(
     if not gateway.upstreams:
         raise ApiError(503, "no clients are registered: start the gateway with --clients or --demo")
     decisions = await gateway.decide(context, kind, x, options)
-    answers, error = await gateway.ask(context, kind, x, decisions, options)
-    routed = _routed(gateway, context, decisions)
-    mixtures = map(SampleAnswers.mixture, answers, decisions.rankings, decisions.probabilities.tolist())
+    decisions, answers, error = await gateway.ask(context, kind, x, decisions, options)
+    questions = map(Question, decisions.rankings, decisions.probabilities.tolist())
     predicted = [
-        _predicted(gateway, context, answer, mixture) | {"route": route}
-        for answer, mixture, route in zip(answers, mixtures, routed, strict=True)
+        _predicted(gateway, context.router.names, answer, question, options.abstain == "answer" or not route["abstain"])
+        | {"route": route}
+        for answer, question, route in zip(answers, questions, _routed(context, decisions), strict=True)
     ]
     gateway.record(context, decisions, answers, [sample["label"] for sample in predicted])
     if error is not None:  # raised only now: the audit log must have what was asked and answered
@@ -184,54 +207,74 @@ async def _predictions(
     return predicted
 
 
-def _routed(gateway: Gateway, context: RequestContext, decisions: Decisions) -> list[dict[str, Any]]:
+def _routed(context: RequestContext, decisions: Decisions) -> list[dict[str, Any]]:
     """The decision about every sample, in the form of :class:`feddrm.serve.schemas.Routed`."""
-    names = context.router.names
-    available = gateway.upstreams.available(names)
-    columns = (decisions.client, decisions.probabilities, decisions.log_density_ratio, decisions.best,
+    names, away = context.router.names, decisions.away
+    columns = (decisions.client, decisions.probabilities, decisions.log_density_ratio, decisions.client_probability,
                decisions.margin, decisions.abstain)  # fmt: skip
-    rows = zip(*(column.tolist() for column in columns), decisions.reason, decisions.rankings, decisions.flag_lists,
-               strict=True)  # fmt: skip
+    rows = zip(
+        *(column.tolist() for column in columns),
+        decisions.reason,
+        decisions.rankings,
+        decisions.passed_over,
+        decisions.flag_lists,
+        strict=True,
+    )
     return [
         {
             "client": names[client] if client >= 0 else None,
-            "probability": best,
+            "client_probability": own,
+            "probability": own,
             "margin": margin,
             "abstain": abstain,
             "reason": reason,
             "flags": flags,
+            "fallback": client >= 0 and bool(passed_over),
+            "away": [
+                {"client": names[c], "reason": away[c], "probability": probabilities[c]} for c in ranking if c in away
+            ]
+            if away
+            else [],
             "ranked": [
                 {
                     "client": names[c],
                     "probability": probabilities[c],
                     "log_density_ratio": ratios[c],
-                    "available": available[c],
+                    "available": c not in away,
                 }
                 for c in ranking
             ],
         }
-        for client, probabilities, ratios, best, margin, abstain, reason, ranking, flags in rows
+        for client, probabilities, ratios, own, margin, abstain, reason, ranking, passed_over, flags in rows
     ]
 
 
 def _predicted(
-    gateway: Gateway,
-    context: RequestContext,
-    answers: SampleAnswers,
-    mixture: tuple[ClassProbabilities, dict[int, float]] | None,
+    gateway: Gateway, names: Sequence[str], answers: SampleAnswers, question: Question, shown: bool
 ) -> dict[str, Any]:
     """The answer to one sample without its route, in the form of :class:`feddrm.serve.schemas.Predicted`."""
-    names, classes = context.router.names, gateway.classes
-    body: dict[str, Any] = {"label": None, "probabilities": None, "client": None, "answered": []}
-    if mixture is not None:
-        probabilities, weights = mixture
-        body = {
-            "label": classes[int(probabilities.argmax())],
-            "probabilities": dict(zip(classes, probabilities.tolist(), strict=True)),
-            "client": names[next(iter(weights))],
-            "answered": [
-                {"client": names[c], "weight": weight, "milliseconds": round(answers.milliseconds[c], 3)}
-                for c, weight in weights.items()
-            ],
+    classes, mixture = gateway.classes, answers.mixture(question.ranking, question.probabilities)
+    body: dict[str, Any] = {
+        "label": None, "label_probability": None, "client": None, "client_probability": None, "probabilities": None,
+        "fallback": False, "answered": [],
+        "failed": [{"client": names[c], "reason": reason} for c, reason in answers.failed.items()],
+    }  # fmt: skip
+    if mixture is None:
+        return body
+    mixed, weights = mixture
+    body["answered"] = [
+        {"client": names[c], "weight": weight, "milliseconds": round(answers.milliseconds[c], 3)}
+        for c, weight in weights.items()
+    ]
+    if shown:
+        best, client = int(mixed.argmax()), next(iter(weights))
+        own = question.probabilities[client]
+        body |= {
+            "label": classes[best],
+            "label_probability": float(mixed[best]),
+            "client": names[client],
+            "client_probability": own,
+            "probabilities": dict(zip(classes, mixed.tolist(), strict=True)),
+            "fallback": own < question.probabilities[question.ranking[0]],
         }
-    return body | {"failed": [{"client": names[c], "reason": reason} for c, reason in answers.failed.items()]}
+    return body

@@ -27,14 +27,19 @@ class Options(BaseModel):
         default=None, description="fraction to answer; the router abstains from the least sure rest"
     )
     without: tuple[str, ...] = Field(default=(), max_length=1024, description="clients that must not be asked")
+    max_away: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None,
+        description="abstain where clients that are away hold more of the probability; 1: fall back to the next client",
+    )
 
 
 class PredictOptions(Options):
     """How to decide and whom to ask."""
 
     consult: int = Field(default=1, ge=1, le=1024, description="ask this many clients and mix their answers")
-    abstain: Literal["mark", "refuse"] = Field(
-        default="mark", description="refuse: ask no client about samples from which the router abstains"
+    abstain: Literal["mark", "answer", "refuse"] = Field(
+        default="mark",
+        description="mark: no label where the router abstains; answer: give it all the same; refuse: old name of mark",
     )
 
 
@@ -89,15 +94,30 @@ class Flag(BaseModel):
     problem: str
 
 
+class Away(BaseModel):
+    """A client that could not be asked, why, and its probability."""
+
+    client: str
+    reason: str
+    probability: float
+
+
 class Routed(BaseModel):
-    """The decision about one sample; ``client`` is null if no client is available."""
+    """The decision about one sample; ``client`` is null if no client is available.
+
+    ``client_probability`` is how sure the router is that the sample belongs to ``client``; ``probability`` is its old
+    name. ``fallback`` says that ``client`` stands in for a likelier one that is away.
+    """
 
     client: str | None
-    probability: float
+    client_probability: float
+    probability: float = Field(deprecated=True)
     margin: float
     abstain: bool
     reason: str
     flags: list[Flag]
+    fallback: bool
+    away: list[Away]
     ranked: list[Ranked]
 
 
@@ -125,11 +145,18 @@ class Failed(BaseModel):
 
 
 class Predicted(BaseModel):
-    """The answer for one sample; ``label`` is null if the router abstained and no client was asked."""
+    """The answer for one sample; its first five fields are null where the router abstains.
+
+    ``label_probability`` is how sure the clients are of the label, ``client_probability`` how sure the router is of the
+    client. ``fallback`` says that ``client`` stands in for a likelier one that is away or failed.
+    """
 
     label: str | None
-    probabilities: dict[str, float] | None
+    label_probability: float | None
     client: str | None
+    client_probability: float | None
+    probabilities: dict[str, float] | None
+    fallback: bool
     answered: list[Answered]
     failed: list[Failed]
     route: Routed

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from feddrm.errors import SettingError
+from feddrm.router.router import MAX_AWAY
 
 Settings = TypeVar("Settings", bound=BaseSettings)
 
@@ -57,6 +58,7 @@ class GatewaySettings(HttpSettings):
     clients: Path | None = None
     rule: str = "density"
     coverage: float = Field(1.0, gt=0, le=1)
+    max_away: float = Field(MAX_AWAY, ge=0, le=1)  # share of the probability that clients that are away may hold
     deadline_seconds: float = Field(10.0, gt=0)  # for one prediction, including all fallbacks
     health_seconds: float = Field(2.0, gt=0)
     failures: int = Field(3, ge=1)  # in a row that open a client's circuit

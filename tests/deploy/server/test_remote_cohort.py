@@ -105,11 +105,12 @@ def test_messages_lose_nothing(deployed: Make) -> None:
         assert torch.equal(heads[name], value)
     for name in NAMES:
         own, copy = (
-            load_file(place / "clients" / name / "head.safetensors")["correction"]
+            load_file(place / "clients" / name / "head.safetensors")
             for place in (deployment.folder / "sites" / name, deployment.folder / "again" / name)
         )
-        assert own.shape == heads["probe"].shape
-        assert torch.equal(own, copy)
+        assert own["correction"].shape == heads["probe"].shape
+        for part in ("correction", "temperature"):
+            assert torch.equal(own[part], copy[part])
 
 
 @pytest.mark.parametrize("target", ["client", "class", "pair"])

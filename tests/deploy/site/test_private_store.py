@@ -79,7 +79,7 @@ def test_only_the_owner_can_read_what_is_private(deployed: Callable[..., Deploye
     public.add("router/router.safetensors")
     for name in NAMES:
         folder = deployment.site_folder(name)
-        own = {f"clients/{name}/{file}" for file in ("private.safetensors", "head.safetensors")}
+        own = {f"clients/{name}/{file}" for file in ("private.safetensors", "head.safetensors", "temperature.json")}
         stored = {f"runs/first/{file}" for file in ("private-2.safetensors", "fit-features.safetensors")}
         files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
         assert own | stored | {"runs/first/samples.sha256"} <= files

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from deployment import Deployed, play_round
+from deployment import NAMES, Deployed, DirectTransport, play_round
 from feddrm.deploy import local_cluster
 from feddrm.deploy.privacy import Privacy
 from feddrm.deploy.provision.certificates import new_key
 from feddrm.deploy.server.status import ServerStatus
 from feddrm.deploy.server.training import Training
 from feddrm.deploy.wire.messages import Message, pack, sign, unpack, verify
+from feddrm.router.answer_calibration import answer_temperature
 from refusal import refused
 
 pytestmark = pytest.mark.slow
@@ -131,3 +132,22 @@ def test_a_spent_budget_ends_a_sites_uploads_in_every_run(deployed: Make) -> Non
     deployment.restart_sites()
     deployment.server().go()
     assert [entry["answered"] for entry in deployment.server().run.metrics()] == [["oslo", "pune"]] * 3
+
+
+def test_a_site_keeps_temperatures_that_its_test_samples_give(deployed: Make) -> None:
+    """Those of the trained model and of the refitted head; what it serves has them."""
+    predictor = pytest.importorskip("feddrm.predictor.predictor", reason="pip install 'feddrm[serve]' to run this")
+    deployment = deployed(routing={"features": "raw", "path_rounds": 2, "rounds": 3, "heads": True, "joint": False})
+    transport = DirectTransport(deployment.folder)
+    server = deployment.server(transport)
+    server.go()
+    classes = server.run_spec().classes
+    for name in NAMES:
+        client = deployment.site(name).dataset.client(classes)
+        for answer in ("trained", "refit"):
+            head = predictor.Predictor.load(deployment.site_folder(name) / "clients" / name, answer=answer).head
+            expected = answer_temperature(head.samples(client.view(client.test.x)), client.test.y)
+            assert head.temperature == pytest.approx(expected, rel=1e-3) != 1
+    for _, _, signed in transport.messages:
+        header, tensors = unpack(signed[2 + int.from_bytes(signed[:2], "big") :])
+        assert "temperature" not in str(header) + str(list(tensors))

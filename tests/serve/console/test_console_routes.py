@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from PIL import Image
 
 from feddrm.serve.auth import add_key
-from serving import Launch
+from serving import Hospitals, Launch, until
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="pip install 'feddrm[dev]' to run this")
 from selenium.webdriver.common.by import By  # noqa: E402
@@ -62,11 +64,14 @@ def text(browser: webdriver.Chrome, place: str) -> str:
     return found
 
 
-def save_screenshot(browser: webdriver.Chrome, name: str, folder: Path) -> None:
-    """Save a screenshot in the folder, or in the one that FEDDRM_SCREENSHOTS names."""
+def save_screenshot(browser: webdriver.Chrome, name: str, folder: Path, part: str = "body") -> None:
+    """Save a screenshot of a part of the page in the folder, or in the one that FEDDRM_SCREENSHOTS names."""
     place = Path(os.environ.get("FEDDRM_SCREENSHOTS") or folder)
     place.mkdir(parents=True, exist_ok=True)
-    browser.save_screenshot(str(place / f"{name}.png"))
+    if part == "body":
+        browser.save_screenshot(str(place / f"{name}.png"))
+    else:
+        browser.find_element(By.CSS_SELECTOR, part).screenshot(str(place / f"{name}.png"))
 
 
 def test_a_sample_is_answered_and_shown_in_all_tables(page: webdriver.Chrome, tmp_path: Path) -> None:
@@ -75,11 +80,12 @@ def test_a_sample_is_answered_and_shown_in_all_tables(page: webdriver.Chrome, tm
     page.find_elements(By.CSS_SELECTOR, "#sample-list button")[2].click()
     page.find_element(By.ID, "send").click()
     wait(page, lambda: text(page, "headline").startswith("Answer: "))
-    assert text(page, "headline").endswith("by negative")
+    assert text(page, "headline").endswith(" % sure")
+    assert re.match(r"Router: [0-9.]+ % negative\. Margin ", text(page, "detail"))
     rows = page.find_elements(By.CSS_SELECTOR, "#ranked tr")
     assert len(rows) == 3
     assert rows[0].text.startswith("negative")
-    assert rows[0].find_element(By.TAG_NAME, "meter").get_attribute("aria-label") == "probability of negative"
+    assert rows[0].find_element(By.TAG_NAME, "meter").get_attribute("aria-label") == "client probability of negative"
     assert len(page.find_elements(By.CSS_SELECTOR, "#classes tr")) == 10
     wait(page, lambda: "negative" in text(page, "traffic"))
     federation = page.find_element(By.ID, "clients")
@@ -269,3 +275,46 @@ def test_a_row_is_filled_in_by_name_and_its_errors_stand_beside_the_fields(
     browser.find_element(By.ID, "send").click()
     wait(browser, lambda: "predict" in text(browser, "traffic"))
     save_screenshot(browser, "console-table", tmp_path)
+
+
+@pytest.mark.data
+def test_four_situations_of_one_patient(browser: webdriver.Chrome, hospitals: Hospitals, tmp_path: Path) -> None:
+    """All up; the best client away; a fallback that was asked for; a row unlike all patients."""
+    until(lambda: not hospitals.away())
+    browser.get(str(hospitals.http.base_url))
+    wait(browser, lambda: browser.find_element(By.ID, "numbers").is_displayed())
+
+    def ask(row: list[float], start: str, screenshot: str | None = None) -> str:
+        field = browser.find_element(By.ID, "numbers")
+        field.clear()
+        field.send_keys(", ".join(f"{value:g}" for value in row))
+        browser.find_element(By.ID, "send").click()
+        wait(browser, lambda: text(browser, "headline").startswith(start))
+        if screenshot is not None:
+            save_screenshot(browser, screenshot, tmp_path, "#query")
+        return text(browser, "detail")
+
+    def labels_shown() -> bool:
+        return bool(browser.find_element(By.ID, "classes-table").is_displayed())
+
+    (patient,) = hospitals.patient
+    assert re.match(r"Router: 9[0-9.]+ % cleveland\. Margin ", ask(patient, "Answer: ", "answer-all-up"))
+    assert re.fullmatch(r"Answer: (healthy|disease), [0-9.]+ % sure", text(browser, "headline"))
+    assert labels_shown()
+
+    hospitals.predictors["cleveland"].send(signal.SIGKILL)
+    until(hospitals.away)
+    assert "Away: cleveland: unhealthy" in ask(patient, "No answer: best client away", "answer-away")
+    assert not labels_shown()
+    assert browser.find_element(By.CSS_SELECTOR, "#ranked tr").text.endswith("away")
+
+    Select(browser.find_element(By.ID, "away")).select_by_value("1")
+    detail = ask(patient, "Answer: ", "answer-fallback")
+    assert re.match(r"Router: [0-9.]+ % (?!cleveland)\w+ \(fallback: a likelier client is away\)", detail)
+
+    strange = [50 * value for value in patient]
+    ask(strange, "No answer: unlike the training data", "answer-unlike")
+    assert not labels_shown()
+    Select(browser.find_element(By.ID, "abstain")).select_by_value("answer")
+    assert ask(strange, "Answer: ").startswith("The router abstains: unlike the training data. ")
+    assert labels_shown()

@@ -26,5 +26,5 @@ def test_query_parameters_are_the_options_of_the_path() -> None:
         return [parameter["name"] for parameter in operation["parameters"]]
 
     route, predict = sample_body(RouteRequest, Options), sample_body(PredictRequest, PredictOptions)
-    assert names(route) == ["kind", "datatype", "rule", "coverage"]
+    assert names(route) == ["kind", "datatype", "rule", "coverage", "max_away"]
     assert names(predict) == [*names(route), "consult", "abstain"]

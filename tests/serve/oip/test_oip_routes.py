@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -32,7 +33,7 @@ def test_long_json_is_read_in_a_thread(count: int, in_thread: bool, monkeypatch:
         tensor = {"name": "input", "datatype": "FP32", "shape": [count], "data": [1] * count}
         return {"type": "http.request", "body": json.dumps({"inputs": [tensor]}).encode(), "more_body": False}
 
-    async def compute(_: str, x: np.ndarray) -> Outputs:
+    async def compute(_: str, x: np.ndarray, parameters: Mapping[str, Any]) -> Outputs:
         return {"sum": x.sum(keepdims=True)}
 
     monkeypatch.setattr("feddrm.serve.oip.oip_routes.read_infer", read)
@@ -46,8 +47,8 @@ def test_every_path_of_the_protocol() -> None:
     async def infer(request: Request) -> Response:
         return await answer_infer(request, HttpSettings(), "v1", compute)
 
-    async def compute(_: str, x: np.ndarray) -> Outputs:
-        return {"sum": x.sum(1)}
+    async def compute(_: str, x: np.ndarray, parameters: Mapping[str, Any]) -> Outputs:
+        return {"sum": x.sum(1) + parameters.get("more", 0)}
 
     app = FastAPI()
     install_error_handlers(app)
@@ -72,6 +73,8 @@ def test_every_path_of_the_protocol() -> None:
     status, content = answer("POST", "/v2/models/m/infer", json={"id": "7", "inputs": [tensor]})
     assert (status, content["id"], content["model_version"]) == (200, "7", "v1")
     assert content["outputs"][0]["data"] == [3]
+    _, content = answer("POST", "/v2/models/m/infer", json={"parameters": {"more": 2}, "inputs": [tensor]})
+    assert content["outputs"][0]["data"] == [5]
     for method, path in (("GET", "/v2/models/x"), ("GET", "/v2/models/x/ready"), ("POST", "/v2/models/x/infer")):
         status, content = answer(method, path)
         assert (status, content["error"]) == (404, "no model of this name: there is m")

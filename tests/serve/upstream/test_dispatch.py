@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from feddrm.serve.settings import UpstreamEntry
-from feddrm.serve.upstream.dispatch import SampleAnswers, ask_clients
+from feddrm.serve.upstream.dispatch import Question, SampleAnswers, ask_clients
 from feddrm.serve.upstream.upstreams import Upstream
 
 CLASSES = ("benign", "malignant", "normal")
@@ -50,10 +51,17 @@ class FakeClient:
         return ask([[0]] * len(rows), [self])[0].failed.get(0)
 
 
-def ask(rankings: Sequence[Sequence[int]], clients: Sequence[FakeClient | None], k: int = 1) -> list[SampleAnswers]:
+def ask(
+    rankings: Sequence[Sequence[int]],
+    clients: Sequence[FakeClient | None],
+    k: int = 1,
+    probabilities: Sequence[float] = (0.2, 0.5, 0.3),
+    may_lose: float = math.inf,
+) -> list[SampleAnswers]:
     x = np.zeros((len(rankings), 2), np.float32)
     upstreams = [None if client is None else client.upstream for client in clients]
-    return asyncio.run(ask_clients("inputs", x, rankings, upstreams, classes=3, k=k, deadline=10))
+    questions = [Question(ranking, probabilities, may_lose) for ranking in rankings]
+    return asyncio.run(ask_clients("inputs", x, questions, upstreams, classes=3, k=k, deadline=10))
 
 
 def answering(*probabilities: float) -> FakeClient:
@@ -68,6 +76,15 @@ def test_the_best_client_is_asked_first_and_the_next_one_where_it_fails() -> Non
     assert answers.failed == {1: "refused (500)"}
     assert list(answers.probabilities) == [2]
     assert (first.requests, broken.requests, last.requests) == (0, 1, 1)
+
+
+def test_nobody_else_is_asked_once_too_much_of_the_probability_is_lost() -> None:
+    """A sample would travel to another client for an answer that is withheld."""
+    for may_lose, asked in ((0.6, 1), (0.5, 1), (0.4, 0)):
+        first, broken, last = answering(1, 0, 0), FakeClient(status=500), answering(0, 0, 1)
+        (answers,) = ask([[1, 2, 0]], [first, broken, last], may_lose=may_lose)
+        assert answers.lost((0.2, 0.5, 0.3)) == 0.5
+        assert (broken.requests, last.requests, len(answers.probabilities)) == (1, asked, asked)
 
 
 def test_several_clients_are_consulted_and_excluded_ones_are_not_asked() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 
@@ -7,13 +8,14 @@ import httpx
 import pytest
 
 from feddrm.serve.settings import GatewaySettings, UpstreamEntry, make_settings
-from feddrm.serve.upstream.upstreams import Declined, Upstream, Upstreams
+from feddrm.serve.upstream.upstreams import Declined, Upstream, UpstreamFailure, Upstreams
 from refusal import refused
 
 
 @pytest.fixture
 def upstream() -> Upstream:
-    return Upstream("oslo", UpstreamEntry(url="http://127.0.0.1:9", capacity=2), 2, 0.05, httpx.AsyncClient())
+    http = httpx.AsyncClient(base_url="http://127.0.0.1:9")  # nobody listens there
+    return Upstream("oslo", UpstreamEntry(url="http://127.0.0.1:9", capacity=2), 2, 0.05, http)
 
 
 def fail(upstream: Upstream, error: Exception | None = None) -> None:
@@ -98,11 +100,33 @@ def test_bad_lists_of_clients_are_errors_and_keys_are_not_shown(
     assert "secret" not in str(upstream.as_dict())
 
 
-def test_clients_that_can_be_asked_now(tmp_path: Path) -> None:
+def test_clients_that_are_away_have_a_reason(tmp_path: Path) -> None:
     settings, path = make_settings(GatewaySettings), tmp_path / "clients.yaml"
     path.write_text("a: {url: 'http://x'}\nb: {url: 'http://x'}\n")
     upstreams = Upstreams.read(path, settings)
     upstreams["b"].healthy = False
-    assert upstreams.available(["a", "b", "c"]) == (True, False, False)
-    assert upstreams.available(["a", "b"], without=["a"]) == (False, False)
-    assert Upstreams.read(None, settings).available(["a", "b"], without=["a"]) == (False, True)
+    assert upstreams.away(["a", "b", "c"]) == {1: "unhealthy", 2: "not registered"}
+    assert upstreams.away(["a", "b"], without=["a"]) == {0: "left out by the caller", 1: "unhealthy"}
+    assert upstreams.away(["a"]) == {}
+    assert Upstreams.read(None, settings).away(["a", "b"], without=["a"]) == {0: "left out by the caller"}
+
+
+def test_a_change_is_logged_once(upstream: Upstream, caplog: pytest.LogCaptureFixture) -> None:
+    def logged() -> list[tuple[str, str | None]]:
+        lines = [(record.getMessage(), record.fields.get("reason")) for record in caplog.records]  # type: ignore[attr-defined]
+        caplog.clear()
+        return lines
+
+    for _ in range(4):
+        fail(upstream, UpstreamFailure("refused (500)"))
+    assert logged() == [("a client is away", "refused (500)")]
+    for _ in range(2):
+        with upstream.request():
+            pass
+    assert logged() == [("a client is back", None)]
+    with upstream.request(), upstream.request():  # at capacity
+        pass
+    assert logged() == []
+    for _ in range(2):
+        asyncio.run(upstream.check())
+    assert logged() == [("a client is away", "health check failed (ConnectError)")]

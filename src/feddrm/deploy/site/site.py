@@ -30,10 +30,11 @@ from feddrm.deploy.wire.public_files import SOURCE, without_public, write_public
 from feddrm.deploy.wire.run_spec import RunSpec
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
-from feddrm.io.run_files import CLIENTS_FOLDER, PRIVATE, SHARED
+from feddrm.io.run_files import CLIENTS_FOLDER, PRIVATE, SHARED, ClientFiles
 from feddrm.io.tensors import join_slots, tensor_bytes
 from feddrm.io.text import yaml_bytes
 from feddrm.methods import Tensors
+from feddrm.router.answer_calibration import answer_temperature, write_temperature
 from feddrm.threads import router_kernels
 
 KEY, SERVER_KEY, UPLOADS, FAULTS = "node.key", "server.pub", "uploads.json", "faults.log"
@@ -142,6 +143,9 @@ class Site:
         write_atomically(folder / PRIVATE, tensor_bytes(join_slots(private)), private=True)
         write_atomically(folder / SHARED, tensor_bytes(received))
         write_atomically(folder / "brief.yaml", yaml_bytes(run.spec.as_dict()))
+        # The temperature stays here: it needs no message.
+        temperature = answer_temperature(run.test_logits(received, private), run.client.test.y)
+        write_temperature(ClientFiles(folder).temperature_file, temperature)
         write_public(self.folder, request.tensors)
         return pack({} if run.spec.privacy is not None else run.accuracy(received, private))
 

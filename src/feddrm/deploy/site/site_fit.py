@@ -18,6 +18,7 @@ from feddrm.io.run_files import PRIVATE_HEAD
 from feddrm.io.tensors import tensor_bytes
 from feddrm.models import Net
 from feddrm.router import Recipe
+from feddrm.router.answer_calibration import answer_temperature
 from feddrm.router.features.base import extract
 from feddrm.router.fit.cohort import Target
 from feddrm.router.fit.head_problems import fit_private, joint_classes
@@ -142,12 +143,19 @@ class SiteFit:
         return out
 
     def _keep(self, message: Message) -> dict[str, Tensor]:
-        """Fit the correction that this site answers with on all its samples, and write it where only the site reads."""
-        probe = self._point(message, "probe")
-        sample = _Samples(self, message).outside(message.header["table"], "class", None)
+        """Fit the correction that this site answers with on all its samples, and write it where only the site reads.
+
+        So is its temperature, fitted on the site's test samples.
+        """
+        probe, table = self._point(message, "probe"), message.header["table"]
+        sample = _Samples(self, message).outside(table, "class", None)
         correction = self._corrected(sample, probe, message.header["ridge"], None)
+        test = self.site.client.test
+        features = self._extract(self.site.client.view(test.x))
+        rows = self._scaler(message, table)(torch.cat([features[name] for name in table.split("+")], dim=1))
+        temperature = answer_temperature(logits_at(rows, probe + correction), test.y)
         self.folder.mkdir(parents=True, exist_ok=True)
-        content = tensor_bytes({"correction": correction.to(sample.x)})
+        content = tensor_bytes({"correction": correction.to(sample.x), "temperature": torch.tensor(temperature)})
         write_atomically(self.folder / PRIVATE_HEAD, content, private=True)
         return {}
 
@@ -188,22 +196,23 @@ class SiteFit:
     def _features(self) -> dict[str, Tensor]:
         """The features of the site's training samples by name, as the first message of the fit asks for them."""
         if self._computed is None:
-            start, site = self._fit_start(), self.site
-            recipe = Recipe.of(start.header["recipe"])
-            leaves = {leaf: value.to(self._device) for leaf, value in start.tensors.items()}
-            net = self.net if recipe.needs else None
+            header, site = self._fit_start().header, self.site
             copies = [
-                extract(
-                    recipe, net, leaves, training_view(site.client, site.number, site.crop, start.header["seed"], copy)
-                )
-                for copy in range(start.header["crops"])
+                self._extract(training_view(site.client, site.number, site.crop, header["seed"], copy))
+                for copy in range(header["crops"])
             ]
             self._computed = {name: torch.cat([rows[name] for rows in copies]) for name in copies[0]}
         return self._computed
 
+    def _extract(self, x: Tensor) -> Mapping[str, Tensor]:
+        start = self._fit_start()
+        recipe = Recipe.of(start.header["recipe"])
+        leaves = {leaf: value.to(self._device) for leaf, value in start.tensors.items()}
+        return extract(recipe, self.net if recipe.needs else None, leaves, x)
+
     def _design(self, message: Message, name: str) -> Tensor:
         """Standardised features [n, d] with the message's scaling; the last ones of every name are cached."""
-        scaler = Scaler(message.tensors[f"table/{name}/mean"], message.tensors[f"table/{name}/scale"])
+        scaler = self._scaler(message, name)
         before = self._designs.get(name)
         if before is None or not (
             torch.equal(before[0].mean, scaler.mean) and torch.equal(before[0].scale, scaler.scale)
@@ -211,6 +220,10 @@ class SiteFit:
             rows = torch.cat([self._features()[feature] for feature in name.split("+")], dim=1)
             self._designs[name] = (scaler, scaler(rows))
         return self._designs[name][1]
+
+    @staticmethod
+    def _scaler(message: Message, name: str) -> Scaler:
+        return Scaler(message.tensors[f"table/{name}/mean"], message.tensors[f"table/{name}/scale"])
 
     def _target(self, target: Target) -> Tensor:
         y = self.site.client.train.y.repeat(self._fit_start().header["crops"])

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from feddrm.data import Client, Participant
 from feddrm.deploy.site.private_store import PrivateStore
@@ -43,11 +44,15 @@ class SiteRun:
 
     def accuracy(self, received: Tensors, private: Slots) -> dict[str, int]:
         """How many test samples the site has, and how many its own model gets right."""
-        model, test = self.method.serve(received, private), self.client.test
-        batches = zip(torch.split(test.x, CPU_QUERIES), torch.split(test.y, CPU_QUERIES), strict=True)
+        right = self.test_logits(received, private).argmax(1) == self.client.test.y
+        return {"right": int(right.sum()), "tested": len(right)}
+
+    def test_logits(self, received: Tensors, private: Slots) -> Tensor:
+        """The logits of the site's own model for its test samples."""
+        model = self.method.serve(received, private)
         with torch.no_grad(), self._kernels():
-            right = [self.forward(model, self.client.view(x)).logits.argmax(1) == y for x, y in batches]
-        return {"right": int(torch.cat(right).sum()), "tested": len(test)}
+            batches = torch.split(self.client.test.x, CPU_QUERIES)
+            return torch.cat([self.forward(model, self.client.view(x)).logits for x in batches])
 
     def _kernels(self) -> AbstractContextManager[None]:
         """The engine's kernels. Photographs get all cores, because no other client trains in this process."""

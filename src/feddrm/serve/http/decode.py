@@ -131,6 +131,14 @@ def decode_samples(
     )
 
 
+def options_in(parameters: Mapping[str, Any], options: type[AnyOptions]) -> AnyOptions:
+    """The options among the parameters of an infer request, which may also have parameters of the protocol."""
+    try:
+        return options.model_validate({name: parameters[name] for name in options.model_fields if name in parameters})
+    except ValidationError as error:
+        raise FeddrmError(first_problem(error)) from error
+
+
 def check_samples(kind: str, x: Array, spec: InputSpec) -> Array:
     """The samples, if their shape, number and type fit and all numbers are finite; else an error."""
     shape = spec.shape if kind == "inputs" else (spec.features,)

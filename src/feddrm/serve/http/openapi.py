@@ -29,10 +29,11 @@ def sample_body(model: type[BaseModel], options: type[BaseModel]) -> dict[str, A
         "datatype": {"type": "string", "enum": ["uint8", "float32"]},
         "rule": {"type": "string", "enum": list(RULES)},
         "coverage": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        "max_away": {"type": "number", "minimum": 0, "maximum": 1},
     }
     if options is PredictOptions:
         schemas["consult"] = {"type": "integer", "minimum": 1, "maximum": 1024}
-        schemas["abstain"] = {"type": "string", "enum": ["mark", "refuse"]}
+        schemas["abstain"] = {"type": "string", "enum": ["mark", "answer", "refuse"]}
     operation["parameters"] = [
         {"name": name, "in": "query", "required": False, "schema": schema} for name, schema in schemas.items()
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -32,16 +32,22 @@ Outputs = dict[str, Array | list[str]]
 
 
 async def answer_infer(
-    request: Request, settings: HttpSettings, version: str, compute: Callable[[str, Array], Awaitable[Outputs]]
+    request: Request,
+    settings: HttpSettings,
+    version: str,
+    compute: Callable[[str, Array, Mapping[str, Any]], Awaitable[Outputs]],
 ) -> Response:
-    """Read the tensor of an infer request, compute the outputs, and answer in the form that the caller wants."""
+    """Read the tensor of an infer request, compute the outputs, and answer in the form that the caller wants.
+
+    ``compute`` gets the kind of samples, the samples and the request's parameters.
+    """
     body = await read_body(request, settings)
     length = request.headers.get(LENGTH_HEADER) or None
     if json_length(body, length) > SMALL_JSON:  # tensors as bytes need no parsing
         infer_request, tensors = await asyncio.to_thread(read_infer, body, length)
     else:
         infer_request, tensors = read_infer(body, length)
-    outputs = await compute(*single_input(tensors))
+    outputs = await compute(*single_input(tensors), infer_request.parameters)
     about = {"model_name": request.path_params["model"], "model_version": version}
     about["id"] = infer_request.id or request.scope["state"]["request_id"]
     content, headers = write_answer(about, outputs, infer_request)

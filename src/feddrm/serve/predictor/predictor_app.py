@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -64,7 +64,7 @@ def build_predictor(predictor: Predictor, settings: PredictorSettings) -> ASGIAp
             raise ApiError(503, "starting or stopping: try again in a while")
         return {"classes": list(classes)} if predictor.named else {}
 
-    async def predict(kind: str, x: Array) -> Outputs:
+    async def predict(kind: str, x: Array, _: Mapping[str, Any]) -> Outputs:
         if kind == "features" and not predictor.takes_features:
             raise FeddrmError("this client's head looks at more than the router's features: send the sample itself")
         probabilities = await batcher((kind, check_samples(kind, x, spec)), len(x))

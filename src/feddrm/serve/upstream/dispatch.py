@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,19 @@ DECLINED = "does not take this"
 TOLERANCE = 1e-6  # probabilities are sent with 24 bits
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One sample's clients, best first, and the router's probabilities of all clients.
+
+    No further client is asked once those that failed hold more than ``may_lose`` of the probability: the answer would
+    be withheld.
+    """
+
+    ranking: Sequence[int]
+    probabilities: Sequence[float]
+    may_lose: float = math.inf
+
+
 @dataclass
 class SampleAnswers:
     """What the clients answered about one sample, by client number: probabilities, milliseconds, failures."""
@@ -39,17 +53,21 @@ class SampleAnswers:
         failed = ",".join(f"{names[c]}:{reason}" for c, reason in self.failed.items())
         return ",".join(names[c] for c in self.probabilities), failed
 
-    def mixture(
-        self, ranking: Sequence[int], weights: Sequence[float]
-    ) -> tuple[ClassProbabilities, dict[int, float]] | None:
-        """The mixed probabilities, and the weight of every client that answered; None if none did.
+    def lost(self, probabilities: Sequence[float]) -> float:
+        """How much of the router's probability the clients hold that failed."""
+        return math.fsum(probabilities[client] for client in self.failed)
 
-        ``weights`` are the router's probabilities of all clients; they are renormalised over those that answered.
+    def mixture(
+        self, ranking: Sequence[int], probabilities: Sequence[float]
+    ) -> tuple[ClassProbabilities, dict[int, float]] | None:
+        """The mixed class probabilities, and the weight of every client that answered; None if none did.
+
+        The weights are the router's ``probabilities`` of the clients, renormalised over those that answered.
         """
         if not self.probabilities:
             return None
         clients = [client for client in ranking if client in self.probabilities]
-        chosen = torch.tensor([[weights[c] for c in clients]], dtype=torch.float64)
+        chosen = torch.tensor([[probabilities[c] for c in clients]], dtype=torch.float64)
         if float(chosen.sum()) <= 0:
             chosen = torch.ones_like(chosen)  # fallbacks so unlikely that their weights are zero
         log_weights = chosen.log().log_softmax(1)
@@ -61,7 +79,7 @@ class SampleAnswers:
 async def ask_clients(
     kind: str,
     x: Array,
-    rankings: Sequence[Sequence[int]],
+    questions: Sequence[Question],
     upstreams: Sequence[Upstream | None],
     *,
     classes: int,
@@ -70,18 +88,15 @@ async def ask_clients(
 ) -> list[SampleAnswers]:
     """The answers of every sample's ``k`` best clients, or of as many as answer before the deadline (in seconds).
 
-    ``upstreams`` has one entry per client, None for a client that must not be asked. Samples for the same client go
-    in one request. Where a client fails, each of its samples goes to the next client of the sample's own ranking.
+    ``upstreams`` has one entry per client, None for a client that is away. Samples for the same client go in one
+    request. Where a client fails, each of its samples goes to the next client of the sample's own ranking, unless too
+    much of the probability is lost (:class:`Question`).
     """
     end = time.monotonic() + deadline
-    remaining = [[client for client in ranking if upstreams[client] is not None] for ranking in rankings]
-    answers = [SampleAnswers() for _ in rankings]
+    remaining = [[client for client in question.ranking if upstreams[client] is not None] for question in questions]
+    answers = [SampleAnswers() for _ in questions]
     while (seconds := end - time.monotonic()) > 0:
-        groups: dict[int, list[int]] = {}
-        for sample, (clients, answer) in enumerate(zip(remaining, answers, strict=True)):
-            for _ in range(k - len(answer.probabilities)):
-                if clients:
-                    groups.setdefault(clients.pop(0), []).append(sample)
+        groups = _next_clients(questions, remaining, answers, k)
         if not groups:
             break
         requests = []
@@ -97,6 +112,19 @@ async def ask_clients(
                     answers[sample].probabilities[client] = reply[0][row]
                     answers[sample].milliseconds[client] = reply[1]
     return answers
+
+
+def _next_clients(
+    questions: Sequence[Question], remaining: Sequence[list[int]], answers: Sequence[SampleAnswers], k: int
+) -> dict[int, list[int]]:
+    """The clients to ask next, taken from those that remain, and the samples that each is asked about."""
+    groups: dict[int, list[int]] = {}
+    for sample, (question, clients, answer) in enumerate(zip(questions, remaining, answers, strict=True)):
+        if answer.failed and answer.lost(question.probabilities) > question.may_lose:
+            continue
+        for _ in range(min(len(clients), k - len(answer.probabilities))):
+            groups.setdefault(clients.pop(0), []).append(sample)
+    return groups
 
 
 async def _ask(

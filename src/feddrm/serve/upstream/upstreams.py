@@ -24,6 +24,7 @@ from feddrm.serve.settings import GatewaySettings, UpstreamEntry, first_problem
 log = logging.getLogger("feddrm.serve")
 LONGEST_COOL_DOWN = 60.0
 OTHER_CLASSES = "has other classes"
+UNREGISTERED, LEFT_OUT = "not registered", "left out by the caller"
 
 
 class UpstreamFailure(Exception):
@@ -62,6 +63,7 @@ class Upstream:
     reason: str = ""
     _opened: float | None = None
     _pause: float = field(default=0.0)
+    _away: bool = False
 
     @property
     def circuit(self) -> str:
@@ -104,6 +106,7 @@ class Upstream:
             self.failures, self._opened, self._pause, self.reason = 0, None, 0.0, ""
             self.seconds = time.monotonic() - started
             self.healthy = True
+            self._log_change()
         finally:
             self.in_flight -= 1
 
@@ -115,6 +118,15 @@ class Upstream:
         if self._opened is not None or self.failures >= self.failure_limit:
             self._pause = min(LONGEST_COOL_DOWN, 2 * self._pause) if self._pause else self.cool_down
             self._opened = time.monotonic()
+            self._log_change()
+
+    def _log_change(self) -> None:
+        """Log once that the predictor is away, and once that it is back. At capacity it is neither: that is brief."""
+        away = self.foreign or self.healthy is False or self._opened is not None
+        if away != self._away:
+            self._away = away
+            fields = {"client": self.name} | ({"reason": self.reason} if away else {})
+            log.warning("a client is away" if away else "a client is back", extra={"fields": fields})
 
     async def send(self, method: str, path: str, limit: int, **options: Any) -> tuple[int, bytes]:
         """Status and body of a response of at most ``limit`` bytes, within the predictor's time-out.
@@ -140,6 +152,7 @@ class Upstream:
                 self.reason = f"health check says {status}"
         except Exception as error:  # whatever it is, the checks of the others must go on
             self.healthy, self.reason = False, f"health check failed ({type(error).__name__})"
+        self._log_change()
 
     def _compare_classes(self, body: bytes) -> None:
         """Compare the stated class names with ours. If there are none, only the labels of answers are compared."""
@@ -151,8 +164,6 @@ class Upstream:
             self.reason = f"{OTHER_CLASSES} than the gateway: serve it from the gateway's run"
         elif before:
             self.reason = ""
-        if self.foreign and not before:
-            log.error("a client is left out", extra={"fields": {"client": self.name, "reason": self.reason}})
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -191,11 +202,22 @@ class Upstreams(dict[str, Upstream]):
             )
         return upstreams
 
-    def available(self, names: Sequence[str], without: Collection[str] = ()) -> tuple[bool, ...]:
-        """Which clients can be asked now, except ``without``. Without a list of clients all are taken as available."""
-        if not self:
-            return tuple(name not in without for name in names)
-        return tuple(name in self and self[name].available and name not in without for name in names)
+    def away(self, names: Sequence[str], without: Collection[str] = ()) -> dict[int, str]:
+        """The clients that cannot be asked now, by number, and why; those that the caller leaves out among them.
+
+        Without a list of clients all others are taken as available.
+        """
+        reasons = {}
+        for number, name in enumerate(names):
+            upstream = self.get(name)
+            if name in without:
+                reasons[number] = LEFT_OUT
+            elif upstream is not None:
+                if (reason := upstream.unavailable_because) is not None:
+                    reasons[number] = reason
+            elif self:
+                reasons[number] = UNREGISTERED
+        return reasons
 
     async def watch(self, seconds: float) -> None:
         """Check the health of all predictors this often until cancelled; a slow one delays only its own checks."""

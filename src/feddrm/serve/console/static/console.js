@@ -55,32 +55,38 @@ function row(cells) {
   return line;
 }
 
+// Two numbers: how sure the router is of the client, and how sure the clients are of the label.
 function showResult(content) {
   const first = content.answers ? content.answers[0] : content.decisions[0];
   const route = first.route || first;
   const label = first.label === undefined ? null : first.label;
+  const named = first.client === null ? route : first;
+  const standIn = named.fallback ? " (fallback: a likelier client is away)" : "";
+  const sentences = [named.client === null ? "" :
+    `Router: ${percent(named.client_probability)} ${named.client}${standIn}`, `Margin ${route.margin.toFixed(3)}`];
+  if (label !== null) $("headline").textContent = `Answer: ${label}, ${percent(first.label_probability)} sure`;
+  else if (route.abstain) $("headline").textContent = `No answer: ${route.reason}`;
+  else $("headline").textContent = `Belongs to ${route.client}`;
+  if (label !== null && route.abstain) sentences.unshift(`The router abstains: ${route.reason}`);
   if (content.answers) {
-    const answered = first.answered.map((a) => `${a.client} (${percent(a.weight)}, ${a.milliseconds.toFixed(0)} ms)`);
-    $("headline").textContent = label === null ? "Nobody was asked" : `Answer: ${label}, by ${first.client}`;
-    const failed = first.failed.map((f) => `${f.client}: ${f.reason}`);
-    $("detail").textContent = `Answered: ${answered.join(", ") || "nobody"}.` +
-      (failed.length ? ` Failed: ${failed.join(", ")}.` : "");
-  } else {
-    $("headline").textContent = route.client === null ? "Nobody is available" : `Belongs to ${route.client}`;
-    $("detail").textContent = "";
+    const weight = (entry) => (first.answered.length > 1 ? `weight ${percent(entry.weight)}, ` : "");
+    sentences.push("Answered: " + (first.answered.map((entry) =>
+      `${entry.client} (${weight(entry)}${entry.milliseconds.toFixed(0)} ms)`).join(", ") || "nobody"));
+    if (first.failed.length) sentences.push("Failed: " + first.failed.map((f) => `${f.client}: ${f.reason}`).join(", "));
   }
-  $("detail").textContent += ` Margin ${route.margin.toFixed(3)}.` +
-    (route.abstain ? ` The router abstains: ${route.reason}.` : "") + ` Request ${content.request_id}.`;
+  if (route.away.length) sentences.push("Away: " + route.away.map((c) => `${c.client}: ${c.reason}`).join(", "));
+  sentences.push(`Request ${content.request_id}.`);
+  $("detail").textContent = sentences.filter(Boolean).join(". ");
   $("ranked").replaceChildren(...route.ranked.map((entry) => row([
     entry.client,
-    bar(entry.probability, `probability of ${entry.client}`),
+    bar(entry.probability, `client probability of ${entry.client}`),
     element("td", entry.log_density_ratio.toFixed(2), { class: "number" }),
-    element("td", entry.available ? "available" : "not available", { class: entry.available ? "good" : "bad" }),
+    element("td", entry.available ? "available" : "away", { class: entry.available ? "good" : "bad" }),
   ])));
   $("classes-table").hidden = !first.probabilities;
   if (first.probabilities) {
     $("classes").replaceChildren(...Object.entries(first.probabilities).map(([name, value]) =>
-      row([name, bar(value, `probability of class ${name}`)])));
+      row([name, bar(value, `label probability of ${name}`)])));
   }
   $("result").hidden = false;
 }
@@ -106,7 +112,8 @@ async function ask(event) {
   try {
     const action = $("action").value;
     const options = { rule: $("rule").value };
-    if (action === "predict") options.consult = $("consult").value;
+    if ($("away").value) options.max_away = $("away").value;
+    if (action === "predict") Object.assign(options, { consult: $("consult").value, abstain: $("abstain").value });
     let answer;
     await showInputForm();
     if (takesPictures) {
@@ -118,7 +125,7 @@ async function ask(event) {
     } else {
       const numbers = $("numbers").value.split(/[\s,;]+/).filter(Boolean).map(Number);
       const body = rowFields ? { rows: [rowOfForm()], ...options } : { inputs: [numbers], ...options };
-      if (body.consult) body.consult = Number(body.consult);
+      for (const name of ["consult", "max_away"]) if (body[name]) body[name] = Number(body[name]);
       answer = await call(`v1/${action}`, {
         method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" },
       });
@@ -247,7 +254,7 @@ async function showTraffic() {
   lastNumber = decisions[decisions.length - 1].number;
   const lines = decisions.slice(-50).reverse().map((entry) => row([
     new Date(1000 * entry.time).toLocaleTimeString(), entry.action, entry.client || "nobody",
-    bar(entry.probability, "probability"), entry.samples > 1 ? `${entry.samples} samples` : entry.label || "",
+    bar(entry.probability, "client probability"), entry.samples > 1 ? `${entry.samples} samples` : entry.label || "",
     entry.reason, entry.failed, element("td", entry.milliseconds.toFixed(1), { class: "number" }),
   ]));
   $("traffic").prepend(...lines);
