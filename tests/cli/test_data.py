@@ -137,9 +137,7 @@ def test_the_commands_of_the_documentation_run(
     (tmp_path / "visits.csv").write_text("outcome,age,smoker,hospital\n" + "".join(lines))
     monkeypatch.chdir(tmp_path)
     for command in block.splitlines():
-        words, _, target = command.partition(" > ")
-        code, out, err = call(capsys, *words.split()[1:])
+        code, out, err = call(capsys, *command.split()[1:])
         assert (code, err) == (0, "")
-        if target:
-            Path(target).write_text(out)
     assert "raw columns: age, smoker" in out
+    assert_one_line(call(capsys, *block.splitlines()[0].split()[1:]), 1, "schema.yaml exists")

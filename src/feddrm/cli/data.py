@@ -21,6 +21,7 @@ from feddrm.cli.data_options import (
     open_federation,
 )
 from feddrm.cli.output import JsonFlag, print_json, print_table
+from feddrm.errors import FeddrmError
 
 app = typer.Typer(
     help="Show a federation: sizes, classes and shifts; draft a table schema.",
@@ -130,14 +131,22 @@ def schema(
     label: Annotated[str | None, typer.Option(help="The column to predict; it is left out.")] = None,
     client: Annotated[str | None, typer.Option(help="The column that names the client; it is left out.")] = None,
     drop: Annotated[list[str] | None, typer.Option(help="Another column to leave out; repeatable.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file to write (default: print it).")] = None,
 ) -> None:
-    """Print a first table schema for csv data: edit it, then give it to every client.
+    """Draft a table schema for csv data: edit it, then give it to every client.
 
     Centres and scales are rounded statistics of the tables you name: name some that may be shown.
 
-    Example: feddrm data schema visits.csv --label outcome --client hospital > schema.yaml
+    Example: feddrm data schema visits.csv --label outcome --client hospital --out schema.yaml
     """
     from feddrm.data.sources.schema_draft import draft_schema
+    from feddrm.io.atomic import write_atomically
 
-    others = [name for name in (label, client, *(drop or ())) if name]
-    typer.echo(draft_schema(files, others).decode(), nl=False)
+    draft = draft_schema(files, [name for name in (label, client, *(drop or ())) if name])
+    if out is None:
+        typer.echo(draft.decode(), nl=False)
+        return
+    if out.exists():  # it may have been edited
+        raise FeddrmError(f"{out} exists: choose another --out, or remove it")
+    write_atomically(out, draft)
+    typer.echo(f"wrote {out}: complete it, then give it to every client")
