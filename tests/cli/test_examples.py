@@ -72,6 +72,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Image.fromarray(rng.integers(0, 255, (8, 8), dtype=np.uint8)).save(folder / "scans-of-lyon" / f"{i}.png")
     for i, name in enumerate("abc"):
         np.savetxt(folder / f"{name}.csv", rng.normal(i / 2, 1, 60), header="x", comments="")
+    rows = "".join(f"{i % 2},{20 + i},{('oslo', 'lima')[i % 3 == 0]}\n" for i in range(24))
+    (folder / "visits.csv").write_text("outcome,age,hospital\n" + rows)
     (folder / "docs").mkdir()
     return folder
 

@@ -22,7 +22,7 @@ from feddrm.cli.data_options import (
     open_federation,
 )
 from feddrm.cli.output import JsonFlag, print_json, print_table
-from feddrm.errors import SettingError
+from feddrm.errors import FeddrmError
 
 app = typer.Typer(
     help="Show a federation: sizes, classes and shifts; draft a table schema.",
@@ -132,7 +132,7 @@ def schema(
     label: Annotated[str | None, typer.Option(help="The column to predict; it is left out.")] = None,
     client: Annotated[str | None, typer.Option(help="The column that names the client; it is left out.")] = None,
     drop: Annotated[list[str] | None, typer.Option(help="Another column to leave out; repeatable.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write it to this file (default: print it).")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file to write (default: print it).")] = None,
 ) -> None:
     """Draft a table schema for csv data: edit it, then give it to every client.
 
@@ -143,12 +143,11 @@ def schema(
     from feddrm.data.sources.schema_draft import draft_schema
     from feddrm.io.atomic import write_atomically
 
-    others = [name for name in (label, client, *(drop or ())) if name]
-    text = draft_schema(files, others)
+    draft = draft_schema(files, [name for name in (label, client, *(drop or ())) if name])
     if out is None:
-        typer.echo(text.decode(), nl=False)
+        typer.echo(draft.decode(), nl=False)
         return
-    if out.exists():
-        raise SettingError(f"{out} exists, and may have been edited: remove it, or give another --out")
-    write_atomically(out, text)
-    typer.echo(f"wrote {out}: edit it before you train")
+    if out.exists():  # it may have been edited
+        raise FeddrmError(f"{out} exists: choose another --out, or remove it")
+    write_atomically(out, draft)
+    typer.echo(f"wrote {out}: complete it, then give it to every client")

@@ -133,3 +133,9 @@ def test_examples_can_be_read() -> None:
     for column in (CHOL, PAIN, SMOKER, NumberColumn("a", centre=0, scale=4, minimum=1)):
         inputs = column.encode(np.array([column.read(cell) for cell in column.examples()]))
         assert wrong(column, inputs.tolist()) == []
+
+
+def test_rounding_to_float32_takes_no_value_out_of_its_range() -> None:
+    column = NumberColumn("income", centre=0.1, scale=0.3, minimum=-1234567.8, maximum=7654321.9)
+    inputs = column.encode(np.array([-1234567.8, 7654321.9])).astype(np.float32)
+    assert wrong(column, inputs.tolist()) == []

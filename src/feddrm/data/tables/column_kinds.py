@@ -20,7 +20,7 @@ MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})  # compared i
 UNKNOWN = "unknown"  # what a person writes for a missing value
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 FAR = 8.0  # standard deviations from the pooled mean beyond which a value without a declared range is flagged
-ROUNDING = 1e-5  # of the scale: inputs are float32
+ROUNDING = 1e-5  # of a value: inputs are float32
 MARKED = "it is marked as missing, but has a value"
 
 Values = NDArray[np.float64]
@@ -170,7 +170,7 @@ class NumberColumn(RawColumn):
             return
         low = -math.inf if self.minimum is None else self.minimum
         high = math.inf if self.maximum is None else self.maximum
-        slack = ROUNDING * max(self.scale, abs(self.centre))
+        slack = ROUNDING * np.maximum(np.abs(raw), max(self.scale, abs(self.centre)))
         outside = (raw < low - slack) | (raw > high + slack)
         problem = f"outside {self.range}" if low > -math.inf and high < math.inf else f"it must be {self.range}"
         for row in np.flatnonzero(outside & ~(empty & (x == 0))).tolist():

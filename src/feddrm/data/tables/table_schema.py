@@ -100,7 +100,8 @@ class TableSchema:
             values = np.where(missing, np.asarray(fill, dtype=np.float64), values)
         parts = [column.encode(values[:, j]) for j, column in enumerate(self.columns)]
         marks = [missing[:, j, None].astype(np.float64) for j, column in enumerate(self.columns) if column.missing]
-        return np.concatenate([*parts, *marks], axis=1).astype(np.float32)
+        with np.errstate(over="ignore"):  # what is too large becomes infinite, which is refused later
+            return np.concatenate([*parts, *marks], axis=1).astype(np.float32)
 
     def encode_named(self, rows: Sequence[Mapping[str, Any]]) -> NDArray[np.float32]:
         """Network inputs from rows by the names of raw columns. Every column must be there, and no other."""
