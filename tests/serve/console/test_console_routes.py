@@ -304,13 +304,19 @@ def test_four_situations_of_one_patient(browser: webdriver.Chrome, hospitals: Ho
 
     hospitals.predictors["cleveland"].send(signal.SIGKILL)
     until(hospitals.away)
-    assert "Away: cleveland: unhealthy" in ask(patient, "No answer: best client away", "answer-away")
+    detail = ask(patient, "No answer: best client away", "answer-away")
+    assert re.match(r"Router: 9[0-9.]+ % cleveland \(away\)\. Margin ", detail)
+    assert "Answered: nobody. Away: cleveland: unhealthy." in detail
     assert not labels_shown()
     assert browser.find_element(By.CSS_SELECTOR, "#ranked tr").text.endswith("away")
 
     Select(browser.find_element(By.ID, "away")).select_by_value("1")
     detail = ask(patient, "Answer: ", "answer-fallback")
-    assert re.match(r"Router: [0-9.]+ % (?!cleveland)\w+ \(fallback: a likelier client is away\)", detail)
+    assert re.match(r"Router: [0-9.]+ % (?!cleveland)\w+ \(fallback for 9[0-9.]+ % cleveland\)\. Margin ", detail)
+
+    Select(browser.find_element(By.ID, "action")).select_by_value("route")
+    ask(patient, "Falls back to ")
+    Select(browser.find_element(By.ID, "action")).select_by_value("predict")
 
     strange = [50 * value for value in patient]
     ask(strange, "No answer: unlike the training data", "answer-unlike")

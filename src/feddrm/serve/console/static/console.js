@@ -60,13 +60,14 @@ function showResult(content) {
   const first = content.answers ? content.answers[0] : content.decisions[0];
   const route = first.route || first;
   const label = first.label === undefined ? null : first.label;
-  const named = first.client === null ? route : first;
-  const standIn = named.fallback ? " (fallback: a likelier client is away)" : "";
-  const sentences = [named.client === null ? "" :
-    `Router: ${percent(named.client_probability)} ${named.client}${standIn}`, `Margin ${route.margin.toFixed(3)}`];
+  const best = route.ranked[0];
+  const likeliest = `${percent(best.probability)} ${best.client}`;
+  const sentences = [label === null ? `Router: ${likeliest}${best.available ? "" : " (away)"}` :
+    `Router: ${percent(first.client_probability)} ${first.client}${first.fallback ? ` (fallback for ${likeliest})` : ""}`,
+  `Margin ${route.margin.toFixed(3)}`];
   if (label !== null) $("headline").textContent = `Answer: ${label}, ${percent(first.label_probability)} sure`;
   else if (route.abstain) $("headline").textContent = `No answer: ${route.reason}`;
-  else $("headline").textContent = `Belongs to ${route.client}`;
+  else $("headline").textContent = `${route.fallback ? "Falls back to" : "Belongs to"} ${route.client}`;
   if (label !== null && route.abstain) sentences.unshift(`The router abstains: ${route.reason}`);
   if (content.answers) {
     const weight = (entry) => (first.answered.length > 1 ? `weight ${percent(entry.weight)}, ` : "");
@@ -76,7 +77,7 @@ function showResult(content) {
   }
   if (route.away.length) sentences.push("Away: " + route.away.map((c) => `${c.client}: ${c.reason}`).join(", "));
   sentences.push(`Request ${content.request_id}.`);
-  $("detail").textContent = sentences.filter(Boolean).join(". ");
+  $("detail").textContent = sentences.join(". ");
   $("ranked").replaceChildren(...route.ranked.map((entry) => row([
     entry.client,
     bar(entry.probability, `client probability of ${entry.client}`),
