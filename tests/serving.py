@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ import httpx
 import yaml
 
 from feddrm.data import Federation
+from feddrm.data.tables.column_kinds import CategoryColumn, NumberColumn
+from feddrm.data.tables.table_schema import TableSchema
 from feddrm.router.router import AWAY
 from feddrm.runs import Run, train
 
@@ -150,6 +152,8 @@ class Hospitals:
         router = Run.open(self.run).router()
         sure = router.route(cleveland).probabilities[:, 0]
         self.patient: list[list[float]] = cleveland[(sure - 0.98).abs().argmin()][None].tolist()
+        assert heart.schema is not None
+        self.raw_patient = _raw(heart.schema, self.patient[0])
         self.predictors = {name: self.predictor(name) for name in heart.names}
         entries = {name: {"url": process.wait_ready()} for name, process in self.predictors.items()}
         (folder / "clients.yaml").write_text(yaml.safe_dump(entries))
@@ -178,6 +182,22 @@ class Hospitals:
             line.rpartition(" ")[2] for line in lines if line.startswith(f'feddrm_abstentions_total{{reason="{AWAY}"')
         ]
         return float(counts[0]) if counts else 0.0
+
+
+def _raw(schema: TableSchema, inputs: Sequence[float]) -> dict[str, Any]:
+    """The raw row that is encoded so; None where a value is missing."""
+    by_name = dict(zip(schema.encoded, inputs, strict=True))
+    row: dict[str, Any] = {}
+    for column in schema.columns:
+        values = [by_name[name] for name in column.outputs]
+        if by_name.get(f"{column.name}_missing"):
+            row[column.name] = None
+        elif isinstance(column, NumberColumn):
+            row[column.name] = round(values[0] * column.scale + column.centre, 4)
+        else:
+            assert isinstance(column, CategoryColumn)
+            row[column.name] = column.codes[int(values[0] > 0) if len(values) == 1 else values.index(1.0)]
+    return row
 
 
 def until(condition: Callable[[], bool], seconds: float = 30) -> None:
