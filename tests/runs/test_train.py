@@ -148,7 +148,7 @@ def test_impossible_seeds_are_refused(digits: Federation, tmp_path: Path) -> Non
     for seeds in ((), (1, 1)):
         with refused(f"seeds={list(seeds)}: give different whole numbers"):
             train_seeds(digits, seeds=seeds, out=tmp_path / "runs", **quick)
-    for seeds, says in (((0, 2**32), "seed 4294967296 is out of range"), ((0, 1.5), "seed=1.5: give a whole number")):
+    for seeds, says in (((0, 2**32), "seed=4294967296: out of range"), ((0, 1.5), "seed=1.5: give a whole number")):
         with refused(says):
             train_seeds(digits, seeds=seeds, out=tmp_path / "runs", **quick)  # type: ignore[arg-type]
     with refused("no seed beside them"):

@@ -41,7 +41,7 @@ def make_run_spec(settings: FederationSettings, hellos: Hellos) -> RunSpec:
             **{key: first[key] for key in ("shape", "dtype", "columns", "schema", "crop", "scale")},
             "method": values["method"],
             "model": values["model"],
-            "plan": {key: values[key] for key in Plan.__dataclass_fields__},
+            "plan": {key: values[key] for key in Plan.__dataclass_fields__ if key in values},
             "privacy": None if settings.privacy is None else dict(settings.privacy),
             "plugins": without_folders(values.get("plugins", ())),
         }
