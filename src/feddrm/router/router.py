@@ -241,7 +241,7 @@ class Router:
         probabilities = log_weights.exp()
         top, client = probabilities.max(1)
         broken = ~features.isfinite().all(1)
-        away, nobody, lost = broken.new_zeros(self.clients), broken, torch.zeros_like(broken)
+        away, nobody, lost = broken.new_zeros(self.clients), broken, broken  # broken is the first reason in any case
         if available is not None:
             away = ~self._mask(available).to(probabilities.device)
             client = log_weights.masked_fill(away, -torch.inf).argmax(1)
@@ -249,6 +249,7 @@ class Router:
             lost = 1 - probabilities[:, ~away].sum(1) > max_away
         unlike = self.strangeness(features) > self.calibration.unlike_above
         unsure = top < self.calibration.threshold(rule, coverage)
+        abstain = nobody | unlike | lost | unsure
         within = None
         if miss is not None:
             within = conformal_set(log_weights, self.calibration.least_weight(rule, miss)) & ~away
@@ -257,8 +258,8 @@ class Router:
             probabilities=probabilities,
             log_density_ratio=logits.log_softmax(1) - self.log_prior.to(logits),
             margin=margins(log_weights),
-            abstain=nobody | unlike | lost | unsure,
-            reason=_reasons({BROKEN: broken, DOWN: nobody, UNLIKE: unlike, AWAY: lost, UNSURE: unsure}),
+            abstain=abstain,
+            reason=_reasons(abstain, {BROKEN: broken, DOWN: nobody, UNLIKE: unlike, AWAY: lost, UNSURE: unsure}),
             away=away,
             within=within,
         )
@@ -283,17 +284,15 @@ class Router:
         return torch.tensor([name in set(available) for name in self.names])
 
 
-def _reasons(doubts: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """The first reason that holds for every sample, or an empty text.
+def _reasons(abstain: Tensor, doubts: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """The first reason that holds for every abstaining sample, an empty text for the others.
 
     A sample unlike all training data has no meaningful probabilities, so this reason precedes those that rest on them.
     """
-    reasons = [""] * len(next(iter(doubts.values())))
-    for reason, holds in reversed(list(doubts.items())):
-        if bool(holds.any()):
-            for place in holds.nonzero()[:, 0].tolist():
-                reasons[place] = reason
-    return tuple(reasons)
+    if not bool(abstain.any()):  # as a rule; queries wait for this
+        return ("",) * len(abstain)
+    rows = zip(*(holds.tolist() for holds in doubts.values()), strict=True)
+    return tuple(next((reason for reason, holds in zip(doubts, row, strict=True) if holds), "") for row in rows)
 
 
 def as_tensor(x: Tensor | NDArray[Any] | Sequence[Any]) -> Tensor:

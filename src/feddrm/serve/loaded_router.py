@@ -60,13 +60,15 @@ class Decisions:
         if not np.isfinite(ratios).all() or np.isnan(probabilities).any():
             raise FeddrmError("the numbers are too large for this router: check their scale")
         client = decision.client.numpy()
+        client_probability = probabilities[np.arange(len(client)), client]
+        client_probability[client < 0] = 0.0
         return cls(
             client=client,
             probabilities=probabilities,
             log_density_ratio=ratios,
             margin=decision.margin.numpy(),
             abstain=decision.abstain.numpy(),
-            client_probability=np.where(client >= 0, probabilities[np.arange(len(client)), client], 0.0),
+            client_probability=client_probability,
             reason=decision.reason,
             flags=decision.flags,
         )
