@@ -137,6 +137,7 @@ def query(
     predict: Annotated[bool, typer.Option("--predict", help="Also ask the client for a prediction.")] = False,
     consult: Annotated[int, typer.Option(help="With --predict: ask this many clients and mix their answers.")] = 1,
     key: Annotated[str | None, typer.Option(envvar="FEDDRM_KEY", help="API key.")] = None,
+    ca: Annotated[Path | None, typer.Option(help="Certificate (PEM) of the authority of the gateway's.")] = None,
     json: JsonFlag = False,
 ) -> None:
     """Ask a gateway which client a picture belongs to, or what it shows.
@@ -145,7 +146,7 @@ def query(
     """
     from feddrm.serve.gateway_client import GatewayClient
 
-    with GatewayClient(url, key) as gateway:
+    with GatewayClient(url, key, ca=ca) as gateway:
         if predict:
             answers = [{"query": str(path), **gateway.predict(path, consult=consult)[0]} for path in images]
         else:

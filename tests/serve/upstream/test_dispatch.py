@@ -70,6 +70,12 @@ def test_the_best_client_is_asked_first_and_the_next_one_where_it_fails() -> Non
     assert (first.requests, broken.requests, last.requests) == (0, 1, 1)
 
 
+def test_a_client_that_does_not_know_the_gateways_key_is_named_as_such() -> None:
+    (answers,) = ask([[0]], [FakeClient(status=401)])
+    assert "API key" in answers.failed[0]
+    assert "clients.yaml" in answers.failed[0]
+
+
 def test_several_clients_are_consulted_and_excluded_ones_are_not_asked() -> None:
     clients = [answering(1, 0, 0), None, answering(0, 0, 1)]
     (answers,) = ask([[1, 2, 0]], clients, k=3)
