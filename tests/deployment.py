@@ -24,11 +24,12 @@ from feddrm.data import load
 from feddrm.deploy.flower.apps import client_app, site_at, unwrap, wrap
 from feddrm.deploy.server.federation_server import Server
 from feddrm.deploy.server.federation_settings import FederationSettings
+from feddrm.deploy.server.site_keys import read_site_keys
 from feddrm.deploy.server.training import ServerState, Training
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site import Site
 from feddrm.deploy.wire.channel import Channel
-from feddrm.deploy.wire.messages import load_private_key, load_public_key
+from feddrm.deploy.wire.key_files import load_private_key
 from feddrm.engine import Plan, RoundSchedule, State, cpu_kernels, federate, first_state, functional
 from feddrm.methods import Method
 from feddrm.models import Model, is_head
@@ -68,7 +69,9 @@ class DirectTransport:
     def nodes(self) -> set[int]:
         return set(range(len(NAMES)))
 
-    def ask(self, messages: Mapping[int, bytes], deadline: float, kind: str) -> dict[int, bytes]:
+    def ask(
+        self, messages: Mapping[int, bytes], deadline: float, kind: str, on_wait: Callable[[set[int]], None]
+    ) -> dict[int, bytes]:
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
         self.asked += 1
         replies = {}
@@ -112,7 +115,7 @@ class Deployed:
         channel = Channel(
             transport or DirectTransport(self.folder),
             load_private_key(keys / "server.key"),
-            {name: load_public_key(keys / f"{name}.pub") for name in NAMES},
+            lambda: read_site_keys(keys),
             on_event,
         )
         return Server(replace(self.settings, **changes), self.run, channel, lambda seconds: None)

@@ -25,9 +25,12 @@ from feddrm.deploy import local_cluster
 from feddrm.deploy.flower.daemon import free_port
 from feddrm.deploy.process_lock import running
 from feddrm.deploy.provision.certificates import write_certificates, write_key_pair
+from feddrm.deploy.provision.members import add_site, remove_site, renew
+from feddrm.deploy.provision.project import write_site_key
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.status import read_status
 from feddrm.deploy.server.training import ServerState
+from feddrm.deploy.site.site_status import read_site_status
 from feddrm.engine import Plan
 from feddrm.predictor.predictor import Predictor
 from feddrm.router import load_router
@@ -161,14 +164,15 @@ def _answers_queries(folder: Path, samples: list[torch.Tensor]) -> None:
 
 
 def _says_why_it_cannot_connect(folder: Path) -> None:
-    """A site with another federation's authority: the reason is in its own log."""
+    """A site with another federation's authority: both ends say so."""
     place = folder / "mistaken"
     shutil.copytree(folder / "sites" / "oslo", place)
     (place / "ca.crt").write_bytes(write_certificates(folder / "elsewhere", folder / "elsewhere", ["localhost"]))
     with (place / "site.log").open("wb") as log:
         site = subprocess.Popen([sys.executable, "-m", "feddrm", "deploy", "site", str(place)], stderr=log)
     try:
-        until(lambda: "certificate verify failed" in (place / "site.log").read_text(), "the reason", 60)
+        until(lambda: "another authority than ca.crt" in reason_of(place), "the reason", 60)
+        until(lambda: "does not trust" in complaints(folder / "server"), "the server's words", 20)
     finally:
         site.terminate()
         site.wait(30)
@@ -204,6 +208,88 @@ def _refuses_strangers(folder: Path, settings: FederationSettings) -> None:
     )
     assert stranger.returncode != 0
     assert "Failed to initialize the connection" in stranger.stdout + stranger.stderr
+
+
+def names_served(port: int, authority: Path) -> list[str]:
+    """The host names in the certificate of the server that listens on a port."""
+    context = ssl.create_default_context(cafile=str(authority))
+    try:
+        raw = socket.create_connection(("127.0.0.1", port))
+        with raw, context.wrap_socket(raw, server_hostname="127.0.0.1") as line:
+            return [str(name) for _, name in (line.getpeercert() or {}).get("subjectAltName", ())]
+    except OSError:
+        return []
+
+
+def complaints(server: Path) -> str:
+    path = server / "complaints.log"
+    return path.read_text() if path.exists() else ""
+
+
+def reason_of(site: Path) -> str:
+    """Why a site says that it is not connected."""
+    return str((read_site_status(site) or {}).get("reason", ""))
+
+
+@pytest.fixture
+def long_project(deployed: Callable[..., Deployed]) -> Iterator[Deployed]:
+    """A run that lasts while its members change."""
+    made = deployed(training={"rounds": 100}, port=free_port(), deadline=DEADLINE, routing=ROUTING)
+    try:
+        yield made
+    finally:
+        local_cluster.down(made.folder)
+
+
+def test_members_come_and_go_and_the_certificate_is_renewed_while_a_run_goes_on(
+    long_project: Deployed, tmp_path: Path
+) -> None:
+    """Unregistered keys and plain http are told apart by both ends on the way."""
+    folder, server = long_project.folder, long_project.folder / "server"
+    local_cluster.up(folder)
+    local_cluster.begin(folder)
+    until(lambda: len(history(folder)) >= 1, "a round", LONG)
+
+    remove_site(server, "lima")
+    until(lambda: history(folder)[-1]["asked"] == ["oslo", "pune"], "a round without lima", LONG)
+    until(lambda: "key" in reason_of(folder / "sites" / "lima"), "lima to be told", LONG)
+    until(lambda: "refused the removed site lima" in complaints(server), "the server to name it", LONG)
+
+    renew(server, ["server.example"])
+    until(
+        lambda: "server.example" in names_served(long_project.settings.port, server / "ca.crt"), "the certificate", LONG
+    )
+    before = len(history(folder))
+    until(lambda: len(history(folder)) > before, "a round with the new certificate", LONG)
+
+    write_site_key(tmp_path / "quito")  # at the site, before anybody knows its key
+    site, _ = add_site(server, "stranger", out=tmp_path / "stranger")
+    for name in ("node.key", "secret"):
+        (site / name).write_bytes((tmp_path / "quito" / name).read_bytes())
+    own = yaml.safe_load((folder / "sites" / "oslo" / "site.yaml").read_text())
+    (site / "site.yaml").write_text(yaml.safe_dump({**own, "name": "quito"}))
+    log = (tmp_path / "stranger.log").open("wb")
+    started = subprocess.Popen([sys.executable, "-m", "feddrm", "deploy", "site", str(site)], stdout=log, stderr=log)
+    plain, _ = add_site(server, "plain", out=tmp_path / "plain")
+    (plain / "site.yaml").write_text(yaml.safe_dump({**own, "name": "plain", "insecure": True}))
+    other = subprocess.Popen([sys.executable, "-m", "feddrm", "deploy", "site", str(plain)], stdout=log, stderr=log)
+    try:
+        until(lambda: "does not know this site's key" in reason_of(site), "the words of the server", LONG)
+        until(lambda: "refused a node with an unregistered key" in complaints(server), "the server's words", LONG)
+        until(lambda: "'insecure: true': remove that line" in reason_of(plain), "the words for plain http", LONG)
+        until(lambda: "a caller speaks http to this port" in complaints(server), "the server's words", LONG)
+        add_site(server, "quito", tmp_path / "quito" / "node.pub", tmp_path / "quito folder")
+        until(lambda: (read_site_status(site) or {}).get("connected"), "the site to be accepted", LONG)
+    finally:
+        for process in (started, other):
+            process.terminate()
+            process.wait(30)
+        log.close()
+
+    summary = local_cluster.run(folder, lambda status: None, LONG)
+    assert (summary["rounds"], summary["removed"], summary["router"]) == (100, ["lima"], None)
+    assert list((folder / "sites" / "lima" / "runs" / "first").glob("private-*.safetensors"))
+    assert running(folder / "sites" / "lima"), "its process goes on, in case it is added again"
 
 
 def test_a_port_that_another_program_uses_is_reported_at_once(project: Deployed) -> None:

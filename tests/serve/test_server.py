@@ -9,7 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from feddrm.io.connection_errors import FOREIGN, HANDSHAKE, NOT_TLS, SPEAKS_TLS
 from feddrm.serve.auth import add_key
+from feddrm.serve.gateway_client import GatewayClient
 from feddrm.serve.server import address, bind
 from feddrm.serve.settings import HttpSettings
 from refusal import refused
@@ -45,9 +47,31 @@ def test_the_gateway_serves_tls(run: Path, launch: Launch, tmp_path: Path) -> No
     words = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
     subprocess.run([*words.split(), "-keyout", key, "-out", cert], check=True, capture_output=True)
     files = ["--tls-cert", cert, "--tls-key", key, "--audit", tmp_path / "a.sqlite"]
-    url = launch("serve", run, "--port", 0, *files).url
+    process = launch("serve", run, "--port", 0, *files)
+    url = process.url
     assert url.startswith("https://")
     with httpx.Client(base_url=url, verify=ssl.create_default_context(cafile=str(cert)), timeout=20) as http:
         assert http.get("/v2/health/live").json() == {"live": True}
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{url}/v2/health/live")
+    with GatewayClient(url, ca=cert) as gateway:
+        assert gateway.clients() == []
+    for place, reason in ((url, FOREIGN), (url.replace("https", "http"), SPEAKS_TLS)):
+        with GatewayClient(place) as gateway, refused(f"cannot reach {place}: {reason}"):
+            gateway.clients()
+    log = process.whole_log()
+    assert all(HANDSHAKE[part] in log for part in ("UNKNOWN_CA", "HTTP_REQUEST"))
+
+
+@pytest.mark.slow
+def test_a_wrong_address_or_key_is_named_at_both_ends(run: Path, launch: Launch, tmp_path: Path) -> None:
+    add_key(tmp_path / "keys.yaml", "lab", ["route", "admin"])
+    process = launch("serve", run, "--port", 0, "--keys", tmp_path / "keys.yaml", "--audit", tmp_path / "a.sqlite")
+    with GatewayClient(process.url, "") as gateway, refused("none was sent", "FEDDRM_KEY"):
+        gateway.clients()
+    with GatewayClient(process.url, "guess") as gateway, refused("this API key is unknown here"):
+        gateway.clients()
+    with GatewayClient(process.url.replace("http", "https")) as gateway, refused(NOT_TLS):
+        gateway.clients()
+    log = process.whole_log()
+    assert '"caller":"(no key)"' in log
+    assert '"caller":"(unknown key)"' in log
+    assert "a caller speaks TLS to this port" in log

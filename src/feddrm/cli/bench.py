@@ -116,7 +116,7 @@ def deploy(
 
     Example: feddrm bench deploy --rounds 4
     """
-    from feddrm.cli.deploy import require_flower
+    from feddrm.cli.deploy.members import require_flower
 
     require_flower()
     from feddrm.bench.deploy import bench_deploy

@@ -151,6 +151,7 @@ def query(
         list[str] | None, typer.Option(help="A column of the tables that is no input, such as an id; repeatable.")
     ] = None,
     key: Annotated[str | None, typer.Option(envvar="FEDDRM_KEY", help="API key.")] = None,
+    ca: Annotated[Path | None, typer.Option(help="Certificate (PEM) of the authority of the gateway's.")] = None,
     csv: Annotated[bool, typer.Option("--csv", help="Print the answers as csv.")] = False,
     json: JsonFlag = False,
 ) -> None:
@@ -165,7 +166,7 @@ def query(
         raise SettingError("--csv and --json print the same answers: give one of them")
     options = given_settings(max_away=max_away) | ({"consult": consult, "abstain": abstain} if predict else {})
     answers: list[dict[str, Any]] = []
-    with GatewayClient(url, key) as gateway:
+    with GatewayClient(url, key, ca=ca) as gateway:
         ask = gateway.predict if predict else gateway.route
         for path in files:
             for samples, names in _query_parts(gateway, path, ignore or ()):

@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from feddrm.deploy.process_lock import running
+from feddrm.deploy.rotating_log import LOG
 from feddrm.deploy.server.federation_settings import CONFIG, FederationSettings
 from feddrm.deploy.server.status import JOB, last_complaint, read_status
+from feddrm.deploy.site.site_settings import CONFIG as SITE_CONFIG
+from feddrm.deploy.site.site_settings import SiteSettings
+from feddrm.deploy.site.site_status import read_site_status
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
 from feddrm.io.text import json_line, read_json
 from feddrm.runs.folder import RunFolder
 
-LOG = "feddrm.log"
 START_SECONDS, STOP_SECONDS = 120.0, 20.0
 
 _started: list[subprocess.Popen[bytes]] = []  # kept, because Python warns of a Popen that is dropped while it runs
@@ -46,14 +49,14 @@ def up(project: Path) -> list[str]:
         if running(folder) is not None:
             continue
         verb = "server" if name == "server" else "site"
-        with (folder / LOG).open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "feddrm", "deploy", verb, str(folder.resolve())],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        (FederationSettings if verb == "server" else SiteSettings).read(folder)  # a mistake in them is reported here
+        process = subprocess.Popen(
+            [sys.executable, "-m", "feddrm", "deploy", verb, str(folder.resolve())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # it logs to its folder by itself
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         _started.append(process)
         started[name] = process
     try:
@@ -71,8 +74,9 @@ def _wait_until_ready(name: str, folder: Path, process: subprocess.Popen[bytes])
         if running(folder, ready=True) is not None:
             return
         time.sleep(0.1)
-    last = (folder / LOG).read_text().strip().splitlines()[-1:] or ["nothing in its log"]
-    raise FeddrmError(f"{name} did not start ({last[0]}): see {folder / LOG}")
+    lines = (folder / LOG).read_text().strip().splitlines() if (folder / LOG).exists() else []
+    last = lines[-1].partition(" ")[2] if lines else "nothing in its log"
+    raise FeddrmError(f"{name} did not start ({last}): see {folder / LOG}")
 
 
 def down(project: Path) -> list[str]:
@@ -107,6 +111,19 @@ def status(project: Path) -> dict[str, Any]:
         "complaint": last_complaint(server),
         "summary": _summary(server, settings),
     }
+
+
+def is_site(folder: Path) -> bool:
+    """Whether this is the folder of a single site."""
+    return (folder / SITE_CONFIG).exists()
+
+
+def site_status(folder: Path) -> dict[str, Any]:
+    """What a site knows: its process, its connection, the server's last message, whom the server waits for."""
+    process, status = running(folder), read_site_status(folder) or {}
+    if process is None and status.get("connected"):  # it was killed, and could not write any more
+        status |= {"connected": False, "reason": "this site does not run; it was connected"}
+    return {"site": SiteSettings.read(folder).name, "process": process, **status}
 
 
 def _summary(server: Path, settings: FederationSettings) -> dict[str, Any] | None:

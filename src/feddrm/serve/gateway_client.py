@@ -6,12 +6,14 @@ import json
 import mimetypes
 import os
 import re
+import ssl
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from feddrm.errors import FeddrmError, FieldProblem, TableError
+from feddrm.io.connection_errors import explain
 
 RETRIES = 3  # while the gateway answers that it is busy
 
@@ -19,12 +21,14 @@ RETRIES = 3  # while the gateway answers that it is busy
 class GatewayClient:
     """Calls a running gateway. ``key`` is the API key; default: the environment variable FEDDRM_KEY.
 
+    ``ca`` is the certificate (PEM) of the authority that signed the gateway's, where that is no public one.
+
     Samples are a picture file (path or bytes), an array of pixels or rows [n, ...], or a mapping (or a list of
     mappings) from column names to values: raw ones if :meth:`schema` has a schema, otherwise numbers. ``features`` is
     the result of ``Router.features``.
     """
 
-    def __init__(self, url: str, key: str | None = None, timeout: float = 30.0) -> None:
+    def __init__(self, url: str, key: str | None = None, timeout: float = 30.0, ca: str | Path | None = None) -> None:
         try:
             import httpx
         except ImportError as error:
@@ -33,7 +37,11 @@ class GatewayClient:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._errors = httpx.HTTPError, httpx.InvalidURL
         try:
-            self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False)
+            verify = True if ca is None else ssl.create_default_context(cafile=ca)
+        except OSError as error:  # ssl's own errors are OSErrors
+            raise FeddrmError(f"cannot read the certificate {ca} ({error}): give the authority's PEM file") from error
+        try:
+            self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False, verify=verify)
         except self._errors as error:
             raise FeddrmError(f"'{url}' is no address ({error}): give one such as http://127.0.0.1:8080") from error
         self.url = url
@@ -102,9 +110,7 @@ class GatewayClient:
             try:
                 response = self._http.request(method, path, **options)
             except self._errors as error:
-                raise FeddrmError(
-                    f"cannot reach {self.url} ({str(error) or type(error).__name__}): is it running?"
-                ) from error
+                raise FeddrmError(f"cannot reach {self.url}: {explain(error, self.url)}") from error
             if response.status_code != 429 or not retries_left:
                 break
             time.sleep(_retry_seconds(response.headers.get("Retry-After", "1")))

@@ -20,6 +20,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from feddrm.errors import FeddrmError
+from feddrm.io.connection_errors import HandshakeLog
 from feddrm.io.run_files import RunFiles
 from feddrm.io.text import yaml_bytes
 from feddrm.predictor.predictor import Predictor
@@ -80,6 +81,8 @@ def run_app(app: ASGIApp, settings: HttpSettings, sock: socket.socket) -> None:
         config.load()
     except (OSError, ValueError) as error:
         raise FeddrmError(f"cannot use the TLS files ({error}): check --tls-cert and --tls-key") from error
+    if config.ssl is not None:
+        config.ssl.sslobject_class = HandshakeLog
     # Loaded objects stay until the end. Searching all of them for garbage again and again would cause long pauses.
     gc.collect()
     gc.freeze()

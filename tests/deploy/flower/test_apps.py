@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import pytest
-from flwr.app import Message, RecordDict
+from flwr.app import Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
 from deployment import QUICK_ROUTING, Deployed, DirectTransport, serialised
@@ -13,6 +15,7 @@ from feddrm.deploy.flower import apps
 from feddrm.deploy.flower.apps import SHORT, GridTransport, unwrap, wrap
 from feddrm.deploy.provision.certificates import new_key
 from feddrm.deploy.server.federation_server import Server
+from feddrm.deploy.wire.channel import REFUSED
 from feddrm.deploy.wire.messages import verify
 from feddrm.errors import FeddrmError
 from refusal import refused
@@ -70,8 +73,10 @@ def test_a_late_node_is_waited_for_until_the_deadline_and_a_gone_one_for_two_sec
     def sleep(passed: float) -> None:
         clock[0] += passed
 
-    replies = GridTransport(FakeGrid(gone), sleep).ask({1: b"a", 2: b"b"}, 30.0, "train")  # type: ignore[arg-type]
-    assert replies == {1: b"a"}
+    waited: list[set[int]] = []
+    transport = GridTransport(FakeGrid(gone), Path("nodes.json"), sleep)  # type: ignore[arg-type]
+    assert transport.ask({1: b"a", 2: b"b"}, 30.0, "train", waited.append) == {1: b"a"}
+    assert waited[0] == (set() if gone else {2}), "whose answers are missing is told meanwhile"
     assert clock[0] == pytest.approx(seconds, abs=0.2)
 
 
@@ -96,14 +101,31 @@ def test_a_reply_without_content_counts_as_not_signed(clock: list[float]) -> Non
     grid = FakeGrid()
     grid.push_messages([Message(RecordDict(), dst_node_id=1, message_type="train")])
     grid.push_messages = lambda messages: ["m1"]  # type: ignore[method-assign, assignment]
-    replies = GridTransport(grid, lambda seconds: None).ask({1: b"a"}, 30.0, "train")  # type: ignore[arg-type]
+    transport = GridTransport(grid, Path("nodes.json"), lambda seconds: None)  # type: ignore[arg-type]
+    replies = transport.ask({1: b"a"}, 30.0, "train", lambda nodes: None)
     assert replies == {1: b""}
     with refused("lima has not signed"):
         verify(replies[1], new_key().public_key(), "lima")
 
 
+@pytest.mark.parametrize("code", [ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.NODE_UNAVAILABLE])
+def test_a_site_that_refuses_our_messages_is_named(code: int, clock: list[float], tmp_path: Path) -> None:
+    """A node that is merely away has not refused anything."""
+
+    class RefusingGrid(FakeGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+            reply = Message(Error(code, "compare the keys"), reply_to=serialised(self.pushed["m1"]))
+            reply.metadata.__dict__["_reply_to_message_id"] = "m1"
+            return [reply] if "m1" in message_ids else []
+
+    (tmp_path / "nodes.json").write_text('{"1": "lima"}')
+    transport = GridTransport(RefusingGrid(gone=True), tmp_path / "nodes.json", lambda seconds: None)  # type: ignore[arg-type]
+    replies = transport.ask({1: b"a"}, 30.0, "train", lambda nodes: None)
+    assert replies == ({1: REFUSED + b"lima: compare the keys"} if code != ErrorCode.NODE_UNAVAILABLE else {})
+
+
 def test_a_fault_ends_the_run_and_not_the_server(
-    deployed: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    deployed: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     deployment = deployed(router=False)
 
@@ -113,7 +135,7 @@ def test_a_fault_ends_the_run_and_not_the_server(
     monkeypatch.setattr(Server, "go", fault)
     with refused("KeyError in the server"):
         apps.run_over_grid(deployment.folder / "server", None)  # type: ignore[arg-type]
-    assert "Traceback" in capsys.readouterr().err
+    assert "Traceback" in caplog.text
 
 
 def test_why_a_run_was_given_up_is_in_the_log_of_complaints(deployed: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,10 +143,18 @@ def test_why_a_run_was_given_up_is_in_the_log_of_complaints(deployed: Make, monk
     deployment.server().run_spec()
     deployment.give_share("lima", 2)
     folder = deployment.folder / "server"
-    monkeypatch.setattr(apps, "GridTransport", lambda grid: DirectTransport(deployment.folder))
+    monkeypatch.setattr(apps, "GridTransport", lambda grid, nodes: DirectTransport(deployment.folder))
     monkeypatch.setattr("feddrm.deploy.server.waiting.AGAIN_SECONDS", 0.0)
     with pytest.raises(FeddrmError, match="lima: holds"):
         apps.run_over_grid(folder, None)  # type: ignore[arg-type]
     lines = (folder / "complaints.log").read_text().splitlines()
     assert len(lines) == 1
     assert lines[0].endswith(": put them back, or start a new run")
+
+
+def test_a_member_without_a_key_is_named_before_anything_is_trained(deployed: Make) -> None:
+    """A key that was lost is not taken for a site that was removed."""
+    deployment = deployed(router=False)
+    (deployment.folder / "server" / "keys" / "lima.pub").unlink()
+    with refused("lima.pub is missing", "remove-site"):
+        apps.run_over_grid(deployment.folder / "server", None)  # type: ignore[arg-type]

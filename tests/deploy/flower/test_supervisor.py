@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -39,17 +40,41 @@ def test_a_killed_process_is_started_again(tmp_path: Path) -> None:
     assert second.poll() is not None
 
 
-def test_the_reason_why_a_process_ended_is_logged_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_reason_why_a_process_ended_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The SuperNode of Flower 1.41 logs an exit code and a reason, and then more lines."""
     words = "ERROR: Exit Code: 305\nFailed to initialize.\ncertificate verify failed\n\nFor more, visit\nINFO: Finished"
-    (tmp_path / FLOWER_LOG).write_text("Exit Code: 1\nof an earlier process\n\n")
     count = tmp_path / "count"
     script = f"print({words!r}); open({str(count)!r}, 'a').write('x')"
     supervisor = Supervisor([sys.executable, "-c", script], tmp_path)
     until(lambda: count.exists() and len(count.read_text()) == 2)
     supervisor.stop()
     reason = "Failed to initialize. certificate verify failed"
-    assert capfd.readouterr().err == f"Flower's process ended and is started again: {reason}\n"
+    assert [record.getMessage() for record in caplog.records if record.name == "feddrm.deploy"] == [
+        f"Flower's process ended and is started again: {reason}"
+    ]
+
+
+def test_lines_are_logged_with_their_time_and_without_colours_and_notes_are_passed_on(tmp_path: Path) -> None:
+    notes: list[str] = []
+    script = "print('\x1b[92mINFO \x1b[0m: ready'); print('2026-11-16T08:00:00.123Z INFO [uvicorn] up');"
+    script += "from feddrm.deploy.flower.supervisor import note; note('connected'); import time; time.sleep(60)"
+    supervisor = Supervisor([sys.executable, "-c", script], tmp_path, notes.append)
+    until(lambda: notes)
+    supervisor.stop()
+    first, second = (tmp_path / FLOWER_LOG).read_text().splitlines()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ INFO : ready", first)
+    assert second == "2026-11-16T08:00:00.123Z INFO [uvicorn] up", "the time is not written twice"
+    assert notes == ["connected"]
+
+
+def test_a_restart_is_not_reported_as_an_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    supervisor = Supervisor(SLEEPER, tmp_path)
+    until(lambda: supervisor.process is not None)
+    first = supervisor.process
+    supervisor.restart()
+    until(lambda: supervisor.process is not first)
+    supervisor.stop()
+    assert not caplog.records
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux does that")

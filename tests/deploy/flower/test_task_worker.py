@@ -24,7 +24,7 @@ from feddrm.deploy.flower.daemon import free_port, superlink_command
 from feddrm.deploy.flower.supervisor import Supervisor
 from feddrm.deploy.flower.task_worker import FlowerConnection, register_sites
 from feddrm.deploy.provision.certificates import write_key_pair
-from feddrm.deploy.wire.messages import load_public_key
+from feddrm.deploy.wire.key_files import load_public_key
 from refusal import refused
 
 pytestmark = pytest.mark.slow

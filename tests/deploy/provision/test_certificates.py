@@ -11,7 +11,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from feddrm.deploy.provision.certificates import write_certificates, write_key_pair, write_secret
-from feddrm.deploy.wire.messages import load_private_key, load_public_key
+from feddrm.deploy.wire.key_files import load_private_key, load_public_key
 
 
 def test_the_servers_certificate_is_signed_by_the_authority_for_its_hosts(tmp_path: Path) -> None:

@@ -1,14 +1,21 @@
-"""The project that ``feddrm deploy init`` writes. tests/cli/test_deploy.py lists its files and their modes."""
+"""The project that ``feddrm deploy init`` writes. tests/cli/deploy/test_cluster.py lists its files and their modes."""
 
 from __future__ import annotations
 
+import configparser
+import hashlib
 import importlib
 import os
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 import yaml
 
+from feddrm.deploy.provision import wheel
 from feddrm.deploy.provision.project import make_project
 from feddrm.deploy.server.federation_settings import FederationSettings
 from refusal import refused
@@ -52,6 +59,75 @@ def test_the_start_scripts_are_executable(tmp_path: Path) -> None:
     scripts = list((tmp_path / "f").rglob("start.sh"))
     assert len(scripts) == 3
     assert all(os.access(script, os.X_OK) for script in scripts)
+
+
+def test_every_folder_has_the_wheel_that_its_page_names_with_its_checksum(tmp_path: Path) -> None:
+    make_project(tmp_path / "f", SETTINGS)
+    for place in ("server", "sites/oslo", "sites/Zürich"):
+        assert hashlib.sha256((tmp_path / "f" / place / wheel.NAME).read_bytes()).hexdigest() == wheel.checksum()
+    for page in ("README.md", "sites/oslo/README.md"):
+        text = (tmp_path / "f" / page).read_text()
+        assert wheel.checksum() in text
+        assert f"pip install './{wheel.NAME}[deploy]'" in text
+
+
+@pytest.mark.parametrize(("role", "place"), [("server", "server"), ("site", "sites/Zürich")])
+def test_the_unit_has_a_user_absolute_paths_and_limits(role: str, place: str, tmp_path: Path) -> None:
+    make_project(tmp_path / "f", SETTINGS)
+    path = tmp_path / "f" / place / f"feddrm-{role}.service"
+    unit = configparser.ConfigParser()
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read_string(path.read_text())
+    service = unit["Service"]
+    for key in ("WorkingDirectory", "ExecStart", "ReadWritePaths"):
+        assert service[key].startswith(f"/opt/feddrm/{role}")
+    limits = {"Restart": "always", "NoNewPrivileges": "true", "ProtectSystem": "strict", "MemoryMax": "8G"}
+    assert {key: service[key] for key in limits} == limits
+    assert service["User"] == "feddrm"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    make_project(tmp_path / "f", SETTINGS)
+    unit = tmp_path / "f" / "sites" / "oslo" / "feddrm-site.service"
+    said = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False).stderr
+    assert "Unknown" not in said
+
+
+def started(script: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What a start script does without an activated environment."""
+    return subprocess.run(
+        [script], env={"PATH": "/usr/bin:/bin", **environment}, cwd="/", capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.slow
+def test_a_start_script_finds_its_python_and_says_what_it_does(tmp_path: Path) -> None:
+    """That of FEDDRM_PYTHON, else the environment in its folder, else the one that made it."""
+    make_project(tmp_path / "a folder", SETTINGS)
+    site = tmp_path / "a folder" / "sites" / "oslo"
+    text = (site / "start.sh").read_text()
+    assert sys.executable in text
+    fake = tmp_path / "fake python"
+    fake.write_text('#!/bin/sh\necho "called with $*"\n')
+    fake.chmod(0o755)
+    call = f"called with -m feddrm deploy site {site}"
+    chosen = started(site / "start.sh", FEDDRM_PYTHON=str(fake))
+    assert chosen.stdout.splitlines() == [
+        f"feddrm site: {fake} -m feddrm deploy site {site}",
+        f"feddrm site: its logs are {site}/feddrm.log and {site}/flower.log",
+        call,
+    ]
+    (site / "venv" / "bin").mkdir(parents=True)
+    shutil.copy(fake, site / "venv" / "bin" / "python")
+    assert call in started(site / "start.sh").stdout
+    shutil.rmtree(site / "venv")
+    (site / "start.sh").write_text(text.replace(sys.executable, "/nowhere/python"))
+    refusal = started(site / "start.sh")
+    assert refusal.returncode == 1
+    assert "no Python at /nowhere/python" in refusal.stderr
+    assert wheel.NAME in refusal.stderr
 
 
 def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:

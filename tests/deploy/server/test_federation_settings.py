@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import yaml
 
-from deployment import Deployed
+from deployment import NAMES, Deployed
 from feddrm.deploy import local_cluster
 from refusal import refused
 
@@ -41,3 +43,13 @@ def test_other_settings_need_another_run(
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **changes}))
     with refused(reason, "choose another 'run'"):
         local_cluster.run(deployment.folder, lambda status: None)
+
+
+def test_sites_may_change_while_a_run_goes_on_and_then_need_another_run(deployed: Callable[..., Deployed]) -> None:
+    deployment = deployed(router=False)
+    deployment.server().run_spec()
+    more = (*deployment.settings.clients, "quito")
+    deployment.server(clients=more).go()  # with the sites that it began with
+    assert json.loads((deployment.run / "summary.json").read_text())["accepted"].keys() == set(NAMES)
+    with refused('began with clients ["oslo", "lima", "pune"]', '"quito"]', "choose another 'run'"):
+        replace(deployment.settings, clients=more).check_same(deployment.run)

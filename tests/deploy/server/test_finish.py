@@ -10,9 +10,12 @@ import pytest
 
 from deployment import QUICK_ROUTING, Deployed, DirectTransport
 from feddrm.deploy import local_cluster
+from feddrm.deploy.provision.members import remove_site
 from feddrm.deploy.server.status import ServerStatus
 from feddrm.deploy.server.waiting import PATIENCE
 from feddrm.errors import FeddrmError
+from feddrm.router import load_router
+from feddrm.runs.run_membership import leave_run_router
 from refusal import refused
 
 pytestmark = pytest.mark.slow
@@ -111,3 +114,29 @@ def test_a_server_that_crashed_after_the_fit_does_not_fit_again(deployed: Make) 
     deployment.server(transport).go()
     assert transport.asked == 2  # hello, and the last message
     assert deployment.server().run.summary() == first
+
+
+def test_without_a_removed_site_no_router_is_fitted_and_the_run_ends(deployed: Make) -> None:
+    """The site goes in the midst of the fit."""
+    deployment = deployed(routing=QUICK_ROUTING)
+
+    class Removing(DirectTransport):
+        def ask(self, *arguments: Any) -> dict[int, bytes]:
+            replies = super().ask(*arguments)
+            if self.asked == 5:
+                remove_site(deployment.folder / "server", "lima")
+            return replies
+
+    server = deployment.server(Removing(deployment.folder))
+    server.go()
+    assert (server.run.summary()["router"], server.run.summary()["removed"]) == (None, ["lima"])
+    assert deployment.complaints[-1] == "no router is fitted: lima was removed during the run: start another 'run'"
+
+
+def test_a_removed_site_leaves_the_router_of_a_finished_run_by_the_named_command(deployed: Make) -> None:
+    deployment = deployed(routing=QUICK_ROUTING)
+    server = deployment.server()
+    server.go()
+    assert remove_site(deployment.folder / "server", "lima").router
+    leave_run_router(server.run, ["lima"], None)
+    assert load_router(server.run.router).names == ("oslo", "pune")

@@ -16,7 +16,8 @@ from safetensors.torch import save
 from deployment import NAMES, QUICK_ROUTING, Deployed, DirectTransport, assert_same, in_one_process
 from feddrm.deploy.server.reply_validation import blank_upload, check_header, check_update
 from feddrm.deploy.server.training import ServerState
-from feddrm.deploy.wire.messages import FORMAT, Message, load_private_key, pack, sign, unpack, verify
+from feddrm.deploy.wire.key_files import load_private_key
+from feddrm.deploy.wire.messages import FORMAT, Message, pack, sign, unpack, verify
 from feddrm.deploy.wire.run_spec import RunSpec
 from feddrm.engine import Plan, RoundSchedule, State, first_state
 from feddrm.router import load_router
@@ -35,8 +36,8 @@ class TwistingTransport(DirectTransport):
     who: tuple[str, ...] = ("lima",)
     twist: Twist = lambda header, tensors: None
 
-    def ask(self, messages: Mapping[int, bytes], deadline: float, kind: str) -> dict[int, bytes]:
-        replies = super().ask(messages, deadline, kind)
+    def ask(self, messages: Mapping[int, bytes], deadline: float, kind: str, on_wait: Any) -> dict[int, bytes]:
+        replies = super().ask(messages, deadline, kind, on_wait)
         for name in self.who:
             key, node = load_private_key(self.folder / "sites" / name / "node.key"), NAMES.index(name)
             if node in replies:

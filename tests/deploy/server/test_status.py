@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from feddrm.deploy.server.status import ServerStatus, last_complaint, read_status
@@ -31,3 +32,28 @@ def test_a_complaint_is_logged_once_and_a_failure_every_time(tmp_path: Path) -> 
         status.record("failed", {"text": "the run failed"})
     assert (tmp_path / "complaints.log").read_text().count("\n") == 4
     assert (last_complaint(tmp_path) or "").endswith(" the run failed")
+
+
+def test_sites_that_go_and_come_back_are_logged_and_the_status_stays(tmp_path: Path) -> None:
+    status = ServerStatus(tmp_path)
+    status.record("training", {"round": 1})
+    for event in ("away", "returned", "away", "returned"):
+        status.record(event, {"text": f"lima: {event}"})
+    lines = (tmp_path / "complaints.log").read_text().splitlines()
+    assert [line.split(" ", 1)[1] for line in lines] == ["lima: away", "lima: returned"] * 2
+    assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ", line) for line in lines)
+    current = read_status(tmp_path)
+    assert current is not None
+    assert (current["what"], current["round"]) == ("training", 1)
+
+
+def test_whose_answers_are_missing_is_part_of_the_status_until_the_next(tmp_path: Path) -> None:
+    status = ServerStatus(tmp_path)
+    status.record("outstanding", {"waiting": {"lima": 5.0}})
+    assert (read_status(tmp_path) or {})["waiting"] == {"lima": 5.0}
+    status.record("training", {"round": 1})
+    status.record("outstanding", {"waiting": {"pune": 6.0}})
+    current = read_status(tmp_path) or {}
+    assert (current["what"], current["round"], current["waiting"]) == ("training", 1, {"pune": 6.0})
+    status.record("training", {"round": 2})
+    assert "waiting" not in (read_status(tmp_path) or {})

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from deployment import NAMES, Deployed, DirectTransport, assert_same, in_one_process, play_round
+from feddrm.deploy.provision.members import remove_site
 from feddrm.deploy.server.training import ServerState
+from feddrm.deploy.wire.messages import unpack
 from feddrm.engine import Plan
 
 Make = Callable[..., Deployed]
@@ -64,3 +66,23 @@ def test_the_state_comes_back_from_its_file(tmp_path: Path) -> None:
     assert (state.round, state.accepted, state.history) == (2, {"oslo": 2, "lima": 1}, ({"round": 1}, {"round": 2}))
     assert list(state.shared) == ["b", "a"]
     assert all(torch.equal(state.shared[leaf], value) for leaf, value in shared.items())
+
+
+@pytest.mark.slow
+def test_a_site_that_is_removed_during_a_run_is_not_asked_again(deployed: Make) -> None:
+    """Its replies would not be accepted either; the outcome is that of one process without it from then on."""
+    deployment = deployed(training={"rounds": 3}, router=False)
+    transport = DirectTransport(deployment.folder)
+    server = deployment.server(transport)
+    play_round(server)
+    remove_site(deployment.folder / "server", "lima")
+    before = len(transport.messages)
+    server.go()
+    exchanged = [content for _, name, content in transport.messages[before:] if name == "lima"]
+    sent = [unpack(content[2 + int.from_bytes(content[:2], "big") :]) for content in exchanged]
+    assert {message.header.get("kind", "reply") for message in sent} <= {"hello", "reply"}, "it is still connected"
+    assert server.run.summary()["removed"] == ["lima"]
+    assert server.run.summary()["accepted"]["lima"] == 1
+    only = [[0, 1, 2], [0, 2], [0, 2]]
+    assert_same(deployment, in_one_process("feddrm", Plan(rounds=3, local_steps=4, batch_size=16, lr=0.05), only))
+    assert (deployment.site_folder("lima") / "runs" / "first" / "private-1.safetensors").exists()

@@ -15,6 +15,8 @@ def waiting(refusals: dict[str, str]) -> tuple[Waiting, list[Any]]:
     channel = SimpleNamespace(
         refusals=refusals,
         missing=lambda names: "lima",
+        attendance=SimpleNamespace(since={"lima": 7.0}),
+        tell_of_stall=lambda waiting: happened.append(("told", waiting)),
         on_event=lambda event, details: happened.append((event, details)),
     )
     return Waiting(channel, happened.append), happened  # type: ignore[arg-type]
@@ -23,14 +25,18 @@ def waiting(refusals: dict[str, str]) -> tuple[Waiting, list[Any]]:
 def test_a_pause_is_reported_first() -> None:
     one, happened = waiting({})
     one.pause_for_all(3, ("oslo", "lima"))
-    assert happened == [("waiting", {"round": 3, "for": "lima"}), AGAIN_SECONDS]
+    assert happened == [
+        ("waiting", {"round": 3, "for": "lima", "waiting": {"lima": 7.0}}),
+        ("told", {"lima": 7.0}),
+        AGAIN_SECONDS,
+    ]
 
 
 def test_a_site_without_a_refusal_is_never_given_up() -> None:
     one, happened = waiting({})
     for _ in range(3 * PATIENCE):
         one.pause_for_all(3, ("oslo", "lima"))
-    assert len(happened) == 6 * PATIENCE
+    assert len(happened) == 9 * PATIENCE
 
 
 def test_a_site_that_refuses_too_often_stops_the_run() -> None:
@@ -41,4 +47,4 @@ def test_a_site_that_refuses_too_often_stops_the_run() -> None:
         one.pause_for_all(3, ("oslo", "lima"))
     one.refusals.clear()
     one.pause_for_all(3, ("oslo", "lima"))
-    assert len(happened) == 2 * PATIENCE
+    assert len(happened) == 3 * PATIENCE

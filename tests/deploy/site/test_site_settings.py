@@ -1,4 +1,4 @@
-"""A site's settings. More refusals are in tests/cli/test_deploy.py, as a person meets them."""
+"""A site's settings. More refusals are in tests/cli/deploy/test_cluster.py, as a person meets them."""
 
 from __future__ import annotations
 

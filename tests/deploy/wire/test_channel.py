@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from deployment import Deployed, DirectTransport, play_round
+from deployment import NAMES, Deployed, DirectTransport, play_round
 from feddrm.deploy import local_cluster
+from feddrm.deploy.provision.members import remove_site
 from feddrm.deploy.server.status import ServerStatus
+from feddrm.deploy.wire.channel import REFUSED
 from feddrm.deploy.wire.messages import pack
 from feddrm.errors import FeddrmError
 
@@ -20,7 +23,8 @@ Make = Callable[..., Deployed]
 def test_replies_that_the_site_has_not_signed_are_ignored(deployed: Make) -> None:
     deployment = deployed(router=False)
     channel = deployment.server().channel
-    channel.site_keys = {**channel.site_keys, "lima": channel.site_keys["oslo"]}
+    keys = {name: channel.site_keys["oslo" if name == "lima" else name] for name in NAMES}
+    channel.read_keys = lambda: keys
     assert set(channel.discover()) == {"oslo", "pune"}
     assert any("none of this federation's keys" in text for text in deployment.complaints)
 
@@ -62,3 +66,50 @@ def test_a_site_cannot_control_the_servers_terminal(
     assert deployment.complaints == [f"lima: {shown}"]
     status.record("complaint", {"text": deployment.complaints[0]})
     assert (local_cluster.status(deployment.folder)["complaint"] or "").endswith(f" lima: {shown}")
+
+
+def test_the_sites_are_told_whom_the_server_waits_for(deployed: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a stall lasts. Each site shows it until its next message."""
+    monkeypatch.setattr("feddrm.deploy.wire.channel.STALL_SECONDS", 0.0)
+    deployment = deployed(router=False, quorum=3)
+    transport = DirectTransport(deployment.folder, away=lambda name, count: name == "lima" and count == 2)
+    server = deployment.server(transport)
+    told = []
+
+    def look(seconds: float) -> None:
+        told.append({name: deployment.site(name).status.values["waiting"] for name in NAMES})
+
+    server.waiting.sleep = look
+    server.go()
+    since = told[0]["oslo"]["lima"]
+    assert told == [{"oslo": {"lima": since}, "lima": {}, "pune": {"lima": since}}]
+    assert all(deployment.site(name).status.values["waiting"] == {} for name in NAMES)
+
+
+def test_a_site_that_refuses_our_signature_is_reported_and_asked_again(deployed: Make) -> None:
+    """Its server.pub is that of another server; somebody may correct it."""
+    deployment = deployed(router=False)
+    refusals = [True, False]
+
+    class Refusing(DirectTransport):
+        def ask(self, *arguments: Any) -> dict[int, bytes]:
+            replies = super().ask(*arguments)
+            return {**replies, 1: REFUSED + b"lima: compare \x1bthe keys"} if refusals.pop(0) else replies
+
+    channel = deployment.server(Refusing(deployment.folder)).channel
+    assert set(channel.discover()) == {"oslo", "pune"}
+    assert deployment.complaints == ["lima: compare \\x1bthe keys"]
+    assert set(channel.discover()) == {"lima"}
+    assert channel.verified(REFUSED + b"lima: a message to 'lima' reached 'oslo'", b"", "lima") is None
+    assert deployment.complaints[-1] == "lima: a message to 'lima' reached 'oslo'"
+
+
+def test_a_removed_member_is_not_heard_any_more(deployed: Make) -> None:
+    deployment = deployed(router=False)
+    channel = deployment.server().channel
+    assert set(channel.discover()) == set(NAMES)
+    remove_site(deployment.folder / "server", "lima")
+    assert not channel.discover()
+    assert set(channel.nodes) == {"oslo", "pune"}
+    assert any("none of this federation's keys" in text for text in deployment.complaints)
+    assert channel.missing(NAMES) == "oslo, pune"

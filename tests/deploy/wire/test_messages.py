@@ -13,7 +13,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from safetensors.torch import save
 
 from feddrm.deploy.provision.certificates import new_key, write_key_pair
-from feddrm.deploy.wire.messages import FORMAT, load_private_key, load_public_key, pack, sign, unpack, verify
+from feddrm.deploy.wire.key_files import load_private_key, load_public_key
+from feddrm.deploy.wire.messages import FORMAT, pack, sign, unpack, verify
 from feddrm.errors import FeddrmError
 from refusal import refused
 

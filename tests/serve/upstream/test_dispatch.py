@@ -87,6 +87,12 @@ def test_nobody_else_is_asked_once_too_much_of_the_probability_is_lost() -> None
         assert (broken.requests, last.requests, len(answers.probabilities)) == (1, asked, asked)
 
 
+def test_a_client_that_does_not_know_the_gateways_key_is_named_as_such() -> None:
+    (answers,) = ask([[0]], [FakeClient(status=401)])
+    assert "API key" in answers.failed[0]
+    assert "clients.yaml" in answers.failed[0]
+
+
 def test_several_clients_are_consulted_and_excluded_ones_are_not_asked() -> None:
     clients = [answering(1, 0, 0), None, answering(0, 0, 1)]
     (answers,) = ask([[1, 2, 0]], clients, k=3)

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from pathlib import Path
 
 import httpx
 import pytest
 
+from feddrm.io.connection_errors import FOREIGN
 from feddrm.serve.settings import GatewaySettings, UpstreamEntry, make_settings
 from feddrm.serve.upstream.upstreams import Declined, Upstream, UpstreamFailure, Upstreams
 from refusal import refused
@@ -16,6 +18,22 @@ from refusal import refused
 def upstream() -> Upstream:
     http = httpx.AsyncClient(base_url="http://127.0.0.1:9")  # nobody listens there
     return Upstream("oslo", UpstreamEntry(url="http://127.0.0.1:9", capacity=2), 2, 0.05, http)
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        (ssl.SSLCertVerificationError(1, "[SSL] self-signed certificate in certificate chain"), FOREIGN),
+        (ConnectionRefusedError(111, "refused"), "nothing listens there"),
+    ],
+)
+def test_a_failed_health_check_says_why(upstream: Upstream, cause: OSError, words: str) -> None:
+    def refuse(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("connection failed") from cause
+
+    upstream.http = httpx.AsyncClient(transport=httpx.MockTransport(refuse), base_url="http://127.0.0.1:9")
+    asyncio.run(upstream.check())
+    assert words in upstream.reason
 
 
 def fail(upstream: Upstream, error: Exception | None = None) -> None:

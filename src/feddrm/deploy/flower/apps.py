@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -12,15 +11,19 @@ from pathlib import Path
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
+from feddrm.deploy.rotating_log import log
 from feddrm.deploy.server.federation_server import Server
 from feddrm.deploy.server.federation_settings import FederationSettings
+from feddrm.deploy.server.site_keys import KEYS, NODES, read_site_keys
 from feddrm.deploy.server.status import ServerStatus
 from feddrm.deploy.site.site import Site
-from feddrm.deploy.wire.channel import Channel
-from feddrm.deploy.wire.messages import load_private_key, load_public_key
+from feddrm.deploy.wire.channel import REFUSED, Channel
+from feddrm.deploy.wire.key_files import load_private_key
 from feddrm.errors import FeddrmError
+from feddrm.io.text import read_json
 
 SERVER_FOLDER = "FEDDRM_SERVER"  # the environment variable with the server's folder, for the ServerApp
 POLL_SECONDS, LOOK_SECONDS = 0.1, 2.0
@@ -87,29 +90,35 @@ def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
 def run_over_grid(folder: Path, grid: Grid) -> None:
     """Run the server of a folder over Flower's grid."""
     settings = FederationSettings.read(folder)
+    keys = folder / KEYS
     channel = Channel(
-        GridTransport(grid),
-        load_private_key(folder / "keys" / "server.key"),
-        {name: load_public_key(folder / "keys" / f"{name}.pub") for name in settings.clients},
+        GridTransport(grid, folder / NODES),
+        load_private_key(keys / "server.key"),
+        lambda: read_site_keys(keys),
         ServerStatus(folder).record,
     )
+    for name in settings.clients:
+        if name not in channel.site_keys:
+            raise FeddrmError(f"{keys / name}.pub is missing: put it back, or use 'feddrm deploy remove-site'")
     try:
         Server(settings, folder / "runs" / settings.run, channel).go()
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:  # the run ends, the server does not
-        traceback.print_exc()
+        log.exception("a fault ends the run")
         raise FeddrmError(f"{type(error).__name__} in the server: its log has more") from error
 
 
 class GridTransport:
     """Carries messages over Flower's grid. Replies that come after the deadline are never fetched."""
 
-    def __init__(self, grid: Grid, sleep: Callable[[float], None] = time.sleep) -> None:
-        self.grid, self.sleep = grid, sleep
+    def __init__(self, grid: Grid, nodes: Path, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.grid, self.node_file, self.sleep = grid, nodes, sleep
 
     def nodes(self) -> set[int]:
         return set(self.grid.get_node_ids())
 
-    def ask(self, messages: Mapping[int, bytes], deadline: float, kind: str) -> dict[int, bytes]:
+    def ask(
+        self, messages: Mapping[int, bytes], deadline: float, kind: str, on_wait: Callable[[set[int]], None]
+    ) -> dict[int, bytes]:
         end = time.monotonic() + deadline
         wrapped = [
             # Flower drops a message that waited longer than its deadline: nobody would read the reply.
@@ -125,12 +134,20 @@ class GridTransport:
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if node is not None and reply.has_content():
                     replies[node] = _content(reply)
+                elif node is not None and reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION:
+                    replies[node] = self._refusal(node, reply)
             if waiting:
                 self.sleep(POLL_SECONDS)
             if time.monotonic() > look:  # do not wait for a site that has gone
                 present, look = self.nodes(), time.monotonic() + LOOK_SECONDS
                 waiting = {message_id: node for message_id, node in waiting.items() if node in present}
+                on_wait(set(waiting.values()))
         return replies
+
+    def _refusal(self, node: int, reply: Message) -> bytes:
+        """The answer of a node that does not take our message, with the name under which its key is registered."""
+        names = read_json(self.node_file, "start the server again") if self.node_file.exists() else {}
+        return REFUSED + f"{names.get(str(node), f'node {node}')}: {reply.error.reason}".encode()
 
 
 def _content(reply: Message) -> bytes:

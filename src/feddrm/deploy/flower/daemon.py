@@ -29,12 +29,17 @@ from feddrm.deploy.flower.task_worker import (
     take_task,
 )
 from feddrm.deploy.process_lock import only_process
+from feddrm.deploy.rotating_log import log, logging_to
 from feddrm.deploy.server.federation_settings import FederationSettings
+from feddrm.deploy.server.site_keys import KEYS, NODES, REMOVED, site_keys
 from feddrm.deploy.server.status import JOB, ServerStatus
 from feddrm.deploy.site.site_settings import SiteSettings
+from feddrm.deploy.wire.key_files import fingerprint, load_public_key
 from feddrm.errors import FeddrmError
+from feddrm.io.atomic import write_atomically
+from feddrm.io.text import json_line
 
-IDLE_SECONDS = 0.1
+IDLE_SECONDS, LOOK_SECONDS = 0.1, 1.0
 PORT_SECONDS = 15.0
 
 
@@ -43,15 +48,17 @@ def run_site(folder: Path) -> None:
     folder = folder.resolve()
     settings = SiteSettings.read(folder)
     shorten_first_backoff()
-    with only_process(folder) as mark_ready, _until_signal():
-        site_at(str(folder))  # data that cannot be read are reported now, not in a round
+    with only_process(folder) as mark_ready, logging_to(folder), _until_signal():
+        site = site_at(str(folder))  # data that cannot be read are reported now, not in a round
         mark_ready()
+        site.status.connection(f"connecting to {settings.server}")
         port = free_port()
-        supernode = Supervisor(_supernode_command(folder, settings, port), folder)
+        supernode = Supervisor(_supernode_command(folder, settings, port), folder, site.status.connection)
         try:
             _take_client_tasks(FlowerConnection(f"127.0.0.1:{port}", folder / "secret", None))
         finally:
             supernode.stop()
+            site.status.connection("this site was stopped")
 
 
 def _supernode_command(folder: Path, settings: SiteSettings, port: int) -> list[str]:
@@ -87,16 +94,33 @@ def run_server(folder: Path) -> None:
     settings = FederationSettings.read(folder)
     os.environ[SERVER_FOLDER] = str(folder)
     shorten_first_backoff()
-    with only_process(folder) as mark_ready, _until_signal():
+    with only_process(folder) as mark_ready, logging_to(folder), _until_signal():
         _wait_for_port("127.0.0.1" if settings.local else "", settings.port)
         mark_ready()
-        superlink = Supervisor(superlink_command(folder, settings), folder)
+        status = ServerStatus(folder)
+        superlink = Supervisor(
+            superlink_command(folder, settings), folder, lambda text: _complain(status, folder / KEYS / REMOVED, text)
+        )
+        log.info("the server runs: sites reach it at port %s", settings.port)
         authority = None if settings.insecure else folder / "ca.crt"
         connection = FlowerConnection(f"127.0.0.1:{settings.port}", folder / "secret", authority)
+        ready = threading.Event()
+        if settings.insecure:  # without node authentication there is nothing to register
+            ready.set()
+        else:
+            threading.Thread(target=_follow_files, args=(folder, connection, superlink, ready), daemon=True).start()
         try:
-            _run_jobs(folder, connection, settings.insecure)
+            _run_jobs(folder, connection, ready)
         finally:
             superlink.stop()
+
+
+def _complain(status: ServerStatus, removed: Path, text: str) -> None:
+    """Log what the SuperLink notes. A key of a former member is named."""
+    for path in removed.glob("*.pub"):
+        if fingerprint(load_public_key(path)) in text:
+            text = f"refused the removed site {path.stem.rpartition('-')[0]}"
+    status.record("complaint", {"text": text})
 
 
 def superlink_command(folder: Path, settings: FederationSettings) -> list[str]:
@@ -112,16 +136,40 @@ def superlink_command(folder: Path, settings: FederationSettings) -> list[str]:
     ]
 
 
-def _run_jobs(folder: Path, connection: FlowerConnection, insecure: bool) -> None:
-    """Whenever there is a job, start a Flower run for it, and another one if that breaks off."""
-    status, job = ServerStatus(folder), folder / JOB
-    registered = insecure  # without node authentication there is nothing to register
+def _follow_files(folder: Path, connection: FlowerConnection, superlink: Supervisor, ready: threading.Event) -> None:
+    """Register the sites whose keys are in the folder, and again when keys change, also while a run goes on.
+
+    When the certificate has changed, the SuperLink is started again with it; a run that goes on survives that.
+    """
+    status, registered, certificate = ServerStatus(folder), None, (folder / "tls.crt").read_bytes()
     while True:
         try:
-            if not registered:
-                keys = {path.stem: path for path in (folder / "keys").glob("*.pub") if path.stem != "server"}
-                register_sites(connection, keys)
-                registered = True
+            keys = site_keys(folder / KEYS)
+            current = {name: path.read_bytes() for name, path in keys.items()}
+            if current != registered:
+                nodes = register_sites(connection, keys)
+                write_atomically(folder / NODES, json_line({str(node): name for node, name in nodes.items()}))
+                log.info("the sites are %s", ", ".join(keys))
+                registered = current
+                ready.set()
+            if (now := (folder / "tls.crt").read_bytes()) != certificate:
+                certificate = now
+                log.info("a new certificate: the SuperLink is started again with it")
+                superlink.restart()
+        except FeddrmError as error:
+            status.record("complaint", {"text": str(error)})
+        except LinkError:  # the SuperLink is not reachable yet, or a key file has just been removed
+            pass
+        time.sleep(LOOK_SECONDS)
+
+
+def _run_jobs(folder: Path, connection: FlowerConnection, ready: threading.Event) -> None:
+    """Whenever there is a job, start a Flower run for it, and another one if that breaks off."""
+    status, job = ServerStatus(folder), folder / JOB
+    while True:
+        try:
+            if not ready.wait(1.0):
+                continue
             if not job.exists():
                 time.sleep(5 * IDLE_SECONDS)
                 continue

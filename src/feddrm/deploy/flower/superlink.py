@@ -2,22 +2,43 @@
 
 Without an account plugin, Flower 1.41 lets everybody who reaches the port register and remove nodes and start and
 stop runs. This plugin requires, in every call of the control interface, a token made from the secret in the
-server's folder.
+server's folder. Besides, the SuperLink notes for its supervisor whom it refuses, and why.
 """
 
 from __future__ import annotations
 
 import hmac
+import logging
+import ssl
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import httpx
+from fastapi import HTTPException, Request
 from flwr.common.constant import ACCESS_TOKEN_KEY
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse
+from flwr.server.superlink.linkstate import LinkState
 from flwr.supercore.auth.typing import AccountInfo
+from flwr.supercore.error import FlowerError
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
 from flwr.superlink.cli import flower_superlink
+from flwr.superlink.routers.fleet import node_auth
+from flwr.superlink.servicer.fleet import fleet_handlers
+
+from feddrm.deploy.flower.supervisor import note
+from feddrm.deploy.wire.key_files import fingerprint
+from feddrm.io.connection_errors import HandshakeLog
+
+Activate = Callable[[ActivateNodeRequest, LinkState], ActivateNodeResponse]
+UNKNOWN_KEY = "send node.pub to the coordinator, who registers it with 'feddrm deploy add-site'"
+REASONS = {  # by Flower's own words
+    "Timestamp outside the allowed window": "its clock differs from the server's: set both by NTP",
+    "Invalid signature": "its signature does not belong to its key",
+    "Invalid node ID": "its key is not registered any more: it was removed, or the server's link.db is new",
+}
 
 
 def control_token(secret: bytes) -> str:
@@ -59,12 +80,53 @@ class TokenInterceptor:
         return call_next(context)
 
 
+def with_reason(activate_node: Activate) -> Activate:
+    """Flower's handler of a node that connects; a node with an unregistered key is told so and noted."""
+
+    def activate(request: ActivateNodeRequest, state: LinkState) -> ActivateNodeResponse:
+        try:
+            return activate_node(request, state)
+        except FlowerError as error:
+            if state.get_node_id_by_public_key(request.public_key) is None:
+                short = fingerprint(bytes_to_public_key(request.public_key))
+                error.public_details = f"the server does not know this site's key ({short}): {UNKNOWN_KEY}"
+                note(f"refused a node with an unregistered key ({short}): if it is a site's, use add-site")
+            raise
+
+    return activate
+
+
+def with_words(authenticate_node: Callable[[Request], None]) -> Callable[[Request], None]:
+    """Flower's check of a node's signed request; the refusal says which part of it failed."""
+
+    def authenticate(request: Request) -> None:
+        try:
+            authenticate_node(request)
+        except HTTPException as error:
+            reason = REASONS.get(str(error.__cause__), "the request is not signed as a site signs it")
+            note(f"refused a node: {reason}")
+            raise HTTPException(error.status_code, f"the server refuses this site: {reason}") from error
+
+    return authenticate
+
+
+class NoteHandler(logging.Handler):
+    """Notes for the supervisor what is logged."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        note(record.getMessage())
+
+
 def main() -> None:
     """Run the SuperLink. The first argument is the file with the secret."""
     token = control_token(Path(sys.argv.pop(1)).read_bytes())
     module = sys.modules[flower_superlink.__module__]
     assert hasattr(module, "load_control_authn_plugin")
     module.load_control_authn_plugin = lambda: TokenAuthPlugin(token)  # type: ignore[attr-defined]
+    fleet_handlers.activate_node = with_reason(fleet_handlers.activate_node)  # type: ignore[assignment]
+    node_auth.authenticate_node = with_words(node_auth.authenticate_node)  # type: ignore[assignment]
+    ssl.SSLContext.sslobject_class = HandshakeLog
+    logging.getLogger("feddrm.tls").addHandler(NoteHandler())
     flower_superlink()
 
 

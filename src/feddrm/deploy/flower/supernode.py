@@ -1,20 +1,36 @@
-"""Flower's SuperNode with shorter waits: ``python -m feddrm.deploy.flower.supernode SECONDS ARGS...``.
+"""Flower's SuperNode, with shorter waits and notes: ``python -m feddrm.deploy.flower.supernode SECONDS ARGS...``.
 
 Flower 1.41 looks for a new message every three seconds, and waits one second for a part of a message that is not
-there yet. No option changes that. A fit of forty short steps would spend two minutes waiting.
+there yet. No option changes that. A fit of forty short steps would spend two minutes waiting. Nor does Flower say in
+words why it cannot connect; the notes to the supervisor do.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
+import httpx
 from flwr.supercore.inflatable import inflatable_utils
 from flwr.supernode import start_client_internal
 from flwr.supernode.cli import flower_supernode
+from flwr.supernode.fleet_http_client import FleetHttpClient
+
+from feddrm.deploy.flower.supervisor import note
+from feddrm.deploy.site.site_status import CONNECTED
+from feddrm.io.connection_errors import FOREIGN, NOT_TLS, SPEAKS_TLS, explain
 
 FIRST_BACKOFF = 0.05  # seconds
+STILL_ONLINE = "the server still counts an earlier process of this site as connected: it is tried again, up to a minute"
+SITE_WORDS = {  # what a site's administrator can do
+    FOREIGN: "the server's certificate is signed by another authority than ca.crt here: get ca.crt from the server",
+    NOT_TLS: "the server does not speak TLS on this port: check 'server' in site.yaml, or ask for its certificate",
+    SPEAKS_TLS: "the server speaks TLS, and site.yaml says 'insecure: true': remove that line",
+}
 
 
 def shorten_first_backoff() -> None:
@@ -26,6 +42,42 @@ def shorten_first_backoff() -> None:
         defaults["initial_backoff"] = FIRST_BACKOFF
 
 
+def with_notes(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The client's call, which also notes whether the server can be reached, whenever that changes."""
+    last = [""]
+
+    def tell(text: str) -> None:
+        if text != last[0]:
+            last[0] = text
+            note(text)
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        try:
+            reply = call(*arguments, **options)
+        except httpx.HTTPError as error:
+            tell(refusal(error) or CONNECTED)
+            raise
+        tell(CONNECTED)
+        return reply
+
+    return noted
+
+
+def refusal(error: httpx.HTTPError) -> str | None:
+    """Why the site is not connected; None if the server answered it as one of its own."""
+    if not isinstance(error, httpx.HTTPStatusError):
+        reason = explain(error, str(error.request.url))
+        return SITE_WORDS.get(reason, reason)
+    status, path = error.response.status_code, error.request.url.path
+    if status == 401 or (status == 412 and path.endswith("activate-node")):
+        try:
+            answer = json.loads(error.response.text)
+            return str(answer.get("extra") or (STILL_ONLINE if status == 412 else answer["detail"]))
+        except (ValueError, AttributeError, KeyError):
+            return f"the server answers {status}"
+    return f"the server answers {status}" if status >= 500 else None
+
+
 def main() -> None:
     """Run the SuperNode. The first argument is the longest pause of its main loop."""
     longest = float(sys.argv.pop(1))
@@ -34,6 +86,7 @@ def main() -> None:
         time.sleep(min(seconds, longest))
 
     start_client_internal.time = SimpleNamespace(sleep=sleep)  # type: ignore[attr-defined, assignment]
+    FleetHttpClient._unary_unary = with_notes(FleetHttpClient._unary_unary)  # type: ignore[method-assign]
     shorten_first_backoff()
     flower_supernode()
 

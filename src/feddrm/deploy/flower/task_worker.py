@@ -10,7 +10,7 @@ This module uses internal parts of Flower, which may change with every release; 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -43,7 +43,7 @@ from flwr.supercore.interceptors import (
     SuperExecAuthHttpInterceptor,
 )
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.retry import RetryInvoker, make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
@@ -51,7 +51,9 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 
 from feddrm.deploy.flower.apps import client_app, server_app
 from feddrm.deploy.flower.superlink import TokenInterceptor, control_token
-from feddrm.deploy.wire.messages import digest, load_public_key
+from feddrm.deploy.rotating_log import log
+from feddrm.deploy.wire.key_files import load_public_key
+from feddrm.deploy.wire.messages import digest
 from feddrm.errors import FeddrmError
 
 ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
@@ -73,7 +75,7 @@ class FlowerConnection:
 
     def client(self, token: str | None = None) -> RuntimeHttpClient:
         """A client for one task with its ``token``; without a token, one that may take tasks."""
-        retry = make_simple_http_retry_invoker()
+        retry = without_exit(make_simple_http_retry_invoker())
         retry.max_tries = TRIES if token else 1
         credentials = (
             RuntimeTokenHttpInterceptor(token)
@@ -101,6 +103,22 @@ class FlowerConnection:
         )
 
 
+def without_exit(retry: RetryInvoker) -> RetryInvoker:
+    """Flower's retries, but a refused token is an error. Flower would end this process with a signal.
+
+    A token is refused after the local SuperNode or SuperLink was started again; it gives out new tasks.
+    """
+    gives_up = retry.should_giveup
+    assert gives_up is not None
+
+    def gives_up_on(error: Exception) -> bool:
+        refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code == 401
+        return refused or gives_up(error)
+
+    retry.should_giveup = gives_up_on
+    return retry
+
+
 def take_task(client: RuntimeHttpClient, kind: TaskType) -> str | None:
     """Take a waiting task: its token, None if there is no task."""
     reply = client.AcquireTask(AcquireTaskRequest(supported_task_types=[kind], agentapp_fab_hashes=[]))
@@ -121,9 +139,10 @@ def run_client_task(connection: FlowerConnection, token: str) -> None:
             try:
                 with _one_at_a_time:
                     reply = client_app(message=message, context=context)
-            except FeddrmError as error:  # no message of our server: the sender learns nothing but the refusal
+            except FeddrmError as error:  # no message of our server: the sender learns why, and nothing else
                 status, details = SubStatus.FAILED, str(error)
-                reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "refused"), reply_to=message)
+                log.error(details)
+                reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, details), reply_to=message)
             push_message(client, reply, context)
             push_task_output(client, context, status, details)
     except (*LinkError, ObjectPullError):
@@ -135,7 +154,7 @@ def run_client_task(connection: FlowerConnection, token: str) -> None:
 def run_server_task(connection: FlowerConnection, token: str) -> None:
     """On the server: do what is left of a run."""
     grid = HttpGrid(connection.address, connection.insecure, connection.certificates, token=token)
-    grid._retry_invoker.max_tries = TRIES
+    without_exit(grid._retry_invoker).max_tries = TRIES
     client = grid._runtime_client
     status, details, context = SubStatus.FAILED, "interrupted", None
     try:
@@ -172,8 +191,11 @@ def start_run(connection: FlowerConnection, app: Path) -> None:
         control.StartRun(StartRunRequest(fab=fab_to_proto(Fab(digest(content), content, {})), override_config={}))
 
 
-def register_sites(connection: FlowerConnection, keys: dict[str, Path]) -> None:
-    """Register the nodes with these keys, and remove all others. Registered ones stay registered."""
+def register_sites(connection: FlowerConnection, keys: Mapping[str, Path]) -> dict[int, str]:
+    """Register the nodes with these keys, and remove all others; returns the names of nodes.
+
+    Registered ones stay registered.
+    """
     wanted = {public_key_to_bytes(load_public_key(path)): name for name, path in keys.items()}
     try:
         with connection.control() as control:
@@ -183,12 +205,14 @@ def register_sites(connection: FlowerConnection, keys: dict[str, Path]) -> None:
                     control.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
                 elif known[key].status == NodeStatus.UNREGISTERED:
                     raise FeddrmError(
-                        f"the key of {name} was removed, and Flower does not accept it again: "
-                        f"stop the server, delete its link.db, and start it"
+                        f"the key of {name} was removed, and Flower does not accept it again: make a new one with "
+                        f"'feddrm deploy keygen', or stop the server, delete its link.db, and start it"
                     )
             for key, node in known.items():
                 if key not in wanted and node.status != NodeStatus.UNREGISTERED:
                     control.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+            nodes = control.ListNodes(ListNodesRequest()).nodes_info
+            return {node.node_id: wanted[node.public_key] for node in nodes if node.public_key in wanted}
     except httpx.HTTPStatusError as error:
         raise FeddrmError(f"the SuperLink does not register sites ({error.response.text}): see flower.log") from error
 

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import secrets
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from feddrm.deploy.provision import certificates
-from feddrm.deploy.provision.templates import (
-    FLOWER_APP,
-    PROJECT_PAGE,
-    SERVER_START,
-    SITE_COMMENT,
-    SITE_PAGE,
-    SITE_START,
-)
+from feddrm.deploy.provision import certificates, templates, wheel
 from feddrm.deploy.server.federation_settings import CONFIG, FederationSettings
+from feddrm.deploy.server.site_keys import KEYS
 from feddrm.errors import FeddrmError
+from feddrm.io.atomic import write_atomically
 from feddrm.io.text import yaml_bytes
 
 
@@ -28,49 +24,57 @@ def make_project(
     *,
     data: Mapping[str, Any] | None = None,
     hosts: Sequence[str] = (),
+    public_keys: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write a project. A folder that is not empty is refused, because keys are never overwritten.
 
     ``data`` names a dataset of which every site gets a share. Without it, the sites must name their own data in
-    ``site.yaml``. ``hosts`` are further names and addresses of the server, for its certificate.
+    ``site.yaml``. ``hosts`` are further names and addresses of the server, for its certificate. ``public_keys`` are
+    those of sites that have made their own key.
     """
     settings.check()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FeddrmError(f"{folder} is not empty: choose another folder, keys are never written over")
     server = folder / "server"
     try:
-        (server / "keys").mkdir(parents=True)
+        (server / KEYS).mkdir(parents=True)
     except OSError as error:
         raise FeddrmError(f"cannot create {folder} ({error.strerror}): choose another folder") from error
-    names = list(dict.fromkeys([settings.host, *hosts, "localhost", "127.0.0.1"]))
-    authority = certificates.write_certificates(folder / "authority", server, names)
-    server_key = certificates.write_key_pair(server / "keys", "server")
+    certificates.write_certificates(folder / "authority", server, host_names(settings, hosts))
+    certificates.write_key_pair(server / KEYS, "server")
     _write_server(server, settings)
     for number, name in enumerate(settings.clients):
-        site = folder / "sites" / name
-        (server / "keys" / f"{name}.pub").write_bytes(certificates.write_key_pair(site, "node"))
-        (site / "server.pub").write_bytes(server_key)
-        (site / "ca.crt").write_bytes(authority)
         share = {**data, "clients": len(settings.clients), "client": number} if data is not None else {"folder": "data"}
-        _write_site(site, settings, share)
-    sites = ", ".join(settings.clients)
-    (folder / "README.md").write_text(PROJECT_PAGE.format(sites=sites, host=settings.host, port=settings.port))
+        write_site(folder / "sites" / name, name, server, settings, share, (public_keys or {}).get(name))
+    page = {"sites": ", ".join(settings.clients), "host": settings.host, "port": settings.port}
+    text = templates.PROJECT_PAGE.format(**page, wheel=wheel.NAME, checksum=wheel.checksum())
+    (folder / "README.md").write_text(text)
 
 
-def _write_server(server: Path, settings: FederationSettings) -> None:
-    certificates.write_secret(server / "secret", secrets.token_bytes(32))
-    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(settings).items()}
-    comment = "# What the consortium has agreed on. See docs/deploy.md.\n"
-    (server / CONFIG).write_bytes(comment.encode() + yaml_bytes(plain))
-    _write_script(server / "start.sh", SERVER_START)
-    (server / "app").mkdir()
-    (server / "app" / "pyproject.toml").write_text(FLOWER_APP)
+def host_names(settings: FederationSettings, hosts: Sequence[str]) -> list[str]:
+    """All names and addresses for the server's certificate, each once."""
+    return list(dict.fromkeys([settings.host, *hosts, "localhost", "127.0.0.1"]))
 
 
-def _write_site(site: Path, settings: FederationSettings, data: Mapping[str, Any]) -> None:
-    certificates.write_secret(site / "secret", secrets.token_bytes(32))
+def write_site(
+    site: Path,
+    name: str,
+    server: Path,
+    settings: FederationSettings,
+    data: Mapping[str, Any],
+    public_key: bytes | None = None,
+) -> None:
+    """Write a new site's folder, and its public key into the server's.
+
+    With a ``public_key`` the site has made its own key; its folder then gets none.
+    """
+    site.mkdir(parents=True)
+    if public_key is None:
+        public_key = write_site_key(site)
+    for source in (server / KEYS / "server.pub", server / "ca.crt"):
+        (site / source.name).write_bytes(source.read_bytes())
     config: dict[str, Any] = {
-        "name": site.name,
+        "name": name,
         "server": f"{settings.host}:{settings.port}",
         "device": "cpu",
         "data": data,
@@ -79,11 +83,40 @@ def _write_site(site: Path, settings: FederationSettings, data: Mapping[str, Any
         config["privacy"] = dict(settings.privacy)
     if settings.insecure:
         config["insecure"] = True
-    (site / "site.yaml").write_bytes(SITE_COMMENT.encode() + yaml_bytes(config))
-    _write_script(site / "start.sh", SITE_START)
-    (site / "README.md").write_text(SITE_PAGE.format(name=site.name, server=config["server"]))
+    (site / "site.yaml").write_bytes(templates.SITE_COMMENT.encode() + yaml_bytes(config))
+    _write_program(site, "site", name)
+    page = {"name": name, "server": config["server"], "wheel": wheel.NAME, "checksum": wheel.checksum()}
+    (site / "README.md").write_text(templates.SITE_PAGE.format(**page))
+    write_atomically(server / KEYS / f"{name}.pub", public_key)  # last: a running server registers it at once
 
 
-def _write_script(path: Path, text: str) -> None:
-    path.write_text(text)
-    path.chmod(0o755)
+def write_site_key(site: Path) -> bytes:
+    """Write a site's key pair and the secret of its own processes; returns the public key."""
+    for name in ("node.key", "node.pub", "secret"):
+        if (site / name).exists():
+            raise FeddrmError(f"{site / name} is there already, and keys are never written over: move it away first")
+    try:
+        public = certificates.write_key_pair(site, "node")
+        certificates.write_secret(site / "secret", secrets.token_bytes(32))
+    except OSError as error:
+        raise FeddrmError(f"cannot write into {site} ({error.strerror}): choose another folder") from error
+    return public
+
+
+def _write_server(server: Path, settings: FederationSettings) -> None:
+    certificates.write_secret(server / "secret", secrets.token_bytes(32))
+    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(settings).items()}
+    comment = "# What the consortium has agreed on. See docs/deploy.md.\n"
+    (server / CONFIG).write_bytes(comment.encode() + yaml_bytes(plain))
+    _write_program(server, "server", f"of {', '.join(settings.clients)}")
+    (server / "app").mkdir()
+    (server / "app" / "pyproject.toml").write_text(templates.FLOWER_APP)
+
+
+def _write_program(folder: Path, role: str, name: str) -> None:
+    """What starts a server or a site: the wheel to install, a script and a systemd unit."""
+    (folder / wheel.NAME).write_bytes(wheel.wheel())
+    script = templates.START.format(role=role, python=shlex.quote(sys.executable), wheel=wheel.NAME)
+    (folder / "start.sh").write_text(script)
+    (folder / "start.sh").chmod(0o755)
+    (folder / f"feddrm-{role}.service").write_text(templates.UNIT.format(role=role, name=name))

@@ -1,4 +1,4 @@
-"""The texts of the files that ``feddrm deploy init`` writes: pages, comments, start scripts, the Flower app."""
+"""The texts of the files that ``feddrm deploy init`` writes: pages, comments, start scripts, units, the Flower app."""
 
 PROJECT_PAGE = """# A federation of {sites}
 
@@ -16,9 +16,16 @@ To try everything on one machine:
     feddrm deploy down .
 
 On separate machines: copy `server/` to the server and each `sites/<name>/` to its site in a safe way, then delete
-them here. On every machine, install the same version with `pip install 'feddrm[deploy]'`, then run `./start.sh` in
-the folder. Sites must be able to reach port {port} of the server; sites open no port.
-The server's certificate is valid for the names that were given to `feddrm deploy init`.
+them here. On every machine, install the wheel that is in the folder (`{wheel}`,
+sha256 `{checksum}`):
+
+    python3 -m venv venv && venv/bin/pip install './{wheel}[deploy]'
+
+Then run `./start.sh` in the folder, or install its systemd unit. Sites must be able to reach port {port} of the server;
+sites open no port. The server's certificate is valid for the names that were given to `feddrm deploy init`.
+
+Later changes (`feddrm deploy add-site`, `remove-site`, `renew`, each with `--help`) need the folder `server/` only;
+`renew` also needs `authority/`.
 """
 
 SITE_PAGE = """# {name}: what your IT department needs to know
@@ -26,33 +33,72 @@ SITE_PAGE = """# {name}: what your IT department needs to know
 1. **What runs.** One program, `feddrm deploy site`, which `./start.sh` starts. It connects to `{server}`
    (outgoing, one TCP port, TLS) and opens no port to the outside. It runs only the code that you installed:
    it never executes code from the server, and it refuses messages that the server has not signed.
-2. **Install.** You need Python 3.11 or newer. Run `python3 -m venv venv && venv/bin/pip install 'feddrm[deploy]'`,
-   then put `venv/bin` on the PATH.
-3. **Name your data** in `site.yaml` (the file has examples). The data stay where they are. They must not change
+2. **Install** the wheel in this folder. You need Python 3.11 or newer; the packages that it builds on come from your
+   package index.
+
+       echo "{checksum}  {wheel}" | sha256sum --check
+       python3 -m venv venv && venv/bin/pip install './{wheel}[deploy]'
+
+3. **Make your key**, if `node.key` is not in this folder: `venv/bin/python -m feddrm deploy keygen .` The private key
+   stays here. Send `node.pub` to the coordinator, who adds it with `feddrm deploy add-site`.
+4. **Name your data** in `site.yaml` (the file has examples). The data stay where they are. They must not change
    while a run lasts: after a restart with changed data, the site takes no further part until the old data are back.
-4. **Start** `./start.sh`, best as a service that is restarted whenever it ends (see below). You may stop or kill
-   it at any time, and the connection may fail: the federation continues without the site until it is back.
-5. **What leaves the site:** the number of training samples, their form and the class names; the model
+   `venv/bin/python -m feddrm deploy check .` reads them without a server, and checks key, certificate and folders.
+5. **Start** `./start.sh`, best as a service (`feddrm-site.service`, see below). You may stop or kill it at any time,
+   and the connection may fail: the federation continues without the site until it is back.
+   `venv/bin/python -m feddrm deploy status .` says whether the site is connected, what the server asked last, and
+   whom it waits for. The logs are `feddrm.log` and `flower.log`, with times in UTC; each file begins anew at 5 MiB, and
+   three older ones are kept.
+6. **What leaves the site:** the number of training samples, their form and the class names; the model
    parameters that the method shares; in every round the training loss and two counts (test samples, and how many
    of them were right); for the router, sums over samples. Raw data, labels and the private part do not leave it.
    With `privacy:` in `site.yaml`, the parameters leave with noise added, whatever the server asks for, and losses,
    counts and sums do not leave at all (docs/deploy.md).
-6. **What stays:** `runs/` and `clients/{name}/` in this folder hold the private part. Back them up, and also
+7. **What stays:** `runs/` and `clients/{name}/` in this folder hold the private part. Back them up, and also
    `uploads.json`, which counts what differential privacy has cost.
    Only their owner can read the private part, `node.key` and `secret`. Do not copy `node.key` and `secret`.
-7. **Answering queries.** At the end of a run the server sends `config.yaml`, `data.json` and `router/`, the same
+8. **Answering queries.** At the end of a run the server sends `config.yaml`, `data.json` and `router/`, the same
    for all sites. With them `feddrm serve-client clients/{name}` answers queries. That program does open a port.
 
-    [Unit]
-    Description=feddrm site {name}
-    After=network-online.target
-    [Service]
-    WorkingDirectory=/opt/feddrm/{name}
-    ExecStart=/opt/feddrm/{name}/start.sh
-    Restart=always
-    RestartSec=5
-    [Install]
-    WantedBy=multi-user.target
+## As a service
+
+The unit expects this folder at `/opt/feddrm/site`, with the environment `venv` in it, and a user `feddrm`:
+
+    sudo useradd --system --home-dir /opt/feddrm feddrm
+    sudo cp --recursive . /opt/feddrm/site && sudo chown --recursive feddrm: /opt/feddrm/site
+    sudo cp feddrm-site.service /etc/systemd/system/ && sudo systemctl enable --now feddrm-site
+
+Make the environment at its last place, because it cannot be moved. Set `MemoryMax` in the unit to what you can spare.
+"""
+
+UNIT = """[Unit]
+Description=feddrm {role} {name}
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+User=feddrm
+Group=feddrm
+WorkingDirectory=/opt/feddrm/{role}
+Environment=FEDDRM_PYTHON=/opt/feddrm/{role}/venv/bin/python
+ExecStart=/opt/feddrm/{role}/start.sh
+Restart=always
+RestartSec=5
+TimeoutStopSec=30
+UMask=0077
+MemoryMax=8G
+TasksMax=512
+NoNewPrivileges=true
+PrivateTmp=true
+ProtectSystem=strict
+ProtectHome=read-only
+ProtectKernelTunables=true
+ProtectControlGroups=true
+RestrictSUIDSGID=true
+ReadWritePaths=/opt/feddrm/{role}
+
+[Install]
+WantedBy=multi-user.target
 """
 
 SITE_COMMENT = """# What only this site decides. 'data' names its samples, in one of these ways:
@@ -65,14 +111,24 @@ SITE_COMMENT = """# What only this site decides. 'data' names its samples, in on
 #   privacy: {clip: 1.0, noise: 3.0, budget: 50}
 """
 
-SITE_START = """#!/bin/sh
-# Starts this site and stays; stop it with Ctrl-C or a signal.
-cd "$(dirname "$0")" && exec feddrm deploy site .
-"""
-
-SERVER_START = """#!/bin/sh
-# Starts the server and stays; stop it with Ctrl-C or a signal.
-cd "$(dirname "$0")" && exec feddrm deploy server .
+START = """#!/bin/sh
+# Starts this {role} and stays; stop it with Ctrl-C or a signal. No environment needs to be activated.
+# The Python is that of FEDDRM_PYTHON, else venv/bin/python in this folder, else the one that made this file.
+cd "$(dirname "$0")" || exit 1
+here="$(pwd)"
+python="${{FEDDRM_PYTHON:-}}"
+if [ -z "$python" ]; then
+    python="$here/venv/bin/python"
+    [ -x "$python" ] || python={python}
+fi
+if ! [ -x "$python" ]; then
+    echo "start.sh: there is no Python at $python: make one here with 'python3 -m venv venv &&" \\
+        "venv/bin/pip install ./{wheel}[deploy]', or set FEDDRM_PYTHON to one that has feddrm" >&2
+    exit 1
+fi
+echo "feddrm {role}: $python -m feddrm deploy {role} $here"
+echo "feddrm {role}: its logs are $here/feddrm.log and $here/flower.log"
+exec "$python" -m feddrm deploy {role} "$here"
 """
 
 FLOWER_APP = """[project]

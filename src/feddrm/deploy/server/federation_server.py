@@ -58,8 +58,7 @@ class Server:
         self.settings.check_same(self.folder)
         if path.exists():
             return RunSpec.of(read_json(path, "put it back from a copy, or choose another 'run'"))
-        hellos = self._hellos()
-        spec = make_run_spec(self.settings, {name: hellos[name].header for name in self.settings.clients})
+        spec = make_run_spec(self.settings, {name: hello.header for name, hello in self._hellos().items()})
         self.settings.record(self.folder)
         write_atomically(path, json_bytes(spec.as_dict()))
         return spec
@@ -76,9 +75,13 @@ class Server:
                     self.channel.nodes.pop(name)  # it gets another hello
                 else:
                     hellos[name] = usable
-            missing = [name for name in self.settings.clients if name not in hellos]
+                    self.channel.attendance.heard_from(name)
+            members = [name for name in self.settings.clients if name in self.channel.site_keys]
+            missing = [name for name in members if name not in hellos]
             if not missing:
-                return hellos
+                return {name: hellos[name] for name in members}
+            for name in missing:
+                self.channel.attendance.left_out(name)
             self.waiting.pause(0, ", ".join(missing))
 
     def state(self, training: Training) -> ServerState:
@@ -91,7 +94,7 @@ class Server:
         while state.round < rounds:
             played = training.next_round(state)
             if played is None:
-                self.waiting.pause(state.round, self.channel.missing(self.settings.clients))
+                self.waiting.pause(state.round, self.channel.missing(training.spec.names))
                 continue
             state = played
             state.save(self.checkpoint)

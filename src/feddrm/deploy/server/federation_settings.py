@@ -20,6 +20,7 @@ from feddrm.methods import Method
 from feddrm.models import Model
 from feddrm.router import RouterSettings
 from feddrm.runs.config import known_fields, read_config
+from feddrm.runs.folder import RunFolder
 
 CONFIG = "federation.yaml"
 RUN_SETTINGS = "settings.json"  # in a run's folder: the settings that decide its outcome, from when it began
@@ -77,11 +78,16 @@ class FederationSettings:
         write_atomically(run / RUN_SETTINGS, json_bytes(self._deciding()))
 
     def check_same(self, run: Path) -> None:
-        """Refuse to continue a run, or to show its outcome, with other settings than it began with."""
+        """Refuse to continue a run, or to show its outcome, with other settings than it began with.
+
+        Sites may be added and removed while a run goes on: new ones take part in the next run.
+        """
         path = run / RUN_SETTINGS
         if not path.exists():
             return
         before, now = read_json(path, "put it back from a copy, or choose another 'run'"), self._deciding()
+        if not RunFolder(run).summary_file.exists():
+            before.pop("clients", None), now.pop("clients")
         for key in [key for key in {**before, **now} if before.get(key) != now.get(key)]:
             raise SettingError(
                 f"run '{self.run}' began with {key} {_shown(before, key)}, {CONFIG} now says {_shown(now, key)}: "
@@ -106,10 +112,7 @@ class FederationSettings:
             raise SettingError(
                 f"deadline={self.deadline}, quorum={self.quorum}: give positive seconds, and 1 to {len(self.clients)}"
             )
-        if not HOST.fullmatch(self.host):
-            raise SettingError(
-                f"host '{self.host}'{_ascii_form(self.host)}: give a host name in ASCII or an IPv4 address"
-            )
+        check_host(self.host)
         if not 0 < self.port < 2**16:
             raise SettingError(f"port={self.port}: give a number from 1 to {2**16 - 1}")
         allowed = {f.name for f in fields(Plan)} | {"method", "model"}
@@ -122,6 +125,12 @@ class FederationSettings:
         self.router_settings.check()
         if self.privacy is not None:
             Privacy(**known_fields(Privacy, self.privacy, "privacy")).check(method)
+
+
+def check_host(host: str) -> None:
+    """Refuse what cannot stand in an address and in a certificate."""
+    if not HOST.fullmatch(host):
+        raise SettingError(f"host '{host}'{_ascii_form(host)}: give a host name in ASCII or an IPv4 address")
 
 
 def _shown(values: dict[str, Any], key: str) -> str:

@@ -37,11 +37,13 @@ class Finish:
         self.folder.publish(self.state.shared, {})
         chosen = self.fit_router() if self.settings.router and self.spec.privacy is None else None
         replies = self._finish_sites()
+        removed = self._removed()
         summary: dict[str, Any] = {
             "rounds": self.state.round,
             **accuracy(replies, "average_accuracy"),
             "accepted": dict(self.state.accepted),
             "router": chosen,
+            **({"removed": removed} if removed else {}),
         }
         if self.spec.privacy is not None:
             spent = {name: epsilon for entry in self.state.history for name, epsilon in entry["epsilon"].items()}
@@ -49,13 +51,17 @@ class Finish:
         self.folder.write_json(self.folder.summary_file, summary)
         self.channel.on_event("finished", {"round": self.state.round, "rounds": self.state.round})
 
+    def _removed(self) -> list[str]:
+        """The sites of this run that are no members any more."""
+        return [name for name in self.spec.names if name not in self.channel.site_keys]
+
     def _finish_sites(self) -> dict[str, Message]:
         """Send the last message until every site has answered it."""
         method, files = self.spec.make_method(), public_tensors(self.folder.path)
         fields = () if self.spec.privacy is not None else ACCURACY_FIELDS
         replies: dict[str, Message] = {}
         self.waiting.refusals.clear()
-        while missing := [name for name in self.spec.names if name not in replies]:
+        while missing := [n for n in self.spec.names if n not in replies and n not in self._removed()]:
             requests = {
                 name: (
                     {"kind": "finish", "brief": self.spec.as_dict(), "after": self.state.accepted[name]},
@@ -66,19 +72,22 @@ class Finish:
             replies |= self.channel.ask(
                 requests, self.settings.deadline, lambda _, reply: Message(check_header(reply.header, *fields), {})
             )
-            if len(replies) < len(self.spec.names):
+            if any(name not in replies for name in missing):
                 self.waiting.pause_for_all(self.state.round, missing)
         return replies
 
-    def fit_router(self) -> dict[str, Any]:
-        """Fit and write the router; returns how it was chosen. A router that an earlier process fitted is kept."""
+    def fit_router(self) -> dict[str, Any] | None:
+        """Fit and write the router; returns how it was chosen. A router that an earlier process fitted is kept.
+
+        Without the samples of a removed site the run's router cannot be fitted: None is returned.
+        """
         place = self.folder.router
         if (place / MANIFEST).exists():
             return dict(read_manifest(place)["notes"]["chosen"])
         with TemporaryDirectory() as folder:
             return self._fit_router(BlankFit(self.spec, Path(folder)))
 
-    def _fit_router(self, blank: BlankFit) -> dict[str, Any]:
+    def _fit_router(self, blank: BlankFit) -> dict[str, Any] | None:
         settings = self.settings.router_settings
         names, sizes = self.spec.names, dict(zip(self.spec.names, self.spec.sizes, strict=True))
         steps = 0
@@ -96,6 +105,8 @@ class Finish:
 
             while not (replies := self.channel.ask(dict.fromkeys(names, request), self.settings.deadline, check)):
                 self.waiting.pause_for_all(self.state.round, names)
+            if removed := self._removed():
+                raise SiteMissingError(f"{', '.join(removed)} was removed during the run")
             return {names.index(name): reply for name, reply in replies.items()}
 
         cohort = RemoteCohort(ask, self.spec.facts, self.spec.crop, settings)
@@ -105,5 +116,8 @@ class Finish:
                 fitted = fit_cohort(cohort, trunk, settings)
                 fitted.save(self.folder.router, dict(self.spec.model))
                 return dict(fitted.chosen)
-            except SiteMissingError:  # the fit starts again when the site is back
+            except SiteMissingError as error:  # the fit starts again when the site is back
+                if self._removed():
+                    self.channel.on_event("complaint", {"text": f"no router is fitted: {error}: start another 'run'"})
+                    return None
                 self.waiting.pause_for_all(self.state.round, names)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from feddrm.deploy.rotating_log import RotatingLog, log
 from feddrm.io.atomic import write_atomically
 from feddrm.io.text import json_line, read_json
 
 STATUS, COMPLAINTS = "status.json", "complaints.log"
+LOGGED = ("complaint", "failed", "away", "returned")  # events that go to the log of complaints
 JOB = "job.json"  # exists while a run is wanted
 
 
@@ -19,16 +22,27 @@ class ServerStatus:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.logged = folder, set[str]()
+        self.entry: dict[str, Any] = {}  # the last status
 
     def record(self, event: str, details: Mapping[str, Any]) -> None:
-        """Replace the status. A complaint is only logged, once per text; a failure is logged every time."""
-        if event == "failed" or (event == "complaint" and details["text"] not in self.logged):
-            with (self.folder / COMPLAINTS).open("a") as file:
-                file.write(f"{time.strftime('%F %T')} {details['text']}\n")
+        """Replace the status. Complaints and sites that go or come back are only logged, complaints once per text.
+
+        ``outstanding`` says whose answers are missing. It only changes that part of the status.
+        """
+        if event in LOGGED and not (event == "complaint" and details["text"] in self.logged):
+            complaints = RotatingLog(self.folder / COMPLAINTS)
+            complaints.line(details["text"])
+            complaints.close()
+            log.log(logging.INFO if event == "returned" else logging.WARNING, details["text"])
             self.logged.add(details["text"])
-        if event != "complaint":
-            entry = {"time": time.time(), "what": event, **details}
-            write_atomically(self.folder / STATUS, json_line(entry))
+        if event == "outstanding":
+            self._write({**(self.entry or {"what": "starting"}), **details})
+        elif event not in LOGGED or event == "failed":
+            self._write({"what": event, **details})
+
+    def _write(self, entry: Mapping[str, Any]) -> None:
+        self.entry = {**entry, "time": time.time()}
+        write_atomically(self.folder / STATUS, json_line(self.entry))
 
 
 def read_status(folder: Path) -> dict[str, Any] | None:

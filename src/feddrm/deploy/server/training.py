@@ -57,7 +57,8 @@ class Training:
     def next_round(self, state: ServerState) -> ServerState | None:
         """Play one round with the sites that answer in time; None if they are fewer than the quorum."""
         number, began = state.round + 1, time.perf_counter()
-        asked = [self.spec.names[i] for i in self.schedule.answering(number)]
+        drawn = [self.spec.names[i] for i in self.schedule.answering(number)]
+        asked = [name for name in drawn if name in self.channel.site_keys]  # a removed site is not asked any more
         replies = self._ask(state, asked) if asked else {}
         if asked and len(replies) < min(self.settings.quorum, len(asked)):
             return None

@@ -25,7 +25,9 @@ class Waiting:
 
     def pause(self, round: int, missing: str) -> None:
         """Report the ``missing`` sites and sleep."""
-        self.channel.on_event("waiting", {"round": round, "for": missing})
+        waiting = dict(self.channel.attendance.since)
+        self.channel.on_event("waiting", {"round": round, "for": missing, "waiting": waiting})
+        self.channel.tell_of_stall(waiting)
         self.sleep(AGAIN_SECONDS)
 
     def pause_for_all(self, round: int, names: Sequence[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,21 +10,14 @@ from typing import Any
 from feddrm._version import __version__
 from feddrm.data import DEPLOYED, Client, Federation
 from feddrm.deploy.privacy import Privacy, PrivacyDemand, UploadCount
+from feddrm.deploy.rotating_log import LOG, log
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site_dataset import BACK, read_site_dataset
 from feddrm.deploy.site.site_run import SiteRun
 from feddrm.deploy.site.site_settings import SiteSettings
-from feddrm.deploy.wire.messages import (
-    ANY_SITE,
-    Message,
-    digest,
-    load_private_key,
-    load_public_key,
-    pack,
-    sign,
-    unpack,
-    verify,
-)
+from feddrm.deploy.site.site_status import SiteStatus
+from feddrm.deploy.wire.key_files import load_private_key, load_public_key
+from feddrm.deploy.wire.messages import ANY_SITE, Message, digest, pack, sign, unpack, verify
 from feddrm.deploy.wire.public_files import SOURCE, without_public, write_public
 from feddrm.deploy.wire.run_spec import RunSpec
 from feddrm.errors import FeddrmError
@@ -37,7 +29,7 @@ from feddrm.methods import Tensors
 from feddrm.router.answer_calibration import answer_temperature, write_temperature
 from feddrm.threads import router_kernels
 
-KEY, SERVER_KEY, UPLOADS, FAULTS = "node.key", "server.pub", "uploads.json", "faults.log"
+KEY, SERVER_KEY, UPLOADS = "node.key", "server.pub", "uploads.json"
 
 
 class Site:
@@ -52,6 +44,7 @@ class Site:
         self.dataset = read_site_dataset(self.name, self.settings.data, self.folder)
         self.demand = None if self.settings.privacy is None else PrivacyDemand(**self.settings.privacy)
         self.uploads = UploadCount(self.folder / UPLOADS)
+        self.status = SiteStatus(self.folder)
         self._run: SiteRun | None = None
         self._data: tuple[RunSpec, Client, str] | None = None
         self._handlers: dict[str, Callable[[Message], bytes]] = {
@@ -59,6 +52,7 @@ class Site:
             "train": self._train,
             "finish": self._finish,
             "fit": self._fit,
+            "waiting": lambda _: pack({}),  # only for the site's status
         }
 
     def handle(self, signed: bytes) -> bytes:
@@ -70,21 +64,20 @@ class Site:
                 f"a message to '{request.header.get('to')}' reached '{self.name}': check who has which key"
             )
         began = time.perf_counter()
+        self.status.message(request.header)
         try:
             body = self._handlers[request.header["kind"]](request)
         except FeddrmError as error:
             body = pack({"error": str(error)})
+            self.status.message(request.header, str(error))
         except Exception as error:  # the server must get a reply whatever happens, or it waits for it
             body = pack({"error": f"{type(error).__name__} at {self.name}: see its log"})
-            self._log(error)
+            # In full on the site's own disk only. The server learns that there was one.
+            log.exception("a fault while answering a message")
+            self.status.message(request.header, f"{type(error).__name__}, see {LOG}")
         header, tensors = unpack(body)
         header |= {"from": self.name, "answers": digest(content), "seconds": time.perf_counter() - began}
         return sign(pack(header, tensors), self.key)
-
-    def _log(self, error: Exception) -> None:
-        """Write a fault in full to the site's own disk. The server learns only that there was one."""
-        with (self.folder / FAULTS).open("a") as file:
-            file.write(f"{time.strftime('%F %T')} {''.join(traceback.format_exception(error))}\n")
 
     def _hello(self, request: Message) -> bytes:  # noqa: ARG002
         """What the server must know of a site's data: how many samples, their form, their classes."""

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from torch import Tensor
 
+from feddrm.deploy.wire.attendance import Attendance, OnEvent
 from feddrm.deploy.wire.messages import ANY_SITE, Message, digest, pack, sign, unpack, verify
 from feddrm.errors import FeddrmError
 
 HELLO_SECONDS = 60.0
 COMPLAINT_LENGTH = 400  # characters
+STALL_SECONDS, TELL_SECONDS = 10.0, 5.0  # when sites are told of a stall; how long that may take
+REFUSED = b"refused: "  # begins the answer of a node that takes no message of this server; it is not signed
 
-OnEvent = Callable[[str, Mapping[str, Any]], None]  # called with the name of an event and its details
+SiteKeys = Mapping[str, ec.EllipticCurvePublicKey]
 Check = Callable[[str, Message], Message]  # given a site's name and reply: returns the usable part, or raises
 Request = tuple[Mapping[str, Any], Mapping[str, Tensor]]  # header and tensors
 
@@ -25,21 +29,33 @@ class Transport(Protocol):
     def nodes(self) -> set[int]:
         """The nodes that can be reached now."""
 
-    def ask(self, messages: Mapping[int, bytes], deadline: float, kind: str) -> dict[int, bytes]:
-        """The replies, by node, that arrived within ``deadline`` seconds."""
+    def ask(
+        self, messages: Mapping[int, bytes], deadline: float, kind: str, on_wait: Callable[[set[int]], None]
+    ) -> dict[int, bytes]:
+        """The replies, by node, that arrived within ``deadline`` seconds.
+
+        ``on_wait`` is called now and then with the nodes whose replies are missing.
+        """
 
 
 class Channel:
-    """Signs requests to sites and accepts only replies that the right site signed for the right request."""
+    """Signs requests to sites and accepts only replies that the right site signed for the right request.
+
+    ``read_keys`` gives the public key of every member. It is asked again before every exchange, because sites may be
+    added and removed while the server runs.
+    """
 
     def __init__(
         self,
         transport: Transport,
         key: ec.EllipticCurvePrivateKey,
-        site_keys: Mapping[str, ec.EllipticCurvePublicKey],
+        read_keys: Callable[[], SiteKeys],
         on_event: OnEvent,
     ) -> None:
-        self.transport, self.key, self.site_keys, self.on_event = transport, key, dict(site_keys), on_event
+        self.transport, self.key, self.read_keys, self.on_event = transport, key, read_keys, on_event
+        self.site_keys = read_keys()
+        self.attendance = Attendance(on_event)
+        self._told: set[str] = set()  # of whom the sites know that they are waited for
         self.nodes: dict[str, int] = {}  # the node of every site that has answered a hello
         self.foreign: set[int] = set()  # nodes without any of this federation's keys
         # Of the last call of `ask`:
@@ -57,28 +73,43 @@ class Channel:
             if name in self.nodes
         }
         names = {self.nodes[name]: name for name in packed}
+        if packed:
+            self._told = set()  # another message ends what a site shows
         kind = "train" if any(header["kind"] == "train" for header, _ in requests.values()) else "query"
         replies: dict[str, Message] = {}
-        for node, signed in self._exchange({node: packed[names[node]] for node in names}, deadline, kind).items():
+        content = {node: packed[name] for node, name in names.items()}
+        for node, signed in self._exchange(content, deadline, kind, names).items():
             name = names[node]
             reply = self.verified(signed, packed[name], name)
             if reply is not None and (usable := self.checked(name, reply, check)) is not None:
                 replies[name] = usable
                 self.bytes_sent[name], self.bytes_received[name] = len(packed[name]), len(signed)
+        self._note_attendance(requests)
         return replies
+
+    def _note_attendance(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name in self.bytes_sent or name in self.refusals:
+                self.attendance.heard_from(name)
+            elif name in self.site_keys:
+                self.attendance.left_out(name)
 
     def discover(self) -> dict[str, Message]:
         """Say hello to new nodes and learn which site each one is; returns the hello replies by site name.
 
         The signature decides which site a node is. What the node says about itself does not count.
         """
-        reachable = self.transport.nodes()
-        self.nodes = {name: node for name, node in self.nodes.items() if node in reachable}
+        reachable, self.site_keys = self.transport.nodes(), self.read_keys()
+        self.nodes = {n: node for n, node in self.nodes.items() if node in reachable and n in self.site_keys}
+        self.attendance.forget(self.site_keys)
         self.foreign &= reachable
         new = reachable - set(self.nodes.values()) - self.foreign
         hello = pack({"kind": "hello", "to": ANY_SITE})
         replies: dict[str, Message] = {}
         for node, signed in self._exchange(dict.fromkeys(new, hello), HELLO_SECONDS, "query").items():
+            if signed.startswith(REFUSED):
+                self.on_event("complaint", {"text": printable_line(signed.removeprefix(REFUSED).decode())})
+                continue  # it gets another hello: somebody may correct it
             for name in self.site_keys:
                 reply = self.verified(signed, hello, name, quiet=True)
                 if reply is not None:
@@ -92,6 +123,8 @@ class Channel:
     def verified(self, signed: bytes, request: bytes, name: str, quiet: bool = False) -> Message | None:
         """The reply, if ``name`` signed it, it answers this very request, and it reports no error."""
         try:
+            if signed.startswith(REFUSED):
+                raise FeddrmError(signed.removeprefix(REFUSED).decode().partition(": ")[2])  # it names the site, too
             reply = unpack(verify(signed, self.site_keys[name], name))
             if reply.header.get("answers") != digest(request):
                 raise FeddrmError("it answered another message: it is left out")
@@ -113,14 +146,36 @@ class Channel:
 
     def missing(self, names: Iterable[str]) -> str:
         """The sites without a usable reply to the last request, each with the reason if it is known."""
-        missing = [name for name in names if name not in self.bytes_sent]
+        missing = [name for name in names if name in self.site_keys and name not in self.bytes_sent]
         return ", ".join(f"{name} ({self.refusals[name]})" if name in self.refusals else name for name in missing)
 
-    def _exchange(self, messages: Mapping[int, bytes], deadline: float, kind: str) -> dict[int, bytes]:
+    def tell_of_stall(self, waiting: Mapping[str, float]) -> None:
+        """Tell the sites that are there whom the server waits for and since when, once that lasts; they show it."""
+        stalled = {name: since for name, since in waiting.items() if time.time() - since >= STALL_SECONDS}
+        if set(stalled) == self._told:
+            return
+        self._told = set(stalled)
+        notices = {
+            node: sign(pack({"kind": "waiting", "to": name, "for": stalled}), self.key)
+            for name, node in self.nodes.items()
+            if name not in waiting
+        }
+        if notices:
+            self.transport.ask(notices, TELL_SECONDS, "query", lambda _: None)
+
+    def _exchange(
+        self, messages: Mapping[int, bytes], deadline: float, kind: str, names: Mapping[int, str] | None = None
+    ) -> dict[int, bytes]:
+        """The signed replies by node. Meanwhile those of ``names`` that have not replied are reported."""
         if not messages:
             return {}
+
+        def on_wait(nodes: set[int]) -> None:
+            if names is not None:
+                self.tell_of_stall(self.attendance.waiting_for(names[node] for node in nodes))
+
         signed = {node: sign(content, self.key) for node, content in messages.items()}
-        return self.transport.ask(signed, deadline, kind)
+        return self.transport.ask(signed, deadline, kind, on_wait)
 
     def _refuse(self, name: str, prefix: str, reason: str) -> None:
         self.refusals[name] = printable_line(reason)

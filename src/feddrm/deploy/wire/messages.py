@@ -10,13 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
@@ -51,28 +49,6 @@ def unpack(content: bytes) -> Message:
         return Message(dict(metadata["header"]), {name: tensors[name] for name in metadata["order"]})
     except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise FeddrmError(f"not a message of format {FORMAT} ({error}): both ends need the same feddrm") from error
-
-
-def load_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """Read a key that ``feddrm deploy init`` or ``ssh-keygen -t ecdsa -b 384`` wrote."""
-    try:
-        key = load_ssh_private_key(path.read_bytes(), None)
-    except (OSError, ValueError) as error:
-        raise FeddrmError(f"cannot read the private key {path} ({error}): copy it again") from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise FeddrmError(f"{path} is no ECDSA key: make one with 'ssh-keygen -t ecdsa -b 384'")
-    return key
-
-
-def load_public_key(path: Path) -> ec.EllipticCurvePublicKey:
-    """Read the public half of such a key."""
-    try:
-        key = load_ssh_public_key(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise FeddrmError(f"cannot read the public key {path} ({error}): copy it again") from error
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise FeddrmError(f"{path} is no ECDSA key: make one with 'ssh-keygen -t ecdsa -b 384'")
-    return key
 
 
 def sign(content: bytes, key: ec.EllipticCurvePrivateKey) -> bytes:

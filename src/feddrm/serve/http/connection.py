@@ -7,6 +7,7 @@ uvicorn are used.
 
 from __future__ import annotations
 
+import logging
 from asyncio import TimerHandle, Transport
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,9 @@ from feddrm.serve.settings import HttpSettings
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application
 
+log = logging.getLogger("feddrm.serve")
 MAX_HEADER_BYTES = 2**16  # of a request's first line and headers
+TLS_HELLO = b"\x16\x03"  # how a TLS connection begins
 
 
 class HeadersTooLong(Exception):
@@ -35,6 +38,7 @@ class LimitedConnection(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         self._header_bytes = 0  # of this request's first line and headers
         self._unparsed_bytes = 0  # since the parser's last callback: it buffers a line until its end
+        self._latest = b""  # the first bytes of what arrived last
         self._between_requests = True  # the last request has arrived completely, nothing of the next one
         self._running: RequestResponseCycle | None = None
         self._request_timer: TimerHandle | None = None
@@ -60,6 +64,7 @@ class LimitedConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._unparsed_bytes += len(data)
+        self._latest = data[:2]
         super().data_received(data)
         if self.transport.is_closing():
             return
@@ -121,6 +126,9 @@ class LimitedConnection(HttpToolsProtocol):
         """Answer a request that cannot be parsed; uvicorn also calls this after :class:`HeadersTooLong`."""
         if self._header_bytes > MAX_HEADER_BYTES:
             self._reject_headers()
+        elif self._latest == TLS_HELLO:
+            log.warning("a caller speaks TLS to this port, which takes http only: it must use http://")
+            self._reject(400, "this port speaks http, not TLS: use http://")
         else:
             self._reject(400, msg)
 

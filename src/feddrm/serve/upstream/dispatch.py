@@ -24,6 +24,7 @@ from feddrm.serve.upstream.upstreams import Declined, Upstream, UpstreamFailure
 
 ClassProbabilities = NDArray[np.float64]
 DECLINED = "does not take this"
+REFUSED_KEY = "refused the gateway's API key (401): correct its key_env or key_file in clients.yaml"
 TOLERANCE = 1e-6  # probabilities are sent with 24 bits
 
 
@@ -155,7 +156,7 @@ def _read_probabilities(status: int, body: bytes, rows: int, classes: int, names
     if status in (413, 415, 422):
         raise Declined(DECLINED)
     if status != 200:
-        raise UpstreamFailure(f"refused ({status})")
+        raise UpstreamFailure(REFUSED_KEY if status == 401 else f"refused ({status})")
     try:
         outputs: list[dict[str, Any]] = orjson.loads(body)["outputs"]
         data = next(out["data"] for out in outputs if out["name"] == "probabilities")

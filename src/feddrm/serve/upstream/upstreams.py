@@ -18,6 +18,7 @@ import orjson
 from pydantic import ValidationError
 
 from feddrm.errors import FeddrmError
+from feddrm.io.connection_errors import explain
 from feddrm.io.text import read_text, read_yaml
 from feddrm.serve.settings import GatewaySettings, UpstreamEntry, first_problem
 
@@ -151,7 +152,8 @@ class Upstream:
             else:
                 self.reason = f"health check says {status}"
         except Exception as error:  # whatever it is, the checks of the others must go on
-            self.healthy, self.reason = False, f"health check failed ({type(error).__name__})"
+            reason = await asyncio.to_thread(explain, error, self.entry.url)
+            self.healthy, self.reason = False, f"health check failed ({reason})"
         self._log_change()
 
     def _compare_classes(self, body: bytes) -> None:

@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from feddrm.cli import main
+from feddrm.deploy.provision import wheel
 
 
 @dataclass
@@ -57,6 +58,8 @@ def test_init_writes_a_project_that_only_its_owner_can_read(feddrm: Feddrm, tmp_
             "ca.crt",
             "secret",
             "start.sh",
+            "feddrm-site.service",
+            wheel.NAME,
             "README.md",
         } == inside
         assert name in (folder / "sites" / name / "README.md").read_text()

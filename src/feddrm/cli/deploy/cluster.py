@@ -1,22 +1,25 @@
-"""``feddrm deploy``: training over a network."""
+"""The commands of ``feddrm deploy`` that make, start, watch and stop a federation."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from feddrm.cli.data_options import given_settings
+from feddrm.cli.deploy import members
+from feddrm.cli.deploy.members import require_flower
 from feddrm.cli.output import JsonFlag, print_json, print_table
-from feddrm.errors import FeddrmError, SettingError
+from feddrm.errors import SettingError
 from feddrm.progress import progress_bar
 
 app = typer.Typer(help="Train over a network with Flower.", no_args_is_help=True, rich_markup_mode=None)
 
 Project = Annotated[Path, typer.Argument(metavar="DIR", help="A folder that 'feddrm deploy init' made.")]
+Place = Annotated[Path, typer.Argument(metavar="DIR", help="A folder of 'init', or the server's or a site's own.")]
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The server's or the site's own folder.")]
 
 
@@ -38,8 +41,11 @@ def init(
     heads: Annotated[bool, typer.Option(help="Fit the exact class heads, too: three times as many messages.")] = False,
     clip: Annotated[float | None, typer.Option(help="Differential privacy: largest norm of a change.")] = None,
     noise: Annotated[float | None, typer.Option(help="Differential privacy: noise, in units of clip.")] = None,
-    host: Annotated[str, typer.Option(help="Name or address by which sites reach the server.")] = "127.0.0.1",
+    host: Annotated[
+        list[str] | None, typer.Option(help="Name or address of the server; may be repeated, sites use the first.")
+    ] = None,
     port: Annotated[int, typer.Option(help="Port of the server.")] = 8000,
+    keys: Annotated[Path | None, typer.Option(help="Folder of public keys, NAME.pub, that sites made.")] = None,
     plain_text: Annotated[
         bool, typer.Option("--plain-text", help="No TLS and no node authentication: others can read what is sent.")
     ] = False,
@@ -49,27 +55,40 @@ def init(
     Example: feddrm deploy init federation --clients oslo,lima,pune --data digits
     """
     require_flower()
+    from feddrm.deploy.provision.members import read_public_key
     from feddrm.deploy.provision.project import make_project
-    from feddrm.deploy.server.federation_settings import FederationSettings
+    from feddrm.deploy.server.federation_settings import FederationSettings, check_host
+    from feddrm.deploy.server.site_keys import KEYS
 
     training = given_settings(
         method=method, model=model, rounds=rounds, local_steps=local_steps, batch_size=batch_size, lr=lr, seed=seed
     )
     if (clip is None) != (noise is None):
         raise SettingError("differential privacy needs both --clip and --noise")
+    names = tuple(name.strip() for name in clients.split(",") if name.strip())
+    hosts = host or ["127.0.0.1"]
+    for name in hosts:
+        check_host(name)
     settings = FederationSettings(
-        clients=tuple(name.strip() for name in clients.split(",") if name.strip()),
+        clients=names,
         training=training,
         deadline=deadline,
         quorum=quorum,
         router=router,
         routing={"heads": True} if heads else {},
         privacy=None if clip is None or noise is None else {"clip": clip, "noise": noise},
-        host=host,
+        host=hosts[0],
         port=port,
         insecure=plain_text,
     )
-    make_project(folder, settings, data=None if data is None else {"dataset": data})
+    if settings.local and hosts[1:]:
+        raise SettingError(f"--host {hosts[0]}: give first the name by which sites on other machines reach the server")
+    own_keys = {} if keys is None else {n: keys / f"{n}.pub" for n in names if (keys / f"{n}.pub").exists()}
+    if keys is not None and not own_keys:
+        raise SettingError(f"--keys {keys}: there is no public key of a site, such as {names[0]}.pub")
+    public_keys = {name: read_public_key(path, folder / "server" / KEYS) for name, path in own_keys.items()}
+    share = None if data is None else {"dataset": data}
+    make_project(folder, settings, data=share, hosts=hosts[1:], public_keys=public_keys)
     typer.echo(f"wrote {folder}: see {folder / 'README.md'}")
     if plain_text:
         typer.echo("plain text: everybody on the network can read and change what is sent", err=True)
@@ -121,23 +140,31 @@ def run(
     accuracy = summary.get("average_accuracy")
     shown = "" if accuracy is None else f", every site on its own test samples {100 * accuracy:.2f} %"
     typer.echo(f"{summary['rounds']} rounds{shown}")
+    if summary.get("removed"):
+        typer.echo(f"removed during the run: {', '.join(summary['removed'])}")
     if summary.get("privacy"):
         typer.echo(f"differential privacy spent: {summary['privacy']['epsilon']}")
     typer.echo(f"wrote {local_cluster.server_folder(folder) / 'runs'}")
 
 
 @app.command()
-def status(folder: Project, json: JsonFlag = False) -> None:
-    """Show which processes run here, and how far the training is.
+def status(folder: Place, json: JsonFlag = False) -> None:
+    """Show which processes run here, how far the training is, and whom the server waits for.
+
+    In a site's folder: whether the site is connected, and what it knows of the run.
 
     Example: feddrm deploy status federation
     """
     require_flower()
     from feddrm.deploy import local_cluster
 
-    current = local_cluster.status(folder)
+    at_site = local_cluster.is_site(folder)
+    current = local_cluster.site_status(folder) if at_site else local_cluster.status(folder)
     if json:
         print_json(current)
+        return
+    if at_site:
+        _print_site(current)
         return
     print_table(["process", "number"], [[n, pid or "not running here"] for n, pid in current["processes"].items()])
     server = current["server"]
@@ -148,8 +175,37 @@ def status(folder: Project, json: JsonFlag = False) -> None:
     if server is not None and "round" in server:
         answered = f", answered by {', '.join(server['answered']) or 'nobody'}" if "answered" in server else ""
         typer.echo(f"{server['round']} rounds done{answered}")
+    if server is not None:
+        _print_waiting(server.get("waiting", {}))
     if current["complaint"]:
         typer.echo(f"last complaint: {current['complaint']}")
+
+
+def _print_site(current: Mapping[str, Any]) -> None:
+    print_table(["process", "number"], [[current["site"], current["process"] or "not running here"]])
+    if "since" in current:
+        words = "connected" if current["connected"] else f"not connected ({current['reason']})"
+        typer.echo(f"{words} {_since(current['since'])}")
+    message = current.get("message")
+    if message:
+        run = "" if message["run"] is None else f" of run '{message['run']}'"
+        number = "" if message["round"] is None else f", round {message['round']}"
+        when = _since(message["time"]).removeprefix("since ")
+        typer.echo(f"last message: '{message['kind']}'{run}{number}, {when}")
+        if message["error"]:
+            typer.echo(f"it was refused: {message['error']}")
+    _print_waiting(current.get("waiting", {}))
+
+
+def _print_waiting(waiting: Mapping[str, float]) -> None:
+    for name, since in waiting.items():
+        typer.echo(f"the server waits for {name} {_since(since)}")
+
+
+def _since(seconds: float) -> str:
+    from feddrm.deploy.rotating_log import utc
+
+    return f"since {utc(seconds)} ({max(0.0, time.time() - seconds):.0f} s)"
 
 
 @app.command()
@@ -198,7 +254,8 @@ def _activity(status: Mapping[str, Any]) -> str:
     return str(status["what"]) + sites + (f", message {status['step']}" if "step" in status else "")
 
 
-def require_flower() -> None:
-    """Refuse to go on without Flower, which is an optional dependency."""
-    if find_spec("flwr") is None:
-        raise FeddrmError("deployment needs Flower: pip install 'feddrm[deploy]'")
+app.command()(members.keygen)
+app.command()(members.check)
+app.command("add-site")(members.add_site)
+app.command("remove-site")(members.remove_site)
+app.command()(members.renew)

@@ -1,0 +1,5 @@
+"""``feddrm deploy``: training over a network, and its members."""
+
+from feddrm.cli.deploy.cluster import app
+
+__all__ = ["app"]

@@ -1,0 +1,167 @@
+"""What ``feddrm deploy check`` finds at a site, without a server."""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+import yaml
+
+from feddrm.deploy.provision import certificates, site_check
+from feddrm.deploy.provision.certificates import write_certificates, write_key_pair
+from feddrm.deploy.provision.project import make_project
+from feddrm.deploy.provision.site_check import Finding, check_site
+from feddrm.deploy.server.federation_settings import FederationSettings
+
+Found = Callable[[], dict[str, Finding]]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    make_project(tmp_path / "f", FederationSettings(clients=("oslo", "lima"), port=9))
+    folder = tmp_path / "f" / "sites" / "oslo"
+    rows = [f"{(i % 2 and 'sick') or 'well'},{i * 0.5},{i}" for i in range(40)]
+    (folder / "visits.csv").write_text("\n".join(["outcome,age,dose", *rows]) + "\n")
+    change(folder, data={"csv": "visits.csv", "label": "outcome"})
+    return folder
+
+
+def change(folder: Path, **settings: object) -> None:
+    path = folder / "site.yaml"
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **settings}))
+
+
+def found(folder: Path) -> dict[str, Finding]:
+    return {finding.what: finding for finding in check_site(folder)}
+
+
+def test_a_sound_site(site: Path) -> None:
+    findings = found(site)
+    assert {what: finding.level for what, finding in findings.items()} == {
+        "samples": "ok",
+        "classes": "ok",
+        "columns": "ok",
+        "folder": "ok",
+        "key": "ok",
+        "server's key": "ok",
+        "certificate": "ok",
+        "server": "warning",
+    }
+    assert findings["samples"].text.startswith("28 training and 12 test samples of 2 float32")
+    assert findings["classes"].text == "2: sick (20), well (20)"
+    assert findings["columns"].text == "2: age (0 to 19.5), dose (0 to 39)"
+    assert "nothing listens there" in findings["server"].text
+    assert not (site / "status.json").exists(), "it changes nothing"
+
+
+def test_variants_of_spelling_and_few_samples_are_warned_of(site: Path) -> None:
+    rows = [f"{label},{i},{i}" for i, label in enumerate(["Sick", "sick", "well"] * 4)]
+    (site / "visits.csv").write_text("\n".join(["outcome,Dose,dose", *rows]) + "\n")
+    findings = check_site(site)
+    texts = [finding.text for finding in findings if finding.what == "spelling"]
+    assert "'Sick' and 'sick'" in texts[0]
+    assert "'Dose' and 'dose'" in texts[1]
+    assert found(site)["samples"].level == "warning"
+
+
+def test_data_that_cannot_be_read_are_a_problem_and_the_rest_is_still_checked(site: Path) -> None:
+    (site / "visits.csv").unlink()
+    findings = found(site)
+    assert findings["data"].level == "problem"
+    assert "visits.csv" in findings["data"].text
+    assert findings["key"].level == "ok"
+
+
+@pytest.mark.parametrize(
+    "name", ["node.key", "secret", "runs/first/private-2.safetensors", "clients/oslo/head.safetensors"]
+)
+def test_private_files_that_others_can_read_are_a_problem(name: str, site: Path) -> None:
+    (site / name).parent.mkdir(parents=True, exist_ok=True)
+    (site / name).touch()
+    (site / name).chmod(0o640)
+    finding = found(site)["folder"]
+    assert finding.level == "problem"
+    assert name in finding.text
+
+
+def test_a_folder_that_cannot_be_written_is_a_problem(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(dir: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(site_check, "NamedTemporaryFile", refuse)
+    assert "Permission denied" in found(site)["folder"].text
+
+
+def test_a_missing_or_strange_key_is_a_problem(site: Path, tmp_path: Path) -> None:
+    write_key_pair(tmp_path / "other", "node")
+    shutil.copy(tmp_path / "other" / "node.pub", site / "node.pub")
+    assert "is not the public half" in found(site)["key"].text
+    (site / "node.key").unlink()
+    assert "feddrm deploy keygen" in found(site)["key"].text
+
+
+@pytest.mark.parametrize(("days", "what", "level"), [(20, "certificate", "warning"), (-0.5, "certificate", "problem")])
+def test_the_dates_of_the_certificate_are_checked(
+    days: float, what: str, level: str, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificates, "AUTHORITY_DAYS", days)
+    (tmp_path / "other").mkdir()
+    (site / "ca.crt").write_bytes(write_certificates(tmp_path / "a", tmp_path / "other", ["localhost"]))
+    assert found(site)[what].level == level
+
+
+def test_a_clock_before_the_certificate_is_a_problem(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Earlier(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Earlier:  # type: ignore[override]
+            return cls(2001, 1, 1, tzinfo=tz)
+
+    monkeypatch.setattr(site_check.datetime, "datetime", Earlier)
+    assert found(site)["clock"].level == "problem"
+
+
+@contextmanager
+def answering(folder: Path, ahead: float) -> Iterator[int]:
+    """The port of a server with the federation's certificate, whose clock is ahead of ours by some seconds."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            when = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=ahead)
+            return when.strftime("%a, %d %b %Y %H:%M:%S GMT")
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(("ahead", "level"), [(0.0, "ok"), (-60.0, "problem"), (60.0, "ok"), (600.0, "problem")])
+def test_the_clock_is_compared_with_a_server_that_can_be_reached(ahead: float, level: str, site: Path) -> None:
+    """Flower refuses a site whose clock is more than 5 s ahead, or more than 300 s behind."""
+    with answering(site.parent.parent / "server", ahead) as port:
+        change(site, server=f"127.0.0.1:{port}")
+        findings = found(site)
+    assert findings["server"].level == "ok"
+    assert "certificate is valid to" in findings["server"].text
+    assert findings["clock"].level == level
