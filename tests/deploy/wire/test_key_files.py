@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from refusal import refused
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="OpenSSH is not installed")
 def test_the_fingerprint_is_that_of_ssh_keygen(tmp_path: Path) -> None:
     write_key_pair(tmp_path, "node")
     words = ["ssh-keygen", "-l", "-f", str(tmp_path / "node.pub")]

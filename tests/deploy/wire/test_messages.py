@@ -75,8 +75,9 @@ def test_keys_are_read_and_others_are_refused(tmp_path: Path) -> None:
     other = ed25519.Ed25519PrivateKey.generate()
     (tmp_path / "other.key").write_bytes(other.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     (tmp_path / "other.pub").write_bytes(other.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
-    for load_key, suffix in ((load_private_key, "key"), (load_public_key, "pub")):
+    cases = ((load_private_key, "key", "put it back"), (load_public_key, "pub", "copy it again"))
+    for load_key, suffix, remedy in cases:
         with refused(f"other.{suffix} is no ECDSA key", "ssh-keygen"):
             load_key(tmp_path / f"other.{suffix}")
-        with refused(f"missing.{suffix}", "copy it again"):
+        with refused(f"missing.{suffix}", remedy):
             load_key(tmp_path / f"missing.{suffix}")

@@ -147,4 +147,6 @@ def test_a_change_is_logged_once(upstream: Upstream, caplog: pytest.LogCaptureFi
     assert logged() == []
     for _ in range(2):
         asyncio.run(upstream.check())
-    assert logged() == [("a client is away", "health check failed (ConnectError)")]
+    assert logged() == [
+        ("a client is away", "health check failed (nothing listens there: is it running, on this host and port?)")
+    ]
