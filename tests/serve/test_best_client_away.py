@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import signal
 import sqlite3
@@ -93,6 +95,31 @@ def test_every_interface_says_that_the_best_client_is_away(hospitals: Hospitals,
     assert (
         "(fallback)" in subprocess.run([*words, "--max-away", "1"], capture_output=True, check=True, text=True).stdout
     )
+
+    raw = tmp_path / "raw.csv"
+    raw.write_text(
+        "\n".join(",".join(map(str, row)) for row in (hospitals.raw_patient, hospitals.raw_patient.values()))
+    )
+    asked = [sys.executable, "-m", "feddrm", "query", url, str(raw), "--predict", "--csv"]
+    offline = [
+        sys.executable,
+        "-m",
+        "feddrm",
+        "predict",
+        str(hospitals.run),
+        str(raw),
+        "--without",
+        "cleveland",
+        "--csv",
+    ]
+    for command in (asked, offline):
+        for more, reason in ([], AWAY), (["--max-away", "1"], ""), (["--abstain", "answer"], AWAY):
+            shown = subprocess.run([*command, *more], capture_output=True, check=True, text=True).stdout
+            (answer,) = csv.DictReader(io.StringIO(shown))
+            because = "abstains because" if command is asked else "reason"
+            assert answer[because] == reason
+            assert (answer["label"] in ("", "-")) == (more == [])
+    assert "cleveland (unhealthy)" in subprocess.run(asked, capture_output=True, check=True, text=True).stdout
 
     lines = [json.loads(line) for line in hospitals.gateway.whole_log().splitlines()]
     changes = [line["message"] for line in lines if line.get("client") == "cleveland"]
