@@ -137,7 +137,8 @@ def test_answers_as_plain_values_and_as_a_table(run: Path, images: Tensor) -> No
     held, given = (answers.decision.abstain.tolist().index(value) for value in (True, False))
     assert entries[held] | {"client_probability": 0} == {
         "query": f"q{held}", "label": None, "label_probability": None, "client": answers.client[held],
-        "client_probability": 0, "answered": [], "abstain": True, "reason": UNSURE, "probabilities": None,
+        "client_probability": 0, "answered": [], "abstain": True, "reason": UNSURE, "flags": [],
+        "probabilities": None,
     }  # fmt: skip
     assert sum(entries[given]["probabilities"].values()) == pytest.approx(1)
     assert header == [

@@ -21,7 +21,7 @@ def test_progress_is_on_standard_error_and_only_if_asked_for(
     out, err = capsys.readouterr()
     assert not out
     lines = err.splitlines()
-    rounds = [line for line in lines if line.startswith("digits, fedavg: round ")]
+    rounds = [line for line in lines if line.startswith(f"digits, fedavg, seed {SMALL['seed']}: round ")]
     assert len(rounds) == len(run.metrics())
     assert f"round {SMALL['rounds']} of {SMALL['rounds']}, loss " in rounds[-1]
     assert all(line.startswith("fit router: ") for line in lines if line not in rounds)

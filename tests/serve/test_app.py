@@ -31,6 +31,7 @@ def test_the_openapi_document_lists_every_path(http: httpx.Client) -> None:
     assert {(path, *sorted(methods)) for path, methods in paths.items()} == {
         ("/v1/route", "post"),
         ("/v1/predict", "post"),
+        ("/v1/schema", "get"),
         ("/v1/admin/reload", "post"),
         ("/v1/clients", "get"),
         ("/v1/federation", "get"),

@@ -117,8 +117,8 @@ def test_a_table_of_patients_is_asked_about_row_by_row(table_run: Path, launch: 
     assert [answers[i]["query"] for i in (0, 301)] == [f"{patients}, row 2", f"{patients}, row 303"]
     assert answers[301]["flags"] == [{"column": "age", "value": 300, "problem": "outside 0..120 years"}]
     lines = feddrm_query(url, patients, "--ignore", "id", "--csv").stdout.splitlines()
-    assert lines[0] == "query,client,probability,abstains because"
-    assert lines[-1].endswith(",a value cannot be (age 300: outside 0..120 years)")
+    assert lines[0] == "query,client,client probability,abstains because,away"
+    assert lines[-1].endswith(",a value cannot be (age 300: outside 0..120 years),")
     assert len(lines) == 303
 
     refusal = feddrm_query(url, patients)

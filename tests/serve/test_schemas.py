@@ -20,7 +20,7 @@ def test_answers_have_exactly_the_documented_fields(http: httpx.Client, images: 
         content = http.post(path, json={**body, **options}).json()
         assert model.model_validate(content, strict=True).model_dump() == content
     content = http.post("/v1/route", json={}).json()
-    assert ErrorAnswer.model_validate(content, strict=True).model_dump() == content
+    assert ErrorAnswer.model_validate(content, strict=True).model_dump(exclude_unset=True) == content
 
 
 @pytest.mark.parametrize(

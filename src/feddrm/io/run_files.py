@@ -34,6 +34,8 @@ class RunFiles:
         self.summary_file = self.path / SUMMARY
         self.evaluation_file = self.path / EVALUATION
         self.facts_file = self.path / FACTS
+        self.pictures_file = self.path / PICTURES
+        self.report_file = self.path / REPORT
         self.tensorboard = self.path / "tensorboard"
 
         self.checkpoint = self.path / "checkpoint"

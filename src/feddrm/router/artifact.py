@@ -167,7 +167,7 @@ def load_router(folder: str | Path, device: torch.device | str = "cpu") -> Route
 
 def _with_plugins(model: Mapping[str, Any]) -> dict[str, Any]:
     """The model's settings with the plugins that define it, unless they are among the settings already."""
-    plugins = without_folders(used_plugins(Model.family.get(model["name"])))
+    plugins = without_folders(used_plugins(Model.family.get(model.get("name", ""))))
     return {**({"plugins": plugins} if plugins else {}), **model}
 
 
