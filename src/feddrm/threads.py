@@ -76,7 +76,7 @@ def router_kernels(samples: int) -> Iterator[None]:
     """Use the kernels of a router's fit on so many samples, in one process and at every site alike.
 
     A fit on few samples has thousands of small products. With several threads in each, the threads wait for each other
-    and for other processes: 30.7 s instead of 4.3 s for the heart data beside other load (two Neoverse-N1 cores).
+    and for other processes: 30.7 s instead of 4.3 s for the heart data beside other load (two Intel Xeon cores).
     """
     if samples >= FEW_SAMPLES:
         yield
