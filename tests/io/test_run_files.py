@@ -19,6 +19,8 @@ def test_the_names_of_a_run() -> None:
         "summary_file": "summary.json",
         "evaluation_file": "evaluation.json",
         "facts_file": "data.json",
+        "pictures_file": "data.safetensors",
+        "report_file": "report.html",
         "tensorboard": "tensorboard",
         "checkpoint": "checkpoint",
         "state_file": "checkpoint/state.safetensors",
