@@ -79,7 +79,7 @@ def test_a_search_that_is_stopped_anywhere_goes_on_and_finds_the_same(digits, fo
         def listen(result: Any, metrics: Any, rounds: int) -> None:
             nonlocal calls
             calls += 1
-            if calls % 3 == 0:
+            if calls % 4 == 0:
                 raise KeyboardInterrupt
             on_round(result, metrics, rounds)
 
@@ -99,11 +99,11 @@ def test_a_search_that_is_stopped_anywhere_goes_on_and_finds_the_same(digits, fo
 
 @pytest.mark.slow
 def test_the_system_goal_is_measured_by_the_exact_router(digits, tmp_path):
-    settings = {**SMALL, "axes": {"lr": [0.02, 0.1]}, "goal": "both"}
+    settings = {**SMALL, "rounds": 8, "axes": {"lr": [0.05, 0.1]}, "goal": "both"}
     result = tune(digits, ["feddrm", "fedavg"], out=tmp_path / "tune", **settings)
     assert set(result.best) == {"feddrm", "fedavg"}
     for scores in result.scores.values():
-        assert 0.3 < scores["system"] <= 1
+        assert 0.2 < scores["system"] <= 1
         assert set(scores) == {"average", "system"}
     assert {path.name for path in (tmp_path / "tune").glob("best*")} == {"best-feddrm.yaml", "best-fedavg.yaml"}
 

@@ -27,6 +27,7 @@ from feddrm.search.search_page import search_page
 from feddrm.search.trial import GOALS, MethodSearch, SearchTask, TimeIsUp, Trial
 
 SETTINGS, TRIALS, BEST, PAGE, LOCK = "tune.yaml", "trials.json", "best.yaml", "tune.html", "lock"
+PAGE_SECONDS = 20.0  # between two drawings of the page while a search goes on
 Advance = Callable[[int, int | None, str, bool], None]
 
 
@@ -107,6 +108,7 @@ def _plan(whole: Config, axes: Mapping[str, Sequence[Any]], cost: float) -> tupl
 def _search(folder: Path, goal: str, searches: Sequence[MethodSearch], advance: Advance) -> TuneResult:
     _read_trials(folder, searches)
     total, before, finished = sum(search.halving.cost for search in searches), 0, True
+    drawn = time.monotonic()
     try:
         for search in searches:
             for trial, until, done in _climb(search, goal):
@@ -117,6 +119,9 @@ def _search(folder: Path, goal: str, searches: Sequence[MethodSearch], advance: 
 
                 trial.advance(search.task, until, show)
                 _write(folder, goal, searches)
+                if time.monotonic() - drawn > PAGE_SECONDS:  # drawing takes longer than a short trial
+                    _draw(folder, goal, searches)
+                    drawn = time.monotonic()
             before += search.halving.cost
     except TimeIsUp:
         finished = False
@@ -125,6 +130,8 @@ def _search(folder: Path, goal: str, searches: Sequence[MethodSearch], advance: 
                 f"the budget was used up before the first trial reached its first comparison, after round "
                 f"{searches[0].halving.rungs[0].round}: give a larger budget; the same command goes on from here"
             ) from None
+    finally:
+        _draw(folder, goal, searches)
     best = {search.task.method.name: top for search in searches if (top := search.best(goal)) is not None}
     if finished and not best:
         raise FeddrmError(f"every trial in {folder} diverged or collapsed: try smaller learning rates (--try lr=...)")
@@ -158,7 +165,7 @@ def _read_trials(folder: Path, searches: Sequence[MethodSearch]) -> None:
 
 
 def _write(folder: Path, goal: str, searches: Sequence[MethodSearch]) -> None:
-    """Write every trial, the best settings so far, and the page."""
+    """Write every trial and the best settings so far."""
     methods = {
         search.task.method.name: {trial.candidate.name: trial.as_dict() for trial in search.trials}
         for search in searches
@@ -169,6 +176,9 @@ def _write(folder: Path, goal: str, searches: Sequence[MethodSearch]) -> None:
         if (best := search.best(goal)) is not None:
             name = BEST if len(searches) == 1 else f"best-{search.task.method.name}.yaml"
             write_atomically(folder / name, yaml_bytes(search.configuration(best.candidate)))
+
+
+def _draw(folder: Path, goal: str, searches: Sequence[MethodSearch]) -> None:
     write_atomically(folder / PAGE, search_page(goal, searches).encode())
 
 
