@@ -56,6 +56,7 @@ THEMES = {
     "tests/methods/test_exchange.py": "what every method sends, keeps and combines",
     "tests/methods/test_golden.py": "every method against exact figures",
     "tests/models/test_contract.py": "every model, by one set of tests",
+    "tests/data/sources/test_csv_schemas.py": "raw columns of csv tables, by a schema",
     "tests/cli/test_plugin_option.py": "plugins in every command, from training to serving",
     "tests/cli/test_examples.py": "the examples in the help of every command",
     "tests/deploy/test_docs_page.py": "the commands of docs/deploy.md",

@@ -128,6 +128,7 @@ def test_the_budget_stops_a_search_that_goes_on_later(digits, found, tmp_path, m
 @pytest.mark.parametrize(
     ("changed", "parts"),
     [
+        ({"data_settings": {"clients": 4}}, ["data_settings are for data given by name"]),
         ({"goal": "speed"}, ["unknown goal 'speed'", "average, system, both"]),
         ({"cost": 0.0}, ["cost=0.0"]),
         ({"held_out": 1.0}, ["held_out=1.0"]),

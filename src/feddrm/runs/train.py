@@ -49,16 +49,10 @@ def train(  # noqa: PLR0913 (the public signature)
     _check_early(data, method, model, settings)
     if track:
         require_tensorboard()
-    if data_settings and not isinstance(data, str):
-        raise FeddrmError("data_settings are for data given by name: this federation is made already, leave them out")
     names = [given if isinstance(given, str) else given.name for given in (data, method)]
     title = ", ".join([*names, f"seed {settings['seed']}"] if "seed" in settings else names)
     with progress_listener(title, progress) as show:
-        reload_settings = None  # how to load the data again, if it was loaded by name
-        if isinstance(data, str):
-            dataset = Dataset.make(data, **(data_settings or {}))
-            reload_settings = {"name": dataset.name, **dataset.settings()}
-        federation = load(data, **(data_settings or {})) if isinstance(data, str) else data
+        federation, reload_settings = load_data(data, data_settings)
         config = resolve(federation, data=reload_settings, method=method, model=model, **settings)
         if (warning := federation.scale_warning()) is not None:
             log.warning("%s", warning)
@@ -76,6 +70,18 @@ def train(  # noqa: PLR0913 (the public signature)
                 ):
                     session.train(state, [listen for listen in (on_round, show, record) if listen is not None])
             return replace(Run.open(out), federation=federation)
+
+
+def load_data(
+    data: str | Federation, data_settings: Mapping[str, Any] | None
+) -> tuple[Federation, dict[str, Any] | None]:
+    """The federation, and how data given by name are loaded again; None for a federation that was given itself."""
+    if isinstance(data, str):
+        dataset = Dataset.make(data, **(data_settings or {}))
+        return load(data, **(data_settings or {})), {"name": dataset.name, **dataset.settings()}
+    if data_settings:
+        raise FeddrmError("data_settings are for data given by name: this federation is made already, leave them out")
+    return data, None
 
 
 def train_seeds(

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from feddrm.data import Dataset, Federation, load
+from feddrm.data import Federation
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.atomic import locked, write_atomically
 from feddrm.io.text import json_bytes, read_json, read_yaml, yaml_bytes
@@ -20,6 +20,7 @@ from feddrm.models import Model
 from feddrm.progress import progress_bar
 from feddrm.registry import check_choice
 from feddrm.runs import Config, hardware, resolve, versions
+from feddrm.runs.train import load_data
 from feddrm.search.candidates import Candidate, all_candidates
 from feddrm.search.halving import Halving, plan_halving
 from feddrm.search.holdout import hold_out
@@ -69,11 +70,7 @@ def tune(  # noqa: PLR0913 (the public signature)
     if not 0 < cost < float("inf"):
         raise SettingError(f"cost={cost}: give how many runs the search may take, as 1")
     deadline = None if budget is None else time.monotonic() + budget
-    reload_settings = None  # how to load the data again, if it was loaded by name
-    if isinstance(data, str):
-        dataset = Dataset.make(data, **(data_settings or {}))
-        reload_settings = {"name": dataset.name, **dataset.settings()}
-    federation = load(data, **(data_settings or {})) if isinstance(data, str) else data
+    federation, reload_settings = load_data(data, data_settings)
     held = hold_out(federation, held_out, int(settings.get("seed", 2025)))
     folder, searches = Path(out), []
     for method in [methods] if isinstance(methods, str | Method) else methods:
