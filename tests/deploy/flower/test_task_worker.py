@@ -18,11 +18,12 @@ from flwr.proto.control_pb2 import (
     UnregisterNodeRequest,
 )
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.retry import make_simple_http_retry_invoker
 
 from deployment import NAMES, Deployed, until
 from feddrm.deploy.flower.daemon import free_port, superlink_command
 from feddrm.deploy.flower.supervisor import Supervisor
-from feddrm.deploy.flower.task_worker import FlowerConnection, register_sites
+from feddrm.deploy.flower.task_worker import FlowerConnection, register_sites, without_exit
 from feddrm.deploy.provision.certificates import write_key_pair
 from feddrm.deploy.wire.key_files import load_public_key
 from refusal import refused
@@ -84,3 +85,16 @@ def test_only_the_server_controls_its_superlink(deployed: Callable[..., Deployed
 def reachable(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_refused_token_is_an_error_and_not_the_end_of_the_process() -> None:
+    """Flower's own retries would end this process by a signal."""
+    retry = without_exit(make_simple_http_retry_invoker())
+    assert retry.should_giveup is not None
+
+    def error(status: int) -> httpx.HTTPStatusError:
+        request = httpx.Request("POST", "http://127.0.0.1:9")
+        return httpx.HTTPStatusError("refused", request=request, response=httpx.Response(status, request=request))
+
+    assert retry.should_giveup(error(401))
+    assert not retry.should_giveup(error(503))  # it may be back in a moment
