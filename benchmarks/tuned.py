@@ -1,6 +1,6 @@
 """Compares what ``feddrm tune`` picks with the defaults, on several seeds.
 
-    python -m benchmarks.tuned [--data digits] [--method feddrm] [--seeds 5] [--goal average] [--cost 1]
+    python -m benchmarks.tuned [--data digits] [--method feddrm] [--seeds 5] [--goal average] [--cost 4]
         [--out runs/tuned] [--json results/bench/tuned_digits.json]
 
 The search sees training samples only. Both runs are then measured on the test samples, after the same rounds.
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--method", default="feddrm")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--goal", default="average")
-    parser.add_argument("--cost", type=float, default=1.0)
+    parser.add_argument("--cost", type=float, help="default: that of feddrm tune")
     parser.add_argument("--out", type=Path, default=Path("runs/tuned"))
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

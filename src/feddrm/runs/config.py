@@ -125,7 +125,7 @@ def resolve(
     """
     given, machine_settings = training_settings(settings)
     machine = Machine(**machine_settings)
-    small = len(federation.shape) != 3 or min(federation.shape[1:]) < SMALL_SIDE
+    small = is_small(federation)
     suggested = Plan(rounds=40, batch_size=32, lr=0.05) if small else Plan()
     if not isinstance(model, str | Model):
         suitable = "mlp" if small else "resnet18_retina" if federation.name == "retina" else "resnet18"
@@ -147,6 +147,11 @@ def resolve(
     )
     config.check()
     return config
+
+
+def is_small(federation: Federation) -> bool:
+    """Whether samples are rows of a table or images too small for a convolutional network."""
+    return len(federation.shape) != 3 or min(federation.shape[1:]) < SMALL_SIDE
 
 
 def training_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
