@@ -13,6 +13,7 @@ from feddrm.cli.data_options import (
     DataDir,
     Download,
     Partition,
+    Recipe,
     Shards,
     Shift,
     check_partition,
@@ -45,6 +46,7 @@ def tune(
     ] = 0.2,
     budget: Annotated[str | None, typer.Option(help="Stop after this time, as 25m; the same command goes on.")] = None,
     model: Annotated[str | None, typer.Option(help="A name from 'feddrm models'.")] = None,
+    recipe: Recipe = None,
     clients: Clients = None,
     partition: Partition = None,
     alpha: Alpha = None,
@@ -88,7 +90,7 @@ def tune(
             model=model,
             data_settings=data_settings,
             progress=True,
-            **given_settings(rounds=rounds, seed=seed, device=device),
+            **given_settings(recipe=recipe, rounds=rounds, seed=seed, device=device),
         )
     if json:
         best = {name: dict(candidate.values) for name, candidate in result.best.items()}
