@@ -32,7 +32,8 @@ def test_the_best_settings_and_the_front_are_shown_and_can_be_trained(
     for row, member in zip(rows, front, strict=True):
         assert f"lr={member['settings']['lr']:g}" in row
         assert f"system {100 * member['scores']['system']:.2f}" in row
-    assert f"Best so far by the mean of average and system accuracy: lr={rate:g}" in " ".join(text.split())
+    assert found["verdicts"]["feddrm"] in " ".join(text.split())
+    assert f"lr={rate:g}" in next(line for line in text.splitlines() if " picked " in line)
     assert all(name in text for name in ("tune.html", "best.yaml", "best-average.yaml", "best-system.yaml"))
     code, text, _ = call(capsys, "train", "--config", f"{out}/best.yaml", "--out", str(tmp_path / "run"), "--json")
     assert code == 0

@@ -62,7 +62,7 @@ def test_the_usual_settings_are_kept_within_one_standard_error(more: float, pick
     best = found.best()
     assert best is not None
     assert best.candidate.plan["lr"] == picked
-    assert ("the usual settings" in found.verdict()) == (picked == 0.05)
+    assert ("Keep the usual settings, lr=0.05" in found.verdict()) == (picked == 0.05)
     if picked == 0.05:
         assert f"lr=0.1 is better by only {100 * more * error:.2f} points, at a standard error of" in found.verdict()
 

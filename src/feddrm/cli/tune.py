@@ -101,7 +101,7 @@ def tune(
         found = {"best": best, "scores": result.scores, "verdicts": result.verdicts, "front": front}
         print_json({"path": str(result.path), "finished": result.finished, **found})
         return
-    shown = [(name, "best", candidate, result.scores[name]) for name, candidate in result.best.items()]
+    shown = [(name, "picked", candidate, result.scores[name]) for name, candidate in result.best.items()]
     shown += [(name, "front", *member) for name, members in result.front.items() for member in members.items()]
     rows = [
         [name, what, candidate.name, ", ".join(f"{key} {100 * value:.2f}" for key, value in scores.items())]

@@ -67,17 +67,16 @@ class MethodSearch:
         return sorted(unbeaten, key=lambda trial: -trial.scores[round]["average"])
 
     def verdict(self) -> str:
-        """The best trial in words."""
+        """The best trial in words, and why it is the best."""
         (round, scored), best = self._compared(), self.best()
         if best is None:
             return "No trial was scored yet."
         what = "the mean of average and system" if self.task.goal == "both" else self.task.goal
-        words = f"Best so far by {what} accuracy: {best.candidate.name}"
         if best is scored[0]:
-            return f"{words}."
+            return f"Best so far by {what} accuracy: {best.candidate.name}."
         return (
-            f"{words}, the usual settings. {scored[0].candidate.name} is better by only "
-            f"{100 * self._lead(round, scored):.2f} points, at a standard error of "
+            f"Keep the usual settings, {best.candidate.name}: by {what} accuracy, {scored[0].candidate.name} is better "
+            f"by only {100 * self._lead(round, scored):.2f} points, at a standard error of "
             f"{100 * self._error(round, scored):.2f}."
         )
 
