@@ -13,6 +13,7 @@ from feddrm.predictor.answers import Answers, answer_queries
 from feddrm.router import Router, load_router
 from feddrm.runs.config import read_config
 from feddrm.runs.folder import RunFolder
+from feddrm.runs.run_evaluation import evaluate_run
 from feddrm.runs.run_router import fit_run_router
 
 
@@ -59,6 +60,13 @@ class Run:
         The data are ``federation``, or what this run was trained on in this process, or loaded again by the settings.
         """
         return fit_run_router(self.folder, self.config, federation or self.federation, **settings)
+
+    def evaluate(self, federation: Federation | None = None, **options: Any) -> dict[str, Any]:
+        """Measure the run again, after its last round, with ``views=8`` for example; nothing is written.
+
+        Options as for :func:`feddrm.runs.run_evaluation.evaluate_run`, data as for :meth:`fit_router`.
+        """
+        return evaluate_run(self.folder, self.config, federation or self.federation, **options)
 
     def router(self, device: str = "cpu") -> Router:
         """The router that was fitted before."""
