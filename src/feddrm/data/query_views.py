@@ -39,8 +39,7 @@ class QueryViews:
             raise SettingError(f"views={count}: give at least 1")
         if count > self.most == 1:
             raise SettingError(
-                f"views={count}: these data allow no crops and no mirror images of a sample: leave views out "
-                "(if the router is of an older version, which did not note this, fit it again)"
+                f"views={count}: these data allow no crops and no mirror images of a sample: leave views out"
             )
         if count > self.most:
             raise SettingError(f"views={count}: these data allow {self.most} views: give 1 to {self.most}")

@@ -77,7 +77,8 @@ class Run:
 
         Options: ``client`` asks one client by name, without routing. ``consult=2`` asks the two best clients and mixes
         their answers. ``abstain="answer"`` gives labels where the router abstains, too. ``answer`` is ``trained`` or
-        ``refit``. All others (rule, coverage, available) are those of :meth:`feddrm.router.Router.route`.
+        ``refit``. ``views=8`` averages over so many crops and mirror images of a sample. All others (rule, coverage,
+        available) are those of :meth:`feddrm.router.Router.route`.
         """
         return answer_queries(self.folder, x, **options)
 

@@ -132,6 +132,7 @@ def fit_cohort(cohort: Cohort, trunk: Trunk, settings: RouterSettings, on_step: 
         columns=facts.columns,
         schema=facts.schema,
         usual=_usual(cohort, everything),
+        query_views=facts.query_views,
     )
     clock("router")
     progress = {"rounds": int(state.rounds), "converged": bool(state.done)}
