@@ -13,6 +13,7 @@ from feddrm.cli.data_options import (
     DataDir,
     Download,
     Partition,
+    Recipe,
     Shards,
     Shift,
     check_partition,
@@ -35,6 +36,7 @@ def train(
     method: Annotated[str | None, typer.Option(help="A name from 'feddrm methods'.")] = None,
     model: Annotated[str | None, typer.Option(help="A name from 'feddrm models'.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file of the form of a run's config.yaml.")] = None,
+    recipe: Recipe = None,
     clients: Clients = None,
     partition: Partition = None,
     alpha: Alpha = None,
@@ -113,6 +115,7 @@ def train(
         parts["data"].pop("seed", None)
         settings.pop("seed", None)
     settings |= given_settings(
+        recipe=recipe,
         rounds=rounds,
         local_steps=local_steps,
         batch_size=batch_size,
@@ -301,6 +304,7 @@ def _train(
         raise SettingError("where should the run go? give --out FOLDER")
     if names["data"] is None:
         raise SettingError("what should it train on? give --data NAME (see: feddrm datasets)")
+    recipe = settings.pop("recipe", None)
     plan, machine = training_settings(settings)
     if "seed" in plan:
         parts["data"].setdefault("seed", plan["seed"])
@@ -312,6 +316,7 @@ def _train(
         "evaluation": parts["evaluation"],
         "progress": True,
         "track": track,
+        "recipe": recipe,
         **plan,
         **machine,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from feddrm.methods import Method
 from feddrm.models import Model, Net
 from feddrm.plugins import used_plugins
 from feddrm.registry import nearest
+from feddrm.runs.recipes import fill_in
 from feddrm.typed_settings import typed
 
 SMALL_SIDE = 32  # smaller images, and tables, get the perceptron
@@ -123,21 +124,21 @@ def resolve(
     method: str | Method = "feddrm",
     model: str | Model | Mapping[str, Any] | None = None,
     evaluation: Mapping[str, Any] | None = None,
+    recipe: str | None = None,
     **settings: Any,
 ) -> Config:
-    """Fill in the settings that were not given: the paper's for photographs, quicker ones for small samples.
+    """Fill in the settings that were not given, by a recipe (see :mod:`feddrm.runs.recipes`).
 
     ``model`` may be settings without a name: they go to the model that suits the data. ``settings`` are the fields
     of :class:`feddrm.engine.Plan` and of :class:`Machine`.
     """
     given, machine_settings = training_settings(settings)
     machine = Machine(**machine_settings)
-    small = len(federation.shape) != 3 or min(federation.shape[1:]) < SMALL_SIDE
-    suggested = Plan(rounds=40, batch_size=32, lr=0.05) if small else Plan()
+    small = is_small(federation)
     if not isinstance(model, str | Model):
         suitable = "mlp" if small else "resnet18_retina" if federation.name == "retina" else "resnet18"
         model = Model.make(suitable, **(model or {}))
-    plan = replace(suggested, **given)
+    plan = fill_in(given, small, recipe)
     when = known_fields(Evaluation, evaluation or {}, "evaluation")
     window = when.setdefault("window", min(plan.rounds, max(5, min(50, plan.rounds // 16))))
     when.setdefault("every", max(1, (plan.rounds - window) // 20))
@@ -155,6 +156,11 @@ def resolve(
     config.check()
     federation.query_views.take(config.evaluation.views)
     return config
+
+
+def is_small(federation: Federation) -> bool:
+    """Whether samples are rows of a table or images too small for a convolutional network."""
+    return len(federation.shape) != 3 or min(federation.shape[1:]) < SMALL_SIDE
 
 
 def training_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -21,6 +21,7 @@ from feddrm.models import Model
 from feddrm.router import RouterSettings
 from feddrm.runs.config import known_fields, read_config
 from feddrm.runs.folder import RunFolder
+from feddrm.runs.recipes import check_recipe
 
 CONFIG = "federation.yaml"
 RUN_SETTINGS = "settings.json"  # in a run's folder: the settings that decide its outcome, from when it began
@@ -115,13 +116,16 @@ class FederationSettings:
         check_host(self.host)
         if not 0 < self.port < 2**16:
             raise SettingError(f"port={self.port}: give a number from 1 to {2**16 - 1}")
-        allowed = {f.name for f in fields(Plan)} | {"method", "model"}
+        apart = {"method", "model", "recipe"}  # the others are fields of the plan
+        allowed = {f.name for f in fields(Plan)} | apart
         if unknown := [key for key in self.training if key not in allowed]:
             raise SettingError(f"no training setting '{unknown[0]}' (there are: {', '.join(sorted(allowed))})")
         method = Method.make(self.training.get("method", "feddrm"))
         if self.training.get("model") is not None:
             Model.find(self.training["model"])
-        Plan(**{k: v for k, v in self.training.items() if k not in ("method", "model")}).check()
+        plan = {key: value for key, value in self.training.items() if key not in apart}
+        check_recipe(self.training.get("recipe"), plan)
+        Plan(**plan).check()
         self.router_settings.check()
         if self.privacy is not None:
             Privacy(**known_fields(Privacy, self.privacy, "privacy")).check(method)
