@@ -46,7 +46,7 @@ def test_rates_claims_tables_and_differences_by_seed(
         make(ft, average=theirs, system={"vote": 0.7, "stacked": 0.82, "exact_density": 0.81}, before=0.75)
     section = tuned_section(tmp_path / "results")
     assert "of 0.01, 0.03, 0.1, 0.3, 1.0, by average accuracy on 20 % of each" in section
-    assert "together take 50 % of the rounds of one run" in section
+    assert "together take 100 % of the rounds of one run" in section
     assert "**4 of 36 cells**" in section
     assert "| FedDRM | 0.3 | – |" in section
     assert "| FedAvgFT | 0.1 | – |" in section
