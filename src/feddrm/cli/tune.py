@@ -44,6 +44,9 @@ def tune(
     held_out: Annotated[
         float, typer.Option(help="Fraction of the training samples that trials are compared on.")
     ] = 0.2,
+    finalists: Annotated[
+        int | None, typer.Option(help="How many trials are trained to their end (2; with goal both, 3).")
+    ] = None,
     budget: Annotated[str | None, typer.Option(help="Stop after this time, as 25m; the same command goes on.")] = None,
     model: Annotated[str | None, typer.Option(help="A name from 'feddrm models'.")] = None,
     recipe: Recipe = None,
@@ -86,6 +89,7 @@ def tune(
             goal=goal,
             cost=cost,
             held_out=held_out,
+            finalists=finalists,
             budget=None if budget is None else read_budget(budget),
             model=model,
             data_settings=data_settings,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functional_call
 
+from feddrm.data.query_views import QueryViews
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.run_files import ClientFiles, RunFiles
 from feddrm.io.tensors import read_tensors, split_slots
@@ -44,18 +45,19 @@ class Predictor:
     router: Router  # for the shape of samples and this client's scale
     head: TrainedHead | RefitHead
     named: bool  # whether the classes have names; otherwise they have numbers
+    views: QueryViews = field(default_factory=QueryViews)  # of every sample; features are answered as they are
 
     @property
     def takes_features(self) -> bool:
         return self.head.takes_features
 
     @classmethod
-    def load(cls, folder: Path, run: Path | None = None, answer: str = "trained") -> Predictor:
+    def load(cls, folder: Path, run: Path | None = None, answer: str = "trained", views: int = 1) -> Predictor:
         """Load from a client's folder. ``run`` has ``config.yaml`` and ``router/``; default: two levels above.
 
         ``answer`` is ``trained`` for the model that the method trained, or ``refit`` for the private head that
         'feddrm fit-router' fitted on the router's features. A site of a deployed federation has the shared leaves in
-        its own folder instead of ``router/``.
+        its own folder instead of ``router/``. Answers are averaged over so many ``views`` of a sample.
         """
         if answer not in ANSWERS:
             raise SettingError(f"answer '{answer}'{nearest(answer, ANSWERS)}: choose {' or '.join(ANSWERS)}")
@@ -73,7 +75,7 @@ class Predictor:
         head = kind.load(client, files, manifest, router)
         number = int(manifest["classes"])
         named = known_classes(run, number) is not None
-        return cls(folder.name, answer, class_names(run, number), router, head, named)
+        return cls(folder.name, answer, class_names(run, number), router, head, named, router.views(views))
 
     def __call__(self, queries: Sequence[tuple[str, NDArray[Any]]]) -> list[NDArray[np.float64]]:
         """Probabilities [n, K] for every query; queries with the same kind of samples in one pass."""
@@ -81,7 +83,10 @@ class Predictor:
 
     def _probabilities(self, kind: str, x: NDArray[Any]) -> NDArray[np.float64]:
         rows = torch.from_numpy(x)
-        logits = self.head.features(rows) if kind == "features" else self.head.samples(self.router.inputs(rows))
+        if kind == "features":
+            logits = self.head.features(rows)
+        else:
+            logits = self.views.mean(self.router.inputs(rows), lambda x: {"logits": self.head.samples(x)})["logits"]
         probabilities: NDArray[np.float64] = (logits.double() / self.head.temperature).softmax(1).numpy()
         if not np.isfinite(probabilities).all():
             raise FeddrmError("the numbers are too large for this model: check their scale")

@@ -28,7 +28,7 @@ class Evaluation:
     """When and how to evaluate: every round of the last ``window``, every ``every`` rounds before.
 
     ``also`` is the first and the last of further rounds that are all evaluated, for example the rounds before
-    tuning starts, in which a method's clients still share one global model.
+    tuning starts, in which a method's clients still share one global model. ``views`` are averaged for every answer.
     """
 
     window: int = 50
@@ -36,6 +36,7 @@ class Evaluation:
     test_crop: bool = True
     ties: str = "smallest"
     also: tuple[int, int] | None = None
+    views: int = 1
 
     def check(self) -> None:
         """Refuse impossible values."""
@@ -43,8 +44,14 @@ class Evaluation:
             raise SettingError(f"window={self.window}, every={self.every}: give at least 1")
         if self.ties not in TIES:
             raise SettingError(f"ties='{self.ties}': choose {' or '.join(TIES)}")
+        if self.views < 1:
+            raise SettingError(f"views={self.views}: give at least 1")
         if self.also is not None and not 1 <= self.also[0] <= self.also[-1]:
             raise SettingError(f"also={self.also}: give the first and the last round, as in [651, 700]")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values. Views stand there only if there are several, so that older runs can be resumed."""
+        return {key: value for key, value in asdict(self).items() if key != "views" or value != 1}
 
     def due(self, round: int, rounds: int) -> bool:
         """Whether a round is evaluated."""
@@ -95,7 +102,7 @@ class Config:
             "method": {"name": self.method.name, **_plain(asdict(self.method))},
             "model": {"name": self.model.name, **_plain(asdict(self.model))},
             **_plain(self.plan.as_dict()),
-            "evaluation": _plain(asdict(self.evaluation)),
+            "evaluation": _plain(self.evaluation.as_dict()),
             "device": self.device,
             "engine": self.engine,
             "precision": self.precision,
@@ -147,6 +154,7 @@ def resolve(
         threads=machine.threads if machine.threads is not None else threads_for(small, machine.device),
     )
     config.check()
+    federation.query_views.take(config.evaluation.views)
     return config
 
 

@@ -25,7 +25,7 @@ from feddrm.runs.config import is_small
 from feddrm.runs.train import load_data
 from feddrm.search.candidates import Candidate, all_candidates
 from feddrm.search.halving import Halving, plan_halving
-from feddrm.search.holdout import hold_out
+from feddrm.search.holdout import hold_out, trial_share
 from feddrm.search.method_search import MethodSearch
 from feddrm.search.search_page import search_page
 from feddrm.search.trial import GOALS, SearchTask, TimeIsUp, Trial, goal_scores
@@ -60,6 +60,7 @@ def tune(  # noqa: PLR0913 (the public signature)
     goal: str = "average",
     cost: float | None = None,
     held_out: float = 0.2,
+    finalists: int | None = None,
     budget: float | None = None,
     model: str | Model | Mapping[str, Any] | None = None,
     data_settings: Mapping[str, Any] | None = None,
@@ -73,25 +74,31 @@ def tune(  # noqa: PLR0913 (the public signature)
     ``system`` (samples of unknown origin by the exact router) or ``both``, a front and its best mean. All trials of a
     method together take ``cost`` times the rounds of one run; without it, once, or four times where samples are small
     and runs take seconds. ``held_out`` is the fraction of each client's training samples that trials are compared on.
+    A trial of fewer rounds than a run is trained on fewer samples, too. ``finalists`` trials are trained to their end
+    (two; three for ``both``); the others leave at a comparison before.
     The usual settings are kept unless others are better by more than the standard error. ``budget`` is a time in
     seconds; the same call goes on later. ``settings`` are those of :func:`feddrm.train`.
     """
     check_choice("goal", goal, GOALS)
     if cost is not None and not 0 < cost < math.inf:
         raise SettingError(f"cost={cost}: give how many runs the search may take, as 1")
+    if finalists is not None and finalists < 1:
+        raise SettingError(f"finalists={finalists}: give how many trials are trained to their end, as 2")
     deadline = None if budget is None else time.monotonic() + budget
     federation, reload_settings = load_data(data, data_settings)
     cost = cost if cost is not None else 4.0 if is_small(federation) else 1.0
-    held = hold_out(federation, held_out, int(settings.get("seed", 2025)))
     folder, searches = Path(out), []
     for method in [methods] if isinstance(methods, str | Method) else methods:
         learner = Method.make(method) if isinstance(method, str) else method
         whole = resolve(federation, data=reload_settings, method=learner, model=model, **settings)
-        halving, candidates = _plan(whole, axes or {}, cost, goal)
+        # A front of two scores needs more than one to be compared with.
+        halving, candidates = _plan(whole, axes or {}, cost, finalists or 1 + len(goal_scores(goal)))
+        share = trial_share(federation, halving.rounds / whole.plan.rounds)
+        held = hold_out(federation, held_out, whole.plan.seed, share)
         task = SearchTask(held, learner, model, goal, halving.rounds, halving.every, settings, deadline)
         trials = [Trial(candidate, folder / "trials" / learner.name / candidate.name) for candidate in candidates]
         searches.append(MethodSearch(task, halving, trials, whole))
-    record = {"goal": goal, "cost": cost, "held_out": held_out, "data": federation.digest()} | {
+    record = {"goal": goal, "cost": cost, "held_out": held_out, "finalists": finalists, "data": federation.digest()} | {
         search.task.method.name: {
             "candidates": [trial.candidate.name for trial in search.trials],
             **{key: value for key, value in search.whole.as_dict().items() if key != "threads"},
@@ -102,10 +109,11 @@ def tune(  # noqa: PLR0913 (the public signature)
         return _search(folder, searches, advance)
 
 
-def _plan(whole: Config, axes: Mapping[str, Sequence[Any]], cost: float, goal: str) -> tuple[Halving, list[Candidate]]:
+def _plan(
+    whole: Config, axes: Mapping[str, Sequence[Any]], cost: float, finalists: int
+) -> tuple[Halving, list[Candidate]]:
     """The rungs and the candidates of a method; every candidate must be possible before anything is trained."""
     candidates = all_candidates(axes, whole.method, whole.plan)
-    finalists = 1 + len(goal_scores(goal))  # a front of two scores needs more than one to be compared with
     halving = plan_halving(len(candidates), int(cost * whole.plan.rounds), whole.plan.rounds, finalists)
     for candidate in candidates:
         for rounds in (halving.rounds, whole.plan.rounds):
