@@ -16,8 +16,8 @@ import yaml
 
 from cli.conftest import assert_one_line, call
 from feddrm.cli.train import parse_seeds
+from feddrm.engine.recipes import RECIPES
 from feddrm.runs import RunFolder
-from feddrm.runs.recipes import RECIPES
 from refusal import refused
 
 pytestmark = pytest.mark.slow

@@ -11,10 +11,10 @@ import torch
 
 from feddrm.data import Federation, load
 from feddrm.engine import Plan
+from feddrm.engine.recipes import fill_in
 from feddrm.io.text import yaml_bytes
 from feddrm.runs import Evaluation, read_config, resolve
 from feddrm.runs.config import known_fields, threads_for, training_settings
-from feddrm.runs.recipes import fill_in
 from refusal import refused
 
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from feddrm.data import Dataset, Federation
 from feddrm.engine import Plan, RoundSchedule, arithmetic, engine_for
+from feddrm.engine.recipes import fill_in
 from feddrm.errors import SettingError
 from feddrm.io.text import read_yaml
 from feddrm.methods import Method
 from feddrm.models import Model, Net
 from feddrm.plugins import used_plugins
 from feddrm.registry import nearest
-from feddrm.runs.recipes import fill_in
 from feddrm.typed_settings import typed
 
 SMALL_SIDE = 32  # smaller images, and tables, get the perceptron
@@ -127,7 +127,7 @@ def resolve(
     recipe: str | None = None,
     **settings: Any,
 ) -> Config:
-    """Fill in the settings that were not given, by a recipe (see :mod:`feddrm.runs.recipes`).
+    """Fill in the settings that were not given, by a recipe (see :mod:`feddrm.engine.recipes`).
 
     ``model`` may be settings without a name: they go to the model that suits the data. ``settings`` are the fields
     of :class:`feddrm.engine.Plan` and of :class:`Machine`.

@@ -13,13 +13,13 @@ import torch
 
 from feddrm.data import Dataset, Federation, load
 from feddrm.engine import Plan, arithmetic, cpu_kernels, engine_for
+from feddrm.engine.recipes import check_recipe
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import Method
 from feddrm.models import Model
 from feddrm.runs.config import Machine, resolve, training_settings
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.listeners import OnRound, progress_listener, require_tensorboard, tensorboard_listener
-from feddrm.runs.recipes import check_recipe
 from feddrm.runs.run import Run
 from feddrm.runs.training_session import TrainingSession
 from feddrm.threads import intra_op_threads

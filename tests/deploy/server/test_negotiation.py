@@ -14,8 +14,8 @@ from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.negotiation import make_run_spec
 from feddrm.deploy.wire.public_files import describe_run
 from feddrm.deploy.wire.run_spec import RunSpec
+from feddrm.engine.recipes import RECIPES, fill_in
 from feddrm.io.text import read_yaml
-from feddrm.runs.recipes import RECIPES, fill_in
 from plugin_files import forget, new_process, write_examples
 from refusal import refused
 

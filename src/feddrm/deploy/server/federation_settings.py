@@ -13,6 +13,7 @@ from feddrm.data.client import check_client_names
 from feddrm.deploy.privacy import Privacy
 from feddrm.deploy.wire.run_spec import check_run
 from feddrm.engine import Plan
+from feddrm.engine.recipes import check_recipe
 from feddrm.errors import SettingError
 from feddrm.io.atomic import write_atomically
 from feddrm.io.text import json_bytes, read_json
@@ -21,7 +22,6 @@ from feddrm.models import Model
 from feddrm.router import RouterSettings
 from feddrm.runs.config import known_fields, read_config
 from feddrm.runs.folder import RunFolder
-from feddrm.runs.recipes import check_recipe
 
 CONFIG = "federation.yaml"
 RUN_SETTINGS = "settings.json"  # in a run's folder: the settings that decide its outcome, from when it began

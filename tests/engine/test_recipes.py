@@ -10,8 +10,9 @@ import yaml
 
 import feddrm
 from feddrm.engine import Plan
+from feddrm.engine.recipes import DEFAULT, RECIPES, fill_in
 from feddrm.runs import resolve
-from feddrm.runs.recipes import DEFAULT, RECIPES, fill_in
+from feddrm.runs.run_router import saved_config
 from methods.every_method import ROWS
 from refusal import refused
 
@@ -82,12 +83,10 @@ def test_a_run_of_the_recipe_paper_is_resumed_and_routed_with_its_own_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A router's fit reads the run's settings again; the default recipe adds nothing to them."""
-    from feddrm.runs.run_router import _config_again
-
     federation = feddrm.load("digits", clients=2, seed=0)
     saved = resolve(federation, recipe="paper").as_dict()
     monkeypatch.setitem(RECIPES, DEFAULT, {"small samples": {"lr": 0.25, "clip": 2.0}})
-    assert _config_again(saved, federation, None).as_dict() == saved
+    assert saved_config(saved, federation, None).as_dict() == saved
 
 
 @pytest.mark.slow

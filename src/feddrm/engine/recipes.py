@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from feddrm.engine import Plan
+from feddrm.engine.schedule import Plan
 from feddrm.errors import SettingError
 from feddrm.registry import check_choice
 
