@@ -90,8 +90,9 @@ def test_a_run_of_the_recipe_paper_is_resumed_and_routed_with_its_own_settings(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ROWS)
-def test_no_method_collapses_with_the_default_recipe(method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ROWS)
+def test_no_method_collapses_with_the_default_recipe(name: str, tmp_path: Path) -> None:
+    method = ROWS[name].method
     run = feddrm.train("digits", method, out=tmp_path / "run", data_settings={"clients": 3, "seed": 0}, rounds=16)
     assert run.summary is not None
     assert run.summary.get("collapsed") is None
