@@ -241,7 +241,7 @@ def test_views_of_a_users_own_photographs(capsys: pytest.CaptureFixture[str], tm
     percent = [f"{100 * measured[count]['system_accuracy']['exact_density']:.2f}" for count in ("1", "4")]
     (row,) = [line.split() for line in printed.splitlines() if "system (exact, density)" in line]
     assert row[3:5] == percent
-    assert call(capsys, "evaluate", run, "--views", "99")[2].startswith("feddrm: error: views=99: these data allow 20")
+    assert call(capsys, "evaluate", run, "--views", "99")[2].startswith("feddrm: error: views=99: these data allow 18")
     assert call(capsys, "evaluate", run, "--device", "cpu")[0] == 2
     image = str(next(pictures.glob("dark/left/*.png")))
     for command in ("route", "predict"):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from feddrm.data import QueryViews, RandomResizedCrop, load, resized_crop
-from feddrm.data.query_views import AREA, PLACES
+from feddrm.data import QueryViews, load
+from feddrm.data.query_views import MOVES
 from refusal import refused
 
 PHOTOGRAPHS = QueryViews(crops=True, mirrors=True)
@@ -34,22 +34,22 @@ def test_fewer_views_are_the_first_of_more(x: Tensor) -> None:
 @pytest.mark.parametrize("views", [PHOTOGRAPHS, QueryViews(crops=True), QueryViews(mirrors=True)])
 def test_no_view_comes_twice_and_mirror_images_are_all_there(views: QueryViews, x: Tensor) -> None:
     made = list(views.take(views.most)(x))
-    assert len(made) == views.most == (1 + len(PLACES) * views.crops) * (1 + views.mirrors)
+    assert len(made) == views.most == (1 + len(MOVES) * views.crops) * (1 + views.mirrors)
     for i, view in enumerate(made):
         assert view.shape == x.shape
         assert not any(torch.equal(view, other) for other in made[:i])
         assert any(torch.equal(view.flip(3), other) for other in made) == views.mirrors
 
 
-def test_crops_are_those_of_training_up_to_rounding() -> None:
-    """Training resizes pixels and rounds them; a view resizes the network's input."""
-    pixels = torch.randint(0, 256, (9, 3, 32, 32), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
-    corners = [(0, 0), (2, 2), (0, 2), (2, 0), (0, 1), (2, 1), (1, 0), (1, 2), (1, 1)]
-    _, *crops = QueryViews(crops=True).take(10)(pixels.float())
-    for view, (top, left) in zip(crops, corners, strict=True):
-        expected = resized_crop(pixels, torch.tensor([[top, left, 30, 30]]).expand(9, 4))
-        assert float((view - expected.float()).abs().max()) <= 1
-    assert RandomResizedCrop().scale[0] == AREA
+@pytest.mark.parametrize(("side", "step"), [(8, 1), (32, 1), (96, 3)])
+def test_a_crop_is_moved_by_whole_pixels_and_reflected_at_the_border(side: int, step: int) -> None:
+    """No pixel is mixed with another: colours tell clients apart."""
+    x = torch.arange(2 * side * side, dtype=torch.float32).view(2, 1, side, side)
+    up_left, down_right = list(QueryViews(crops=True).take(3)(x))[1:]
+    assert torch.equal(down_right[:, :, :-step, :-step], x[:, :, step:, step:])
+    assert torch.equal(up_left[:, :, step:, step:], x[:, :, :-step, :-step])
+    assert torch.equal(down_right[:, :, :-step, -1], x[:, :, step:, -1 - step])
+    assert torch.equal(up_left[:, :, step:, 0], x[:, :, :-step, step])
 
 
 def test_a_view_does_not_depend_on_the_batch(x: Tensor) -> None:
@@ -81,7 +81,7 @@ def test_one_view_computes_once_and_changes_no_bit(x: Tensor) -> None:
 def test_what_the_data_do_not_allow() -> None:
     with refused("views=0: give at least 1"):
         PHOTOGRAPHS.take(0)
-    with refused("views=99: these data allow 20 views: give 1 to 20"):
+    with refused("views=99: these data allow 18 views: give 1 to 18"):
         PHOTOGRAPHS.take(99)
     with refused("views=2: these data allow no crops and no mirror images of a sample: leave views out"):
         load("digits", clients=3).query_views.take(2)

@@ -93,7 +93,7 @@ def test_a_run_without_a_router_has_the_figures_of_its_training(federation: Fede
 
 
 def test_what_is_refused(fitted: Path, federation: Federation, tmp_path: Path) -> None:
-    with refused("views=99: these data allow 20 views"):
+    with refused("views=99: these data allow 18 views"):
         Run.open(fitted).evaluate(federation, views=99)
     with refused("other data", "give the data that it was trained on"):
         Run.open(fitted).evaluate(photographs(20))
