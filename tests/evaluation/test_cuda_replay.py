@@ -81,17 +81,15 @@ def test_a_replay_equals_passes_one_by_one(trunks: int, every: bool, precision: 
 
 
 def test_views_are_replayed() -> None:
-    """Views have one form, so one graph serves all of them: the second view captures it."""
-    net, replay = network(), Replay()
-    views = QueryViews(crops=True, mirrors=True).take(5)
+    """All views have one form, so one graph serves them: the second view captures it."""
+    net, replay, how = network(), Replay(), arithmetic("fp32", "cuda")
+    test = replace(queries(), views=QueryViews(crops=True, mirrors=True).take(5))
     for seed in range(3):
         served = models(net, seed, 2)
         more = {"client_branch": served[0], "global_model": served[1]}
-        test = replace(queries(), views=views)
-        expected, found = (
-            predict(net, served, test, execution=Execution(arithmetic("fp32", "cuda"), BATCH, replay=how), **more)
-            for how in (None, replay)
-        )
+        with how.set():
+            plain, replayed = (Execution(how, BATCH), Execution(how, BATCH, replay=replay))
+            expected, found = (predict(net, served, test, execution=one, **more) for one in (plain, replayed))
         assert replay.begun is not None
         assert replay.begun.graph is not None
         for name in ("logits", "client_logits", "global_logits"):

@@ -118,3 +118,20 @@ def test_a_router_without_one_of_the_clients_is_refused(tmp_path: Path, digits: 
     leave_run_router(run.folder, [digits.names[0]], None)
     with refused("has other clients than the run", "fit-router"):
         run.evaluate()
+
+
+def test_a_router_fitted_on_views_is_measured_with_them(federation: Federation, tmp_path: Path) -> None:
+    run = train(federation, "feddrm", out=tmp_path / "run", **SMALL)
+    run.fit_router(features="multiscale")
+    on_crops = run.router()
+    router = run.fit_router(features="multiscale", views=4)
+    x = torch.cat([client.view(client.train.x) for client in federation.clients])
+    torch.testing.assert_close(router.scaler.mean.float(), router.features(x, views=4).mean(0), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(on_crops.scaler.mean, router.scaler.mean, atol=1e-3)
+    assert run.summary is not None
+    assert run.summary["router"]["views"] == 4
+    measured = run.evaluate(views=4)["system_accuracy"]
+    for rule in ("exact_density", "stacked", "stacked_published"):
+        assert run.summary["system_accuracy"][rule]["mean"] == pytest.approx(measured[rule])
+    with refused("crops=2, views=4: views take the place of crops: give one of them"):
+        run.fit_router(crops=2, views=4)

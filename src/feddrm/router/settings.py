@@ -57,7 +57,8 @@ class RouterSettings:
     sample are used where the data has crops; None means eight on a GPU and one on a CPU, where the passes through
     the trunk would take most of the time. ``rounds`` bounds the fits that are kept, ``path_rounds`` those that only
     compare ridge strengths (None: as many as each comparison needs). ``heads`` fits the exact class heads, too;
-    ``joint`` their joint model (None: where it is affordable).
+    ``joint`` their joint model (None: where it is affordable). Several ``views`` take the place of the crops: the
+    features of a training sample are then means over its views, as those of a query will be.
     """
 
     features: str | None = None
@@ -69,11 +70,16 @@ class RouterSettings:
     heads: bool = True
     joint: bool | None = None
     seed: int = 0
+    views: int = 1
 
     def check(self) -> None:
         """Raise an error for settings that cannot be fitted."""
         if (self.crops is not None and self.crops < 1) or self.rounds < 1:
             raise SettingError(f"crops={self.crops}, rounds={self.rounds}: give at least 1")
+        if self.crops is not None and self.views > 1:
+            raise SettingError(
+                f"crops={self.crops}, views={self.views}: views take the place of crops: give one of them"
+            )
         if (self.path_rounds is not None and self.path_rounds < 1) or not self.tolerance >= 0:
             raise SettingError(
                 f"path_rounds={self.path_rounds}, tolerance={self.tolerance}: give at least 1 and a number from zero up"

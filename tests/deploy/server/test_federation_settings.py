@@ -12,6 +12,7 @@ import yaml
 
 from deployment import NAMES, Deployed
 from feddrm.deploy import local_cluster
+from feddrm.deploy.server.federation_settings import FederationSettings
 from refusal import refused
 
 pytestmark = pytest.mark.slow
@@ -43,6 +44,11 @@ def test_other_settings_need_another_run(
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **changes}))
     with refused(reason, "choose another 'run'"):
         local_cluster.run(deployment.folder, lambda status: None)
+
+
+def test_a_deployed_router_is_not_fitted_on_views() -> None:
+    with refused("routing: views=4: a deployed router is fitted on crops: leave views out"):
+        FederationSettings(clients=("oslo", "lima"), routing={"views": 4}).check()
 
 
 def test_sites_may_change_while_a_run_goes_on_and_then_need_another_run(deployed: Callable[..., Deployed]) -> None:

@@ -123,6 +123,8 @@ class FederationSettings:
             Model.find(self.training["model"])
         Plan(**{k: v for k, v in self.training.items() if k not in ("method", "model")}).check()
         self.router_settings.check()
+        if (views := self.router_settings.views) != 1:
+            raise SettingError(f"routing: views={views}: a deployed router is fitted on crops: leave views out")
         if self.privacy is not None:
             Privacy(**known_fields(Privacy, self.privacy, "privacy")).check(method)
 
