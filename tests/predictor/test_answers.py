@@ -15,6 +15,7 @@ from feddrm.data import Federation
 from feddrm.predictor.predictor import Predictor
 from feddrm.router.router import BROKEN, UNSURE
 from feddrm.runs import Run
+from photographs import allow_views
 from refusal import refused
 
 pytestmark = pytest.mark.slow
@@ -148,3 +149,16 @@ def test_answers_as_plain_values_and_as_a_table(run: Path, images: Tensor) -> No
     assert rows[held][-10:] == [None] * 10
     assert rows[given][5] == ",".join(answers.answered[given])
     assert rows[given][-10:] == answers.probabilities[given].tolist()
+
+
+def test_views_are_averaged_by_router_and_clients(run: Path, images: Tensor, tmp_path: Path) -> None:
+    copy = allow_views(run, tmp_path / "run")
+    answers, router = Run.open(copy).predict(images, views=4, abstain="answer"), Run.open(copy).router()
+    decision = router.route(images, views=4)
+    assert answers.client == tuple(router.names[i] for i in decision.client.tolist())
+    for name in router.names:
+        mine = [i for i, client in enumerate(answers.client) if client == name]
+        (expected,) = Predictor.load(copy / "clients" / name, views=4)([("inputs", images[mine].numpy())])
+        np.testing.assert_allclose(answers.probabilities[mine], expected, rtol=1e-5, atol=1e-7)
+    alone = Run.open(copy).predict(images, client="fax", views=4).probabilities
+    assert not np.allclose(alone, Run.open(copy).predict(images, client="fax").probabilities)

@@ -19,6 +19,7 @@ from feddrm.predictor.predictor import Predictor, class_names
 from feddrm.router import load_router
 from feddrm.router.answer_calibration import answer_temperature
 from feddrm.runs import Run, train
+from photographs import allow_views
 from refusal import refused
 
 pytestmark = pytest.mark.slow
@@ -147,3 +148,30 @@ def test_wrong_folders_and_answers_are_errors(run: Path, tmp_path: Path) -> None
     with refused("guess", "trained or refit"):
         Predictor.load(run / "clients" / "fax", answer="guess")
     assert class_names(tmp_path, 3) == ("0", "1", "2")
+
+
+@pytest.mark.parametrize("answer", ["trained", "refit"])
+def test_views_average_logits_before_the_temperature(run: Path, images: Images, tmp_path: Path, answer: str) -> None:
+    """So the label does not depend on the temperature, and evaluation counts what is served."""
+    folder = allow_views(run, tmp_path / "run") / "clients" / "fax"
+    predictor = Predictor.load(folder, answer=answer, views=4)
+    assert predictor.head.temperature != 1
+    x = predictor.router.inputs(torch.from_numpy(images))
+    logits = torch.stack([predictor.head.samples(view) for view in predictor.views(x)]).mean(0)
+    expected = (logits.double() / predictor.head.temperature).softmax(1).numpy()
+    (found,) = predictor([("inputs", images)])
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-7)
+    (alone,) = Predictor.load(folder, answer=answer)([("inputs", images)])
+    assert (alone.argmax(1) != found.argmax(1)).any()
+
+
+def test_views_leave_features_as_they_are(run: Path, images: Images, tmp_path: Path) -> None:
+    copy = allow_views(run, tmp_path / "run")
+    features = load_router(copy / "router").features(torch.from_numpy(images)).numpy()
+    found = [Predictor.load(copy / "clients" / "fax", views=k)([("features", features)])[0] for k in (1, 4)]
+    np.testing.assert_array_equal(*found)
+
+
+def test_views_that_the_data_do_not_allow_are_refused(run: Path) -> None:
+    with refused("views=4: these data allow no crops and no mirror images of a sample: leave views out"):
+        Predictor.load(run / "clients" / "fax", views=4)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from feddrm.data import QueryViews
 from feddrm.models import is_head
 from feddrm.router import Router, leave, load_heads, load_router, save_router
 from refusal import refused
@@ -149,3 +150,21 @@ def test_an_incomplete_manifest_is_refused(folder: Path) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with refused("incomplete", "input"):
         load_router(folder)
+
+
+def test_views_that_the_data_allow_are_kept(router: Router, tmp_path: Path, images: torch.Tensor) -> None:
+    allowed = dataclasses.replace(router, query_views=QueryViews(crops=True))
+    save_router(tmp_path, allowed, model=MODEL, classes=3)
+    again = load_router(tmp_path)
+    assert again.query_views == QueryViews(crops=True)
+    assert torch.equal(again.features(images, views=5), allowed.features(images, views=5))
+
+
+def test_a_manifest_of_an_older_version_has_one_view(folder: Path, images: torch.Tensor) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["input"]["views"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    router = load_router(folder)
+    assert len(router.route(images, views=1)) == len(images)
+    with refused("views=2: this router is older and does not know which views its data allow: fit it again"):
+        router.route(images, views=2)

@@ -164,12 +164,10 @@ def evaluate(
 ) -> None:
     """Print the accuracies of a run: from its summary, or from its last evaluated round if it is not finished.
 
-    With --views the run is measured again on its test samples, after its last round, with one view and with so many.
-    Nothing is trained or written.
+    With --views, as in 'feddrm evaluate RUN --views 8', the run is measured again on its test samples, after its last
+    round, with one view and with eight. Nothing is trained or written.
 
     Example: feddrm evaluate runs/first
-
-    Example: feddrm evaluate runs/photographs --views 8
     """
     from feddrm.runs import Run
 

@@ -16,6 +16,7 @@ from feddrm.router.fit.local_cohort import facts_of
 from feddrm.runs.client_predictions import all_predictions, pooled_test_set
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.run_router import load_run_federation, saved_config
+from feddrm.threads import intra_op_threads
 
 KINDS = ("client_accuracy", "system_accuracy")
 
@@ -43,7 +44,7 @@ def evaluate_run(
     state = load_state(folder.state_file, config.device)
     net = config.build_net(federation).requires_grad_(False)
     test = pooled_test_set(config, federation, state.round)
-    with arithmetic(config.precision, config.device).set():
+    with intra_op_threads(1), arithmetic(config.precision, config.device).set():  # as in training
         predictions = all_predictions(config, net, state, test)
     figures = {"round": state.round, **evaluate(predictions, federation.weights, config.evaluation.ties)}
     if (folder.router / MANIFEST).exists():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -41,7 +41,8 @@ def fit_run_router(
     """Fit, evaluate on the test set, and write ``router/``, ``clients/<name>/`` and the summary.
 
     ``saved`` is the content of the run's ``config.yaml``. The federation is loaded again by it; a federation that
-    was made in Python must be given. ``settings`` are the fields of :class:`feddrm.router.RouterSettings`.
+    was made in Python must be given. ``settings`` are the fields of :class:`feddrm.router.RouterSettings`. ``views``
+    among them are those of the fit and of its figures; otherwise the fit uses crops, and the figures the run's views.
     ``progress`` prints the steps on standard error.
     """
     router_settings = RouterSettings(**known_fields(RouterSettings, settings, "router"))
@@ -55,6 +56,8 @@ def fit_run_router(
         if not folder.state_file.exists():
             raise FeddrmError(f"{folder.path} has no checkpoint any more: train it again, into another folder")
         config = saved_config(saved, federation, device)
+        if "views" in settings:
+            config = replace(config, evaluation=replace(config.evaluation, views=router_settings.views))
         fitted, figures = _fit(folder, config, federation.to(config.device), router_settings, on_step)
         fitted.save(folder.router, config.as_dict()["model"])
         _write_clients(folder, federation, fitted, figures["temperatures"])
@@ -91,6 +94,7 @@ def _fit(
         raise FeddrmError(f"{folder.path} has {clients} clients, the data {given}: give its own data")
     net = config.build_net(federation).requires_grad_(False)
     models = client_models(config.method, state)
+    views = federation.query_views.take(settings.views)
 
     def predictions(queries: Queries, workers: int = 1) -> Predictions:
         # The precision of training holds for these predictions only: the fit's own products are not to be rounded.
@@ -100,7 +104,7 @@ def _fit(
     def published(x: Tensor) -> Tensor:
         """Log class probabilities of training samples by the trained models, in the precision of training."""
         unused = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-        return predictions(Queries(x, unused, unused)).logits.double().log_softmax(-1)
+        return predictions(Queries(x, unused, unused, views)).logits.double().log_softmax(-1)
 
     fitted = fit_router(net, state.shared, federation, settings, published=published, on_step=on_step)
     test = pooled_test_set(config, federation, state.round)
@@ -180,6 +184,7 @@ def _write_figures(folder: RunFolder, fitted: FittedRouter, figures: dict[str, A
         **{key: chosen[key] for key in ("recipe", "ridge", "rounds", "converged", "held_out_accuracy")},
         "seconds": dict(fitted.seconds),
         "own_scales": fitted.router.own_scales,
+        **{key: value for key, value in fitted.chosen.items() if key == "views"},
     }
     evaluation = folder.read_json(folder.evaluation_file) or {}
     evaluation["confusion"] = {**_of_training(evaluation.get("confusion")), **figures["confusion"]}

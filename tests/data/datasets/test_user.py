@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from feddrm.data import Csv, Federation, Folders, load
+from feddrm.data import Csv, Federation, Folders, QueryViews, load
 from refusal import refused
 
 
@@ -79,3 +79,11 @@ def test_tables_by_name_with_a_schema(table: Path, monkeypatch: pytest.MonkeyPat
     assert fed.schema.names == ("x",)
     assert sorted(x for c in fed.clients for s in (c.train, c.test) for x in s.x.flatten().tolist())[:2] == [-2, -1.75]
     assert "schema" not in Csv(path="visits.csv", label="ill").settings()
+
+
+def test_the_owner_of_images_says_which_views_they_allow(root: Path) -> None:
+    assert load("folders", path=str(root)).query_views == QueryViews()
+    said = Folders(path=str(root), crop=True, mirrors=True)
+    assert said.load().query_views == QueryViews(crops=True, mirrors=True)
+    assert said.settings()["crop"] is True
+    assert not {"crop", "mirrors"} & Folders(path=str(root)).settings().keys()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from feddrm.data.crop import RandomResizedCrop
 from feddrm.data.datasets.base import Dataset
 from feddrm.data.federation import Federation
 from feddrm.data.sources.labelled_samples import Division
@@ -37,9 +38,15 @@ class Folders(UserDataset):
 
     name: ClassVar[str] = "folders"
     size: int | None = None
+    crop: bool = False  # train on random crops, and allow crops of queries
+    mirrors: bool = False  # a mirror image has the same class
+
+    def settings(self) -> dict[str, Any]:
+        return {key: value for key, value in super().settings().items() if value is not False}
 
     def load(self) -> Federation:
-        return Federation.from_folders(self.path, size=self.size, test_fraction=self.test_fraction, seed=self.seed)
+        made = Federation.from_folders(self.path, size=self.size, test_fraction=self.test_fraction, seed=self.seed)
+        return replace(made, crop=RandomResizedCrop() if self.crop else None, mirrors=self.mirrors)
 
 
 @dataclass(frozen=True)

@@ -141,6 +141,7 @@ def fit_cohort(cohort: Cohort, trunk: Trunk, settings: RouterSettings, on_step: 
         "candidates": trials,
         "holdout": {"parts": holdout.parts, "used": holdout.used},
         "crops": cohort.crops,
+        **({"views": settings.views} if settings.views > 1 else {}),
     }
     if not settings.heads:
         return FittedRouter(router, None, {}, choices, facts, clock.seconds)

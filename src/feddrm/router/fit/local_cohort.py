@@ -44,7 +44,9 @@ class LocalCohort:
         self.federation, self.seed = federation, settings.seed
         self.facts = facts_of(federation)
         first = federation.clients[0].train.x
-        self.crops = 1 if federation.crop is None else settings.crops_on(first.device)
+        self.views = federation.query_views.take(settings.views)
+        self._crop = federation.crop if settings.views == 1 else None  # views are those of the whole image
+        self.crops = 1 if self._crop is None else settings.crops_on(first.device)
         self._ask_published = published if settings.heads else None
         self._features: list[dict[str, Tensor]] = []
         self._labels = [client.train.y.repeat(self.crops) for client in federation.clients]
@@ -56,8 +58,8 @@ class LocalCohort:
         for number, client in enumerate(self.federation.clients):
             rows, answers = [], []
             for copy in range(self.crops):
-                x = training_view(client, number, self.federation.crop, self.seed, copy)
-                rows.append(extract(recipe, trunk.net, trunk.leaves, x))
+                x = training_view(client, number, self._crop, self.seed, copy)
+                rows.append(self.views.mean(x, lambda view: extract(recipe, trunk.net, trunk.leaves, view)))
                 if self._ask_published is not None:
                     answers.append(self._ask_published(x))
             self._features.append({name: torch.cat([row[name] for row in rows]) for name in rows[0]})
