@@ -21,10 +21,11 @@ import feddrm
 from feddrm.data import Federation
 from feddrm.engine import load_state
 from feddrm.errors import FeddrmError
+from feddrm.io.run_files import MANIFEST
 from feddrm.models import is_head
 from feddrm.report.report_page import CSV, LATEX, write_report
 from feddrm.report.run_table import report_table
-from feddrm.router.artifact import HEADS, MANIFEST, ROUTER
+from feddrm.router.artifact import HEADS, ROUTER
 from feddrm.runs import RunFolder, train
 from runs.conftest import SMALL, arrays, files
 
@@ -64,8 +65,9 @@ def test_private_files_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     old = out / "clients" / names[0] / "head.safetensors"
     old.write_bytes(b"")
     run.fit_router(features="raw")
-    modes = {str(path.relative_to(out)): stat.S_IMODE(path.stat().st_mode) for path in out.rglob("*.safetensors")}
-    private = {f"clients/{n}/{part}.safetensors" for n in names for part in ("private", "head")}
+    modes = {str(path.relative_to(out)): stat.S_IMODE(path.stat().st_mode) for path in out.rglob("*") if path.is_file()}
+    own = ("private.safetensors", "head.safetensors", "temperature.json")
+    private = {f"clients/{n}/{file}" for n in names for file in own}
     private.add("checkpoint/state.safetensors")  # holds all of them
     assert {name for name, mode in modes.items() if mode == 0o600} == private
     assert modes["router/router.safetensors"] == modes["router/shared.safetensors"] == 0o666

@@ -7,7 +7,7 @@ from pathlib import Path
 CONFIG, METRICS, SUMMARY, EVALUATION = "config.yaml", "metrics.jsonl", "summary.json", "evaluation.json"
 REPORT = "report.html"
 FACTS, PICTURES = "data.json", "data.safetensors"  # the dataset summary
-ROUTER_FOLDER, CLIENTS_FOLDER = "router", "clients"
+ROUTER_FOLDER, CLIENTS_FOLDER, MANIFEST = "router", "clients", "manifest.json"
 SHARED, PRIVATE = "shared.safetensors", "private.safetensors"
 PRIVATE_HEAD, SCALE, TEMPERATURE = "head.safetensors", "scale.json", "temperature.json"
 
@@ -18,7 +18,7 @@ class ClientFiles:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.private_file = path / PRIVATE  # its private slots, as training left them
-        self.head_file = path / PRIVATE_HEAD  # its correction of the probe and its temperature, if heads were fitted
+        self.head_file = path / PRIVATE_HEAD  # feddrm.router.private_head, if heads were fitted
         self.temperature_file = path / TEMPERATURE  # of the answers of its trained model
         self.scale_file = path / SCALE  # the constants by which it scales raw samples
         self.shared_file = path / SHARED  # at a deployed site only: the leaves that the server sent

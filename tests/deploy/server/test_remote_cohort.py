@@ -95,7 +95,7 @@ def test_messages_lose_nothing(deployed: Make) -> None:
         trunk = Trunk(spec.make_net().requires_grad_(False), ServerState.load(run / "checkpoint.safetensors").shared)
         cohort = RemoteCohort(ask_sites(deployment, "again"), spec.facts, spec.crop, settings)
         fitted = fit_cohort(cohort, trunk, settings)
-        fitted.save(deployment.folder / "again" / "router", dict(spec.model))
+        fitted.artifact(dict(spec.model)).write(deployment.folder / "again" / "router")
     first, again = (read_manifest(folder / "router")["notes"] for folder in (run, deployment.folder / "again"))
     assert first == again
     assert set(fitted.chosen["stacked"]) == {"global_probe", "joint"}

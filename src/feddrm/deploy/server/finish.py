@@ -17,7 +17,8 @@ from feddrm.deploy.server.waiting import Waiting
 from feddrm.deploy.wire.messages import Message
 from feddrm.deploy.wire.public_files import public_tensors
 from feddrm.deploy.wire.run_spec import RunSpec
-from feddrm.router.artifact import MANIFEST, read_manifest
+from feddrm.io.run_files import MANIFEST
+from feddrm.router.artifact import read_manifest
 from feddrm.router.fit.cohort import Trunk
 from feddrm.router.fit.fit_router import fit_cohort
 from feddrm.runs.folder import RunFolder
