@@ -10,8 +10,8 @@ import torch
 
 from feddrm.data.tables.column_kinds import CategoryColumn, NumberColumn
 from feddrm.data.tables.table_schema import TableSchema
-from feddrm.io.run_files import MANIFEST
 from feddrm.router import Recipe, Router, load_router, save_router
+from feddrm.router.artifact import MANIFEST
 from feddrm.router.router import DOWN, IMPOSSIBLE
 from feddrm.router.solver.problem import Scaler
 from refusal import refused

@@ -21,11 +21,10 @@ import feddrm
 from feddrm.data import Federation
 from feddrm.engine import load_state
 from feddrm.errors import FeddrmError
-from feddrm.io.run_files import MANIFEST
 from feddrm.models import is_head
 from feddrm.report.report_page import CSV, LATEX, write_report
 from feddrm.report.run_table import report_table
-from feddrm.router.artifact import HEADS, ROUTER
+from feddrm.router.artifact import HEADS, MANIFEST, ROUTER
 from feddrm.runs import RunFolder, train
 from runs.conftest import SMALL, arrays, files
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from feddrm.io.staging import Snapshot
 from feddrm.router import Router, load_router
+from feddrm.router.artifact import artifact_version
 from feddrm.router.router import AWAY, UNLIKE
 from feddrm.serve.loaded_router import Decisions, LoadedRouter, RouterQuery, decide
 from feddrm.serve.settings import GatewaySettings
@@ -91,7 +91,7 @@ def test_numbers_that_overflow_are_an_error(router: Router) -> None:
 
 def test_an_artifact_is_tried_when_it_is_loaded(run: Path, tmp_path: Path) -> None:
     loaded = LoadedRouter.load(run / "router", GatewaySettings(), Metrics())
-    assert (loaded.version, loaded.classes) == (Snapshot.of(run / "router").version, 10)
+    assert (loaded.version, loaded.classes) == (artifact_version(run / "router"), 10)
     assert (loaded.spec.shape, loaded.spec.features) == ((1, 8, 8), 16)
     with refused("unknown rule 'x'"):
         LoadedRouter.load(run / "router", GatewaySettings(rule="x"), Metrics())

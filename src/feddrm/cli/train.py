@@ -172,9 +172,9 @@ def demo(
 
     Example: feddrm demo --out runs/demo
     """
-    from feddrm.io.run_files import MANIFEST
     from feddrm.report.report_page import write_report
     from feddrm.report.run_table import report_table
+    from feddrm.router.artifact import MANIFEST
 
     folders = []
     for method in DEMO_METHODS:

@@ -7,7 +7,8 @@ from pathlib import Path
 CONFIG, METRICS, SUMMARY, EVALUATION = "config.yaml", "metrics.jsonl", "summary.json", "evaluation.json"
 REPORT = "report.html"
 FACTS, PICTURES = "data.json", "data.safetensors"  # the dataset summary
-ROUTER_FOLDER, CLIENTS_FOLDER, MANIFEST = "router", "clients", "manifest.json"
+ROUTER_FOLDER, CLIENTS_FOLDER = "router", "clients"
+COMMIT = ".commit"  # in the router's folder: feddrm.io.staging
 SHARED, PRIVATE = "shared.safetensors", "private.safetensors"
 PRIVATE_HEAD, SCALE, TEMPERATURE = "head.safetensors", "scale.json", "temperature.json"
 
@@ -45,6 +46,7 @@ class RunFiles:
 
         self.router = self.path / ROUTER_FOLDER  # feddrm.router.artifact knows the other files in it
         self.shared_file = self.router / SHARED
+        self.commit_file = self.router / COMMIT
         self.clients = self.path / CLIENTS_FOLDER
 
     def client(self, name: str) -> ClientFiles:

@@ -1,8 +1,9 @@
-"""Staged files: several files that change together with a router's manifest, old or new as a whole.
+"""Staged files: several files of a router and a run that change together, old or new as a whole.
 
-The new contents are written under waiting names, which carry the checksum of the new manifest. Replacing the manifest
-commits all of them in one step. Then they take their places. A reader looks under the waiting name of the manifest
-that it has read, so it matters to nobody if the process ends in between.
+The new contents are written under waiting names, which carry their common checksum. Then one small file in the
+router's folder, the commit, is replaced by this checksum: from now on the new contents count. They take their places. A
+reader looks under the waiting names of the commit first, so no reader sees a mixture, even if the process ends in
+between.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from feddrm.errors import FeddrmError
-from feddrm.io.atomic import write_atomically
-from feddrm.io.run_files import MANIFEST
+from feddrm.io.atomic import temporary, write_atomically
+from feddrm.io.run_files import COMMIT, RunFiles
 
 WAITING = re.compile(r"\.+(.+)\.([0-9a-f]{12})\.new(\.part)?")  # .part: the process ended while it was written
 T = TypeVar("T")
@@ -25,25 +26,25 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The files that belong to one manifest, by its ``version``: the beginning of its checksum, '' without any."""
+    """The files that one commit made the current ones; '' before the first commit."""
 
-    version: str
+    commit: str
 
     @classmethod
     def of(cls, router: Path) -> Snapshot:
-        """The snapshot that is committed in a router's folder."""
+        """The current snapshot of a router's folder and of the run that it belongs to."""
         try:
-            return cls(version_of((router / MANIFEST).read_bytes()))
+            return cls((router / COMMIT).read_text())
         except OSError:
             return cls("")
 
     def has(self, path: Path) -> bool:
         """Whether there is such a file, in its place or under its waiting name."""
-        return _waiting(path, self.version).exists() or path.exists()
+        return _waiting(path, self.commit).exists() or path.exists()
 
     def read(self, path: Path, read: Callable[[Path], T]) -> T:
         """What ``read`` returns for the file, which may not have taken its place yet."""
-        waiting = _waiting(path, self.version)
+        waiting = _waiting(path, self.commit)
         if waiting.exists():
             with suppress(FeddrmError):  # it has just taken its place; other errors are raised below
                 return read(waiting)
@@ -54,38 +55,40 @@ class Snapshot:
         for waiting in sorted(folder.glob(".*.new*")):
             match = WAITING.fullmatch(waiting.name)
             with suppress(OSError):  # a file that cannot be moved goes on waiting, and is read there
-                if match and match[2] == self.version and not match[3]:
+                if match and match[2] == self.commit and not match[3]:
                     waiting.replace(folder / match[1])
                 elif match:
                     waiting.unlink()
 
 
-def version_of(manifest: bytes) -> str:
-    """The beginning of a manifest's checksum."""
-    return hashlib.sha256(manifest).hexdigest()[:12]
+def settle_run(run: RunFiles) -> None:
+    """Finish or undo what a process has left that ended while it replaced files."""
+    with suppress(OSError):
+        temporary(run.commit_file).unlink()
+    for folder in (run.path, run.router, *run.clients.glob("*")):
+        Snapshot.of(run.router).settle(folder)
 
 
-def replace_together(
-    router: Path, manifest: bytes, public: Mapping[Path, bytes], private: Mapping[Path, bytes]
-) -> None:
-    """Replace the manifest in a router's folder and with it, as a whole, other files. Missing folders are made.
+def replace_together(router: Path, public: Mapping[Path, bytes], private: Mapping[Path, bytes]) -> None:
+    """Replace files of a router's folder and of its run as a whole. Missing folders are made.
 
     If a file cannot be written, all stay as they were. Only the owner may read the ``private`` ones.
     """
-    version, contents = version_of(manifest), {**public, **private}
+    contents = {**public, **private}
+    checksums = [f"{path.name} {hashlib.sha256(content).hexdigest()}" for path, content in contents.items()]
+    commit = checksum("\n".join(checksums).encode())
     try:
         for path, content in contents.items():
             _make_folder(path.parent)
-            write_atomically(_waiting(path, version), content, private=path in private)
-        _make_folder(router)
-        write_atomically(router / MANIFEST, manifest)
+            write_atomically(_waiting(path, commit), content, private=path in private)
+        write_atomically(router / COMMIT, commit.encode())
     finally:
         for folder in sorted({path.parent for path in contents}):
             Snapshot.of(router).settle(folder)
 
 
 def read_whole(router: Path, read: Callable[[Snapshot], T]) -> T:
-    """What ``read`` returns for the committed snapshot; it reads again if another was committed meanwhile."""
+    """What ``read`` returns for the current snapshot; it reads again if another was committed meanwhile."""
     while True:
         before = Snapshot.of(router)
         try:
@@ -98,6 +101,11 @@ def read_whole(router: Path, read: Callable[[Snapshot], T]) -> T:
                 return result
 
 
+def checksum(content: bytes) -> str:
+    """A short name for a content: the beginning of its SHA-256."""
+    return hashlib.sha256(content).hexdigest()[:12]
+
+
 def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -105,5 +113,5 @@ def _make_folder(folder: Path) -> None:
         raise FeddrmError(f"cannot create {folder} ({error.strerror}): choose another folder") from error
 
 
-def _waiting(path: Path, version: str) -> Path:
-    return path.with_name(f".{path.name}.{version}.new")
+def _waiting(path: Path, commit: str) -> Path:
+    return path.with_name(f".{path.name}.{commit}.new")

@@ -21,10 +21,9 @@ from torch import Tensor
 
 from feddrm.data.tables.table_schema import TableSchema
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.io.run_files import MANIFEST
-from feddrm.io.staging import read_whole, replace_together, version_of
+from feddrm.io.staging import Snapshot, checksum, read_whole, replace_together
 from feddrm.io.tensors import tensor_bytes
-from feddrm.io.text import read_json
+from feddrm.io.text import read_bytes, read_json
 from feddrm.models import Model, Net, is_head
 from feddrm.plugins import require_plugins, used_plugins, without_folders
 from feddrm.router.features.base import Recipe
@@ -32,7 +31,7 @@ from feddrm.router.router import Calibration, Router
 from feddrm.router.solver.problem import Scaler
 
 FORMAT = "feddrm-router-1"
-ROUTER, TRUNK, HEADS = "router.safetensors", "trunk.safetensors", "heads.safetensors"
+MANIFEST, ROUTER, TRUNK, HEADS = "manifest.json", "router.safetensors", "trunk.safetensors", "heads.safetensors"
 AGAIN = "fit it again with 'feddrm fit-router'"
 DIVERGED = "train with a lower --lr, or scale the data"
 # Notes in the manifest. Both stay as they are when clients leave or join.
@@ -56,8 +55,8 @@ class Artifact:
         self, folder: Path, public: Mapping[Path, bytes] | None = None, private: Mapping[Path, bytes] | None = None
     ) -> None:
         """Replace the router in a folder, and with it, as a whole, files elsewhere that belong to it."""
-        files = {folder / name: content for name, content in self.files.items()}
-        replace_together(folder, self.manifest, {**files, **(public or {})}, private or {})
+        files = {folder / name: content for name, content in {**self.files, MANIFEST: self.manifest}.items()}
+        replace_together(folder, {**files, **(public or {})}, private or {})
         for path in (folder / ROUTER, folder / TRUNK, folder / HEADS):
             if path not in files:
                 path.unlink(missing_ok=True)  # heads, or a trunk, of an earlier fit
@@ -112,7 +111,7 @@ def make_artifact(
         "files": {name: {"sha256": _digest(content), "bytes": len(content)} for name, content in files.items()},
     }
     if new_fit:
-        manifest["notes"][FIT] = version_of(_manifest_bytes(manifest))
+        manifest["notes"][FIT] = checksum(_manifest_bytes(manifest))
     return Artifact(_manifest_bytes(manifest), files)
 
 
@@ -226,15 +225,21 @@ def load_heads(folder: str | Path) -> dict[str, Tensor]:
     return _read(folder, HEADS, manifest) if HEADS in manifest["files"] else {}
 
 
+def artifact_version(folder: Path) -> str:
+    """The checksum of the manifest, which lists the checksums of all other files; '' where there is no router."""
+    path, now = folder / MANIFEST, Snapshot.of(folder)
+    return checksum(now.read(path, lambda place: read_bytes(place, AGAIN))) if now.has(path) else ""
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest; one of another format is refused."""
-    path = folder / MANIFEST
-    if not path.exists():
+    path, now = folder / MANIFEST, Snapshot.of(folder)
+    if not now.has(path):
         raise FeddrmError(
             f"{folder} holds no router (no {MANIFEST}): fit it with 'feddrm fit-router'; a deployed federation fits "
             "its own, unless federation.yaml says 'router: false' or asks for privacy"
         )
-    manifest = read_json(path, AGAIN)
+    manifest = now.read(path, lambda place: read_json(place, AGAIN))
     if manifest.get("format") != FORMAT:
         version = manifest.get("format")
         raise FeddrmError(f"{folder} holds a router of format {version!r}, this version reads '{FORMAT}': {AGAIN}")

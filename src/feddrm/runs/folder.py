@@ -13,7 +13,7 @@ from feddrm.engine import State, load_state, save_state
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import locked, temporary, write_atomically
 from feddrm.io.run_files import RunFiles
-from feddrm.io.staging import Snapshot
+from feddrm.io.staging import Snapshot, settle_run
 from feddrm.io.tensors import join_slots, tensor_bytes
 from feddrm.io.text import json_bytes, json_line, read_json, read_json_lines, yaml_bytes
 from feddrm.methods import Slots, Tensors
@@ -50,8 +50,7 @@ class RunFolder(RunFiles):
         with locked(self.lock_file) as acquired:
             if not acquired:
                 raise FeddrmError(f"another process is at work in {self.path}: wait until it is done, or stop it")
-            for folder in (self.path, self.router, *self.clients.glob("*")):  # an earlier fit may have been killed
-                Snapshot.of(self.router).settle(folder)
+            settle_run(self)
             yield used_before
 
     def open(self, config: Config, federation: Federation, used_before: bool) -> State | None:

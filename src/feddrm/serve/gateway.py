@@ -17,9 +17,9 @@ from starlette.requests import Request
 
 from feddrm.errors import FeddrmError
 from feddrm.io.run_files import RunFiles
-from feddrm.io.staging import Snapshot
 from feddrm.predictor.predictor import class_names, known_classes
 from feddrm.router import read_manifest
+from feddrm.router.artifact import artifact_version
 from feddrm.router.router import AWAY, DOWN, ONE_SCALE
 from feddrm.serve.auth import ApiKeys
 from feddrm.serve.http.authorise import authorise
@@ -126,7 +126,7 @@ class Gateway:
         while True:
             await asyncio.sleep(self.settings.reload_seconds)
             with contextlib.suppress(Exception):  # reload has logged it
-                version = Snapshot.of(self.folder).version
+                version = artifact_version(self.folder)
                 if version not in ("", self.router.version, tried):
                     tried = version
                     await self.reload()

@@ -17,7 +17,7 @@ from feddrm.errors import FeddrmError, FieldProblem
 from feddrm.io.staging import read_whole
 from feddrm.predictor.query_groups import compute_in_groups
 from feddrm.router import Decision, Router, load_router, read_manifest
-from feddrm.router.artifact import FIT
+from feddrm.router.artifact import FIT, artifact_version
 from feddrm.serve.batching import Batcher
 from feddrm.serve.http.decode import InputSpec
 from feddrm.serve.settings import GatewaySettings
@@ -129,7 +129,7 @@ class LoadedRouter:
     def load(cls, folder: Path, settings: GatewaySettings, metrics: Metrics) -> LoadedRouter:
         """Read an artifact and decide about one sample as a trial; an artifact that cannot do both is an error."""
         version, router, manifest = read_whole(
-            folder, lambda now: (now.version, load_router(folder), read_manifest(folder))
+            folder, lambda _: (artifact_version(folder), load_router(folder), read_manifest(folder))
         )
         columns = manifest["notes"].get("columns")
         spec = InputSpec(

@@ -16,7 +16,7 @@ from feddrm.deploy.server.site_keys import KEYS, REMOVED, site_keys
 from feddrm.deploy.wire.key_files import fingerprint, load_public_key
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.atomic import write_atomically
-from feddrm.io.run_files import MANIFEST
+from feddrm.router.artifact import MANIFEST
 from feddrm.runs.folder import RunFolder
 
 

@@ -17,9 +17,10 @@ from feddrm.data import DEPLOYED
 from feddrm.deploy.wire.run_spec import RunSpec
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
-from feddrm.io.run_files import CONFIG, FACTS, MANIFEST, ROUTER_FOLDER
+from feddrm.io.run_files import CONFIG, FACTS, ROUTER_FOLDER, RunFiles
+from feddrm.io.staging import settle_run
 from feddrm.io.text import json_bytes, yaml_bytes
-from feddrm.router.artifact import HEADS, ROUTER, TRUNK, Artifact
+from feddrm.router.artifact import HEADS, MANIFEST, ROUTER, TRUNK, Artifact
 
 SOURCE = "sites that keep their own samples"
 INDEX = f"{ROUTER_FOLDER}/{MANIFEST}"
@@ -73,6 +74,7 @@ def write_public(
     """
     public = {folder / name: content for name, content in _received(tensors).items() if name in (CONFIG, FACTS)}
     artifact = received_artifact(tensors)
+    settle_run(RunFiles(folder))
     if artifact is not None:
         artifact.write(folder / ROUTER_FOLDER, {**public, **shared}, private)
         return
