@@ -66,7 +66,7 @@ def test_a_refit_cut_short_anywhere_leaves_the_old_router_or_the_new(
 
     monkeypatch.setattr(Path, "replace", cut)
     heads = {"probe": torch.zeros(3, 4)}
-    # Renames until the cut of a refit and of the next: five make the files, the manifest and the commit, four move them.
+    # Renames until the cut of a refit and of the next: five make files, manifest and commit, four move the files.
     for first, second in [*((first, 9) for first in range(10)), *itertools.product((5, 8), range(9))]:
         copy = tmp_path / f"copy-{first}-{second}"
         shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("copy-*"))

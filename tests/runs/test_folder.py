@@ -105,6 +105,18 @@ def test_a_folder_without_any_round_is_taken_over(digits: Federation, tmp_path: 
     assert files(out) == files(tmp_path / "new")
 
 
+def test_a_start_that_was_killed_while_it_wrote_the_configuration_is_begun_anew(
+    digits: Federation, tmp_path: Path
+) -> None:
+    (tmp_path / "run" / "checkpoint").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoint" / "lock").touch()
+    (tmp_path / "run" / ".config.yaml.part").write_text("data: {na")
+    train(digits, "fedavg", out=tmp_path / "run", **SMALL)
+    train(digits, "fedavg", out=tmp_path / "new", **SMALL)
+    assert files(tmp_path / "run") == files(tmp_path / "new")
+    assert not (tmp_path / "run" / ".config.yaml.part").exists()
+
+
 def test_a_configuration_that_no_training_wrote_is_not_replaced(digits: Federation, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("lr: 0.2\n")
     with pytest.raises(FeddrmError, match=r"holds a run with .*: choose another --out"):

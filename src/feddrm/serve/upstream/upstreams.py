@@ -171,12 +171,12 @@ class Upstream:
 
     def _compare(self, body: bytes) -> None:
         """Compare what is stated with ours. Without class names only the labels of answers are compared."""
-        before, self.stated = self.foreign, {}
+        self.stated = {}
         with contextlib.suppress(ValueError, TypeError):
             self.stated = dict(orjson.loads(body))
         if self.foreign:
             self.reason = f"{self.foreign} {REMEDIES[self.foreign]}"
-        elif before:
+        elif self.reason.startswith(tuple(REMEDIES)):
             self.reason = ""
 
     def as_dict(self) -> dict[str, Any]:
