@@ -68,7 +68,7 @@ def test_a_client_with_a_head_of_another_fit_is_passed_over(run: Path, launch: L
         until(lambda: bool(fax()["reason"]))
         assert not fax()["available"]
         assert fax()["reason"].startswith("has a head of another fit than the gateway's router")
-        body = {"inputs": np.zeros((1, 1, 8, 8)).tolist(), "max_away": 1, "abstain": "answer"}
+        body = {"inputs": np.zeros((1, 1, 8, 8), int).tolist(), "max_away": 1, "abstain": "answer"}
         assert "fax: has a head of another fit" in http.post("/v1/predict", json=body).json()["error"]
         Run.open(served).fit_router(digits, features="raw", joint=False)
         assert http.post("/v1/admin/reload").status_code == 200
