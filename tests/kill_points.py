@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-FIRST, SPREAD = 6, 14  # points of every test run; FEDDRM_LONG=1 tries all
+FIRST, SPREAD = 10, 10  # points of every test run; FEDDRM_LONG=1 tries all
 
 
 class Killed(BaseException):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from deployment import QUICK_ROUTING, Deployed, DirectTransport
@@ -24,6 +25,7 @@ from kill_points import contents, count_operations, kill, points
 pytestmark = pytest.mark.slow
 
 Make = Callable[..., Deployed]
+QUERIES = np.arange(8 * 64, dtype=np.uint8).reshape(8, 1, 8, 8)
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +44,7 @@ def answers(folder: Path, answer: str) -> Any:
         predictor = Predictor.load(folder / "clients" / "lima", answer=answer)
     except FeddrmError as error:
         return str(error).replace(str(folder), "SITE")
-    digits = Site(folder).dataset
-    (probabilities,) = predictor([("inputs", digits.client(digits.classes).test.x[:8].numpy())])
+    (probabilities,) = predictor([("inputs", QUERIES)])
     return predictor.fit, predictor.router.weight.tolist(), probabilities.tolist()
 
 
