@@ -36,7 +36,9 @@ def test_short_benchmarks_run_and_write_their_figures(words: str, key: str, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["cpu_round", "router_rounds", "stacked_clients", "threads", "tuned"])
+@pytest.mark.parametrize(
+    "name", ["cpu_round", "recipe_settings", "router_rounds", "stacked_clients", "threads", "tuned"]
+)
 def test_long_benchmarks_can_be_imported(name: str) -> None:
     subprocess.run([sys.executable, "-c", f"import benchmarks.{name}"], cwd=ROOT, check=True)
 

@@ -122,14 +122,15 @@ def head_of(folder: Path, name: str, answer: str) -> Any:
     return weights, predictor.head.temperature, predictor.router.input_mean, predictor.fit
 
 
-def view(folder: Path, names: tuple[str, ...]) -> dict[str, Any]:
+def view(folder: Path, federation: Federation) -> dict[str, Any]:
     """What all readers say about a run, without the name of its folder."""
-    run, record = Run.open(folder), RunRecord.read(folder)
+    run, record, names = Run.open(folder), RunRecord.read(folder), federation.names
     confusion = {rule: counts.tolist() for rule, counts in (record.confusion or {}).items()}
     seen = {
         "router": said(lambda: run.router().weight.tolist()),
         "heads": {(n, a): said(lambda n=n, a=a: head_of(folder, n, a)) for n in names for a in ("trained", "refit")},
         "summary": run.summary,
+        "evaluation": said(lambda: run.evaluate(federation)),
         "report": (record.summary, record.reliability, record.answer_reliability, confusion),
     }
     return json.loads(json.dumps({key: str(value) for key, value in seen.items()}).replace(str(folder), "RUN"))
@@ -156,18 +157,18 @@ def test_a_fit_is_old_or_new_as_a_whole(
         Run.open(old).fit_router(digits, **before)
     shutil.copytree(old, new)
     total = count_operations(lambda: Run.open(new).fit_router(digits, **after))
-    states, expected = [view(folder, digits.names) for folder in (old, new)], contents(new)
+    states, expected = [view(folder, digits) for folder in (old, new)], contents(new)
     assert states[0] != states[1]
     seen = set()
     for point in points(total):
         folder = Path(shutil.copytree(old, tmp_path / f"run-{point}"))
         kill(lambda folder=folder: Run.open(folder).fit_router(digits, **after), point)
-        now = view(folder, digits.names)
+        now = view(folder, digits)
         assert now in states, f"a mixture after file operation {point}"
         seen.add(states.index(now))
         if point % 2:  # 'train' on the finished run settles it, too
             train(digits, "feddrm", out=folder, **SETTINGS)
-            assert view(folder, digits.names) == now
+            assert view(folder, digits) == now
             assert not [name for name in contents(folder) if name.endswith((".new", ".part"))]
         Run.open(folder).fit_router(digits, **after)
         assert contents(folder) == expected, f"after file operation {point}"

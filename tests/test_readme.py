@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from commands import feddrm_command
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(console|python)\n(.*?)```", README, flags=re.DOTALL)
@@ -41,9 +43,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("feddrm ")])
 def test_every_command_runs(command: str, workplace: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", *command.split()], cwd=workplace, capture_output=True, text=True, check=False
-    )
+    run = feddrm_command(*command.split()[1:], cwd=workplace)
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip()
     assert "rror" not in run.stderr

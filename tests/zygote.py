@@ -14,7 +14,14 @@ import feddrm.serve.app
 import feddrm.serve.server
 
 
-def start(words: list[str], out: str, log: str, environment: dict[str, str], largest_file: int | None) -> int:
+def start(
+    words: list[str],
+    out: str,
+    log: str,
+    environment: dict[str, str],
+    largest_file: int | None = None,
+    cwd: str | None = None,
+) -> int:
     """Start a child that does what ``python -m feddrm WORDS`` does; returns its process number."""
     pid = os.fork()
     if pid:
@@ -23,6 +30,8 @@ def start(words: list[str], out: str, log: str, environment: dict[str, str], lar
     for path, number in ((out, 1), (log, 2)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.environ.update(environment)
+    if cwd is not None:
+        os.chdir(cwd)
     if largest_file is not None:
         import resource
 

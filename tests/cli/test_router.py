@@ -7,8 +7,6 @@ import io
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +15,7 @@ import torch
 from PIL import Image
 
 from cli.conftest import assert_one_line, call
+from commands import feddrm_command as feddrm
 from feddrm.data import Federation, load
 from feddrm.models import Mlp
 from feddrm.router import load_router
@@ -25,12 +24,6 @@ from feddrm.runs import Run, train
 pytestmark = pytest.mark.slow
 
 SMALL = {"rounds": 2, "local_steps": 2, "batch_size": 16, "seed": 3, "model": Mlp(hidden=(16,), branch=8)}
-
-
-def feddrm(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "feddrm", *map(str, words)], capture_output=True, text=True, check=False
-    )
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +49,7 @@ def test_the_commands_of_the_documentation_run(run: Path, tmp_path: Path) -> Non
     for name in ("flatbed", "fax"):
         shutil.copy(run.parent / f"{name}.png", tmp_path / "scans-of-lyon")
     for command in commands:
-        result = subprocess.run(
-            [sys.executable, "-m", *command], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
+        result = feddrm(*command[1:], cwd=tmp_path)
         assert result.returncode == 0, result.stderr
         assert result.stdout.strip()
 
@@ -88,6 +79,20 @@ def fitted(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(run, copy)
     Run.open(copy).fit_router(features="raw", heads=False)
     return copy
+
+
+def test_a_fit_that_is_cut_short_says_so(fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = shutil.copytree(fitted, tmp_path / "run")
+    words = ["fit-router", str(copy), "--features", "raw", "--no-heads"]
+    code, out, _ = call(capsys, *words, "--rounds", "2")
+    assert code == 0
+    said = "the fit stopped after 2 rounds, short of its optimum: to go on, leave out --rounds"
+    assert out.splitlines()[-1] == said
+    assert json.loads((copy / "summary.json").read_text())["router"]["converged"] is False
+    code, out, _ = call(capsys, *words)
+    assert code == 0
+    assert "short of its optimum" not in out
+    assert json.loads((copy / "summary.json").read_text())["router"]["converged"] is True
 
 
 def test_predictions_of_pictures_and_arrays(

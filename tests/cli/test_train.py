@@ -16,6 +16,7 @@ import yaml
 
 from cli.conftest import assert_one_line, call
 from feddrm.cli.train import parse_seeds
+from feddrm.engine.recipes import RECIPES
 from feddrm.runs import RunFolder
 from refusal import refused
 
@@ -53,6 +54,7 @@ pytestmark = pytest.mark.slow
         ),
         (["train", "--data", "digits", "--out", "x", "--seeds", "0,0"], 2, "seeds=[0, 0]: give different"),
         (["train", "--data", "digits", "--out", "x", "--device", "meta"], 2, "(known: cpu, cuda)"),
+        (["train", "--data", "digits", "--out", "x", "--recipe", "tund"], 2, "unknown recipe 'tund'; did you mean 'tu"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -77,6 +79,7 @@ def test_mistakes_are_one_line(
         ("threads: many", "threads='many': give a whole number"),
         ("device: true", "device=True: give text"),
         ("lr: .nan", "lr=nan: give a number"),
+        ("recipe: [paper]", "unknown recipe '['paper']'"),
     ],
 )
 def test_a_wrong_value_in_a_config_is_one_line(
@@ -113,6 +116,27 @@ def test_text_becomes_numbers_where_numbers_are_wanted(capsys: pytest.CaptureFix
     assert {k: config["evaluation"][k] for k in ("window", "also", "test_crop")} == {
         "window": 1, "also": [1, 2], "test_crop": False
     }  # fmt: skip
+
+
+def test_a_recipe_comes_from_the_file_or_the_option_and_other_settings_come_first(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(RECIPES, "tuned", {"small samples": {"lr": 0.25, "clip": 2.0}})
+    words = ["train", "--data", "digits", "--clients", "2", "--rounds", "1", "--local-steps", "1"]
+    (tmp_path / "c.yaml").write_text("recipe: paper\n")
+    cases: dict[str, tuple[list[str], tuple[float, float | None]]] = {
+        "default": ([], (0.25, 2.0)),
+        "file": (["--config", str(tmp_path / "c.yaml")], (0.05, None)),
+        "option": (["--config", str(tmp_path / "c.yaml"), "--recipe", "tuned", "--lr", "0.5"], (0.5, 2.0)),
+    }
+    for name, (more, expected) in cases.items():
+        assert call(capsys, *words, *more, "--out", str(tmp_path / name))[0] == 0
+        config = yaml.safe_load((tmp_path / name / "config.yaml").read_text())
+        assert (config["lr"], config.get("clip")) == expected
+    whole = ["train", "--config", str(tmp_path / "file" / "config.yaml"), "--out", str(tmp_path / "again")]
+    assert_one_line(call(capsys, *whole, "--recipe", "tuned"), 2, "recipe=tuned: every training setting is given")
+    assert call(capsys, *whole)[0] == 0
+    assert (tmp_path / "again" / "config.yaml").read_text() == (tmp_path / "file" / "config.yaml").read_text()
 
 
 def test_model_settings_without_a_name_go_to_the_default_model(

@@ -13,17 +13,28 @@ pytestmark = pytest.mark.slow
 WORDS = ["--data", "digits", "--clients", "3", "--rounds", "8", "--seed", "1", "--cost", "2"]
 
 
-def test_the_best_settings_can_be_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_best_settings_and_the_front_are_shown_and_can_be_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = str(tmp_path / "tune")
-    code, text, _ = call(capsys, "tune", *WORDS, "--try", "lr=0.02,0.1", "--out", out, "--json")
+    words = ["tune", *WORDS, "--try", "lr=0.02,0.1", "--goal", "both", "--out", out]
+    code, text, _ = call(capsys, *words, "--json")
     assert code == 0
     found = json.loads(text)
     assert found["finished"]
     rate = found["best"]["feddrm"]["lr"]
-    code, text, _ = call(capsys, "tune", *WORDS, "--try", "lr=0.02,0.1", "--out", out)  # nothing is trained again
+    front = found["front"]["feddrm"]
+    assert {frozenset(member["scores"]) for member in front} == {frozenset({"average", "system"})}
+    code, text, _ = call(capsys, *words)  # nothing is trained again
     assert code == 0
-    assert f"lr={rate:g}" in text
-    assert "tune.html" in text
+    rows = [line for line in text.splitlines() if " front " in line]
+    assert len(rows) == len(front)
+    for row, member in zip(rows, front, strict=True):
+        assert f"lr={member['settings']['lr']:g}" in row
+        assert f"system {100 * member['scores']['system']:.2f}" in row
+    assert found["verdicts"]["feddrm"] in " ".join(text.split())
+    assert f"lr={rate:g}" in next(line for line in text.splitlines() if " picked " in line)
+    assert all(name in text for name in ("tune.html", "best.yaml", "best-average.yaml", "best-system.yaml"))
     code, text, _ = call(capsys, "train", "--config", f"{out}/best.yaml", "--out", str(tmp_path / "run"), "--json")
     assert code == 0
     assert f"lr: {rate}" in (tmp_path / "run" / "config.yaml").read_text()

@@ -210,7 +210,7 @@ def test_grids_from_files(tmp_path: Path, smoke: Grid) -> None:
     path.write_text("rounds: 3\norder: []\n")
     with refused("mine.yaml is no grid: it lacks name, seed, train", "compare feddrm/paper/smoke.yaml"):
         Grid.read(path)
-    with refused("unknown grid 'papr'", "paper or smoke"):
+    with refused("unknown grid 'papr'", "paper, tuned, smoke"):
         Grid.read("papr")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from feddrm.paper import FIGURES, CellRecord, Grid, read_notes, read_records, results_page
+from feddrm.paper import FIGURES, CellRecord, Grid, read_notes, read_records, results_page, tuned_section
 from feddrm.paper.results_page import SeedSpread, seed_spreads
 from refusal import refused
 
@@ -108,9 +108,9 @@ def test_only_the_papers_own_page_shows_the_drawn_figures(paper: Grid, smoke: Gr
 
 
 def test_the_page_in_docs_is_current(paper: Grid) -> None:
-    """Made by 'feddrm paper page' from what is in results/paper, and committed."""
+    """Made by 'feddrm paper page' from what is in results/paper and results/tuned, and committed."""
     folder = ROOT / "results" / "paper"
     records = read_records(paper, folder)
     assert (ROOT / "docs" / "results.md").read_text() == results_page(
-        paper, records, read_notes(paper, records, folder)
+        paper, records, read_notes(paper, records, folder), tuned_section(folder.parent / "tuned")
     )

@@ -100,6 +100,8 @@ def test_a_head_of_another_fit_is_refused(run: Path, tmp_path: Path) -> None:
     shutil.copy(run / "clients" / "fax" / "head.safetensors", copy / "clients" / "fax")
     with refused("head.safetensors belongs to another fit", "feddrm fit-router", "--answer trained"):
         Predictor.load(copy / "clients" / "fax", answer="refit")
+    with refused("head.safetensors belongs to another fit", "feddrm fit-router"):
+        Run.open(copy).evaluate()
     Predictor.load(copy / "clients" / "fax")  # the trained model belongs to no fit
     Predictor.load(copy / "clients" / "flatbed", answer="refit")
     forget_the_fit(copy)

@@ -11,6 +11,7 @@ import torch
 
 from feddrm.data import Federation, load
 from feddrm.engine import Plan
+from feddrm.engine.recipes import fill_in
 from feddrm.io.text import yaml_bytes
 from feddrm.runs import Evaluation, read_config, resolve
 from feddrm.runs.config import known_fields, threads_for, training_settings
@@ -59,9 +60,10 @@ def test_small_samples_get_the_perceptron_and_a_short_plan() -> None:
 
 
 @pytest.mark.parametrize(("name", "model"), [("photos", "resnet18"), ("retina", "resnet18_retina")])
-def test_photographs_get_the_paper_s_plan(name: str, model: str) -> None:
-    config = resolve(photographs(32, name))
+def test_photographs_get_the_plan_of_their_recipe(name: str, model: str) -> None:
+    config = resolve(photographs(32, name), recipe="paper")
     assert (config.model.name, config.plan) == (model, Plan())
+    assert resolve(photographs(32, name)).plan == fill_in({}, small=False)
     assert (config.evaluation.window, config.evaluation.every) == (50, 37)
 
 

@@ -22,7 +22,7 @@ from feddrm.report.run_table import report_table
 from feddrm.router import load_router
 from feddrm.router.answer_calibration import read_temperature
 from feddrm.runs import Run, train
-from feddrm.runs.run_router import _config_again
+from feddrm.runs.run_router import saved_config
 from refusal import refused
 from runs.conftest import SMALL
 
@@ -220,4 +220,4 @@ def test_models_answer_in_the_precision_that_they_were_trained_in(
 ) -> None:
     run = Run.open(fitted)
     saved = {**run.config, "device": "cuda", "precision": "fp32"}
-    assert _config_again(saved, digits, device).precision == precision
+    assert saved_config(saved, digits, device).precision == precision

@@ -21,6 +21,10 @@ def test_the_cost_counts_rounds_that_a_trial_has_trained_before_once():
     assert Halving((Rung(2, 4), Rung(6, 2)), 6, 1).cost == 4 * 2 + 2 * 4
 
 
+def test_a_front_has_three_finalists():
+    assert [rung.trials for rung in plan_halving(7, 400, 40, finalists=3).rungs] == [7, 4, 3]
+
+
 def test_trials_are_never_longer_than_a_run():
     assert plan_halving(2, 10_000, 40).rounds == 40
 

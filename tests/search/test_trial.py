@@ -69,3 +69,16 @@ def test_the_goal_both_is_the_mean_of_two_scores(tmp_path):
     one.scores[3] = {"average": 0.5, "system": 0.25}
     assert (one.value("average", 3), one.value("system", 3), one.value("both", 3)) == (0.5, 0.25, 0.375)
     assert goal_scores("both") == ("average", "system")
+
+
+def test_a_trial_beats_another_if_no_score_is_worse_and_one_is_better(tmp_path):
+    one, other = trial(tmp_path / "one", lr=0.1), trial(tmp_path / "other", lr=0.2)
+    assert one.last_scores == {}
+    one.scores[3], other.scores[3] = {"average": 0.5, "system": 0.25}, {"average": 0.5, "system": 0.5}
+    assert other.beats(one, "both", 3)
+    assert not one.beats(other, "both", 3)
+    assert not other.beats(one, "average", 3)
+    other.scores[3]["average"] = 0.4
+    assert not other.beats(one, "both", 3)
+    other.scores[5] = {"average": 0.6, "system": 0.6}
+    assert other.last_scores == {"average": 0.6, "system": 0.6}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,10 @@ def files(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in names}
 
 
+def config(file: Path) -> dict[str, Any]:
+    return dict(yaml.safe_load(file.read_text()))
+
+
 @pytest.fixture(scope="module")
 def found(digits: Federation, tmp_path_factory: pytest.TempPathFactory) -> feddrm.search.TuneResult:
     return tune(digits, "feddrm", out=tmp_path_factory.mktemp("tune") / "whole", **SMALL)
@@ -49,13 +54,13 @@ def test_every_trial_is_recorded_and_only_two_reach_the_end(found):
     assert sum(str(last) in trial["scores"] for trial in record.values()) <= 2
     assert record["lr=30"]["end"] in ("diverged", "collapsed by round 3")
     page = (found.path / "tune.html").read_text()
-    assert "Best so far: lr=0.1." in page
+    assert "Best so far by average accuracy: lr=0.1." in page
     assert "test samples were not read" in page
 
 
 def test_the_best_settings_are_a_configuration_of_a_whole_run(found, tmp_path):
-    config = yaml.safe_load((found.path / "best.yaml").read_text())
-    assert (config["lr"], config["rounds"], config["method"]["name"]) == (0.1, 16, "feddrm")
+    best = config(found.path / "best.yaml")
+    assert (best["lr"], best["rounds"], best["method"]["name"]) == (0.1, 16, "feddrm")
 
 
 def test_test_samples_are_never_read(digits, found, tmp_path, monkeypatch):
@@ -93,19 +98,40 @@ def test_a_search_that_is_stopped_anywhere_goes_on_and_finds_the_same(digits, fo
         except KeyboardInterrupt:
             continue
     assert calls > 6  # it was stopped several times
-    assert result == feddrm.search.TuneResult(tmp_path / "cut", found.best, found.scores, True)
+    assert result == replace(found, path=tmp_path / "cut")
     assert files(tmp_path / "cut") == files(found.path)
 
 
 @pytest.mark.slow
-def test_the_system_goal_is_measured_by_the_exact_router(digits, tmp_path):
-    settings = {**SMALL, "rounds": 8, "axes": {"lr": [0.05, 0.1]}, "goal": "both"}
+def test_the_goal_both_gives_a_front_measured_by_the_exact_router(digits, tmp_path):
+    settings = {**SMALL, "rounds": 4, "axes": {"lr": [0.05, 0.1]}, "goal": "both"}
     result = tune(digits, ["feddrm", "fedavg"], out=tmp_path / "tune", **settings)
-    assert set(result.best) == {"feddrm", "fedavg"}
-    for scores in result.scores.values():
-        assert 0.2 < scores["system"] <= 1
-        assert set(scores) == {"average", "system"}
-    assert {path.name for path in (tmp_path / "tune").glob("best*")} == {"best-feddrm.yaml", "best-fedavg.yaml"}
+    assert set(result.best) == set(result.front) == {"feddrm", "fedavg"}
+    record = json.loads((tmp_path / "tune" / "trials.json").read_text())
+    for name, front in result.front.items():
+        everyone = [trial["scores"]["4"] for trial in record["methods"][name].values()]
+        for scores in front.values():
+            assert set(scores) == {"average", "system"}
+            assert not any(all(s[key] > scores[key] for key in scores) for s in everyone)
+        averages = [scores["average"] for scores in front.values()]
+        assert averages == sorted(averages, reverse=True)
+        assert max(averages) == max(scores["average"] for scores in everyone)
+        assert record["front"][name] == [candidate.name for candidate in front]
+        assert record["best"][name] == result.best[name].name
+        first, *_, last = [*front, *front]
+        for end, candidate in (("average", first), ("system", last)):
+            assert config(tmp_path / "tune" / f"best-{name}-{end}.yaml")["lr"] == candidate.plan["lr"]
+        assert config(tmp_path / "tune" / f"best-{name}.yaml")["lr"] == result.best[name].plan["lr"]
+        words = f"# {result.verdicts[name]}"
+        assert (tmp_path / "tune" / f"best-{name}.yaml").read_text().splitlines()[0] == words
+        assert "by the mean of average and system accuracy" in words
+
+
+def test_small_samples_allow_trials_of_a_whole_run(digits, tmp_path):
+    result = tune(digits, "feddrm", out=tmp_path, axes={"lr": [0.05, 0.1]}, rounds=4, local_steps=1, seed=0)
+    record = json.loads((tmp_path / "trials.json").read_text())["methods"]["feddrm"]
+    assert [max(map(int, trial["scores"])) for trial in record.values()] == [4, 4]
+    assert result.front == {"feddrm": {}}
 
 
 @pytest.mark.slow

@@ -7,14 +7,13 @@ import io
 import json
 import signal
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 import feddrm
+from commands import feddrm_command
 from feddrm.router.router import AWAY
 from feddrm.runs import Run
 from serving import Hospitals, until
@@ -87,39 +86,27 @@ def test_every_interface_says_that_the_best_client_is_away(hospitals: Hospitals,
     columns = Run.open(hospitals.run).folder.read_json(hospitals.run / "router" / "manifest.json")["notes"]["columns"]  # type: ignore[index]
     table = tmp_path / "patient.csv"
     table.write_text(",".join(columns) + "\n" + ",".join(map(str, hospitals.patient[0])) + "\n")
-    words = [sys.executable, "-m", "feddrm", "route", str(hospitals.run), str(table), "--without", "cleveland"]
+    words = ["route", hospitals.run, table, "--without", "cleveland"]
     for more, reason in ([], AWAY), (["--max-away", "1"], ""):
-        shown = subprocess.run([*words, *more, "--json"], capture_output=True, check=True, text=True).stdout
+        shown = feddrm_command(*words, *more, "--json").stdout
         (decision,) = json.loads(shown)
         assert (decision["reason"], decision["fallback"], decision["away"]) == (reason, True, ["cleveland"])
-    assert (
-        "(fallback)" in subprocess.run([*words, "--max-away", "1"], capture_output=True, check=True, text=True).stdout
-    )
+    assert "(fallback)" in feddrm_command(*words, "--max-away", 1).stdout
 
     raw = tmp_path / "raw.csv"
     raw.write_text(
         "\n".join(",".join(map(str, row)) for row in (hospitals.raw_patient, hospitals.raw_patient.values()))
     )
-    asked = [sys.executable, "-m", "feddrm", "query", url, str(raw), "--predict", "--csv"]
-    offline = [
-        sys.executable,
-        "-m",
-        "feddrm",
-        "predict",
-        str(hospitals.run),
-        str(raw),
-        "--without",
-        "cleveland",
-        "--csv",
-    ]
+    asked = ["query", url, raw, "--predict", "--csv"]
+    offline = ["predict", hospitals.run, raw, "--without", "cleveland", "--csv"]
     for command in (asked, offline):
         for more, reason in ([], AWAY), (["--max-away", "1"], ""), (["--abstain", "answer"], AWAY):
-            shown = subprocess.run([*command, *more], capture_output=True, check=True, text=True).stdout
+            shown = feddrm_command(*command, *more).stdout
             (answer,) = csv.DictReader(io.StringIO(shown))
             because = "abstains because" if command is asked else "reason"
             assert answer[because] == reason
             assert (answer["label"] in ("", "-")) == (more == [])
-    assert "cleveland (unhealthy)" in subprocess.run(asked, capture_output=True, check=True, text=True).stdout
+    assert "cleveland (unhealthy)" in feddrm_command(*asked).stdout
 
     lines = [json.loads(line) for line in hospitals.gateway.whole_log().splitlines()]
     changes = [line["message"] for line in lines if line.get("client") == "cleveland"]

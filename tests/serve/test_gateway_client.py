@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 import torch
 
 import feddrm
+from commands import feddrm_command
 from feddrm.errors import FeddrmError, TableError
 from feddrm.router import load_router
 from feddrm.serve import gateway_client
@@ -84,17 +83,10 @@ def test_all_forms_of_a_sample_can_be_sent_from_python_and_the_shell(
             gateway.route(path, without=["rio"])
         with refused("one of them"):
             gateway.route()
-    words = [sys.executable, "-m", "feddrm", "query", demo, str(path), "--predict", "--json"]
-    shell = json.loads(subprocess.run(words, capture_output=True, check=True, text=True).stdout)
+    shell = json.loads(feddrm_command("query", demo, path, "--predict", "--json").stdout)
     assert shell[0]["client"] == found["client"]
     with pytest.raises(FeddrmError, match="is it running"):
         feddrm.GatewayClient("http://127.0.0.1:9").route(path)
-
-
-def feddrm_query(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "feddrm", "query", *map(str, words)], capture_output=True, text=True, check=False
-    )
 
 
 @pytest.mark.slow
@@ -110,22 +102,22 @@ def test_a_table_of_patients_is_asked_about_row_by_row(table_run: Path, launch: 
     patients = tmp_path / "patients.csv"
     rows = ["p1,68,male,,240", *(f"p{i},30,0,typical,200" for i in range(300)), "p9,300,1,2,?"]
     patients.write_text("\n".join(["id,age,sex,cp,chol", *rows]) + "\n")
-    found = feddrm_query(url, patients, "--ignore", "id", "--json")
+    found = feddrm_command("query", url, patients, "--ignore", "id", "--json")
     assert found.returncode == 0, found.stderr
     answers = json.loads(found.stdout)
     assert [answers[i]["client"] for i in (0, 1, 300)] == ["oslo", "lima", "lima"]
     assert [answers[i]["query"] for i in (0, 301)] == [f"{patients}, row 2", f"{patients}, row 303"]
     assert answers[301]["flags"] == [{"column": "age", "value": 300, "problem": "outside 0..120 years"}]
-    lines = feddrm_query(url, patients, "--ignore", "id", "--csv").stdout.splitlines()
+    lines = feddrm_command("query", url, patients, "--ignore", "id", "--csv").stdout.splitlines()
     assert lines[0] == "query,client,client probability,abstains because,away"
     assert lines[-1].endswith(",a value cannot be (age 300: outside 0..120 years),")
     assert len(lines) == 303
 
-    refusal = feddrm_query(url, patients)
+    refusal = feddrm_command("query", url, patients)
     assert (refusal.returncode, refusal.stdout) == (1, "")
     assert "has a column 'id' that the router does not know" in refusal.stderr
     patients.write_text("age,sex,cp,chol\n50,0,1,200\n50,0,9,200\n")
-    refusal = feddrm_query(url, patients)
+    refusal = feddrm_command("query", url, patients)
     assert f"{patients}, row 3: column 'cp' is '9': give one of 1 (typical)" in refusal.stderr
     assert refusal.stderr.count("\n") == 1
     encoded = load_router(table_run / "router").schema.encode_named(  # type: ignore[union-attr]
@@ -133,4 +125,4 @@ def test_a_table_of_patients_is_asked_about_row_by_row(table_run: Path, launch: 
     )
     header = ",".join(load_router(table_run / "router").columns or ())
     patients.write_text(f"{header}\n{','.join(map(str, encoded[0].tolist()))}\n")
-    assert "oslo" in feddrm_query(url, patients).stdout
+    assert "oslo" in feddrm_command("query", url, patients).stdout

@@ -1,4 +1,4 @@
-"""Options that several commands share: those that select a federation, ``--set`` and ``--plugin``."""
+"""Options that several commands share: those that select a federation, ``--recipe``, ``--set`` and ``--plugin``."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ Shift = Annotated[str | None, typer.Option(help="The covariate shift: none, low,
 Seed = Annotated[int | None, typer.Option(help="The seed of the division (the paper uses 2025).")]
 DataDir = Annotated[str | None, typer.Option(help="The folder with the dataset's files, searched before FEDDRM_DATA.")]
 Download = Annotated[bool, typer.Option("--download", help="Download missing files.")]
+Recipe = Annotated[str | None, typer.Option(help="Settings for what is not given: tuned (the default) or paper.")]
 Extra = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="data.KEY=VALUE", help="Any other setting of the dataset, as in data.path=scans."),

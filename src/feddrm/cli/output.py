@@ -24,6 +24,9 @@ MaxAway = Annotated[
         help="Abstain where clients that are away hold more of the probability (default: 0.5). With 1, fall back."
     ),
 ]
+Views = Annotated[
+    int | None, typer.Option(help="Average over this many crops and mirror images of a query (default: 1).")
+]
 
 
 def print_json(value: Any) -> None:

@@ -22,11 +22,14 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-GridName = Annotated[str, typer.Option("--grid", help="'paper', 'smoke' (seconds, no result), or a YAML file.")]
-Results = Annotated[
-    Path | None, typer.Option(help="Folder of finished cells (paper: results/paper; else: runs/paper-GRID/results).")
+GridName = Annotated[
+    str, typer.Option("--grid", help="'paper', 'tuned' (each method at its own rate), 'smoke', or a YAML file.")
 ]
-Work = Annotated[Path | None, typer.Option(help="Folder of run folders (runs/paper, runs/paper-GRID/work).")]
+Results = Annotated[
+    Path | None,
+    typer.Option(help="Folder of finished cells (paper, tuned: results/GRID; else: runs/paper-GRID/results)."),
+]
+Work = Annotated[Path | None, typer.Option(help="Folder of run folders (runs/GRID, runs/paper-GRID/work).")]
 Only = Annotated[
     list[str] | None,
     typer.Option(metavar="PATTERN", help="A table, a step, or part of a cell's name (* and ? allowed); repeatable."),
@@ -113,7 +116,7 @@ def run(
     started = time.monotonic()
     deadline = None if budget is None else started + read_budget(budget)
     settings = typed(Config, sectioned_settings(extra, {"training": ()})["training"])
-    options = {"deadline": deadline, "data_dir": data_dir, "settings": settings, "router": router}
+    options = {"deadline": deadline, "data_dir": data_dir, "settings": settings, "router": router, "progress": not json}
     opened, runner = _open(grid, results, work, device, **options)
     runner.watch = lambda cell: progress_listener(cell.id)
     cells = opened.choose(only or (), _seeds(seeds))
@@ -193,21 +196,23 @@ def page(
     Example: feddrm paper page --out docs/results.md
     """
     from feddrm.io.atomic import write_together
-    from feddrm.paper import read_notes, results_page
+    from feddrm.paper import read_notes, results_page, tuned_section
 
     opened, records, folder = _records(grid, results)
     target = out or (
         Path("docs/results.md") if opened.name == "paper" else _default_folders(opened)[1].parent / "results.md"
     )
-    write_together({target: results_page(opened, records, read_notes(opened, records, folder)).encode()})
+    tuned = tuned_section(folder.parent / "tuned") if opened.name == "paper" else ""
+    write_together({target: results_page(opened, records, read_notes(opened, records, folder), tuned).encode()})
     typer.echo(f"wrote {target}")
 
 
 def _records(grid: str, results: Path | None) -> tuple[Grid, dict[str, CellRecord], Path]:
-    from feddrm.paper import Grid, read_records
+    from feddrm.paper import Grid, read_records, with_choices
 
     opened = Grid.read(grid)
     folder = results or _default_folders(opened)[0]
+    opened = with_choices(opened, folder)
     return opened, read_records(opened, folder), folder
 
 
@@ -218,13 +223,14 @@ def _open(
 
     opened = Grid.read(grid)
     folders = _default_folders(opened)
-    return opened, Runner(opened, results or folders[0], work or folders[1], device or default_device(), **options)
+    runner = Runner(opened, results or folders[0], work or folders[1], device or default_device(), **options)
+    return runner.grid, runner
 
 
 def _default_folders(grid: Grid) -> tuple[Path, Path]:
-    """The default folders of results and of runs; only the paper's own grid writes to results/paper by default."""
-    if grid.name == "paper":
-        return Path("results/paper"), Path("runs/paper")
+    """The default folders of results and of runs; only the grids of real results write to results/ by default."""
+    if grid.name in ("paper", "tuned"):
+        return Path("results") / grid.name, Path("runs") / grid.name
     base = Path("runs") / f"paper-{grid.name}"
     return base / "results", base / "work"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddrm.cli.data_options import DataDir, PluginCommand, given_settings
-from feddrm.cli.output import JsonFlag, MaxAway, client_cells, print_json, print_table, reason_text
+from feddrm.cli.output import JsonFlag, MaxAway, Views, client_cells, print_json, print_table, reason_text
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.rules import RULES_HELP
 
@@ -49,6 +49,7 @@ def export(
     features_only: Annotated[
         bool, typer.Option("--features-only", help="Take the router's features instead of network inputs.")
     ] = False,
+    views: Views = None,
     json: JsonFlag = False,
 ) -> None:
     """Write a run's router as one ONNX file: from network inputs, or features, to the probability of each client.
@@ -60,7 +61,7 @@ def export(
 
     fitted = Run.open(run).router()
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision, which is not used, is missing
-    export_onnx(fitted, out, rule=rule, features_only=features_only)
+    export_onnx(fitted, out, rule=rule, features_only=features_only, **given_settings(views=views))
     shape = [fitted.weight.shape[1]] if features_only else list(fitted.shape)
     if json:
         facts = {"path": str(out), "input": "features" if features_only else "input", "shape": shape, "rule": rule}
@@ -141,7 +142,9 @@ def fit_router(
         ),
     ] = None,
     crops: Annotated[int | None, typer.Option(help="Random crops per training image.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds of a fit at most (default: 60).")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds of a fit at most (default: to the optimum; heads 60).")
+    ] = None,
     heads: Annotated[bool, typer.Option(help="Also fit the class heads: probe, private, joint, stack.")] = True,
     joint: Annotated[bool | None, typer.Option(help="Fit the joint model (default: if it is quick).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of crops and held-out parts.")] = None,
@@ -183,10 +186,8 @@ def fit_router(
     if fit["own_scales"]:
         typer.echo(f"these figures presume queries that their own client has scaled; for raw ones, {ONE_SCALE}")
     if not fit["converged"]:
-        typer.echo(
-            f"the fit stopped after {fit['rounds']} rounds, short of its optimum: "
-            f"to go on, give --rounds {4 * fit['rounds']}"
-        )
+        remedy = f"give --rounds {4 * fit['rounds']}" if rounds is None else "leave out --rounds"
+        typer.echo(f"the fit stopped after {fit['rounds']} rounds, short of its optimum: to go on, {remedy}")
 
 
 def route(
@@ -204,6 +205,7 @@ def route(
             help="Also name a set of clients that misses the right one with this probability: 0.01, 0.05, 0.1, 0.2."
         ),
     ] = None,
+    views: Views = None,
     ignore: Ignored = None,
     json: JsonFlag = False,
 ) -> None:
@@ -214,7 +216,7 @@ def route(
     from feddrm.runs import Run
 
     router, x, names = open_queries(Run.open(run), inputs, ignore)
-    options = given_settings(available=available_clients(router, without), max_away=max_away)
+    options = given_settings(available=available_clients(router, without), max_away=max_away, views=views)
     decision = router.route(x, rule=rule, coverage=coverage, miss=miss, **options)
     probability, fallback = decision.client_probability.tolist(), decision.fallback.tolist()
     answers: list[dict[str, Any]] = [
@@ -257,6 +259,7 @@ def predict(
     max_away: MaxAway = None,
     abstain: Annotated[str, typer.Option(help="mark: no label where the router abstains. answer: a label.")] = "mark",
     answer: Annotated[str, typer.Option(help="trained (the method's model) or refit (fit-router's).")] = "trained",
+    views: Views = None,
     out: Annotated[Path | None, typer.Option(help="Write the answers to this csv file.")] = None,
     ignore: Ignored = None,
     csv: Annotated[bool, typer.Option("--csv", help="Print the answers as csv.")] = False,
@@ -275,7 +278,7 @@ def predict(
     opened = Run.open(run)
     router, x, names = open_queries(opened, inputs, ignore)
     options = given_settings(
-        rule=rule, coverage=coverage, available=available_clients(router, without), max_away=max_away
+        rule=rule, coverage=coverage, available=available_clients(router, without), max_away=max_away, views=views
     )
     answers = opened.predict(x, client=client, consult=consult, abstain=abstain, answer=answer, **options)
     if out is not None:

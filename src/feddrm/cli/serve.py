@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddrm.cli.data_options import given_settings
-from feddrm.cli.output import JsonFlag, MaxAway, client_cells, print_json, print_table, reason_text
+from feddrm.cli.output import JsonFlag, MaxAway, Views, client_cells, print_json, print_table, reason_text
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.rules import RULES_HELP
 
@@ -47,6 +47,7 @@ def serve(
     rule: Annotated[str | None, typer.Option(help=f"{RULES_HELP}.")] = None,
     coverage: Annotated[float | None, typer.Option(help="Fraction to answer; abstain from the least sure.")] = None,
     max_away: MaxAway = None,
+    views: Views = None,
     rate: Rate = None,
     samples: Annotated[bool, typer.Option(help="Show the run's sample pictures in the console.")] = True,
     log_level: LogLevel = None,
@@ -60,23 +61,25 @@ def serve(
         from feddrm.serve.server import address, bind, demo_clients, run_app
         from feddrm.serve.settings import GatewaySettings, make_settings
     from feddrm.io.run_files import RunFiles
-    from feddrm.router import read_manifest
+    from feddrm.router import load_router
 
     if demo and clients is not None:
         raise SettingError("--demo starts its own clients: leave out --clients")
     given: dict[str, Any] = {
         "host": host, "port": port, "keys": keys, "open": open_, "tls_cert": tls_cert, "tls_key": tls_key,
         "proxy": proxy, "audit": audit, "retention_days": retention_days, "reload_seconds": reload_seconds,
-        "rule": rule, "coverage": coverage, "max_away": max_away, "rate": rate, "log_level": log_level,
+        "rule": rule, "coverage": coverage, "max_away": max_away, "views": views, "rate": rate,
+        "log_level": log_level,
     }  # fmt: skip
     settings = make_settings(GatewaySettings, clients=clients, **given)
-    read_manifest(RunFiles(run).router)  # a run without a router is an early error
+    load_router(RunFiles(run).router).views(settings.views)  # early, before anything is started
     summary = _dataset_summary(run)
     facts = None if summary is None else summary.facts
     gallery = summary.gallery if summary is not None and samples else None
     with contextlib.ExitStack() as stack:
         if demo:  # before anything else starts threads
-            settings = settings.model_copy(update={"clients": stack.enter_context(demo_clients(run))})
+            started = stack.enter_context(demo_clients(run, settings.views))
+            settings = settings.model_copy(update={"clients": started})
         sock = stack.enter_context(bind(settings))
         app = build_gateway(run, settings, facts, gallery)
         print(f"feddrm gateway at {address(settings, sock)}", flush=True)
@@ -87,6 +90,7 @@ def serve_client(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A client's folder, RUN/clients/NAME.")],
     run: Annotated[Path | None, typer.Option(help="Folder of config.yaml and router/ (default: above DIR).")] = None,
     answer: Annotated[str | None, typer.Option(help="trained (the method's model) or refit (fit-router's).")] = None,
+    views: Views = None,
     host: Host = None,
     port: Port = None,
     keys: KeysFile = None,
@@ -108,10 +112,10 @@ def serve_client(
 
     given: dict[str, Any] = {
         "host": host, "port": port, "keys": keys, "open": open_, "tls_cert": tls_cert, "tls_key": tls_key,
-        "rate": rate, "log_level": log_level, "answer": answer,
+        "rate": rate, "log_level": log_level, "answer": answer, "views": views,
     }  # fmt: skip
     settings = make_settings(PredictorSettings, **given)
-    predictor = Predictor.load(folder, run, settings.answer)
+    predictor = Predictor.load(folder, run, settings.answer, settings.views)
     sock = bind(settings)
     app = build_predictor(predictor, settings)
     print(f"feddrm client {predictor.name} at {address(settings, sock)}", flush=True)

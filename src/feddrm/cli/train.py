@@ -13,6 +13,7 @@ from feddrm.cli.data_options import (
     DataDir,
     Download,
     Partition,
+    Recipe,
     Shards,
     Shift,
     check_partition,
@@ -35,6 +36,7 @@ def train(
     method: Annotated[str | None, typer.Option(help="A name from 'feddrm methods'.")] = None,
     model: Annotated[str | None, typer.Option(help="A name from 'feddrm models'.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file of the form of a run's config.yaml.")] = None,
+    recipe: Recipe = None,
     clients: Clients = None,
     partition: Partition = None,
     alpha: Alpha = None,
@@ -56,6 +58,9 @@ def train(
     variant: Annotated[str | None, typer.Option(help="'paper' or 'original', for methods that have both.")] = None,
     window: Annotated[int | None, typer.Option(help="Number of last rounds that the summary averages.")] = None,
     test_crop: Annotated[bool | None, typer.Option(help="Crop test images at random, as the paper does.")] = None,
+    views: Annotated[
+        int | None, typer.Option(help="Test with the mean over this many crops and mirror images (default: 1).")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
     engine: Annotated[
         str | None, typer.Option(help="auto, sequential, or graph (all clients at once, on a GPU).")
@@ -99,7 +104,9 @@ def train(
         download=download,
     )
     parts["method"] |= given_settings(lam=lam, variant=variant)
-    parts["evaluation"] |= given_settings(window=window) | ({} if test_crop is None else {"test_crop": test_crop})
+    parts["evaluation"] |= given_settings(window=window, views=views)
+    if test_crop is not None:
+        parts["evaluation"]["test_crop"] = test_crop
     if seed is not None:  # also if the configuration has another seed for the data
         parts["data"]["seed"] = seed
     if seeds is not None:
@@ -108,6 +115,7 @@ def train(
         parts["data"].pop("seed", None)
         settings.pop("seed", None)
     settings |= given_settings(
+        recipe=recipe,
         rounds=rounds,
         local_steps=local_steps,
         batch_size=batch_size,
@@ -146,20 +154,56 @@ def parse_seeds(text: str) -> list[int]:
 
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    views: Annotated[
+        int | None,
+        typer.Option(help="Measure the run again: answers averaged over this many crops and mirror images."),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="With --views: cpu or cuda (default: the run's).")] = None,
+    data_dir: DataDir = None,
     json: JsonFlag = False,
 ) -> None:
     """Print the accuracies of a run: from its summary, or from its last evaluated round if it is not finished.
 
+    With --views the run is measured again on its test samples, after its last round, with one view and with so many.
+    Nothing is trained or written.
+
     Example: feddrm evaluate runs/first
+
+    Example: feddrm evaluate runs/photographs --views 8
     """
     from feddrm.runs import Run
 
     opened = Run.open(run)
+    if views is not None:
+        _print_views(opened, views, device, data_dir, json)
+        return
+    if device is not None or data_dir is not None:
+        raise SettingError("--device and --data-dir are for measuring again: give --views, too")
     if json:
         lines = opened.metrics()
         print_json(opened.summary or {"finished": False, "last": lines[-1] if lines else None})
     else:
         _print_runs([run])
+
+
+def _print_views(run: Run, views: int, device: str | None, data_dir: str | None, json: bool) -> None:
+    """Measure a run with one view and with several, and print both."""
+    from feddrm.report.run_record import read_scores
+    from feddrm.runs.run_router import load_run_federation
+
+    federation = load_run_federation(run.folder, run.config, data_dir)
+    federation.query_views.take(views)
+    measured = {count: run.evaluate(federation, views=count, device=device) for count in sorted({1, views})}
+    if json:
+        print_json({"path": str(run.path), "views": {str(count): figures for count, figures in measured.items()}})
+        return
+    scores = {count: read_scores(figures, run.path) for count, figures in measured.items()}
+    rows = []
+    for measure in sorted(scores[1], key=lambda m: m.order):
+        gain = scores[views][measure].mean - scores[1][measure].mean
+        rows.append([measure.title, *(of[measure].percent for of in scores.values()), f"{100 * gain:+.2f}"])
+    header = ["accuracy", *("1 view" if count == 1 else f"{count} views" for count in scores), "difference"]
+    print_table(header, rows, title=f"accuracy in percent after round {measured[1]['round']}")
 
 
 def demo(
@@ -260,6 +304,7 @@ def _train(
         raise SettingError("where should the run go? give --out FOLDER")
     if names["data"] is None:
         raise SettingError("what should it train on? give --data NAME (see: feddrm datasets)")
+    recipe = settings.pop("recipe", None)
     plan, machine = training_settings(settings)
     if "seed" in plan:
         parts["data"].setdefault("seed", plan["seed"])
@@ -271,6 +316,7 @@ def _train(
         "evaluation": parts["evaluation"],
         "progress": True,
         "track": track,
+        "recipe": recipe,
         **plan,
         **machine,
     }

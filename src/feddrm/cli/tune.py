@@ -13,6 +13,7 @@ from feddrm.cli.data_options import (
     DataDir,
     Download,
     Partition,
+    Recipe,
     Shards,
     Shift,
     check_partition,
@@ -35,13 +36,20 @@ def tune(
             help="Values to try: lr, local_steps, clip, ..., method.KEY (default: rates around the usual one).",
         ),
     ] = None,
-    goal: Annotated[str, typer.Option(help="average, system (by the exact router) or both.")] = "average",
-    cost: Annotated[float, typer.Option(help="How many whole runs all trials of a method may take.")] = 1.0,
+    goal: Annotated[str, typer.Option(help="average, system (by the exact router) or both, as a front.")] = "average",
+    cost: Annotated[
+        float | None,
+        typer.Option(help="How many whole runs all trials of a method may take (default: 1; 4 if samples are small)."),
+    ] = None,
     held_out: Annotated[
         float, typer.Option(help="Fraction of the training samples that trials are compared on.")
     ] = 0.2,
+    finalists: Annotated[
+        int | None, typer.Option(help="How many trials are trained to their end (2; with goal both, 3).")
+    ] = None,
     budget: Annotated[str | None, typer.Option(help="Stop after this time, as 25m; the same command goes on.")] = None,
     model: Annotated[str | None, typer.Option(help="A name from 'feddrm models'.")] = None,
+    recipe: Recipe = None,
     clients: Clients = None,
     partition: Partition = None,
     alpha: Alpha = None,
@@ -59,7 +67,8 @@ def tune(
 ) -> None:
     """Search for the best learning rate on held-out training samples; test samples are never read.
 
-    Many candidates train a little, the better half goes on. 'best.yaml' then has the settings of a whole run.
+    Many candidates train a little, the better half goes on. 'best.yaml' then has the settings of a whole run: the usual
+    ones, unless others are better by more than the standard error.
 
     Example: feddrm tune --data digits --method feddrm --out tune/digits
     """
@@ -80,21 +89,31 @@ def tune(
             goal=goal,
             cost=cost,
             held_out=held_out,
+            finalists=finalists,
             budget=None if budget is None else read_budget(budget),
             model=model,
             data_settings=data_settings,
             progress=True,
-            **given_settings(rounds=rounds, seed=seed, device=device),
+            **given_settings(recipe=recipe, rounds=rounds, seed=seed, device=device),
         )
     if json:
         best = {name: dict(candidate.values) for name, candidate in result.best.items()}
-        print_json({"path": str(result.path), "finished": result.finished, "best": best, "scores": result.scores})
+        front = {
+            name: [{"settings": dict(candidate.values), "scores": scores} for candidate, scores in members.items()]
+            for name, members in result.front.items()
+        }
+        found = {"best": best, "scores": result.scores, "verdicts": result.verdicts, "front": front}
+        print_json({"path": str(result.path), "finished": result.finished, **found})
         return
+    shown = [(name, "picked", candidate, result.scores[name]) for name, candidate in result.best.items()]
+    shown += [(name, "front", *member) for name, members in result.front.items() for member in members.items()]
     rows = [
-        [name, candidate.name, ", ".join(f"{key} {100 * value:.2f}" for key, value in result.scores[name].items())]
-        for name, candidate in result.best.items()
+        [name, what, candidate.name, ", ".join(f"{key} {100 * value:.2f}" for key, value in scores.items())]
+        for name, what, candidate, scores in shown
     ]
-    print_table(["method", "best settings", "on held-out samples, percent"], rows)
+    print_table(["method", "", "settings", "on held-out samples, percent"], rows)
+    for name, verdict in result.verdicts.items():
+        typer.echo(f"{name}: {verdict}")
     if not result.finished:
         typer.echo("the budget is used up: the same command goes on from here", err=True)
     typer.echo(f"wrote {', '.join(map(str, sorted(out.glob('best*.yaml'))))} and {out / 'tune.html'}")

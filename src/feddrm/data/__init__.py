@@ -12,6 +12,7 @@ from feddrm.data.datasets.user import Csv, Folders
 from feddrm.data.federation import DEPLOYED, Federation
 from feddrm.data.partition import PARTITIONS, partition
 from feddrm.data.pool import Pool
+from feddrm.data.query_views import QueryViews
 from feddrm.data.shift import SHIFTS, ColourShift, colour_shifts
 from feddrm.data.tables.table_schema import TableSchema
 from feddrm.data.view import View
@@ -35,6 +36,7 @@ __all__ = [
     "Heart",
     "Participant",
     "Pool",
+    "QueryViews",
     "RandomResizedCrop",
     "Retina",
     "Split",

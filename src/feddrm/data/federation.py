@@ -14,6 +14,7 @@ from torch import Tensor
 
 from feddrm.data.client import Client, Split, check_client_names
 from feddrm.data.crop import RandomResizedCrop
+from feddrm.data.query_views import QueryViews
 from feddrm.data.sources.arrays import Arrays, ArraySource
 from feddrm.data.sources.csv_tables import CsvSource, Paths
 from feddrm.data.sources.image_folders import ImageFolderSource
@@ -31,7 +32,8 @@ class Federation:
     ``source`` says where the samples came from, ``settings`` how they were divided and shifted. ``schema`` says how
     raw rows became the samples, whose ``columns`` are then the schema's encoded ones.
     ``gallery`` [client, sample, channel, height, width] shows the same samples as each client would
-    see them. It is None where clients differ by nature and not by a known transform.
+    see them. It is None where clients differ by nature and not by a known transform. ``mirrors`` says that the
+    mirror image of a sample has the same class and could be the same client's.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Federation:
     classes: tuple[str, ...]
     source: str
     crop: RandomResizedCrop | None = None
+    mirrors: bool = False
     columns: tuple[str, ...] | None = None
     schema: TableSchema | None = None
     gallery: Tensor | None = None
@@ -70,6 +73,11 @@ class Federation:
     def shape(self) -> tuple[int, ...]:
         """The shape of one sample: (channels, height, width) or (columns,)."""
         return tuple(self.clients[0].train.x.shape[1:])
+
+    @property
+    def query_views(self) -> QueryViews:
+        """The views of a sample that these data allow: crops where training crops, and mirror images."""
+        return QueryViews(self.crop is not None, self.mirrors)
 
     @property
     def sizes(self) -> Tensor:

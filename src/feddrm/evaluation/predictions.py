@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from feddrm.data import Federation, Pool, generator_for
+from feddrm.data import Federation, Pool, QueryViews, generator_for
 from feddrm.engine.precision import Arithmetic
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.evaluation.cuda_replay import Replay
@@ -23,11 +23,12 @@ TEST = int.from_bytes(b"test", "big")
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """The test samples of all clients in client order, each as its own client sees it."""
+    """The test samples of all clients in client order, each as its own client sees it, and the views to average."""
 
     x: Tensor
     labels: Tensor
     origin: Tensor  # the number of the sample's client
+    views: QueryViews = field(default_factory=QueryViews)
 
 
 class Predictions(NamedTuple):
@@ -60,9 +61,18 @@ class Execution:
 
 
 def pooled_queries(
-    federation: Federation, *, crop: bool, seed: int, round: int, workers: int = 1, pool: Pool | None = None
+    federation: Federation,
+    *,
+    crop: bool,
+    seed: int,
+    round: int,
+    views: int = 1,
+    workers: int = 1,
+    pool: Pool | None = None,
 ) -> Queries:
     """The pooled test set; with ``crop``, as in the paper, one random crop per sample where the data has crops.
+
+    Several ``views`` are those of the whole image, as a predictor would see it: they take the place of the random crop.
 
     The crops depend on (seed, round, client) alone: evaluating more or less often changes nothing in
     training. Average and system accuracy share them; the paper's code draws twice. ``workers`` clients
@@ -70,16 +80,17 @@ def pooled_queries(
     """
 
     def boxes(numbers: Sequence[int], device: torch.device) -> Tensor | None:
-        if not crop or federation.crop is None:
+        if not crop or federation.crop is None or views > 1:
             return None
         counts = [len(federation.clients[number].test) for number in numbers]
         generators = [generator_for(seed, TEST, round, number) for number in numbers]
         height, width = federation.shape[-2:]
         return federation.crop.boxes_of(counts, height, width, generators).to(device)
 
+    averaged = federation.query_views.take(views)
     if pool is not None:
         places = boxes(range(len(federation)), pool.x.device)
-        return Queries(pool.network_input(pool.x, pool.owners, places), pool.y, pool.owners)
+        return Queries(pool.network_input(pool.x, pool.owners, places), pool.y, pool.owners, averaged)
 
     def prepare(number: int) -> tuple[Tensor, Tensor, Tensor]:
         client = federation.clients[number]
@@ -88,7 +99,8 @@ def pooled_queries(
 
     with thread_map(workers) as spread:
         parts = list(spread(prepare, range(len(federation))))
-    return Queries(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+    x, labels, origin = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    return Queries(x, labels, origin, averaged)
 
 
 def predict(
@@ -105,7 +117,7 @@ def predict(
     ``client_branch`` holds the leaves of the model that the client logits come from, with its trunk
     (it needs no class head); ``global_model`` those of the model without a private part. Models with
     one trunk share its pass: methods that personalise nothing but the head need one pass in all, with
-    the m heads as a single product.
+    the m heads as a single product. All logits are means over the views of ``test``.
     """
     execution = execution or Execution()
     if not models:
@@ -124,12 +136,19 @@ def predict(
     if not len(labels):
         raise FeddrmError("the test set is empty: give at least one sample")
     runner = PassRunner(net, execution.arithmetic, execution.batch_size)
-    if execution.replay is None:
-        logits, client = runner.run(passes, test.x, execution.workers)
-    else:
-        logits, client = execution.replay(runner, passes, test.x.to(like))
-    assert logits is not None  # there is a model, so there is a row
-    return Predictions(logits[: len(models)], labels, origin, client, None if global_model is None else logits[-1])
+
+    def all_logits(x: Tensor) -> dict[str, Tensor]:
+        if execution.replay is None:
+            logits, client = runner.run(passes, x, execution.workers)
+        else:
+            logits, client = execution.replay(runner, passes, x.to(like))
+        assert logits is not None  # there is a model, so there is a row
+        return {"classes": logits} if client is None else {"classes": logits, "client": client}
+
+    mean = test.views.mean(test.x, all_logits)
+    logits = mean["classes"]
+    shared = None if global_model is None else logits[-1]
+    return Predictions(logits[: len(models)], labels, origin, mean.get("client"), shared)
 
 
 def _check(net: Net, leaves: Leaves, what: str, *, client: bool) -> None:

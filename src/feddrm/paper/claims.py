@@ -87,7 +87,7 @@ def _leads(table: PaperTable, claim: Mapping[str, Any]) -> tuple[Status, str]:
     led, behind, incomplete, beaten = 0, [], 0, []
     for j in columns:
         ours = own.entries[j].ours
-        others = [(r.entries[j].ours, r.label) for r in rivals]
+        others = [(r.entries[j].ours, r.label) for r in rivals if r.entries[j].gap != "none"]
         known = [(score.mean, label) for score, label in others if score is not None]
         ahead = [(mean, label) for mean, label in known if ours is not None and mean >= ours.mean]
         if ours is not None and ahead:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,8 @@ from feddrm.models import Model
 from feddrm.registry import nearest
 from feddrm.runs import Config, Evaluation
 
-GRIDS = {"paper": Path(__file__).parent / "grid.yaml", "smoke": Path(__file__).parent / "smoke.yaml"}
+HERE = Path(__file__).parent
+GRIDS = {"paper": HERE / "grid.yaml", "tuned": HERE / "tuned.yaml", "smoke": HERE / "smoke.yaml"}
 REMEDY = "give an existing YAML file of 'key: value' lines"
 KEYS = ("name", "seed", "train", "evaluation", "methods", "settings", "order", "tables")
 PARTS = ("data", "method", "model", "evaluation")
@@ -61,9 +62,15 @@ class Cell:
         name = use.pop("name")
         return Model.make(name, **{key: tuple(v) if isinstance(v, list) else v for key, v in use.items()})
 
+    @property
+    def pair(self) -> str:
+        """Setting and method. Where a grid searches for settings, all seeds of a pair share what was found."""
+        return f"{self.setting}_{self.method}"
+
     @cached_property
     def plan(self) -> Plan:
-        return Plan(**{**self.grid.content["train"], **self._setting.get("train", {}), "seed": self.seed})
+        own = {**self._setting.get("train", {}), **self.grid.chosen.get(self.pair, {}), "seed": self.seed}
+        return Plan(**{**self.grid.content["train"], **own})
 
     @cached_property
     def before(self) -> tuple[int, int] | None:
@@ -92,18 +99,22 @@ class Cell:
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """All cells and the tables that show them."""
+    """All cells and the tables that show them.
+
+    A grid with a ``search`` finds settings of its own for every setting and method; ``chosen`` has those found so far.
+    """
 
     content: Mapping[str, Any]
+    chosen: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, source: str | Path) -> Grid:
-        """Read a bundled grid by name ('paper', 'smoke'), or a YAML file of the same form."""
+        """Read a bundled grid by name ('paper', 'tuned', 'smoke'), or a YAML file of the same form."""
         if str(source) in GRIDS:
             return cls(read_yaml(GRIDS[str(source)], "install feddrm again"))
         path = Path(source)
         if not path.is_file():
-            raise SettingError(f"unknown grid '{source}': choose {' or '.join(GRIDS)}, or give a YAML file")
+            raise SettingError(f"unknown grid '{source}': choose one of {', '.join(GRIDS)}, or give a YAML file")
         grid = cls(read_yaml(path, REMEDY))
         if missing := [key for key in KEYS if key not in grid.content]:
             raise FeddrmError(f"{path} is no grid: it lacks {', '.join(missing)} (compare feddrm/paper/smoke.yaml)")
@@ -118,6 +129,11 @@ class Grid:
     @property
     def seed(self) -> int:
         return int(self.content["seed"])
+
+    @property
+    def search(self) -> Mapping[str, Any] | None:
+        """How the settings of each method are searched for: ``axes``, ``goal``, ``cost`` and ``held_out``."""
+        return self.content.get("search")
 
     def label(self, kind: str, name: str) -> str:
         """The name of a method or a setting in tables."""

@@ -221,7 +221,8 @@ def _entry(
         return Entry(cell, measure, None, None, "none")
     record = records.get(cell)
     ours = None if record is None else record.score(measure, rule)
-    return Entry(cell, measure, ours, theirs, _gap(measure, rule, record, ours))
+    planned = record is not None or cell in grid.by_id
+    return Entry(cell, measure, ours, theirs, _gap(measure, rule, record, ours) if planned else "none")
 
 
 def _gap(measure: str, rule: str | None, record: CellRecord | None, ours: Score | None) -> Gap:

@@ -51,8 +51,8 @@ class SeedSpread:
         return stdev(self.values)
 
 
-def results_page(grid: Grid, records: Mapping[str, CellRecord], notes: Mapping[str, str]) -> str:
-    """The whole page as Markdown; the same results give the same text."""
+def results_page(grid: Grid, records: Mapping[str, CellRecord], notes: Mapping[str, str], tuned: str = "") -> str:
+    """The whole page as Markdown, with the section on the tuned grid; the same results give the same text."""
     shown = {name: tables(grid, name, records) for name in grid.content["tables"]}
     beyond = tables(grid, BEYOND, records)
     published = _published(chain.from_iterable(shown.values()))
@@ -68,7 +68,7 @@ def results_page(grid: Grid, records: Mapping[str, CellRecord], notes: Mapping[s
         compared=len(compared),
         far=[_difference(place, entry, d, notes) for place, entry, d in far],
         verdicts=verdicts(grid, records),
-        unreported=_unreported(comparisons(grid, records)),
+        unreported=comparison_table(comparisons(grid, records)),
         single=[spread for spread in seeds if spread.measure in SPREAD_OF and not spread.paired],
         paired=[spread for spread in seeds if spread.measure in SPREAD_OF and spread.paired],
         range_of=_range_of,
@@ -79,7 +79,8 @@ def results_page(grid: Grid, records: Mapping[str, CellRecord], notes: Mapping[s
         caption=CAPTION,
         settings=len(beyond),
         begun=[table for table in beyond if table.count[0]],
-        environments=_environments(records),
+        environments=environments(records),
+        tuned=tuned,
     )
 
 
@@ -119,7 +120,8 @@ def _difference(place: str, entry: Entry, points: float, notes: Mapping[str, str
     }
 
 
-def _unreported(compared: Sequence[Comparison]) -> str:
+def comparison_table(compared: Sequence[Comparison]) -> str:
+    """Comparisons that the paper does not report, setting by setting."""
     settings = list(dict.fromkeys(setting for item in compared for setting in item.settings))
     rows = [[item.text, item.ahead, *map(item.figures, settings)] for item in compared]
     return Table.of(["A against B (percent, bold where A is ahead)", "ahead", *settings], rows).to_markdown()
@@ -179,7 +181,7 @@ def _footnotes(parts: Sequence[PaperTable], notes: Mapping[str, str]) -> list[st
     return [f"\\* `{key.replace(' ', '`, ')}: {note}" for key, note in notes.items() if key in shown]
 
 
-def _environments(records: Mapping[str, CellRecord]) -> list[str]:
+def environments(records: Mapping[str, CellRecord]) -> list[str]:
     """Hardware, versions, hours and dates."""
     groups: dict[str, list[CellRecord]] = {}
     for record in records.values():

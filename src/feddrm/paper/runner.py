@@ -20,16 +20,18 @@ from feddrm.engine import RoundResult
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.atomic import locked
 from feddrm.paper.cell_records import CellRecord, read_records, write_record
+from feddrm.paper.cell_search import search_cell, with_choices
 from feddrm.paper.estimate import estimate
 from feddrm.paper.grid import Cell, Grid
 from feddrm.runs import Run, RunFolder, hardware, train
 from feddrm.runs.listeners import OnRound
 
 SKIPPED: Literal["skipped"] = "skipped"
+ROUNDS = 1000  # of the router's fit, at most: in one process they are cheap, so it comes to its end
 SAVING = 10.0  # seconds reserved for the last checkpoint
 
 State = Literal["done", "no router", "half done", "missing"]
-Event = Literal["finished", "router", "interrupted", "skipped", "failed"]
+Event = Literal["searched", "finished", "router", "interrupted", "skipped", "failed"]
 Watch = Callable[[Cell], AbstractContextManager[OnRound | None]]
 
 
@@ -71,10 +73,12 @@ class Runner:
     deadline: float | None = None  # by time.monotonic()
     clock: Callable[[], float] = time.monotonic
     watch: Watch = lambda cell: nullcontext(None)  # noqa: ARG005
+    progress: bool = False  # of searches, which watch over their own trials
 
     def __post_init__(self) -> None:
         if self.device.startswith("cuda") and not torch.cuda.is_available():
             raise FeddrmError(f"device '{self.device}' was given, but torch finds no GPU here: use --device cpu")
+        self.grid = with_choices(self.grid, self.results)
         fixed = set(self.grid.cells[0].protocol()) & set(self.settings)
         if fixed:
             key = min(fixed)
@@ -90,6 +94,8 @@ class Runner:
         if record is not None:
             return Standing(cell, "done" if record.routed else "no router", cell.plan.rounds, record.seconds)
         seconds = estimate(cell, self.grid.by_id, self._measured())
+        if seconds is not None and self._needs_search(cell):
+            seconds *= 1 + float((self.grid.search or {}).get("cost", 1.0))
         begun = folder.state_file.exists()
         lines = folder.metrics() if begun else []
         return Standing(cell, "half done" if begun else "missing", lines[-1]["round"] if lines else 0, seconds)
@@ -110,6 +116,9 @@ class Runner:
                 for event, why in self._cell(cell) if claimed else [(SKIPPED, "another call is running it")]:
                     yield CellOutcome(cell, event, self.clock() - started, why)
                     started = self.clock()
+
+    def _needs_search(self, cell: Cell) -> bool:
+        return self.grid.search is not None and cell.pair not in self.grid.chosen
 
     def _needs_retraining(self, cell: Cell) -> bool:
         """Whether a finished cell has no router and no run folder to which one could be fitted."""
@@ -158,6 +167,13 @@ class Runner:
         except FeddrmError as error:
             yield "skipped", f"no data: {error}"
             return
+        if self._needs_search(cell):
+            event, why = self._attempt(cell, lambda: self._search(replace(cell, seed=self.grid.seed)))
+            yield ("searched", self._found(cell)) if event == "finished" else (event, f"search: {why}")
+            if event != "finished":
+                return
+            began, federation = self.clock(), self._load(cell)
+        cell = replace(cell, grid=self.grid)  # with what searches have chosen
         event, why = self._attempt(cell, lambda: self._train(cell, federation, None if begun else began))
         yield event, why
         if event == "finished":
@@ -177,6 +193,20 @@ class Runner:
             return "failed", f"{type(error).__name__}: {error} (see {trace})"
         return "finished", ""
 
+    def _found(self, cell: Cell) -> str:
+        return ", ".join(f"{key}={value}" for key, value in self.grid.chosen[cell.pair].items())
+
+    def _search(self, cell: Cell) -> None:
+        """Search with the grid's own seed: all seeds of a setting and method share what is found."""
+        left = self._left()
+        settings = {**self.settings, "device": self.device, "progress": self.progress}
+        budget = None if left == float("inf") else left
+        found = search_cell(cell, self._load(cell), self.results, self.work, budget, **settings)
+        self._free_memory()
+        if found is None:
+            raise OutOfTime
+        self.grid = replace(self.grid, chosen={**self.grid.chosen, cell.pair: found})
+
     def _train(self, cell: Cell, federation: Federation, began: float | None) -> None:
         settings = {**cell.protocol(), **self.settings, "device": self.device}
         settings = {key: value for key, value in settings.items() if key not in ("data", "method", "model")}
@@ -192,12 +222,16 @@ class Runner:
                     **settings,
                 )
         finally:
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            self._free_memory()
         # Wall time includes loading, so estimates prefer it. It is unknown for a cell that was interrupted.
         wall = None if began is None else self.clock() - began
         self.records[cell.id] = write_record(cell, run, self.results, {"wall": wall, **self._beside(cell)})
+
+    @staticmethod
+    def _free_memory() -> None:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     def _until_deadline(self, listen: OnRound | None) -> OnRound:
         def on_round(result: RoundResult, metrics: dict[str, Any] | None, rounds: int) -> None:
@@ -218,7 +252,7 @@ class Runner:
             return
         began = self.clock()
         run = Run.open(folder.path)
-        event, why = self._attempt(cell, lambda: run.fit_router(self._load(cell), device=self.device))
+        event, why = self._attempt(cell, lambda: run.fit_router(self._load(cell), device=self.device, rounds=ROUNDS))
         if event != "finished":
             yield event, f"router: {why}"
             return

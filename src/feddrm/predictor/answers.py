@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,19 +94,21 @@ def answer_queries(
     consult: int = 1,
     abstain: str = "mark",
     answer: str = "trained",
+    views: int = 1,
     **routing: Any,
 ) -> Answers:
     """Route raw samples or network inputs [N, ...], and ask the ``consult`` best clients of each.
 
     ``client`` names one client to ask about all samples, without routing. ``answer`` is ``trained`` or ``refit``, as
-    for :meth:`Predictor.load`. ``routing`` has the options of :meth:`feddrm.router.Router.route`.
+    for :meth:`Predictor.load`. Features and answers are averaged over so many ``views`` of a sample. ``routing`` has
+    the options of :meth:`feddrm.router.Router.route`.
     """
     check_choice("abstain", abstain, ABSTAIN)
     before = Snapshot.of(run.router)
     router, samples = load_router(run.router), as_tensor(x).detach().cpu()
     number = len(samples)
     if client is None:
-        decision = router.route(samples, **routing)
+        decision = router.route(samples, views=views, **routing)
         chosen, log_weights = _best_clients(router, decision, consult, routing.get("available"))
         asked = decision.client >= 0
         if abstain == "mark":
@@ -120,7 +122,9 @@ def answer_queries(
         asked, client_probability = torch.ones(number, dtype=torch.bool), torch.full((number,), math.nan).double()
     classes = class_names(run.path, int(read_manifest(run.router)["classes"]))
     probabilities = torch.full((number, len(classes)), math.nan, dtype=torch.float64)
-    probabilities[asked] = _ask(run, router, answer, samples[asked], chosen[asked], log_weights[asked].double())
+    probabilities[asked] = _ask(
+        run, router, {"answer": answer, "views": views}, samples[asked], chosen[asked], log_weights[asked].double()
+    )
     if Snapshot.of(run.router) != before:  # clients may have been asked under two routers
         raise FeddrmError(f"the router of {run.path} was replaced meanwhile: ask again")
     top, label = probabilities.max(1)
@@ -163,12 +167,17 @@ def _check_client(router: Router, client: str, consult: int, routing: dict[str, 
         raise SettingError(f"client '{client}' is asked alone, without the router: leave out {' and '.join(given)}")
 
 
-def _ask(run: RunFiles, router: Router, answer: str, x: Tensor, chosen: Tensor, log_weights: Tensor) -> Tensor:
-    """Class probabilities [n, K]: the mixture of the answers of every sample's ``chosen`` clients [n, k]."""
+def _ask(
+    run: RunFiles, router: Router, options: Mapping[str, Any], x: Tensor, chosen: Tensor, log_weights: Tensor
+) -> Tensor:
+    """Class probabilities [n, K]: the mixture of the answers of every sample's ``chosen`` clients [n, k].
+
+    ``options`` are those of :meth:`Predictor.load`.
+    """
     classes = int(read_manifest(run.router)["classes"])
     answers = torch.zeros(*chosen.T.shape, classes, dtype=torch.float64)
     for number in sorted(set(chosen.flatten().tolist())):
-        predictor = _load_predictor(run, router.names[number], answer)
+        predictor = _load_predictor(run, router.names[number], options)
         places = (chosen == number).nonzero()  # pairs of sample and rank
         for part in places.split(CPU_QUERIES):
             sample, rank = part.T
@@ -176,14 +185,14 @@ def _ask(run: RunFiles, router: Router, answer: str, x: Tensor, chosen: Tensor, 
     return mixture(log_weights, answers.log()).exp()
 
 
-def _load_predictor(run: RunFiles, client: str, answer: str) -> Predictor:
+def _load_predictor(run: RunFiles, client: str, options: Mapping[str, Any]) -> Predictor:
     file = run.client(client).private_file
     if not file.is_file():
         raise FeddrmError(
             f"{run.path} has no private part of client '{client}' ({file}): ask that client through a gateway "
             "('feddrm query'), or one whose private part is here (--client NAME)"
         )
-    return Predictor.load(run.client(client).path, run.path, answer)
+    return Predictor.load(run.client(client).path, run.path, **options)
 
 
 def _number(value: Tensor) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functional_call
 
+from feddrm.data.query_views import QueryViews
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.run_files import ClientFiles, RunFiles
 from feddrm.io.staging import Snapshot, read_whole
@@ -46,6 +47,7 @@ class Predictor:
     router: Router  # for the shape of samples and this client's scale
     head: TrainedHead | RefitHead
     named: bool  # whether the classes have names; otherwise they have numbers
+    views: QueryViews = field(default_factory=QueryViews)  # of every sample; features are answered as they are
     fit: str | None = None  # the name of the router's fit that the head belongs to; a trained one belongs to none
 
     @property
@@ -53,22 +55,22 @@ class Predictor:
         return self.head.takes_features
 
     @classmethod
-    def load(cls, folder: Path, run: Path | None = None, answer: str = "trained") -> Predictor:
+    def load(cls, folder: Path, run: Path | None = None, answer: str = "trained", views: int = 1) -> Predictor:
         """Load from a client's folder. ``run`` has ``config.yaml`` and ``router/``; default: two levels above.
 
         ``answer`` is ``trained`` for the model that the method trained, or ``refit`` for the private head that
         'feddrm fit-router' fitted on the router's features. A site of a deployed federation has the shared leaves in
-        its own folder instead of ``router/``.
+        its own folder instead of ``router/``. Answers are averaged over so many ``views`` of a sample.
         """
         if answer not in ANSWERS:
             raise SettingError(f"answer '{answer}'{nearest(answer, ANSWERS)}: choose {' or '.join(ANSWERS)}")
         folder = folder.resolve()
         run = folder.parent.parent if run is None else run
         client, files = ClientFiles(folder), RunFiles(run)
-        return read_whole(files.router, lambda now: cls._load(client, files, answer, now))
+        return read_whole(files.router, lambda now: cls._load(client, files, answer, views, now))
 
     @classmethod
-    def _load(cls, client: ClientFiles, files: RunFiles, answer: str, now: Snapshot) -> Predictor:
+    def _load(cls, client: ClientFiles, files: RunFiles, answer: str, views: int, now: Snapshot) -> Predictor:
         name, run = client.path.name, files.path
         if not now.has(client.private_file):
             missing = client.private_file.name
@@ -82,7 +84,7 @@ class Predictor:
         number = int(manifest["classes"])
         named = known_classes(run, number) is not None
         fit = manifest["notes"].get(FIT) if answer == "refit" else None
-        return cls(name, answer, class_names(run, number), router, head, named, fit)
+        return cls(name, answer, class_names(run, number), router, head, named, router.views(views), fit)
 
     def __call__(self, queries: Sequence[tuple[str, NDArray[Any]]]) -> list[NDArray[np.float64]]:
         """Probabilities [n, K] for every query; queries with the same kind of samples in one pass."""
@@ -90,7 +92,10 @@ class Predictor:
 
     def _probabilities(self, kind: str, x: NDArray[Any]) -> NDArray[np.float64]:
         rows = torch.from_numpy(x)
-        logits = self.head.features(rows) if kind == "features" else self.head.samples(self.router.inputs(rows))
+        if kind == "features":
+            logits = self.head.features(rows)
+        else:
+            logits = self.views.mean(self.router.inputs(rows), lambda x: {"logits": self.head.samples(x)})["logits"]
         probabilities: NDArray[np.float64] = (logits.double() / self.head.temperature).softmax(1).numpy()
         if not np.isfinite(probabilities).all():
             raise FeddrmError("the numbers are too large for this model: check their scale")
@@ -163,10 +168,7 @@ class RefitHead:
         remedy = f"run 'feddrm fit-router {run.path}', or give --answer trained"
         if not heads or notes is None or not now.has(client.head_file):
             raise FeddrmError(f"{run.path} has no refitted heads: {remedy}")
-        own = now.read(client.head_file, lambda path: PrivateHead.read(path, COPY_AGAIN))
-        if own.fit != (fit := manifest["notes"].get(FIT)):
-            fits = f"{own.fit or 'without a name'}, the router's is {fit or 'without a name'}"
-            raise FeddrmError(f"{client.head_file} belongs to another fit ({fits}): {COPY_AGAIN}, {remedy}")
+        own = PrivateHead.of_fit(client.head_file, now, manifest["notes"].get(FIT), f"{COPY_AGAIN}, {remedy}")
         recipe = Recipe.of(notes)
         shared = now.read(client.shared_file if now.has(client.shared_file) else run.shared_file, _tensors)
         net = None

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from feddrm.data.query_views import QueryViews
 from feddrm.data.tables.table_schema import TableSchema
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.staging import Snapshot, checksum, read_whole, replace_together
@@ -105,6 +106,9 @@ def make_artifact(
             "std": list(router.input_std),
             "own_scales": router.own_scales,
             "schema": None if router.schema is None else router.schema.as_dict(),
+            "views": None
+            if router.query_views is None
+            else {"crops": router.query_views.crops, "mirrors": router.query_views.mirrors},
         },
         "calibration": calibration,
         "notes": dict(notes or {}),
@@ -161,6 +165,7 @@ def _load(folder: Path) -> Router:
     try:
         recipe = Recipe.of(manifest["features"])
         columns, schema = manifest["notes"].get("columns"), manifest["input"].get("schema")
+        views = manifest["input"].get("views")
         calibration = dict(manifest["calibration"])
         if calibration["unlike_above"] is None:
             calibration["unlike_above"] = float("inf")
@@ -181,6 +186,7 @@ def _load(folder: Path) -> Router:
             own_scales=bool(manifest["input"].get("own_scales", False)),  # absent from older manifests, as all below
             columns=None if columns is None else tuple(columns),
             schema=None if schema is None else TableSchema.of(schema),
+            query_views=None if views is None else QueryViews(bool(views["crops"]), bool(views["mirrors"])),
             usual=Scaler(tensors["input_mean"], tensors["input_scale"]) if "input_mean" in tensors else None,
         )
     except (KeyError, TypeError, ValueError, AttributeError, SettingError) as error:

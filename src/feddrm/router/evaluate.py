@@ -41,7 +41,8 @@ def evaluate_router(
     """
     router, labels, origin = fitted.router, predictions.labels, predictions.origin
     features = router.recipe.features if fitted.heads is None else router.recipe.features + fitted.heads.recipe.features
-    columns = extract(Recipe(tuple(dict.fromkeys(features))), net, shared, test.x)
+    recipe = Recipe(tuple(dict.fromkeys(features)))
+    columns = test.views.mean(test.x, lambda x: extract(recipe, net, shared, x))
     logits = router.logits(torch.cat([columns[f.name] for f in router.recipe.features], dim=1)).double()
     published = predictions.logits.double().log_softmax(-1)
     log_weights = {rule: by_rule(logits, router.log_prior, rule) for rule in RULES}

@@ -10,20 +10,26 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from feddrm.errors import FeddrmError
+from feddrm.data.query_views import QueryViews
+from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.atomic import write_atomically
 from feddrm.router.policy import by_rule
 from feddrm.router.router import Router
 from feddrm.rules import Rule
 
 
-def export_onnx(router: Router, path: Path, *, rule: str = "density", features_only: bool = False) -> None:
+def export_onnx(
+    router: Router, path: Path, *, rule: str = "density", features_only: bool = False, views: int = 1
+) -> None:
     """Write a function from the input [N, ...] to ``probabilities`` [N, m] by one routing rule.
 
     The input is what the network takes (``router.inputs`` scales raw images), or with
-    ``features_only`` the features. N may vary.
+    ``features_only`` the features. N may vary. The function averages over so many ``views`` of an input.
     """
     Rule.find(rule)  # refuses an unknown name
+    averaged = router.views(views)
+    if features_only and views > 1:
+        raise SettingError(f"views={views}: features have no views: export without features_only, or leave views out")
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
@@ -32,7 +38,7 @@ def export_onnx(router: Router, path: Path, *, rule: str = "density", features_o
     width = router.weight.shape[1]
     example = torch.zeros(2, width) if features_only else torch.zeros(2, *router.shape)
     own = replace(router, net=copy.deepcopy(router.net)).to("cpu")  # a copy: the caller's network must not change
-    module = _Probabilities(own, rule, features_only).eval()
+    module = _Probabilities(own, rule, None if features_only else averaged).eval()
     # The exporter warns about its own internals; the tests compare its result.
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
@@ -52,17 +58,20 @@ def export_onnx(router: Router, path: Path, *, rule: str = "density", features_o
 class _Probabilities(nn.Module):
     """The router's arithmetic, with all its tensors as constants."""
 
-    def __init__(self, router: Router, rule: str, features_only: bool) -> None:
+    def __init__(self, router: Router, rule: str, views: QueryViews | None) -> None:
         super().__init__()
-        self.router, self.rule, self.features_only = router, rule, features_only
-        self.net = None if features_only or not router.recipe.needs else router.net
+        self.router, self.rule, self.views = router, rule, views  # without views the input is the features
+        self.net = None if views is None or not router.recipe.needs else router.net
         if self.net is not None:
             self.net.load_state_dict({**self.net.state_dict(), **router.leaves})
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.features_only:
-            stages = {"input": x}
-            if self.net is not None:
-                _, stages = self.net.embed(x)
-            x = torch.cat([feature(self.net, stages) for feature in self.router.recipe.features], dim=1)
+        if self.views is not None:
+            x = self.views.mean(x, self._features)["features"]
         return by_rule(self.router.logits(x), self.router.log_prior, self.rule).exp()
+
+    def _features(self, x: Tensor) -> dict[str, Tensor]:
+        stages = {"input": x}
+        if self.net is not None:
+            _, stages = self.net.embed(x)
+        return {"features": torch.cat([feature(self.net, stages) for feature in self.router.recipe.features], dim=1)}

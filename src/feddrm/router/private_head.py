@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from feddrm.errors import FeddrmError
+from feddrm.io.staging import Snapshot
 from feddrm.io.tensors import read_metadata, read_tensors, tensor_bytes
 from feddrm.io.text import broken
 from feddrm.router.artifact import FIT
@@ -25,6 +27,15 @@ class PrivateHead:
         """The content of its file, which only the client may read."""
         tensors = {"correction": self.correction, "temperature": torch.tensor(self.temperature)}
         return tensor_bytes(tensors, None if self.fit is None else {FIT: self.fit})
+
+    @classmethod
+    def of_fit(cls, path: Path, now: Snapshot, fit: str | None, remedy: str) -> PrivateHead:
+        """Read the head of this fit; one of another is refused."""
+        head = now.read(path, lambda place: cls.read(place, remedy))
+        if head.fit != fit:
+            fits = f"{head.fit or 'without a name'}, the router's is {fit or 'without a name'}"
+            raise FeddrmError(f"{path} belongs to another fit ({fits}): {remedy}")
+        return head
 
     @classmethod
     def read(cls, path: Path, remedy: str) -> PrivateHead:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from feddrm.data.query_views import QueryViews
 from feddrm.data.tables.table_schema import TableSchema
 from feddrm.errors import FeddrmError, FieldProblem, SettingError
 from feddrm.models import Net
@@ -139,6 +140,7 @@ class Router:
     columns: tuple[str, ...] | None = None  # of a table: the names of the network's inputs
     schema: TableSchema | None = None
     usual: Scaler | None = None  # of a table: the inputs' pooled means and deviations
+    query_views: QueryViews | None = None  # those that the data allow; None where the fit was older and did not note it
 
     def __post_init__(self) -> None:
         # (x - mean) / scale * weight = (x - mean) * (weight / scale): saves one pass per query.
@@ -184,9 +186,19 @@ class Router:
         mean, std = (torch.tensor(v, device=x.device).view(-1, 1, 1) for v in (self.input_mean, self.input_std))
         return x.float().div_(255).sub_(mean).div_(std)
 
-    def features(self, x: Tensor | NDArray[Any] | Sequence[Any]) -> Tensor:
-        """Features [N, d] of raw samples or network inputs."""
-        columns = extract(self.recipe, self.net, self.leaves, self.inputs(x))
+    def views(self, count: int) -> QueryViews:
+        """The first ``count`` views of a query; more than the data allow are refused."""
+        if self.query_views is None and count > 1:
+            raise SettingError(
+                f"views={count}: this router is older and does not know which views its data allow: fit it again, "
+                "or leave views out"
+            )
+        return (self.query_views or QueryViews()).take(count)
+
+    def features(self, x: Tensor | NDArray[Any] | Sequence[Any], views: int = 1) -> Tensor:
+        """Features [N, d] of raw samples or network inputs: means over so many views of each."""
+        averaged = self.views(views)
+        columns = averaged.mean(self.inputs(x), lambda view: extract(self.recipe, self.net, self.leaves, view))
         return torch.cat([columns[feature.name] for feature in self.recipe.features], dim=1)
 
     def logits(self, features: Tensor) -> Tensor:
@@ -200,14 +212,15 @@ class Router:
         x = features.to(folded.dtype)
         return torch.addmm(self.bias, x - self.scaler.mean.to(x), folded) / self.calibration.temperature
 
-    def route(self, x: Tensor | NDArray[Any] | Sequence[Any], **options: Any) -> Decision:
+    def route(self, x: Tensor | NDArray[Any] | Sequence[Any], *, views: int = 1, **options: Any) -> Decision:
         """Decide for raw samples or network inputs [N, ...], with the options of :meth:`route_features`.
 
         ``x`` is a tensor, an array or a list. Images are whole numbers 0..255, or floats as the network takes them.
-        Values of a table's row that cannot be are flagged, and the decision about the row abstains.
+        ``views`` averages the features over so many crops and mirror images of each. Values of a table's row that
+        cannot be are flagged, and the decision about the row abstains.
         """
         x = self.inputs(x)
-        decision = self.route_features(self.features(x), **options)
+        decision = self.route_features(self.features(x, views), **options)
         return decision if self.row_checks is None else decision.flagged(self.row_checks(x))
 
     @cached_property

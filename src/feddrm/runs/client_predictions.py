@@ -6,8 +6,9 @@ import torch
 
 from feddrm.data import Federation, Pool
 from feddrm.engine import CPU_QUERIES, GPU_QUERIES, State, arithmetic
-from feddrm.evaluation import Execution, Queries, Replay, pooled_queries
+from feddrm.evaluation import Execution, Predictions, Queries, Replay, pooled_queries, predict
 from feddrm.methods import Method, Tensors
+from feddrm.models import Net
 from feddrm.runs.config import Config
 
 
@@ -18,8 +19,22 @@ def pooled_test_set(config: Config, federation: Federation, round: int, pool: Po
         crop=config.evaluation.test_crop,
         seed=config.plan.seed,
         round=round,
+        views=config.evaluation.views,
         workers=config.threads,
         pool=pool,
+    )
+
+
+def all_predictions(config: Config, net: Net, state: State, test: Queries, replay: Replay | None = None) -> Predictions:
+    """The predictions of every client's model, of the published client head and of the global model."""
+    method = config.method
+    return predict(
+        net,
+        client_models(method, state),
+        test,
+        client_branch=state.shared if method.client_branch else None,
+        global_model=method.global_model(state.shared),
+        execution=execution(config, config.threads, replay),
     )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from feddrm.data import Dataset, Federation
 from feddrm.engine import Plan, RoundSchedule, arithmetic, engine_for
+from feddrm.engine.recipes import fill_in
 from feddrm.errors import SettingError
 from feddrm.io.text import read_yaml
 from feddrm.methods import Method
@@ -27,7 +28,7 @@ class Evaluation:
     """When and how to evaluate: every round of the last ``window``, every ``every`` rounds before.
 
     ``also`` is the first and the last of further rounds that are all evaluated, for example the rounds before
-    tuning starts, in which a method's clients still share one global model.
+    tuning starts, in which a method's clients still share one global model. ``views`` are averaged for every answer.
     """
 
     window: int = 50
@@ -35,6 +36,7 @@ class Evaluation:
     test_crop: bool = True
     ties: str = "smallest"
     also: tuple[int, int] | None = None
+    views: int = 1
 
     def check(self) -> None:
         """Refuse impossible values."""
@@ -42,8 +44,14 @@ class Evaluation:
             raise SettingError(f"window={self.window}, every={self.every}: give at least 1")
         if self.ties not in TIES:
             raise SettingError(f"ties='{self.ties}': choose {' or '.join(TIES)}")
+        if self.views < 1:
+            raise SettingError(f"views={self.views}: give at least 1")
         if self.also is not None and not 1 <= self.also[0] <= self.also[-1]:
             raise SettingError(f"also={self.also}: give the first and the last round, as in [651, 700]")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values. Views stand there only if there are several, so that older runs can be resumed."""
+        return {key: value for key, value in asdict(self).items() if key != "views" or value != 1}
 
     def due(self, round: int, rounds: int) -> bool:
         """Whether a round is evaluated."""
@@ -94,7 +102,7 @@ class Config:
             "method": {"name": self.method.name, **_plain(asdict(self.method))},
             "model": {"name": self.model.name, **_plain(asdict(self.model))},
             **_plain(self.plan.as_dict()),
-            "evaluation": _plain(asdict(self.evaluation)),
+            "evaluation": _plain(self.evaluation.as_dict()),
             "device": self.device,
             "engine": self.engine,
             "precision": self.precision,
@@ -116,21 +124,21 @@ def resolve(
     method: str | Method = "feddrm",
     model: str | Model | Mapping[str, Any] | None = None,
     evaluation: Mapping[str, Any] | None = None,
+    recipe: str | None = None,
     **settings: Any,
 ) -> Config:
-    """Fill in the settings that were not given: the paper's for photographs, quicker ones for small samples.
+    """Fill in the settings that were not given, by a recipe (see :mod:`feddrm.engine.recipes`).
 
     ``model`` may be settings without a name: they go to the model that suits the data. ``settings`` are the fields
     of :class:`feddrm.engine.Plan` and of :class:`Machine`.
     """
     given, machine_settings = training_settings(settings)
     machine = Machine(**machine_settings)
-    small = len(federation.shape) != 3 or min(federation.shape[1:]) < SMALL_SIDE
-    suggested = Plan(rounds=40, batch_size=32, lr=0.05) if small else Plan()
+    small = is_small(federation)
     if not isinstance(model, str | Model):
         suitable = "mlp" if small else "resnet18_retina" if federation.name == "retina" else "resnet18"
         model = Model.make(suitable, **(model or {}))
-    plan = replace(suggested, **given)
+    plan = fill_in(given, small, recipe)
     when = known_fields(Evaluation, evaluation or {}, "evaluation")
     window = when.setdefault("window", min(plan.rounds, max(5, min(50, plan.rounds // 16))))
     when.setdefault("every", max(1, (plan.rounds - window) // 20))
@@ -146,7 +154,13 @@ def resolve(
         threads=machine.threads if machine.threads is not None else threads_for(small, machine.device),
     )
     config.check()
+    federation.query_views.take(config.evaluation.views)
     return config
+
+
+def is_small(federation: Federation) -> bool:
+    """Whether samples are rows of a table or images too small for a convolutional network."""
+    return len(federation.shape) != 3 or min(federation.shape[1:]) < SMALL_SIDE
 
 
 def training_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -13,6 +13,7 @@ from feddrm.predictor.answers import Answers, answer_queries
 from feddrm.router import Router, load_router
 from feddrm.runs.config import read_config
 from feddrm.runs.folder import RunFolder
+from feddrm.runs.run_evaluation import evaluate_run
 from feddrm.runs.run_router import fit_run_router
 
 
@@ -60,6 +61,13 @@ class Run:
         """
         return fit_run_router(self.folder, self.config, federation or self.federation, **settings)
 
+    def evaluate(self, federation: Federation | None = None, **options: Any) -> dict[str, Any]:
+        """Measure the run again, after its last round, with ``views=8`` for example; nothing is written.
+
+        Options as for :func:`feddrm.runs.run_evaluation.evaluate_run`, data as for :meth:`fit_router`.
+        """
+        return evaluate_run(self.folder, self.config, federation or self.federation, **options)
+
     def router(self, device: str = "cpu") -> Router:
         """The router that was fitted before."""
         return load_router(self.folder.router, device)
@@ -69,7 +77,8 @@ class Run:
 
         Options: ``client`` asks one client by name, without routing. ``consult=2`` asks the two best clients and mixes
         their answers. ``abstain="answer"`` gives labels where the router abstains, too. ``answer`` is ``trained`` or
-        ``refit``. All others (rule, coverage, available) are those of :meth:`feddrm.router.Router.route`.
+        ``refit``. ``views=8`` averages over so many crops and mirror images of a sample. All others (rule, coverage,
+        available) are those of :meth:`feddrm.router.Router.route`.
         """
         return answer_queries(self.folder, x, **options)
 

@@ -55,7 +55,7 @@ def fit_run_router(
         folder.refuse_other_data(federation, "give the data that it was trained on")
         if not folder.state_file.exists():
             raise FeddrmError(f"{folder.path} has no checkpoint any more: train it again, into another folder")
-        config = _config_again(saved, federation, device)
+        config = saved_config(saved, federation, device)
         fitted, figures = _fit(folder, config, federation.to(config.device), router_settings, on_step)
         artifact = fitted.artifact(config.as_dict()["model"])
         temperatures = figures["temperatures"]
@@ -70,7 +70,7 @@ def measure_router(
     folder: RunFolder, saved: Mapping[str, Any], federation: Federation, **settings: Any
 ) -> dict[str, Any]:
     """The figures of a router fitted on the latest checkpoint, finished run or not; nothing is written."""
-    config = _config_again(saved, federation, None)
+    config = saved_config(saved, federation, None)
     return _fit(folder, config, federation.to(config.device), RouterSettings(**settings), None)[1]
 
 
@@ -127,7 +127,7 @@ def load_run_federation(folder: RunFolder, saved: Mapping[str, Any], data_dir: s
         raise FeddrmError(f"cannot load the data of {folder.path} again ({error}); or give the federation") from error
 
 
-def _config_again(saved: Mapping[str, Any], federation: Federation, device: str | None) -> Config:
+def saved_config(saved: Mapping[str, Any], federation: Federation, device: str | None) -> Config:
     """The run's configuration, on another device if one is given."""
     given = dict(saved)
     parts = {part: dict(given.pop(part)) for part in ("data", "method", "model", "evaluation")}

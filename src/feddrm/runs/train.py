@@ -13,6 +13,7 @@ import torch
 
 from feddrm.data import Dataset, Federation, load
 from feddrm.engine import Plan, arithmetic, cpu_kernels, engine_for
+from feddrm.engine.recipes import check_recipe
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import Method
 from feddrm.models import Model
@@ -41,7 +42,8 @@ def train(  # noqa: PLR0913 (the public signature)
     """Train and evaluate into the folder ``out``. An interrupted run in it is resumed; anything else is refused.
 
     ``settings`` are the fields of :class:`feddrm.engine.Plan` (rounds, lr, seed, ...), device, engine, precision,
-    threads, and ``evaluation``, a mapping of the fields of :class:`feddrm.runs.Evaluation`.
+    threads, ``evaluation``, a mapping of the fields of :class:`feddrm.runs.Evaluation`, and ``recipe`` (``"tuned"`` or
+    ``"paper"``), which fills in what is not given.
     ``on_round(result, metrics, rounds)`` is called after every round; ``metrics`` is None if the round was not
     evaluated. Nothing is printed unless ``progress`` asks for a bar on standard error. ``track`` writes TensorBoard
     scalars.
@@ -122,7 +124,10 @@ def _check_early(data: str | Federation, method: str | Method, model: object, se
     chosen = Method.make(method) if isinstance(method, str) else method
     if isinstance(model, str):
         Model.find(model)
-    given, machine_settings = training_settings({k: v for k, v in settings.items() if k != "evaluation"})
+    given, machine_settings = training_settings(
+        {k: v for k, v in settings.items() if k not in ("evaluation", "recipe")}
+    )
+    check_recipe(settings.get("recipe"), given)
     plan, machine = Plan(**given), Machine(**machine_settings)
     plan.check()
     if "rounds" in given:

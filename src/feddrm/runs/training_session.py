@@ -26,12 +26,11 @@ from feddrm.evaluation import (
     evaluate,
     is_collapsed,
     per_client,
-    predict,
     route,
     summarise,
     votes,
 )
-from feddrm.runs.client_predictions import client_models, execution, pooled_test_set
+from feddrm.runs.client_predictions import all_predictions, pooled_test_set
 from feddrm.runs.config import Config
 from feddrm.runs.environment import hardware, versions
 from feddrm.runs.folder import RunFolder
@@ -122,15 +121,8 @@ class TrainingSession:
 
     def predictions(self, state: State) -> Predictions:
         """The predictions of every client's model for the pooled test set after this round."""
-        config, method = self.config, self.config.method
-        return predict(
-            self.net,
-            client_models(method, state),
-            pooled_test_set(config, self.federation, state.round, self.test_pool),
-            client_branch=state.shared if method.client_branch else None,
-            global_model=method.global_model(state.shared),
-            execution=execution(config, config.threads, self.replay),
-        )
+        test = pooled_test_set(self.config, self.federation, state.round, self.test_pool)
+        return all_predictions(self.config, self.net, state, test, self.replay)
 
     def evaluate(self, result: RoundResult) -> tuple[Predictions, dict[str, Any]]:
         """The predictions after a round and its line of ``metrics.jsonl``."""

@@ -1,4 +1,4 @@
-"""Successive halving: all candidates train a little, the better half goes on, until two are compared at the end."""
+"""Successive halving: all candidates train a little, the better half goes on, until a few are compared at the end."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ class Halving:
         return sum(rung.trials * (rung.round - before.round) for before, rung in steps)
 
 
-def plan_halving(candidates: int, rounds: int, longest: int) -> Halving:
+def plan_halving(candidates: int, rounds: int, longest: int, finalists: int = 2) -> Halving:
     """The longest trials, of at most ``longest`` rounds each, whose rounds together are at most ``rounds``.
 
-    A trial has its own schedule of rates, from its first to its last round, so that the last rung compares finished
-    trainings. Candidates that leave earlier are compared by what they have reached at the same round.
+    A trial has its own schedule of rates, from its first to its last round, so that the last rung compares the
+    finished trainings of ``finalists`` candidates. Candidates that leave earlier are compared by what they have reached
+    at the same round.
     """
     trials = [candidates]
-    while trials[-1] > 2:
-        trials.append(max(2, math.ceil(trials[-1] / 2)))
+    while trials[-1] > finalists:
+        trials.append(max(finalists, math.ceil(trials[-1] / 2)))
     for length in range(min(rounds, longest), 0, -1):
         halving = _rungs(trials, length)
         if halving is not None and halving.cost <= rounds:

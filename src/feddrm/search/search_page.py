@@ -11,30 +11,30 @@ from feddrm._version import __version__
 from feddrm.report.html_templates import TEMPLATES
 from feddrm.report.svg import SERIES, inline_svg
 from feddrm.report.tables import DASH, Table
-from feddrm.search.trial import MethodSearch, goal_scores
+from feddrm.search.method_search import MethodSearch
+from feddrm.search.trial import goal_scores
 
 DASHES = ("-", "--", ":", "-.")
 
 
-def search_page(goal: str, searches: Sequence[MethodSearch]) -> str:
+def search_page(searches: Sequence[MethodSearch]) -> str:
     """One HTML file with its figures inside."""
     data = searches[0].whole.data["name"]
-    words = " and ".join(goal_scores(goal))
+    words = " and ".join(goal_scores(searches[0].task.goal))
     lead = (
         f"Settings compared by {words} accuracy on samples held out of the training data; test samples were not read. "
         f"Trials that do worse at a comparison stop there."
     )
-    shown = [_shown(number, goal, search) for number, search in enumerate(searches)]
+    shown = [_shown(number, search) for number, search in enumerate(searches)]
     template = TEMPLATES.get_template("search.html.j2")
     return template.render(title=f"Search on {data}", lead=lead, searches=shown, version=__version__)
 
 
-def _shown(number: int, goal: str, search: MethodSearch) -> dict[str, Any]:
-    best = search.best(goal)
-    found = "No trial was scored yet." if best is None else f"Best so far: {best.candidate.name}."
+def _shown(number: int, search: MethodSearch) -> dict[str, Any]:
+    found = search.verdict()
     pictures = [
         {
-            "svg": inline_svg(lambda: _over_rate(goal, search), f"rate{number}", "Score over the learning rate", found),
+            "svg": inline_svg(lambda: _over_rate(search), f"rate{number}", "Score over the learning rate", found),
             "caption": "Score over the learning rate, at every comparison.",
         },
         {
@@ -43,15 +43,15 @@ def _shown(number: int, goal: str, search: MethodSearch) -> dict[str, Any]:
         },
     ]
     name = search.task.method.name
-    return {"method": name, "found": found, "figures": pictures, "table": _table(goal, search)}
+    return {"method": name, "found": found, "figures": pictures, "table": _table(search)}
 
 
-def _over_rate(goal: str, search: MethodSearch) -> Figure:
+def _over_rate(search: MethodSearch) -> Figure:
     figure = Figure(figsize=(7.0, 3.4), layout="constrained")
     axes = figure.subplots()
     for place, rung in enumerate(search.halving.rungs):
         points = sorted(
-            (_rate(search, trial.candidate.plan), 100 * trial.value(goal, rung.round))
+            (_rate(search, trial.candidate.plan), 100 * trial.value(search.task.goal, rung.round))
             for trial in search.trials
             if rung.round in trial.scores
         )
@@ -92,12 +92,13 @@ def _rate(search: MethodSearch, plan: dict[str, Any]) -> float:
     return float(plan.get("lr", search.whole.plan.lr))
 
 
-def _table(goal: str, search: MethodSearch) -> Table:
-    keys, rows = goal_scores(goal), []
+def _table(search: MethodSearch) -> Table:
+    keys, front, rows = goal_scores(search.task.goal), search.front(), []
     for trial in search.trials:
         last = max(trial.scores, default=0)
         scores = [f"{100 * trial.scores[last][key]:.2f}" if last else DASH for key in keys]
-        rows.append([trial.candidate.name, last or DASH, *scores, trial.end or DASH])
+        end = "on the front: no other is better in both" if trial in front else trial.end or DASH
+        rows.append([trial.candidate.name, last or DASH, *scores, end])
     return Table.of(
         ["settings", "last compared at round", *keys, "ended"], rows, f"Trials of {search.task.method.name}"
     )

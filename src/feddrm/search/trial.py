@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,9 @@ from feddrm.errors import FeddrmError
 from feddrm.evaluation import LASTING, is_collapsed
 from feddrm.methods import Method
 from feddrm.models import Model
-from feddrm.runs import Config, Run, RunFolder, train
+from feddrm.runs import Run, RunFolder, train
 from feddrm.runs.run_router import measure_router
 from feddrm.search.candidates import Candidate
-from feddrm.search.halving import Halving
 
 SMOOTH = 3  # evaluated rounds whose mean is the average accuracy of a trial
 GOALS = ("average", "system", "both")
@@ -66,11 +65,21 @@ class Trial:
             self.scores[until] = self._score(task, until)
 
     def value(self, goal: str, round: int) -> float:
-        """What the goal makes of the scores at a round; -1 for a trial that ended before."""
+        """The mean of the goal's scores at a round; -1 for a trial that ended before."""
         scores = self.scores.get(round)
         if scores is None:
             return -1.0
         return sum(scores[key] for key in goal_scores(goal)) / len(goal_scores(goal))
+
+    def beats(self, other: Trial, goal: str, round: int) -> bool:
+        """Whether no score of the goal is worse than the other's, and one is better."""
+        pairs = [(self.scores[round][key], other.scores[round][key]) for key in goal_scores(goal)]
+        return all(mine >= its for mine, its in pairs) and any(mine > its for mine, its in pairs)
+
+    @property
+    def last_scores(self) -> dict[str, float]:
+        """The scores at the last comparison; empty before the first."""
+        return self.scores[max(self.scores)] if self.scores else {}
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for ``trials.json``."""
@@ -143,26 +152,3 @@ def _without_warnings() -> Iterator[None]:
 def goal_scores(goal: str) -> tuple[str, ...]:
     """The names of the scores that a goal is the mean of."""
     return ("average", "system") if goal == "both" else (goal,)
-
-
-@dataclass(frozen=True, eq=False)
-class MethodSearch:
-    """The trials of one method, the rungs that they climb, and the configuration of a whole run."""
-
-    task: SearchTask
-    halving: Halving
-    trials: Sequence[Trial]
-    whole: Config
-
-    def best(self, goal: str) -> Trial | None:
-        """The best trial at the highest rung that any has reached; None if none was scored."""
-        for rung in reversed(self.halving.rungs):
-            scored = [trial for trial in self.trials if rung.round in trial.scores]
-            if scored:
-                return max(scored, key=lambda trial: trial.value(goal, rung.round))
-        return None
-
-    def configuration(self, candidate: Candidate) -> dict[str, Any]:
-        """The settings of a whole run with the candidate's values, for ``feddrm train --config``."""
-        plan = replace(self.whole.plan, **candidate.plan)
-        return replace(self.whole, plan=plan, method=candidate.method(self.whole.method)).as_dict()

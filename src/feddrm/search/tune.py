@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,25 +21,33 @@ from feddrm.models import Model
 from feddrm.progress import progress_bar
 from feddrm.registry import check_choice
 from feddrm.runs import Config, hardware, resolve, versions
+from feddrm.runs.config import is_small
 from feddrm.runs.train import load_data
 from feddrm.search.candidates import Candidate, all_candidates
 from feddrm.search.halving import Halving, plan_halving
-from feddrm.search.holdout import hold_out
+from feddrm.search.holdout import hold_out, trial_share
+from feddrm.search.method_search import MethodSearch
 from feddrm.search.search_page import search_page
-from feddrm.search.trial import GOALS, MethodSearch, SearchTask, TimeIsUp, Trial
+from feddrm.search.trial import GOALS, SearchTask, TimeIsUp, Trial, goal_scores
 
-SETTINGS, TRIALS, BEST, PAGE, LOCK = "tune.yaml", "trials.json", "best.yaml", "tune.html", "lock"
+SETTINGS, TRIALS, PAGE, LOCK = "tune.yaml", "trials.json", "tune.html", "lock"
 PAGE_SECONDS = 20.0  # between two drawings of the page while a search goes on
 Advance = Callable[[int, int | None, str, bool], None]
 
 
 @dataclass(frozen=True)
 class TuneResult:
-    """What a search found. ``best`` has, by method, the best candidate; ``finished`` is False if time ran out."""
+    """What a search found, by method. ``finished`` is False if time ran out.
+
+    ``best`` has the best candidate, ``scores`` its scores, ``verdicts`` says why it is the best. ``front`` has, for the
+    goal ``both``, the candidates that no other beats in both scores, with their scores.
+    """
 
     path: Path
     best: Mapping[str, Candidate]
     scores: Mapping[str, Mapping[str, float]]
+    verdicts: Mapping[str, str]
+    front: Mapping[str, Mapping[Candidate, Mapping[str, float]]]
     finished: bool
 
 
@@ -49,8 +58,9 @@ def tune(  # noqa: PLR0913 (the public signature)
     out: str | Path,
     axes: Mapping[str, Sequence[Any]] | None = None,
     goal: str = "average",
-    cost: float = 1.0,
+    cost: float | None = None,
     held_out: float = 0.2,
+    finalists: int | None = None,
     budget: float | None = None,
     model: str | Model | Mapping[str, Any] | None = None,
     data_settings: Mapping[str, Any] | None = None,
@@ -61,26 +71,34 @@ def tune(  # noqa: PLR0913 (the public signature)
 
     ``axes`` has the values to try, as in ``{"lr": [0.01, 0.1], "method.lam": [0.5, 0.8]}``; without it, learning rates
     from a tenth to thirty times the usual one are tried. ``goal`` is ``average`` (every client on its own samples),
-    ``system`` (samples of unknown origin by the exact router) or ``both``, their mean. All trials of a method together
-    take ``cost`` times the rounds of one run. ``held_out`` is the fraction of each client's training samples that
-    trials are compared on. ``budget`` is a time in seconds; the same call goes on later. ``settings`` are those of
-    :func:`feddrm.train`.
+    ``system`` (samples of unknown origin by the exact router) or ``both``, a front and its best mean. All trials of a
+    method together take ``cost`` times the rounds of one run; without it, once, or four times where samples are small
+    and runs take seconds. ``held_out`` is the fraction of each client's training samples that trials are compared on.
+    A trial of fewer rounds than a run is trained on fewer samples, too. ``finalists`` trials are trained to their end
+    (two; three for ``both``); the others leave at a comparison before.
+    The usual settings are kept unless others are better by more than the standard error. ``budget`` is a time in
+    seconds; the same call goes on later. ``settings`` are those of :func:`feddrm.train`.
     """
     check_choice("goal", goal, GOALS)
-    if not 0 < cost < float("inf"):
+    if cost is not None and not 0 < cost < math.inf:
         raise SettingError(f"cost={cost}: give how many runs the search may take, as 1")
+    if finalists is not None and finalists < 1:
+        raise SettingError(f"finalists={finalists}: give how many trials are trained to their end, as 2")
     deadline = None if budget is None else time.monotonic() + budget
     federation, reload_settings = load_data(data, data_settings)
-    held = hold_out(federation, held_out, int(settings.get("seed", 2025)))
+    cost = cost if cost is not None else 4.0 if is_small(federation) else 1.0
     folder, searches = Path(out), []
     for method in [methods] if isinstance(methods, str | Method) else methods:
         learner = Method.make(method) if isinstance(method, str) else method
         whole = resolve(federation, data=reload_settings, method=learner, model=model, **settings)
-        halving, candidates = _plan(whole, axes or {}, cost)
+        # A front of two scores needs more than one to be compared with.
+        halving, candidates = _plan(whole, axes or {}, cost, finalists or 1 + len(goal_scores(goal)))
+        share = trial_share(federation, halving.rounds / whole.plan.rounds)
+        held = hold_out(federation, held_out, whole.plan.seed, share)
         task = SearchTask(held, learner, model, goal, halving.rounds, halving.every, settings, deadline)
         trials = [Trial(candidate, folder / "trials" / learner.name / candidate.name) for candidate in candidates]
         searches.append(MethodSearch(task, halving, trials, whole))
-    record = {"goal": goal, "cost": cost, "held_out": held_out, "data": federation.digest()} | {
+    record = {"goal": goal, "cost": cost, "held_out": held_out, "finalists": finalists, "data": federation.digest()} | {
         search.task.method.name: {
             "candidates": [trial.candidate.name for trial in search.trials],
             **{key: value for key, value in search.whole.as_dict().items() if key != "threads"},
@@ -88,13 +106,15 @@ def tune(  # noqa: PLR0913 (the public signature)
         for search in searches
     }
     with _exclusive(folder, record), progress_bar("tune") if progress else _silent() as advance:
-        return _search(folder, goal, searches, advance)
+        return _search(folder, searches, advance)
 
 
-def _plan(whole: Config, axes: Mapping[str, Sequence[Any]], cost: float) -> tuple[Halving, list[Candidate]]:
+def _plan(
+    whole: Config, axes: Mapping[str, Sequence[Any]], cost: float, finalists: int
+) -> tuple[Halving, list[Candidate]]:
     """The rungs and the candidates of a method; every candidate must be possible before anything is trained."""
     candidates = all_candidates(axes, whole.method, whole.plan)
-    halving = plan_halving(len(candidates), int(cost * whole.plan.rounds), whole.plan.rounds)
+    halving = plan_halving(len(candidates), int(cost * whole.plan.rounds), whole.plan.rounds, finalists)
     for candidate in candidates:
         for rounds in (halving.rounds, whole.plan.rounds):
             replace(whole.plan, **candidate.plan, rounds=rounds).check()
@@ -102,22 +122,22 @@ def _plan(whole: Config, axes: Mapping[str, Sequence[Any]], cost: float) -> tupl
     return halving, candidates
 
 
-def _search(folder: Path, goal: str, searches: Sequence[MethodSearch], advance: Advance) -> TuneResult:
+def _search(folder: Path, searches: Sequence[MethodSearch], advance: Advance) -> TuneResult:
     _read_trials(folder, searches)
     total, before, finished = sum(search.halving.cost for search in searches), 0, True
     drawn = time.monotonic()
     try:
         for search in searches:
-            for trial, until, done in _climb(search, goal):
+            for trial, until, done in _climb(search):
                 title = f"{search.task.method.name}, {trial.candidate.name}, to round {until} of {search.task.rounds}"
 
                 def show(rounds: int, title: str = title, done: int = before + done) -> None:
                     advance(done + rounds, total, title, True)
 
                 trial.advance(search.task, until, show)
-                _write(folder, goal, searches)
+                _write(folder, searches)
                 if time.monotonic() - drawn > PAGE_SECONDS:  # drawing takes longer than a short trial
-                    _draw(folder, goal, searches)
+                    _draw(folder, searches)
                     drawn = time.monotonic()
             before += search.halving.cost
     except TimeIsUp:
@@ -128,25 +148,29 @@ def _search(folder: Path, goal: str, searches: Sequence[MethodSearch], advance: 
                 f"{searches[0].halving.rungs[0].round}: give a larger budget; the same command goes on from here"
             ) from None
     finally:
-        _draw(folder, goal, searches)
-    best = {search.task.method.name: top for search in searches if (top := search.best(goal)) is not None}
+        _draw(folder, searches)
+    best = {search.task.method.name: top for search in searches if (top := search.best()) is not None}
     if finished and not best:
         raise FeddrmError(f"every trial in {folder} diverged or collapsed: try smaller learning rates (--try lr=...)")
-    scores = {name: trial.scores[max(trial.scores)] for name, trial in best.items()}
-    return TuneResult(folder, {name: trial.candidate for name, trial in best.items()}, scores, finished)
+    front = {search.task.method.name: search.front() for search in searches}
+    return TuneResult(
+        path=folder,
+        best={name: trial.candidate for name, trial in best.items()},
+        scores={name: trial.last_scores for name, trial in best.items()},
+        verdicts={search.task.method.name: search.verdict() for search in searches},
+        front={name: {trial.candidate: trial.last_scores for trial in trials} for name, trials in front.items()},
+        finished=finished,
+    )
 
 
-def _climb(search: MethodSearch, goal: str) -> Iterator[tuple[Trial, int, int]]:
+def _climb(search: MethodSearch) -> Iterator[tuple[Trial, int, int]]:
     """Each trial that is still in the search, the round that it must reach, and the rounds that others have taken."""
     climbing, start, done = list(search.trials), 0, 0
     for place, rung in enumerate(search.halving.rungs):
         for trial in climbing:
             yield trial, rung.round, done - start
             done += rung.round - start
-        sound = [trial for trial in climbing if rung.round in trial.scores]
-        sound.sort(key=lambda trial: -trial.value(goal, rung.round))  # stable: of equals, the first given stays
-        following = search.halving.rungs[place + 1 :]
-        climbing, start = sound[: following[0].trials] if following else [], rung.round
+        climbing, start = search.survivors(climbing, place), rung.round
 
 
 def _read_trials(folder: Path, searches: Sequence[MethodSearch]) -> None:
@@ -161,22 +185,36 @@ def _read_trials(folder: Path, searches: Sequence[MethodSearch]) -> None:
             trial.end = before["end"]
 
 
-def _write(folder: Path, goal: str, searches: Sequence[MethodSearch]) -> None:
+def _write(folder: Path, searches: Sequence[MethodSearch]) -> None:
     """Write every trial and the best settings so far."""
-    methods = {
-        search.task.method.name: {trial.candidate.name: trial.as_dict() for trial in search.trials}
-        for search in searches
+    goal, named = searches[0].task.goal, {search.task.method.name: search for search in searches}
+    record = {
+        "goal": goal,
+        "methods": {
+            name: {trial.candidate.name: trial.as_dict() for trial in search.trials} for name, search in named.items()
+        },
+        "best": {name: best.candidate.name for name, search in named.items() if (best := search.best()) is not None},
+        "front": {name: [trial.candidate.name for trial in search.front()] for name, search in named.items()},
+        "hardware": hardware(searches[0].whole.device),
+        "versions": versions(),
     }
-    where = {"hardware": hardware(searches[0].whole.device), "versions": versions()}
-    write_atomically(folder / TRIALS, json_bytes({"goal": goal, "methods": methods, **where}))
-    for search in searches:
-        if (best := search.best(goal)) is not None:
-            name = BEST if len(searches) == 1 else f"best-{search.task.method.name}.yaml"
-            write_atomically(folder / name, yaml_bytes(search.configuration(best.candidate)))
+    write_atomically(folder / TRIALS, json_bytes(record))
+    for name, search in named.items():
+        stem, front = "best" if len(searches) == 1 else f"best-{name}", search.front()
+        files = {stem: (search.best(), search.verdict())}
+        if front:
+            files |= {
+                f"{stem}-{key}": (end, f"Best so far by {key} accuracy.")
+                for key, end in (("average", front[0]), ("system", front[-1]))
+            }
+        for file, (trial, words) in files.items():
+            if trial is not None:
+                settings = yaml_bytes(search.configuration(trial.candidate))
+                write_atomically(folder / f"{file}.yaml", f"# {words}\n".encode() + settings)
 
 
-def _draw(folder: Path, goal: str, searches: Sequence[MethodSearch]) -> None:
-    write_atomically(folder / PAGE, search_page(goal, searches).encode())
+def _draw(folder: Path, searches: Sequence[MethodSearch]) -> None:
+    write_atomically(folder / PAGE, search_page(searches).encode())
 
 
 @contextmanager

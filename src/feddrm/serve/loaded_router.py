@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -142,13 +142,13 @@ class LoadedRouter:
         )
         blank, all_available = np.zeros((1, *router.shape), np.float32), (True,) * router.clients
         trial = RouterQuery("inputs", blank, settings.rule, settings.coverage, all_available, settings.max_away)
-        decide(router, [trial])
+        decide(router, [trial], settings.views)
         net, rows = router.net, settings.max_batch_rows
         largest = rows * router.weight.numel() if net is None else largest_product(net, rows)
 
         def compute(queries: Sequence[RouterQuery]) -> list[Decisions]:
             with without_onednn_if_small(largest):
-                answers = decide(router, queries)
+                answers = decide(router, queries, settings.views)
             clients = [client for decisions in answers for client in decisions.client.tolist()]
             reasons = [reason for decisions in answers for reason in decisions.reason]
             metrics.observe_decisions(router.names, clients, reasons)
@@ -163,8 +163,11 @@ class LoadedRouter:
         return cls(version, router, int(manifest["classes"]), spec, batcher, manifest["notes"].get(FIT))
 
 
-def decide(router: Router, queries: Sequence[RouterQuery]) -> list[Decisions]:
-    """Decide about all queries: those with the same kind of samples and the same options in one pass."""
+def decide(router: Router, queries: Sequence[RouterQuery], views: int = 1) -> list[Decisions]:
+    """Decide about all queries: those with the same kind of samples and the same options in one pass.
+
+    The features of samples are averaged over so many ``views``; features that a query brings are taken as they are.
+    """
 
     def compute(
         kind: str, x: NDArray[Any], rule: str, coverage: float, available: Sequence[bool], max_away: float
@@ -172,7 +175,7 @@ def decide(router: Router, queries: Sequence[RouterQuery]) -> list[Decisions]:
         mask = None if all(available) else torch.tensor(available)
         with torch.inference_mode():
             rows = torch.from_numpy(x)
-            route = router.route_features if kind == "features" else router.route
+            route = router.route_features if kind == "features" else partial(router.route, views=views)
             return Decisions.of(route(rows, rule=rule, coverage=coverage, available=mask, max_away=max_away))
 
     return compute_in_groups(queries, compute)

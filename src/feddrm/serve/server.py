@@ -92,7 +92,7 @@ def run_app(app: ASGIApp, settings: HttpSettings, sock: socket.socket) -> None:
 
 
 @contextlib.contextmanager
-def demo_clients(run: Path) -> Iterator[Path]:
+def demo_clients(run: Path, views: int = 1) -> Iterator[Path]:
     """Start a predictor for every client of a run, each in its own process; yields their clients.yaml."""
     files = RunFiles(run)
     names = read_manifest(files.router)["clients"]  # some clients of the training may have left the router
@@ -105,7 +105,7 @@ def demo_clients(run: Path) -> Iterator[Path]:
     # The predictors take the limits from the environment; address, keys and TLS there are the gateway's.
     own: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "rate": 0, "open": False, "log_level": "warning"}
     own |= dict.fromkeys(("keys", "tls_cert", "tls_key"))
-    settings = PredictorSettings(**own)
+    settings = PredictorSettings(**own, views=views)
     fork, processes, entries = multiprocessing.get_context("fork"), [], {}
     # Nobody writes to this pipe. When the gateway ends, the pipe closes, and the predictors end as well.
     read_end, write_end = os.pipe()
@@ -138,7 +138,7 @@ def _demo_client(folder: Path, settings: PredictorSettings, sock: socket.socket,
 
     threading.Thread(target=end_with_gateway, daemon=True).start()
     try:
-        run_app(build_predictor(Predictor.load(folder), settings), settings, sock)
+        run_app(build_predictor(Predictor.load(folder, views=settings.views), settings), settings, sock)
     except FeddrmError as error:
         print(f"feddrm: error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -36,6 +36,7 @@ class HttpSettings(BaseSettings):
     max_batch_rows: int = Field(1024, ge=1)
     max_waiting_rows: int = Field(4096, ge=1)
     max_in_flight: int = Field(512, ge=1)
+    views: int = Field(1, ge=1)  # crops and mirror images of a sample that are averaged
     rate: float = Field(0.0, ge=0)  # requests per second and address; 0: no limit
     grace_seconds: int = Field(10, ge=0)
     log_level: Literal["debug", "info", "warning", "error"] = "info"

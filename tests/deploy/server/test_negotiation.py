@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.negotiation import make_run_spec
 from feddrm.deploy.wire.public_files import describe_run
 from feddrm.deploy.wire.run_spec import RunSpec
+from feddrm.engine.recipes import RECIPES, fill_in
 from feddrm.io.text import read_yaml
 from plugin_files import forget, new_process, write_examples
 from refusal import refused
@@ -120,3 +122,14 @@ def test_a_run_spec_without_a_schema_is_an_older_one() -> None:
     values = make_run_spec(SETTINGS, hellos()).as_dict()
     del values["schema"]
     assert RunSpec.of(values).facts.schema is None
+
+
+def test_training_may_name_a_recipe() -> None:
+    images = {"shape": [3, 32, 32], "dtype": "uint8", "columns": None}
+    sites = {name: {**HELLO, **images} for name in SETTINGS.clients}
+    for recipe in RECIPES:
+        settings = replace(SETTINGS, training={"recipe": recipe, "momentum": 0.5})
+        settings.check()
+        assert make_run_spec(settings, sites).make_plan() == fill_in({"momentum": 0.5}, small=False, recipe=recipe)
+    with refused("unknown recipe 'papr'; did you mean 'paper'?"):
+        replace(SETTINGS, training={"recipe": "papr"}).check()

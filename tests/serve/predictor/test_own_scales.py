@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from commands import feddrm_command
 from feddrm.data import Federation, load
 from feddrm.data.datasets.retina import VIEWS
 from feddrm.models import Mlp
@@ -130,16 +129,12 @@ def test_a_client_of_an_older_run_has_the_routers_scale(run: Path, tmp_path: Pat
 
 
 def test_the_commands_report_own_scales(own: Path, data: Path, tmp_path: Path) -> None:
-    def feddrm(*words: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "feddrm", *map(str, words)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
     shutil.copytree(own, tmp_path / "run")
-    fitted = feddrm("fit-router", tmp_path / "run", "--features", "colour", "--no-heads", "--data-dir", data)
+    fitted = feddrm_command("fit-router", tmp_path / "run", "--features", "colour", "--no-heads", "--data-dir", data)
     assert fitted.returncode == 0, fitted.stderr
     assert "presume queries that their own client has scaled" in fitted.stdout
     picture = next((data / "retina_balanced").rglob("*.png"))
-    routed = feddrm("route", tmp_path / "run", picture)
+    routed = feddrm_command("route", tmp_path / "run", picture)
     assert routed.returncode == 1
     assert "--set data.normalise=common" in routed.stderr
 

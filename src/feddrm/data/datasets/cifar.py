@@ -124,6 +124,7 @@ class Cifar(DividedDataset, FileDataset, ABC):
             classes=self.names,
             source=pool.source,
             crop=RandomResizedCrop(),
+            mirrors=True,
             gallery=torch.stack([x[first] if v.shift is None else v.shift.direct(x[first]) for v in views]),
             settings=self.settings(),
         )

@@ -13,6 +13,7 @@ from feddrm.data.client import check_client_names
 from feddrm.deploy.privacy import Privacy
 from feddrm.deploy.wire.run_spec import check_run
 from feddrm.engine import Plan
+from feddrm.engine.recipes import check_recipe
 from feddrm.errors import SettingError
 from feddrm.io.atomic import write_atomically
 from feddrm.io.text import json_bytes, read_json
@@ -25,6 +26,7 @@ from feddrm.runs.folder import RunFolder
 CONFIG = "federation.yaml"
 RUN_SETTINGS = "settings.json"  # in a run's folder: the settings that decide its outcome, from when it began
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
+ROUTER_ROUNDS = 60  # of a fit at most, unless 'routing' says otherwise
 FORBIDDEN = set(punctuation) - set("-_.")
 
 
@@ -56,8 +58,8 @@ class FederationSettings:
 
     @property
     def router_settings(self) -> RouterSettings:
-        """The settings of the router's fit. Messages take time, so heads are fitted only if they are asked for."""
-        deployed = RouterSettings(heads=False, joint=False, path_rounds=12)
+        """The settings of the router's fit. Every round is a message to all sites: hence a bound, and no heads."""
+        deployed = RouterSettings(heads=False, joint=False, rounds=ROUTER_ROUNDS, path_rounds=12)
         return replace(deployed, **known_fields(RouterSettings, self.routing, "routing"))
 
     @classmethod
@@ -115,13 +117,16 @@ class FederationSettings:
         check_host(self.host)
         if not 0 < self.port < 2**16:
             raise SettingError(f"port={self.port}: give a number from 1 to {2**16 - 1}")
-        allowed = {f.name for f in fields(Plan)} | {"method", "model"}
+        apart = {"method", "model", "recipe"}  # the others are fields of the plan
+        allowed = {f.name for f in fields(Plan)} | apart
         if unknown := [key for key in self.training if key not in allowed]:
             raise SettingError(f"no training setting '{unknown[0]}' (there are: {', '.join(sorted(allowed))})")
         method = Method.make(self.training.get("method", "feddrm"))
         if self.training.get("model") is not None:
             Model.find(self.training["model"])
-        Plan(**{k: v for k, v in self.training.items() if k not in ("method", "model")}).check()
+        plan = {key: value for key, value in self.training.items() if key not in apart}
+        check_recipe(self.training.get("recipe"), plan)
+        Plan(**plan).check()
         self.router_settings.check()
         if self.privacy is not None:
             Privacy(**known_fields(Privacy, self.privacy, "privacy")).check(method)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from feddrm.data import Client, RandomResizedCrop, Split
+from feddrm.data import Client, QueryViews, RandomResizedCrop, Split
 from feddrm.data.tables.table_schema import TableSchema
 from feddrm.engine import Plan
 from feddrm.errors import FeddrmError, SettingError
@@ -92,7 +92,10 @@ class RunSpec:
     def facts(self) -> Facts:
         """What a router's fit needs to know of the clients."""
         schema = None if self.schema is None else TableSchema.of(self.schema)
-        return Facts(self.names, self.sizes, self.classes, self.shape, self.scale, columns=self.columns, schema=schema)
+        return Facts(
+            self.names, self.sizes, self.classes, self.shape, self.scale,
+            columns=self.columns, schema=schema, query_views=QueryViews(self.crop),  # no site says if mirrors are valid
+        )  # fmt: skip
 
 
 def check_run(name: object) -> None:

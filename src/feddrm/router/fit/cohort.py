@@ -7,12 +7,13 @@ and pools them for speed. A remote cohort sends messages to sites that hold the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from feddrm.data.query_views import QueryViews
 from feddrm.data.tables.table_schema import TableSchema
 from feddrm.methods import Tensors
 from feddrm.models import Net
@@ -39,6 +40,7 @@ class Facts:
     own_scales: bool = False  # whether clients scale raw samples each in its own way
     columns: tuple[str, ...] | None = None
     schema: TableSchema | None = None
+    query_views: QueryViews = field(default_factory=QueryViews)
 
     @property
     def samples(self) -> int:

@@ -19,13 +19,14 @@ from torch import Tensor
 from feddrm.data import Federation
 from feddrm.errors import FeddrmError
 from feddrm.models import Net
-from feddrm.router.artifact import Artifact, make_artifact
+from feddrm.router.artifact import Artifact, load_heads, load_router, make_artifact, read_manifest
 from feddrm.router.features.base import Leaves, Recipe, possible_features
 from feddrm.router.fit.calibration import calibrate
 from feddrm.router.fit.cohort import Cohort, Facts, Trunk
 from feddrm.router.fit.fit_heads import LinearHeads, RouterFit, fit_heads
 from feddrm.router.fit.local_cohort import LocalCohort, Published
 from feddrm.router.fit.selection import Progress, Softmax, choose_recipe
+from feddrm.router.fit.stacking import Stack
 from feddrm.router.router import Router
 from feddrm.router.settings import Holdout, RouterSettings
 from feddrm.router.solver.problem import Problem, Scaler
@@ -64,6 +65,23 @@ class FittedRouter:
             },
             new_fit=True,
         )
+
+    @classmethod
+    def load(cls, folder: Path, facts: Facts, private: Mapping[str, Tensor], device: str) -> FittedRouter:
+        """The inverse of :meth:`save`; ``private`` are the clients' corrections, which the artifact has not."""
+        notes, router = read_manifest(folder)["notes"], load_router(folder, device)
+        heads, recipe = ({name: value.to(device) for name, value in load_heads(folder).items()}, notes.get("heads"))
+        if not heads or recipe is None:
+            return cls(router, None, {}, notes.get("chosen", {}), facts)
+        linear = LinearHeads(
+            Recipe.of(recipe),
+            Scaler(heads["mean"], heads["scale"]),
+            heads["probe"],
+            heads.get("joint"),
+            {name: Stack(weights) for name, weights in notes["stacks"].items()},
+        )
+        own = {name: value.to(device) for name, value in private.items()}
+        return cls(router, linear, own, notes.get("chosen", {}), facts)
 
 
 def fit_router(
@@ -118,6 +136,7 @@ def fit_cohort(cohort: Cohort, trunk: Trunk, settings: RouterSettings, on_step: 
         columns=facts.columns,
         schema=facts.schema,
         usual=_usual(cohort, everything),
+        query_views=facts.query_views,
     )
     clock("router")
     progress = {"rounds": int(state.rounds), "converged": bool(state.done)}

@@ -276,6 +276,7 @@ def facts_of(federation: Federation) -> Facts:
         own_scales=len({(client.view.mean, client.view.std) for client in federation.clients}) > 1,
         columns=federation.columns,
         schema=federation.schema,
+        query_views=federation.query_views,
     )
 
 
