@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from feddrm.data import Federation
+from feddrm.predictor import answers
 from feddrm.predictor.predictor import Predictor
 from feddrm.router.router import BROKEN, UNSURE
 from feddrm.runs import Run
@@ -29,6 +30,19 @@ def images(digits: Federation) -> Tensor:
 def own(run: Path, name: str, x: Tensor, answer: str = "trained") -> np.ndarray:
     """The answers of one client's predictor."""
     return Predictor.load(run / "clients" / name, answer=answer)([("inputs", x.numpy())])[0]
+
+
+def test_answers_under_two_routers_are_refused(run: Path, images: Tensor, tmp_path: Path, monkeypatch: Any) -> None:
+    """Another process commits a new router while the clients are asked."""
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+
+    def load_and_commit(*arguments: Any) -> Predictor:
+        (copy / "router" / ".commit").write_text("0123456789ab")
+        return Predictor.load(*arguments)
+
+    monkeypatch.setattr(answers, "_load_predictor", lambda run, name, answer: load_and_commit(run.client(name).path))
+    with refused("the router of", "was replaced meanwhile", "ask again"):
+        Run.open(copy).predict(images)
 
 
 def test_every_query_is_answered_by_the_client_that_the_router_names(run: Path, images: Tensor) -> None:

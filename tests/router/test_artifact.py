@@ -67,8 +67,8 @@ def test_a_refit_cut_short_anywhere_leaves_the_old_router_or_the_new(
 
     monkeypatch.setattr(Path, "replace", cut)
     heads = {"probe": torch.zeros(3, 4)}
-    # Renames until the cut of a refit and of the next: four make the files and the manifest, three move the files.
-    for first, second in [*((first, 7) for first in range(8)), *itertools.product((4, 6), range(7))]:
+    # Renames until the cut of a refit and of the next: five make files, manifest and commit, four move the files.
+    for first, second in [*((first, 9) for first in range(10)), *itertools.product((5, 8), range(9))]:
         copy = tmp_path / f"copy-{first}-{second}"
         shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("copy-*"))
         names = {router.names}
@@ -84,7 +84,7 @@ def test_a_refit_cut_short_anywhere_leaves_the_old_router_or_the_new(
             want = router if now.names == router.names else smaller
             assert torch.equal(now.route(images).probabilities, want.route(images).probabilities)
             assert load_heads(copy)["probe"].shape == (3, 4)
-    left = 7
+    left = 9
     save_router(folder, smaller, model=MODEL, classes=3, heads=heads)  # not cut: all cuts were tried
 
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from feddrm.router import Router, load_router
+from feddrm.router.artifact import artifact_version
 from feddrm.router.router import AWAY, UNLIKE
-from feddrm.serve.loaded_router import Decisions, LoadedRouter, RouterQuery, artifact_version, decide
+from feddrm.serve.loaded_router import Decisions, LoadedRouter, RouterQuery, decide
 from feddrm.serve.settings import GatewaySettings
 from feddrm.serve.telemetry.metrics import Metrics
 from photographs import allow_views

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,14 +16,14 @@ from feddrm.data import DEPLOYED, Federation, load
 from feddrm.engine import Plan, arithmetic, load_state
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import Predictions, Queries, predict
-from feddrm.io.atomic import write_atomically
-from feddrm.io.tensors import tensor_bytes
+from feddrm.io.text import json_bytes
 from feddrm.methods import Method
 from feddrm.models import Model
 from feddrm.plugins import require_plugins
 from feddrm.progress import progress_bar
 from feddrm.router import FittedRouter, Router, RouterSettings, evaluate_router, fit_router
-from feddrm.router.answer_calibration import write_temperature
+from feddrm.router.answer_calibration import temperature_file
+from feddrm.router.private_head import PrivateHead
 from feddrm.runs.client_predictions import client_models, execution, pooled_test_set
 from feddrm.runs.config import Config, known_fields, resolve
 from feddrm.runs.folder import RunFolder
@@ -59,9 +60,12 @@ def fit_run_router(
         if "views" in settings:
             config = replace(config, evaluation=replace(config.evaluation, views=router_settings.views))
         fitted, figures = _fit(folder, config, federation.to(config.device), router_settings, on_step)
-        fitted.save(folder.router, config.as_dict()["model"])
-        _write_clients(folder, federation, fitted, figures["temperatures"])
-        _write_figures(folder, fitted, figures)
+        artifact = fitted.artifact(config.as_dict()["model"])
+        temperatures = figures["temperatures"]
+        public = {**_scales(folder, federation), **_figures(folder, fitted, figures)}
+        artifact.write(folder.router, public, _private_files(folder, fitted, artifact.fit, temperatures))
+        for name in set(federation.names) - set(fitted.private):
+            folder.client(name).head_file.unlink(missing_ok=True)  # of an earlier fit
         return fitted.router
 
 
@@ -150,27 +154,29 @@ def _available(device: str) -> str:
     return "cpu" if device.startswith("cuda") and not torch.cuda.is_available() else device
 
 
-def _write_clients(
-    folder: RunFolder, federation: Federation, fitted: FittedRouter, temperatures: Mapping[str, Mapping[str, float]]
-) -> None:
-    """Write each client's scale, temperature and private head; the head of an earlier fit is deleted."""
-    for client in federation.clients:
-        files = folder.client(client.name)
-        files.path.mkdir(parents=True, exist_ok=True)
-        # The client scales raw samples as it did in training, even if the others scale differently.
-        folder.write_json(files.scale_file, {"mean": client.view.mean, "std": client.view.std})
-        write_temperature(files.temperature_file, temperatures["trained"][client.name])
-        head = fitted.private.get(client.name)
-        if head is None:
-            files.head_file.unlink(missing_ok=True)
-        else:
-            temperature = torch.tensor(temperatures["refit"][client.name])
-            content = tensor_bytes({"correction": head, "temperature": temperature})
-            write_atomically(files.head_file, content, private=True)
+def _scales(folder: RunFolder, federation: Federation) -> dict[Path, bytes]:
+    """How each client scales raw samples: as it did in training, even if the others scale differently."""
+    return {
+        folder.client(client.name).scale_file: json_bytes({"mean": client.view.mean, "std": client.view.std})
+        for client in federation.clients
+    }
 
 
-def _write_figures(folder: RunFolder, fitted: FittedRouter, figures: dict[str, Any]) -> None:
-    """Add the router's figures to the summary and the evaluation; those of an earlier router are replaced."""
+def _private_files(
+    folder: RunFolder, fitted: FittedRouter, fit: str | None, temperatures: Mapping[str, Mapping[str, float]]
+) -> dict[Path, bytes]:
+    """Each client's temperature and, where heads were fitted, its private head."""
+    files = {
+        folder.client(name).temperature_file: temperature_file(value) for name, value in temperatures["trained"].items()
+    }
+    for name, correction in fitted.private.items():
+        head = PrivateHead(correction, temperatures["refit"][name], fit)
+        files[folder.client(name).head_file] = head.file()
+    return files
+
+
+def _figures(folder: RunFolder, fitted: FittedRouter, figures: dict[str, Any]) -> dict[Path, bytes]:
+    """The summary and the evaluation with the router's figures; those of an earlier router are replaced."""
     summary = dict(folder.summary() or {})
     for kind in ("client_accuracy", "system_accuracy"):
         measured = {rule: {"mean": value, "std": None} for rule, value in figures[kind].items()}
@@ -190,8 +196,7 @@ def _write_figures(folder: RunFolder, fitted: FittedRouter, figures: dict[str, A
     evaluation["confusion"] = {**_of_training(evaluation.get("confusion")), **figures["confusion"]}
     evaluation["reliability"] = reliability
     evaluation["answer_reliability"] = answers["exact_density"]
-    folder.write_json(folder.evaluation_file, evaluation)
-    folder.write_json(folder.summary_file, summary)
+    return {folder.evaluation_file: json_bytes(evaluation), folder.summary_file: json_bytes(summary)}
 
 
 def _of_training(by_rule: dict[str, Any] | None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from feddrm.data import Federation
 from feddrm.errors import FeddrmError
 from feddrm.models import Net
-from feddrm.router.artifact import load_heads, load_router, read_manifest, save_router
+from feddrm.router.artifact import Artifact, load_heads, load_router, make_artifact, read_manifest
 from feddrm.router.features.base import Leaves, Recipe, possible_features
 from feddrm.router.fit.calibration import calibrate
 from feddrm.router.fit.cohort import Cohort, Facts, Trunk
@@ -45,10 +45,13 @@ class FittedRouter:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def save(self, folder: Path, model: Mapping[str, Any]) -> None:
-        """Write the artifact: what the server may hold, and no correction. ``model`` are the network's settings."""
+        """Write the artifact."""
+        self.artifact(model).write(folder)
+
+    def artifact(self, model: Mapping[str, Any]) -> Artifact:
+        """What the server may hold, and no correction. ``model`` are the network's settings."""
         heads = self.heads
-        save_router(
-            folder,
+        return make_artifact(
             self.router,
             model=model,
             classes=len(self.facts.classes),
@@ -60,6 +63,7 @@ class FittedRouter:
                 "heads": None if heads is None else heads.recipe.as_list(),
                 "stacks": {} if heads is None else {name: dict(s.weights) for name, s in heads.stacks.items()},
             },
+            new_fit=True,
         )
 
     @classmethod
