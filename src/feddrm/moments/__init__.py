@@ -1,0 +1,24 @@
+"""Sums of features that a client sends once, and the heads that follow from them in closed form."""
+
+from feddrm.moments.heads import (
+    SQUARED_RIDGES,
+    RidgeChoice,
+    choose_ridges,
+    discriminant_heads,
+    ridge_correction,
+    ridge_heads,
+    squared_loss,
+)
+from feddrm.moments.moments import Moments, MomentTarget
+
+__all__ = [
+    "SQUARED_RIDGES",
+    "MomentTarget",
+    "Moments",
+    "RidgeChoice",
+    "choose_ridges",
+    "discriminant_heads",
+    "ridge_correction",
+    "ridge_heads",
+    "squared_loss",
+]

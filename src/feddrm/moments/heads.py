@@ -1,0 +1,114 @@
+"""Heads in closed form from moments: ridge regression, linear discriminant, and the choice of the ridge.
+
+A head is a point [outputs, d + 1] on standardised features, the bias last. The ridge is the penalty of the mean squared
+error: scikit-learn's alpha is ridge * n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from feddrm.errors import FeddrmError
+from feddrm.moments.moments import Moments, MomentTarget
+
+SQUARED_RIDGES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
+TARGETS: tuple[MomentTarget, ...] = ("client", "class")
+ABSENT = 0.5  # samples that an output without any is given, so that it is unlikely and not impossible
+
+
+def ridge_heads(moments: Moments, ridge: float) -> dict[MomentTarget, Tensor]:
+    """Ridge regression of the indicators of clients and of classes, with an intercept."""
+    factor = _factor(moments.scatter / moments.count, ridge)
+    groups = {target: moments.by(target) for target in TARGETS}
+    cross = torch.cat([sums - counts[:, None] * moments.mean for counts, sums in groups.values()]) / moments.count
+    weights = torch.cholesky_solve(cross.T, factor).T.split([len(counts) for counts, _ in groups.values()])
+    return {
+        target: _with_bias(weight, counts / moments.count - weight @ moments.mean)
+        for (target, (counts, _)), weight in zip(groups.items(), weights, strict=True)
+    }
+
+
+def discriminant_heads(moments: Moments, ridge: float) -> dict[MomentTarget, Tensor]:
+    """Linear discriminants: Gaussians with one covariance, to whose diagonal the ridge is added."""
+    heads: dict[MomentTarget, Tensor] = {}
+    for target in TARGETS:
+        counts, sums = moments.by(target)
+        means = torch.where(counts[:, None] > 0, sums / counts[:, None].clamp(min=1), moments.mean)
+        apart = means - moments.mean
+        within = moments.scatter - apart.T @ (counts[:, None] * apart)
+        factor = _factor(within / moments.count, ridge)
+        weight = torch.cholesky_solve(means.T, factor).T
+        prior = (counts.clamp(min=ABSENT) / moments.count).log()
+        heads[target] = _with_bias(weight, prior - (weight * means).sum(1) / 2)
+    return heads
+
+
+def ridge_correction(moments: Moments, head: Tensor, ridge: float) -> Tensor:
+    """A client's change of the class head: ridge regression of what the head leaves, from its own moments."""
+    counts, sums = moments.by("class")
+    weight, bias = head[:, :-1], head[:, -1]
+    left = (sums - counts[:, None] * moments.mean - weight @ moments.scatter) / moments.count
+    change = torch.cholesky_solve(left.T, _factor(moments.scatter / moments.count, ridge)).T
+    return _with_bias(change, counts / moments.count - bias - (weight + change) @ moments.mean)
+
+
+def squared_loss(head: Tensor, moments: Moments, target: MomentTarget) -> float:
+    """The sum of squared errors of the indicators, which follows from the moments of the samples."""
+    counts, sums = moments.by(target)
+    weight, bias = head[:, :-1], head[:, -1]
+    own = (weight * sums).sum() + (bias * counts).sum()
+    spread = ((weight @ moments.scatter) * weight).sum()
+    return float(moments.count - 2 * own + spread + moments.count * (weight @ moments.mean + bias).square().sum())
+
+
+@dataclass(frozen=True)
+class RidgeChoice:
+    """The ridge with the least held-out squared error per sample, and all that were tried."""
+
+    ridge: float
+    loss: float
+    path: tuple[tuple[float, float], ...]
+
+
+def choose_ridges(folds: Sequence[tuple[Moments, Moments]], ridges: Sequence[float]) -> dict[MomentTarget, RidgeChoice]:
+    """For clients and for classes the ridge with the least squared error on what each fold holds out.
+
+    A fold is the moments that are fitted and those that are held out. Ridges go from strong to weak until the error
+    rises for both targets. One factorisation of a fold's Gram matrix serves both.
+    """
+    paths: dict[MomentTarget, list[tuple[float, float]]] = {target: [] for target in TARGETS}
+    count = sum(held_out.count for _, held_out in folds)
+    for ridge in ridges:
+        heads = [ridge_heads(fitted, ridge) for fitted, _ in folds]
+        for target, path in paths.items():
+            errors = (squared_loss(head[target], held, target) for head, (_, held) in zip(heads, folds, strict=True))
+            path.append((ridge, sum(errors) / count))
+        if all(len(path) > 1 and path[-1][1] > path[-2][1] for path in paths.values()):
+            break
+    return {target: _best(path) for target, path in paths.items()}
+
+
+def _best(path: Sequence[tuple[float, float]]) -> RidgeChoice:
+    ridge, loss = min(path, key=lambda step: step[1])
+    return RidgeChoice(ridge, loss, tuple(path))
+
+
+def _factor(covariance: Tensor, ridge: float) -> Tensor:
+    """The Cholesky factor of covariance + ridge; a matrix that has none is refused."""
+    width = len(covariance)
+    factor, failed = torch.linalg.cholesky_ex(covariance + ridge * torch.eye(width, dtype=covariance.dtype))
+    pivots = factor.diagonal().square()
+    if bool(failed) or not float(pivots.min()) > width * torch.finfo(covariance.dtype).eps * float(pivots.max()):
+        raise FeddrmError(
+            f"the Gram matrix of {width} features is singular with ridge={ridge:g} (features that follow from others, or "
+            "fewer samples than features): give a larger ridge (--ridge 0.01)"
+        )
+    return factor
+
+
+def _with_bias(weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.cat([weight, bias[:, None]], dim=1)

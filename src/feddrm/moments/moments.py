@@ -1,0 +1,159 @@
+"""Moments of features: counts and sums by client and class, and the Gram matrix about the mean. They add up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, Self
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from scipy.linalg.blas import dsyrk
+from torch import Tensor
+
+from feddrm.errors import FeddrmError
+from feddrm.io.tensors import tensor_bytes
+
+MomentTarget = Literal["client", "class"]  # what a head tells apart
+BLOCK = 4096  # rows that are converted to float64 at once
+CONSTANT = 1e-20  # variance over squared mean, below which a feature varies by rounding alone
+SAME = 1e-12  # how far from 1 the correlation of equal features may be
+SEND_AGAIN = "let the client send them again"
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """What one message of a client holds, in float64, and the sum of several such messages.
+
+    ``a + b`` are the moments of both sets of samples, so a result does not depend on how samples are divided. The
+    Gram matrix is about the mean of its own samples: about zero, features far from zero would lose digits.
+    """
+
+    counts: Tensor  # [clients, classes]
+    sums: Tensor  # [clients, classes, d]
+    scatter: Tensor  # [d, d], the Gram matrix of the centred features
+
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor, client: int, clients: int, classes: int) -> Self:
+        """Moments of one client's features [n, d] and classes [n]."""
+        counts = torch.zeros(clients, classes, dtype=torch.float64)
+        sums = torch.zeros(clients, classes, x.shape[1], dtype=torch.float64)
+        counts[client] = torch.bincount(y, minlength=classes).double()
+        for rows, labels in zip(x.split(BLOCK), y.split(BLOCK), strict=True):
+            sums[client].index_add_(0, labels, rows.double())
+        mean = sums[client].sum(0) / max(len(x), 1)
+        gram = np.zeros((x.shape[1],) * 2, order="F")
+        for rows in x.split(BLOCK):
+            centred = (rows.double() - mean).numpy()
+            gram = dsyrk(1.0, centred.T, beta=1.0, c=gram, overwrite_c=True)  # the upper triangle, at half the cost
+        return cls(counts, sums, _symmetric(torch.from_numpy(gram)))
+
+    @property
+    def width(self) -> int:
+        """The number of features."""
+        return len(self.scatter)
+
+    @cached_property
+    def count(self) -> float:
+        """The number of samples."""
+        return float(self.counts.sum())
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """The features' means [d]; zero without any sample."""
+        return self.sums.sum((0, 1)) / max(self.count, 1.0)
+
+    @cached_property
+    def constant(self) -> Tensor:
+        """Which features have one value only [d]."""
+        return self.scatter.diagonal() / max(self.count, 1.0) <= CONSTANT * self.mean.square()
+
+    @cached_property
+    def scale(self) -> Tensor:
+        """The features' standard deviations [d]; 1 for a constant feature."""
+        variance = self.scatter.diagonal() / max(self.count, 1.0)
+        return torch.where(self.constant, 1.0, variance.clamp(min=0).sqrt())
+
+    def duplicates(self) -> list[tuple[int, int]]:
+        """Pairs of features of which one follows from the other: x and a x + b. A feature is named once."""
+        correlation = self.standardised(self.mean, self.scale).scatter / max(self.count, 1.0)
+        same = torch.triu(correlation.abs() >= 1 - SAME, diagonal=1)
+        first = {second: first for first, second in reversed(same.nonzero().tolist())}
+        return [(first[second], second) for second in sorted(first)]
+
+    def by(self, target: MomentTarget) -> tuple[Tensor, Tensor]:
+        """Counts [outputs] and sums [outputs, d] by client or by class."""
+        axis = 1 if target == "client" else 0
+        return self.counts.sum(axis), self.sums.sum(axis)
+
+    def __add__(self, other: Moments) -> Moments:
+        """The moments of both sets of samples (Chan, Golub and LeVeque, 1983)."""
+        if self.sums.shape != other.sums.shape:
+            shapes = " and ".join(str(tuple(m.sums.shape)) for m in (self, other))
+            raise FeddrmError(f"moments of {shapes} (clients, classes, features) do not add up: use the same features")
+        between = self.count * other.count / max(self.count + other.count, 1.0)
+        apart = self.mean - other.mean
+        scatter = self.scatter + other.scatter
+        scatter.addr_(apart, apart, alpha=between)
+        return Moments(self.counts + other.counts, self.sums + other.sums, scatter)
+
+    def columns(self, index: Tensor) -> Moments:
+        """The moments of some of the features."""
+        return Moments(self.counts, self.sums[:, :, index], self.scatter[index[:, None], index])
+
+    def standardised(self, mean: Tensor, scale: Tensor) -> Moments:
+        """The moments of (x - mean) / scale."""
+        sums = (self.sums - self.counts[:, :, None] * mean) / scale
+        return Moments(self.counts, sums, self.scatter / scale[:, None] / scale)
+
+    def tensors(self, *, half: bool = False) -> dict[str, Tensor]:
+        """For a message: the Gram matrix as its upper triangle; with ``half`` as correlations in float16."""
+        upper = tuple(torch.triu_indices(self.width, self.width))
+        plain = {"counts": self.counts, "sums": self.sums}
+        if not half:
+            return {**plain, "scatter": self.scatter[upper]}
+        deviation = self.scatter.diagonal().clamp(min=0).sqrt()
+        divisor = torch.where(deviation > 0, deviation, 1.0)
+        correlation = self.scatter / divisor[:, None] / divisor
+        return {**plain, "deviation": deviation, "correlation": correlation[upper].half()}
+
+    @classmethod
+    def load(cls, tensors: Mapping[str, Tensor]) -> Moments:
+        """The inverse of :meth:`tensors`; what are no moments is refused."""
+        try:
+            counts, sums = tensors["counts"].double(), tensors["sums"].double()
+            width = sums.shape[2]
+            triangle = tensors["scatter"].double() if "scatter" in tensors else tensors["correlation"].double()
+            square = torch.zeros(width, width, dtype=torch.float64)
+            square[tuple(torch.triu_indices(width, width))] = triangle
+            scatter = _symmetric(square)
+            if "correlation" in tensors:
+                deviation = tensors["deviation"].double()
+                scatter = scatter * deviation[:, None] * deviation
+        except (KeyError, IndexError, RuntimeError) as error:
+            raise FeddrmError(f"these are no moments ({error}): {SEND_AGAIN}") from error
+        if counts.shape != sums.shape[:2] or not all(bool(t.isfinite().all()) for t in (counts, sums, scatter)):
+            raise FeddrmError(f"moments with a wrong form or a number that is not finite: {SEND_AGAIN}")
+        if bool((counts < 0).any()) or bool((scatter.diagonal() < 0).any()):
+            raise FeddrmError(f"moments with a negative count or square: {SEND_AGAIN}")
+        return cls(counts, sums, scatter)
+
+    def to_bytes(self, *, half: bool = False) -> bytes:
+        """The bytes of a safetensors file."""
+        return tensor_bytes(self.tensors(half=half))
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Moments:
+        """The inverse of :meth:`to_bytes`."""
+        try:
+            return cls.load(load(content))
+        except SafetensorError as error:
+            raise FeddrmError(f"these are no moments ({error}): {SEND_AGAIN}") from error
+
+
+def _symmetric(upper: Tensor) -> Tensor:
+    """The symmetric matrix with this upper triangle."""
+    return upper.triu() + upper.triu(1).T
