@@ -2,9 +2,12 @@
 
 from feddrm.moments.heads import (
     SQUARED_RIDGES,
+    Fold,
     RidgeChoice,
     choose_ridges,
     discriminant_heads,
+    own_correction,
+    prior_correction,
     ridge_correction,
     ridge_heads,
     squared_loss,
@@ -13,11 +16,14 @@ from feddrm.moments.moments import Moments, MomentTarget
 
 __all__ = [
     "SQUARED_RIDGES",
+    "Fold",
     "MomentTarget",
     "Moments",
     "RidgeChoice",
     "choose_ridges",
     "discriminant_heads",
+    "own_correction",
+    "prior_correction",
     "ridge_correction",
     "ridge_heads",
     "squared_loss",

@@ -6,8 +6,10 @@ error: scikit-learn's alpha is ridge * n.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from feddrm.errors import FeddrmError
 from feddrm.moments.moments import Moments, MomentTarget
 
 SQUARED_RIDGES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
+Fold = tuple[Moments, Moments]  # of the samples that a fit sees, and of those that it does not
 TARGETS: tuple[MomentTarget, ...] = ("client", "class")
 ABSENT = 0.5  # samples that an output without any is given, so that it is unlikely and not impossible
 
@@ -25,7 +28,7 @@ def ridge_heads(moments: Moments, ridge: float) -> dict[MomentTarget, Tensor]:
     factor = _factor(moments.scatter / moments.count, ridge)
     groups = {target: moments.by(target) for target in TARGETS}
     cross = torch.cat([sums - counts[:, None] * moments.mean for counts, sums in groups.values()]) / moments.count
-    weights = torch.cholesky_solve(cross.T, factor).T.split([len(counts) for counts, _ in groups.values()])
+    weights = torch.split(torch.cholesky_solve(cross.T, factor).T, [len(counts) for counts, _ in groups.values()])
     return {
         target: _with_bias(weight, counts / moments.count - weight @ moments.mean)
         for (target, (counts, _)), weight in zip(groups.items(), weights, strict=True)
@@ -56,6 +59,33 @@ def ridge_correction(moments: Moments, head: Tensor, ridge: float) -> Tensor:
     return _with_bias(change, counts / moments.count - bias - (weight + change) @ moments.mean)
 
 
+def own_correction(folds: Sequence[Fold], heads: Sequence[Tensor], head: Tensor) -> Tensor:
+    """A client's :func:`ridge_correction` of ``head`` with the ridge that suits its own held-out samples; none may.
+
+    ``folds`` are the client's own moments, fitted and held out; ``heads`` were fitted without each fold. The client
+    needs nothing of the others.
+    """
+    if any(fitted.count < 1 for fitted, _ in folds):
+        return torch.zeros_like(head)
+    path = [(math.inf, sum(squared_loss(h, held, "class") for h, (_, held) in zip(heads, folds, strict=True)))]
+    for ridge in SQUARED_RIDGES:
+        changed = [h + ridge_correction(fitted, h, ridge) for h, (fitted, _) in zip(heads, folds, strict=True)]
+        path.append((ridge, sum(squared_loss(h, held, "class") for h, (_, held) in zip(changed, folds, strict=True))))
+        if path[-1][1] > path[-2][1] and len(path) > 2:
+            break
+    chosen, whole = _best(path).ridge, folds[0][0] + folds[0][1]
+    return torch.zeros_like(head) if chosen == math.inf else ridge_correction(whole, head, chosen)
+
+
+def prior_correction(own: Tensor, pooled: Tensor) -> Tensor:
+    """A client's change of the biases of a discriminant: its class frequencies in place of all clients'.
+
+    ``own`` and ``pooled`` are counts [classes]. One pooled sample is added, so that no class is impossible.
+    """
+    prior = pooled.clamp(min=ABSENT) / pooled.clamp(min=ABSENT).sum()
+    return ((own + prior) / (own.sum() + 1) / prior).log()
+
+
 def squared_loss(head: Tensor, moments: Moments, target: MomentTarget) -> float:
     """The sum of squared errors of the indicators, which follows from the moments of the samples."""
     counts, sums = moments.by(target)
@@ -74,7 +104,7 @@ class RidgeChoice:
     path: tuple[tuple[float, float], ...]
 
 
-def choose_ridges(folds: Sequence[tuple[Moments, Moments]], ridges: Sequence[float]) -> dict[MomentTarget, RidgeChoice]:
+def choose_ridges(folds: Sequence[Fold], ridges: Sequence[float]) -> dict[MomentTarget, RidgeChoice]:
     """For clients and for classes the ridge with the least squared error on what each fold holds out.
 
     A fold is the moments that are fitted and those that are held out. Ridges go from strong to weak until the error
@@ -104,10 +134,10 @@ def _factor(covariance: Tensor, ridge: float) -> Tensor:
     pivots = factor.diagonal().square()
     if bool(failed) or not float(pivots.min()) > width * torch.finfo(covariance.dtype).eps * float(pivots.max()):
         raise FeddrmError(
-            f"the Gram matrix of {width} features is singular with ridge={ridge:g} (features that follow from others, or "
-            "fewer samples than features): give a larger ridge (--ridge 0.01)"
+            f"the Gram matrix of {width} features is singular with ridge={ridge:g} (features that follow from "
+            "others, or fewer samples than features): give a larger ridge (--ridge 0.01)"
         )
-    return factor
+    return cast(Tensor, factor)
 
 
 def _with_bias(weight: Tensor, bias: Tensor) -> Tensor:

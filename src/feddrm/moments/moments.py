@@ -42,11 +42,11 @@ class Moments:
         counts = torch.zeros(clients, classes, dtype=torch.float64)
         sums = torch.zeros(clients, classes, x.shape[1], dtype=torch.float64)
         counts[client] = torch.bincount(y, minlength=classes).double()
-        for rows, labels in zip(x.split(BLOCK), y.split(BLOCK), strict=True):
+        for rows, labels in zip(torch.split(x, BLOCK), torch.split(y, BLOCK), strict=True):
             sums[client].index_add_(0, labels, rows.double())
         mean = sums[client].sum(0) / max(len(x), 1)
         gram = np.zeros((x.shape[1],) * 2, order="F")
-        for rows in x.split(BLOCK):
+        for rows in torch.split(x, BLOCK):
             centred = (rows.double() - mean).numpy()
             gram = dsyrk(1.0, centred.T, beta=1.0, c=gram, overwrite_c=True)  # the upper triangle, at half the cost
         return cls(counts, sums, _symmetric(torch.from_numpy(gram)))

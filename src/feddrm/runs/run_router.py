@@ -56,10 +56,17 @@ def fit_run_router(
             raise FeddrmError(f"{folder.path} has no checkpoint any more: train it again, into another folder")
         config = _config_again(saved, federation, device)
         fitted, figures = _fit(folder, config, federation.to(config.device), router_settings, on_step)
-        fitted.save(folder.router, config.as_dict()["model"])
-        _write_clients(folder, federation, fitted, figures["temperatures"])
-        _write_figures(folder, fitted, figures)
+        write_router(folder, config, federation, fitted, figures)
         return fitted.router
+
+
+def write_router(
+    folder: RunFolder, config: Config, federation: Federation, fitted: FittedRouter, figures: dict[str, Any]
+) -> None:
+    """Write ``router/``, what belongs to each client, and the figures of a fitted router."""
+    fitted.save(folder.router, config.as_dict()["model"])
+    _write_clients(folder, federation, fitted, figures["temperatures"])
+    _write_figures(folder, fitted, figures)
 
 
 def measure_router(
