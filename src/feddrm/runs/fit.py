@@ -41,8 +41,8 @@ def fit(
 ) -> Run:
     """Fit router and heads on frozen features in closed form, into the folder ``out``; a finished fit there is kept.
 
-    ``method`` is ``fed3r`` or ``fedlda``, ``model`` is ``identity`` (the samples are features) or ``onnx``. ``settings``
-    are those of :func:`feddrm.train`: of the plan, only ``seed`` has an effect.
+    ``method`` is ``fed3r`` or ``fedlda``, ``model`` is ``identity`` (the samples are features) or ``onnx``. Of the
+    ``settings`` of :func:`feddrm.train`, only ``seed`` and ``evaluation`` have an effect.
 
     Example::
 

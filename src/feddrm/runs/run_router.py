@@ -187,6 +187,7 @@ def _write_figures(folder: RunFolder, fitted: FittedRouter, figures: dict[str, A
         **{key: chosen[key] for key in ("recipe", "ridge", "rounds", "converged", "held_out_accuracy")},
         "seconds": dict(fitted.seconds),
         "own_scales": fitted.router.own_scales,
+        **({"message": fitted.chosen["message"]} if "message" in fitted.chosen else {}),
     }
     evaluation = folder.read_json(folder.evaluation_file) or {}
     evaluation["confusion"] = {**_of_training(evaluation.get("confusion")), **figures["confusion"]}

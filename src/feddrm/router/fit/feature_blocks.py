@@ -17,7 +17,6 @@ from feddrm.router.fit.design_matrix import stretch_of
 from feddrm.router.fit.selection import AROUND, FINER
 from feddrm.router.solver.problem import Scaler
 
-
 UNCHOSEN = RidgeChoice(0.0, float("inf"), ())
 
 
