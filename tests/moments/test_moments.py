@@ -94,6 +94,12 @@ def test_bytes_return_the_same_moments():
         assert torch.equal(getattr(again, name), getattr(moments, name))
 
 
+def test_a_message_has_no_room_for_other_clients():
+    x, y = samples(30, 4)
+    alone, among = (Moments.of(x, y, 0, clients, CLASSES).to_bytes() for clients in (1, 500))
+    assert len(among) <= len(alone) + 8
+
+
 def test_half_costs_a_quarter_of_the_bytes_and_three_digits_of_the_correlations():
     moments = Moments.of(*samples(300, 200, offset=5.0), 0, 1, CLASSES)
     assert len(moments.to_bytes(half=True)) < 0.3 * len(moments.to_bytes())
@@ -108,9 +114,11 @@ def test_half_costs_a_quarter_of_the_bytes_and_three_digits_of_the_correlations(
     ("change", "problem"),
     [
         ({"scatter": torch.zeros(2, dtype=torch.float64)}, "no moments"),
-        ({"sums": torch.full((1, CLASSES, 3), torch.nan)}, "not finite"),
-        ({"counts": torch.zeros(2, CLASSES)}, "wrong form"),
-        ({"counts": -torch.ones(1, CLASSES)}, "negative count"),
+        ({"sums": torch.full((CLASSES, 3), torch.nan, dtype=torch.float64)}, "not finite"),
+        ({"counts": torch.zeros(2, dtype=torch.float64)}, "no moments"),
+        ({"counts": -torch.ones(CLASSES, dtype=torch.float64)}, "negative count"),
+        ({"cells": torch.tensor([[0, 0], [0, 1], [0, 9]])}, "no moments"),
+        ({"scatter": -torch.ones(6, dtype=torch.float64)}, "negative"),
     ],
 )
 def test_what_are_no_moments_is_refused(change, problem):
@@ -120,7 +128,7 @@ def test_what_are_no_moments_is_refused(change, problem):
 
 
 def test_bytes_that_are_no_safetensors_are_refused():
-    with pytest.raises(FeddrmError, match="no moments.*send them again"):
+    with pytest.raises(FeddrmError, match=r"no moments.*send them again"):
         Moments.from_bytes(b"zip")
     with pytest.raises(FeddrmError, match="no moments"):
         Moments.load({"counts": torch.zeros(1, 2)})

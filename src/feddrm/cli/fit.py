@@ -88,11 +88,8 @@ def fit(
         print_json({"path": str(run.path), **(run.summary or {})})
         return
     print_runs([run.path])
-    summary = (run.summary or {})["router"]
-    message = summary["message"]
-    typer.echo(
-        f"every client sent {message['bytes'] / 2**20:.3g} MiB ({message['type']}) once; the router's features are "
-        f"{summary['features']}, its ridge {summary['ridge']:g}"
-    )
+    if (message := (run.summary or {})["router"].get("message")) is None:
+        return  # 'feddrm fit-router' has replaced the router since
+    typer.echo(f"every client sent one message of at most {message['bytes'] / 2**20:.3g} MiB ({message['type']})")
     if loss := message.get("held_out_loss"):
         typer.echo(f"held-out squared error: {loss['float16']:.6f} by float16, {loss['float64']:.6f} by float64")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -24,7 +25,7 @@ class Onnx(FrozenModel):
     """A frozen network of your own in an ONNX file, on CPU (feddrm fit --set model.path=extractor.onnx)
 
     It takes a batch of samples as the clients' views give them: pixels are scaled to [-1, 1]. ``output`` names the
-    output that is used (default: the first). ``width`` is the number of its values; it is measured. The file's bytes
+    output that is used (default: the first). Its ``width`` and the file's ``sha256`` are filled in. The file's bytes
     travel with the shared leaves, so ``path`` is needed for the fit alone.
     """
 
@@ -33,19 +34,23 @@ class Onnx(FrozenModel):
     path: str = ""
     output: str = ""
     width: int | None = None
+    sha256: str = ""
 
     def resolved(self, shape: tuple[int, ...]) -> Self:
-        """With an absolute path and the width of the output, measured on a blank sample."""
+        """With an absolute path, the file's checksum, and the width of the output, measured on a blank sample."""
+        if self.width is not None:
+            return self
         if not self.path:
             raise SettingError("'onnx' needs to know where the network is: give path (--set model.path=extractor.onnx)")
         path = Path(self.path).resolve()
-        session = _open(read_bytes(path, "give the path of an .onnx file"), str(path))
+        content = read_bytes(path, "give the path of an .onnx file")
+        session = _open(content, str(path))
         _check_input(session, shape, str(path))
         rows = _compute(session, self.output, np.zeros((2, *shape), np.float32), str(path))
-        return replace(self, path=str(path), width=rows.shape[1])
+        return replace(self, path=str(path), width=rows.shape[1], sha256=hashlib.sha256(content).hexdigest())
 
     def extractor(self, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
-        known = self if self.width is not None else self.resolved(shape)
+        known = self.resolved(shape)
         assert known.width is not None
         # Of a run that was copied to another machine the leaf comes with the run, and the path leads nowhere.
         path = Path(known.path)

@@ -110,9 +110,15 @@ class Moments:
         return Moments(self.counts, sums, self.scatter / scale[:, None] / scale)
 
     def tensors(self, *, half: bool = False) -> dict[str, Tensor]:
-        """For a message: the Gram matrix as its upper triangle; with ``half`` as correlations in float16."""
+        """For a message: only pairs of client and class that have samples, and the upper triangle of the Gram matrix.
+
+        With ``half`` the Gram matrix is sent as deviations and correlations, the latter in float16.
+        """
+        cells = self.counts.nonzero()
+        pairs = tuple(cells.T)
         upper = tuple(torch.triu_indices(self.width, self.width))
-        plain = {"counts": self.counts, "sums": self.sums}
+        shape = torch.tensor(self.counts.shape)
+        plain = {"shape": shape, "cells": cells, "counts": self.counts[pairs], "sums": self.sums[pairs]}
         if not half:
             return {**plain, "scatter": self.scatter[upper]}
         deviation = self.scatter.diagonal().clamp(min=0).sqrt()
@@ -124,19 +130,20 @@ class Moments:
     def load(cls, tensors: Mapping[str, Tensor]) -> Moments:
         """The inverse of :meth:`tensors`; what are no moments is refused."""
         try:
-            counts, sums = tensors["counts"].double(), tensors["sums"].double()
-            width = sums.shape[2]
-            triangle = tensors["scatter"].double() if "scatter" in tensors else tensors["correlation"].double()
-            square = torch.zeros(width, width, dtype=torch.float64)
-            square[tuple(torch.triu_indices(width, width))] = triangle
-            scatter = _symmetric(square)
+            width, pairs = tensors["sums"].shape[1], tuple(tensors["cells"].T)
+            counts = torch.zeros(*tensors["shape"].tolist(), dtype=torch.float64)
+            sums = torch.zeros(*counts.shape, width, dtype=torch.float64)
+            counts[pairs], sums[pairs] = tensors["counts"], tensors["sums"]
+            scatter = torch.zeros(width, width, dtype=torch.float64)
+            triangle = tensors["correlation"].double() if "correlation" in tensors else tensors["scatter"]
+            scatter[tuple(torch.triu_indices(width, width))] = triangle
+            scatter = _symmetric(scatter)
             if "correlation" in tensors:
-                deviation = tensors["deviation"].double()
-                scatter = scatter * deviation[:, None] * deviation
-        except (KeyError, IndexError, RuntimeError) as error:
+                scatter = scatter * tensors["deviation"][:, None] * tensors["deviation"]
+        except (KeyError, IndexError, RuntimeError, TypeError) as error:
             raise FeddrmError(f"these are no moments ({error}): {SEND_AGAIN}") from error
-        if counts.shape != sums.shape[:2] or not all(bool(t.isfinite().all()) for t in (counts, sums, scatter)):
-            raise FeddrmError(f"moments with a wrong form or a number that is not finite: {SEND_AGAIN}")
+        if not all(bool(t.isfinite().all()) for t in (counts, sums, scatter)):
+            raise FeddrmError(f"moments with a number that is not finite: {SEND_AGAIN}")
         if bool((counts < 0).any()) or bool((scatter.diagonal() < 0).any()):
             raise FeddrmError(f"moments with a negative count or square: {SEND_AGAIN}")
         return cls(counts, sums, scatter)

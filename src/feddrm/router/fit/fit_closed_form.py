@@ -117,17 +117,20 @@ class _ClosedForm:
         return self.recipes[-1]
 
     @cached_property
-    def pooled(self) -> tuple[list[Moments], list[Moments]]:
-        """The added messages of all clients by fold: as they were sent, and exactly."""
+    def pooled(self) -> tuple[list[Moments], list[Moments], int]:
+        """The added messages of all clients by fold, as they were sent and exactly, and the bytes of the largest."""
         sent: list[Moments] = []
         exact: list[Moments] = []
+        largest = 0
         for number in range(len(self.cohort.facts.names)):
             own = self.cohort.moments(self.everything, number, self.holdout)
+            size = sum(t.nbytes for part in own for t in part.tensors(half=self.method.half).values())
+            largest = max(largest, size)
             exact = [a + b for a, b in zip(exact, own, strict=True)] if exact else own
             if self.method.half:
                 own = [Moments.load(part.tensors(half=True)) for part in own]
                 sent = [a + b for a, b in zip(sent, own, strict=True)] if sent else own
-        return sent or exact, exact
+        return sent or exact, exact, largest
 
     @cached_property
     def chooser(self) -> BlockChooser:
@@ -187,9 +190,8 @@ class _ClosedForm:
         return corrections
 
     def message(self, probe: FittedBlock) -> dict[str, Any]:
-        """What one client sends: its bytes and, of a rounded Gram matrix, what the rounding costs."""
-        sent, exact = self.pooled
-        size = sum(tensor.nbytes for part in sent for tensor in part.tensors(half=self.method.half).values())
+        """What a client sends at most: bytes and, of a rounded Gram matrix, what the rounding costs."""
+        _, exact, size = self.pooled
         figures: dict[str, Any] = {"bytes": size, "type": "float16" if self.method.half else "float64"}
         if self.method.half:
             folds = BlockChooser(exact, self.holdout.used, self.cohort.widths(self.everything), None).folds
