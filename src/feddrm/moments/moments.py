@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Self
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
-from scipy.linalg.blas import dsyrk
 from torch import Tensor
 
 from feddrm.errors import FeddrmError
@@ -19,6 +17,7 @@ from feddrm.io.tensors import tensor_bytes
 
 MomentTarget = Literal["client", "class"]  # what a head tells apart
 BLOCK = 4096  # rows that are converted to float64 at once
+STRIP = 256  # columns of the Gram matrix that are computed at once
 CONSTANT = 1e-20  # variance over squared mean, below which a feature varies by rounding alone
 SAME = 1e-12  # how far from 1 the correlation of equal features may be
 SEND_AGAIN = "let the client send them again"
@@ -45,11 +44,13 @@ class Moments:
         for rows, labels in zip(torch.split(x, BLOCK), torch.split(y, BLOCK), strict=True):
             sums[client].index_add_(0, labels, rows.double())
         mean = sums[client].sum(0) / max(len(x), 1)
-        gram = np.zeros((x.shape[1],) * 2, order="F")
+        gram = torch.zeros(x.shape[1], x.shape[1], dtype=torch.float64)
         for rows in torch.split(x, BLOCK):
-            centred = (rows.double() - mean).numpy()
-            gram = dsyrk(1.0, centred.T, beta=1.0, c=gram, overwrite_c=True)  # the upper triangle, at half the cost
-        return cls(counts, sums, _symmetric(torch.from_numpy(gram)))
+            centred = rows.double() - mean
+            for start in range(0, x.shape[1], STRIP):  # the upper triangle alone, at half the cost
+                strip = slice(start, start + STRIP)
+                gram[strip, start:].addmm_(centred[:, strip].T, centred[:, start:])
+        return cls(counts, sums, _symmetric(gram))
 
     @property
     def width(self) -> int:
@@ -101,7 +102,9 @@ class Moments:
         return Moments(self.counts + other.counts, self.sums + other.sums, scatter)
 
     def columns(self, index: Tensor) -> Moments:
-        """The moments of some of the features."""
+        """The moments of some of the features; the same object for all of them."""
+        if torch.equal(index, torch.arange(self.width)):
+            return self
         return Moments(self.counts, self.sums[:, :, index], self.scatter[index[:, None], index])
 
     def standardised(self, mean: Tensor, scale: Tensor) -> Moments:
@@ -116,7 +119,7 @@ class Moments:
         """
         cells = self.counts.nonzero()
         pairs = tuple(cells.T)
-        upper = tuple(torch.triu_indices(self.width, self.width))
+        upper = _upper(self.width)
         shape = torch.tensor(self.counts.shape)
         plain = {"shape": shape, "cells": cells, "counts": self.counts[pairs], "sums": self.sums[pairs]}
         if not half:
@@ -134,15 +137,16 @@ class Moments:
             counts = torch.zeros(*tensors["shape"].tolist(), dtype=torch.float64)
             sums = torch.zeros(*counts.shape, width, dtype=torch.float64)
             counts[pairs], sums[pairs] = tensors["counts"], tensors["sums"]
-            scatter = torch.zeros(width, width, dtype=torch.float64)
             triangle = tensors["correlation"].double() if "correlation" in tensors else tensors["scatter"]
-            scatter[tuple(torch.triu_indices(width, width))] = triangle
-            scatter = _symmetric(scatter)
+            if len(triangle) != width * (width + 1) // 2:
+                raise IndexError(f"{len(triangle)} entries of a triangle of {width} rows")
+            square = torch.zeros(width, width, dtype=torch.float64)
+            scatter = _symmetric(square.masked_scatter_(_upper(width), triangle))
             if "correlation" in tensors:
                 scatter = scatter * tensors["deviation"][:, None] * tensors["deviation"]
         except (KeyError, IndexError, RuntimeError, TypeError) as error:
             raise FeddrmError(f"these are no moments ({error}): {SEND_AGAIN}") from error
-        if not all(bool(t.isfinite().all()) for t in (counts, sums, scatter)):
+        if not all(bool(t.isfinite().all()) for t in (counts, sums, triangle, scatter.diagonal())):
             raise FeddrmError(f"moments with a number that is not finite: {SEND_AGAIN}")
         if bool((counts < 0).any()) or bool((scatter.diagonal() < 0).any()):
             raise FeddrmError(f"moments with a negative count or square: {SEND_AGAIN}")
@@ -161,6 +165,11 @@ class Moments:
             raise FeddrmError(f"these are no moments ({error}): {SEND_AGAIN}") from error
 
 
+def _upper(width: int) -> Tensor:
+    """Which entries of a square matrix its upper triangle has."""
+    return torch.ones(width, width, dtype=torch.bool).triu()
+
+
 def _symmetric(upper: Tensor) -> Tensor:
     """The symmetric matrix with this upper triangle."""
-    return upper.triu() + upper.triu(1).T
+    return torch.where(_upper(len(upper)), upper, upper.T)

@@ -25,6 +25,7 @@ from feddrm.runs.run import Run
 from feddrm.runs.run_router import write_router
 from feddrm.runs.train import load_data
 from feddrm.runs.training_session import TrainingSession
+from feddrm.threads import router_kernels
 
 log = logging.getLogger("feddrm.runs")
 FEWEST = 2  # training samples: the sums of one sample are the sample itself
@@ -59,10 +60,11 @@ def fit(
         if folder.summary_file.exists():
             folder.open(config, federation, used_before)  # refuses other settings and other data
         else:
-            began = time.perf_counter()
-            result = _fit(config, federation, session)
-            session.seconds["train"] = time.perf_counter() - began
-            _write(session, result, used_before)
+            with router_kernels(int(federation.sizes.sum())):
+                began = time.perf_counter()
+                result = _fit(config, federation, session)
+                session.seconds["train"] = time.perf_counter() - began
+                _write(session, result, used_before)
         return replace(Run.open(out), federation=federation)
 
 
