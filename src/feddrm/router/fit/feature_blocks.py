@@ -21,7 +21,7 @@ UNCHOSEN = RidgeChoice(0.0, float("inf"), ())
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class FeatureBlock:
     """A recipe's columns of the moments, their standardisation, and the ridge that suits one target."""
 
     recipe: Recipe
@@ -56,25 +56,25 @@ class BlockChooser:
 
     def try_ridges(
         self, recipe: Recipe, ridges: Sequence[float], alone: Mapping[str, float] | None = None
-    ) -> dict[MomentTarget, Block]:
+    ) -> dict[MomentTarget, FeatureBlock]:
         """The best ridge on a recipe for either target; ``alone`` are the ridges that suit each feature alone."""
         index = torch.cat([self.places[feature.name] for feature in recipe.features])
         scale = self.total.scale[index]
         if alone is not None:
             scale = scale * stretch_of(recipe, self.widths, alone).double()
         scaler = Scaler(self.total.mean[index], scale)
-        block = Block(recipe, index, scaler)
+        block = FeatureBlock(recipe, index, scaler)
         choices = choose_ridges(block.of_folds(self.folds), ridges if self.ridge is None else (self.ridge,))
         return {target: replace(block, choice=choice) for target, choice in choices.items()}
 
     def choose(
         self, recipes: Sequence[Recipe]
-    ) -> tuple[dict[MomentTarget, dict[str, Block]], dict[MomentTarget, Block]]:
+    ) -> tuple[dict[MomentTarget, dict[str, FeatureBlock]], dict[MomentTarget, FeatureBlock]]:
         """All blocks by target and recipe, and the one with the least held-out squared error, its ridge refined.
 
         Every feature is tried alone first: the ridge that suits it alone sets its scale among the others.
         """
-        tried: dict[MomentTarget, dict[str, Block]] = {"client": {}, "class": {}}
+        tried: dict[MomentTarget, dict[str, FeatureBlock]] = {"client": {}, "class": {}}
         for recipe in sorted(recipes, key=lambda r: len(r.features)):
             for target, blocks in tried.items():
                 if len(recipe.features) > 1:
@@ -90,7 +90,7 @@ class BlockChooser:
             target: self.refined(target, min(blocks.values(), key=_loss)) for target, blocks in tried.items()
         }
 
-    def refined(self, target: MomentTarget, block: Block) -> Block:
+    def refined(self, target: MomentTarget, block: FeatureBlock) -> FeatureBlock:
         """The block with its ridge chosen more finely."""
         if self.ridge is not None:
             return block
@@ -98,5 +98,5 @@ class BlockChooser:
         return replace(block, choice=choose_ridges(block.of_folds(self.folds), ridges)[target])
 
 
-def _loss(block: Block) -> float:
+def _loss(block: FeatureBlock) -> float:
     return block.choice.loss

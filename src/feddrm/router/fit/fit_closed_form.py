@@ -14,7 +14,7 @@ from feddrm.moments import Moments, MomentTarget, ridge_heads, squared_loss
 from feddrm.router.features.base import Recipe, possible_features
 from feddrm.router.fit.cohort import Facts, FitRequest, Trunk
 from feddrm.router.fit.design_matrix import DesignMatrix
-from feddrm.router.fit.feature_blocks import Block, BlockChooser
+from feddrm.router.fit.feature_blocks import BlockChooser, FeatureBlock
 from feddrm.router.fit.fit_heads import HEAD_FOLDS, LinearHeads, fit_corrections
 from feddrm.router.fit.fit_router import Clock, FittedRouter, assemble_router
 from feddrm.router.fit.head_problems import BIAS_RIDGE
@@ -42,7 +42,7 @@ class ClosedFormFit:
 class FittedBlock:
     """A head on a block: its closed form, and the same calibrated and polished; each also without every fold."""
 
-    block: Block
+    block: FeatureBlock
     design: DesignMatrix
     closed: Tensor
     closed_folds: Sequence[Tensor]
@@ -148,7 +148,7 @@ class _ClosedForm:
         widths = self.cohort.widths(self.everything)
         return BlockChooser(self.sent[1], self.holdout.used, widths, self.method.ridge)
 
-    def design(self, block: Block, total: Moments) -> DesignMatrix:
+    def design(self, block: FeatureBlock, total: Moments) -> DesignMatrix:
         """The design matrix of a block. One feature is scaled alike for both targets, which then share it."""
         key = block.recipe.name
         if len(block.recipe.features) > 1 or key not in self.designs:
@@ -157,7 +157,7 @@ class _ClosedForm:
             self.designs[key] = self.cohort.standardised(block.recipe, block.scaler, whitening)
         return self.designs[key]
 
-    def head(self, target: MomentTarget, block: Block) -> FittedBlock:
+    def head(self, target: MomentTarget, block: FeatureBlock) -> FittedBlock:
         """The head of a target, calibrated on what each fold holds out and then polished."""
         ridge = block.choice.ridge
         total = block.of(self.chooser.total)
@@ -180,7 +180,11 @@ class _ClosedForm:
         return FittedBlock(block, design, closed, closed_folds, point, folds, temperature, figures)
 
     def head_on(
-        self, recipe: Recipe, target: MomentTarget, best: FittedBlock, tried: Mapping[MomentTarget, Mapping[str, Block]]
+        self,
+        recipe: Recipe,
+        target: MomentTarget,
+        best: FittedBlock,
+        tried: Mapping[MomentTarget, Mapping[str, FeatureBlock]],
     ) -> FittedBlock:
         """The head on this recipe: the best one if that is its recipe."""
         return best if best.block.recipe == recipe else self.head(target, tried[target][recipe.name])
@@ -255,7 +259,7 @@ def _bytes(message: Sequence[Tensors]) -> int:
     return sum(tensor.nbytes for part in message for tensor in part.values())
 
 
-def _held_out_loss(block: Block, fitted: Sequence[Moments], held_out: Sequence[Moments]) -> float:
+def _held_out_loss(block: FeatureBlock, fitted: Sequence[Moments], held_out: Sequence[Moments]) -> float:
     """The squared error per sample of the class head of some moments on others."""
     heads = [ridge_heads(block.of(moments), block.choice.ridge)["class"] for moments in fitted]
     errors = (squared_loss(head, block.of(held), "class") for head, held in zip(heads, held_out, strict=True))
