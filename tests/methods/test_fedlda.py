@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from feddrm.methods import FedLDA
-from feddrm.moments import Moments, discriminant_heads
+from feddrm.moments import Moments, discriminant_head
 
 
 def test_heads_are_discriminants():
     generator = torch.Generator().manual_seed(0)
     moments = Moments.of(torch.randn(50, 3, generator=generator).double(), torch.arange(50) % 2, 0, 1, 2)
-    heads = FedLDA().heads(moments, 0.1)
-    assert all(torch.equal(heads[target], head) for target, head in discriminant_heads(moments, 0.1).items())
+    for target in ("class", "client"):
+        assert torch.equal(FedLDA().head(moments, target, 0.1), discriminant_head(moments, target, 0.1))
 
 
 def test_a_correction_replaces_the_class_frequencies():

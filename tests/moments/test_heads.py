@@ -17,8 +17,9 @@ from feddrm.errors import FeddrmError
 from feddrm.moments import (
     Moments,
     choose_ridges,
-    discriminant_heads,
+    discriminant_head,
     ridge_correction,
+    ridge_head,
     ridge_heads,
     squared_loss,
 )
@@ -58,16 +59,16 @@ def test_one_message_equals_pooled_ridge_regression_whatever_the_division(n, d, 
 def test_discriminants_equal_those_of_pooled_samples():
     x, y = cloud(200, 5, 3)
     owners = np.arange(200) % 4
-    heads = discriminant_heads(moments_of(x, y, owners, 4), 0.0)
+    moments = moments_of(x, y, owners, 4)
     for target, labels in (("class", y), ("client", owners)):
         oracle = LinearDiscriminantAnalysis(solver="lsqr").fit(x, labels)
         expected = np.column_stack([oracle.coef_, oracle.intercept_])
-        np.testing.assert_allclose(heads[target].numpy(), expected, rtol=1e-8, atol=1e-10)
+        np.testing.assert_allclose(discriminant_head(moments, target, 0.0).numpy(), expected, rtol=1e-8, atol=1e-10)
 
 
 def test_a_client_without_samples_is_unlikely_and_not_impossible():
     x, y = cloud(60, 3, 0)
-    head = discriminant_heads(moments_of(x, y, np.zeros(60, dtype=int), 2), 0.1)["client"]
+    head = discriminant_head(moments_of(x, y, np.zeros(60, dtype=int), 2), "client", 0.1)
     assert bool(head.isfinite().all())
     scores = torch.from_numpy(x) @ head[:, :-1].T + head[:, -1]
     assert bool((scores[:, 0] > scores[:, 1]).all())
@@ -115,13 +116,13 @@ def test_a_correction_is_the_ridge_regression_of_what_the_head_leaves():
     np.testing.assert_allclose(ridge_correction(own, head, 0.3).numpy(), expected, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("solve", [ridge_heads, discriminant_heads])
+@pytest.mark.parametrize("solve", [ridge_head, discriminant_head])
 def test_a_singular_gram_matrix_needs_a_ridge(solve):
     x, y = cloud(40, 3, 2)
     twice = moments_of(np.column_stack([x, x[:, 0]]), y, np.arange(40) % 2, 2)
     with pytest.raises(FeddrmError, match=r"4 features is singular with ridge=0 .*--ridge 0\.01"):
-        solve(twice, 0.0)
-    assert all(bool(head.isfinite().all()) for head in solve(twice, 0.01).values())
+        solve(twice, "class", 0.0)
+    assert bool(solve(twice, "class", 0.01).isfinite().all())
 
 
 def test_fewer_samples_than_features_need_a_ridge():

@@ -12,20 +12,26 @@ from torch import Tensor
 
 from feddrm.errors import SettingError
 from feddrm.methods.method import Method, Phase, Stage
-from feddrm.moments import Fold, Moments, MomentTarget
+from feddrm.moments import Fold, Moments, MomentTarget, discriminant_head, ridge_head
+from feddrm.registry import check_choice
+
+ESTIMATORS = {"ridge": ridge_head, "lda": discriminant_head}
 
 
 @dataclass(frozen=True)
 class ClosedFormMethod(Method, ABC):
     """A method without rounds: its heads on frozen features follow from moments, which every client sends once.
 
-    ``ridge`` None is chosen on folds. ``polish`` rounds of the exact softmax fit may follow. With ``half``, clients
-    send their Gram matrices in float16.
+    ``router`` is the estimator of the head over clients: ``lda``, or ``ridge``, which overlooks clients that lie
+    between others (Hastie, Tibshirani and Friedman, section 4.2). ``ridge`` None is chosen on folds. ``polish`` rounds
+    of the exact softmax fit may follow. With ``half``, clients send their Gram matrices in float16.
     """
 
     client_branch: ClassVar[bool] = True
     closed_form: ClassVar[bool] = True
+    estimator: ClassVar[str]  # of the class head
 
+    router: str = "lda"
     ridge: float | None = None
     polish: int = 0
     half: bool = False
@@ -33,6 +39,7 @@ class ClosedFormMethod(Method, ABC):
     def check(self, rounds: int) -> None:
         if rounds:
             raise SettingError(f"{self.name} has no rounds, not {rounds}: fit it with 'feddrm fit' (feddrm.fit)")
+        check_choice("router", self.router, list(ESTIMATORS))
         if self.ridge is not None and not 0 <= self.ridge < math.inf:
             raise SettingError(f"ridge={self.ridge}: give a number from zero up, or none to have it chosen")
         if self.polish < 0:
@@ -41,9 +48,9 @@ class ClosedFormMethod(Method, ABC):
     def phases(self, stage: Stage) -> tuple[Phase, ...]:
         return ()
 
-    @abstractmethod
-    def heads(self, moments: Moments, ridge: float) -> dict[MomentTarget, Tensor]:
-        """The heads [outputs, d + 1] over clients and over classes, on standardised features."""
+    def head(self, moments: Moments, target: MomentTarget, ridge: float) -> Tensor:
+        """The head [outputs, d + 1] over clients or over classes, on standardised features."""
+        return ESTIMATORS[self.router if target == "client" else self.estimator](moments, target, ridge)
 
     @abstractmethod
     def correction(self, folds: Sequence[Fold], heads: Sequence[Tensor], head: Tensor, pooled: Tensor) -> Tensor:

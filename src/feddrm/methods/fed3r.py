@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from feddrm.methods.closed_form import ClosedFormMethod
-from feddrm.moments import Fold, Moments, MomentTarget, own_correction, ridge_heads
+from feddrm.moments import Fold, own_correction
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,7 @@ class Fed3R(ClosedFormMethod):
     """
 
     name: ClassVar[str] = "fed3r"
-
-    def heads(self, moments: Moments, ridge: float) -> dict[MomentTarget, Tensor]:
-        return ridge_heads(moments, ridge)
+    estimator: ClassVar[str] = "ridge"
 
     def correction(self, folds: Sequence[Fold], heads: Sequence[Tensor], head: Tensor, pooled: Tensor) -> Tensor:
         return own_correction(folds, heads, head)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from feddrm.methods.closed_form import ClosedFormMethod
-from feddrm.moments import Fold, Moments, MomentTarget, discriminant_heads, prior_correction
+from feddrm.moments import Fold, prior_correction
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,7 @@ class FedLDA(ClosedFormMethod):
     """
 
     name: ClassVar[str] = "fedlda"
-
-    def heads(self, moments: Moments, ridge: float) -> dict[MomentTarget, Tensor]:
-        return discriminant_heads(moments, ridge)
+    estimator: ClassVar[str] = "lda"
 
     def correction(self, folds: Sequence[Fold], heads: Sequence[Tensor], head: Tensor, pooled: Tensor) -> Tensor:
         own = (folds[0][0] + folds[0][1]).by("class")[0]

@@ -35,19 +35,20 @@ def ridge_heads(moments: Moments, ridge: float) -> dict[MomentTarget, Tensor]:
     }
 
 
-def discriminant_heads(moments: Moments, ridge: float) -> dict[MomentTarget, Tensor]:
-    """Linear discriminants: Gaussians with one covariance, to whose diagonal the ridge is added."""
-    heads: dict[MomentTarget, Tensor] = {}
-    for target in TARGETS:
-        counts, sums = moments.by(target)
-        means = torch.where(counts[:, None] > 0, sums / counts[:, None].clamp(min=1), moments.mean)
-        apart = means - moments.mean
-        within = moments.scatter - apart.T @ (counts[:, None] * apart)
-        factor = _factor(within / moments.count, ridge)
-        weight = torch.cholesky_solve(means.T, factor).T
-        prior = (counts.clamp(min=ABSENT) / moments.count).log()
-        heads[target] = _with_bias(weight, prior - (weight * means).sum(1) / 2)
-    return heads
+def ridge_head(moments: Moments, target: MomentTarget, ridge: float) -> Tensor:
+    """Ridge regression of the indicators of clients or of classes."""
+    return ridge_heads(moments, ridge)[target]
+
+
+def discriminant_head(moments: Moments, target: MomentTarget, ridge: float) -> Tensor:
+    """Linear discriminant: Gaussians with one covariance, to whose diagonal the ridge is added."""
+    counts, sums = moments.by(target)
+    means = torch.where(counts[:, None] > 0, sums / counts[:, None].clamp(min=1), moments.mean)
+    apart = means - moments.mean
+    within = moments.scatter - apart.T @ (counts[:, None] * apart)
+    weight = torch.cholesky_solve(means.T, _factor(within / moments.count, ridge)).T
+    prior = (counts.clamp(min=ABSENT) / moments.count).log()
+    return _with_bias(weight, prior - (weight * means).sum(1) / 2)
 
 
 def ridge_correction(moments: Moments, head: Tensor, ridge: float) -> Tensor:

@@ -57,7 +57,7 @@ def fit(
     folder = RunFolder(out)
     session = TrainingSession(config, federation, folder)
     with folder.exclusive() as used_before:
-        if folder.summary_file.exists():
+        if "router" in (folder.summary() or {}):
             folder.open(config, federation, used_before)  # refuses other settings and other data
         else:
             with router_kernels(int(federation.sizes.sum())):
@@ -90,7 +90,7 @@ def _fit(config: Config, federation: Federation, session: TrainingSession) -> Cl
 
 
 def _write(session: TrainingSession, result: ClosedFormFit, used_before: bool) -> None:
-    """Evaluate, then write everything, the summary last."""
+    """Evaluate, then write everything. The figures of the router come last: a fit that has them is finished."""
     config, federation, folder = session.config, session.federation, session.folder
     state = State(0, result.shared, tuple({"model": dict(result.private[name])} for name in federation.names))
     answered = tuple(range(len(federation)))
@@ -98,6 +98,8 @@ def _write(session: TrainingSession, result: ClosedFormFit, used_before: bool) -
     test = pooled_test_set(config, federation, state.round)
     figures = evaluate_router(result.fitted, session.net, state.shared, test, predictions, federation.weights)
     folder.open(config, federation, used_before)
+    for file in (folder.summary_file, folder.metrics_file):
+        file.unlink(missing_ok=True)  # of a fit that was cut off
     session.begin()
     folder.save(state)
     folder.write_json(folder.seconds_file, session.seconds)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from feddrm.methods import ClosedFormMethod, Tensors
-from feddrm.moments import Moments, MomentTarget, ridge_heads, squared_loss
+from feddrm.moments import Moments, MomentTarget, ridge_head, squared_loss
 from feddrm.router.features.base import Recipe, possible_features
 from feddrm.router.fit.cohort import Facts, FitRequest, Trunk
 from feddrm.router.fit.design_matrix import DesignMatrix
@@ -161,8 +161,8 @@ class _ClosedForm:
         """The head of a target, calibrated on what each fold holds out and then polished."""
         ridge = block.choice.ridge
         total = block.of(self.chooser.total)
-        closed = self.method.heads(total, ridge)[target]
-        closed_folds = [self.method.heads(block.of(fitted), ridge)[target] for fitted, _ in self.chooser.folds]
+        closed = self.method.head(total, target, ridge)
+        closed_folds = [self.method.head(block.of(fitted), target, ridge) for fitted, _ in self.chooser.folds]
         design = self.design(block, total)
         temperature, accuracy = self.cohort.held_out_figures(design, closed_folds, target)
         point, folds = closed / temperature, [fold / temperature for fold in closed_folds]
@@ -261,7 +261,7 @@ def _bytes(message: Sequence[Tensors]) -> int:
 
 def _held_out_loss(block: FeatureBlock, fitted: Sequence[Moments], held_out: Sequence[Moments]) -> float:
     """The squared error per sample of the class head of some moments on others."""
-    heads = [ridge_heads(block.of(moments), block.choice.ridge)["class"] for moments in fitted]
+    heads = [ridge_head(block.of(moments), "class", block.choice.ridge) for moments in fitted]
     errors = (squared_loss(head, block.of(held), "class") for head, held in zip(heads, held_out, strict=True))
     return sum(errors) / sum(held.count for held in held_out)
 
