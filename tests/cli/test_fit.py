@@ -22,6 +22,7 @@ def arrays(tmp_path: Path) -> Path:
     return tmp_path / "all.npz"
 
 
+@pytest.mark.slow
 def test_arrays_become_a_run_that_other_commands_take(arrays: Path, tmp_path: Path, capsys):
     out = str(tmp_path / "run")
     code, text, err = call(capsys, "fit", "--data", "npz", "--set", f"data.path={arrays}", "--out", out)
@@ -56,6 +57,7 @@ def test_every_option_reaches_the_configuration(arrays: Path, tmp_path: Path, ca
     assert (config["seed"], config["data"]["seed"], config["data"]["test_fraction"]) == (4, 4, 0.5)
 
 
+@pytest.mark.slow
 def test_the_cost_of_float16_is_said(arrays: Path, tmp_path: Path, capsys):
     words = ["fit", "--data", "npz", "--set", f"data.path={arrays}", "--half", "--out", str(tmp_path / "run")]
     _, text, _ = call(capsys, *words)

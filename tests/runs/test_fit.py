@@ -121,11 +121,13 @@ def test_queries_are_routed_and_answered(run: Run):
         assert right.mean() > 0.8
 
 
+@pytest.mark.slow
 def test_the_report_has_the_run(run: Run, tmp_path: Path):
     page = write_report(report_table([run.path]), tmp_path)
     assert "fed3r on own" in page.read_text()
 
 
+@pytest.mark.slow
 def test_the_router_is_exported(run: Run, tmp_path: Path):
     runtime = pytest.importorskip("onnxruntime")
     from feddrm.router.export import export_onnx
@@ -137,6 +139,7 @@ def test_the_router_is_exported(run: Run, tmp_path: Path):
     np.testing.assert_allclose(probabilities, router.route(x).probabilities.numpy(), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_exact_router_can_follow(tmp_path: Path):
     run = feddrm.fit(embeddings(), out=tmp_path / "run")
     router = run.fit_router()
@@ -145,6 +148,7 @@ def test_the_exact_router_can_follow(tmp_path: Path):
     assert "message" not in run.summary["router"]
 
 
+@pytest.mark.slow
 def test_the_extractor_travels_with_the_run(tmp_path: Path):
     pytest.importorskip("onnxruntime")
     from feddrm.router.export import export_onnx
@@ -243,8 +247,14 @@ def test_oddities_are_logged_in_one_line_each(tmp_path: Path, caplog):
 def test_frozen_models_cannot_be_trained(tmp_path: Path):
     with pytest.raises(SettingError, match="'identity' is frozen and cannot be trained: use 'feddrm fit'"):
         feddrm.train(embeddings(), "fedavg", out=tmp_path / "run", model="identity", rounds=1)
+    for rounds in ({"rounds": 3}, {}):
+        with pytest.raises(SettingError, match="fed3r has no rounds"):
+            feddrm.train(embeddings(), "fed3r", out=tmp_path / "run", **rounds)
+    with pytest.raises(SettingError, match="rounds=0"):
+        feddrm.train(embeddings(), "fed3r", out=tmp_path / "run", rounds=0)
     with pytest.raises(SettingError, match="fed3r has no rounds"):
-        feddrm.train(embeddings(), "fed3r", out=tmp_path / "run", rounds=3)
+        feddrm.tune(embeddings(), "fed3r", out=tmp_path / "run")
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_summary_is_valid_json(run: Run):

@@ -134,8 +134,6 @@ def resolve(
     small = len(federation.shape) != 3 or min(federation.shape[1:]) < SMALL_SIDE
     method = Method.make(method) if isinstance(method, str) else method
     suggested = Plan(rounds=40, batch_size=32, lr=0.05) if small else Plan()
-    if method.closed_form:
-        suggested = replace(suggested, rounds=0)
     if not isinstance(model, str | Model):
         suitable = "mlp" if small else "resnet18_retina" if federation.name == "retina" else "resnet18"
         model = Model.make("identity" if method.closed_form else suitable, **(model or {}))

@@ -92,6 +92,7 @@ def test_answers_are_calibrated_on_what_each_fold_held_out():
     assert result.fitted.router.calibration.temperature == pytest.approx(1.0, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_polishing_reaches_the_optimum_of_the_softmax():
     fed = federation()
     start, few, many = (fitted(fed, Fed3R(ridge=0.1, polish=k)) for k in (0, 2, 200))
