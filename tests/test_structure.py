@@ -71,6 +71,7 @@ THEMES = {
     "tests/serve/test_class_names.py": "class names from the run to the answer",
     "tests/serve/test_documented_examples.py": "the examples of docs/serve.md",
     "tests/serve/test_best_client_away.py": "what every interface says when the best client is away",
+    "tests/serve/test_frozen_features.py": "a fit without rounds, served by real processes",
     "tests/serve/test_faults.py": "clients and disks that fail",
     "tests/serve/test_fuzz.py": "random requests against the OpenAPI document",
     "tests/serve/predictor/test_own_scales.py": "clients that scale samples each in its own way",

@@ -60,13 +60,20 @@ def fit_run_router(
         if "views" in settings:
             config = replace(config, evaluation=replace(config.evaluation, views=router_settings.views))
         fitted, figures = _fit(folder, config, federation.to(config.device), router_settings, on_step)
-        artifact = fitted.artifact(config.as_dict()["model"])
-        temperatures = figures["temperatures"]
-        public = {**_scales(folder, federation), **_figures(folder, fitted, figures)}
-        artifact.write(folder.router, public, _private_files(folder, fitted, artifact.fit, temperatures))
-        for name in set(federation.names) - set(fitted.private):
-            folder.client(name).head_file.unlink(missing_ok=True)  # of an earlier fit
+        write_router(folder, config, federation, fitted, figures)
         return fitted.router
+
+
+def write_router(
+    folder: RunFolder, config: Config, federation: Federation, fitted: FittedRouter, figures: dict[str, Any]
+) -> None:
+    """Write ``router/``, what belongs to each client, and the figures of a fitted router."""
+    artifact = fitted.artifact(config.as_dict()["model"])
+    temperatures = figures["temperatures"]
+    public = {**_scales(folder, federation), **_figures(folder, fitted, figures)}
+    artifact.write(folder.router, public, _private_files(folder, fitted, artifact.fit, temperatures))
+    for name in set(federation.names) - set(fitted.private):
+        folder.client(name).head_file.unlink(missing_ok=True)  # of an earlier fit
 
 
 def measure_router(
@@ -191,6 +198,7 @@ def _figures(folder: RunFolder, fitted: FittedRouter, figures: dict[str, Any]) -
         "seconds": dict(fitted.seconds),
         "own_scales": fitted.router.own_scales,
         **{key: value for key, value in fitted.chosen.items() if key == "views"},
+        **({"message": fitted.chosen["message"]} if "message" in fitted.chosen else {}),
     }
     evaluation = folder.read_json(folder.evaluation_file) or {}
     evaluation["confusion"] = {**_of_training(evaluation.get("confusion")), **figures["confusion"]}

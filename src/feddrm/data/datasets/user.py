@@ -50,8 +50,22 @@ class Folders(UserDataset):
 
 
 @dataclass(frozen=True)
+class Npz(UserDataset):
+    """Your own arrays: a folder with one .npz per client (x, y), or one with an array client (--set data.path=...)"""
+
+    name: ClassVar[str] = "npz"
+    test: str = ""  # the same form as path; if empty, a part of every client's samples is split off
+
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | ({"test": str(Path(self.test).resolve())} if self.test else {})
+
+    def load(self) -> Federation:
+        return Federation.from_npz(self.path, test=self.test or None, test_fraction=self.test_fraction, seed=self.seed)
+
+
+@dataclass(frozen=True)
 class Csv(UserDataset):
-    """Your own tables: a folder with one file per client, or one file with a client column (--set data.path=...)"""
+    """Your own tables, csv or parquet: one file per client, or one file with a client column (--set data.path=...)"""
 
     name: ClassVar[str] = "csv"
     label: str = ""
