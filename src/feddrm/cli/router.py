@@ -308,8 +308,8 @@ def _answer_row(row: dict[str, Any]) -> list[str]:
 
 def open_queries(run: Run, inputs: list[Path], ignore: list[str] | None) -> tuple[Router, Tensor, list[str]]:
     """A run's router, the samples in these files, and a name for each."""
+    from feddrm.predictor.query_files import read_queries
     from feddrm.router import read_manifest
-    from feddrm.runs.query_files import read_queries
 
     router = run.router()
     columns = read_manifest(run.folder.router)["notes"].get("columns")
