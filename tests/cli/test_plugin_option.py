@@ -39,7 +39,7 @@ def test_every_command_that_meets_names_has_the_option() -> None:
     }
     having = {name for name, c in flat.items() if any("--plugin" in p.opts for p in c.params)}
     assert having == {
-        *("train", "evaluate", "report", "fit-router", "route", "predict", "serve", "serve-client", "tune"),
+        *("train", "evaluate", "report", "fit-router", "route", "predict", "serve", "serve-client", "tune", "fit"),
         *("methods", "models", "datasets", "data info", "data show", "router export", "router join", "router leave"),
     }
 
