@@ -90,6 +90,20 @@ def fitted(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
+def test_a_fit_that_is_cut_short_says_so(fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = shutil.copytree(fitted, tmp_path / "run")
+    words = ["fit-router", str(copy), "--features", "raw", "--no-heads"]
+    code, out, _ = call(capsys, *words, "--rounds", "2")
+    assert code == 0
+    said = "the fit stopped after 2 rounds, short of its optimum: to go on, leave out --rounds"
+    assert out.splitlines()[-1] == said
+    assert json.loads((copy / "summary.json").read_text())["router"]["converged"] is False
+    code, out, _ = call(capsys, *words)
+    assert code == 0
+    assert "short of its optimum" not in out
+    assert json.loads((copy / "summary.json").read_text())["router"]["converged"] is True
+
+
 def test_predictions_of_pictures_and_arrays(
     fitted: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -42,7 +42,7 @@ def test_large_federations_hold_out_one_part() -> None:
     [{"crops": 0}, {"rounds": 0}, {"path_rounds": 0}, {"tolerance": -1.0}, {"features": "colou"}],
 )
 def test_settings_that_cannot_be_fitted_are_refused(settings: dict[str, object]) -> None:
-    with refused(str(next(iter(settings.values())))):
+    with refused(*(f"{name}={value}" if name != "features" else str(value) for name, value in settings.items())):
         RouterSettings(**settings).check()  # type: ignore[arg-type]
 
 

@@ -141,7 +141,9 @@ def fit_router(
         ),
     ] = None,
     crops: Annotated[int | None, typer.Option(help="Random crops per training image.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds of a fit at most (default: 60).")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds of a fit at most (default: to the optimum; heads 60).")
+    ] = None,
     heads: Annotated[bool, typer.Option(help="Also fit the class heads: probe, private, joint, stack.")] = True,
     joint: Annotated[bool | None, typer.Option(help="Fit the joint model (default: if it is quick).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of crops and held-out parts.")] = None,
@@ -183,10 +185,8 @@ def fit_router(
     if fit["own_scales"]:
         typer.echo(f"these figures presume queries that their own client has scaled; for raw ones, {ONE_SCALE}")
     if not fit["converged"]:
-        typer.echo(
-            f"the fit stopped after {fit['rounds']} rounds, short of its optimum: "
-            f"to go on, give --rounds {4 * fit['rounds']}"
-        )
+        remedy = f"give --rounds {4 * fit['rounds']}" if rounds is None else "leave out --rounds"
+        typer.echo(f"the fit stopped after {fit['rounds']} rounds, short of its optimum: to go on, {remedy}")
 
 
 def route(

@@ -55,15 +55,16 @@ class RouterSettings:
 
     ``features`` is a recipe; None tries several on held-out samples. ``crops`` random crops of every training
     sample are used where the data has crops; None means eight on a GPU and one on a CPU, where the passes through
-    the trunk would take most of the time. ``rounds`` bounds the fits that are kept, ``path_rounds`` those that only
-    compare ridge strengths (None: as many as each comparison needs). ``heads`` fits the exact class heads, too;
-    ``joint`` their joint model (None: where it is affordable).
+    the trunk would take most of the time. ``rounds`` bounds the fits that are kept; None takes the router to its
+    optimum and gives each fit of a head 60. ``path_rounds`` bounds the fits that only compare ridge strengths
+    (None: as many as each comparison needs). ``heads`` fits the exact class heads, too; ``joint`` their joint model
+    (None: where it is affordable).
     """
 
     features: str | None = None
     holdout: Holdout | None = None
     crops: int | None = None
-    rounds: int = 60
+    rounds: int | None = None
     path_rounds: int | None = None
     tolerance: float = 1e-6
     heads: bool = True
@@ -72,12 +73,12 @@ class RouterSettings:
 
     def check(self) -> None:
         """Raise an error for settings that cannot be fitted."""
-        if (self.crops is not None and self.crops < 1) or self.rounds < 1:
-            raise SettingError(f"crops={self.crops}, rounds={self.rounds}: give at least 1")
-        if (self.path_rounds is not None and self.path_rounds < 1) or not self.tolerance >= 0:
-            raise SettingError(
-                f"path_rounds={self.path_rounds}, tolerance={self.tolerance}: give at least 1 and a number from zero up"
-            )
+        for name in ("crops", "rounds", "path_rounds"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SettingError(f"{name}={value}: give at least 1")
+        if not self.tolerance >= 0:
+            raise SettingError(f"tolerance={self.tolerance}: give a number from zero up")
         if self.holdout is not None:
             self.holdout.check()
         if self.features is not None:

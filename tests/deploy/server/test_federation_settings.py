@@ -12,6 +12,7 @@ import yaml
 
 from deployment import NAMES, Deployed
 from feddrm.deploy import local_cluster
+from feddrm.deploy.server.federation_settings import FederationSettings
 from refusal import refused
 
 pytestmark = pytest.mark.slow
@@ -53,3 +54,8 @@ def test_sites_may_change_while_a_run_goes_on_and_then_need_another_run(deployed
     assert json.loads((deployment.run / "summary.json").read_text())["accepted"].keys() == set(NAMES)
     with refused('began with clients ["oslo", "lima", "pune"]', '"quito"]', "choose another 'run'"):
         replace(deployment.settings, clients=more).check_same(deployment.run)
+
+
+@pytest.mark.parametrize(("routing", "rounds"), [({}, 60), ({"rounds": 9}, 9), ({"rounds": None}, None)])
+def test_rounds_of_the_router_are_messages_and_bounded(routing: dict[str, Any], rounds: int | None) -> None:
+    assert FederationSettings(("oslo", "lima"), routing=routing).router_settings.rounds == rounds

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from deployment import NAMES, Deployed, DirectTransport
 from feddrm.data import Federation, load
+from feddrm.deploy.server.federation_settings import ROUTER_ROUNDS
 from feddrm.deploy.server.remote_cohort import Ask, RemoteCohort
 from feddrm.deploy.server.training import ServerState
 from feddrm.deploy.site.site import Site
@@ -38,7 +39,8 @@ def fitted_here(deployment: Deployed, **settings: object) -> tuple[FittedRouter,
     shared = ServerState.load(deployment.server().checkpoint).shared
     with router_kernels(sum(spec.sizes)):
         net = spec.make_net().requires_grad_(False)
-        return fit_router(net, shared, federation, RouterSettings(**settings)), federation  # type: ignore[arg-type]
+        same = RouterSettings(rounds=ROUTER_ROUNDS, **settings)  # type: ignore[arg-type]
+        return fit_router(net, shared, federation, same), federation
 
 
 def test_features_ridge_and_router_are_those_of_one_process(deployed: Make) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from feddrm.data import Federation
 from feddrm.evaluation import Predictions, Queries, pooled_queries, system_accuracy
 from feddrm.router import FittedRouter, RouterSettings, fit_router
 from feddrm.router.evaluate import evaluate_router
+from feddrm.router.fit import selection
 from feddrm.router.fit.calibration import STRANGER
+from feddrm.router.fit.cohort import Cohort, FitRequest
 from feddrm.router.policy import by_rule, consult
 from feddrm.threads import intra_op_threads
 
@@ -113,3 +116,20 @@ def test_a_small_fit_uses_one_thread_and_leaves_the_setting_as_it_was(
         fit_router(None, {}, federation)
         assert torch.get_num_threads() == 2
     assert seen == [1]
+
+
+@pytest.mark.parametrize(("given", "router", "heads"), [(None, None, 60), (7, 7, 7)])
+def test_the_router_has_as_many_rounds_as_it_needs_and_heads_have_sixty(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch, given: int | None, router: int | None, heads: int
+) -> None:
+    bounds: dict[str, set[int | None]] = {"client": set(), "class": set(), "pair": set()}
+    solve_requests = selection.solve_requests
+
+    def noted(cohort: Cohort, requests: Mapping[str, FitRequest], rounds: int | None, tolerance: float) -> object:
+        if tolerance != selection.PATH_TOLERANCE:
+            bounds[next(iter(requests.values())).target].add(rounds)
+        return solve_requests(cohort, requests, rounds, tolerance)
+
+    monkeypatch.setattr(selection, "solve_requests", noted)
+    fit_router(None, {}, federation, RouterSettings(features="raw", rounds=given))
+    assert bounds == {"client": {router}, "class": {heads}, "pair": {heads}}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from scipy.optimize import minimize
@@ -153,3 +155,36 @@ def test_path_rounds_bound_the_fits_that_only_compare() -> None:
     )
     softmax.choose_one(cohort.design(RAW), (1e-3,), folds=1, rounds=12)
     assert len(rounds) == 2
+
+
+def hard_to_fit() -> Softmax:
+    """Heavy tails and clients that can almost be told apart: no quadratic fits the loss well."""
+    generator = torch.Generator().manual_seed(1)
+    rows = {}
+    for client in range(CLIENTS):
+        x = torch.randn(60, 42, generator=generator)
+        x[:, :5] += 1.2 * client
+        rows[f"site-{client}"] = x**3, torch.arange(60) % CLASSES
+    cohort = LocalCohort(Federation.from_arrays(rows, test=rows), RouterSettings())
+    cohort.measure(RAW, Trunk(None, {}), Holdout(5, 1))
+    return clients_apart(cohort)
+
+
+def test_a_fit_goes_on_to_its_optimum_unless_its_rounds_are_bounded() -> None:
+    softmax, zero = hard_to_fit(), [torch.zeros(CLIENTS, 43, dtype=torch.float64)]
+    design = softmax.cohort.design(RAW)
+    optimum = softmax.fit_all(design, 1e-5, zero)
+    assert optimum.done
+    assert int(optimum.rounds) > 60
+    bounded = replace(softmax, settings=RouterSettings(rounds=60)).fit_all(design, 1e-5, zero)
+    assert not bounded.done
+    assert int(bounded.rounds) == 60
+
+
+def test_the_fit_on_all_samples_starts_from_the_folds_even_from_one() -> None:
+    softmax, zero = hard_to_fit(), torch.zeros(CLIENTS, 43, dtype=torch.float64)
+    design = softmax.cohort.design(RAW)
+    from_zero = softmax.fit_all(design, 1e-5, [zero])
+    again = softmax.fit_all(design, 1e-5, [from_zero.iterate])
+    assert again.done
+    assert int(again.rounds) < int(from_zero.rounds) / 10

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
+from feddrm.router.solver import lbfgs
 from feddrm.router.solver.client_statistics import client_gradient
 from feddrm.router.solver.lbfgs import FitState, advance, first_state
 from feddrm.router.solver.problem import Problem
@@ -65,3 +66,10 @@ def test_an_absent_client_never_ends_the_fit() -> None:
     for _ in range(60):
         state = advance(problem, state, {i: client_gradient(samples[i], state.trial) for i in range(3)}, whitening)
     assert not state.done
+
+
+def test_a_fit_without_a_bound_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lbfgs, "MOST_ROUNDS", 3)
+    samples = clients_with_overlap()
+    fit = solve(Problem(4, 12, 1e-3), samples, rounds=None, tolerance=0.0)
+    assert (fit.rounds, fit.converged) == (3, False)

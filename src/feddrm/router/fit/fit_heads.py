@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -18,6 +18,7 @@ from feddrm.router.settings import Holdout, RouterSettings
 from feddrm.router.solver.problem import Problem, Scaler
 
 HEAD_FOLDS = 2  # held out in turn at most: enough for a few ridges and stacking weights
+HEAD_ROUNDS = 60  # unless others are given; the stack is fitted on held-out fits of 20 rounds at most
 JOINT_ROUNDS = 20
 JOINT_WORK = {"cpu": 5e8, "cuda": 3e13}  # multiplications per round; the joint model is left out where it needs more
 
@@ -54,6 +55,8 @@ def fit_heads(
     facts, like = cohort.facts, cohort.like
     classes, clients = len(facts.classes), len(facts.names)
     holdout = holdout.at_most(HEAD_FOLDS)
+    rounds = settings.rounds or HEAD_ROUNDS
+    settings = replace(settings, rounds=rounds)
     recipes = [Recipe.parse(name, *facts.scale) for name in head_candidates(router.recipe, router.measured)]
     softmax = Softmax(cohort, "class", lambda width, ridge: probe_problem(classes, width, ridge), settings)
     design, chosen, trials = choose_recipe(softmax, recipes, holdout)
@@ -64,7 +67,7 @@ def fit_heads(
     while path.ridge is not None:
         path.take(*corrections.scores(path.ridge, path.starts))
     own = path.chosen
-    private = corrections.keep(own, probe, settings.rounds)
+    private = corrections.keep(own, probe, rounds)
 
     joint: Tensor | None = None
     picked: Chosen | None = None

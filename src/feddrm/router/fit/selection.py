@@ -34,7 +34,7 @@ Progress = Callable[[str], None]
 
 
 def solve_requests(
-    cohort: Cohort, requests: Mapping[str, FitRequest], rounds: int, tolerance: float
+    cohort: Cohort, requests: Mapping[str, FitRequest], rounds: int | None, tolerance: float
 ) -> dict[str, FitState]:
     """Fit all requests side by side on a cohort."""
     tasks = {
@@ -102,7 +102,7 @@ class Softmax:
 
     def fit_all(self, design: DesignMatrix, ridge: float, folds: Sequence[Tensor]) -> FitState:
         """The fit on all training samples, from the average of the folds on."""
-        start = torch.stack(list(folds)).mean(0) if len(folds) > 1 else None
+        start = torch.stack(list(folds)).mean(0)
         request = FitRequest(design, self.target, self.problem(design.width, ridge), None, start)
         return solve_requests(self.cohort, {"all": request}, self.settings.rounds, self.settings.tolerance)["all"]
 

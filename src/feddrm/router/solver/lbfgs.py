@@ -18,6 +18,7 @@ from feddrm.errors import FeddrmError, SettingError
 from feddrm.router.solver.client_statistics import ClientSums
 from feddrm.router.solver.problem import Problem, Whitening
 
+MOST_ROUNDS = 3000  # of a fit that is to converge: it ends even if its features are pathological
 MEMORY = 20  # pairs of steps and gradient changes that L-BFGS remembers
 ARMIJO = 1e-4
 HALF = 0.5  # of the discriminant; features have heavier tails than Gaussians, so the whole of it is overconfident
@@ -107,15 +108,16 @@ def minimise(
     tasks: Mapping[str, Task],
     gradients: Gradients,
     *,
-    rounds: int,
+    rounds: int | None,
     tolerance: float,
     noise: float,
     watch: Watch | None = None,
 ) -> dict[str, FitState]:
-    """Advance all tasks side by side until each is done, for at most ``rounds`` rounds.
+    """Advance all tasks side by side until each is done, for at most ``rounds`` rounds (None: ``MOST_ROUNDS``).
 
     Tasks do not depend on each other; side by side they share the messages of a round.
     """
+    rounds = MOST_ROUNDS if rounds is None else rounds
     if rounds < 1:
         raise SettingError(f"rounds={rounds}: give at least one")
     states = {key: task.state for key, task in tasks.items()}

@@ -55,7 +55,7 @@ def solve(
     whitening: Whitening | None = None,
     *,
     start: Tensor | FitState | None = None,
-    rounds: int = 60,
+    rounds: int | None = None,
     tolerance: float = 1e-7,
     watch: Watch | None = None,
 ) -> Fit:
