@@ -8,7 +8,7 @@ from typing import Any
 from feddrm.data import Federation
 from feddrm.engine import arithmetic, load_state
 from feddrm.errors import FeddrmError
-from feddrm.evaluation import evaluate
+from feddrm.evaluation import answer_metrics, evaluate, own_answers
 from feddrm.io.tensors import read_tensors
 from feddrm.router import FittedRouter, evaluate_router
 from feddrm.router.artifact import HEADS, MANIFEST, read_manifest
@@ -29,7 +29,7 @@ def evaluate_run(
     device: str | None = None,
     data_dir: str | None = None,
 ) -> dict[str, Any]:
-    """Every accuracy of the latest checkpoint, and of the router where one is fitted. Nothing is written.
+    """Accuracies and metrics of the latest checkpoint, and of the router where one is fitted. Nothing is written.
 
     ``saved`` is the content of ``config.yaml``, by which the federation is loaded again unless it is given. One view
     is what training evaluates: one random crop per sample where its settings say so.
@@ -46,9 +46,12 @@ def evaluate_run(
     with arithmetic(config.precision, config.device).set():
         predictions = all_predictions(config, net, state, test)
     figures = {"round": state.round, **evaluate(predictions, federation.weights, config.evaluation.ties)}
+    answers = own_answers(predictions)
+    figures["metrics"] = {"own": answer_metrics(answers, predictions.labels, predictions.origin, federation.names)}
     if (folder.router / MANIFEST).exists():
         fitted = _fitted_router(folder, federation, config.device)
         routed = evaluate_router(fitted, net, state.shared, test, predictions, federation.weights)
+        figures["metrics"]["system"] = routed["metrics"]
         figures |= {kind: {**figures[kind], **routed[kind]} for kind in KINDS}
     return figures
 

@@ -171,6 +171,7 @@ def _write_figures(folder: RunFolder, fitted: FittedRouter, figures: dict[str, A
     for kind in ("client_accuracy", "system_accuracy"):
         measured = {rule: {"mean": value, "std": None} for rule, value in figures[kind].items()}
         summary[kind] = {**_of_training(summary.get(kind)), **measured}
+    summary["metrics"] = {**summary.get("metrics", {}), "system": figures["metrics"]}
     reliability = figures["router"].pop("reliability")
     answers = {kind: values.pop("reliability") for kind, values in figures["router"]["answers"].items()}
     chosen = fitted.chosen["router"]
@@ -183,6 +184,8 @@ def _write_figures(folder: RunFolder, fitted: FittedRouter, figures: dict[str, A
     }
     evaluation = folder.read_json(folder.evaluation_file) or {}
     evaluation["confusion"] = {**_of_training(evaluation.get("confusion")), **figures["confusion"]}
+    by_answer = evaluation.get("class_confusion", {})
+    evaluation["class_confusion"] = {**by_answer, "system": figures["class_confusion"]}
     evaluation["reliability"] = reliability
     evaluation["answer_reliability"] = answers["exact_density"]
     folder.write_json(folder.evaluation_file, evaluation)
