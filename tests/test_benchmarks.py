@@ -16,6 +16,8 @@ ROOT = Path(__file__).parent.parent
 @pytest.mark.parametrize(
     ("words", "key"),
     [
+        ("closed_form --features 40 --scale 0.02 --repeat 1", "fit"),
+        ("closed_form --digits 1", "digits"),
         ("data_pipeline --random", "batch_of_128"),
         ("deploy_privacy --rounds 1 --seeds 1", "rows"),
         ("digits_gap --rounds 1", "gap_points"),

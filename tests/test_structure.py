@@ -50,6 +50,7 @@ COVERED = {
 THEMES = {
     "tests/test_api.py": "the names that feddrm exports",
     "tests/test_benchmarks.py": "the scripts in benchmarks/",
+    "tests/test_killed.py": "training, fit and report that end at any file operation",
     "tests/test_readme.py": "every command and example of the README",
     "tests/test_structure.py": "the rules of this file",
     "tests/methods/test_contract.py": "every method, by one set of tests",
@@ -61,6 +62,7 @@ THEMES = {
     "tests/cli/test_examples.py": "the examples in the help of every command",
     "tests/deploy/test_docs_page.py": "the commands of docs/deploy.md",
     "tests/deploy/test_end_to_end.py": "a federation of real processes",
+    "tests/deploy/test_killed_publishing.py": "the end of a deployed run, killed at any file operation",
     "tests/deploy/test_parity.py": "a deployed training equals one process to the last bit",
     "tests/deploy/site/test_changed_data.py": "a site whose data has changed",
     "tests/evaluation/test_invariants.py": "relations between accuracies",
@@ -69,6 +71,7 @@ THEMES = {
     "tests/serve/test_class_names.py": "class names from the run to the answer",
     "tests/serve/test_documented_examples.py": "the examples of docs/serve.md",
     "tests/serve/test_best_client_away.py": "what every interface says when the best client is away",
+    "tests/serve/test_frozen_features.py": "a fit without rounds, served by real processes",
     "tests/serve/test_faults.py": "clients and disks that fail",
     "tests/serve/test_fuzz.py": "random requests against the OpenAPI document",
     "tests/serve/predictor/test_own_scales.py": "clients that scale samples each in its own way",

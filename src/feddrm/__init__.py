@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from feddrm.methods import Method
     from feddrm.models import Model
     from feddrm.plugins import load_plugin
-    from feddrm.runs import Run, train, train_seeds
+    from feddrm.runs import Run, fit, train, train_seeds
     from feddrm.search import tune
     from feddrm.serve.gateway_client import Client, GatewayClient
 
@@ -32,6 +32,7 @@ __all__ = [
     "Model",
     "Run",
     "__version__",
+    "fit",
     "load",
     "load_plugin",
     "train",
@@ -49,6 +50,7 @@ _HOMES = {
     "Method": "feddrm.methods",
     "Model": "feddrm.models",
     "Run": "feddrm.runs",
+    "fit": "feddrm.runs",
     "load": "feddrm.data",
     "load_plugin": "feddrm.plugins",
     "train": "feddrm.runs",

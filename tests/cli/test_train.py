@@ -18,6 +18,7 @@ from cli.conftest import assert_one_line, call
 from feddrm.cli.train import parse_seeds
 from feddrm.engine.recipes import RECIPES
 from feddrm.runs import RunFolder
+from photographs import write_folders
 from refusal import refused
 
 pytestmark = pytest.mark.slow
@@ -245,6 +246,35 @@ def test_train_evaluate_and_resume(capsys: pytest.CaptureFixture[str], tmp_path:
     code, _, err = call(capsys, *words[:-2], "--rounds", "4", "--out", out)
     assert code == 1
     assert "holds a run with" in err
+
+
+def test_views_of_a_users_own_photographs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Trained, measured again, routed and answered with views, from files."""
+    run, pictures = str(tmp_path / "run"), write_folders(tmp_path / "pictures")
+    words = ["train", "--data", "folders", "--set", f"data.path={pictures}", "--model", "mlp", "--rounds", "3"]
+    allowed = ["--set", "data.crop=true", "--set", "data.mirrors=true"]
+    code, _, err = call(capsys, *words, "--views", "4", "--out", run)
+    assert code == 2
+    assert err.strip().endswith("views=4: these data allow no crops and no mirror images of a sample: leave views out")
+    assert call(capsys, *words, *allowed, "--window", "1", "--out", run, "--json")[0] == 0
+    assert call(capsys, "fit-router", run, "--no-heads")[0] == 0
+    code, printed, _ = call(capsys, "evaluate", run, "--views", "4", "--json")
+    measured = json.loads(printed)["views"]
+    assert (code, set(measured)) == (0, {"1", "4"})
+    code, printed, _ = call(capsys, "evaluate", run, "--views", "4")
+    percent = [f"{100 * measured[count]['system_accuracy']['exact_density']:.2f}" for count in ("1", "4")]
+    (row,) = [line.split() for line in printed.splitlines() if "system (exact, density)" in line]
+    assert row[3:5] == percent
+    assert call(capsys, "evaluate", run, "--views", "99")[2].startswith("feddrm: error: views=99: these data allow 18")
+    assert call(capsys, "evaluate", run, "--device", "cpu")[0] == 2
+    image = str(next(pictures.glob("dark/left/*.png")))
+    for command in ("route", "predict"):
+        one, several = (call(capsys, command, run, image, "--views", k, "--json")[1] for k in ("1", "4"))
+        (first,), (second,) = json.loads(one), json.loads(several)
+        assert first["client_probability"] != second["client_probability"]
+    again = [*words, *allowed, "--window", "1", "--views", "4", "--out", str(tmp_path / "viewed"), "--json"]
+    code, printed, _ = call(capsys, *again)
+    assert (code, json.loads(printed)["average_accuracy"]["mean"]) == (0, measured["4"]["average_accuracy"])
 
 
 def test_the_config_of_a_run_repeats_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

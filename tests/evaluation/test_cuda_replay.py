@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from feddrm.data import Client, Federation, Pool, RandomResizedCrop, Split, View, colour_shifts
+from feddrm.data import Client, Federation, Pool, QueryViews, RandomResizedCrop, Split, View, colour_shifts
 from feddrm.engine import arithmetic
 from feddrm.evaluation import Execution, Predictions, Queries, Replay, evaluate, pooled_queries, predict
 from feddrm.models import Net, ResNet18, is_head
@@ -76,6 +78,23 @@ def test_a_replay_equals_passes_one_by_one(trunks: int, every: bool, precision: 
                 assert float((value.double() - other.double()).abs().max()) <= tolerance * scale, name
         kept.append((found.logits, found.logits.clone()))
     assert all(torch.equal(logits, then) for logits, then in kept)  # later replays leave earlier answers alone
+
+
+def test_views_are_replayed() -> None:
+    """All views have one form, so one graph serves them: the second view captures it."""
+    net, replay, how = network(), Replay(), arithmetic("fp32", "cuda")
+    test = replace(queries(), views=QueryViews(crops=True, mirrors=True).take(5))
+    for seed in range(3):
+        served = models(net, seed, 2)
+        more = {"client_branch": served[0], "global_model": served[1]}
+        with how.set():
+            plain, replayed = (Execution(how, BATCH), Execution(how, BATCH, replay=replay))
+            expected, found = (predict(net, served, test, execution=one, **more) for one in (plain, replayed))
+        assert replay.begun is not None
+        assert replay.begun.graph is not None
+        for name in ("logits", "client_logits", "global_logits"):
+            value, other = getattr(expected, name), getattr(found, name)
+            assert float((value - other).abs().max()) <= 1e-4 * float(value.std()), name
 
 
 def test_passes_of_another_form_are_captured_again() -> None:

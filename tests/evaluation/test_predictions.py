@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from feddrm.data import Federation, Participant, draw_for
+from feddrm.data import Federation, Participant, QueryViews, draw_for
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.evaluation import Answers, Execution, Predictions, Queries, ask, pooled_queries, predict
 from feddrm.models import is_head
@@ -121,3 +121,31 @@ def test_the_old_names_still_work(digits: Federation) -> None:
     assert torch.equal(old.logits, new.logits)
     assert old.client_logits is not None
     assert torch.equal(old.client_logits, new.client_logits)
+
+
+class TestViews:
+    def test_several_views_are_those_of_the_whole_image(self, images: Federation) -> None:
+        views = pooled_queries(images, crop=True, seed=0, round=1, views=3)
+        assert torch.equal(views.x, pooled_queries(images, crop=False, seed=0, round=1).x)
+        assert views.views == images.query_views.take(3)
+        assert pooled_queries(images, crop=True, seed=0, round=1).views.count == 1
+
+    def test_all_logits_are_means_over_the_views(self, images: Federation) -> None:
+        net = small((3, 16, 16))
+        models, more = heads_apart(net), {"client_branch": start(net), "global_model": start(net)}
+        test = pooled_queries(images, crop=False, seed=0, round=1, views=4)
+        found = predict(net, models, test, **more)
+        each = [predict(net, models, replace(test, x=x, views=QueryViews()), **more) for x in test.views(test.x)]
+        assert len(each) == 4
+        for name in ("logits", "client_logits", "global_logits"):
+            mean = torch.stack([getattr(one, name) for one in each]).mean(0)
+            torch.testing.assert_close(getattr(found, name), mean)
+            assert not torch.allclose(mean, getattr(each[0], name))
+
+    def test_one_view_runs_the_trunk_once(self, images: Federation, trunks: list[int]) -> None:
+        net = small((3, 16, 16))
+        for count in (1, 3):
+            trunks.clear()
+            test = pooled_queries(images, crop=False, seed=0, round=1, views=count)
+            predict(net, heads_apart(net), test)
+            assert trunks == [len(test.x)] * count

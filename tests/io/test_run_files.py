@@ -28,6 +28,7 @@ def test_the_names_of_a_run() -> None:
         "lock_file": "checkpoint/lock",
         "router": "router",
         "shared_file": "router/shared.safetensors",
+        "commit_file": "router/.commit",
         "clients": "clients",
     }
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from feddrm.errors import FeddrmError
-from feddrm.models import LeNet, Mlp, Model, ResNet18, ResNet18Retina
+from feddrm.models import Identity, LeNet, Mlp, Model, Onnx, ResNet18, ResNet18Retina
 
 
 def refusal(call) -> str:
@@ -17,7 +17,8 @@ def refusal(call) -> str:
 
 
 def test_the_family():
-    assert Model.family == {"resnet18": ResNet18, "resnet18_retina": ResNet18Retina, "lenet": LeNet, "mlp": Mlp}
+    trained = {"resnet18": ResNet18, "resnet18_retina": ResNet18Retina, "lenet": LeNet, "mlp": Mlp}
+    assert Model.family == {**trained, "identity": Identity, "onnx": Onnx}
     assert Model.make("lenet", sharing="mid") == LeNet("mid")
 
 

@@ -32,6 +32,9 @@ def test_only_results_of_the_full_protocol_are_read(smoke: Grid, tmp_path: Path,
     with_(config={**config, "method": {"name": "feddrm", "lam": 0.8}})
     with refused("'method.lam'"):
         read_records(smoke, folder)
+    with_(config={**config, "evaluation": {**config["evaluation"], "views": 4}})
+    with refused("'evaluation.views'"):
+        read_records(smoke, folder)
     with_(rounds=7)
     with refused("'rounds'"):
         read_records(smoke, folder)

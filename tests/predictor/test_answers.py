@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from feddrm.data import Federation
+from feddrm.predictor import answers
 from feddrm.predictor.predictor import Predictor
 from feddrm.router.router import BROKEN, UNSURE
 from feddrm.runs import Run
+from photographs import allow_views
 from refusal import refused
 
 pytestmark = pytest.mark.slow
@@ -28,6 +30,19 @@ def images(digits: Federation) -> Tensor:
 def own(run: Path, name: str, x: Tensor, answer: str = "trained") -> np.ndarray:
     """The answers of one client's predictor."""
     return Predictor.load(run / "clients" / name, answer=answer)([("inputs", x.numpy())])[0]
+
+
+def test_answers_under_two_routers_are_refused(run: Path, images: Tensor, tmp_path: Path, monkeypatch: Any) -> None:
+    """Another process commits a new router while the clients are asked."""
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+
+    def load_and_commit(*arguments: Any) -> Predictor:
+        (copy / "router" / ".commit").write_text("0123456789ab")
+        return Predictor.load(*arguments)
+
+    monkeypatch.setattr(answers, "_load_predictor", lambda run, name, answer: load_and_commit(run.client(name).path))
+    with refused("the router of", "was replaced meanwhile", "ask again"):
+        Run.open(copy).predict(images)
 
 
 def test_every_query_is_answered_by_the_client_that_the_router_names(run: Path, images: Tensor) -> None:
@@ -148,3 +163,16 @@ def test_answers_as_plain_values_and_as_a_table(run: Path, images: Tensor) -> No
     assert rows[held][-10:] == [None] * 10
     assert rows[given][5] == ",".join(answers.answered[given])
     assert rows[given][-10:] == answers.probabilities[given].tolist()
+
+
+def test_views_are_averaged_by_router_and_clients(run: Path, images: Tensor, tmp_path: Path) -> None:
+    copy = allow_views(run, tmp_path / "run")
+    answers, router = Run.open(copy).predict(images, views=4, abstain="answer"), Run.open(copy).router()
+    decision = router.route(images, views=4)
+    assert answers.client == tuple(router.names[i] for i in decision.client.tolist())
+    for name in router.names:
+        mine = [i for i, client in enumerate(answers.client) if client == name]
+        (expected,) = Predictor.load(copy / "clients" / name, views=4)([("inputs", images[mine].numpy())])
+        np.testing.assert_allclose(answers.probabilities[mine], expected, rtol=1e-5, atol=1e-7)
+    alone = Run.open(copy).predict(images, client="fax", views=4).probabilities
+    assert not np.allclose(alone, Run.open(copy).predict(images, client="fax").probabilities)

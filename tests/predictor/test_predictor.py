@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import builtins
 import io
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from feddrm.predictor.predictor import Predictor, class_names
 from feddrm.router import load_router
 from feddrm.router.answer_calibration import answer_temperature
 from feddrm.runs import Run, train
+from feddrm.runs.run_membership import leave_run_router
+from photographs import allow_views
 from refusal import refused
 
 pytestmark = pytest.mark.slow
@@ -62,11 +65,19 @@ def assert_same_by_features(run: Path, images: Images, answer: str) -> None:
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+def forget_the_fit(run: Path) -> None:
+    """As older versions wrote the manifest."""
+    path = run / "router" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["notes"].pop("fit", None)
+    path.write_text(json.dumps(manifest))
+
+
 @pytest.mark.parametrize("answer", ["trained", "refit"])
 def test_answers_have_the_temperature_of_the_clients_test_samples(run: Path, answer: str, tmp_path: Path) -> None:
-    shutil.copytree(run, tmp_path / "run")
     for client in load("digits", clients=3, seed=3).clients:
-        folder = tmp_path / "run" / "clients" / client.name
+        copy = Path(shutil.copytree(run, tmp_path / client.name))
+        folder = copy / "clients" / client.name
         predictor = Predictor.load(folder, answer=answer)
         logits = predictor.head.samples(client.view(client.test.x)).double()
         assert predictor.head.temperature == pytest.approx(answer_temperature(logits, client.test.y), rel=1e-3) != 1
@@ -79,7 +90,31 @@ def test_answers_have_the_temperature_of_the_clients_test_samples(run: Path, ans
         files.temperature_file.unlink()
         correction = load_file(files.head_file)["correction"]
         save_file({"correction": correction}, files.head_file)
+        forget_the_fit(copy)
         assert Predictor.load(folder, answer=answer).head.temperature == 1
+
+
+def test_a_head_of_another_fit_is_refused(run: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    Run.open(copy).fit_router(features="raw", joint=False)
+    assert Predictor.load(copy / "clients" / "fax", answer="refit").fit != Predictor.load(copy / "clients" / "fax").fit
+    shutil.copy(run / "clients" / "fax" / "head.safetensors", copy / "clients" / "fax")
+    with refused("head.safetensors belongs to another fit", "feddrm fit-router", "--answer trained"):
+        Predictor.load(copy / "clients" / "fax", answer="refit")
+    with refused("head.safetensors belongs to another fit", "feddrm fit-router"):
+        Run.open(copy).evaluate()
+    Predictor.load(copy / "clients" / "fax")  # the trained model belongs to no fit
+    Predictor.load(copy / "clients" / "flatbed", answer="refit")
+    forget_the_fit(copy)
+    with refused("belongs to another fit", "the router's is without a name"):
+        Predictor.load(copy / "clients" / "flatbed", answer="refit")
+
+
+def test_heads_stay_usable_when_a_client_leaves_the_router(run: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    leave_run_router(Run.open(copy).folder, ["flatbed"])
+    before, after = (Predictor.load(folder / "clients" / "fax", answer="refit") for folder in (run, copy))
+    assert before.fit == after.fit is not None
 
 
 def test_features_give_the_same_answer_as_the_sample(run: Path, images: Images) -> None:
@@ -147,3 +182,30 @@ def test_wrong_folders_and_answers_are_errors(run: Path, tmp_path: Path) -> None
     with refused("guess", "trained or refit"):
         Predictor.load(run / "clients" / "fax", answer="guess")
     assert class_names(tmp_path, 3) == ("0", "1", "2")
+
+
+@pytest.mark.parametrize("answer", ["trained", "refit"])
+def test_views_average_logits_before_the_temperature(run: Path, images: Images, tmp_path: Path, answer: str) -> None:
+    """So the label does not depend on the temperature, and evaluation counts what is served."""
+    folder = allow_views(run, tmp_path / "run") / "clients" / "fax"
+    predictor = Predictor.load(folder, answer=answer, views=4)
+    assert predictor.head.temperature != 1
+    x = predictor.router.inputs(torch.from_numpy(images))
+    logits = torch.stack([predictor.head.samples(view) for view in predictor.views(x)]).mean(0)
+    expected = (logits.double() / predictor.head.temperature).softmax(1).numpy()
+    (found,) = predictor([("inputs", images)])
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-7)
+    (alone,) = Predictor.load(folder, answer=answer)([("inputs", images)])
+    assert (alone.argmax(1) != found.argmax(1)).any()
+
+
+def test_views_leave_features_as_they_are(run: Path, images: Images, tmp_path: Path) -> None:
+    copy = allow_views(run, tmp_path / "run")
+    features = load_router(copy / "router").features(torch.from_numpy(images)).numpy()
+    found = [Predictor.load(copy / "clients" / "fax", views=k)([("features", features)])[0] for k in (1, 4)]
+    np.testing.assert_array_equal(*found)
+
+
+def test_views_that_the_data_do_not_allow_are_refused(run: Path) -> None:
+    with refused("views=4: these data allow no crops and no mirror images of a sample: leave views out"):
+        Predictor.load(run / "clients" / "fax", views=4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from feddrm.router.answer_calibration import (
     answer_temperature,
     held_out_temperatures,
     read_temperature,
-    write_temperature,
+    temperature_file,
 )
 from feddrm.router.policy import consult
 from refusal import refused
@@ -65,12 +64,10 @@ def test_a_temperature_changes_how_sure_an_answer_is_and_not_the_answer() -> Non
     assert torch.equal(consult(certain, scaled, 1).argmax(1), logits.argmax(1))
 
 
-def test_a_temperature_is_written_for_its_owner_alone(tmp_path: Path) -> None:
+def test_a_temperature_is_read_as_it_was_written(tmp_path: Path) -> None:
     file = tmp_path / "temperature.json"
-    assert read_temperature(file, "copy it again") == 1.0  # a run from before temperatures
-    write_temperature(file, 1.75)
+    file.write_bytes(temperature_file(1.75))
     assert read_temperature(file, "copy it again") == 1.75
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
     for text in ("{}", '{"temperature": 0}', '{"temperature": -1}', '{"temperature": true}', '{"temperature": "1"}',
                  '{"temperature": NaN}', '{"temperature": Infinity}'):  # fmt: skip
         file.write_text(text)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from feddrm.data import QueryViews
 from feddrm.models import is_head
 from feddrm.router import Router, leave, load_heads, load_router, save_router
 from refusal import refused
@@ -66,8 +67,8 @@ def test_a_refit_cut_short_anywhere_leaves_the_old_router_or_the_new(
 
     monkeypatch.setattr(Path, "replace", cut)
     heads = {"probe": torch.zeros(3, 4)}
-    # Renames until the cut of a refit and of the next: four make the files and the manifest, three move the files.
-    for first, second in [*((first, 7) for first in range(8)), *itertools.product((4, 6), range(7))]:
+    # Renames until the cut of a refit and of the next: five make files, manifest and commit, four move the files.
+    for first, second in [*((first, 9) for first in range(10)), *itertools.product((5, 8), range(9))]:
         copy = tmp_path / f"copy-{first}-{second}"
         shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("copy-*"))
         names = {router.names}
@@ -83,7 +84,7 @@ def test_a_refit_cut_short_anywhere_leaves_the_old_router_or_the_new(
             want = router if now.names == router.names else smaller
             assert torch.equal(now.route(images).probabilities, want.route(images).probabilities)
             assert load_heads(copy)["probe"].shape == (3, 4)
-    left = 7
+    left = 9
     save_router(folder, smaller, model=MODEL, classes=3, heads=heads)  # not cut: all cuts were tried
 
 
@@ -149,3 +150,21 @@ def test_an_incomplete_manifest_is_refused(folder: Path) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with refused("incomplete", "input"):
         load_router(folder)
+
+
+def test_views_that_the_data_allow_are_kept(router: Router, tmp_path: Path, images: torch.Tensor) -> None:
+    allowed = dataclasses.replace(router, query_views=QueryViews(crops=True))
+    save_router(tmp_path, allowed, model=MODEL, classes=3)
+    again = load_router(tmp_path)
+    assert again.query_views == QueryViews(crops=True)
+    assert torch.equal(again.features(images, views=5), allowed.features(images, views=5))
+
+
+def test_a_manifest_of_an_older_version_has_one_view(folder: Path, images: torch.Tensor) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["input"]["views"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    router = load_router(folder)
+    assert len(router.route(images, views=1)) == len(images)
+    with refused("views=2: this router is older and does not know which views its data allow: fit it again"):
+        router.route(images, views=2)

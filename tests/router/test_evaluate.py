@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from feddrm.data import QueryViews
 from feddrm.evaluation import Predictions, Queries, client_accuracy, confusion, routed_predictions, system_accuracy
 from feddrm.router import FittedRouter, Router
 from feddrm.router.evaluate import COVERAGES, _conformal, _selective, evaluate_router
 from feddrm.router.fit.cohort import Facts
-from feddrm.router.policy import by_rule, consult
+from feddrm.router.policy import by_rule, consult, reliability
 from feddrm.rules import RULES
 
 FACTS = Facts(("oslo", "lima", "kyoto"), (5, 3, 2), ("a", "b", "c"), (1, 8, 8), ((0.5,), (0.5,)))
@@ -44,6 +46,18 @@ def test_every_rule_has_its_accuracies(measured, router, images, predictions):
         assert measured["system_accuracy"][name] == right
         assert measured["client_accuracy"][name] == client_accuracy(logits, predictions.origin, WEIGHTS, rule)
         assert measured["confusion"][name] == confusion(routes, predictions.origin, 3).tolist()
+
+
+def test_features_are_averaged_over_the_views_of_the_test_samples(router, images, predictions):
+    views = QueryViews(crops=True, mirrors=True)
+    fitted = FittedRouter(replace(router, query_views=views), None, {}, {}, FACTS)
+    test = Queries(router.inputs(images), predictions.labels, predictions.origin, views.take(4))
+    found = evaluate_router(fitted, router.net, router.leaves, test, predictions, WEIGHTS)
+    logits = torch.stack([router.logits(router.features(x)).double() for x in views.take(4)(test.x)]).mean(0)
+    expected = reliability(by_rule(logits, router.log_prior, "posterior"), predictions.origin)
+    assert found["router"]["ece"] == pytest.approx(expected.error)
+    alone = evaluate_router(fitted, router.net, router.leaves, replace(test, views=views), predictions, WEIGHTS)
+    assert found["router"]["ece"] != pytest.approx(alone["router"]["ece"])
 
 
 def test_mixtures_use_the_posterior_weights(measured, router, images, predictions):

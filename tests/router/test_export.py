@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from feddrm.data import QueryViews
 from feddrm.router import Recipe, Router
 from feddrm.router.features import base as features
 from feddrm.router.features import colour
@@ -91,4 +92,22 @@ def test_an_exported_router_decides_the_same(
 def test_an_unknown_rule_is_refused(router: Router, tmp_path: Path) -> None:
     with refused("unknown rule 'densty'; did you mean 'density'?"):
         export_onnx(router, tmp_path / "router.onnx", rule="densty")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_exported_router_averages_over_views(images: torch.Tensor, tmp_path: Path) -> None:
+    router = make_router(query_views=QueryViews(crops=True, mirrors=True))
+    export_onnx(router, tmp_path / "router.onnx", views=4)
+    session = runtime.InferenceSession((tmp_path / "router.onnx").read_bytes(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"input": router.inputs(images).numpy()})
+    assert torch.allclose(torch.from_numpy(found), router.route(images, views=4).probabilities, atol=1e-4)
+    assert not torch.allclose(torch.from_numpy(found), router.route(images).probabilities, atol=1e-2)
+
+
+def test_features_have_no_views(router: Router, tmp_path: Path) -> None:
+    allowed = make_router(query_views=QueryViews(mirrors=True))
+    with refused("views=2: features have no views: export without features_only, or leave views out"):
+        export_onnx(allowed, tmp_path / "router.onnx", features_only=True, views=2)
+    with refused("views=2: this router is older"):
+        export_onnx(router, tmp_path / "router.onnx", views=2)
     assert list(tmp_path.iterdir()) == []

@@ -45,11 +45,20 @@ def test_a_round_is_evaluated_every_so_often_in_the_window_and_in_the_further_ro
         ({"every": 0}, "every=0"),
         ({"ties": "first"}, "ties='first': choose smallest or cuda"),
         ({"also": (3, 2)}, "also=(3, 2)"),
+        ({"views": 0}, "views=0: give at least 1"),
     ],
 )
 def test_impossible_evaluations_are_refused(settings: dict[str, Any], message: str) -> None:
     with refused(message):
         Evaluation(**settings).check()
+
+
+def test_one_view_is_not_written_so_that_older_runs_can_be_resumed() -> None:
+    photos = replace(photographs(32), mirrors=True)
+    assert "views" not in resolve(photos).as_dict()["evaluation"]
+    assert resolve(photos, evaluation={"views": 2}).as_dict()["evaluation"]["views"] == 2
+    with refused("views=3: these data allow 2 views: give 1 to 2"):
+        resolve(photos, evaluation={"views": 3})
 
 
 def test_small_samples_get_the_perceptron_and_a_short_plan() -> None:

@@ -64,8 +64,9 @@ def test_private_files_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     old = out / "clients" / names[0] / "head.safetensors"
     old.write_bytes(b"")
     run.fit_router(features="raw")
-    modes = {str(path.relative_to(out)): stat.S_IMODE(path.stat().st_mode) for path in out.rglob("*.safetensors")}
-    private = {f"clients/{n}/{part}.safetensors" for n in names for part in ("private", "head")}
+    modes = {str(path.relative_to(out)): stat.S_IMODE(path.stat().st_mode) for path in out.rglob("*") if path.is_file()}
+    own = ("private.safetensors", "head.safetensors", "temperature.json")
+    private = {f"clients/{n}/{file}" for n in names for file in own}
     private.add("checkpoint/state.safetensors")  # holds all of them
     assert {name for name, mode in modes.items() if mode == 0o600} == private
     assert modes["router/router.safetensors"] == modes["router/shared.safetensors"] == 0o666
@@ -102,6 +103,18 @@ def test_a_folder_without_any_round_is_taken_over(digits: Federation, tmp_path: 
     train(arrays(0), "feddrm", out=out, **SMALL)
     train(arrays(0), "feddrm", out=tmp_path / "new", **SMALL)
     assert files(out) == files(tmp_path / "new")
+
+
+def test_a_start_that_was_killed_while_it_wrote_the_configuration_is_begun_anew(
+    digits: Federation, tmp_path: Path
+) -> None:
+    (tmp_path / "run" / "checkpoint").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoint" / "lock").touch()
+    (tmp_path / "run" / ".config.yaml.part").write_text("data: {na")
+    train(digits, "fedavg", out=tmp_path / "run", **SMALL)
+    train(digits, "fedavg", out=tmp_path / "new", **SMALL)
+    assert files(tmp_path / "run") == files(tmp_path / "new")
+    assert not (tmp_path / "run" / ".config.yaml.part").exists()
 
 
 def test_a_configuration_that_no_training_wrote_is_not_replaced(digits: Federation, tmp_path: Path) -> None:

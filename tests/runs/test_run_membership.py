@@ -71,7 +71,9 @@ def test_the_run_s_own_router_can_be_replaced(fitted: RunFolder, tmp_path: Path)
     leave_run_router(folder, ["fax"])
     assert Run.open(folder.path).router().names == ("flatbed", "negative")
     changed = {name for name, content in contents(folder.path).items() if content != contents(fitted.path)[name]}
-    assert changed == {"router/manifest.json", "router/router.safetensors", "router/heads.safetensors"}
+    assert changed == {
+        f"router/{name}" for name in (".commit", "manifest.json", "router.safetensors", "heads.safetensors")
+    }
     with folder.exclusive(), refused("another process is at work in"):
         leave_run_router(folder, ["flatbed"])
 

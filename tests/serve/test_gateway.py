@@ -5,18 +5,21 @@ import shutil
 import sqlite3
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 import torch
+import yaml
 
 import feddrm
+from feddrm.data import load
 from feddrm.models import Mlp
 from feddrm.router import load_router
-from feddrm.runs import train
+from feddrm.runs import Run, train
 from feddrm.serve.telemetry.audit import AuditRecord
-from serving import Launch
+from serving import Launch, until
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +50,30 @@ def test_clients_whose_names_have_special_characters_are_asked(run: Path, launch
     assert (answer.status_code, "the router knows no client" in answer.json()["error"]) == (422, True)
     assert httpx.get(f"{url}/v2/health/ready").json() == before
     assert httpx.post(f"{url}/v1/predict", json={"inputs": [[0.0] * 4]}).status_code == 200
+
+
+def test_a_client_with_a_head_of_another_fit_is_passed_over(run: Path, launch: Launch, tmp_path: Path) -> None:
+    """Until the gateway has the router of the same fit."""
+    digits = load("digits", clients=3, seed=3)
+    refit, served = (Path(shutil.copytree(run, tmp_path / name)) for name in ("refit", "served"))
+    Run.open(refit).fit_router(digits, features="raw", joint=False)
+    client = launch("serve-client", refit / "clients" / "fax", "--answer", "refit", "--port", 0).wait_ready()
+    (tmp_path / "clients.yaml").write_text(yaml.safe_dump({"fax": {"url": client}}))
+    gateway = launch("serve", served, "--clients", tmp_path / "clients.yaml", "--reload-seconds", 0, "--port", 0)
+    with httpx.Client(base_url=gateway.wait_ready(), timeout=20) as http:
+
+        def fax() -> dict[str, Any]:
+            return dict(http.get("/v1/clients").json()["clients"][-1])
+
+        until(lambda: bool(fax()["reason"]))
+        assert not fax()["available"]
+        assert fax()["reason"].startswith("has a head of another fit than the gateway's router")
+        body = {"inputs": np.zeros((1, 1, 8, 8), int).tolist(), "max_away": 1, "abstain": "answer"}
+        assert "fax: has a head of another fit" in http.post("/v1/predict", json=body).json()["error"]
+        Run.open(served).fit_router(digits, features="raw", joint=False)
+        assert http.post("/v1/admin/reload").status_code == 200
+        until(lambda: fax()["available"] and not fax()["reason"])
+        assert http.post("/v1/predict", json=body).status_code == 200
 
 
 def test_the_audit_log_has_decisions_and_no_payloads(

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from feddrm.router import Router, load_router
+from feddrm.router.artifact import artifact_version
 from feddrm.router.router import AWAY, UNLIKE
-from feddrm.serve.loaded_router import Decisions, LoadedRouter, RouterQuery, artifact_version, decide
+from feddrm.serve.loaded_router import Decisions, LoadedRouter, RouterQuery, decide
 from feddrm.serve.settings import GatewaySettings
 from feddrm.serve.telemetry.metrics import Metrics
+from photographs import allow_views
 from refusal import refused
 
 ALL = (True, True, True)
@@ -96,3 +98,21 @@ def test_an_artifact_is_tried_when_it_is_loaded(run: Path, tmp_path: Path) -> No
         LoadedRouter.load(run / "router", GatewaySettings(rule="x"), Metrics())
     with refused("holds no router", "fit-router"):
         LoadedRouter.load(tmp_path, GatewaySettings(), Metrics())
+
+
+def test_views_are_averaged_for_samples_alone(run: Path, images: torch.Tensor, tmp_path: Path) -> None:
+    router = load_router(allow_views(run, tmp_path / "run") / "router")
+    features = router.features(images[:3], views=4).numpy()
+    queries = [
+        RouterQuery("inputs", images[:3].numpy(), "density", 1.0, ALL, 0.5),
+        RouterQuery("features", features, "density", 1.0, ALL, 0.5),
+    ]
+    samples, given = decide(router, queries, views=4)
+    np.testing.assert_allclose(samples.probabilities, given.probabilities, rtol=1e-4, atol=1e-6)
+    (alone,) = decide(router, queries[:1])
+    assert not np.allclose(alone.probabilities, samples.probabilities)
+
+
+def test_a_gateway_with_views_that_the_data_do_not_allow_does_not_start(run: Path) -> None:
+    with refused("views=4: these data allow no crops"):
+        LoadedRouter.load(run / "router", GatewaySettings(views=4), Metrics())

@@ -11,7 +11,7 @@ import typer
 import typer.core
 
 from feddrm._version import __version__
-from feddrm.cli import bench, data, deploy, drm, paper, report, router, serve, train, tune
+from feddrm.cli import bench, data, deploy, drm, fit, paper, report, router, serve, train, tune
 from feddrm.cli.data_options import PluginCommand
 from feddrm.cli.output import JsonFlag, print_json, print_table
 from feddrm.errors import INTERRUPTED, FeddrmError
@@ -84,6 +84,7 @@ def methods(json: JsonFlag = False) -> None:
 
 
 app.command(cls=PluginCommand)(train.train)
+app.command(cls=PluginCommand)(fit.fit)
 app.command(cls=PluginCommand)(tune.tune)
 app.command(cls=PluginCommand)(train.evaluate)
 app.command()(train.demo)

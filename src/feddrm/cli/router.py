@@ -147,6 +147,10 @@ def fit_router(
     ] = None,
     heads: Annotated[bool, typer.Option(help="Also fit the class heads: probe, private, joint, stack.")] = True,
     joint: Annotated[bool | None, typer.Option(help="Fit the joint model (default: if it is quick).")] = None,
+    views: Annotated[
+        int | None,
+        typer.Option(help="Fit and measure means over this many crops and mirror images, instead of random crops."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of crops and held-out parts.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda (default: the run's).")] = None,
     data_dir: DataDir = None,
@@ -160,7 +164,7 @@ def fit_router(
     from feddrm.router.router import ONE_SCALE
     from feddrm.runs import Run
 
-    settings: dict[str, Any] = given_settings(features=features, crops=crops, rounds=rounds, seed=seed)
+    settings: dict[str, Any] = given_settings(features=features, crops=crops, rounds=rounds, views=views, seed=seed)
     settings |= {"heads": heads, "joint": joint}
     opened = Run.open(run)
     opened.fit_router(device=device, data_dir=data_dir, progress=True, **settings)
@@ -183,6 +187,8 @@ def fit_router(
         )
     typer.echo(f"wrote {opened.folder.router}")
     fit = summary["router"]
+    if views is not None:
+        typer.echo(f"the router is fitted and measured with views={views}; head, vote and oracle are those of training")
     if fit["own_scales"]:
         typer.echo(f"these figures presume queries that their own client has scaled; for raw ones, {ONE_SCALE}")
     if not fit["converged"]:
@@ -302,8 +308,8 @@ def _answer_row(row: dict[str, Any]) -> list[str]:
 
 def open_queries(run: Run, inputs: list[Path], ignore: list[str] | None) -> tuple[Router, Tensor, list[str]]:
     """A run's router, the samples in these files, and a name for each."""
+    from feddrm.predictor.query_files import read_queries
     from feddrm.router import read_manifest
-    from feddrm.runs.query_files import read_queries
 
     router = run.router()
     columns = read_manifest(run.folder.router)["notes"].get("columns")

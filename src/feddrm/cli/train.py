@@ -130,12 +130,12 @@ def train(
         precision=precision,
         threads=threads,
     )
-    for part, values in sectioned_settings(extra, _setting_names(parts) if extra else {}).items():
+    for part, values in sectioned_settings(extra, setting_names(parts) if extra else {}).items():
         (settings if part == "training" else parts[part]).update(values)
     check_partition(parts["data"].get("partition"), alpha, shards)
     runs = _train(parts, settings, out, track=track, seeds=None if seeds is None else parse_seeds(seeds))
     if not json:
-        _print_runs([run.path for run in runs])
+        print_runs([run.path for run in runs])
         return
     summaries = [{"path": str(run.path), **(run.summary or {})} for run in runs]
     print_json(summaries[0] if seeds is None else summaries)
@@ -164,12 +164,10 @@ def evaluate(
 ) -> None:
     """Print the accuracies of a run: from its summary, or from its last evaluated round if it is not finished.
 
-    With --views the run is measured again on its test samples, after its last round, with one view and with so many.
-    Nothing is trained or written.
+    With --views, as in 'feddrm evaluate RUN --views 8', the run is measured again on its test samples, after its last
+    round, with one view and with eight. Nothing is trained or written.
 
     Example: feddrm evaluate runs/first
-
-    Example: feddrm evaluate runs/photographs --views 8
     """
     from feddrm.runs import Run
 
@@ -183,7 +181,7 @@ def evaluate(
         lines = opened.metrics()
         print_json(opened.summary or {"finished": False, "last": lines[-1] if lines else None})
     else:
-        _print_runs([run])
+        print_runs([run])
 
 
 def _print_views(run: Run, views: int, device: str | None, data_dir: str | None, json: bool) -> None:
@@ -255,7 +253,7 @@ def _demo_table(runs: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]
     return ["method", "answered by", "average", "system", "client", "global", "oracle"], rows
 
 
-def _setting_names(parts: dict[str, dict[str, Any]]) -> dict[str, set[str]]:
+def setting_names(parts: dict[str, dict[str, Any]]) -> dict[str, set[str]]:
     """The names of all settings by part; without a model's name those of every model, as the data decide on one."""
     from dataclasses import fields
 
@@ -326,7 +324,8 @@ def _train(
         return [train_run(names["data"], method, out=out, **given)]
 
 
-def _print_runs(folders: list[Path]) -> None:
+def print_runs(folders: list[Path]) -> None:
+    """Print the accuracies of runs as a table, and a line for every training that collapsed."""
     from feddrm.report.run_table import report_table
     from feddrm.runs import Run
 

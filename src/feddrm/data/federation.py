@@ -15,6 +15,7 @@ from torch import Tensor
 from feddrm.data.client import Client, Split, check_client_names
 from feddrm.data.crop import RandomResizedCrop
 from feddrm.data.query_views import QueryViews
+from feddrm.data.sources.array_files import ArrayFileSource
 from feddrm.data.sources.arrays import Arrays, ArraySource
 from feddrm.data.sources.csv_tables import CsvSource, Paths
 from feddrm.data.sources.image_folders import ImageFolderSource
@@ -176,6 +177,14 @@ class Federation:
         return cls(**vars(ArraySource(clients, **options).load()))
 
     @classmethod
+    def from_npz(cls, path: str | Path, **options: Any) -> Federation:
+        """Make a federation from .npz files: one per client with arrays x and y, or one with an array client.
+
+        Options (test, test_fraction, seed, name): see :class:`feddrm.data.sources.array_files.ArrayFileSource`.
+        """
+        return cls(**vars(ArrayFileSource(path, **options).load()))
+
+    @classmethod
     def from_folders(cls, root: str | Path, **options: Any) -> Federation:
         """Make a federation from images: a folder per client, and in it a folder per class.
 
@@ -186,7 +195,7 @@ class Federation:
 
     @classmethod
     def from_csv(cls, paths: Paths, **options: Any) -> Federation:
-        """Make a federation from tables: one CSV file per client, or one file with a client column.
+        """Make a federation from tables (CSV, Parquet): one file per client, or one file with a client column.
 
         Options (label, client, test, drop, schema, test_fraction, seed, name):
         see :class:`feddrm.data.sources.csv_tables.CsvSource`.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -11,9 +10,9 @@ from torch import Tensor
 
 from feddrm.errors import SettingError
 
-AREA = 0.9  # of an image that a crop keeps: the least that training shows (see RandomResizedCrop)
-# Where crops lie, from 0 (top, left) to 1 (bottom, right). Opposite ones follow each other: any few of them balance.
-PLACES = ((0, 0), (1, 1), (0, 1), (1, 0), (0, 0.5), (1, 0.5), (0.5, 0), (0.5, 1), (0.5, 0.5))
+STEP = 1 / 32  # of the side by which a crop is moved: less than the crops of training move an image
+# Where crops are moved, down and right. Opposite ones follow each other: any few of them balance.
+MOVES = ((-1, -1), (1, 1), (-1, 1), (1, -1), (-1, 0), (1, 0), (0, -1), (0, 1))
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class QueryViews:
     @property
     def most(self) -> int:
         """How many views there are."""
-        return (1 + self.crops * len(PLACES)) * (1 + self.mirrors)
+        return (1 + self.crops * len(MOVES)) * (1 + self.mirrors)
 
     def take(self, count: int) -> QueryViews:
         """The first ``count`` views; more than the data allow are refused."""
@@ -47,14 +46,12 @@ class QueryViews:
 
     def __call__(self, x: Tensor) -> Iterator[Tensor]:
         """The views of network inputs [n, channels, height, width], one after another."""
-        plain: list[tuple[float, float] | None] = [None, *(PLACES if self.crops else ())]
-        first = [(place, False) for place in plain]
-        if self.mirrors:
-            # Every place once, mirrored in turn, then every place the other way round.
-            first = [(None, False), (None, True), *((p, i % 2 == 1) for i, p in enumerate(plain[1:]))]
-            first += [(p, i % 2 == 0) for i, p in enumerate(plain[1:])]
-        for place, mirrored in first[: self.count]:
-            view = x if place is None else _crop(x, *place)
+        moves = MOVES if self.crops else ()
+        views = [((0, 0), False), ((0, 0), True)][: 1 + self.mirrors]
+        views += [(move, self.mirrors and i % 2 == 1) for i, move in enumerate(moves)]
+        views += [(move, i % 2 == 0) for i, move in enumerate(moves) if self.mirrors]  # now the other way round
+        for move, mirrored in views[: self.count]:
+            view = _crop(x, *move)
             yield view.flip(3) if mirrored else view
 
     def mean(self, x: Tensor, compute: Callable[[Tensor], Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -72,9 +69,16 @@ class QueryViews:
         return total if self.count == 1 else {name: value / self.count for name, value in total.items()}
 
 
-def _crop(x: Tensor, top: float, left: float) -> Tensor:
-    """A crop, resized to full size. It is linear, so inputs may be scaled before it."""
-    full = x.shape[2:]
-    height, width = (math.floor(AREA**0.5 * side) for side in full)
-    y, z = round(top * (full[0] - height)), round(left * (full[1] - width))
-    return F.interpolate(x[:, :, y : y + height, z : z + width], size=tuple(full), mode="bilinear", align_corners=False)
+def _crop(x: Tensor, down: int, right: int) -> Tensor:
+    """The image moved by a step, with its border reflected.
+
+    It is not resized, as in training: that would mix colours that a client's camera has made, and these tell clients
+    apart (docs/router.md has figures).
+    """
+    if not (down or right):
+        return x
+    height, width = x.shape[2:]
+    tall, wide = (max(1, round(STEP * side)) for side in (height, width))
+    padded = F.pad(x, (wide, wide, tall, tall), mode="reflect")
+    top, left = tall * (1 + down), wide * (1 + right)
+    return padded[:, :, top : top + height, left : left + width]

@@ -39,11 +39,11 @@ class Plan:
     clip: float = 0.0
     warmup: int = 0
 
-    def check(self) -> None:
-        """Refuse impossible values before anything is loaded."""
-        for name in ("rounds", "local_steps", "batch_size"):
-            if getattr(self, name) < 1:
-                raise SettingError(f"{name}={getattr(self, name)}: give at least 1")
+    def check(self, least_rounds: int = 1) -> None:
+        """Refuse impossible values before anything is loaded. A method in closed form has no rounds at all."""
+        for name, least in (("rounds", least_rounds), ("local_steps", 1), ("batch_size", 1)):
+            if getattr(self, name) < least:
+                raise SettingError(f"{name}={getattr(self, name)}: give at least {least}")
         conditions = {
             "lr": (0 < self.lr < math.inf, "the learning rate must be positive (the paper: 0.01)"),
             "momentum": (0 <= self.momentum < 1, "it must lie in [0, 1)"),
@@ -52,7 +52,7 @@ class Plan:
             "dropout": (0 <= self.dropout < 1, "the chance must lie in [0, 1)"),
             "seed": (0 <= self.seed < 2**32, f"out of range: give one from 0 to {2**32 - 1}"),
             "clip": (0 <= self.clip < math.inf, "give the largest norm of a gradient, or 0 for none"),
-            "warmup": (0 <= self.warmup < self.rounds, f"give 0 to {self.rounds - 1}, fewer than the rounds"),
+            "warmup": (0 <= self.warmup < max(self.rounds, 1), f"give 0 to {self.rounds - 1}, fewer than the rounds"),
         }
         for name, (holds, problem) in conditions.items():
             if not holds:

@@ -30,6 +30,11 @@ class Pass:
     rows: tuple[int, ...] = ()
     client: bool = False
 
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the type and on the device of the computation. A frozen trunk may have no such leaf."""
+        return next(iter((self.heads or self.leaves).values()))
+
 
 def plan_passes(models: Sequence[Leaves], client_branch: Leaves | None) -> list[Pass]:
     """The smallest set of passes that gives all models' class logits and the client logits."""
@@ -74,7 +79,7 @@ class PassRunner:
 
     def run(self, passes: Sequence[Pass], x: Tensor, workers: int = 1) -> Logits:
         """Class logits [model, sample, class] of all rows, and client logits; None where no pass has any."""
-        like = next(iter(passes[0].leaves.values()))
+        like = passes[0].like
         with torch.no_grad():
             cast = [self._cast(one) for one in passes]
 

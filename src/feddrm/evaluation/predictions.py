@@ -131,7 +131,7 @@ def predict(
     if client_branch is not None:
         _check(net, client_branch, "the model of the client branch", client=True)
     passes = plan_passes([*models, *([] if global_model is None else [global_model])], client_branch)
-    like = next(iter(passes[0].leaves.values()))
+    like = passes[0].like
     labels, origin = test.labels.to(like.device), test.origin.to(like.device)
     if not len(labels):
         raise FeddrmError("the test set is empty: give at least one sample")

@@ -17,7 +17,7 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
 
     Only the owner can read a ``private`` file, from the first byte on, whatever the umask is.
     """
-    part = _temporary(path)
+    part = temporary(path)
     try:
         if private:
             part.unlink(missing_ok=True)  # others might be able to read a file left by a crash
@@ -43,7 +43,7 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
 
 def write_together(files: Mapping[Path, bytes]) -> None:
     """Write several files under temporary names, and rename them once all are written. Missing folders are made."""
-    parts = {path: _temporary(path) for path in files}
+    parts = {path: temporary(path) for path in files}
     try:
         for path, content in files.items():
             if path.is_dir():
@@ -60,7 +60,8 @@ def write_together(files: Mapping[Path, bytes]) -> None:
                 part.unlink(missing_ok=True)
 
 
-def _temporary(path: Path) -> Path:
+def temporary(path: Path) -> Path:
+    """The name under which a file is written before it takes its place."""
     return path.with_name(f".{path.name}.part")
 
 

@@ -8,6 +8,7 @@ CONFIG, METRICS, SUMMARY, EVALUATION = "config.yaml", "metrics.jsonl", "summary.
 REPORT = "report.html"
 FACTS, PICTURES = "data.json", "data.safetensors"  # the dataset summary
 ROUTER_FOLDER, CLIENTS_FOLDER = "router", "clients"
+COMMIT = ".commit"  # in the router's folder: feddrm.io.staging
 SHARED, PRIVATE = "shared.safetensors", "private.safetensors"
 PRIVATE_HEAD, SCALE, TEMPERATURE = "head.safetensors", "scale.json", "temperature.json"
 
@@ -18,7 +19,7 @@ class ClientFiles:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.private_file = path / PRIVATE  # its private slots, as training left them
-        self.head_file = path / PRIVATE_HEAD  # its correction of the probe and its temperature, if heads were fitted
+        self.head_file = path / PRIVATE_HEAD  # feddrm.router.private_head, if heads were fitted
         self.temperature_file = path / TEMPERATURE  # of the answers of its trained model
         self.scale_file = path / SCALE  # the constants by which it scales raw samples
         self.shared_file = path / SHARED  # at a deployed site only: the leaves that the server sent
@@ -45,6 +46,7 @@ class RunFiles:
 
         self.router = self.path / ROUTER_FOLDER  # feddrm.router.artifact knows the other files in it
         self.shared_file = self.router / SHARED
+        self.commit_file = self.router / COMMIT
         self.clients = self.path / CLIENTS_FOLDER
 
     def client(self, name: str) -> ClientFiles:

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -29,6 +29,15 @@ def read_tensors(path: Path, remedy: str) -> dict[str, Tensor]:
     try:
         return load(content)
     except SafetensorError as error:
+        raise broken(path, f"not safetensors, {error}", remedy) from error
+
+
+def read_metadata(path: Path, remedy: str) -> dict[str, str]:
+    """What a safetensors file says besides its tensors."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            return dict(file.metadata() or {})
+    except (OSError, SafetensorError) as error:
         raise broken(path, f"not safetensors, {error}", remedy) from error
 
 

@@ -115,6 +115,7 @@ class Method(Named, ABC):
     """
 
     client_branch: ClassVar[bool] = False
+    closed_form: ClassVar[bool] = False  # whether it has no rounds: see methods/closed_form.py
 
     @property
     def device_aggregate(self) -> bool:

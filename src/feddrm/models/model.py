@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import torch
 
@@ -14,7 +15,16 @@ from feddrm.registry import Named
 
 @dataclass(frozen=True)
 class Model(Named, ABC):
-    """The constructor only stores settings; ``check`` refuses impossible ones, ``build`` makes the network."""
+    """The constructor only stores settings; ``check`` refuses impossible ones, ``build`` makes the network.
+
+    A ``frozen`` model has nothing to train but heads, which are fitted in closed form.
+    """
+
+    frozen: ClassVar[bool] = False
+
+    def resolved(self, shape: tuple[int, ...]) -> Self:  # noqa: ARG002
+        """The model with the settings that follow from the samples' shape or from files."""
+        return self
 
     def build(self, shape: tuple[int, ...], classes: int, clients: int | None = None, seed: int = 2025) -> Net:
         """A network for samples of ``shape``, with a client branch if ``clients`` is given.

@@ -27,7 +27,6 @@ from feddrm.runs import Run, RunFolder, hardware, train
 from feddrm.runs.listeners import OnRound
 
 SKIPPED: Literal["skipped"] = "skipped"
-ROUNDS = 1000  # of the router's fit, at most: in one process they are cheap, so it comes to its end
 SAVING = 10.0  # seconds reserved for the last checkpoint
 
 State = Literal["done", "no router", "half done", "missing"]
@@ -252,7 +251,7 @@ class Runner:
             return
         began = self.clock()
         run = Run.open(folder.path)
-        event, why = self._attempt(cell, lambda: run.fit_router(self._load(cell), device=self.device, rounds=ROUNDS))
+        event, why = self._attempt(cell, lambda: run.fit_router(self._load(cell), device=self.device))
         if event != "finished":
             yield event, f"router: {why}"
             return

@@ -14,6 +14,7 @@ from torch import Tensor
 from feddrm.engine import CPU_QUERIES
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.run_files import RunFiles
+from feddrm.io.staging import Snapshot
 from feddrm.predictor.predictor import Predictor, class_names
 from feddrm.registry import check_choice, nearest
 from feddrm.router import Decision, Router, load_router, read_manifest
@@ -103,6 +104,7 @@ def answer_queries(
     the options of :meth:`feddrm.router.Router.route`.
     """
     check_choice("abstain", abstain, ABSTAIN)
+    before = Snapshot.of(run.router)
     router, samples = load_router(run.router), as_tensor(x).detach().cpu()
     number = len(samples)
     if client is None:
@@ -123,6 +125,8 @@ def answer_queries(
     probabilities[asked] = _ask(
         run, router, {"answer": answer, "views": views}, samples[asked], chosen[asked], log_weights[asked].double()
     )
+    if Snapshot.of(run.router) != before:  # clients may have been asked under two routers
+        raise FeddrmError(f"the router of {run.path} was replaced meanwhile: ask again")
     top, label = probabilities.max(1)
     return Answers(
         classes,

@@ -17,6 +17,7 @@ from torch.func import functional_call
 from feddrm.data.query_views import QueryViews
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.run_files import ClientFiles, RunFiles
+from feddrm.io.staging import Snapshot, read_whole
 from feddrm.io.tensors import read_tensors, split_slots
 from feddrm.io.text import broken, read_json, read_yaml
 from feddrm.methods import Method
@@ -26,8 +27,9 @@ from feddrm.predictor.query_groups import compute_in_groups
 from feddrm.registry import nearest
 from feddrm.router import Recipe, Router, load_heads, load_router, read_manifest
 from feddrm.router.answer_calibration import read_temperature
-from feddrm.router.artifact import manifest_model, trained_clients
+from feddrm.router.artifact import FIT, manifest_model, trained_clients
 from feddrm.router.features.base import extract
+from feddrm.router.private_head import PrivateHead
 from feddrm.router.solver.client_statistics import logits_at
 from feddrm.router.solver.problem import Scaler
 
@@ -46,6 +48,7 @@ class Predictor:
     head: TrainedHead | RefitHead
     named: bool  # whether the classes have names; otherwise they have numbers
     views: QueryViews = field(default_factory=QueryViews)  # of every sample; features are answered as they are
+    fit: str | None = None  # the name of the router's fit that the head belongs to; a trained one belongs to none
 
     @property
     def takes_features(self) -> bool:
@@ -64,18 +67,24 @@ class Predictor:
         folder = folder.resolve()
         run = folder.parent.parent if run is None else run
         client, files = ClientFiles(folder), RunFiles(run)
-        if not client.private_file.is_file():
+        return read_whole(files.router, lambda now: cls._load(client, files, answer, views, now))
+
+    @classmethod
+    def _load(cls, client: ClientFiles, files: RunFiles, answer: str, views: int, now: Snapshot) -> Predictor:
+        name, run = client.path.name, files.path
+        if not now.has(client.private_file):
             missing = client.private_file.name
-            raise FeddrmError(f"{folder} is no client's folder (it has no {missing}): give RUN/clients/NAME")
+            raise FeddrmError(f"{client.path} is no client's folder (it has no {missing}): give RUN/clients/NAME")
         manifest, router = read_manifest(files.router), load_router(files.router)
-        if folder.name not in router.names:
-            raise FeddrmError(f"the router knows no client '{folder.name}' (there are: {', '.join(router.names)})")
-        router = with_own_scale(router, client)
+        if name not in router.names:
+            raise FeddrmError(f"the router knows no client '{name}' (there are: {', '.join(router.names)})")
+        router = with_own_scale(router, client, now)
         kind = TrainedHead if answer == "trained" else RefitHead
-        head = kind.load(client, files, manifest, router)
+        head = kind.load(client, files, manifest, router, now)
         number = int(manifest["classes"])
         named = known_classes(run, number) is not None
-        return cls(folder.name, answer, class_names(run, number), router, head, named, router.views(views))
+        fit = manifest["notes"].get(FIT) if answer == "refit" else None
+        return cls(name, answer, class_names(run, number), router, head, named, router.views(views), fit)
 
     def __call__(self, queries: Sequence[tuple[str, NDArray[Any]]]) -> list[NDArray[np.float64]]:
         """Probabilities [n, K] for every query; queries with the same kind of samples in one pass."""
@@ -103,14 +112,16 @@ class TrainedHead:
     temperature: float
 
     @classmethod
-    def load(cls, client: ClientFiles, run: RunFiles, manifest: Mapping[str, Any], router: Router) -> TrainedHead:
-        private = split_slots(read_tensors(client.private_file, COPY_AGAIN))
-        method, model = _method_and_model(run.config_file)
-        if client.shared_file.is_file():
-            received = read_tensors(client.shared_file, COPY_AGAIN)
+    def load(
+        cls, client: ClientFiles, run: RunFiles, manifest: Mapping[str, Any], router: Router, now: Snapshot
+    ) -> TrainedHead:
+        private = split_slots(now.read(client.private_file, _tensors))
+        method, model = now.read(run.config_file, _method_and_model)
+        if now.has(client.shared_file):
+            received = now.read(client.shared_file, _tensors)
         else:
             number = trained_clients(manifest).index(client.path.name)
-            received = method.send(read_tensors(run.shared_file, COPY_AGAIN), number)
+            received = method.send(_tensors(run.shared_file), number)
         leaves = method.serve(received, private)
         net = _build(model, router, manifest, leaves)
         missing = [leaf for leaf, _ in net.named_parameters() if leaf not in leaves]
@@ -119,7 +130,10 @@ class TrainedHead:
         own_trunk = any(is_trunk(leaf) for leaf in private.get("model", {}))
         used = {leaf: leaves[leaf] for leaf, _ in net.named_parameters()}
         takes_features = router.recipe.name == "embedding" and not own_trunk
-        return cls(net, used, takes_features, read_temperature(client.temperature_file, COPY_AGAIN))
+        temperature = 1.0  # a run from before temperatures
+        if now.has(client.temperature_file):
+            temperature = now.read(client.temperature_file, lambda path: read_temperature(path, COPY_AGAIN))
+        return cls(net, used, takes_features, temperature)
 
     def samples(self, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -147,22 +161,22 @@ class RefitHead:
     temperature: float
 
     @classmethod
-    def load(cls, client: ClientFiles, run: RunFiles, manifest: Mapping[str, Any], router: Router) -> RefitHead:
+    def load(
+        cls, client: ClientFiles, run: RunFiles, manifest: Mapping[str, Any], router: Router, now: Snapshot
+    ) -> RefitHead:
         heads, notes = load_heads(run.router), manifest["notes"].get("heads")
-        if not heads or notes is None or not client.head_file.is_file():
-            path = run.path
-            raise FeddrmError(f"{path} has no refitted heads: run 'feddrm fit-router {path}', or give --answer trained")
+        remedy = f"run 'feddrm fit-router {run.path}', or give --answer trained"
+        if not heads or notes is None or not now.has(client.head_file):
+            raise FeddrmError(f"{run.path} has no refitted heads: {remedy}")
+        own = PrivateHead.of_fit(client.head_file, now, manifest["notes"].get(FIT), f"{COPY_AGAIN}, {remedy}")
         recipe = Recipe.of(notes)
-        shared = read_tensors(client.shared_file if client.shared_file.is_file() else run.shared_file, COPY_AGAIN)
+        shared = now.read(client.shared_file if now.has(client.shared_file) else run.shared_file, _tensors)
         net = None
         if recipe.needs:
             net = _build(manifest_model(manifest, run.router), router, manifest, shared)
         leaves = {leaf: value for leaf, value in shared.items() if recipe.wants(leaf)}
-        private = read_tensors(client.head_file, COPY_AGAIN)
-        weights = heads["probe"] + private["correction"]
-        temperature = float(private.get("temperature", 1.0))  # older heads have none
-        takes_features = recipe.name == router.recipe.name
-        return cls(recipe, net, leaves, Scaler(heads["mean"], heads["scale"]), weights, takes_features, temperature)
+        weights, scaler = heads["probe"] + own.correction, Scaler(heads["mean"], heads["scale"])
+        return cls(recipe, net, leaves, scaler, weights, recipe.name == router.recipe.name, own.temperature)
 
     def samples(self, x: Tensor) -> Tensor:
         values = extract(self.recipe, self.net, self.leaves, x)
@@ -172,14 +186,18 @@ class RefitHead:
         return logits_at(self.scaler(x), self.weights)
 
 
-def with_own_scale(router: Router, client: ClientFiles) -> Router:
+def _tensors(path: Path) -> dict[str, Tensor]:
+    return read_tensors(path, COPY_AGAIN)
+
+
+def with_own_scale(router: Router, client: ClientFiles, now: Snapshot) -> Router:
     """The router with the client's own scale of raw samples; without a scale file all clients have the router's."""
     path = client.scale_file
-    if not path.exists():
+    if not now.has(path):
         if router.own_scales:
             raise FeddrmError(f"{client.path} has no {path.name}, and every client has its own: {COPY_AGAIN}")
         return router
-    values = read_json(path, COPY_AGAIN)
+    values = now.read(path, lambda place: read_json(place, COPY_AGAIN))
     try:
         mean, std = (tuple(float(value) for value in values[key]) for key in ("mean", "std"))
     except (ValueError, KeyError, TypeError) as error:

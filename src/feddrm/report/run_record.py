@@ -14,7 +14,8 @@ import numpy as np
 from feddrm.data.summary import DatasetSummary
 from feddrm.errors import FeddrmError
 from feddrm.io import text
-from feddrm.io.run_files import CONFIG, EVALUATION, FACTS, METRICS, SUMMARY
+from feddrm.io.run_files import CONFIG, EVALUATION, FACTS, METRICS, ROUTER_FOLDER, SUMMARY
+from feddrm.io.staging import Snapshot, read_whole
 from feddrm.report.accuracy_measures import BY_RULE, KINDS, RULES, Measure, Score
 
 REMEDY = "restore the file or train the run again"
@@ -142,15 +143,19 @@ class RunRecord:
             raise FeddrmError(f"there is no folder '{folder}': name the folder that 'feddrm train --out' wrote")
         if not (folder / CONFIG).is_file():
             raise FeddrmError(f"'{folder}' is not a run (no {CONFIG}): name the folder that 'feddrm train' wrote")
+        return read_whole(folder / ROUTER_FOLDER, lambda now: cls._read(folder, now))
+
+    @classmethod
+    def _read(cls, folder: Path, now: Snapshot) -> RunRecord:
         points = _read_points(folder / METRICS)
-        summary = text.read_json(folder / SUMMARY, REMEDY) if (folder / SUMMARY).exists() else None
+        summary = now.read(folder / SUMMARY, _read_json) if now.has(folder / SUMMARY) else None
         if summary is None and not points:
             raise FeddrmError(
                 f"run '{folder}' has nothing to report yet (no {SUMMARY}, no evaluated round in {METRICS}): "
                 "train it at least to its first evaluation"
             )
         path = folder / EVALUATION
-        evaluation = text.read_json(path, REMEDY) if path.exists() else {}
+        evaluation = now.read(path, _read_json) if now.has(path) else {}
         return cls(
             folder=folder,
             config=text.read_yaml(folder / CONFIG, REMEDY),
@@ -164,6 +169,10 @@ class RunRecord:
             answer_reliability=_read_reliability(evaluation, path, "answer_reliability"),
             dataset=DatasetSummary.read(folder) if (folder / FACTS).exists() else None,
         )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return text.read_json(path, REMEDY)
 
 
 def read_scores(entry: Mapping[str, Any], path: Path) -> dict[Measure, Score]:

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from feddrm.io.atomic import write_atomically
 from feddrm.io.text import broken, json_bytes, read_json
 from feddrm.router.policy import client_slopes, consult, reliability, solve_temperature
 from feddrm.router.settings import Holdout
@@ -26,15 +25,13 @@ def answer_temperature(logits: Tensor, labels: Tensor) -> float:
     return solve_temperature(lambda scale: client_slopes(logits, labels, scale)) if len(labels) else 1.0
 
 
-def write_temperature(file: Path, temperature: float) -> None:
-    """Write the temperature of a client's trained model. Only its owner may read it: it tells how good the model is."""
-    write_atomically(file, json_bytes({"temperature": temperature}), private=True)
+def temperature_file(temperature: float) -> bytes:
+    """The content of the file of a trained model's temperature. It is private: it tells how good the model is."""
+    return json_bytes({"temperature": temperature})
 
 
 def read_temperature(file: Path, remedy: str) -> float:
-    """The temperature of a client's trained model; 1 if none was fitted."""
-    if not file.exists():
-        return 1.0
+    """The temperature of a client's trained model."""
     value = read_json(file, remedy).get("temperature")
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise broken(file, "'temperature' is no positive number", remedy)

@@ -1,7 +1,7 @@
 """A router as files: ``manifest.json`` and safetensors, without pickle and without private leaves.
 
-Reading verifies checksums and values. A router that is there already stays whole until the new one is: new files
-are written under waiting names beside the old ones, the manifest is replaced, then the waiting files take their places.
+Reading verifies checksums and values. A router that is there already stays whole until the new one is
+(:mod:`feddrm.io.staging`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,9 @@ from torch import Tensor
 from feddrm.data.query_views import QueryViews
 from feddrm.data.tables.table_schema import TableSchema
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.io.atomic import write_atomically
+from feddrm.io.staging import Snapshot, checksum, read_whole, replace_together
 from feddrm.io.tensors import tensor_bytes
-from feddrm.io.text import read_json
+from feddrm.io.text import read_bytes, read_json
 from feddrm.models import Model, Net, is_head
 from feddrm.plugins import require_plugins, used_plugins, without_folders
 from feddrm.router.features.base import Recipe
@@ -35,22 +35,53 @@ FORMAT = "feddrm-router-1"
 MANIFEST, ROUTER, TRUNK, HEADS = "manifest.json", "router.safetensors", "trunk.safetensors", "heads.safetensors"
 AGAIN = "fit it again with 'feddrm fit-router'"
 DIVERGED = "train with a lower --lr, or scale the data"
-TRAINED_CLIENTS = "trained_clients"  # a note in the manifest
+# Notes in the manifest. Both stay as they are when clients leave or join.
+TRAINED_CLIENTS, FIT = "trained_clients", "fit"
 
 
-def save_router(
-    folder: Path,
+@dataclass(frozen=True, eq=False)
+class Artifact:
+    """The manifest and the other files of a router, before they are written."""
+
+    manifest: bytes
+    files: Mapping[str, bytes]
+
+    @property
+    def fit(self) -> str | None:
+        """The name of the fit, which the clients' private heads carry; older versions gave none."""
+        fit: str | None = json.loads(self.manifest)["notes"].get(FIT)
+        return fit
+
+    def write(
+        self, folder: Path, public: Mapping[Path, bytes] | None = None, private: Mapping[Path, bytes] | None = None
+    ) -> None:
+        """Replace the router in a folder, and with it, as a whole, files elsewhere that belong to it."""
+        files = {folder / name: content for name, content in {**self.files, MANIFEST: self.manifest}.items()}
+        replace_together(folder, {**files, **(public or {})}, private or {})
+        for path in (folder / ROUTER, folder / TRUNK, folder / HEADS):
+            if path not in files:
+                path.unlink(missing_ok=True)  # heads, or a trunk, of an earlier fit
+            path.with_name(f".{path.name}.new").unlink(missing_ok=True)  # left by an older version
+
+
+def save_router(folder: Path, router: Router, **parts: Any) -> None:
+    """Write a router's artifact; ``parts`` as for :func:`make_artifact`."""
+    make_artifact(router, **parts).write(folder)
+
+
+def make_artifact(
     router: Router,
     *,
     model: Mapping[str, Any] | None = None,
     classes: int = 0,
     heads: Mapping[str, Tensor] | None = None,
     notes: Mapping[str, Any] | None = None,
-) -> None:
-    """Write the router, the shared leaves it needs, and the server's class heads.
+    new_fit: bool = False,
+) -> Artifact:
+    """The files of the router, the shared leaves it needs, and the server's class heads.
 
     ``model`` is the network's name and settings, as in ``config.yaml``. A class head's leaf among the
-    shared ones is refused, because it may be private.
+    shared ones is refused, because it may be private. A ``new_fit`` is named in the notes, by the manifest's checksum.
     """
     files = {
         name: tensor_bytes(dict(sorted(tensors.items())))
@@ -61,7 +92,7 @@ def save_router(
     if calibration["unlike_above"] == float("inf"):
         calibration["unlike_above"] = None  # JSON has no infinity
     client_head = None if router.net is None else router.net.client_head
-    manifest = {
+    manifest: dict[str, Any] = {
         "format": FORMAT,
         "clients": list(router.names),
         "features": router.recipe.as_list(),
@@ -83,19 +114,16 @@ def save_router(
         "notes": dict(notes or {}),
         "files": {name: {"sha256": _digest(content), "bytes": len(content)} for name, content in files.items()},
     }
+    if new_fit:
+        manifest["notes"][FIT] = checksum(_manifest_bytes(manifest))
+    return Artifact(_manifest_bytes(manifest), files)
+
+
+def _manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
     try:
-        text = json.dumps(manifest, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        return (json.dumps(manifest, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
     except ValueError as error:
         raise FeddrmError(f"the router's manifest would hold a number that is not finite: {DIVERGED}") from error
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FeddrmError(f"cannot create {folder} ({error.strerror}): choose another folder") from error
-    _settle(folder)
-    for name, content in files.items():
-        write_atomically(_waiting(folder / name), content)
-    write_atomically(folder / MANIFEST, text.encode())
-    _settle(folder)
 
 
 def _contents(router: Router, heads: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -127,7 +155,10 @@ def trained_clients(manifest: Mapping[str, Any]) -> list[str]:
 
 def load_router(folder: str | Path, device: torch.device | str = "cpu") -> Router:
     """Read a router; another format, a missing or altered file or a number that is not finite is refused."""
-    folder = Path(folder)
+    return read_whole(Path(folder), lambda _: _load(Path(folder))).to(device)
+
+
+def _load(folder: Path) -> Router:
     manifest = read_manifest(folder)
     tensors = _read(folder, ROUTER, manifest)
     leaves = _read(folder, TRUNK, manifest) if TRUNK in manifest["files"] else {}
@@ -168,7 +199,7 @@ def load_router(folder: str | Path, device: torch.device | str = "cpu") -> Route
         missing = [leaf for leaf, _ in router.net.named_parameters() if recipe.wants(leaf) and leaf not in leaves]
         if missing:
             raise FeddrmError(f"{folder / TRUNK} has no leaf '{missing[0]}': {AGAIN}")
-    return router.to(device)
+    return router
 
 
 def _with_plugins(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,15 +231,21 @@ def load_heads(folder: str | Path) -> dict[str, Tensor]:
     return _read(folder, HEADS, manifest) if HEADS in manifest["files"] else {}
 
 
+def artifact_version(folder: Path) -> str:
+    """The checksum of the manifest, which lists the checksums of all other files; '' where there is no router."""
+    path, now = folder / MANIFEST, Snapshot.of(folder)
+    return checksum(now.read(path, lambda place: read_bytes(place, AGAIN))) if now.has(path) else ""
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest; one of another format is refused."""
-    path = folder / MANIFEST
-    if not path.exists():
+    path, now = folder / MANIFEST, Snapshot.of(folder)
+    if not now.has(path):
         raise FeddrmError(
             f"{folder} holds no router (no {MANIFEST}): fit it with 'feddrm fit-router'; a deployed federation fits "
             "its own, unless federation.yaml says 'router: false' or asks for privacy"
         )
-    manifest = read_json(path, AGAIN)
+    manifest = now.read(path, lambda place: read_json(place, AGAIN))
     if manifest.get("format") != FORMAT:
         version = manifest.get("format")
         raise FeddrmError(f"{folder} holds a router of format {version!r}, this version reads '{FORMAT}': {AGAIN}")
@@ -238,32 +275,12 @@ def _read(folder: Path, name: str, manifest: Mapping[str, Any]) -> dict[str, Ten
 
 def _listed(path: Path, manifest: Mapping[str, Any]) -> bytes | None:
     """The content with the manifest's checksum; after an interrupted fit it may still have its waiting name."""
-    for place in (path, _waiting(path), path):  # path again: the file may have been renamed in between
+    # Its place is looked at again: the file may have been renamed in between.
+    for place in (path, *path.parent.glob(f".{path.name}.*new"), path):
         with contextlib.suppress(OSError):
             if _digest(content := place.read_bytes()) == manifest["files"][path.name].get("sha256"):
                 return content
     return None
-
-
-def _settle(folder: Path) -> None:
-    """Rename the waiting files that the manifest lists, and remove a router's files that it does not list."""
-    listed: dict[str, Any] = {}
-    with contextlib.suppress(FeddrmError):  # no manifest, or an unreadable one: nothing is listed
-        listed = read_manifest(folder)["files"]
-    for path in (folder / ROUTER, folder / TRUNK, folder / HEADS):
-        waiting = _waiting(path)
-        if listed and path.name not in listed:
-            path.unlink(missing_ok=True)  # heads, or a trunk, of an earlier fit
-        if not waiting.exists():
-            continue
-        if _digest(waiting.read_bytes()) == listed.get(path.name, {}).get("sha256"):
-            waiting.replace(path)
-        else:
-            waiting.unlink()
-
-
-def _waiting(path: Path) -> Path:
-    return path.with_name(f".{path.name}.new")
 
 
 def _digest(content: bytes) -> str:

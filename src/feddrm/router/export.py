@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from feddrm.data.query_views import QueryViews
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.atomic import write_atomically
+from feddrm.models.onnx_file import OnnxExtractor
 from feddrm.router.policy import by_rule
 from feddrm.router.router import Router
 from feddrm.rules import Rule
@@ -35,6 +36,10 @@ def export_onnx(
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise FeddrmError("ONNX export needs more packages: pip install 'feddrm[export]'") from error
+    if not features_only and any(isinstance(module, OnnxExtractor) for module in (router.net or nn.Module()).modules()):
+        raise FeddrmError(
+            "the router's network is an ONNX file already: give --features-only, and run the result on its output"
+        )
     width = router.weight.shape[1]
     example = torch.zeros(2, width) if features_only else torch.zeros(2, *router.shape)
     own = replace(router, net=copy.deepcopy(router.net)).to("cpu")  # a copy: the caller's network must not change

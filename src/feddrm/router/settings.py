@@ -58,7 +58,8 @@ class RouterSettings:
     the trunk would take most of the time. ``rounds`` bounds the fits that are kept; None takes the router to its
     optimum and gives each fit of a head 60. ``path_rounds`` bounds the fits that only compare ridge strengths
     (None: as many as each comparison needs). ``heads`` fits the exact class heads, too; ``joint`` their joint model
-    (None: where it is affordable).
+    (None: where it is affordable). Several ``views`` take the place of the crops: the features of a training sample
+    are then means over its views, as those of a query will be.
     """
 
     features: str | None = None
@@ -70,6 +71,7 @@ class RouterSettings:
     heads: bool = True
     joint: bool | None = None
     seed: int = 0
+    views: int = 1
 
     def check(self) -> None:
         """Raise an error for settings that cannot be fitted."""
@@ -77,6 +79,10 @@ class RouterSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SettingError(f"{name}={value}: give at least 1")
+        if self.crops is not None and self.views > 1:
+            raise SettingError(
+                f"crops={self.crops}, views={self.views}: views take the place of crops: give one of them"
+            )
         if not self.tolerance >= 0:
             raise SettingError(f"tolerance={self.tolerance}: give a number from zero up")
         if self.holdout is not None:

@@ -2,6 +2,7 @@
 
 from feddrm.runs.config import Config, Evaluation, read_config, resolve
 from feddrm.runs.environment import hardware, versions
+from feddrm.runs.fit import fit
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.run import Run
 from feddrm.runs.train import train, train_seeds
@@ -11,6 +12,7 @@ __all__ = [
     "Evaluation",
     "Run",
     "RunFolder",
+    "fit",
     "hardware",
     "read_config",
     "resolve",

@@ -85,9 +85,15 @@ class Config:
 
     def check(self) -> None:
         """Refuse impossible settings before anything is trained."""
-        self.plan.check()
+        self.plan.check(least_rounds=0 if self.method.closed_form else 1)
         self.evaluation.check()
         self.method.check(self.plan.rounds)
+        if self.method.closed_form != self.model.frozen:
+            raise SettingError(
+                f"method '{self.method.name}' needs frozen features: give --model identity, or onnx with its file"
+                if self.method.closed_form
+                else f"model '{self.model.name}' is frozen and cannot be trained: use 'feddrm fit', or another model"
+            )
         self.method.phases(RoundSchedule(self.method, self.plan, 1).stage(1))  # some methods need two local steps
         engine_for(self.engine, self.device)
         arithmetic(self.precision, self.device)
@@ -135,17 +141,19 @@ def resolve(
     given, machine_settings = training_settings(settings)
     machine = Machine(**machine_settings)
     small = is_small(federation)
+    method = Method.make(method) if isinstance(method, str) else method
     if not isinstance(model, str | Model):
         suitable = "mlp" if small else "resnet18_retina" if federation.name == "retina" else "resnet18"
-        model = Model.make(suitable, **(model or {}))
+        model = Model.make("identity" if method.closed_form else suitable, **(model or {}))
+    model = Model.make(model) if isinstance(model, str) else model
     plan = fill_in(given, small, recipe)
     when = known_fields(Evaluation, evaluation or {}, "evaluation")
-    window = when.setdefault("window", min(plan.rounds, max(5, min(50, plan.rounds // 16))))
+    window = when.setdefault("window", max(1, min(plan.rounds, max(5, min(50, plan.rounds // 16)))))
     when.setdefault("every", max(1, (plan.rounds - window) // 20))
     config = Config(
         data={"name": federation.name, **(data if data is not None else federation.settings)},
-        method=Method.make(method) if isinstance(method, str) else method,
-        model=Model.make(model) if isinstance(model, str) else model,
+        method=method,
+        model=model.resolved(federation.shape),
         plan=plan,
         evaluation=Evaluation(**when),
         device=machine.device,

@@ -11,8 +11,9 @@ from typing import Any
 from feddrm.data import Federation
 from feddrm.engine import State, load_state, save_state
 from feddrm.errors import FeddrmError
-from feddrm.io.atomic import locked, write_atomically
+from feddrm.io.atomic import locked, temporary, write_atomically
 from feddrm.io.run_files import RunFiles
+from feddrm.io.staging import Snapshot, settle_run
 from feddrm.io.tensors import join_slots, tensor_bytes
 from feddrm.io.text import json_bytes, json_line, read_json, read_json_lines, yaml_bytes
 from feddrm.methods import Slots, Tensors
@@ -29,15 +30,17 @@ class RunFolder(RunFiles):
     def exclusive(self) -> Iterator[bool]:
         """Create the folder if there is none, and hold its lock until the end of the block.
 
+        A router's fit that a crash cut short is finished or undone.
+
         Yields whether a process has held the lock before. A folder that holds something else is refused, and so is one
         that another process has locked. The operating system frees the lock when the process ends.
         """
         if self.path.exists() and not self.path.is_dir():
             raise FeddrmError(f"{self.path} is a file: choose another --out")
         # The lock's folder is created before the configuration is written: another process, or a crash, may have
-        # left a folder with nothing else in it.
-        others = (path for path in self.path.glob("*") if path != self.checkpoint)
-        if not self.config_file.exists() and any(others):
+        # left a folder with nothing else in it than what a start writes first.
+        others = set(self.path.glob("*")) - {self.checkpoint, temporary(self.config_file)}
+        if not self.config_file.exists() and others:
             raise FeddrmError(f"{self.path} is not empty and no run: choose another --out")
         try:
             self.checkpoint.mkdir(parents=True, exist_ok=True)
@@ -47,6 +50,7 @@ class RunFolder(RunFiles):
         with locked(self.lock_file) as acquired:
             if not acquired:
                 raise FeddrmError(f"another process is at work in {self.path}: wait until it is done, or stop it")
+            settle_run(self)
             yield used_before
 
     def open(self, config: Config, federation: Federation, used_before: bool) -> State | None:
@@ -60,6 +64,8 @@ class RunFolder(RunFiles):
             self._refuse_other_settings(config)
             self.refuse_other_data(federation, "choose another --out, or give the old data to resume it")
         else:
+            for file in (self.facts_file, self.pictures_file):
+                file.unlink(missing_ok=True)  # they would describe the data of the start that left nothing else
             write_atomically(self.config_file, yaml_bytes(config.as_dict()))
         if self.summary_file.exists():
             return None  # a finished run is never trained again, even if its checkpoint was deleted
@@ -125,7 +131,8 @@ class RunFolder(RunFiles):
 
     def read_json(self, file: Path) -> dict[str, Any] | None:
         """Read one of the run's JSON files; None if there is none."""
-        return read_json(file, REMEDY) if file.exists() else None
+        now = Snapshot.of(self.router)
+        return now.read(file, lambda path: read_json(path, REMEDY)) if now.has(file) else None
 
     def publish(self, shared: Tensors, private: Mapping[str, Slots]) -> None:
         """Write what the server may hold into ``router/`` and each client's private slots into ``clients/<name>/``."""

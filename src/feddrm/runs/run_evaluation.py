@@ -9,13 +9,15 @@ from feddrm.data import Federation
 from feddrm.engine import arithmetic, load_state
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import answer_metrics, evaluate, own_answers
-from feddrm.io.tensors import read_tensors
+from feddrm.io.staging import Snapshot, read_whole
 from feddrm.router import FittedRouter, evaluate_router
-from feddrm.router.artifact import HEADS, MANIFEST, read_manifest
+from feddrm.router.artifact import FIT, HEADS, MANIFEST, read_manifest
 from feddrm.router.fit.local_cohort import facts_of
+from feddrm.router.private_head import PrivateHead
 from feddrm.runs.client_predictions import all_predictions, pooled_test_set
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.run_router import load_run_federation, saved_config
+from feddrm.threads import intra_op_threads
 
 KINDS = ("client_accuracy", "system_accuracy")
 
@@ -43,27 +45,27 @@ def evaluate_run(
     state = load_state(folder.state_file, config.device)
     net = config.build_net(federation).requires_grad_(False)
     test = pooled_test_set(config, federation, state.round)
-    with arithmetic(config.precision, config.device).set():
+    with intra_op_threads(1), arithmetic(config.precision, config.device).set():  # as in training
         predictions = all_predictions(config, net, state, test)
     figures = {"round": state.round, **evaluate(predictions, federation.weights, config.evaluation.ties)}
     answers = own_answers(predictions)
     figures["metrics"] = {"own": answer_metrics(answers, predictions.labels, predictions.origin, federation.names)}
-    if (folder.router / MANIFEST).exists():
-        fitted = _fitted_router(folder, federation, config.device)
+    if Snapshot.of(folder.router).has(folder.router / MANIFEST):
+        fitted = read_whole(folder.router, lambda now: _fitted_router(folder, federation, config.device, now))
         routed = evaluate_router(fitted, net, state.shared, test, predictions, federation.weights)
         figures["metrics"]["system"] = routed["metrics"]
         figures |= {kind: {**figures[kind], **routed[kind]} for kind in KINDS}
     return figures
 
 
-def _fitted_router(folder: RunFolder, federation: Federation, device: str) -> FittedRouter:
+def _fitted_router(folder: RunFolder, federation: Federation, device: str, now: Snapshot) -> FittedRouter:
     """The router and the heads of an earlier fit, with every client's private correction."""
     manifest = read_manifest(folder.router)
     if tuple(manifest["clients"]) != federation.names:
         raise FeddrmError(f"{folder.router} has other clients than the run: fit it again ('feddrm fit-router')")
     private = {}
     if HEADS in manifest["files"]:
+        fit, again = manifest["notes"].get(FIT), "fit the router again ('feddrm fit-router')"
         files = {name: folder.client(name).head_file for name in federation.names}
-        again = "fit the router again ('feddrm fit-router')"
-        private = {name: read_tensors(file, again)["correction"] for name, file in files.items()}
+        private = {name: PrivateHead.of_fit(file, now, fit, again).correction for name, file in files.items()}
     return FittedRouter.load(folder.router, facts_of(federation), private, device)

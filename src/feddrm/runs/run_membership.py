@@ -12,11 +12,11 @@ import torch
 
 from feddrm.data import Client, Split, View
 from feddrm.errors import FeddrmError
+from feddrm.predictor.query_files import read_queries
 from feddrm.router import Router, join_client, leave, load_heads, load_router, read_manifest, save_router
 from feddrm.router.artifact import TRAINED_CLIENTS, trained_clients
 from feddrm.router.router import ONE_SCALE
 from feddrm.runs.folder import RunFolder
-from feddrm.runs.query_files import read_queries
 from feddrm.runs.run_router import load_run_federation
 
 
@@ -36,7 +36,7 @@ def join_run_router(
 ) -> Router:
     """Write the run's router with one more client into the folder ``out``, or into the run itself.
 
-    ``files`` are the new client's samples, without labels: files that :func:`feddrm.runs.query_files.read_queries`
+    ``files`` are the new client's samples, without labels: files that :func:`feddrm.predictor.query_files.read_queries`
     takes, or folders of them. ``saved`` is the content of the run's ``config.yaml``: the other clients' samples are
     loaded again by it.
     """

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,14 +16,14 @@ from feddrm.data import DEPLOYED, Federation, load
 from feddrm.engine import Plan, arithmetic, load_state
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import Predictions, Queries, predict
-from feddrm.io.atomic import write_atomically
-from feddrm.io.tensors import tensor_bytes
+from feddrm.io.text import json_bytes
 from feddrm.methods import Method
 from feddrm.models import Model
 from feddrm.plugins import require_plugins
 from feddrm.progress import progress_bar
 from feddrm.router import FittedRouter, Router, RouterSettings, evaluate_router, fit_router
-from feddrm.router.answer_calibration import write_temperature
+from feddrm.router.answer_calibration import temperature_file
+from feddrm.router.private_head import PrivateHead
 from feddrm.runs.client_predictions import client_models, execution, pooled_test_set
 from feddrm.runs.config import Config, known_fields, resolve
 from feddrm.runs.folder import RunFolder
@@ -41,7 +42,8 @@ def fit_run_router(
     """Fit, evaluate on the test set, and write ``router/``, ``clients/<name>/`` and the summary.
 
     ``saved`` is the content of the run's ``config.yaml``. The federation is loaded again by it; a federation that
-    was made in Python must be given. ``settings`` are the fields of :class:`feddrm.router.RouterSettings`.
+    was made in Python must be given. ``settings`` are the fields of :class:`feddrm.router.RouterSettings`. ``views``
+    among them are those of the fit and of its figures; otherwise the fit uses crops, and the figures the run's views.
     ``progress`` prints the steps on standard error.
     """
     router_settings = RouterSettings(**known_fields(RouterSettings, settings, "router"))
@@ -55,11 +57,23 @@ def fit_run_router(
         if not folder.state_file.exists():
             raise FeddrmError(f"{folder.path} has no checkpoint any more: train it again, into another folder")
         config = saved_config(saved, federation, device)
+        if "views" in settings:
+            config = replace(config, evaluation=replace(config.evaluation, views=router_settings.views))
         fitted, figures = _fit(folder, config, federation.to(config.device), router_settings, on_step)
-        fitted.save(folder.router, config.as_dict()["model"])
-        _write_clients(folder, federation, fitted, figures["temperatures"])
-        _write_figures(folder, fitted, figures)
+        write_router(folder, config, federation, fitted, figures)
         return fitted.router
+
+
+def write_router(
+    folder: RunFolder, config: Config, federation: Federation, fitted: FittedRouter, figures: dict[str, Any]
+) -> None:
+    """Write ``router/``, what belongs to each client, and the figures of a fitted router."""
+    artifact = fitted.artifact(config.as_dict()["model"])
+    temperatures = figures["temperatures"]
+    public = {**_scales(folder, federation), **_figures(folder, fitted, figures)}
+    artifact.write(folder.router, public, _private_files(folder, fitted, artifact.fit, temperatures))
+    for name in set(federation.names) - set(fitted.private):
+        folder.client(name).head_file.unlink(missing_ok=True)  # of an earlier fit
 
 
 def measure_router(
@@ -91,6 +105,7 @@ def _fit(
         raise FeddrmError(f"{folder.path} has {clients} clients, the data {given}: give its own data")
     net = config.build_net(federation).requires_grad_(False)
     models = client_models(config.method, state)
+    views = federation.query_views.take(settings.views)
 
     def predictions(queries: Queries, workers: int = 1) -> Predictions:
         # The precision of training holds for these predictions only: the fit's own products are not to be rounded.
@@ -100,7 +115,7 @@ def _fit(
     def published(x: Tensor) -> Tensor:
         """Log class probabilities of training samples by the trained models, in the precision of training."""
         unused = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-        return predictions(Queries(x, unused, unused)).logits.double().log_softmax(-1)
+        return predictions(Queries(x, unused, unused, views)).logits.double().log_softmax(-1)
 
     fitted = fit_router(net, state.shared, federation, settings, published=published, on_step=on_step)
     test = pooled_test_set(config, federation, state.round)
@@ -146,27 +161,29 @@ def _available(device: str) -> str:
     return "cpu" if device.startswith("cuda") and not torch.cuda.is_available() else device
 
 
-def _write_clients(
-    folder: RunFolder, federation: Federation, fitted: FittedRouter, temperatures: Mapping[str, Mapping[str, float]]
-) -> None:
-    """Write each client's scale, temperature and private head; the head of an earlier fit is deleted."""
-    for client in federation.clients:
-        files = folder.client(client.name)
-        files.path.mkdir(parents=True, exist_ok=True)
-        # The client scales raw samples as it did in training, even if the others scale differently.
-        folder.write_json(files.scale_file, {"mean": client.view.mean, "std": client.view.std})
-        write_temperature(files.temperature_file, temperatures["trained"][client.name])
-        head = fitted.private.get(client.name)
-        if head is None:
-            files.head_file.unlink(missing_ok=True)
-        else:
-            temperature = torch.tensor(temperatures["refit"][client.name])
-            content = tensor_bytes({"correction": head, "temperature": temperature})
-            write_atomically(files.head_file, content, private=True)
+def _scales(folder: RunFolder, federation: Federation) -> dict[Path, bytes]:
+    """How each client scales raw samples: as it did in training, even if the others scale differently."""
+    return {
+        folder.client(client.name).scale_file: json_bytes({"mean": client.view.mean, "std": client.view.std})
+        for client in federation.clients
+    }
 
 
-def _write_figures(folder: RunFolder, fitted: FittedRouter, figures: dict[str, Any]) -> None:
-    """Add the router's figures to the summary and the evaluation; those of an earlier router are replaced."""
+def _private_files(
+    folder: RunFolder, fitted: FittedRouter, fit: str | None, temperatures: Mapping[str, Mapping[str, float]]
+) -> dict[Path, bytes]:
+    """Each client's temperature and, where heads were fitted, its private head."""
+    files = {
+        folder.client(name).temperature_file: temperature_file(value) for name, value in temperatures["trained"].items()
+    }
+    for name, correction in fitted.private.items():
+        head = PrivateHead(correction, temperatures["refit"][name], fit)
+        files[folder.client(name).head_file] = head.file()
+    return files
+
+
+def _figures(folder: RunFolder, fitted: FittedRouter, figures: dict[str, Any]) -> dict[Path, bytes]:
+    """The summary and the evaluation with the router's figures; those of an earlier router are replaced."""
     summary = dict(folder.summary() or {})
     for kind in ("client_accuracy", "system_accuracy"):
         measured = {rule: {"mean": value, "std": None} for rule, value in figures[kind].items()}
@@ -181,6 +198,8 @@ def _write_figures(folder: RunFolder, fitted: FittedRouter, figures: dict[str, A
         **{key: chosen[key] for key in ("recipe", "ridge", "rounds", "converged", "held_out_accuracy")},
         "seconds": dict(fitted.seconds),
         "own_scales": fitted.router.own_scales,
+        **{key: value for key, value in fitted.chosen.items() if key == "views"},
+        **({"message": fitted.chosen["message"]} if "message" in fitted.chosen else {}),
     }
     evaluation = folder.read_json(folder.evaluation_file) or {}
     evaluation["confusion"] = {**_of_training(evaluation.get("confusion")), **figures["confusion"]}
@@ -188,8 +207,7 @@ def _write_figures(folder: RunFolder, fitted: FittedRouter, figures: dict[str, A
     evaluation["class_confusion"] = {**by_answer, "system": figures["class_confusion"]}
     evaluation["reliability"] = reliability
     evaluation["answer_reliability"] = answers["exact_density"]
-    folder.write_json(folder.evaluation_file, evaluation)
-    folder.write_json(folder.summary_file, summary)
+    return {folder.evaluation_file: json_bytes(evaluation), folder.summary_file: json_bytes(summary)}
 
 
 def _of_training(by_rule: dict[str, Any] | None) -> dict[str, Any]:

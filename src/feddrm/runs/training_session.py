@@ -64,7 +64,7 @@ class TrainingSession:
         config, rounds = self.config, self.config.plan.rounds
         self.seconds |= self.folder.read_json(self.folder.seconds_file) or {}
         if state is None:
-            DatasetSummary.of(self.federation).write(self.folder.path)
+            self.begin()
             leaves = {leaf: value.detach() for leaf, value in self.net.named_parameters()}
             state = first_state(config.method, leaves, len(self.federation))
         predictions = None
@@ -102,6 +102,10 @@ class TrainingSession:
             raise
         self.save(state)
         self.finish(state, predictions)
+
+    def begin(self) -> None:
+        """Write the dataset summary."""
+        DatasetSummary.of(self.federation).write(self.folder.path)
 
     def diverged(self, result: RoundResult) -> bool:
         """Whether the loss or, after the last round, a parameter is not finite."""

@@ -19,12 +19,13 @@ from feddrm.errors import FeddrmError
 from feddrm.io.run_files import RunFiles
 from feddrm.predictor.predictor import class_names, known_classes
 from feddrm.router import read_manifest
+from feddrm.router.artifact import artifact_version
 from feddrm.router.router import AWAY, DOWN, ONE_SCALE
 from feddrm.serve.auth import ApiKeys
 from feddrm.serve.http.authorise import authorise
 from feddrm.serve.http.decode import Array
 from feddrm.serve.http.error_responses import ApiError
-from feddrm.serve.loaded_router import Decisions, LoadedRouter, RouterQuery, artifact_version
+from feddrm.serve.loaded_router import Decisions, LoadedRouter, RouterQuery
 from feddrm.serve.schemas import Options, PredictOptions
 from feddrm.serve.settings import GatewaySettings
 from feddrm.serve.telemetry.audit import AuditLog, AuditRecord
@@ -88,6 +89,8 @@ class Gateway:
         classes = known_classes(self.run, loaded.classes)
         if self.has_class_names and classes is not None and classes != self.classes:
             raise FeddrmError(f"{self.folder} has other classes ({', '.join(classes)}): start the gateway anew")
+        for upstream in self.upstreams.values():
+            upstream.fit = loaded.fit
         self.metrics.artifact.clear()
         self.metrics.artifact.labels(loaded.version).set(1)
         return loaded
@@ -124,7 +127,7 @@ class Gateway:
             await asyncio.sleep(self.settings.reload_seconds)
             with contextlib.suppress(Exception):  # reload has logged it
                 version = artifact_version(self.folder)
-                if version not in (self.router.version, tried):
+                if version not in ("", self.router.version, tried):
                     tried = version
                     await self.reload()
 

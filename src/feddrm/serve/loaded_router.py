@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -15,9 +14,10 @@ from numpy.typing import NDArray
 
 from feddrm.engine.kernels import largest_product
 from feddrm.errors import FeddrmError, FieldProblem
+from feddrm.io.staging import read_whole
 from feddrm.predictor.query_groups import compute_in_groups
 from feddrm.router import Decision, Router, load_router, read_manifest
-from feddrm.router.artifact import MANIFEST
+from feddrm.router.artifact import FIT, artifact_version
 from feddrm.serve.batching import Batcher
 from feddrm.serve.http.decode import InputSpec
 from feddrm.serve.settings import GatewaySettings
@@ -119,6 +119,7 @@ class LoadedRouter:
     classes: int
     spec: InputSpec
     batcher: Batcher[RouterQuery, Decisions]
+    fit: str | None  # its name, which refitted heads carry; None for a router of an older version
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -127,9 +128,9 @@ class LoadedRouter:
     @classmethod
     def load(cls, folder: Path, settings: GatewaySettings, metrics: Metrics) -> LoadedRouter:
         """Read an artifact and decide about one sample as a trial; an artifact that cannot do both is an error."""
-        version = artifact_version(folder)
-        router = load_router(folder)
-        manifest = read_manifest(folder)
+        version, router, manifest = read_whole(
+            folder, lambda _: (artifact_version(folder), load_router(folder), read_manifest(folder))
+        )
         columns = manifest["notes"].get("columns")
         spec = InputSpec(
             shape=router.shape,
@@ -159,17 +160,7 @@ class LoadedRouter:
             waiting_rows=settings.max_waiting_rows,
             on_batch=metrics.batch_rows.observe,
         )
-        return cls(version, router, int(manifest["classes"]), spec, batcher)
-
-
-def artifact_version(folder: Path) -> str:
-    """The digest of the manifest, which lists the digests of all other files."""
-    try:
-        return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()[:12]
-    except OSError as error:
-        raise FeddrmError(
-            f"{folder} holds no router ({error.strerror}): fit one with 'feddrm fit-router RUN'"
-        ) from error
+        return cls(version, router, int(manifest["classes"]), spec, batcher, manifest["notes"].get(FIT))
 
 
 def decide(router: Router, queries: Sequence[RouterQuery], views: int = 1) -> list[Decisions]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from feddrm.data import Federation, load
+from feddrm.data import Federation, QueryViews, load
 from feddrm.data.datasets import cifar
 from feddrm.data.datasets.cifar_names import CIFAR10, CIFAR20, CIFAR100
 from feddrm.errors import FeddrmError
@@ -109,6 +109,7 @@ def test_cifar10_archive_has_one_label_byte(made: tuple[np.ndarray, np.ndarray, 
     assert fed.counts().sum(0).tolist() == [40] * 10
     assert fed.clients[2].shift == "saturation 0.4, hue -0.15, gamma 1.4"
     assert fed.crop is not None
+    assert fed.query_views == QueryViews(crops=True, mirrors=True)
     assert fed.settings == {"seed": 2025, "clients": 4, "partition": "iid", "shift": "pool"}
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
-from feddrm.data import Csv, Federation, Folders, load
+from feddrm.data import Csv, Federation, Folders, Npz, QueryViews, load
 from refusal import refused
 
 
@@ -79,3 +80,22 @@ def test_tables_by_name_with_a_schema(table: Path, monkeypatch: pytest.MonkeyPat
     assert fed.schema.names == ("x",)
     assert sorted(x for c in fed.clients for s in (c.train, c.test) for x in s.x.flatten().tolist())[:2] == [-2, -1.75]
     assert "schema" not in Csv(path="visits.csv", label="ill").settings()
+
+
+def test_the_owner_of_images_says_which_views_they_allow(root: Path) -> None:
+    assert load("folders", path=str(root)).query_views == QueryViews()
+    said = Folders(path=str(root), crop=True, mirrors=True)
+    assert said.load().query_views == QueryViews(crops=True, mirrors=True)
+    assert said.settings()["crop"] is True
+    assert not {"crop", "mirrors"} & Folders(path=str(root)).settings().keys()
+
+
+def test_arrays_by_name_with_every_setting(tmp_path: Path) -> None:
+    for name in ("oslo", "lima"):
+        np.savez(tmp_path / f"{name}.npz", x=np.arange(20.0).reshape(10, 2), y=np.arange(10) % 2)
+    by_name = load("npz", path=str(tmp_path), test_fraction=0.2, seed=8)
+    assert by_name.digest() == Federation.from_npz(tmp_path, test_fraction=0.2, seed=8).digest()
+    given = Npz(path=str(tmp_path), test=str(tmp_path))
+    assert given.settings()["test"] == str(tmp_path)
+    assert "test" not in Npz(path=str(tmp_path)).settings()
+    assert given.load().sizes.tolist() == [10, 10]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from pathlib import Path
+
+import pytest
 
 from feddrm.data.sources.csv_file import read_table
 from refusal import refused
@@ -19,3 +23,64 @@ def test_a_file_is_a_header_rows_and_their_places(tmp_path: Path) -> None:
     assert table.cells(1, [0], numbers=True) == [60.0]
     with refused(f"{path} has no column 'ages' for a query; did you mean 'age'?", "give one of age, note"):
         table.column_index("ages", "a query")
+
+
+class Columns:
+    """What pyarrow returns for a Parquet file, as far as it is used."""
+
+    def __init__(self, **columns: list[object]) -> None:
+        self.columns = columns
+
+    def to_pydict(self) -> dict[str, list[object]]:
+        return self.columns
+
+
+@pytest.fixture
+def fake_pyarrow(monkeypatch):
+    """pyarrow's two names that are used; the test below takes the real package where it is installed."""
+
+    class ArrowException(Exception):
+        pass
+
+    def install(read):
+        arrow, parquet = types.ModuleType("pyarrow"), types.ModuleType("pyarrow.parquet")
+        arrow.ArrowException, arrow.parquet, parquet.read_table = ArrowException, parquet, read
+        monkeypatch.setitem(sys.modules, "pyarrow", arrow)
+        monkeypatch.setitem(sys.modules, "pyarrow.parquet", parquet)
+        return arrow
+
+    return install
+
+
+def test_parquet_becomes_the_same_cells_as_csv(fake_pyarrow, tmp_path):
+    fake_pyarrow(lambda path: Columns(age=[1.5, 2.0], town=["a ", None], ill=[0, 1]))
+    table = read_table(tmp_path / "visits.parquet")
+    assert table.header == ("age", "town", "ill")
+    assert table.rows == (("1.5", "a", "0"), ("2.0", "", "1"))
+    assert table.place(1).endswith("visits.parquet, row 3")
+
+
+def test_a_broken_parquet_file_is_refused(fake_pyarrow, tmp_path):
+    def fail(path):
+        raise arrow.ArrowException("not a\nParquet file")
+
+    arrow = fake_pyarrow(fail)
+    with refused("cannot read", "visits.parquet (not a Parquet file)", "readable .parquet file"):
+        read_table(tmp_path / "visits.parquet")
+
+
+def test_without_pyarrow_the_extra_is_named(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with refused("needs pyarrow", "pip install 'feddrm[parquet]'"):
+        read_table(tmp_path / "visits.parquet")
+
+
+def test_real_parquet_files(tmp_path):
+    arrow = pytest.importorskip("pyarrow", reason="pip install 'feddrm[parquet]' to run this")
+    from pyarrow.parquet import write_table
+
+    write_table(arrow.table({"x": [1.5, None], "ill": ["no", "yes"]}), tmp_path / "t.parquet")
+    assert read_table(tmp_path / "t.parquet").rows == (("1.5", "no"), ("", "yes"))
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 no")
+    with refused("cannot read", "broken.parquet"):
+        read_table(tmp_path / "broken.parquet")

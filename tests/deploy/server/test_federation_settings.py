@@ -46,6 +46,11 @@ def test_other_settings_need_another_run(
         local_cluster.run(deployment.folder, lambda status: None)
 
 
+def test_a_deployed_router_is_not_fitted_on_views() -> None:
+    with refused("routing: views=4: a deployed router is fitted on crops: leave views out"):
+        FederationSettings(clients=("oslo", "lima"), routing={"views": 4}).check()
+
+
 def test_sites_may_change_while_a_run_goes_on_and_then_need_another_run(deployed: Callable[..., Deployed]) -> None:
     deployment = deployed(router=False)
     deployment.server().run_spec()

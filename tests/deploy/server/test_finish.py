@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -114,6 +115,22 @@ def test_a_server_that_crashed_after_the_fit_does_not_fit_again(deployed: Make) 
     deployment.server(transport).go()
     assert transport.asked == 2  # hello, and the last message
     assert deployment.server().run.summary() == first
+
+
+def test_a_server_that_was_killed_before_its_router_took_its_place_sends_all_of_it(deployed: Make) -> None:
+    deployment = deployed(routing={**QUICK_ROUTING, "rounds": 2})
+    deployment.server().go()
+    router = deployment.run / "router"
+    (deployment.run / "summary.json").unlink()
+    commit, weight = (router / ".commit").read_text(), load_router(router).weight
+    for name in ("router.safetensors", "manifest.json"):
+        (router / name).rename(router / f".{name}.{commit}.new")
+    shutil.rmtree(deployment.site_folder("lima") / "router")
+    transport = DirectTransport(deployment.folder)
+    deployment.server(transport).go()
+    assert transport.asked == 2, "hello, and the last message: nothing is fitted again"
+    assert load_router(deployment.site_folder("lima") / "router").weight.equal(weight)
+    assert not list(router.glob(".*.new"))
 
 
 def test_without_a_removed_site_no_router_is_fitted_and_the_run_ends(deployed: Make) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from deployment import NAMES, Deployed, DirectTransport
@@ -16,12 +15,14 @@ from feddrm.data import Federation, load
 from feddrm.deploy.server.federation_settings import ROUTER_ROUNDS
 from feddrm.deploy.server.remote_cohort import Ask, RemoteCohort
 from feddrm.deploy.server.training import ServerState
+from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site import Site
 from feddrm.deploy.wire.messages import Message, unpack
 from feddrm.router import FittedRouter, Recipe, RouterSettings, fit_router, load_heads, load_router, read_manifest
 from feddrm.router.fit.cohort import FitRequest, HeldOutHeads, Target, Trunk
 from feddrm.router.fit.fit_router import fit_cohort
 from feddrm.router.fit.local_cohort import LocalCohort
+from feddrm.router.private_head import PrivateHead
 from feddrm.router.settings import Holdout
 from feddrm.router.solver.problem import Problem, add
 from feddrm.threads import router_kernels
@@ -97,7 +98,7 @@ def test_messages_lose_nothing(deployed: Make) -> None:
         trunk = Trunk(spec.make_net().requires_grad_(False), ServerState.load(run / "checkpoint.safetensors").shared)
         cohort = RemoteCohort(ask_sites(deployment, "again"), spec.facts, spec.crop, settings)
         fitted = fit_cohort(cohort, trunk, settings)
-        fitted.save(deployment.folder / "again" / "router", dict(spec.model))
+        fitted.artifact(dict(spec.model)).write(deployment.folder / "again" / "router")
     first, again = (read_manifest(folder / "router")["notes"] for folder in (run, deployment.folder / "again"))
     assert first == again
     assert set(fitted.chosen["stacked"]) == {"global_probe", "joint"}
@@ -106,13 +107,13 @@ def test_messages_lose_nothing(deployed: Make) -> None:
     for name, value in load_heads(deployment.folder / "again" / "router").items():
         assert torch.equal(heads[name], value)
     for name in NAMES:
-        own, copy = (
-            load_file(place / "clients" / name / "head.safetensors")
-            for place in (deployment.folder / "sites" / name, deployment.folder / "again" / name)
-        )
-        assert own["correction"].shape == heads["probe"].shape
-        for part in ("correction", "temperature"):
-            assert torch.equal(own[part], copy[part])
+        own = PrivateHead.read(deployment.folder / "sites" / name / "clients" / name / "head.safetensors", "")
+        copy = PrivateStore(deployment.folder / "again" / name / "runs" / spec.run).recall("fit-head")
+        assert copy is not None
+        assert own.correction.shape == heads["probe"].shape
+        assert torch.equal(own.correction, copy.tensors["correction"])
+        assert own.temperature == pytest.approx(copy.header["temperature"], rel=1e-6)  # stored as float32
+        assert own.fit == first["fit"]
 
 
 @pytest.mark.parametrize("target", ["client", "class", "pair"])

@@ -75,12 +75,15 @@ def test_only_the_owner_can_read_what_is_private(deployed: Callable[..., Deploye
     deployment = deployed(routing={"features": "raw", "path_rounds": 1, "rounds": 1, "heads": True})
     before = {name: open_to_others(deployment.site_folder(name)) for name in NAMES}
     deployment.server().go()
-    public = {"config.yaml", "data.json", *(f"router/{n}" for n in ("heads.safetensors", "manifest.json"))}
+    public = {"config.yaml", "data.json", *(f"router/{n}" for n in ("heads.safetensors", "manifest.json", ".commit"))}
     public.add("router/router.safetensors")
     for name in NAMES:
         folder = deployment.site_folder(name)
         own = {f"clients/{name}/{file}" for file in ("private.safetensors", "head.safetensors", "temperature.json")}
-        stored = {f"runs/first/{file}" for file in ("private-2.safetensors", "fit-features.safetensors")}
+        stored = {
+            f"runs/first/{file}"
+            for file in ("private-2.safetensors", "fit-features.safetensors", "fit-head.safetensors")
+        }
         files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
         assert own | stored | {"runs/first/samples.sha256"} <= files
         more = {f"clients/{name}/shared.safetensors", f"clients/{name}/brief.yaml"}

@@ -21,8 +21,8 @@ from feddrm.deploy.site.site import Site
 from feddrm.deploy.site.site_dataset import read_site_dataset, sorted_classes
 from feddrm.deploy.wire.messages import Message
 from feddrm.errors import FeddrmError
+from feddrm.predictor.query_files import read_queries
 from feddrm.runs import Run
-from feddrm.runs.query_files import read_queries
 from refusal import refused
 
 

@@ -107,5 +107,5 @@ def test_a_run_without_a_router_removes_the_old_router_from_the_sites(deployed: 
 def test_a_site_writes_no_other_file(tmp_path: Path) -> None:
     for name in ("../site.yaml", "site.yaml", "router/../node.key"):
         with refused("the server sent a file", name):
-            write_public(tmp_path, {f"public/{name}": torch.zeros(1, dtype=torch.uint8)})
+            write_public(tmp_path, {f"public/{name}": torch.zeros(1, dtype=torch.uint8)}, {}, {})
     assert not list(tmp_path.rglob("*.yaml"))

@@ -110,6 +110,23 @@ def test_fallbacks_without_any_weight_are_mixed_equally() -> None:
     assert list(mixed) == pytest.approx([0.5, 0, 0.5])
 
 
+def test_a_client_with_a_head_of_another_fit_is_not_asked() -> None:
+    client = FakeClient()
+    client.upstream.fit = "a1"
+    client.health = {"ready": True, "classes": list(CLASSES), "fit": "b2"}
+    assert client.check() == "has a head of another fit"
+    about = client.upstream.as_dict()
+    assert (about["healthy"], about["available"]) == (False, False)
+    assert about["reason"].startswith("has a head of another fit than the gateway's router: start 'serve-client' again")
+    client.upstream.fit = "b2"  # the gateway has loaded the router of this fit
+    assert client.check() is None
+    assert client.upstream.reason == ""
+    client.upstream.fit = None  # or one of an older version
+    assert client.upstream.unavailable_because == "has a head of another fit"
+    client.health = {"ready": True, "classes": list(CLASSES)}  # a trained model
+    assert client.check() is None
+
+
 @pytest.mark.parametrize(
     "stated", [["benign", "healthy", "malignant"], ["malignant", "benign", "normal"], [], "benign"]
 )

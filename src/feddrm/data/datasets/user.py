@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from feddrm.data.crop import RandomResizedCrop
 from feddrm.data.datasets.base import Dataset
 from feddrm.data.federation import Federation
 from feddrm.data.sources.labelled_samples import Division
@@ -37,14 +38,34 @@ class Folders(UserDataset):
 
     name: ClassVar[str] = "folders"
     size: int | None = None
+    crop: bool = False  # train on random crops, and allow crops of queries
+    mirrors: bool = False  # a mirror image has the same class
+
+    def settings(self) -> dict[str, Any]:
+        return {key: value for key, value in super().settings().items() if value is not False}
 
     def load(self) -> Federation:
-        return Federation.from_folders(self.path, size=self.size, test_fraction=self.test_fraction, seed=self.seed)
+        made = Federation.from_folders(self.path, size=self.size, test_fraction=self.test_fraction, seed=self.seed)
+        return replace(made, crop=RandomResizedCrop() if self.crop else None, mirrors=self.mirrors)
+
+
+@dataclass(frozen=True)
+class Npz(UserDataset):
+    """Your own arrays: a folder with one .npz per client (x, y), or one with an array client (--set data.path=...)"""
+
+    name: ClassVar[str] = "npz"
+    test: str = ""  # the same form as path; if empty, a part of every client's samples is split off
+
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | ({"test": str(Path(self.test).resolve())} if self.test else {})
+
+    def load(self) -> Federation:
+        return Federation.from_npz(self.path, test=self.test or None, test_fraction=self.test_fraction, seed=self.seed)
 
 
 @dataclass(frozen=True)
 class Csv(UserDataset):
-    """Your own tables: a folder with one file per client, or one file with a client column (--set data.path=...)"""
+    """Your own tables, csv or parquet: one file per client, or one file with a client column (--set data.path=...)"""
 
     name: ClassVar[str] = "csv"
     label: str = ""

@@ -13,6 +13,8 @@ from feddrm.errors import FeddrmError
 from feddrm.io.text import parse_float, read_csv
 from feddrm.registry import nearest
 
+PARQUET = ".parquet"
+
 
 @dataclass(frozen=True)
 class CsvTable:
@@ -69,8 +71,10 @@ class CsvTable:
 
 
 def read_table(path: Path) -> CsvTable:
-    """Read a UTF-8 file with a header row; a byte order mark is allowed, blank lines are not rows."""
-    rows = [(line, tuple(map(nfc, cells))) for line, cells in read_csv(path, "give the path of a readable .csv file")]
+    """Read a UTF-8 file with a header row; a byte order mark is allowed, blank lines are not rows. Or read Parquet."""
+    remedy = "give the path of a readable .csv file"
+    given = _parquet_cells(path) if path.suffix.lower() == PARQUET else read_csv(path, remedy)
+    rows = [(line, tuple(map(nfc, cells))) for line, cells in given]
     if not rows:
         raise FeddrmError(f"{path} is empty: it needs a header and rows, or leave it out")
     header = rows.pop(0)[1]
@@ -85,6 +89,22 @@ def read_table(path: Path) -> CsvTable:
     if not rows:
         raise FeddrmError(f"{path} has a header but no rows: add some, or leave it out")
     return table
+
+
+def _parquet_cells(path: Path) -> list[tuple[int, list[str]]]:
+    """Header and rows of a Parquet file as text, numbered from 1 as in a spreadsheet; a missing value is empty."""
+    try:
+        import pyarrow
+        from pyarrow.parquet import read_table as read_parquet
+    except ImportError as error:
+        raise FeddrmError(f"{path} needs pyarrow to be read: pip install 'feddrm[parquet]', or give .csv") from error
+    try:
+        columns: dict[str, list[Any]] = read_parquet(path).to_pydict()
+    except (OSError, pyarrow.ArrowException) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise FeddrmError(f"cannot read {path} ({reason}): give the path of a readable .parquet file") from error
+    rows = [list(columns), *zip(*columns.values(), strict=True)]
+    return [(i, ["" if cell is None else str(cell).strip() for cell in row]) for i, row in enumerate(rows, 1)]
 
 
 def _check_header(path: Path, header: Sequence[str]) -> None:

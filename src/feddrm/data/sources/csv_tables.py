@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddrm.data.client import check_client_names
-from feddrm.data.sources.csv_file import CsvTable, read_table
+from feddrm.data.sources.csv_file import PARQUET, CsvTable, read_table
 from feddrm.data.sources.labelled_samples import (
     Division,
     FederationParts,
@@ -32,14 +32,15 @@ from feddrm.registry import nearest
 Paths = str | Path | Sequence[str | Path] | Mapping[str, str | Path]
 SamplesByClient = Mapping[str, LabelledSamples]
 
+TABLES = (".csv", PARQUET)
 WHOLE_NUMBER = re.compile(r"([+-]?\d+)(\.0*)?")
 
 
 @dataclass(frozen=True, eq=False)
 class CsvSource:
-    """CSV files with a header: one file per client, or files with a ``client`` column.
+    """CSV files with a header, or Parquet files: one file per client, or files with a ``client`` column.
 
-    ``paths`` is a file, several files, a folder of .csv files, or ``{client: file}``. Without such names
+    ``paths`` is a file, several files, a folder of them, or ``{client: file}``. Without such names
     and without a ``client`` column, a client has the name of its file. ``test`` has the same form and
     the same clients. All columns except ``label``, ``client`` and those in ``drop`` must hold numbers,
     and no number may be missing. With a ``schema`` (a file or a :class:`TableSchema`) they are the schema's
@@ -103,7 +104,7 @@ class Roles:
 
 
 def _table_files(paths: Paths) -> list[tuple[str, Path]]:
-    """(client, file) pairs; the client is the mapping's key or the file's stem. A folder means its .csv files."""
+    """(client, file) pairs; the client is the mapping's key or the file's stem. A folder means its tables."""
     if isinstance(paths, Mapping):
         return [(str(name), Path(path)) for name, path in paths.items()]
     if isinstance(paths, str | Path):
@@ -112,7 +113,7 @@ def _table_files(paths: Paths) -> list[tuple[str, Path]]:
             raise FeddrmError(f"{folder} does not exist: give the path of a .csv file, or of a folder of them")
         if not folder.is_dir():
             return [(folder.stem, folder)]
-        files = sorted(p for p in folder.iterdir() if p.suffix.lower() == ".csv" and not p.name.startswith("."))
+        files = sorted(p for p in folder.iterdir() if p.suffix.lower() in TABLES and not p.name.startswith("."))
         if not files:
             raise FeddrmError(f"{folder} holds no .csv file: put one per client there, or give their paths")
         return [(p.stem, p) for p in files]

@@ -128,6 +128,8 @@ class FederationSettings:
         check_recipe(self.training.get("recipe"), plan)
         Plan(**plan).check()
         self.router_settings.check()
+        if (views := self.router_settings.views) != 1:
+            raise SettingError(f"routing: views={views}: a deployed router is fitted on crops: leave views out")
         if self.privacy is not None:
             Privacy(**known_fields(Privacy, self.privacy, "privacy")).check(method)
 

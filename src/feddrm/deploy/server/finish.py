@@ -17,6 +17,7 @@ from feddrm.deploy.server.waiting import Waiting
 from feddrm.deploy.wire.messages import Message
 from feddrm.deploy.wire.public_files import public_tensors
 from feddrm.deploy.wire.run_spec import RunSpec
+from feddrm.io.staging import settle_run
 from feddrm.router.artifact import MANIFEST, read_manifest
 from feddrm.router.fit.cohort import Trunk
 from feddrm.router.fit.fit_router import fit_cohort
@@ -34,6 +35,7 @@ class Finish:
 
     def run(self) -> None:
         """Publish the shared leaves and the router, finish at every site, and write the summary last."""
+        settle_run(self.folder)
         self.folder.publish(self.state.shared, {})
         chosen = self.fit_router() if self.settings.router and self.spec.privacy is None else None
         replies = self._finish_sites()

@@ -122,7 +122,7 @@ class BlankFit:
     def __init__(self, spec: RunSpec, folder: Path) -> None:
         blank = spec.blank_client(spec.names[0])
         client = SiteClient(blank, 0, spec.make_crop(), len(spec.names), len(spec.classes))
-        self.site = SiteFit(spec.make_net(), client, PrivateStore(folder), folder)
+        self.site = SiteFit(spec.make_net(), client, PrivateStore(folder))
         self.sizes = [1] * len(spec.names)
 
     def answer(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Tensors:

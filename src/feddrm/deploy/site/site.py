@@ -18,15 +18,15 @@ from feddrm.deploy.site.site_settings import SiteSettings
 from feddrm.deploy.site.site_status import SiteStatus
 from feddrm.deploy.wire.key_files import load_private_key, load_public_key
 from feddrm.deploy.wire.messages import ANY_SITE, Message, digest, pack, sign, unpack, verify
-from feddrm.deploy.wire.public_files import SOURCE, without_public, write_public
+from feddrm.deploy.wire.public_files import SOURCE, received_artifact, without_public, write_public
 from feddrm.deploy.wire.run_spec import RunSpec
 from feddrm.errors import FeddrmError
-from feddrm.io.atomic import write_atomically
-from feddrm.io.run_files import CLIENTS_FOLDER, PRIVATE, SHARED, ClientFiles
+from feddrm.io.run_files import RunFiles
 from feddrm.io.tensors import join_slots, tensor_bytes
 from feddrm.io.text import yaml_bytes
 from feddrm.methods import Tensors
-from feddrm.router.answer_calibration import answer_temperature, write_temperature
+from feddrm.router.answer_calibration import answer_temperature, temperature_file
+from feddrm.router.artifact import HEADS
 from feddrm.threads import router_kernels
 
 KEY, SERVER_KEY, UPLOADS = "node.key", "server.pub", "uploads.json"
@@ -131,15 +131,21 @@ class Site:
         run = self._run_of(request)
         received = {leaf: value.to(run.device) for leaf, value in without_public(request.tensors).items()}
         private = run.private_slots(int(request.header["after"]))
-        folder = run.client_folder
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / PRIVATE, tensor_bytes(join_slots(private)), private=True)
-        write_atomically(folder / SHARED, tensor_bytes(received))
-        write_atomically(folder / "brief.yaml", yaml_bytes(run.spec.as_dict()))
+        files = run.client_files
         # The temperature stays here: it needs no message.
         temperature = answer_temperature(run.test_logits(received, private), run.client.test.y)
-        write_temperature(ClientFiles(folder).temperature_file, temperature)
-        write_public(self.folder, request.tensors)
+        own = {
+            files.private_file: tensor_bytes(join_slots(private)),
+            files.temperature_file: temperature_file(temperature),
+        }
+        artifact = received_artifact(request.tensors)
+        head = run.fit.kept_head(artifact.fit) if artifact is not None and HEADS in artifact.files else None
+        if head is not None:
+            own[files.head_file] = head.file()
+        shared = {files.shared_file: tensor_bytes(received), files.path / "brief.yaml": yaml_bytes(run.spec.as_dict())}
+        write_public(self.folder, request.tensors, shared, own)
+        if head is None:
+            files.head_file.unlink(missing_ok=True)  # of an earlier run
         return pack({} if run.spec.privacy is not None else run.accuracy(received, private))
 
     def _fit(self, request: Message) -> bytes:
@@ -170,7 +176,7 @@ class Site:
             # If the server has accepted no upload yet, the run starts afresh, even under an old name.
             if not store.check_samples(checksum, restart=request.header.get("after") == 0):
                 raise FeddrmError(f"holds other samples than this run began with (their checksum differs): {BACK}")
-            self._run = SiteRun(spec, client, store, self.folder / CLIENTS_FOLDER / self.name)
+            self._run = SiteRun(spec, client, store, RunFiles(self.folder).client(self.name))
         return self._run
 
     def _data_of(self, spec: RunSpec) -> tuple[Client, str]:

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from feddrm.data import Client, load
+from feddrm.data.sources.array_files import read_arrays
 from feddrm.data.sources.arrays import client_from_arrays
 from feddrm.data.sources.csv_tables import Roles, labels_as_integers, read_samples
 from feddrm.data.sources.image_folders import check_size, list_images
@@ -17,7 +16,6 @@ from feddrm.data.sources.images import read_images
 from feddrm.data.sources.labelled_samples import Division
 from feddrm.data.tables.table_schema import TableSchema
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.io.tensors import BROKEN_NPZ
 from feddrm.registry import nearest
 
 KINDS = ("folder", "csv", "npz", "dataset")
@@ -87,7 +85,7 @@ def read_site_dataset(name: str, data: Mapping[str, Any], base: Path) -> SiteDat
     if kind == "folder":
         x, labels = _images(path, data)
     elif kind == "npz":
-        x, labels = _arrays(path)
+        x, labels, _ = read_arrays(path)
     else:
         if not data.get("label"):
             raise SettingError(f"{name}: csv data need 'label', the column to predict")
@@ -124,12 +122,3 @@ def _images(path: Path, data: Mapping[str, Any]) -> tuple[Any, list[Any]]:
     size = check_size(str(path), data.get("size"))
     options = {} if data.get("grey") is None else {"grey": bool(data["grey"])}
     return read_images([image.path for image in images], size, **options), [image.label for image in images]
-
-
-def _arrays(path: Path) -> tuple[Any, list[Any]]:
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            x, y = arrays["x"], arrays["y"]
-    except BROKEN_NPZ as error:
-        raise FeddrmError(f"cannot read {path} ({error}): give an .npz file with the arrays x and y") from error
-    return x, y.tolist()

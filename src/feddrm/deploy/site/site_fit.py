@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,9 +12,6 @@ from feddrm.data import Client, RandomResizedCrop
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.wire.messages import Message, pack
 from feddrm.errors import FeddrmError
-from feddrm.io.atomic import write_atomically
-from feddrm.io.run_files import PRIVATE_HEAD
-from feddrm.io.tensors import tensor_bytes
 from feddrm.models import Net
 from feddrm.router import Recipe
 from feddrm.router.answer_calibration import answer_temperature
@@ -26,6 +22,7 @@ from feddrm.router.fit.local_cohort import target_of, training_view
 from feddrm.router.fit.selection import FINE_ROUNDS
 from feddrm.router.fit.stacking import client_curves
 from feddrm.router.policy import RULES, by_rule, client_slopes
+from feddrm.router.private_head import PrivateHead
 from feddrm.router.settings import Holdout
 from feddrm.router.solver.client_statistics import (
     Sample,
@@ -39,6 +36,7 @@ from feddrm.router.solver.problem import Scaler
 from feddrm.router.solver.solve import moments_of
 
 BINS = 1000
+KEPT_HEAD = "fit-head"  # in the private store
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,14 +51,14 @@ class SiteClient:
 
 
 class SiteFit:
-    """Answers the steps of a fit. ``folder`` is where the site keeps what it answers queries with.
+    """Answers the steps of a fit.
 
     A message has everything that its step needs except the features. The site computes these once, from leaves that
     it keeps on disk: it may restart between two messages.
     """
 
-    def __init__(self, net: Net, site: SiteClient, store: PrivateStore, folder: Path) -> None:
-        self.net, self.site, self.store, self.folder = net, site, store, folder
+    def __init__(self, net: Net, site: SiteClient, store: PrivateStore) -> None:
+        self.net, self.site, self.store = net, site, store
         self._first: Message | None = None
         self._computed: dict[str, Tensor] | None = None
         self._designs: dict[str, tuple[Scaler, Tensor]] = {}
@@ -143,9 +141,9 @@ class SiteFit:
         return out
 
     def _keep(self, message: Message) -> dict[str, Tensor]:
-        """Fit the correction that this site answers with on all its samples, and write it where only the site reads.
+        """Fit the correction that this site answers with on all its samples, and keep it where only the site reads.
 
-        So is its temperature, fitted on the site's test samples.
+        So is its temperature, fitted on the site's test samples. The site answers with them once it has their router.
         """
         probe, table = self._point(message, "probe"), message.header["table"]
         sample = _Samples(self, message).outside(table, "class", None)
@@ -154,10 +152,13 @@ class SiteFit:
         features = self._extract(self.site.client.view(test.x))
         rows = self._scaler(message, table)(torch.cat([features[name] for name in table.split("+")], dim=1))
         temperature = answer_temperature(logits_at(rows, probe + correction), test.y)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        content = tensor_bytes({"correction": correction.to(sample.x), "temperature": torch.tensor(temperature)})
-        write_atomically(self.folder / PRIVATE_HEAD, content, private=True)
+        self.store.keep(KEPT_HEAD, {"temperature": temperature}, {"correction": correction.to(sample.x)})
         return {}
+
+    def kept_head(self, fit: str | None) -> PrivateHead | None:
+        """The head of the latest fit, named after it; None where no heads were fitted."""
+        kept = self.store.recall(KEPT_HEAD)
+        return None if kept is None else PrivateHead(kept.tensors["correction"], kept.header["temperature"], fit)
 
     def _curves(self, message: Message) -> dict[str, Tensor]:
         """Curves of the stack from held-out answers of the probe and, where there is one, the joint model."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,22 +12,23 @@ from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site_fit import SiteClient, SiteFit
 from feddrm.deploy.wire.run_spec import RunSpec
 from feddrm.engine import CPU_QUERIES, RoundSchedule, Update, cpu_kernels, first_state, functional, train_client
+from feddrm.io.run_files import ClientFiles
 from feddrm.methods import Slots, Tensors
 from feddrm.runs.config import SMALL_SIDE, threads_for
 
 
 class SiteRun:
-    """Made once from the server's run spec; ``client_folder`` is where the site keeps what it answers queries with."""
+    """Made once from the server's run spec; ``client_files`` are what the site answers queries with."""
 
-    def __init__(self, spec: RunSpec, client: Client, store: PrivateStore, client_folder: Path) -> None:
-        self.spec, self.client, self.store, self.client_folder = spec, client, store, client_folder
+    def __init__(self, spec: RunSpec, client: Client, store: PrivateStore, client_files: ClientFiles) -> None:
+        self.spec, self.client, self.store, self.client_files = spec, client, store, client_files
         self.device = client.train.x.device
         self.method, self.net = spec.make_method(), spec.make_net().to(self.device)
         self.forward = functional(self.net)
         self.schedule = RoundSchedule(self.method, spec.make_plan(), len(spec.names))
         self.participant = Participant(spec.names.index(client.name), client, spec.make_crop())
         site = SiteClient(client, self.participant.number, self.participant.crop, len(spec.names), len(spec.classes))
-        self.fit = SiteFit(self.net, site, store, client_folder)
+        self.fit = SiteFit(self.net, site, store)
 
     def private_slots(self, after: int) -> Slots:
         """The private slots after a round; the initial ones after round 0."""

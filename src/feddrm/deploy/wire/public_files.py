@@ -17,12 +17,13 @@ from feddrm.data import DEPLOYED
 from feddrm.deploy.wire.run_spec import RunSpec
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
-from feddrm.io.run_files import CONFIG, FACTS, ROUTER_FOLDER
+from feddrm.io.run_files import CONFIG, FACTS, ROUTER_FOLDER, RunFiles
+from feddrm.io.staging import settle_run
 from feddrm.io.text import json_bytes, yaml_bytes
-from feddrm.router.artifact import HEADS, MANIFEST, ROUTER, TRUNK
+from feddrm.router.artifact import HEADS, MANIFEST, ROUTER, TRUNK, Artifact
 
 SOURCE = "sites that keep their own samples"
-INDEX = f"{ROUTER_FOLDER}/{MANIFEST}"  # written last, because it lists the other files of the router
+INDEX = f"{ROUTER_FOLDER}/{MANIFEST}"
 PUBLIC = (CONFIG, FACTS, *(f"{ROUTER_FOLDER}/{name}" for name in (ROUTER, TRUNK, HEADS)), INDEX)
 PREFIX = "public/"  # of the name of a file among the tensors of a message
 
@@ -64,13 +65,35 @@ def without_public(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in tensors.items() if not name.startswith(PREFIX)}
 
 
-def write_public(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write the public files of a message into a site's folder, under known names only. An older router is removed."""
+def write_public(
+    folder: Path, tensors: Mapping[str, Tensor], shared: Mapping[Path, bytes], private: Mapping[Path, bytes]
+) -> None:
+    """Write the public files of a message into a site's folder, and the site's own with them: old or new as a whole.
+
+    Without a router in the message an older one is removed first: nothing answers with a part of the new files.
+    """
+    public = {folder / name: content for name, content in _received(tensors).items() if name in (CONFIG, FACTS)}
+    artifact = received_artifact(tensors)
+    settle_run(RunFiles(folder))
+    if artifact is not None:
+        artifact.write(folder / ROUTER_FOLDER, {**public, **shared}, private)
+        return
+    (folder / INDEX).unlink(missing_ok=True)
+    for path, content in {**public, **shared, **private}.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content, private=path in private)
+
+
+def received_artifact(tensors: Mapping[str, Tensor]) -> Artifact | None:
+    """The router among the public files of a message; None if there is none."""
+    files = {name.removeprefix(f"{ROUTER_FOLDER}/"): content for name, content in _received(tensors).items()}
+    parts = {name: files[name] for name in (ROUTER, TRUNK, HEADS) if name in files}
+    return Artifact(files[MANIFEST], parts) if MANIFEST in files else None
+
+
+def _received(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
+    """The public files of a message, under known names only."""
     files = {name.removeprefix(PREFIX): value for name, value in tensors.items() if name.startswith(PREFIX)}
     if unknown := [name for name in files if name not in PUBLIC]:
         raise FeddrmError(f"the server sent a file '{unknown[0]}': both ends need the same feddrm")
-    (folder / ROUTER_FOLDER).mkdir(exist_ok=True)
-    (folder / INDEX).unlink(missing_ok=True)
-    for name in PUBLIC:
-        if name in files:
-            write_atomically(folder / name, files[name].cpu().numpy().tobytes())
+    return {name: value.cpu().numpy().tobytes() for name, value in files.items()}

@@ -216,6 +216,8 @@ def extract(
 ) -> dict[str, Tensor]:
     """Every feature of network inputs [n, ...] by name, in float32, computed batch by batch without gradients."""
     recipe.check(tuple(x.shape[1:]), net)
+    if recipe.name == Raw.name:
+        return {Raw.name: x.flatten(1).float()}  # no pass, and no copy of rows
     batches: dict[str, list[Tensor]] = {feature.name: [] for feature in recipe.features}
     extractor = _Extractor(recipe, net)
     wanted = {f"net.{leaf}": value for leaf, value in leaves.items() if recipe.wants(leaf)}

@@ -14,11 +14,14 @@ from feddrm.router.solver.problem import Scaler, Whitening
 
 @dataclass(frozen=True, eq=False)
 class DesignMatrix:
-    """One recipe's standardised features. ``rows`` has every client's samples where they are here."""
+    """One recipe's standardised features. ``rows`` has every client's samples where they are here.
+
+    A closed form needs no ``whitening``.
+    """
 
     recipe: Recipe
     scaler: Scaler
-    whitening: Whitening
+    whitening: Whitening | None
     rows: tuple[Tensor, ...] = ()
 
     @property

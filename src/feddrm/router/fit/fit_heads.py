@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from feddrm.router.features.base import Recipe
 from feddrm.router.fit.cohort import Cohort, HeldOutHeads, HeldOutRouter
+from feddrm.router.fit.design_matrix import DesignMatrix
 from feddrm.router.fit.head_problems import JOINT_STRENGTHS, STRENGTHS, joint_problem, probe_problem
 from feddrm.router.fit.ridge_path import Chosen, RidgePath
 from feddrm.router.fit.selection import Softmax, choose_recipe
@@ -62,12 +63,7 @@ def fit_heads(
     design, chosen, trials = choose_recipe(softmax, recipes, holdout)
     probe = softmax.fit_all(design, chosen.ridge, chosen.folds).iterate
 
-    corrections = cohort.corrections(design, chosen.folds)
-    path = RidgePath(STRENGTHS, holdout.used)
-    while path.ridge is not None:
-        path.take(*corrections.scores(path.ridge, path.starts))
-    own = path.chosen
-    private = corrections.keep(own, probe, rounds)
+    private, own = fit_corrections(cohort, design, chosen.folds, probe, rounds)
 
     joint: Tensor | None = None
     picked: Chosen | None = None
@@ -98,6 +94,17 @@ def fit_heads(
         stacks,
     )
     return heads, private, choices
+
+
+def fit_corrections(
+    cohort: Cohort, design: DesignMatrix, probes: Sequence[Tensor], probe: Tensor, rounds: int
+) -> tuple[Mapping[str, Tensor], Chosen]:
+    """The clients' corrections that are here, and how their ridge was chosen; ``probes`` were fitted without a fold."""
+    corrections = cohort.corrections(design, probes)
+    path = RidgePath(STRENGTHS, len(probes))
+    while path.ridge is not None:
+        path.take(*corrections.scores(path.ridge, path.starts))
+    return corrections.keep(path.chosen, probe, rounds), path.chosen
 
 
 def head_candidates(base: Recipe, measured: Recipe) -> list[str]:

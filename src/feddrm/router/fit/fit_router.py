@@ -19,10 +19,11 @@ from torch import Tensor
 from feddrm.data import Federation
 from feddrm.errors import FeddrmError
 from feddrm.models import Net
-from feddrm.router.artifact import load_heads, load_router, read_manifest, save_router
+from feddrm.router.artifact import Artifact, load_heads, load_router, make_artifact, read_manifest
 from feddrm.router.features.base import Leaves, Recipe, possible_features
 from feddrm.router.fit.calibration import calibrate
-from feddrm.router.fit.cohort import Cohort, Facts, Trunk
+from feddrm.router.fit.cohort import Cohort, Facts, HeldOutRouter, Trunk
+from feddrm.router.fit.design_matrix import DesignMatrix
 from feddrm.router.fit.fit_heads import LinearHeads, RouterFit, fit_heads
 from feddrm.router.fit.local_cohort import LocalCohort, Published
 from feddrm.router.fit.selection import Progress, Softmax, choose_recipe
@@ -45,10 +46,13 @@ class FittedRouter:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def save(self, folder: Path, model: Mapping[str, Any]) -> None:
-        """Write the artifact: what the server may hold, and no correction. ``model`` are the network's settings."""
+        """Write the artifact."""
+        self.artifact(model).write(folder)
+
+    def artifact(self, model: Mapping[str, Any]) -> Artifact:
+        """What the server may hold, and no correction. ``model`` are the network's settings."""
         heads = self.heads
-        save_router(
-            folder,
+        return make_artifact(
             self.router,
             model=model,
             classes=len(self.facts.classes),
@@ -60,6 +64,7 @@ class FittedRouter:
                 "heads": None if heads is None else heads.recipe.as_list(),
                 "stacks": {} if heads is None else {name: dict(s.weights) for name, s in heads.stacks.items()},
             },
+            new_fit=True,
         )
 
     @classmethod
@@ -103,7 +108,7 @@ def fit_cohort(cohort: Cohort, trunk: Trunk, settings: RouterSettings, on_step: 
     """Fit the exact router and, where asked, the heads, wherever the clients are."""
     settings.check()
     report = on_step or (lambda _: None)
-    clock, facts = _Clock(), cohort.facts
+    clock, facts = Clock(), cohort.facts
     usable, recipes, everything = worth_trying(trunk, facts, settings)
     holdout = settings.holdout or Holdout.suggested(facts.samples)
     report("features")
@@ -114,26 +119,8 @@ def fit_cohort(cohort: Cohort, trunk: Trunk, settings: RouterSettings, on_step: 
     folds = softmax.finish_folds(design, chosen)
     state = softmax.fit_all(design, chosen.ridge, folds)
     held_out = cohort.held_out_router(design, folds)
-    like, recipe = cohort.like, design.recipe
-    router = Router(
-        names=facts.names,
-        recipe=recipe,
-        scaler=Scaler(design.scaler.mean.to(like), design.scaler.scale.to(like)),
-        weight=state.iterate[:, :-1].to(like),
-        bias=state.iterate[:, -1].to(like),
-        log_prior=facts.log_prior.to(like),
-        calibration=calibrate(held_out, facts.log_prior, cohort.temperature_tolerance),
-        net=usable.net if recipe.needs else None,
-        leaves={leaf: value for leaf, value in trunk.leaves.items() if recipe.wants(leaf)},
-        shape=facts.shape,
-        input_mean=facts.scale[0],
-        input_std=facts.scale[1],
-        own_scales=facts.own_scales,
-        columns=facts.columns,
-        schema=facts.schema,
-        usual=_usual(cohort, everything),
-        query_views=facts.query_views,
-    )
+    recipe = design.recipe
+    router = assemble_router(cohort, usable, design, state.iterate, held_out, everything)
     clock("router")
     progress = {"rounds": int(state.rounds), "converged": bool(state.done)}
     choices: dict[str, Any] = {
@@ -141,6 +128,7 @@ def fit_cohort(cohort: Cohort, trunk: Trunk, settings: RouterSettings, on_step: 
         "candidates": trials,
         "holdout": {"parts": holdout.parts, "used": holdout.used},
         "crops": cohort.crops,
+        **({"views": settings.views} if settings.views > 1 else {}),
     }
     if not settings.heads:
         return FittedRouter(router, None, {}, choices, facts, clock.seconds)
@@ -149,6 +137,32 @@ def fit_cohort(cohort: Cohort, trunk: Trunk, settings: RouterSettings, on_step: 
     heads, private, head_choices = fit_heads(cohort, fit, holdout, settings)
     clock("heads")
     return FittedRouter(router, heads, private, {**choices, **head_choices}, facts, clock.seconds)
+
+
+def assemble_router(
+    cohort: Cohort, trunk: Trunk, design: DesignMatrix, point: Tensor, held_out: HeldOutRouter, measured: Recipe
+) -> Router:
+    """The router with a fitted point, calibrated on held-out samples. ``measured`` are all features of the fit."""
+    facts, like, recipe = cohort.facts, cohort.like, design.recipe
+    return Router(
+        names=facts.names,
+        recipe=recipe,
+        scaler=Scaler(design.scaler.mean.to(like), design.scaler.scale.to(like)),
+        weight=point[:, :-1].to(like),
+        bias=point[:, -1].to(like),
+        log_prior=facts.log_prior.to(like),
+        calibration=calibrate(held_out, facts.log_prior, cohort.temperature_tolerance),
+        net=trunk.net if recipe.needs else None,
+        leaves={leaf: value for leaf, value in trunk.leaves.items() if recipe.wants(leaf)},
+        shape=facts.shape,
+        input_mean=facts.scale[0],
+        input_std=facts.scale[1],
+        own_scales=facts.own_scales,
+        columns=facts.columns,
+        schema=facts.schema,
+        usual=_usual(cohort, measured),
+        query_views=facts.query_views,
+    )
 
 
 def _usual(cohort: Cohort, measured: Recipe) -> Scaler | None:
@@ -189,7 +203,7 @@ def worth_trying(trunk: Trunk, facts: Facts, settings: RouterSettings) -> tuple[
     return usable, recipes, everything
 
 
-class _Clock:
+class Clock:
     """The seconds between calls, by name."""
 
     def __init__(self) -> None:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from feddrm.data import Client, Federation, RandomResizedCrop, generator_for
+from feddrm.errors import FeddrmError
+from feddrm.moments import Moments
 from feddrm.router.features.base import Recipe, extract
 from feddrm.router.fit.cohort import Confidence, Facts, FitRequest, HeldOutHeads, HeldOutRouter, Job, Target, Trunk
 from feddrm.router.fit.design_matrix import DesignMatrix, stretch_of
@@ -17,7 +19,7 @@ from feddrm.router.fit.head_problems import joint_classes, joint_label, private_
 from feddrm.router.fit.ridge_path import Chosen
 from feddrm.router.fit.selection import FINE_ROUNDS, PATH_TOLERANCE
 from feddrm.router.fit.stacking import client_curves
-from feddrm.router.policy import RULES, by_rule, client_slopes, consult
+from feddrm.router.policy import RULES, by_rule, client_slopes, consult, solve_temperature
 from feddrm.router.settings import Holdout, RouterSettings
 from feddrm.router.solver.client_statistics import (
     BlockDiagonal,
@@ -27,7 +29,7 @@ from feddrm.router.solver.client_statistics import (
     client_scores,
     logits_at,
 )
-from feddrm.router.solver.problem import Scaler, add
+from feddrm.router.solver.problem import Scaler, Whitening, add
 from feddrm.router.solver.solve import moments_of, noise_of, pooled, scaler_of, solve
 
 ROUTER = int.from_bytes(b"rout", "big")
@@ -44,7 +46,9 @@ class LocalCohort:
         self.federation, self.seed = federation, settings.seed
         self.facts = facts_of(federation)
         first = federation.clients[0].train.x
-        self.crops = 1 if federation.crop is None else settings.crops_on(first.device)
+        self.views = federation.query_views.take(settings.views)
+        self._crop = federation.crop if settings.views == 1 else None  # views are those of the whole image
+        self.crops = 1 if self._crop is None else settings.crops_on(first.device)
         self._ask_published = published if settings.heads else None
         self._features: list[dict[str, Tensor]] = []
         self._labels = [client.train.y.repeat(self.crops) for client in federation.clients]
@@ -56,11 +60,11 @@ class LocalCohort:
         for number, client in enumerate(self.federation.clients):
             rows, answers = [], []
             for copy in range(self.crops):
-                x = training_view(client, number, self.federation.crop, self.seed, copy)
-                rows.append(extract(recipe, trunk.net, trunk.leaves, x))
+                x = training_view(client, number, self._crop, self.seed, copy)
+                rows.append(self.views.mean(x, lambda view: extract(recipe, trunk.net, trunk.leaves, view)))
                 if self._ask_published is not None:
                     answers.append(self._ask_published(x))
-            self._features.append({name: torch.cat([row[name] for row in rows]) for name in rows[0]})
+            self._features.append({name: _joined([row[name] for row in rows], 0) for name in rows[0]})
             device = self._labels[number].device
             self._parts.append(holdout.draw(number, len(client.train), self.seed, self.crops).to(device))
             if answers:
@@ -75,8 +79,7 @@ class LocalCohort:
         plain = self._plain(recipe)
         scaler = scaler_of(plain)
         if ridges is not None:
-            widths = {f.name: self._features[0][f.name].shape[1] for f in recipe.features}
-            stretch = stretch_of(recipe, widths, ridges)
+            stretch = stretch_of(recipe, self.widths(recipe), ridges)
             scaler = Scaler(scaler.mean, scaler.scale * stretch.to(scaler.scale))
         return self.scaled_design(recipe, scaler, plain)
 
@@ -86,7 +89,41 @@ class LocalCohort:
         return DesignMatrix(recipe, scaler, moments_of(rows), rows)
 
     def _plain(self, recipe: Recipe) -> list[Tensor]:
-        return [torch.cat([rows[f.name] for f in recipe.features], dim=1) for rows in self._features]
+        return [self._columns(recipe, number) for number in range(len(self._features))]
+
+    def _columns(self, recipe: Recipe, number: int) -> Tensor:
+        return _joined([self._features[number][f.name] for f in recipe.features], 1)
+
+    def widths(self, recipe: Recipe) -> dict[str, int]:
+        """The number of columns of every measured feature of a recipe."""
+        return {f.name: self._features[0][f.name].shape[1] for f in recipe.features}
+
+    def moments(self, recipe: Recipe, number: int, holdout: Holdout) -> list[Moments]:
+        """The message of one client: its moments in every fold and, where not all parts are held out, in the rest."""
+        x, y, part = self._columns(recipe, number), self._labels[number], self._parts[number]
+        if not bool((finite := x.isfinite().all(1)).all()):
+            row = int((~finite).nonzero()[0])
+            raise FeddrmError(
+                f"client '{self.facts.names[number]}': training sample {row} has a feature that is not finite: correct "
+                "the sample, or the network that computes its features"
+            )
+        folds = [part == fold for fold in range(holdout.used)]
+        if holdout.used < holdout.parts:
+            folds.append(part >= holdout.used)
+        clients, classes = len(self.facts.names), len(self.facts.classes)
+        return [Moments.of(x[fold], y[fold], number, clients, classes) for fold in folds]
+
+    def standardised(self, recipe: Recipe, scaler: Scaler, whitening: Whitening | None) -> DesignMatrix:
+        """The design matrix with a given standardisation and whitening."""
+        return DesignMatrix(recipe, scaler, whitening, tuple(scaler(x) for x in self._plain(recipe)))
+
+    def held_out_figures(self, design: DesignMatrix, folds: Sequence[Tensor], target: Target) -> tuple[float, float]:
+        """The temperature of fits on what each did not see, and the share of it that they get right."""
+        logits = torch.cat(self.held_out_logits(design, folds))
+        seen, y = ~logits[:, 0].isnan(), torch.cat(self._targets(target))
+        logits, y = logits[seen], y[seen]
+        right = float((logits.argmax(1) == y).double().mean())
+        return solve_temperature(lambda scale: client_slopes(logits, y, scale)), right
 
     def batches(self, jobs: Iterable[Job]) -> Iterator[Sequence[Job]]:
         """One after another: only one design matrix is in memory besides the best one."""
@@ -171,6 +208,11 @@ class LocalCohort:
                 mixed[inside] = consult(log_weights[inside], answers)
             out.append(mixed)
         return out
+
+
+def _joined(parts: Sequence[Tensor], axis: int) -> Tensor:
+    """The parts as one; a single one is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=axis)
 
 
 class _SampleCache:

@@ -59,10 +59,11 @@ def build_predictor(predictor: Predictor, settings: PredictorSettings) -> ASGIAp
         return predictor.version, inputs, [("probabilities", "FP32", [-1, len(classes)]), ("label", "BYTES", [-1])]
 
     def ready() -> dict[str, Any]:
-        """The class names, which the gateway compares with its own."""
+        """The class names and the fit of the head, which the gateway compares with its own."""
         if not state["ready"]:
             raise ApiError(503, "starting or stopping: try again in a while")
-        return {"classes": list(classes)} if predictor.named else {}
+        stated = {"classes": list(classes)} if predictor.named else {}
+        return stated | ({} if predictor.fit is None else {"fit": predictor.fit})
 
     async def predict(kind: str, x: Array, _: Mapping[str, Any]) -> Outputs:
         if kind == "features" and not predictor.takes_features:

@@ -8,7 +8,7 @@ import logging
 import os
 import ssl
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,11 @@ from feddrm.serve.settings import GatewaySettings, UpstreamEntry, first_problem
 
 log = logging.getLogger("feddrm.serve")
 LONGEST_COOL_DOWN = 60.0
-OTHER_CLASSES = "has other classes"
+OTHER_CLASSES, OTHER_FIT = "has other classes", "has a head of another fit"
+REMEDIES = {
+    OTHER_CLASSES: "than the gateway: serve it from the gateway's run",
+    OTHER_FIT: "than the gateway's router: start 'serve-client' again on a folder with this router",
+}
 UNREGISTERED, LEFT_OUT = "not registered", "left out by the caller"
 
 
@@ -44,8 +48,9 @@ class Upstream:
     over. Then one real request is sent as a trial; if it fails, the next cool-down is twice as long. A health check
     never closes a circuit, because a predictor may be healthy and still too slow.
 
-    ``classes`` are the gateway's class names; empty if the gateway knows none. A predictor that states other names
-    is ``foreign``: it serves another run, and its answers would be read under wrong names.
+    ``classes`` are the gateway's class names; empty if the gateway knows none. ``fit`` names the fit of its router.
+    A predictor that ``stated`` other classes, or a head of another fit, is ``foreign``: its answers would be read under
+    wrong names, or mixed with those of other heads.
     """
 
     name: str
@@ -54,7 +59,8 @@ class Upstream:
     cool_down: float
     http: httpx.AsyncClient
     classes: tuple[str, ...] = ()
-    foreign: bool = False
+    fit: str | None = None
+    stated: Mapping[str, Any] = field(default_factory=dict)  # in the latest health check
     healthy: bool | None = None
     failures: int = 0
     in_flight: int = 0
@@ -67,6 +73,13 @@ class Upstream:
     _away: bool = False
 
     @property
+    def foreign(self) -> str:
+        """What the predictor states otherwise than the gateway; '' if nothing, as far as it states something."""
+        if self.classes and self.stated.get("classes") not in (None, list(self.classes)):
+            return OTHER_CLASSES
+        return OTHER_FIT if self.stated.get("fit") not in (None, self.fit) else ""
+
+    @property
     def circuit(self) -> str:
         if self._opened is None:
             return "closed"
@@ -76,7 +89,7 @@ class Upstream:
     def unavailable_because(self) -> str | None:
         """Why the predictor cannot be asked now; None if it can."""
         if self.foreign:
-            return OTHER_CLASSES
+            return self.foreign
         if self.healthy is False:
             return "unhealthy"
         if self.circuit == "open" or (self.circuit == "trying" and self.in_flight > 0):
@@ -123,7 +136,7 @@ class Upstream:
 
     def _log_change(self) -> None:
         """Log once that the predictor is away, and once that it is back. At capacity it is neither: that is brief."""
-        away = self.foreign or self.healthy is False or self._opened is not None
+        away = bool(self.foreign) or self.healthy is False or self._opened is not None
         if away != self._away:
             self._away = away
             fields = {"client": self.name} | ({"reason": self.reason} if away else {})
@@ -143,12 +156,12 @@ class Upstream:
         return response.status_code, bytes(body)
 
     async def check(self) -> None:
-        """Check the predictor's health and its class names."""
+        """Check the predictor's health, its class names and the fit of its head."""
         try:
             status, body = await self.send("GET", "/v2/health/ready", 2**16 + 1024 * len(self.classes))
             self.healthy = status == 200
             if self.healthy:
-                self._compare_classes(body)
+                self._compare(body)
             else:
                 self.reason = f"health check says {status}"
         except Exception as error:  # whatever it is, the checks of the others must go on
@@ -156,15 +169,14 @@ class Upstream:
             self.healthy, self.reason = False, f"health check failed ({reason})"
         self._log_change()
 
-    def _compare_classes(self, body: bytes) -> None:
-        """Compare the stated class names with ours. If there are none, only the labels of answers are compared."""
-        stated = None
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            stated = orjson.loads(body)["classes"]
-        before, self.foreign = self.foreign, bool(self.classes) and stated not in (None, list(self.classes))
+    def _compare(self, body: bytes) -> None:
+        """Compare what is stated with ours. Without class names only the labels of answers are compared."""
+        self.stated = {}
+        with contextlib.suppress(ValueError, TypeError):
+            self.stated = dict(orjson.loads(body))
         if self.foreign:
-            self.reason = f"{OTHER_CLASSES} than the gateway: serve it from the gateway's run"
-        elif before:
+            self.reason = f"{self.foreign} {REMEDIES[self.foreign]}"
+        elif self.reason.startswith(tuple(REMEDIES)):
             self.reason = ""
 
     def as_dict(self) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
+from feddrm.predictor.query_files import read_queries
 from feddrm.router import Recipe, Router
 from feddrm.router.solver.problem import Scaler
-from feddrm.runs.query_files import read_queries
 from refusal import refused
 
 

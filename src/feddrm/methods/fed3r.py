@@ -1,0 +1,27 @@
+"""Closed-form ridge regression on frozen features: Fed3R (Fani et al., ICML 2024), AFL (He et al., CVPR 2025)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from feddrm.methods.closed_form import ClosedFormMethod
+from feddrm.moments import Fold, own_correction
+
+
+@dataclass(frozen=True)
+class Fed3R(ClosedFormMethod):
+    """Ridge regression on frozen features from sums that clients send once (Fed3R, AFL); by feddrm fit
+
+    Both publications give the ridge regression of the pooled samples: Fed3R adds Gram matrices, AFL adds the clients'
+    solutions so that the result is the same. Here the ridge is chosen on folds.
+    """
+
+    name: ClassVar[str] = "fed3r"
+    estimator: ClassVar[str] = "ridge"
+
+    def correction(self, folds: Sequence[Fold], heads: Sequence[Tensor], head: Tensor, pooled: Tensor) -> Tensor:
+        return own_correction(folds, heads, head)

@@ -1,0 +1,32 @@
+"""Sums of features that a client sends once, and the heads that follow from them in closed form."""
+
+from feddrm.moments.heads import (
+    SQUARED_RIDGES,
+    Fold,
+    RidgeChoice,
+    choose_ridges,
+    discriminant_head,
+    own_correction,
+    prior_correction,
+    ridge_correction,
+    ridge_head,
+    ridge_heads,
+    squared_loss,
+)
+from feddrm.moments.moments import Moments, MomentTarget
+
+__all__ = [
+    "SQUARED_RIDGES",
+    "Fold",
+    "MomentTarget",
+    "Moments",
+    "RidgeChoice",
+    "choose_ridges",
+    "discriminant_head",
+    "own_correction",
+    "prior_correction",
+    "ridge_correction",
+    "ridge_head",
+    "ridge_heads",
+    "squared_loss",
+]

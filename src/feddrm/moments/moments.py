@@ -1,0 +1,175 @@
+"""Moments of features: counts and sums by client and class, and the Gram matrix about the mean. They add up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, Self
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from feddrm.errors import FeddrmError
+from feddrm.io.tensors import tensor_bytes
+
+MomentTarget = Literal["client", "class"]  # what a head tells apart
+BLOCK = 4096  # rows that are converted to float64 at once
+STRIP = 256  # columns of the Gram matrix that are computed at once
+CONSTANT = 1e-20  # variance over squared mean, below which a feature varies by rounding alone
+SAME = 1e-12  # how far from 1 the correlation of equal features may be
+SEND_AGAIN = "let the client send them again"
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """What one message of a client holds, in float64, and the sum of several such messages.
+
+    ``a + b`` are the moments of both sets of samples, so a result does not depend on how samples are divided. The
+    Gram matrix is about the mean of its own samples: about zero, features far from zero would lose digits.
+    """
+
+    counts: Tensor  # [clients, classes]
+    sums: Tensor  # [clients, classes, d]
+    scatter: Tensor  # [d, d], the Gram matrix of the centred features
+
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor, client: int, clients: int, classes: int) -> Self:
+        """Moments of one client's features [n, d] and classes [n]."""
+        counts = torch.zeros(clients, classes, dtype=torch.float64)
+        sums = torch.zeros(clients, classes, x.shape[1], dtype=torch.float64)
+        counts[client] = torch.bincount(y, minlength=classes).double()
+        for rows, labels in zip(torch.split(x, BLOCK), torch.split(y, BLOCK), strict=True):
+            sums[client].index_add_(0, labels, rows.double())
+        mean = sums[client].sum(0) / max(len(x), 1)
+        gram = torch.zeros(x.shape[1], x.shape[1], dtype=torch.float64)
+        for rows in torch.split(x, BLOCK):
+            centred = rows.double() - mean
+            for start in range(0, x.shape[1], STRIP):  # the upper triangle alone, at half the cost
+                strip = slice(start, start + STRIP)
+                gram[strip, start:].addmm_(centred[:, strip].T, centred[:, start:])
+        return cls(counts, sums, _symmetric(gram))
+
+    @property
+    def width(self) -> int:
+        """The number of features."""
+        return len(self.scatter)
+
+    @cached_property
+    def count(self) -> float:
+        """The number of samples."""
+        return float(self.counts.sum())
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """The features' means [d]; zero without any sample."""
+        return self.sums.sum((0, 1)) / max(self.count, 1.0)
+
+    @cached_property
+    def constant(self) -> Tensor:
+        """Which features have one value only [d]."""
+        return self.scatter.diagonal() / max(self.count, 1.0) <= CONSTANT * self.mean.square()
+
+    @cached_property
+    def scale(self) -> Tensor:
+        """The features' standard deviations [d]; 1 for a constant feature."""
+        variance = self.scatter.diagonal() / max(self.count, 1.0)
+        return torch.where(self.constant, 1.0, variance.clamp(min=0).sqrt())
+
+    def duplicates(self) -> list[tuple[int, int]]:
+        """Pairs of features of which one follows from the other: x and a x + b. A feature is named once."""
+        correlation = self.standardised(self.mean, self.scale).scatter / max(self.count, 1.0)
+        same = torch.triu(correlation.abs() >= 1 - SAME, diagonal=1)
+        first = {second: first for first, second in reversed(same.nonzero().tolist())}
+        return [(first[second], second) for second in sorted(first)]
+
+    def by(self, target: MomentTarget) -> tuple[Tensor, Tensor]:
+        """Counts [outputs] and sums [outputs, d] by client or by class."""
+        axis = 1 if target == "client" else 0
+        return self.counts.sum(axis), self.sums.sum(axis)
+
+    def __add__(self, other: Moments) -> Moments:
+        """The moments of both sets of samples (Chan, Golub and LeVeque, 1983)."""
+        if self.sums.shape != other.sums.shape:
+            shapes = " and ".join(str(tuple(m.sums.shape)) for m in (self, other))
+            raise FeddrmError(f"moments of {shapes} (clients, classes, features) do not add up: use the same features")
+        between = self.count * other.count / max(self.count + other.count, 1.0)
+        apart = self.mean - other.mean
+        scatter = self.scatter + other.scatter
+        scatter.addr_(apart, apart, alpha=between)
+        return Moments(self.counts + other.counts, self.sums + other.sums, scatter)
+
+    def columns(self, index: Tensor) -> Moments:
+        """The moments of some of the features; the same object for all of them."""
+        if torch.equal(index, torch.arange(self.width)):
+            return self
+        return Moments(self.counts, self.sums[:, :, index], self.scatter[index[:, None], index])
+
+    def standardised(self, mean: Tensor, scale: Tensor) -> Moments:
+        """The moments of (x - mean) / scale."""
+        sums = (self.sums - self.counts[:, :, None] * mean) / scale
+        return Moments(self.counts, sums, self.scatter / scale[:, None] / scale)
+
+    def tensors(self, *, half: bool = False) -> dict[str, Tensor]:
+        """For a message: only pairs of client and class that have samples, and the upper triangle of the Gram matrix.
+
+        With ``half`` the Gram matrix is sent as deviations and correlations, the latter in float16.
+        """
+        cells = self.counts.nonzero()
+        pairs = tuple(cells.T)
+        upper = _upper(self.width)
+        shape = torch.tensor(self.counts.shape)
+        plain = {"shape": shape, "cells": cells, "counts": self.counts[pairs], "sums": self.sums[pairs]}
+        if not half:
+            return {**plain, "scatter": self.scatter[upper]}
+        deviation = self.scatter.diagonal().clamp(min=0).sqrt()
+        divisor = torch.where(deviation > 0, deviation, 1.0)
+        correlation = self.scatter / divisor[:, None] / divisor
+        return {**plain, "deviation": deviation, "correlation": correlation[upper].half()}
+
+    @classmethod
+    def load(cls, tensors: Mapping[str, Tensor]) -> Moments:
+        """The inverse of :meth:`tensors`; what are no moments is refused."""
+        try:
+            width, pairs = tensors["sums"].shape[1], tuple(tensors["cells"].T)
+            counts = torch.zeros(*tensors["shape"].tolist(), dtype=torch.float64)
+            sums = torch.zeros(*counts.shape, width, dtype=torch.float64)
+            counts[pairs], sums[pairs] = tensors["counts"], tensors["sums"]
+            triangle = tensors["correlation"].double() if "correlation" in tensors else tensors["scatter"]
+            if len(triangle) != width * (width + 1) // 2:
+                raise IndexError(f"{len(triangle)} entries of a triangle of {width} rows")
+            square = torch.zeros(width, width, dtype=torch.float64)
+            scatter = _symmetric(square.masked_scatter_(_upper(width), triangle))
+            if "correlation" in tensors:
+                scatter = scatter * tensors["deviation"][:, None] * tensors["deviation"]
+        except (KeyError, IndexError, RuntimeError, TypeError) as error:
+            raise FeddrmError(f"these are no moments ({error}): {SEND_AGAIN}") from error
+        if not all(bool(t.isfinite().all()) for t in (counts, sums, triangle, scatter.diagonal())):
+            raise FeddrmError(f"moments with a number that is not finite: {SEND_AGAIN}")
+        if bool((counts < 0).any()) or bool((scatter.diagonal() < 0).any()):
+            raise FeddrmError(f"moments with a negative count or square: {SEND_AGAIN}")
+        return cls(counts, sums, scatter)
+
+    def to_bytes(self, *, half: bool = False) -> bytes:
+        """The bytes of a safetensors file."""
+        return tensor_bytes(self.tensors(half=half))
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Moments:
+        """The inverse of :meth:`to_bytes`."""
+        try:
+            return cls.load(load(content))
+        except SafetensorError as error:
+            raise FeddrmError(f"these are no moments ({error}): {SEND_AGAIN}") from error
+
+
+def _upper(width: int) -> Tensor:
+    """Which entries of a square matrix its upper triangle has."""
+    return torch.ones(width, width, dtype=torch.bool).triu()
+
+
+def _symmetric(upper: Tensor) -> Tensor:
+    """The symmetric matrix with this upper triangle."""
+    return torch.where(_upper(len(upper)), upper, upper.T)
