@@ -145,6 +145,13 @@ def test_sums_of_clients_give_the_figures_of_pooled_samples(classes: int) -> Non
     assert summed["auroc"]["interval"][1] > exact["auroc"]["interval"][1] - 0.01
 
 
+def test_a_client_without_samples_changes_nothing() -> None:
+    answers, labels, origin = made(3)
+    sums = by_client(answers, labels, origin)
+    empty = answer_sums(answers[:0], labels[:0])
+    assert metrics_of_sums([*sums, empty], (*NAMES, "pune")) == metrics_of_sums(sums, NAMES)
+
+
 def test_the_error_of_auroc_by_histograms_is_within_its_bound() -> None:
     answers, labels, origin = made(5, digits=4)
     for scale in (0.1, 1.0, 30.0):  # scores in few bins, in many, and beyond their range
