@@ -76,6 +76,20 @@ def evaluation_of(federation: Federation, round: int, seed: int = 0) -> dict[str
     return {"round": round, "per_client": per_client, "confusion": confusion}
 
 
+def metrics_of(skill: float, clients: list[str]) -> dict[str, Any]:
+    """The metrics of a summary; ``system`` has no AUROC, as if all samples were of one class."""
+
+    def figure(value: float) -> dict[str, Any]:
+        return {"value": value, "interval": [value - 0.02, value + 0.01]}
+
+    own = {
+        name: figure(skill - 0.01 * i) for i, name in enumerate(("accuracy", "balanced_accuracy", "macro_f1", "ece"))
+    }
+    own |= {"brier": figure(0.12345), "worst_client": {"name": clients[1], **figure(skill - 0.3)}}
+    system = {**own, "accuracy": figure(skill - 0.05), "auroc": None}
+    return {"own": {**own, "auroc": {**figure(0.98765), "error_bound": 0.0004}}, "system": system}
+
+
 def write_run(
     folder: Path,
     federation: Federation,
@@ -86,6 +100,7 @@ def write_run(
     tune: int = 0,
     rounds: int = 60,
     seed: int = 0,
+    metrics: bool = False,
 ) -> Path:
     """Write a run folder; ``skill`` is the average accuracy that the run approaches."""
     folder.mkdir(parents=True)
@@ -104,7 +119,13 @@ def write_run(
     lines = [metrics_line(r, skill, "tune" if r > rounds - tune else "train") for r in range(5, last + 1, 5)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if finished:
-        (folder / "summary.json").write_text(json.dumps(summary_of(lines[-1])))
-    (folder / "evaluation.json").write_text(json.dumps(evaluation_of(federation, last)))
+        names = [client.name for client in federation.clients]
+        measured = {"metrics": metrics_of(skill, names)} if metrics else {}
+        (folder / "summary.json").write_text(json.dumps({**summary_of(lines[-1]), **measured}))
+    evaluation = evaluation_of(federation, last)
+    if metrics:
+        counts = np.eye(len(federation.classes), dtype=int) * 7 + 1
+        evaluation["class_confusion"] = {"own": counts.tolist(), "system": counts.T.tolist()}
+    (folder / "evaluation.json").write_text(json.dumps(evaluation))
     DatasetSummary.of(federation).write(folder)
     return folder

@@ -22,11 +22,13 @@ def test_one_run_and_several_are_reported(tmp_path: Path, monkeypatch: pytest.Mo
     runner = CliRunner()
     monkeypatch.setattr("feddrm.report.report_page.report_page", lambda table: "page")  # drawn in other tests
     digits = load("digits", clients=4, seed=0)
-    first, second = write_run(tmp_path / "first", digits), write_run(tmp_path / "second", digits, method="fedavg")
+    first = write_run(tmp_path / "first", digits)
+    second = write_run(tmp_path / "second", digits, method="fedavg", metrics=True)
     monkeypatch.chdir(tmp_path)
     result = runner.invoke(app, ["first"])
     assert result.exit_code == 0, result.output
     assert "accuracy in percent" in result.output
+    assert "AUROC" not in result.output, "a run of an older version has no metrics"
     assert f"wrote {Path('first') / 'report.html'}" in result.output
     assert (first / "report.html").read_text() == "page"
     result = runner.invoke(app, ["first", "second", "--json"])
@@ -34,6 +36,8 @@ def test_one_run_and_several_are_reported(tmp_path: Path, monkeypatch: pytest.Mo
     assert sorted(p.name for p in (tmp_path / "report").iterdir()) == FILES
     result = runner.invoke(app, ["second", "--out", "elsewhere"])
     assert sorted(p.name for p in (tmp_path / "elsewhere").iterdir()) == FILES
+    assert "own: AUROC" in result.output
+    assert "98.77 [96.77, 99.77]" in result.output
     assert not (second / "report.html").exists()
     assert runner.invoke(app, []).exit_code == 2
     help_text = runner.invoke(app, ["--help"]).output

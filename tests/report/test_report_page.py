@@ -118,6 +118,17 @@ def test_the_page_of_one_run_shows_its_figures(make_run: MakeRun) -> None:
     assert "prefers-color-scheme:dark" in (folder / "report.html").read_text()
 
 
+def test_the_page_shows_metrics_and_the_confusion_of_classes(make_run: MakeRun, digits: Federation) -> None:
+    folder = make_run("first", metrics=True)
+    write_for([folder], folder)
+    page = read_page(folder / "report.html")
+    assert page.headings == ["first", "Results", "Training", "Clients", "Answers", "Routing", "Data", "Settings"]
+    assert page.cells[page.cells.index("own: AUROC") + 1] == "98.77 [96.77, 99.77] (error at most 0.04)"
+    assert any("Right answers: own 47.1%, system 47.1%." in text for text in page.texts)
+    assert "System answers" in page.texts
+    assert not [cell for cell in page.cells if cell.startswith("metrics.")], "not among the facts"
+
+
 def test_the_page_of_several_runs_compares_them(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run("first"), make_run("_base", method="fedavg", skill=0.7), make_run("live", finished=False)]
     for run in runs[1:]:

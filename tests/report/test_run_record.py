@@ -35,6 +35,18 @@ def test_a_finished_run_is_read_as_it_was_written(make_run: MakeRun) -> None:
     assert [c.name for c in record.clients] == list(record.dataset.names if record.dataset else ())
 
 
+def test_metrics_are_read_with_their_intervals(make_run: MakeRun) -> None:
+    record = RunRecord.read(make_run("new", metrics=True))
+    own = record.metrics["own", "auroc"]
+    assert (own.value, own.interval, own.error_bound) == (0.98765, (0.98765 - 0.02, 0.98765 + 0.01), 0.0004)
+    assert record.metrics["system", "worst_client"].name == record.clients[1].name
+    assert ("system", "auroc") not in record.metrics, "null: undefined"
+    assert record.class_confusion is not None
+    assert record.class_confusion["own"].trace() == 80
+    older = RunRecord.read(make_run("old"))
+    assert (older.metrics, older.class_confusion) == ({}, {})
+
+
 def test_an_unfinished_run_has_the_scores_of_its_last_round(make_run: MakeRun) -> None:
     folder = make_run("first", finished=False)
     last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
@@ -121,6 +133,18 @@ def test_folders_that_are_no_runs(tmp_path: Path, make_run: MakeRun) -> None:
         ("summary.json", '{"average_accuracy": {"mean": "high"}}', "average_accuracy.mean should be a number"),
         ("summary.json", '{"average_accuracy": 79.3}', "should be a fraction between 0 and 1, found 79.3"),
         ("summary.json", '{"system_accuracy": 0.5}', "system_accuracy should be a mapping, found float"),
+        ("summary.json", '{"metrics": {"own": 1}}', "metrics.own should be a mapping, found int"),
+        (
+            "summary.json",
+            '{"metrics": {"own": {"ece": {"value": 1}}}}',
+            "metrics.own.ece should have an interval of two",
+        ),
+        (
+            "summary.json",
+            '{"metrics": {"own": {"ece": {"value": "x"}}}}',
+            "metrics.own.ece should be a number, found str",
+        ),
+        ("evaluation.json", '{"class_confusion": {"own": [[1, 2]]}}', "class_confusion.own should be 1 by 1 counts"),
         ("evaluation.json", '{"per_client": [1]}', "per_client should be a list of objects with a 'name'"),
         ("evaluation.json", '{"confusion": {"vote": [[1, 2]]}}', "confusion.vote should be 1 by 1 counts"),
         ("evaluation.json", '{"confusion": {"vote": 5}}', "confusion.vote should be 1 by 1 counts"),

@@ -108,6 +108,32 @@ def test_csv_round_trips(three: RunTable) -> None:
     assert [row["finished"] for row in rows] == ["True", "True", "False"]
 
 
+def test_metrics_of_the_answers_have_a_table_of_their_own(make_run: MakeRun, make_seeds: MakeSeeds) -> None:
+    old = report_table([make_run("old")])
+    assert old.metric_table() is None
+    assert old.latex().count("tabular") == 2
+    folders = [make_run("one", method="fedavg", metrics=True), *make_seeds("two", [0.7, 0.8], metrics=True)]
+    table = report_table([*folders, make_run("bare", method="local")])
+    metrics = table.metric_table()
+    assert metrics is not None
+    rows = {row.cells[0].text: [cell.formatted(str, "{}") for cell in row.cells[1:]] for row in metrics.rows}
+    assert rows["own: accuracy"] == ["80.00 [78.00, 81.00]", "75.00 ± 7.07", "–"]
+    assert rows["own: AUROC"] == ["98.77 [96.77, 99.77] (error at most 0.04)", "98.77 ± 0.00", "–"]
+    assert rows["system: Brier score"][0] == "0.1235 [0.1035, 0.1335]"
+    assert rows["own: worst client's accuracy"][0].endswith(f"] {table.records[0].clients[1].name}")
+    assert "system: AUROC" not in rows
+    assert "own: sensitivity" not in rows
+    assert table.latex().count(r"\begin{tabular}") == 2
+    assert r"own: AUROC & 98.77 [96.77, 99.77]" in table.latex()
+    lines = list(csv.DictReader(io.StringIO(table.csv())))
+    assert [line["metrics.own.accuracy.value"] for line in lines] == ["0.8", "0.7", "0.8", ""]
+    assert float(lines[0]["metrics.own.accuracy.low"]) == pytest.approx(0.78)
+    one, two, bare = table.values()
+    assert one["metrics"]["own"]["worst_client"]["name"] == table.records[0].clients[1].name
+    assert two["metrics"]["system"]["accuracy"]["value"] == pytest.approx(0.7)
+    assert "metrics" not in bare
+
+
 def test_values_have_the_shape_of_a_summary(three: RunTable) -> None:
     value = json.loads(json.dumps(three.values()))[1]
     summary = json.loads((three.records[1].folder / "summary.json").read_text())

@@ -53,6 +53,20 @@ def test_the_summary_gains_the_figures_of_the_router(fitted: Path) -> None:
     assert sum(evaluation["reliability"]["count"]) == sum(map(sum, evaluation["confusion"]["exact_density"]))
 
 
+def test_the_summary_gains_metrics_of_the_routed_answers(fitted: Path, digits: Federation) -> None:
+    run = Run.open(fitted)
+    assert run.summary is not None
+    metrics = run.summary["metrics"]
+    assert set(metrics) == {"own", "system"}
+    assert metrics["system"]["accuracy"]["value"] == run.summary["system_accuracy"]["exact_density"]["mean"]
+    assert metrics["system"]["ece"]["value"] == pytest.approx(run.summary["router"]["answers"]["exact_density"]["ece"])
+    matrices = json.loads((fitted / "evaluation.json").read_text())["class_confusion"]
+    counts = torch.tensor(matrices["system"])
+    assert counts.sum(1).tolist() == torch.tensor(matrices["own"]).sum(1).tolist()
+    assert counts.trace() / counts.sum() == pytest.approx(metrics["system"]["accuracy"]["value"])
+    assert run.evaluate(digits)["metrics"] == metrics, "the fitted router, measured again"
+
+
 def test_the_server_gets_no_head_and_each_client_its_correction(fitted: Path, digits: Federation) -> None:
     for path in (fitted / "router").glob("*.safetensors"):
         assert not [leaf for leaf in load_file(path) if is_head(leaf)]

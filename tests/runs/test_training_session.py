@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import feddrm
 from feddrm.data import Federation
@@ -199,6 +200,21 @@ def test_the_figures_per_client_add_up_to_the_pooled_vote(tmp_path: Path) -> Non
     assert votes["smallest"] != votes["cuda"]  # a vote in which ties decide
     assert max(votes["smallest"], votes["cuda"]) < votes["leading"]
     assert abs(votes["smallest"] - votes["cuda"]) < votes["tied"]
+
+
+def test_the_summary_has_metrics_of_every_clients_own_answers(digits: Federation, tmp_path: Path) -> None:
+    run = train(digits, "feddrm", out=tmp_path / "run", **SMALL)
+    detail, last = json.loads((run.path / "evaluation.json").read_text()), run.metrics()[-1]
+    assert run.summary is not None
+    own = run.summary["metrics"]["own"]
+    assert own["accuracy"]["value"] == last["oracle_accuracy"]
+    worst = min(detail["per_client"], key=lambda row: row["own"])
+    assert (own["worst_client"]["name"], own["worst_client"]["value"]) == (worst["name"], pytest.approx(worst["own"]))
+    counts = torch.tensor(detail["class_confusion"]["own"])
+    assert counts.trace() / counts.sum() == pytest.approx(last["oracle_accuracy"])
+    recalls = counts.diagonal() / counts.sum(1)
+    assert own["balanced_accuracy"]["value"] == pytest.approx(float(recalls.mean()))
+    assert run.evaluate()["metrics"] == {"own": own}, "the last round, measured again"
 
 
 def test_a_run_that_stays_at_one_answer_says_so(

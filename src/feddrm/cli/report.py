@@ -37,6 +37,10 @@ def report(
     header, differences = table.difference_rows()
     best = "; * is better than every other by paired differences" if differences else ""
     print_table(table.header(), table.text_rows(), title=f"accuracy in percent{best}")
+    if (metrics := table.metric_table()) is not None:
+        rows = [[cell.formatted(str, "{}") for cell in row.cells] for row in metrics.rows]
+        title = "metrics of the answers in percent, Brier score as it is [95 % interval]"
+        print_table(["answers: metric", *table.names], rows, title=title)
     if differences:
         print_table(header, differences, title="paired differences in percentage points [95 % t interval]")
     typer.echo(f"wrote {page}")

@@ -1,6 +1,6 @@
-"""Evaluation: average, oracle, global, client and system accuracy of a federation's models.
+"""Evaluation: average, oracle, global, client and system accuracy of a federation's models, and metrics of answers.
 
-``predict`` runs every client's model over the pooled test set once; all accuracies are pure
+``predict`` runs every client's model over the pooled test set once; all accuracies and metrics are pure
 functions of its result.
 """
 
@@ -22,6 +22,7 @@ from feddrm.evaluation.accuracy import (
     vote,
     votes,
 )
+from feddrm.evaluation.answer_metrics import answer_metrics, class_confusion, own_answers
 from feddrm.evaluation.collapse import LASTING, collapse_summary, collapsed_share, is_collapsed
 from feddrm.evaluation.cuda_replay import Replay
 from feddrm.evaluation.passes import Leaves
@@ -56,8 +57,10 @@ __all__ = [
     "Predictions",
     "Queries",
     "Replay",
+    "answer_metrics",
     "ask",
     "average_accuracy",
+    "class_confusion",
     "client_accuracy",
     "collapse_summary",
     "collapsed_share",
@@ -66,6 +69,7 @@ __all__ = [
     "global_accuracy",
     "is_collapsed",
     "oracle_accuracy",
+    "own_answers",
     "per_client",
     "pooled_queries",
     "predict",

@@ -1,4 +1,4 @@
-"""The accuracies of a run: their names, their order and their meaning, for tables, figures and pages."""
+"""The accuracies and metrics of a run: names, order and meaning, for tables, figures and pages."""
 
 from __future__ import annotations
 
@@ -32,6 +32,22 @@ MEANINGS = {
     "client": "How often the router names the client that a test sample came from. The same mean over clients.",
     "global": "The shared model alone answers every test sample; no client is asked.",
     "oracle": "All test samples pooled, each answered by the client that it came from: perfect routing.",
+}
+# The metrics of the answers after the last round, by whose answers they are.
+ANSWERS = {
+    "own": "Every client answers its own test samples. Probabilities are those of the trained models.",
+    "system": "The exact router chooses one client by the density rule. Probabilities are calibrated.",
+}
+METRIC_LABELS = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "macro_f1": "macro F1",
+    "auroc": "AUROC",
+    "sensitivity": "sensitivity",
+    "specificity": "specificity",
+    "brier": "Brier score",
+    "ece": "calibration error (ECE)",
+    "worst_client": "worst client's accuracy",
 }
 # The rule that stands for a run where only one can be shown. Fixed in advance: never the best one on test data.
 HEADLINE = ("exact_density", "head_density", "vote")
@@ -83,6 +99,31 @@ class Score:
 
     def __str__(self) -> str:
         return f"{self.percent} {self.spread}".rstrip()
+
+
+@dataclass(frozen=True)
+class AnswerMetric:
+    """One metric of the answers: of one run with its bootstrap interval, of several seeds with their deviation."""
+
+    value: float
+    interval: tuple[float, float] | None = None
+    std: float | None = None
+    name: str = ""  # of the worst client
+    error_bound: float | None = None  # of an AUROC from histograms
+
+    def text(self, metric: str) -> tuple[str, str]:
+        """The value in percent (the Brier score as it is), and what is to be known of it."""
+
+        def figure(value: float) -> str:
+            return f"{value:.4f}" if metric == "brier" else f"{100 * value:.2f}"
+
+        notes = [
+            f"[{figure(self.interval[0])}, {figure(self.interval[1])}]" if self.interval is not None else "",
+            f"± {figure(self.std)}" if self.std is not None else "",
+            self.name,
+            f"(error at most {figure(self.error_bound)})" if self.error_bound is not None else "",
+        ]
+        return figure(self.value), " ".join(filter(None, notes))
 
 
 def rule_label(rule: str) -> str:

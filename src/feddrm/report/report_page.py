@@ -14,7 +14,7 @@ from feddrm.errors import SettingError
 from feddrm.io.atomic import write_together
 from feddrm.io.run_files import REPORT
 from feddrm.report import federation_figures, run_figures
-from feddrm.report.accuracy_measures import KINDS, MEANINGS, Measure, headline, rule_label
+from feddrm.report.accuracy_measures import ANSWERS, KINDS, MEANINGS, Measure, headline, rule_label
 from feddrm.report.html_templates import TEMPLATES
 from feddrm.report.run_group import RunGroup
 from feddrm.report.run_record import RunRecord
@@ -83,6 +83,7 @@ def report_page(table: RunTable) -> str:
     groups = table.groups
     several = len(groups) > 1
     kinds = {measure.kind for measure in table.columns}
+    answers = {name for group in groups for name, _ in group.metrics}
     noun = "groups of runs" if table.seeded else "runs"
     header, differences = table.difference_rows()
     return TEMPLATES.get_template("report.html.j2").render(
@@ -91,8 +92,10 @@ def report_page(table: RunTable) -> str:
         datasets=", ".join(dict.fromkeys(record.data for record in table.records)),
         results=table.table(links=several),
         paired=Table.of([h.capitalize() for h in header], differences, DIFFERENCES) if differences else None,
+        metrics=table.metric_table(),
         comparison=_comparison(groups) if several else (),
         meanings=[(kind.capitalize(), MEANINGS[kind]) for kind in KINDS if kind in kinds],
+        answers=[(f"{name.capitalize()} answers", ANSWERS[name]) for name in ANSWERS if name in answers],
         differences=_differences(groups) if several else None,
         version=__version__,
     )
@@ -108,7 +111,7 @@ def _view(group: RunGroup, key: str) -> RunView:
     if len(group.records) > 1:
         seeds = ", ".join(map(str, group.seeds))
         lead += f", seeds {seeds}. Figures below the tiles are of {record.name} alone (seed {record.seed})."
-    sections = [_training(record, key), _clients(record, key), _routing(record, key)]
+    sections = [_training(record, key), _clients(record, key), _answers(record, key), _routing(record, key)]
     sections += [_data(record.dataset, key) if record.dataset else None, _settings(record)]
     shown = [section for section in sections if section is not None]
     return RunView(group.name, lead, "" if group.finished else record.status, _tiles(group), shown)
@@ -227,6 +230,25 @@ def _clients(record: RunRecord, key: str) -> Section | None:
     return Section("Clients", figures=pictures, tables=[Table.of(header, rows, caption)])
 
 
+def _answers(record: RunRecord, key: str) -> Section | None:
+    confusion = record.class_confusion
+    if not confusion:
+        return None
+    size = len(next(iter(confusion.values())))
+    known = record.dataset is not None and len(record.dataset.classes) == size
+    names = list(record.dataset.classes) if record.dataset is not None and known else [str(i) for i in range(size)]
+    shares = ", ".join(f"{who} {counts.trace() / max(1, counts.sum()):.1%}" for who, counts in confusion.items())
+    result = f"Right answers: {shares}."
+    svg = inline_svg(
+        lambda: run_figures.confusion_figure(names, confusion, ("answered", "class")),
+        f"{key}-classes",
+        "Confusion of the classes",
+        result,
+    )
+    caption = f"How every class's test samples are answered, in percent of them{_after_round(record)}. {result}"
+    return Section("Answers", figures=[Picture(svg, caption)])
+
+
 def _routing(record: RunRecord, key: str) -> Section | None:
     confusion = record.confusion
     if not confusion:
@@ -302,7 +324,7 @@ def _shifts(facts: Mapping[str, Any]) -> str:
 
 def _settings(record: RunRecord) -> Section:
     tables = [Table.of(["Setting", "Value"], flat(record.config), "The run's configuration.")]
-    facts = {k: v for k, v in (record.summary or {}).items() if not k.endswith("_accuracy")}
+    facts = {k: v for k, v in (record.summary or {}).items() if not k.endswith("_accuracy") and k != "metrics"}
     if facts:
         tables.append(Table.of(["Fact", "Value"], flat(facts), "How it ran."))
     return Section("Settings", tables=tables, side_by_side=True)

@@ -109,8 +109,10 @@ def client_figure(clients: Sequence[ClientResult]) -> Figure:
     return figure
 
 
-def confusion_figure(names: Sequence[str], confusion: Confusion) -> Figure:
-    """Where every client's samples are sent, in percent of its samples; one panel per rule."""
+def confusion_figure(
+    names: Sequence[str], confusion: Confusion, labels: tuple[str, str] = ("sent to", "came from")
+) -> Figure:
+    """Where every client's, or class's, samples end, in percent of them; one panel per rule. ``labels`` are of x, y."""
     m, rules = len(names), list(confusion)
     side = max(2.6, min(0.42 * m + 1.0, 4.4 if m <= MOST_CELLS else 7.5))
     across = min(2 if side <= 4.4 else 1, len(rules))
@@ -124,8 +126,8 @@ def confusion_figure(names: Sequence[str], confusion: Confusion) -> Figure:
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0)
         axes.set_title(rule_label(rule))
-        axes.set_xlabel("sent to")
-        axes.set_ylabel("came from")
+        axes.set_xlabel(labels[0])
+        axes.set_ylabel(labels[1])
         if m <= MOST_TICKS:
             small = {"fontsize": 8, "parse_math": False}
             axes.set_xticks(range(m), shortened(tuple(names)), rotation=45, ha="right", **small)

@@ -12,9 +12,9 @@ from typing import Any
 
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.run_files import CONFIG, METRICS, SUMMARY
-from feddrm.report.accuracy_measures import BEST, Measure, Score
+from feddrm.report.accuracy_measures import BEST, AnswerMetric, Measure, Score
 from feddrm.report.paired_difference import PairedDifference
-from feddrm.report.run_record import RunRecord, Scores
+from feddrm.report.run_record import Metrics, RunRecord, Scores
 
 # Settings that say where and how fast a run was computed, or where a file lay, not what was computed.
 CIRCUMSTANCES = ("seed", "device", "engine", "threads", "plugins")
@@ -76,6 +76,15 @@ class RunGroup:
             means = {m: [score.mean for score in scores] for m, scores in self.by_measure.items()}
             scores = {m: Score(fmean(v), stdev(v) if len(v) > 1 else None) for m, v in means.items()}
         return scores if self.best_answer is None else {**scores, BEST: scores[self.best_answer]}
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """The metrics of the answers that every run has: means over seeds; of a single run, its own."""
+        if len(self.records) == 1:
+            return self.first.metrics
+        keys = [key for key in self.first.metrics if all(key in record.metrics for record in self.records)]
+        values = {key: [record.metrics[key].value for record in self.records] for key in keys}
+        return {key: AnswerMetric(fmean(v), std=stdev(v)) for key, v in values.items()}
 
     @cached_property
     def best_answer(self) -> Measure | None:

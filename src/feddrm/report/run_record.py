@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,12 @@ from feddrm.errors import FeddrmError
 from feddrm.io import text
 from feddrm.io.run_files import CONFIG, EVALUATION, FACTS, METRICS, ROUTER_FOLDER, SUMMARY
 from feddrm.io.staging import Snapshot, read_whole
-from feddrm.report.accuracy_measures import BY_RULE, KINDS, RULES, Measure, Score
+from feddrm.report.accuracy_measures import ANSWERS, BY_RULE, KINDS, METRIC_LABELS, RULES, AnswerMetric, Measure, Score
 
 REMEDY = "restore the file or train the run again"
 
 Scores = Mapping[Measure, Score]
+Metrics = Mapping[tuple[str, str], AnswerMetric]  # by whose answers, and the name of the metric
 Confusion = Mapping[str, np.ndarray[Any, np.dtype[np.int64]]]
 
 
@@ -54,7 +55,9 @@ class RunRecord:
     summary: Mapping[str, Any] | None
     final: Scores | None
     clients: tuple[ClientResult, ...] = ()
+    metrics: Metrics = field(default_factory=dict)  # older runs have none
     confusion: Confusion | None = None
+    class_confusion: Confusion | None = None
     evaluated_round: int | None = None
     reliability: Mapping[str, Any] | None = None
     answer_reliability: Mapping[str, Any] | None = None
@@ -163,7 +166,9 @@ class RunRecord:
             summary=summary,
             final=None if summary is None else read_scores(summary, folder / SUMMARY),
             clients=_read_clients(evaluation, path),
-            confusion=_read_confusion(evaluation, path),
+            metrics=_read_metrics((summary or {}).get("metrics"), folder / SUMMARY),
+            confusion=_read_confusion(evaluation, path, "confusion", len(evaluation.get("per_client") or ()) or None),
+            class_confusion=_read_confusion(evaluation, path, "class_confusion"),
             evaluated_round=evaluation.get("round"),
             reliability=_read_reliability(evaluation, path, "reliability"),
             answer_reliability=_read_reliability(evaluation, path, "answer_reliability"),
@@ -241,18 +246,39 @@ def _client_key(key: str) -> str:
     return f"head_{key}" if f"head_{key}" in RULES else key
 
 
-def _read_confusion(evaluation: Mapping[str, Any], path: Path) -> Confusion:
+def _read_metrics(listed: Any, path: Path) -> Metrics:
+    """The known metrics of the last round's answers; those that are null are left out."""
+    metrics = {}
+    for answers, figures in _mapping(listed, path, "metrics").items():
+        for name, figure in _mapping(figures, path, f"metrics.{answers}").items():
+            what = f"metrics.{answers}.{name}"
+            parts = _mapping(figure, path, what)
+            value = _number(parts.get("value"), path, what)
+            if value is None or answers not in ANSWERS or name not in METRIC_LABELS:
+                continue
+            interval = parts.get("interval")
+            bounds = [_number(bound, path, what) for bound in interval] if isinstance(interval, list) else []
+            if len(bounds) != 2 or bounds[0] is None or bounds[1] is None:
+                raise _broken(path, f"{what} should have an interval of two numbers")
+            error = _number(parts.get("error_bound"), path, what)
+            client = str(parts.get("name", ""))
+            metrics[answers, name] = AnswerMetric(value, (bounds[0], bounds[1]), name=client, error_bound=error)
+    return metrics
+
+
+def _read_confusion(evaluation: Mapping[str, Any], path: Path, key: str, size: int | None = None) -> Confusion:
+    """Square tables of counts by rule, or by whose answers; all of one size."""
     matrices = {}
-    for rule, rows in _mapping(evaluation.get("confusion"), path, "confusion").items():
+    for rule, rows in _mapping(evaluation.get(key), path, key).items():
         if rows is None:
             continue
         try:
             counts = np.atleast_1d(np.asarray(rows, dtype=np.int64))
         except (ValueError, TypeError, OverflowError) as error:
-            raise _broken(path, f"confusion.{rule} is not a table of counts") from error
-        clients = len(evaluation.get("per_client") or counts)
-        if counts.shape != (clients, clients) or (counts < 0).any():
-            raise _broken(path, f"confusion.{rule} should be {clients} by {clients} counts")
+            raise _broken(path, f"{key}.{rule} is not a table of counts") from error
+        size = size or len(counts)
+        if counts.shape != (size, size) or (counts < 0).any():
+            raise _broken(path, f"{key}.{rule} should be {size} by {size} counts")
         matrices[rule] = counts
     return matrices
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import combinations, groupby
+from itertools import combinations, groupby, product
 from pathlib import Path
 from typing import Any
 
-from feddrm.report.accuracy_measures import BEST, BY_RULE, Measure, Score, rule_label
+from feddrm.report.accuracy_measures import ANSWERS, BEST, BY_RULE, METRIC_LABELS, Measure, Score, rule_label
 from feddrm.report.run_group import RunGroup, distinct_names, find_runs, group_runs
 from feddrm.report.run_record import RunRecord
 from feddrm.report.tables import DASH, ColumnGroup, Table, TableCell, TableColumn, TableRow, to_csv
@@ -17,6 +17,10 @@ from feddrm.report.tables import DASH, ColumnGroup, Table, TableCell, TableColum
 TITLES = {"system": "System accuracy", "client": "Client accuracy"}
 FACTS = ("run", "method", "data", "model", "finished", "round", "rounds")
 COMPARED = (Measure("average"), BEST)  # the measures whose paired differences a page has room for
+METRICS_CAPTION = (
+    "Metrics of the answers after the last round, in percent (the Brier score as it is), pooled over all test samples. "
+    "In brackets: 95 % bootstrap intervals, resampled within every client; ± is the standard deviation over seeds."
+)
 DIFFERENCES = "Paired differences in percentage points on the same seeds and data: mean and 95 % t interval."
 
 
@@ -110,6 +114,19 @@ class RunTable:
                 rows.append([f"{one.name} less {other.name}", str(seeds), *shown])
         return ["difference", "seeds", *(m.title for m in measures)], rows
 
+    def metric_table(self, dash: str = DASH) -> Table | None:
+        """The metrics of the answers, one row each; None if no run has any, as those of older versions."""
+        rows = []
+        for answers in ANSWERS:
+            for metric, label in METRIC_LABELS.items():
+                found = [group.metrics.get((answers, metric)) for group in self.groups]
+                if any(one is not None for one in found):
+                    cells = [TableCell(dash) if one is None else TableCell(*one.text(metric)) for one in found]
+                    rows.append(TableRow((TableCell(f"{answers}: {label}"), *cells)))
+        names = tuple(TableColumn(TableCell(name)) for name in self.names)
+        stub = (TableColumn(TableCell("Answers: metric"), "l"),)
+        return Table(stub, (ColumnGroup("", names),), tuple(rows), METRICS_CAPTION, "side") if rows else None
+
     def values(self) -> list[dict[str, Any]]:
         """One entry per group, accuracies as fractions, in the form of ``summary.json``."""
         return [self._plain(i) for i in range(len(self.groups))]
@@ -118,6 +135,10 @@ class RunTable:
         """One line per run, with fractions in full precision; a cell without a value is empty."""
         columns = [measure for measure in self.columns if measure != BEST]
         keys = [f"{key}.{part}" for key in map(_key, columns) for part in ("mean", "std")]
+        metrics = [
+            key for key in product(ANSWERS, METRIC_LABELS) if any(key in record.metrics for record in self.records)
+        ]
+        keys += [f"metrics.{answers}.{name}.{part}" for answers, name in metrics for part in ("value", "low", "high")]
         names = distinct_names([record.folder for record in self.records])
         groups = [group.name for group in self.groups for _ in group.records]
         rows = []
@@ -125,12 +146,16 @@ class RunTable:
             plain = _facts(name, record)
             scores = [record.scores.get(measure) for measure in columns]
             figures = [(None, None) if score is None else (score.mean, score.std) for score in scores]
-            rows.append([*(plain[key] for key in FACTS), group, record.seed, *(v for pair in figures for v in pair)])
+            measured = [record.metrics.get(key) for key in metrics]
+            figures += [(None,) * 3 if m is None else (m.value, *(m.interval or (None, None))) for m in measured]
+            rows.append([*(plain[key] for key in FACTS), group, record.seed, *(v for part in figures for v in part)])
         return to_csv([*FACTS, "group", "seed", *keys], rows)
 
     def latex(self) -> str:
-        """A ``tabular`` for a paper."""
-        return f"% {self.caption} Needs \\usepackage{{booktabs}}.\n{self.table(dash='--').to_latex()}\n"
+        """A ``tabular`` for a paper, and one of the metrics."""
+        text = f"% {self.caption} Needs \\usepackage{{booktabs}}.\n{self.table(dash='--').to_latex()}\n"
+        metrics = self.metric_table(dash="--")
+        return text if metrics is None else f"{text}\n% {METRICS_CAPTION}\n{metrics.to_latex()}\n"
 
     def table(self, links: bool = False, dash: str = DASH) -> Table:
         """The formatted table; with ``links``, every name leads to the group's section ``#run-<number>``."""
@@ -218,6 +243,9 @@ class RunTable:
                 plain.setdefault(f"{measure.kind}_accuracy", {})[measure.rule] = value
             else:
                 plain[f"{measure.kind}_accuracy"] = value
+        for (answers, name), metric in group.metrics.items():
+            figure = {key: value for key, value in asdict(metric).items() if value not in (None, "")}
+            plain.setdefault("metrics", {}).setdefault(answers, {})[name] = figure
         plain["differences"] = [
             {
                 "less": other.name,

@@ -11,6 +11,8 @@ from torch import Tensor
 from feddrm.evaluation import (
     Predictions,
     Queries,
+    answer_metrics,
+    class_confusion,
     client_accuracy,
     confusion,
     route,
@@ -37,7 +39,8 @@ def evaluate_router(
     ``exact_...`` and ``consult_...`` use the trained private heads, ``refit_...`` the refitted ones.
     ``global_probe``, ``joint`` and ``stacked`` predict at the server (the stack with the clients' help).
     Mixtures use the weights of the posterior rule. ``temperatures`` are the clients' own, for their folders alone;
-    ``answers`` is measured with temperatures that were fitted without the sample.
+    ``answers`` and ``metrics`` are measured with temperatures that were fitted without the sample. ``metrics`` and
+    ``class_confusion`` are of the answers by one client, chosen by the density rule.
     """
     router, labels, origin = fitted.router, predictions.labels, predictions.origin
     features = router.recipe.features if fitted.heads is None else router.recipe.features + fitted.heads.recipe.features
@@ -64,6 +67,11 @@ def evaluate_router(
         "exact_density": answer_figures(published, log_weights["density"], labels, held_out, 1),
         "consult_all": answer_figures(published, log_weights["posterior"], labels, held_out, None),
     }
+    routes, samples = (
+        route(logits, weights.to(logits.device), "density"),
+        torch.arange(len(labels), device=labels.device),
+    )
+    calibrated = (published[routes, samples] / held_out[routes, samples][:, None]).log_softmax(-1)
     refit_oracle = None
     if fitted.heads is not None:
         x = fitted.heads.scaler(torch.cat([columns[f.name] for f in fitted.heads.recipe.features], dim=1))
@@ -88,6 +96,8 @@ def evaluate_router(
             "conformal": _conformal(router.calibration.conformal, log_weights, origin),
             "temperature": router.calibration.temperature,
         },
+        "metrics": answer_metrics(calibrated, labels, origin, router.names),
+        "class_confusion": class_confusion(calibrated.argmax(-1), labels, calibrated.shape[1]).tolist(),
         "confusion": confusions,
         "temperatures": {kind: dict(zip(router.names, values, strict=True)) for kind, values in temperatures.items()},
     }

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from feddrm.errors import SettingError
+from feddrm.evaluation.answer_metrics import calibration_bins
 from feddrm.router.solver.client_statistics import ClientSums
 from feddrm.rules import RULES as RULES
 from feddrm.rules import Rule
@@ -122,16 +123,11 @@ class Reliability:
         }
 
 
-def reliability(log_weights: Tensor, target: Tensor, bins: int = 15) -> Reliability:
+def reliability(log_weights: Tensor, target: Tensor) -> Reliability:
     """How often the best client is the right one, by the router's confidence."""
     confidence, best = log_weights.double().exp().max(1)
-    right = (best == target).double()
-    place = (confidence * bins).long().clamp(0, bins - 1)
-
-    def total(values: Tensor) -> Tensor:
-        return torch.zeros(bins, dtype=torch.float64, device=values.device).index_add(0, place, values)
-
-    count = total(torch.ones_like(confidence))
+    sums = calibration_bins(torch.ones_like(confidence)[:, None], confidence, best == target)
+    count, sure, right = (values[:, 0].cpu() for values in sums)
     divisor = count.clamp(min=1)
-    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
-    return Reliability(edges, count.cpu(), (total(confidence) / divisor).cpu(), (total(right) / divisor).cpu())
+    edges = torch.linspace(0, 1, len(count) + 1, dtype=torch.float64)
+    return Reliability(edges, count, sure / divisor, right / divisor)

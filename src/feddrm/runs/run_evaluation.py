@@ -8,7 +8,7 @@ from typing import Any
 from feddrm.data import Federation
 from feddrm.engine import arithmetic, load_state
 from feddrm.errors import FeddrmError
-from feddrm.evaluation import evaluate
+from feddrm.evaluation import answer_metrics, evaluate, own_answers
 from feddrm.io.staging import Snapshot, read_whole
 from feddrm.router import FittedRouter, evaluate_router
 from feddrm.router.artifact import FIT, HEADS, MANIFEST, read_manifest
@@ -31,7 +31,7 @@ def evaluate_run(
     device: str | None = None,
     data_dir: str | None = None,
 ) -> dict[str, Any]:
-    """Every accuracy of the latest checkpoint, and of the router where one is fitted. Nothing is written.
+    """Accuracies and metrics of the latest checkpoint, and of the router where one is fitted. Nothing is written.
 
     ``saved`` is the content of ``config.yaml``, by which the federation is loaded again unless it is given. One view
     is what training evaluates: one random crop per sample where its settings say so.
@@ -48,9 +48,12 @@ def evaluate_run(
     with intra_op_threads(1), arithmetic(config.precision, config.device).set():  # as in training
         predictions = all_predictions(config, net, state, test)
     figures = {"round": state.round, **evaluate(predictions, federation.weights, config.evaluation.ties)}
+    answers = own_answers(predictions)
+    figures["metrics"] = {"own": answer_metrics(answers, predictions.labels, predictions.origin, federation.names)}
     if Snapshot.of(folder.router).has(folder.router / MANIFEST):
         fitted = read_whole(folder.router, lambda now: _fitted_router(folder, federation, config.device, now))
         routed = evaluate_router(fitted, net, state.shared, test, predictions, federation.weights)
+        figures["metrics"]["system"] = routed["metrics"]
         figures |= {kind: {**figures[kind], **routed[kind]} for kind in KINDS}
     return figures
 

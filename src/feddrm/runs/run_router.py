@@ -188,6 +188,7 @@ def _figures(folder: RunFolder, fitted: FittedRouter, figures: dict[str, Any]) -
     for kind in ("client_accuracy", "system_accuracy"):
         measured = {rule: {"mean": value, "std": None} for rule, value in figures[kind].items()}
         summary[kind] = {**_of_training(summary.get(kind)), **measured}
+    summary["metrics"] = {**summary.get("metrics", {}), "system": figures["metrics"]}
     reliability = figures["router"].pop("reliability")
     answers = {kind: values.pop("reliability") for kind, values in figures["router"]["answers"].items()}
     chosen = fitted.chosen["router"]
@@ -202,6 +203,8 @@ def _figures(folder: RunFolder, fitted: FittedRouter, figures: dict[str, Any]) -
     }
     evaluation = folder.read_json(folder.evaluation_file) or {}
     evaluation["confusion"] = {**_of_training(evaluation.get("confusion")), **figures["confusion"]}
+    by_answer = evaluation.get("class_confusion", {})
+    evaluation["class_confusion"] = {**by_answer, "system": figures["class_confusion"]}
     evaluation["reliability"] = reliability
     evaluation["answer_reliability"] = answers["exact_density"]
     return {folder.evaluation_file: json_bytes(evaluation), folder.summary_file: json_bytes(summary)}

@@ -20,11 +20,14 @@ from feddrm.evaluation import (
     RULES,
     Predictions,
     Replay,
+    answer_metrics,
+    class_confusion,
     collapse_summary,
     collapsed_share,
     confusion,
     evaluate,
     is_collapsed,
+    own_answers,
     per_client,
     route,
     summarise,
@@ -168,9 +171,12 @@ class TrainingSession:
         for row, client in zip(rows, self.federation.clients, strict=True):
             row["train"] = len(client.train)
         detail = {"round": state.round, "per_client": rows, "confusion": routes, "votes": votes(predictions)}
+        answers, labels = own_answers(predictions), predictions.labels
+        detail["class_confusion"] = {"own": class_confusion(answers.argmax(-1), labels, answers.shape[1]).tolist()}
         self.folder.write_json(self.folder.evaluation_file, detail)
         self.folder.publish(state.shared, dict(zip(names, state.private, strict=True)))
-        self.folder.write_json(self.folder.summary_file, self.summary(state))
+        metrics = {"own": answer_metrics(answers, labels, predictions.origin, names)}
+        self.folder.write_json(self.folder.summary_file, {**self.summary(state), "metrics": metrics})
 
     def summary(self, state: State) -> dict[str, Any]:
         """The content of ``summary.json``."""

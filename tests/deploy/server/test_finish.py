@@ -8,13 +8,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from deployment import QUICK_ROUTING, Deployed, DirectTransport
 from feddrm.deploy import local_cluster
 from feddrm.deploy.provision.members import remove_site
 from feddrm.deploy.server.status import ServerStatus
 from feddrm.deploy.server.waiting import PATIENCE
+from feddrm.deploy.wire.messages import Message, pack, unpack
 from feddrm.errors import FeddrmError
+from feddrm.evaluation import answer_metrics, class_confusion
+from feddrm.report.run_record import RunRecord
 from feddrm.router import load_router
 from feddrm.runs.run_membership import leave_run_router
 from refusal import refused
@@ -104,6 +109,63 @@ def test_the_server_sleeps_while_all_sites_are_away_from_the_fit(deployed: Make)
     server.go()
     assert len(slept) == 2
     assert (deployment.run / "router" / "manifest.json").exists()
+
+
+def test_metrics_of_the_sites_answers_are_those_of_pooled_samples(deployed: Make) -> None:
+    """From counts exactly, from sums to the last digits, AUROC within the bound that is stated."""
+    deployment = deployed(router=False)
+    server = deployment.server()
+    server.go()
+    summary, spec = server.run.summary(), server.run_spec()
+    measured = summary["metrics"]["own"]
+    logits, labels, origin = [], [], []
+    for number, name in enumerate(spec.names):
+        run = deployment.site(name)._run_of(Message({"brief": spec.as_dict()}, {}))
+        shared = load_file(deployment.run / "router" / "shared.safetensors")
+        logits.append(run.test_logits(run.method.send(shared, number), run.private_slots(spec.plan["rounds"])))
+        labels.append(run.client.test.y)
+        origin.append(torch.full_like(labels[-1], number))
+    answers, y = torch.cat(logits).double().log_softmax(1), torch.cat(labels)
+    expected = answer_metrics(answers, y, torch.cat(origin), spec.names)
+    for name in ("accuracy", "balanced_accuracy", "macro_f1", "worst_client"):
+        assert measured[name]["value"] == expected[name]["value"]
+    assert measured["worst_client"]["name"] == expected["worst_client"]["name"]
+    for name in ("brier", "ece"):
+        assert measured[name]["value"] == pytest.approx(expected[name]["value"], abs=1e-12)
+    bound = measured["auroc"]["error_bound"]
+    assert 0 < bound < 0.01
+    assert abs(measured["auroc"]["value"] - expected["auroc"]["value"]) <= bound
+    assert measured["accuracy"]["value"] == summary["average_accuracy"]
+    detail = server.run.read_json(server.run.evaluation_file)
+    assert detail["class_confusion"]["own"] == class_confusion(answers.argmax(1), y, len(spec.classes)).tolist()
+    record = RunRecord.read(deployment.run)
+    assert record.metrics["own", "auroc"].error_bound == bound
+    assert [client.name for client in record.clients] == list(spec.names)
+
+
+def test_no_sums_of_answers_leave_the_sites_of_a_private_run(deployed: Make) -> None:
+    deployment = deployed(router=False, training={"method": "fedavg"}, privacy={"clip": 1.0, "noise": 1.0})
+    transport = DirectTransport(deployment.folder)
+    server = deployment.server(transport)
+    server.go()
+    last = [unpack(signed[2 + int.from_bytes(signed[:2], "big") :]) for _, _, signed in transport.messages[-6:]]
+    assert [message.tensors for message in last if "kind" not in message.header] == [{}] * 3
+    assert "metrics" not in server.run.summary()
+    assert not server.run.evaluation_file.exists()
+
+
+def test_a_run_with_a_site_of_an_older_version_ends_without_metrics(
+    deployed: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = deployed(router=False)
+    lima = deployment.site("lima")
+    finish = lima._finish
+    monkeypatch.setitem(lima._handlers, "finish", lambda request: pack(unpack(finish(request)).header))
+    server = deployment.server()
+    server.go()
+    assert not deployment.complaints
+    assert "metrics" not in server.run.summary()
+    assert 0 < server.run.summary()["average_accuracy"] < 1
 
 
 def test_a_server_that_crashed_after_the_fit_does_not_fit_again(deployed: Make) -> None:

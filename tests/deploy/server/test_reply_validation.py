@@ -14,12 +14,13 @@ import torch
 from safetensors.torch import save
 
 from deployment import NAMES, QUICK_ROUTING, Deployed, DirectTransport, assert_same, in_one_process
-from feddrm.deploy.server.reply_validation import blank_upload, check_header, check_update
+from feddrm.deploy.server.reply_validation import blank_upload, check_answers, check_header, check_update
 from feddrm.deploy.server.training import ServerState
 from feddrm.deploy.wire.key_files import load_private_key
 from feddrm.deploy.wire.messages import FORMAT, Message, pack, sign, unpack, verify
 from feddrm.deploy.wire.run_spec import RunSpec
 from feddrm.engine import Plan, RoundSchedule, State, first_state
+from feddrm.evaluation.answer_metrics import answer_sums
 from feddrm.router import load_router
 from refusal import refused
 
@@ -166,6 +167,46 @@ def test_an_unusable_reply_to_the_last_message_is_asked_for_again(deployed: Make
     assert transport.asked == FINISH + 1
     assert "'tested' is 'many'" in deployment.complaints[0]
     assert 0 < deployment.server().run.summary()["average_accuracy"] < 1
+
+
+def answers(**changes: Callable[[torch.Tensor], torch.Tensor]) -> Message:
+    """A reply to the last message of a site with five test samples of three classes, three of them right."""
+    labels, predicted = torch.tensor([0, 1, 2, 2, 0]), torch.tensor([0, 1, 2, 1, 1])
+    logits = 3.0 * torch.nn.functional.one_hot(predicted, 3)
+    sums = answer_sums(logits.log_softmax(1), labels)
+    return Message(
+        {"right": 3, "tested": 5}, {name: changes.get(name, torch.clone)(value) for name, value in sums.items()}
+    )
+
+
+def test_sums_of_answers_that_belong_together_are_taken() -> None:
+    reply = answers()
+    checked = check_answers(reply, 3)
+    assert (checked.header, checked.tensors) == (reply.header, reply.tensors)
+    assert check_answers(Message(reply.header, {}), 3).tensors == {}, "a site of an older version"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"confusion": lambda v: v.flip(0)}, "3 right of 5 tested"),
+        ({"confusion": lambda v: v + 1}, "3 right of 5 tested"),
+        ({"scores": lambda v: v.flip(0)}, "3 right of 5 tested"),
+        ({"scores": lambda v: v - (v == 0).long() + (v == 0).long().flip(2)}, "3 right of 5 tested"),
+        ({"calibration": lambda v: v.flip(1)}, "3 right of 5 tested"),
+        ({"calibration": lambda v: v * torch.tensor([1.0, 2.0]).double().view(2, 1, 1)}, "3 right of 5 tested"),
+        ({"brier": lambda v: v + 20}, "3 right of 5 tested"),
+        ({"brier": lambda v: -v}, "3 right of 5 tested"),
+        ({"brier": lambda v: v * math.nan}, "'brier' is not finite"),
+        ({"scores": lambda v: v[:, :, :10]}, "'scores' is torch.int64"),
+        ({"confusion": lambda v: v.double()}, "'confusion' is torch.float64"),
+    ],
+)
+def test_sums_of_answers_that_cannot_be_are_refused(
+    change: dict[str, Callable[[torch.Tensor], torch.Tensor]], why: str
+) -> None:
+    with refused(why):
+        check_answers(answers(**change), 3)
 
 
 SUMS: dict[str, tuple[str, Twist, str]] = {

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.remote_cohort import RemoteCohort, SiteMissingError
-from feddrm.deploy.server.reply_validation import ACCURACY_FIELDS, BlankFit, check_header, check_sums
+from feddrm.deploy.server.reply_validation import BlankFit, check_answers, check_sums
 from feddrm.deploy.server.training import ServerState, accuracy
 from feddrm.deploy.server.waiting import Waiting
 from feddrm.deploy.wire.messages import Message
 from feddrm.deploy.wire.public_files import public_tensors
 from feddrm.deploy.wire.run_spec import RunSpec
+from feddrm.evaluation.answer_metrics import metrics_of_sums
 from feddrm.io.staging import settle_run
 from feddrm.router.artifact import MANIFEST, read_manifest
 from feddrm.router.fit.cohort import Trunk
@@ -43,6 +44,7 @@ class Finish:
         summary: dict[str, Any] = {
             "rounds": self.state.round,
             **accuracy(replies, "average_accuracy"),
+            **self._write_metrics(replies),
             "accepted": dict(self.state.accepted),
             "router": chosen,
             **({"removed": removed} if removed else {}),
@@ -53,6 +55,30 @@ class Finish:
         self.folder.write_json(self.folder.summary_file, summary)
         self.channel.on_event("finished", {"round": self.state.round, "rounds": self.state.round})
 
+    def _write_metrics(self, replies: Mapping[str, Message]) -> dict[str, Any]:
+        """Write each site's accuracy and the confusion of classes; returns the metrics, if every site sent its sums."""
+        sent = [name for name in self.spec.names if name in replies and replies[name].tensors]
+        tested = {name: replies[name].header["tested"] for name in sent}
+        if len(tested) < len(replies) or not any(tested.values()):
+            return {}
+        sizes, sums = (
+            dict(zip(self.spec.names, self.spec.sizes, strict=True)),
+            [replies[name].tensors for name in tested],
+        )
+        rows = [
+            {
+                "name": name,
+                "train": sizes[name],
+                "test": count,
+                "own": replies[name].header["right"] / count if count else None,
+            }
+            for name, count in tested.items()
+        ]
+        confusion = sum((one["confusion"] for one in sums[1:]), start=sums[0]["confusion"])
+        detail = {"round": self.state.round, "per_client": rows, "class_confusion": {"own": confusion.tolist()}}
+        self.folder.write_json(self.folder.evaluation_file, detail)
+        return {"metrics": {"own": metrics_of_sums(sums, list(tested))}}
+
     def _removed(self) -> list[str]:
         """The sites of this run that are no members any more."""
         return [name for name in self.spec.names if name not in self.channel.site_keys]
@@ -60,7 +86,11 @@ class Finish:
     def _finish_sites(self) -> dict[str, Message]:
         """Send the last message until every site has answered it."""
         method, files = self.spec.make_method(), public_tensors(self.folder.path)
-        fields = () if self.spec.privacy is not None else ACCURACY_FIELDS
+        classes = len(self.spec.classes)
+
+        def check(_: str, reply: Message) -> Message:
+            return Message({}, {}) if self.spec.privacy is not None else check_answers(reply, classes)
+
         replies: dict[str, Message] = {}
         self.waiting.refusals.clear()
         while missing := [n for n in self.spec.names if n not in replies and n not in self._removed()]:
@@ -71,9 +101,7 @@ class Finish:
                 )
                 for name in missing
             }
-            replies |= self.channel.ask(
-                requests, self.settings.deadline, lambda _, reply: Message(check_header(reply.header, *fields), {})
-            )
+            replies |= self.channel.ask(requests, self.settings.deadline, check)
             if any(name not in replies for name in missing):
                 self.waiting.pause_for_all(self.state.round, missing)
         return replies

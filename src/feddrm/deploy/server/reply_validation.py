@@ -23,6 +23,7 @@ from feddrm.deploy.wire.messages import Message, unpack
 from feddrm.deploy.wire.run_spec import DTYPES, RunSpec
 from feddrm.engine import RoundSchedule, first_state, functional, train_client
 from feddrm.errors import FeddrmError, SettingError
+from feddrm.evaluation.answer_metrics import answer_sums
 from feddrm.methods import Tensors
 
 LARGEST = 2.0**53  # larger numbers are not exact in a double
@@ -94,6 +95,31 @@ def check_tensors(tensors: Tensors, form: Tensors) -> None:
             raise FeddrmError(f"{name!r} is {value.dtype} {list(value.shape)}, not {expected}")
         if not bool(value.isfinite().all()):
             raise FeddrmError(f"{name!r} is not finite: a lower lr may help")
+
+
+def check_answers(reply: Message, classes: int) -> Message:
+    """A reply to the last message: counts of right answers and sums for metrics, which older sites do not send."""
+    header = check_header(reply.header, *ACCURACY_FIELDS)
+    sums = reply.tensors
+    if not sums:
+        return Message(header, {})
+    blank = torch.zeros(1, dtype=torch.int64)
+    check_tensors(sums, answer_sums(torch.zeros(1, classes).log_softmax(1), blank))
+    right, tested = header["right"], header["tested"]
+    confusion, scores, (counts, confidences) = sums["confusion"], sums["scores"], sums["calibration"]
+    consistent = (
+        all(bool((value >= 0).all()) for value in sums.values())
+        and (int(confusion.trace()), int(confusion.sum())) == (right, tested)
+        and scores.sum((0, 2)).tolist() == [tested] * classes
+        and torch.equal(scores[1].sum(1), confusion.sum(1))
+        and torch.equal(counts, counts.round())
+        and counts.sum(1).tolist() == [tested - right, right]
+        and bool((confidences <= counts * (1 + 1e-9)).all())
+        and bool((sums["brier"] <= torch.tensor([2.0, 4.0]) * tested * (1 + 1e-9)).all())
+    )
+    if not consistent:
+        raise FeddrmError(f"the sums of its answers are not of {right} right of {tested} tested: {BACK}")
+    return Message(header, sums)
 
 
 def blank_upload(spec: RunSpec, schedule: RoundSchedule, shared: Tensors, number: int) -> Tensors:

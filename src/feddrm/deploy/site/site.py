@@ -13,7 +13,7 @@ from feddrm.deploy.privacy import Privacy, PrivacyDemand, UploadCount
 from feddrm.deploy.rotating_log import LOG, log
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site_dataset import BACK, read_site_dataset
-from feddrm.deploy.site.site_run import SiteRun
+from feddrm.deploy.site.site_run import SiteRun, accuracy_counts
 from feddrm.deploy.site.site_settings import SiteSettings
 from feddrm.deploy.site.site_status import SiteStatus
 from feddrm.deploy.wire.key_files import load_private_key, load_public_key
@@ -21,6 +21,7 @@ from feddrm.deploy.wire.messages import ANY_SITE, Message, digest, pack, sign, u
 from feddrm.deploy.wire.public_files import SOURCE, received_artifact, without_public, write_public
 from feddrm.deploy.wire.run_spec import RunSpec
 from feddrm.errors import FeddrmError
+from feddrm.evaluation.answer_metrics import answer_sums
 from feddrm.io.run_files import RunFiles
 from feddrm.io.tensors import join_slots, tensor_bytes
 from feddrm.io.text import yaml_bytes
@@ -132,8 +133,9 @@ class Site:
         received = {leaf: value.to(run.device) for leaf, value in without_public(request.tensors).items()}
         private = run.private_slots(int(request.header["after"]))
         files = run.client_files
+        logits, labels = run.test_logits(received, private), run.client.test.y
         # The temperature stays here: it needs no message.
-        temperature = answer_temperature(run.test_logits(received, private), run.client.test.y)
+        temperature = answer_temperature(logits, labels)
         own = {
             files.private_file: tensor_bytes(join_slots(private)),
             files.temperature_file: temperature_file(temperature),
@@ -146,7 +148,9 @@ class Site:
         write_public(self.folder, request.tensors, shared, own)
         if head is None:
             files.head_file.unlink(missing_ok=True)  # of an earlier run
-        return pack({} if run.spec.privacy is not None else run.accuracy(received, private))
+        if run.spec.privacy is not None:
+            return pack({})
+        return pack(accuracy_counts(logits, labels), answer_sums(logits.double().log_softmax(-1), labels))
 
     def _fit(self, request: Message) -> bytes:
         """One step of the router's fit."""

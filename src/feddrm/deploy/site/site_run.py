@@ -44,8 +44,7 @@ class SiteRun:
 
     def accuracy(self, received: Tensors, private: Slots) -> dict[str, int]:
         """How many test samples the site has, and how many its own model gets right."""
-        right = self.test_logits(received, private).argmax(1) == self.client.test.y
-        return {"right": int(right.sum()), "tested": len(right)}
+        return accuracy_counts(self.test_logits(received, private), self.client.test.y)
 
     def test_logits(self, received: Tensors, private: Slots) -> Tensor:
         """The logits of the site's own model for its test samples."""
@@ -59,3 +58,9 @@ class SiteRun:
         shape = self.spec.shape
         small = len(shape) != 3 or min(shape[1:]) < SMALL_SIDE
         return cpu_kernels(self.net, self.schedule.plan.batch_size, threads_for(small, str(self.device)))
+
+
+def accuracy_counts(logits: Tensor, labels: Tensor) -> dict[str, int]:
+    """How many answers there are, and how many are right."""
+    right = logits.argmax(1) == labels
+    return {"right": int(right.sum()), "tested": len(right)}

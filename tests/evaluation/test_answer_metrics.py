@@ -1,0 +1,184 @@
+"""Metrics of answers: scikit-learn is the oracle, and sums of clients give the figures of pooled samples."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from sklearn.metrics import (
+    accuracy_score,
+    balanced_accuracy_score,
+    brier_score_loss,
+    confusion_matrix,
+    f1_score,
+    recall_score,
+    roc_auc_score,
+)
+from torch import Tensor
+
+from feddrm.evaluation import Predictions, answer_metrics, class_confusion, own_answers
+from feddrm.evaluation.answer_metrics import REPLICATES, SCORE_BINS, _resamples, answer_sums, metrics_of_sums
+
+NAMES = ("oslo", "lima", "kyoto")
+COUNTED = ("accuracy", "balanced_accuracy", "macro_f1", "worst_client")
+
+
+def made(classes: int, samples: int = 300, seed: int = 0, digits: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities with many ties (logits of few digits), labels and origins."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (samples,), generator=generator)
+    logits = torch.randn(samples, classes, generator=generator, dtype=torch.float64)
+    logits = (logits + 1.5 * torch.nn.functional.one_hot(labels, classes)).round(decimals=digits)
+    origin = torch.randint(len(NAMES), (samples,), generator=generator)
+    return logits.log_softmax(1), labels, origin
+
+
+def by_client(answers: Tensor, labels: Tensor, origin: Tensor) -> list[dict[str, Tensor]]:
+    return [answer_sums(answers[origin == i], labels[origin == i]) for i in range(len(NAMES))]
+
+
+@pytest.mark.parametrize("classes", [2, 3, 7])
+def test_figures_are_those_of_scikit_learn(classes: int) -> None:
+    answers, labels, origin = made(classes)
+    metrics = answer_metrics(answers, labels, origin, NAMES)
+    predicted, probabilities, y = answers.argmax(1).numpy(), answers.exp().numpy(), labels.numpy()
+    scores = probabilities[:, 1] if classes == 2 else probabilities
+    expected = {
+        "accuracy": accuracy_score(y, predicted),
+        "balanced_accuracy": balanced_accuracy_score(y, predicted),
+        "macro_f1": f1_score(y, predicted, average="macro"),
+        "auroc": roc_auc_score(y, scores, multi_class="ovr", average="macro"),
+        "brier": brier_score_loss(y, scores, labels=range(classes)),
+    }
+    if classes == 2:
+        expected["sensitivity"] = recall_score(y, predicted)
+        expected["specificity"] = recall_score(y, predicted, pos_label=0)
+    assert {name: metrics[name]["value"] for name in expected} == pytest.approx(expected, abs=1e-12)
+    assert set(metrics) == {*expected, "ece", "worst_client"}
+    assert class_confusion(answers.argmax(1), labels, classes).tolist() == confusion_matrix(y, predicted).tolist()
+
+
+def test_the_calibration_error_is_that_of_fifteen_bins() -> None:
+    answers, labels, origin = made(4)
+    confidence, predicted = answers.exp().max(1)
+    error = 0.0
+    for i in range(15):
+        inside = (confidence >= i / 15) & (confidence < (i + 1) / 15)
+        if inside.any():
+            gap = confidence[inside].mean() - (predicted == labels)[inside].double().mean()
+            error += float(inside.double().mean() * gap.abs())
+    assert answer_metrics(answers, labels, origin, NAMES)["ece"]["value"] == pytest.approx(error, abs=1e-12)
+
+
+def test_the_worst_client_is_named_with_its_accuracy() -> None:
+    answers, labels, origin = made(3)
+    right = (answers.argmax(1) == labels).double()
+    accuracies = [float(right[origin == i].mean()) for i in range(3)]
+    worst = answer_metrics(answers, labels, origin, NAMES)["worst_client"]
+    assert worst["name"] == NAMES[accuracies.index(min(accuracies))]
+    assert worst["value"] == pytest.approx(min(accuracies), abs=1e-12)
+    present = origin != 1
+    few = answer_metrics(answers[present], labels[present], origin[present], NAMES)["worst_client"]
+    assert few["name"] != "lima", "a client without samples is not the worst"
+
+
+def test_classes_without_samples_are_left_out_of_means() -> None:
+    answers, labels, origin = made(4)
+    kept = labels != 2
+    answers, labels, origin = answers[kept], labels[kept], origin[kept]
+    metrics, predicted = answer_metrics(answers, labels, origin, NAMES), answers.argmax(1)
+    recalls = [(predicted[labels == k] == k).double().mean() for k in (0, 1, 3)]
+    aurocs = [roc_auc_score(labels == k, answers[:, k]) for k in (0, 1, 3)]
+    assert metrics["balanced_accuracy"]["value"] == pytest.approx(float(sum(recalls)) / 3, abs=1e-12)
+    assert metrics["macro_f1"]["value"] == pytest.approx(f1_score(labels, predicted, average="macro"), abs=1e-12)
+    assert metrics["auroc"]["value"] == pytest.approx(sum(aurocs) / 3, abs=1e-12)
+
+
+def test_what_one_class_leaves_undefined_is_none() -> None:
+    answers, labels, origin = made(2)
+    only = labels == 0
+    metrics = answer_metrics(answers[only], labels[only], origin[only], NAMES)
+    assert (metrics["auroc"], metrics["sensitivity"]) == (None, None)
+    assert metrics["specificity"]["value"] == metrics["accuracy"]["value"]
+    assert metrics_of_sums(by_client(answers[only], labels[only], origin[only]), NAMES)["auroc"] is None
+
+
+def test_resamples_draw_every_clients_samples_with_replacement() -> None:
+    origin = torch.tensor([2, 0, 0, 2, 1, 2])
+    weights = torch.cat(list(_resamples(origin)), dim=1)
+    assert weights.shape == (6, 1 + REPLICATES)
+    assert weights[:, 0].tolist() == [1] * 6
+    for client, size in enumerate([2, 1, 3]):
+        assert (weights[origin == client].sum(0) == size).all()
+    assert weights[:, 1:].mean(1).tolist() == pytest.approx([1] * 6, abs=0.2)
+    assert len(set(map(tuple, weights.T.tolist()))) > 20
+
+
+def test_intervals_have_the_width_of_the_sampling_error() -> None:
+    answers, labels, origin = made(3, 2000)
+    metrics = answer_metrics(answers, labels, origin, NAMES)
+    value = metrics["accuracy"]["value"]
+    low, high = metrics["accuracy"]["interval"]
+    error = math.sqrt(value * (1 - value) / 2000)
+    assert low < value < high
+    assert (high - low) / (2 * 1.96 * error) == pytest.approx(1, abs=0.15)
+    for metric in metrics.values():
+        assert metric["interval"][0] <= metric["value"] <= metric["interval"][1]
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_sums_of_clients_give_the_figures_of_pooled_samples(classes: int) -> None:
+    answers, labels, origin = made(classes, 1500, digits=4)
+    exact = answer_metrics(answers, labels, origin, NAMES)
+    summed = metrics_of_sums(by_client(answers, labels, origin), NAMES)
+    assert set(summed) == set(exact)
+    for name in COUNTED:
+        assert summed[name]["value"] == exact[name]["value"], "exactly: from counts"
+    assert summed["worst_client"]["name"] == exact["worst_client"]["name"]
+    for name in ("brier", "ece"):
+        assert summed[name]["value"] == pytest.approx(exact[name]["value"], abs=1e-12)
+    for name in (*COUNTED, "brier", "ece"):
+        widths = [bounds[1] - bounds[0] for bounds in (summed[name]["interval"], exact[name]["interval"])]
+        assert widths[0] / widths[1] == pytest.approx(1, abs=0.25)
+    assert summed["auroc"]["interval"][0] < exact["auroc"]["interval"][0] + 0.01
+    assert summed["auroc"]["interval"][1] > exact["auroc"]["interval"][1] - 0.01
+
+
+def test_a_client_without_samples_changes_nothing() -> None:
+    answers, labels, origin = made(3)
+    sums = by_client(answers, labels, origin)
+    empty = answer_sums(answers[:0], labels[:0])
+    assert metrics_of_sums([*sums, empty], (*NAMES, "pune")) == metrics_of_sums(sums, NAMES)
+
+
+def test_the_error_of_auroc_by_histograms_is_within_its_bound() -> None:
+    answers, labels, origin = made(5, digits=4)
+    for scale in (0.1, 1.0, 30.0):  # scores in few bins, in many, and beyond their range
+        scaled = (scale * answers).log_softmax(1)
+        exact = answer_metrics(scaled, labels, origin, NAMES)["auroc"]["value"]
+        summed = metrics_of_sums(by_client(scaled, labels, origin), NAMES)["auroc"]
+        assert abs(summed["value"] - exact) <= summed["error_bound"] + 1e-12
+        assert 0 < summed["error_bound"] < 0.1
+
+
+def test_sums_count_every_sample_once_in_every_table() -> None:
+    answers, labels, _ = made(4, 50)
+    sums = answer_sums(answers, labels)
+    assert {name: tuple(value.shape) for name, value in sums.items()} == {
+        "confusion": (4, 4), "scores": (2, 4, SCORE_BINS), "calibration": (2, 2, 15), "brier": (2,),
+    }  # fmt: skip
+    assert sums["confusion"].sum() == 50
+    assert sums["scores"].sum((0, 2)).tolist() == [50] * 4
+    assert sums["scores"][1].sum(1).tolist() == torch.bincount(labels, minlength=4).tolist()
+    assert sums["calibration"][0].sum(1).tolist() == [
+        50 - int(sums["confusion"].trace()), int(sums["confusion"].trace())
+    ]  # fmt: skip
+
+
+def test_own_answers_are_those_of_each_samples_client() -> None:
+    logits = torch.randn(3, 6, 2, generator=torch.Generator().manual_seed(0))
+    origin = torch.tensor([0, 1, 2, 2, 1, 0])
+    answers = own_answers(Predictions(logits, torch.zeros(6, dtype=torch.int64), origin))
+    for i, client in enumerate(origin.tolist()):
+        assert torch.equal(answers[i], logits[client, i].double().log_softmax(0))
