@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from feddrm.deploy.server.federation_settings import FederationSettings
@@ -61,23 +62,14 @@ class Finish:
         tested = {name: replies[name].header["tested"] for name in sent}
         if len(tested) < len(replies) or not any(tested.values()):
             return {}
-        sizes, sums = (
-            dict(zip(self.spec.names, self.spec.sizes, strict=True)),
-            [replies[name].tensors for name in tested],
-        )
-        rows = [
-            {
-                "name": name,
-                "train": sizes[name],
-                "test": count,
-                "own": replies[name].header["right"] / count if count else None,
-            }
-            for name, count in tested.items()
-        ]
-        confusion = sum((one["confusion"] for one in sums[1:]), start=sums[0]["confusion"])
+        sizes = dict(zip(self.spec.names, self.spec.sizes, strict=True))
+        right = {name: replies[name].header["right"] / count if count else None for name, count in tested.items()}
+        rows = [{"name": n, "train": sizes[n], "test": tested[n], "own": right[n]} for n in sent]
+        sums = [replies[name].tensors for name in sent]
+        confusion = torch.stack([one["confusion"] for one in sums]).sum(0)
         detail = {"round": self.state.round, "per_client": rows, "class_confusion": {"own": confusion.tolist()}}
         self.folder.write_json(self.folder.evaluation_file, detail)
-        return {"metrics": {"own": metrics_of_sums(sums, list(tested))}}
+        return {"metrics": {"own": metrics_of_sums(sums, sent)}}
 
     def _removed(self) -> list[str]:
         """The sites of this run that are no members any more."""
