@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -44,6 +45,33 @@ def test_every_rule_has_its_accuracies(measured, router, images, predictions):
         assert measured["system_accuracy"][name] == right
         assert measured["client_accuracy"][name] == client_accuracy(logits, predictions.origin, WEIGHTS, rule)
         assert measured["confusion"][name] == confusion(routes, predictions.origin, 3).tolist()
+
+
+def test_competence_and_the_rivals_choose_among_the_trained_heads(measured, router, images, predictions):
+    features = router.features(images)
+    x = router.scaler(features).double()
+    answers = predictions.logits.double().softmax(-1)
+    routes = {
+        "exact_competence": router.right(features).argmax(1),
+        "rival_confident": answers.amax(2).argmax(0),
+        "rival_entropy": torch.special.entr(answers).sum(2).argmin(0),
+        "rival_nearest": torch.cdist(x, router.means.double()).argmin(1),
+        "rival_cosine": torch.cosine_similarity(x[:, None], router.means.double()[None], dim=2).argmax(1),
+    }
+    for name, chosen in routes.items():
+        right = system_accuracy(routed_predictions(predictions.logits, chosen), predictions.labels)
+        assert measured["system_accuracy"][name] == right, name
+    assert all(len(set(chosen.tolist())) > 1 for chosen in routes.values())
+    assert measured["router"]["expected_right"] == pytest.approx(float(router.right(features).amax(1).mean()))
+
+
+def test_rules_whose_evidence_is_missing_are_left_out(router, images, predictions):
+    older = FittedRouter(replace(router, competence=None, means=None), None, {}, {}, FACTS)
+    test = Queries(router.inputs(images), predictions.labels, predictions.origin)
+    measured = evaluate_router(older, router.net, router.leaves, test, predictions, WEIGHTS)
+    names = {name for name in measured["system_accuracy"] if name.startswith("rival") or "competence" in name}
+    assert names == {"rival_confident", "rival_entropy"}
+    assert measured["router"]["expected_right"] is None
 
 
 def test_mixtures_use_the_posterior_weights(measured, router, images, predictions):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from feddrm.router.artifact import load_heads, load_router, read_manifest, save_
 from feddrm.router.features.base import Leaves, Recipe, possible_features
 from feddrm.router.fit.calibration import calibrate
 from feddrm.router.fit.cohort import Cohort, Facts, Trunk
+from feddrm.router.fit.fit_competence import FittedCompetence, fit_competence
 from feddrm.router.fit.fit_heads import LinearHeads, RouterFit, fit_heads
 from feddrm.router.fit.local_cohort import LocalCohort, Published
 from feddrm.router.fit.selection import Progress, Softmax, choose_recipe
@@ -30,6 +31,7 @@ from feddrm.router.fit.stacking import Stack
 from feddrm.router.router import Router
 from feddrm.router.settings import Holdout, RouterSettings
 from feddrm.router.solver.problem import Problem, Scaler
+from feddrm.rules import Competence
 from feddrm.threads import router_kernels
 
 
@@ -133,6 +135,7 @@ def fit_cohort(cohort: Cohort, trunk: Trunk, settings: RouterSettings, on_step: 
         schema=facts.schema,
         usual=_usual(cohort, everything),
         query_views=facts.query_views,
+        means=torch.stack([rows.mean(0) for rows in design.rows]) if design.rows else None,
     )
     clock("router")
     progress = {"rounds": int(state.rounds), "converged": bool(state.done)}
@@ -146,9 +149,23 @@ def fit_cohort(cohort: Cohort, trunk: Trunk, settings: RouterSettings, on_step: 
         return FittedRouter(router, None, {}, choices, facts, clock.seconds)
     report("heads")
     fit = RouterFit(recipe, everything, held_out, router.calibration.temperature)
-    heads, private, head_choices = fit_heads(cohort, fit, holdout, settings)
+    heads, private, head_choices, held_out_heads = fit_heads(cohort, fit, holdout, settings)
     clock("heads")
-    return FittedRouter(router, heads, private, {**choices, **head_choices}, facts, clock.seconds)
+    report("competence")
+    competence = fit_competence(cohort, design, held_out_heads, holdout, settings)
+    clock("competence")
+    choices |= head_choices
+    if competence is not None:
+        router = with_competence(router, competence)
+        choices["competence"] = competence.chosen
+    return FittedRouter(router, heads, private, choices, facts, clock.seconds)
+
+
+def with_competence(router: Router, fitted: FittedCompetence) -> Router:
+    """The router with the fitted competence, and with its percentiles among the confidences."""
+    confidence = {**router.calibration.confidence, Competence.name: fitted.confidence}
+    calibration = replace(router.calibration, confidence=confidence)
+    return replace(router, competence=fitted.point.to(router.weight), calibration=calibration)
 
 
 def _usual(cohort: Cohort, measured: Recipe) -> Scaler | None:
