@@ -122,6 +122,8 @@ def test_unavailable_clients_are_not_asked(run: Path, images: Tensor, tmp_path: 
         ({"abstain": "refuse"}, ["unknown abstain 'refuse'", "mark, answer"]),
         ({"answer": "guess"}, ["answer 'guess'", "trained or refit"]),
         ({"available": ["quito"]}, ["unknown client 'quito'"]),
+        ({"rule": "competence", "costs": {"quito": 0.1}}, ["unknown client 'quito'"]),
+        ({"costs": {"fax": 0.1}}, ["only rule 'competence' weighs costs"]),
     ],
 )
 def test_wrong_options_are_one_line(run: Path, images: Tensor, options: dict[str, Any], parts: list[str]) -> None:
@@ -148,3 +150,16 @@ def test_answers_as_plain_values_and_as_a_table(run: Path, images: Tensor) -> No
     assert rows[held][-10:] == [None] * 10
     assert rows[given][5] == ",".join(answers.answered[given])
     assert rows[given][-10:] == answers.probabilities[given].tolist()
+
+
+def test_the_client_that_is_likeliest_right_answers(run: Path, images: Tensor) -> None:
+    router, costs = Run.open(run).router(), {"flatbed": 1.0, "negative": 0.02}
+    decision = router.route(images, rule="competence", costs=costs)
+    answers = Run.open(run).predict(images, rule="competence", costs=costs)
+    assert [name for (name,) in answers.answered] == [router.names[i] for i in decision.client.tolist()]
+    assert "flatbed" not in answers.client
+    assert "flatbed" in Run.open(run).predict(images, rule="competence").client
+    names = [f"q{i}" for i in range(len(images))]
+    entry, (header, rows) = answers.as_dicts(names)[0], answers.csv_table(names)
+    assert entry["right_probability"] == pytest.approx(float(decision.right_probability[0]))
+    assert rows[0][header.index("right_probability")] == entry["right_probability"]

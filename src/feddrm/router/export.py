@@ -24,7 +24,7 @@ def export_onnx(
     The input is what the network takes (``router.inputs`` scales raw images), or with
     ``features_only`` the features. N may vary. The function averages over so many ``views`` of an input.
     """
-    router.evidence(torch.zeros(1, len(router.scaler.mean)), rule)  # refuses a rule that this router does not have
+    router.evidence(router.scaler.mean[None], rule)  # refuses a rule that this router does not have
     averaged = router.views(views)
     if features_only and views > 1:
         raise SettingError(f"views={views}: features have no views: export without features_only, or leave views out")
