@@ -42,8 +42,10 @@ COVERED = {
     "models/groupnorm_triton.py": "tests/models/test_groupnorm.py",
     "router/fit/cohort.py": "tests/deploy/server/test_remote_cohort.py",
     "router/fit/design_matrix.py": "tests/router/fit/test_selection.py",
+    "rules/competence.py": "tests/rules/test_contract.py",
     "rules/density.py": "tests/rules/test_contract.py",
     "rules/posterior.py": "tests/rules/test_contract.py",
+    "rules/rivals.py": "tests/rules/test_contract.py",
     "rules/rule.py": "tests/rules/test_contract.py",
 }
 # A test file that belongs to no single module, and what it tests.

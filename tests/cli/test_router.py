@@ -41,7 +41,7 @@ def test_the_commands_of_the_documentation_run(run: Path, tmp_path: Path) -> Non
     blocks = re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
     commands = [line.split() for block in blocks for line in block.splitlines()]
     assert [" ".join(c[1:3]).removesuffix(" runs/first") for c in commands] == [
-        "fit-router", "route", "predict", "router export", "router leave", "router join"
+        "fit-router", "route", "predict", "route", "router export", "router leave", "router join"
     ]  # fmt: skip
     shutil.copytree(run, tmp_path / "runs" / "first")
     shutil.copy(run.parent / "fax.png", tmp_path)
@@ -134,6 +134,25 @@ def test_rows_of_a_table_are_predicted(tmp_path: Path, capsys: pytest.CaptureFix
     assert all(answer["query"].startswith(str(tmp_path / "patients.csv")) for answer in answers)
     code, out, _ = call(capsys, *words, "--without", "oslo", "--abstain", "answer", "--json")
     assert [answer["answered"] for answer in json.loads(out)] == [["lima"], ["lima"]]
+
+
+def test_routing_by_competence_says_how_probably_the_client_is_right(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    Run.open(copy).fit_router(features="raw", joint=False)
+    words = ["route", str(copy), str(run.parent / "fax.png"), "--rule", "competence"]
+    code, out, err = call(capsys, *words, "--json")
+    assert (code, err) == (0, "")
+    (free,) = json.loads(out)
+    assert 0 < free["right_probability"] < 1
+    code, out, _ = call(capsys, *words, "--cost", f"{free['client']}=1", "--json")
+    assert json.loads(out)[0]["client"] != free["client"]
+    code, out, _ = call(capsys, *words)
+    assert "client is right" in out
+    assert f"{free['right_probability']:.3f}" in out
+    code, out, _ = call(capsys, "predict", *words[1:], "--cost", f"{free['client']}=1", "--json")
+    assert json.loads(out)[0]["answered"] != [free["client"]]
 
 
 def test_what_predict_cannot_do_is_one_line_and_writes_nothing(
@@ -230,6 +249,10 @@ def test_mistakes_with_a_fitted_router_are_one_line(
         (["route", "RUN", "missing.png"], 1, ["missing.png"]),
         (["route", "RUN", "PNG", "--without", "rome"], 1, ["unknown client 'rome'"]),
         (["route", "RUN", "PNG", "--rule", "odds"], 2, ["unknown rule 'odds'"]),
+        (["route", "RUN", "PNG", "--rule", "competence"], 1, ["knows no client's competence", "feddrm fit-router RUN"]),
+        (["route", "RUN", "PNG", "--cost", "fax"], 2, ["--cost 'fax': write it as NAME=COST, for example oslo=0.1"]),
+        (["route", "RUN", "PNG", "--cost", "fax=dear"], 2, ["--cost 'fax=dear': write it as NAME=COST"]),
+        (["route", "RUN", "PNG", "--cost", "fax=0.1"], 2, ["only rule 'competence' weighs costs: give that rule"]),
         (["route", "RUN", "PNG", "--miss", "0.3"], 2, ["miss=0.3", "choose 0.01, 0.05, 0.1, 0.2"]),
     ],
 )

@@ -137,6 +137,8 @@ def test_unavailable_clients_are_not_asked(run: Path, images: Tensor, tmp_path: 
         ({"abstain": "refuse"}, ["unknown abstain 'refuse'", "mark, answer"]),
         ({"answer": "guess"}, ["answer 'guess'", "trained or refit"]),
         ({"available": ["quito"]}, ["unknown client 'quito'"]),
+        ({"rule": "competence", "costs": {"quito": 0.1}}, ["unknown client 'quito'"]),
+        ({"costs": {"fax": 0.1}}, ["only rule 'competence' weighs costs"]),
     ],
 )
 def test_wrong_options_are_one_line(run: Path, images: Tensor, options: dict[str, Any], parts: list[str]) -> None:
@@ -176,3 +178,16 @@ def test_views_are_averaged_by_router_and_clients(run: Path, images: Tensor, tmp
         np.testing.assert_allclose(answers.probabilities[mine], expected, rtol=1e-5, atol=1e-7)
     alone = Run.open(copy).predict(images, client="fax", views=4).probabilities
     assert not np.allclose(alone, Run.open(copy).predict(images, client="fax").probabilities)
+
+
+def test_the_client_that_is_likeliest_right_answers(run: Path, images: Tensor) -> None:
+    router, costs = Run.open(run).router(), {"flatbed": 1.0, "negative": 0.02}
+    decision = router.route(images, rule="competence", costs=costs)
+    answers = Run.open(run).predict(images, rule="competence", costs=costs)
+    assert [name for (name,) in answers.answered] == [router.names[i] for i in decision.client.tolist()]
+    assert "flatbed" not in answers.client
+    assert "flatbed" in Run.open(run).predict(images, rule="competence").client
+    names = [f"q{i}" for i in range(len(images))]
+    entry, (header, rows) = answers.as_dicts(names)[0], answers.csv_table(names)
+    assert entry["right_probability"] == pytest.approx(float(decision.right_probability[0]))
+    assert rows[0][header.index("right_probability")] == entry["right_probability"]

@@ -37,7 +37,18 @@ def make_router(clients: int = 3, recipe: str = "raw+multiscale+colour", **more:
         "shape": (1, 8, 8),
         "calibration": Calibration(1.3, {"density": tuple(i / 100 for i in range(101))}, {"density_0.1": 0.05}),
     }
+    settings |= made_competence(blank, settings["scaler"], clients)
     return Router(**(settings | more))  # type: ignore[arg-type]
+
+
+def made_competence(blank: Router, scaler: Scaler, clients: int) -> dict[str, object]:
+    """Log-odds that differ between noisy images about zero, and client means among their features."""
+    g = torch.Generator().manual_seed(7)
+    x = scaler(blank.features(2 * torch.rand(40, 1, 8, 8, generator=g) - 1))
+    weight = torch.randn(clients, x.shape[1], generator=g)
+    z = x @ weight.T
+    point = torch.cat([weight.T / z.std(0), -z.mean(0)[None] / z.std(0)]).T.contiguous()
+    return {"competence": point, "means": x[:clients]}
 
 
 @pytest.fixture

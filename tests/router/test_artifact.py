@@ -30,13 +30,29 @@ def folder(router: Router, tmp_path: Path) -> Path:
 
 def test_a_router_decides_the_same_after_reading(router: Router, folder: Path, images: torch.Tensor) -> None:
     again = load_router(folder)
-    for rule in ("density", "posterior"):
+    for rule in ("density", "posterior", "competence"):
         before, after = router.route(images, rule=rule), again.route(images, rule=rule)
         assert torch.equal(before.probabilities, after.probabilities)
         assert torch.equal(before.client, after.client)
     assert again.calibration == router.calibration
     assert again.names == router.names
     assert torch.equal(load_heads(folder)["probe"], torch.ones(3, 4))
+
+
+def test_a_router_without_competence_opens_as_older_ones_do(router: Router, tmp_path: Path) -> None:
+    save_router(tmp_path, dataclasses.replace(router, competence=None, means=None), model=MODEL, classes=3)
+    assert not {"competence", "client_means"} & set(load_file(tmp_path / "router.safetensors"))
+    again = load_router(tmp_path)
+    assert again.competence is None
+    assert again.means is None
+
+
+@pytest.mark.parametrize("name", ["competence", "client_means"])
+def test_competence_of_another_shape_is_refused(router: Router, tmp_path: Path, name: str) -> None:
+    other = {"competence": {"competence": router.competence[:2]}, "client_means": {"means": router.means[:, 1:]}}
+    save_router(tmp_path, dataclasses.replace(router, **other[name]), model=MODEL, classes=3)
+    with refused(f"tensor '{name}' has shape"):
+        load_router(tmp_path)
 
 
 def test_the_files_hold_no_private_leaf(router: Router, folder: Path) -> None:

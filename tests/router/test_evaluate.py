@@ -60,6 +60,33 @@ def test_features_are_averaged_over_the_views_of_the_test_samples(router, images
     assert found["router"]["ece"] != pytest.approx(alone["router"]["ece"])
 
 
+def test_competence_and_the_rivals_choose_among_the_trained_heads(measured, router, images, predictions):
+    features = router.features(images)
+    x = router.scaler(features).double()
+    answers = predictions.logits.double().softmax(-1)
+    routes = {
+        "exact_competence": router.right(features).argmax(1),
+        "rival_confident": answers.amax(2).argmax(0),
+        "rival_entropy": torch.special.entr(answers).sum(2).argmin(0),
+        "rival_nearest": torch.cdist(x, router.means.double()).argmin(1),
+        "rival_cosine": torch.cosine_similarity(x[:, None], router.means.double()[None], dim=2).argmax(1),
+    }
+    for name, chosen in routes.items():
+        right = system_accuracy(routed_predictions(predictions.logits, chosen), predictions.labels)
+        assert measured["system_accuracy"][name] == right, name
+    assert all(len(set(chosen.tolist())) > 1 for chosen in routes.values())
+    assert measured["router"]["expected_right"] == pytest.approx(float(router.right(features).amax(1).mean()))
+
+
+def test_rules_whose_evidence_is_missing_are_left_out(router, images, predictions):
+    older = FittedRouter(replace(router, competence=None, means=None), None, {}, {}, FACTS)
+    test = Queries(router.inputs(images), predictions.labels, predictions.origin)
+    measured = evaluate_router(older, router.net, router.leaves, test, predictions, WEIGHTS)
+    names = {name for name in measured["system_accuracy"] if name.startswith("rival") or "competence" in name}
+    assert names == {"rival_confident", "rival_entropy"}
+    assert measured["router"]["expected_right"] is None
+
+
 def test_mixtures_use_the_posterior_weights(measured, router, images, predictions):
     logits = router.logits(router.features(images)).double()
     weights = by_rule(logits, router.log_prior, "posterior")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,16 +76,16 @@ def test_the_routers_own_network_stays_as_it_is(tmp_path: Path) -> None:
     assert router.net.training
 
 
-@pytest.mark.parametrize("features_only", [False, True])
+@pytest.mark.parametrize(("features_only", "rule"), [(False, "density"), (True, "density"), (True, "competence")])
 def test_an_exported_router_decides_the_same(
-    router: Router, images: torch.Tensor, tmp_path: Path, features_only: bool
+    router: Router, images: torch.Tensor, tmp_path: Path, features_only: bool, rule: str
 ) -> None:
     path = tmp_path / "router.onnx"
-    export_onnx(router, path, features_only=features_only)
+    export_onnx(router, path, features_only=features_only, rule=rule)
     session = runtime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
     given = router.features(images) if features_only else router.inputs(images)
     (probabilities,) = session.run(None, {session.get_inputs()[0].name: given.numpy()})
-    decision = router.route(images)
+    decision = router.route(images, rule=rule)
     assert torch.allclose(torch.from_numpy(probabilities), decision.probabilities, atol=1e-4)
     assert torch.equal(torch.from_numpy(probabilities).argmax(1), decision.client)
 
@@ -92,6 +93,8 @@ def test_an_exported_router_decides_the_same(
 def test_an_unknown_rule_is_refused(router: Router, tmp_path: Path) -> None:
     with refused("unknown rule 'densty'; did you mean 'density'?"):
         export_onnx(router, tmp_path / "router.onnx", rule="densty")
+    with refused("this router knows no client's competence"):
+        export_onnx(replace(router, competence=None), tmp_path / "router.onnx", rule="competence")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -20,6 +20,10 @@ def test_leaving_is_exact(router: Router, images: torch.Tensor) -> None:
     kept = router.route(images).probabilities[:, [0, 2]]
     assert torch.allclose(without.route(images).probabilities, kept / kept.sum(1, keepdim=True), atol=1e-6)
     assert torch.allclose(without.log_prior.exp(), torch.tensor([5 / 7, 2 / 7]))
+    kept_right = router.route(images, rule="competence").right
+    assert kept_right is not None
+    assert torch.equal(without.route(images, rule="competence").right, kept_right[:, [0, 2]])
+    assert torch.equal(without.means, router.means[[0, 2]])
     with refused("unknown client 'rome'"):
         leave(router, "rome")
     with refused("one client alone"):

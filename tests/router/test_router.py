@@ -179,3 +179,75 @@ def test_wrong_shapes_and_unknown_rules_are_refused(router: Router) -> None:
         router.route_features(torch.zeros(2, 5))
     with refused("unknown rule 'densty'"):
         router.route_features(torch.zeros(2, router.weight.shape[1]), rule="densty")
+
+
+def test_competence_asks_the_client_that_is_likeliest_right(router: Router, images: torch.Tensor) -> None:
+    assert router.competence is not None
+    x = (router.features(images) - router.scaler.mean) / router.scaler.scale
+    right = (x @ router.competence[:, :-1].T + router.competence[:, -1]).sigmoid()
+    decision = router.route(images, rule="competence")
+    assert decision.right is not None
+    assert torch.allclose(decision.right, right, atol=1e-5)
+    assert torch.equal(decision.client, right.argmax(1))
+    assert len(set(decision.client.tolist())) > 1
+    assert torch.allclose(decision.right_probability, right.amax(1), atol=1e-5)
+    odds = right / (1 - right)
+    assert torch.allclose(decision.probabilities, odds / odds.sum(1, keepdim=True), atol=1e-4)
+    assert torch.equal(decision.log_density_ratio, router.route(images).log_density_ratio)
+
+
+def test_costs_move_queries_to_cheaper_clients(router: Router, images: torch.Tensor) -> None:
+    free = router.route(images, rule="competence")
+    assert free.right is not None
+    costs = {"oslo": 0.2, "kyoto": 0.05}
+    dear = router.route(images, rule="competence", costs=costs)
+    assert torch.equal(dear.client, (free.right - torch.tensor([0.2, 0.0, 0.05])).argmax(1))
+    assert int((dear.client == 0).sum()) < int((free.client == 0).sum())
+    assert torch.equal(dear.right, free.right), "costs change who is asked, not who is right"
+    assert torch.equal(router.route(images, rule="competence", costs={}).client, free.client)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rule": "density", "costs": {"oslo": 0.1}}, "costs with rule 'density': only rule 'competence' weighs costs"),
+        ({"rule": "competence", "costs": {"osl": 0.1}}, "unknown client 'osl'; did you mean 'oslo'?"),
+        ({"rule": "competence", "costs": {"oslo": -0.1}}, "cost of 'oslo' is -0.1: give a share of the probability"),
+        ({"rule": "competence", "costs": {"oslo": float("nan")}}, "cost of 'oslo' is nan"),
+        ({"rule": "competence", "costs": {"oslo": "dear"}}, "cost of 'oslo' is dear"),
+        ({"rule": "competence", "miss": 0.1}, "such sets are of origin, give rule density or posterior"),
+        ({"rule": "competence", "coverage": 0.5}, "no held-out confidences for rule 'competence': fit it again"),
+        ({"rule": "confident"}, "(known: density, posterior, competence)"),
+    ],
+)
+def test_competence_refuses(router: Router, images: torch.Tensor, options: dict[str, Any], message: str) -> None:
+    with refused(message):
+        router.route(images, **options)
+
+
+def test_a_router_without_competence_says_so_in_one_line(router: Router, images: torch.Tensor) -> None:
+    older = dataclasses.replace(router, competence=None, means=None)
+    assert older.route(images).right is None
+    with refused("this router knows no client's competence: fit it again, with heads and in one process"):
+        older.route(images, rule="competence")
+    with refused("the rules of origin do not say who is right: route by rule 'competence'"):
+        _ = older.route(images).right_probability
+
+
+def test_coverage_abstains_where_nobody_is_likely_to_be_right(router: Router, images: torch.Tensor) -> None:
+    surest = router.route(images, rule="competence").right_probability
+    percentiles = torch.quantile(surest, torch.linspace(0, 1, 101))
+    confidence = {"competence": tuple(percentiles.tolist())}
+    calibrated = dataclasses.replace(router, calibration=Calibration(1.3, confidence))
+    decision = calibrated.route(images, rule="competence", coverage=0.75)
+    assert torch.equal(decision.abstain, surest < percentiles[25])
+    assert {decision.reason[i] for i in decision.abstain.nonzero()[:, 0].tolist()} == {UNSURE}
+
+
+def test_a_client_that_is_away_is_passed_over_by_competence(router: Router, images: torch.Tensor) -> None:
+    decision = router.route(images, rule="competence", available=["lima", "kyoto"], max_away=1)
+    assert decision.right is not None
+    assert torch.equal(decision.client, 1 + decision.right[:, 1:].argmax(1))
+    broken = router.route_features(router.features(images) * torch.nan, rule="competence")
+    assert set(broken.reason) == {BROKEN}
+    assert broken.right_probability.tolist() == [0.0] * 20

@@ -32,6 +32,7 @@ def test_queries_of_one_batch_get_the_decisions_they_would_get_alone(router: Rou
         RouterQuery("inputs", images[5:6].numpy(), "density", 1.0, ALL, 0.5),
         RouterQuery("inputs", images[6:8].numpy(), "density", 1.0, (True, False, True), 0.5),
         RouterQuery("inputs", images[6:8].numpy(), "density", 1.0, (True, False, True), 1.0),
+        RouterQuery("inputs", images[:8].numpy(), "competence", 0.5, ALL, 0.5),
     ]
     for query, decisions in zip(queries, decide(router, queries), strict=True):
         mask = None if all(query.available) else torch.tensor(query.available)
@@ -46,6 +47,19 @@ def test_queries_of_one_batch_get_the_decisions_they_would_get_alone(router: Rou
         np.testing.assert_allclose(decisions.log_density_ratio, expected.log_density_ratio, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(decisions.margin, expected.margin, rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(decisions.client_probability, expected.client_probability, rtol=1e-4, atol=1e-6)
+        assert (decisions.right_probability is None) == (query.rule != "competence")
+        if decisions.right_probability is not None:
+            np.testing.assert_allclose(decisions.right_probability, expected.right_probability, rtol=1e-4, atol=1e-6)
+
+
+def test_costs_are_weighed_by_competence_alone(router: Router, images: torch.Tensor) -> None:
+    costs = {router.names[0]: 1.0}
+    queries = [RouterQuery("inputs", images.numpy(), rule, 1.0, ALL, 0.5) for rule in ("density", "competence")]
+    by_origin, by_competence = decide(router, queries, costs=costs)
+    assert np.array_equal(by_origin.client, decide(router, queries)[0].client)
+    assert 0 not in by_competence.client
+    expected = router.route(images, rule="competence", costs=costs)
+    assert by_competence.client.tolist() == expected.client.tolist()
 
 
 def made_up_decisions() -> Decisions:
@@ -94,6 +108,8 @@ def test_an_artifact_is_tried_when_it_is_loaded(run: Path, tmp_path: Path) -> No
     loaded = LoadedRouter.load(run / "router", GatewaySettings(), Metrics())
     assert (loaded.version, loaded.classes) == (artifact_version(run / "router"), 10)
     assert (loaded.spec.shape, loaded.spec.features) == ((1, 8, 8), 16)
+    with refused("unknown client 'rio'"):
+        LoadedRouter.load(run / "router", GatewaySettings(costs={"rio": 0.1}), Metrics())
     with refused("unknown rule 'x'"):
         LoadedRouter.load(run / "router", GatewaySettings(rule="x"), Metrics())
     with refused("holds no router", "fit-router"):

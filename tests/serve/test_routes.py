@@ -75,6 +75,19 @@ def test_options_change_the_decision(run: Path, http: httpx.Client, images: torc
     assert (nobody["client"], nobody["reason"]) == (None, "no client is available")
 
 
+def test_competence_is_a_rule_of_every_request(run: Path, http: httpx.Client, images: torch.Tensor) -> None:
+    expected = load_router(run / "router").route(images, rule="competence")
+    found = http.post("/v1/route", json={"inputs": images.tolist(), "rule": "competence"}).json()["decisions"]
+    assert [d["client"] for d in found] == [NAMES[i] for i in expected.client.tolist()]
+    assert [d["right_probability"] for d in found] == pytest.approx(expected.right_probability.tolist(), abs=1e-5)
+    by_origin = http.post("/v1/route", json={"inputs": images.tolist()}).json()["decisions"]
+    assert {d["right_probability"] for d in by_origin} == {None}
+    answers = http.post("/v1/predict", json={"inputs": images[:2].tolist(), "rule": "competence"}).json()["answers"]
+    assert [answer["client"] for answer in answers] == [d["client"] for d in found[:2]]
+    refusal = http.post("/v1/route", json={"inputs": images.tolist(), "rule": "confident"})
+    assert (refusal.status_code, "competence" in refusal.json()["error"]) == (422, True)
+
+
 def test_predictions_are_those_of_the_clients_and_mixtures_are_exact(
     run: Path, http: httpx.Client, images: torch.Tensor
 ) -> None:

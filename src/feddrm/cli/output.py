@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from feddrm.errors import InterruptedRunError
+from feddrm.errors import InterruptedRunError, SettingError
 
 LONGEST_FIGURE = 20  # characters: longer cells may be wrapped
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -24,9 +24,31 @@ MaxAway = Annotated[
         help="Abstain where clients that are away hold more of the probability (default: 0.5). With 1, fall back."
     ),
 ]
+Costs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cost",
+        metavar="NAME=COST",
+        help="With --rule competence: take this off a client's probability of a right answer; repeatable.",
+    ),
+]
 Views = Annotated[
     int | None, typer.Option(help="Average over this many crops and mirror images of a query (default: 1).")
 ]
+
+
+def read_costs(words: Sequence[str] | None) -> dict[str, float] | None:
+    """Costs by client from ``--cost`` words; None without any."""
+    costs: dict[str, float] = {}
+    for word in words or ():
+        name, equals, text = word.rpartition("=")
+        try:
+            costs[name] = float(text)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise SettingError(f"--cost {word!r}: write it as NAME=COST, for example oslo=0.1")
+    return costs or None
 
 
 def print_json(value: Any) -> None:

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddrm.cli.data_options import DataDir, PluginCommand, given_settings
-from feddrm.cli.output import JsonFlag, MaxAway, Views, client_cells, print_json, print_table, reason_text
+from feddrm.cli.output import (
+    Costs,
+    JsonFlag,
+    MaxAway,
+    Views,
+    client_cells,
+    print_json,
+    print_table,
+    read_costs,
+    reason_text,
+)
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.rules import RULES_HELP
 
@@ -200,6 +210,7 @@ def route(
     run: RunFolderArgument,
     inputs: QueryFiles,
     rule: Annotated[str, typer.Option(help=f"{RULES_HELP}.")] = "density",
+    cost: Costs = None,
     coverage: Annotated[
         float, typer.Option(help="Answer this fraction of queries; abstain from the least certain ones.")
     ] = 1.0,
@@ -222,7 +233,8 @@ def route(
     from feddrm.runs import Run
 
     router, x, names = open_queries(Run.open(run), inputs, ignore)
-    options = given_settings(available=available_clients(router, without), max_away=max_away, views=views)
+    available = available_clients(router, without)
+    options = given_settings(available=available, max_away=max_away, views=views, costs=read_costs(cost))
     decision = router.route(x, rule=rule, coverage=coverage, miss=miss, **options)
     probability, fallback = decision.client_probability.tolist(), decision.fallback.tolist()
     answers: list[dict[str, Any]] = [
@@ -238,6 +250,7 @@ def route(
             "flags": [flag.as_flag() for flag in decision.flags[i]] if decision.flags else [],
             "away": list(without or ()),
             **({} if decision.within is None else {"within": _names(router, decision.within[i])}),
+            **({} if decision.right is None else {"right_probability": float(decision.right_probability[i])}),
         }
         for i, (name, client) in enumerate(zip(names, decision.client.tolist(), strict=True))
     ]
@@ -246,6 +259,9 @@ def route(
         return
     header = ["query", "client", "client probability", "margin", "abstains because"]
     rows = [[a["query"], *client_cells(a), f"{a['margin']:.3f}", reason_text(a)] for a in answers]
+    if decision.right is not None:
+        header.append("client is right")
+        rows = [[*row, f"{a['right_probability']:.3f}"] for row, a in zip(rows, answers, strict=True)]
     if miss is not None:
         header.append(f"one of, but for {miss:g}")
         rows = [[*row, ", ".join(a["within"]) or "-"] for row, a in zip(rows, answers, strict=True)]
@@ -258,6 +274,7 @@ def predict(
     client: Annotated[str | None, typer.Option(help="Ask this client about every query, without routing.")] = None,
     consult: Annotated[int, typer.Option(help="Ask this many clients and mix their answers.")] = 1,
     rule: Annotated[str | None, typer.Option(help=f"{RULES_HELP} (default: density).")] = None,
+    cost: Costs = None,
     coverage: Annotated[
         float | None, typer.Option(help="Answer this fraction of queries; abstain from the least certain ones.")
     ] = None,
@@ -284,7 +301,12 @@ def predict(
     opened = Run.open(run)
     router, x, names = open_queries(opened, inputs, ignore)
     options = given_settings(
-        rule=rule, coverage=coverage, available=available_clients(router, without), max_away=max_away, views=views
+        rule=rule,
+        costs=read_costs(cost),
+        coverage=coverage,
+        available=available_clients(router, without),
+        max_away=max_away,
+        views=views,
     )
     answers = opened.predict(x, client=client, consult=consult, abstain=abstain, answer=answer, **options)
     if out is not None:

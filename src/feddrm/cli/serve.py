@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddrm.cli.data_options import given_settings
-from feddrm.cli.output import JsonFlag, MaxAway, Views, client_cells, print_json, print_table, reason_text
+from feddrm.cli.output import (
+    Costs,
+    JsonFlag,
+    MaxAway,
+    Views,
+    client_cells,
+    print_json,
+    print_table,
+    read_costs,
+    reason_text,
+)
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.rules import RULES_HELP
 
@@ -45,6 +55,7 @@ def serve(
     retention_days: Annotated[float | None, typer.Option(help="Days the audit log goes back.")] = None,
     reload_seconds: Annotated[float | None, typer.Option(help="How often to look for a new router.")] = None,
     rule: Annotated[str | None, typer.Option(help=f"{RULES_HELP}.")] = None,
+    cost: Costs = None,
     coverage: Annotated[float | None, typer.Option(help="Fraction to answer; abstain from the least sure.")] = None,
     max_away: MaxAway = None,
     views: Views = None,
@@ -68,8 +79,8 @@ def serve(
     given: dict[str, Any] = {
         "host": host, "port": port, "keys": keys, "open": open_, "tls_cert": tls_cert, "tls_key": tls_key,
         "proxy": proxy, "audit": audit, "retention_days": retention_days, "reload_seconds": reload_seconds,
-        "rule": rule, "coverage": coverage, "max_away": max_away, "views": views, "rate": rate,
-        "log_level": log_level,
+        "rule": rule, "costs": read_costs(cost), "coverage": coverage, "max_away": max_away, "views": views,
+        "rate": rate, "log_level": log_level,
     }  # fmt: skip
     settings = make_settings(GatewaySettings, clients=clients, **given)
     load_router(RunFiles(run).router).views(settings.views)  # early, before anything is started

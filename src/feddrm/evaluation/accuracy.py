@@ -18,7 +18,7 @@ from torch import Tensor
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.evaluation.predictions import Predictions
 from feddrm.registry import check_choice
-from feddrm.rules import RULES, Rule
+from feddrm.rules import RULES, Evidence, Rule
 
 TIES = ("smallest", "cuda")
 
@@ -123,7 +123,7 @@ def route(client_logits: Tensor, weights: Tensor, rule: str = "density") -> Tens
     log_prior = weights.double().log()
     # Equal weights become zeros, so that all rules then agree to the last bit.
     log_prior = (log_prior - log_prior.max()).to(client_logits.device)
-    return chosen.scores(client_logits, log_prior).argmax(1)
+    return chosen.scores(Evidence(client_logits, log_prior)).argmax(1)
 
 
 def routed_predictions(logits: Tensor, routes: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from feddrm.io.text import read_json
 from feddrm.paper.cell_records import BEFORE, CellRecord
 from feddrm.paper.grid import Grid
 from feddrm.registry import check_choice
-from feddrm.report.accuracy_measures import BY_RULE, RULES, Score, rule_label
+from feddrm.report.accuracy_measures import BESIDE, BY_RULE, RULES, Score, rule_label
 from feddrm.report.tables import DASH, ColumnGroup, Table, TableCell, TableColumn, TableRow, to_csv
 
 PUBLISHED = Path(__file__).parent / "published.json"
@@ -253,7 +253,8 @@ def _beyond(grid: Grid, setting: str, records: Mapping[str, CellRecord]) -> Pape
         {"setting": setting, "measure": f"{kind}.{rule}", "label": rule_label(rule), "group": f"{kind.capitalize()}"}
         for kind in BY_RULE
         for rule in RULES
-        if rule != "global" and (kind == "system" or rule.startswith(("head_", "exact_")))
+        if rule not in ("global", *BESIDE)  # no cell has been measured by these
+        if kind == "system" or rule.startswith(("head_", "exact_"))
     ]
     rows: list[dict[str, Any]] = []
     for cell in grid.cells:

@@ -54,6 +54,7 @@ class Answers:
     def as_dicts(self, queries: Sequence[str]) -> list[dict[str, Any]]:
         """Plain values for JSON, one dictionary per query, under the names of the gateway's answers."""
         decision = self.decision
+        right = None if decision is None or decision.right is None else decision.right_probability.tolist()
         return [
             {
                 "query": query,
@@ -64,6 +65,7 @@ class Answers:
                 "answered": list(self.answered[i]),
                 "abstain": decision is not None and bool(decision.abstain[i]),
                 "reason": "" if decision is None else decision.reason[i],
+                **({} if right is None else {"right_probability": right[i]}),
                 "flags": [flag.as_flag() for flag in decision.flags[i]]
                 if decision is not None and decision.flags
                 else [],

@@ -12,10 +12,12 @@ RULES = {
     "head_posterior": "head, posterior",
     "exact_density": "exact, density",
     "exact_posterior": "exact, posterior",
+    "exact_competence": "competence",
     "consult_2": "consult 2",
     "consult_all": "consult all",
     "refit_density": "refitted heads, density",
     "refit_posterior": "refitted heads, posterior",
+    "refit_competence": "refitted heads, competence",
     "refit_all": "refitted heads, consult all",
     "joint": "joint model",
     "joint_posterior": "joint model, posterior",
@@ -23,7 +25,12 @@ RULES = {
     "stacked_published": "stacked with published heads",
     "global": "global model",
     "global_probe": "global probe",
+    "rival_confident": "rival: most confident",
+    "rival_entropy": "rival: least entropy",
+    "rival_nearest": "rival: nearest mean",
+    "rival_cosine": "rival: cosine of means",
 }
+BESIDE = tuple(rule for rule in RULES if rule.endswith("_competence") or rule.startswith("rival_"))
 KINDS = ("average", "system", "client", "global", "oracle")
 BY_RULE = ("system", "client")
 MEANINGS = {

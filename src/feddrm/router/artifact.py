@@ -139,6 +139,10 @@ def _contents(router: Router, heads: Mapping[str, Tensor]) -> dict[str, dict[str
         "bias": router.bias,
         "log_prior": router.log_prior,
     }
+    if router.competence is not None:
+        tensors["competence"] = router.competence
+    if router.means is not None:
+        tensors["client_means"] = router.means
     if router.usual is not None:
         tensors |= {"input_mean": router.usual.mean, "input_scale": router.usual.scale}
     contents = {ROUTER: tensors, TRUNK: leaves, HEADS: dict(heads)}
@@ -186,6 +190,8 @@ def _load(folder: Path) -> Router:
             own_scales=bool(manifest["input"].get("own_scales", False)),  # absent from older manifests, as all below
             columns=None if columns is None else tuple(columns),
             schema=None if schema is None else TableSchema.of(schema),
+            competence=tensors.get("competence"),
+            means=tensors.get("client_means"),
             query_views=None if views is None else QueryViews(bool(views["crops"]), bool(views["mirrors"])),
             usual=Scaler(tensors["input_mean"], tensors["input_scale"]) if "input_mean" in tensors else None,
         )
@@ -193,6 +199,12 @@ def _load(folder: Path) -> Router:
         raise FeddrmError(f"{folder / MANIFEST} is incomplete ({error}): {AGAIN}") from error
     if router.weight.shape[0] != router.clients or router.bias.shape != (router.clients,):
         raise FeddrmError(f"{folder} names {router.clients} clients but has {router.weight.shape[0]} columns: {AGAIN}")
+    for name, tensor, width in (
+        ("competence", router.competence, router.weight.shape[1] + 1),
+        ("client_means", router.means, router.weight.shape[1]),
+    ):
+        if tensor is not None and tensor.shape != (router.clients, width):
+            raise FeddrmError(f"{folder / ROUTER}: tensor '{name}' has shape {tuple(tensor.shape)}: {AGAIN}")
     if router.schema is not None and (len(router.schema.encoded),) != router.shape:
         raise FeddrmError(f"{folder} has a schema of {len(router.schema.encoded)} inputs, not {router.shape}: {AGAIN}")
     if router.net is not None:

@@ -25,8 +25,9 @@ from feddrm.router.features.base import Leaves, Recipe, extract
 from feddrm.router.fit.fit_router import FittedRouter
 from feddrm.router.fit.head_problems import joint_classes, joint_clients
 from feddrm.router.policy import by_rule, conformal_set, consult, reliability
+from feddrm.router.router import Router
 from feddrm.router.solver.client_statistics import logits_at
-from feddrm.rules import RULES
+from feddrm.rules import RIVALS, RULES, Competence, Evidence, Rule
 
 COVERAGES = (0.5, 0.8, 0.9, 0.95, 1.0)
 
@@ -38,6 +39,7 @@ def evaluate_router(
 
     ``exact_...`` and ``consult_...`` use the trained private heads, ``refit_...`` the refitted ones.
     ``global_probe``, ``joint`` and ``stacked`` predict at the server (the stack with the clients' help).
+    ``..._competence`` ask the client that is likeliest right, ``rival_...`` choose among the trained heads otherwise.
     Mixtures use the weights of the posterior rule. ``temperatures`` are the clients' own, for their folders alone;
     ``answers`` and ``metrics`` are measured with temperatures that were fitted without the sample. ``metrics`` and
     ``class_confusion`` are of the answers by one client, chosen by the density rule.
@@ -46,7 +48,8 @@ def evaluate_router(
     features = router.recipe.features if fitted.heads is None else router.recipe.features + fitted.heads.recipe.features
     recipe = Recipe(tuple(dict.fromkeys(features)))
     columns = test.views.mean(test.x, lambda x: extract(recipe, net, shared, x))
-    logits = router.logits(torch.cat([columns[f.name] for f in router.recipe.features], dim=1)).double()
+    routed_by = torch.cat([columns[f.name] for f in router.recipe.features], dim=1)
+    logits = router.logits(routed_by).double()
     published = predictions.logits.double().log_softmax(-1)
     log_weights = {rule: by_rule(logits, router.log_prior, rule) for rule in RULES}
     client: dict[str, float] = {}
@@ -57,6 +60,11 @@ def evaluate_router(
         client[f"exact_{rule}"] = client_accuracy(logits, origin, weights, rule)
         system[f"exact_{rule}"] = system_accuracy(routed_predictions(predictions.logits, routes), labels)
         confusions[f"exact_{rule}"] = confusion(routes, origin, router.clients).tolist()
+    evidence = _evidence(router, routed_by, logits, published)
+    chosen_by = {rule: rule_class().scores(evidence).argmax(1) for rule, rule_class in _beyond_origin(evidence).items()}
+    for rule, routes in chosen_by.items():
+        name = f"exact_{rule}" if rule == Competence.name else f"rival_{rule}"
+        system[name] = system_accuracy(routed_predictions(predictions.logits, routes), labels)
     mixture = consult(log_weights["posterior"], published)
     two = consult(log_weights["posterior"], published, 2)
     system["consult_2"] = system_accuracy(two.argmax(-1), labels)
@@ -79,6 +87,8 @@ def evaluate_router(
         by_heads, by_joint, refit_oracle = _head_accuracies(fitted, x, own, log_weights, mixture, predictions, weights)
         system |= by_heads
         client |= by_joint
+        if Competence.name in chosen_by:
+            system["refit_competence"] = system_accuracy(routed_predictions(own, chosen_by[Competence.name]), labels)
         temperatures["refit"], held_out = held_out_temperatures(own, labels, origin)
         answers["refit_density"] = answer_figures(own, log_weights["density"], labels, held_out, 1)
     curve = reliability(log_weights["posterior"], origin)
@@ -95,11 +105,33 @@ def evaluate_router(
             "selective": _selective(mixture, labels),
             "conformal": _conformal(router.calibration.conformal, log_weights, origin),
             "temperature": router.calibration.temperature,
+            # The trunk was trained on the judged samples, so as a rule more right answers are expected than are given.
+            "expected_right": None if evidence.right is None else float(evidence.right.amax(1).mean()),
         },
         "metrics": answer_metrics(calibrated, labels, origin, router.names),
         "class_confusion": class_confusion(calibrated.argmax(-1), labels, calibrated.shape[1]).tolist(),
         "confusion": confusions,
         "temperatures": {kind: dict(zip(router.names, values, strict=True)) for kind, values in temperatures.items()},
+    }
+
+
+def _evidence(router: Router, features: Tensor, logits: Tensor, answers: Tensor) -> Evidence:
+    """All that the rules may look at. ``answers`` are the trained heads', not calibrated, as rivals take them."""
+    return Evidence(
+        logits,
+        router.log_prior.to(logits),
+        None if router.competence is None else router.right(features),
+        answers,
+        router.scaler(features.to(router.weight.dtype)).double(),
+        None if router.means is None else router.means.double(),
+    )
+
+
+def _beyond_origin(evidence: Evidence) -> dict[str, type[Rule]]:
+    """The rules besides those of origin whose evidence is there."""
+    rules = {name: Rule.family[name] for name in (Competence.name, *RIVALS)}
+    return {
+        name: rule for name, rule in rules.items() if all(getattr(evidence, field) is not None for field in rule.needs)
     }
 
 

@@ -14,9 +14,7 @@ from feddrm.data.query_views import QueryViews
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.atomic import write_atomically
 from feddrm.models.onnx_file import OnnxExtractor
-from feddrm.router.policy import by_rule
 from feddrm.router.router import Router
-from feddrm.rules import Rule
 
 
 def export_onnx(
@@ -27,7 +25,7 @@ def export_onnx(
     The input is what the network takes (``router.inputs`` scales raw images), or with
     ``features_only`` the features. N may vary. The function averages over so many ``views`` of an input.
     """
-    Rule.find(rule)  # refuses an unknown name
+    router.evidence(router.scaler.mean[None], rule)  # refuses a rule that this router does not have
     averaged = router.views(views)
     if features_only and views > 1:
         raise SettingError(f"views={views}: features have no views: export without features_only, or leave views out")
@@ -73,7 +71,7 @@ class _Probabilities(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.views is not None:
             x = self.views.mean(x, self._features)["features"]
-        return by_rule(self.router.logits(x), self.router.log_prior, self.rule).exp()
+        return self.router.rule(self.rule).log_weights(self.router.evidence(x, self.rule)).exp()
 
     def _features(self, x: Tensor) -> dict[str, Tensor]:
         stages = {"input": x}

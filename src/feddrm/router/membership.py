@@ -40,6 +40,8 @@ def leave(router: Router, name: str) -> Router:
         weight=router.weight[remaining],
         bias=router.bias[remaining],
         log_prior=router.log_prior[remaining].log_softmax(0),
+        competence=None if router.competence is None else router.competence[remaining],
+        means=None if router.means is None else router.means[remaining],
     )
 
 
@@ -87,4 +89,6 @@ def join_client(router: Router, federation: Federation, ridge: float, settings: 
             bias=fitted[:, -1].to(router.bias),
             log_prior=facts.log_prior.to(router.log_prior),
             calibration=calibrate(held_out, facts.log_prior, cohort.temperature_tolerance),
+            competence=None,  # the new client has brought no labels to judge its answers by
+            means=torch.stack([rows.mean(0) for rows in design.rows]),
         )

@@ -17,12 +17,12 @@ from feddrm.errors import SettingError
 from feddrm.evaluation.answer_metrics import calibration_bins
 from feddrm.router.solver.client_statistics import ClientSums
 from feddrm.rules import RULES as RULES
-from feddrm.rules import Rule
+from feddrm.rules import Evidence, Rule
 
 
 def by_rule(logits: Tensor, log_prior: Tensor, rule: str) -> Tensor:
-    """Normalised log-weights [N, m] by the rule of this name."""
-    return Rule.find(rule)().log_weights(logits, log_prior.to(logits))
+    """Normalised log-weights [N, m] by a rule that needs nothing but the odds of origin."""
+    return Rule.find(rule)().log_weights(Evidence(logits, log_prior.to(logits)))
 
 
 def consult(log_weights: Tensor, log_classes: Tensor, k: int | None = None) -> Tensor:

@@ -16,11 +16,13 @@ from feddrm.data.query_views import QueryViews
 from feddrm.data.tables.table_schema import TableSchema
 from feddrm.errors import FeddrmError, FieldProblem, SettingError
 from feddrm.models import Net
-from feddrm.registry import nearest
+from feddrm.registry import check_choice, nearest
 from feddrm.router.features.base import Recipe, extract
-from feddrm.router.policy import by_rule, conformal_set, margins
+from feddrm.router.policy import conformal_set, margins
 from feddrm.router.row_checks import RowChecks
+from feddrm.router.solver.client_statistics import logits_at
 from feddrm.router.solver.problem import Scaler
+from feddrm.rules import ROUTING_RULES, RULES, Competence, Evidence, Rule
 
 NOBODY = -1
 ONE_SCALE = "train with one scale for all (data retina: --set data.normalise=common) and fit again"
@@ -38,7 +40,8 @@ class Decision:
     pooled data) and ``margin`` are over all clients: they do not depend on who is available. ``away`` [m] says who
     is not. A ``margin`` of zero is a tie, which the smaller number wins. ``within`` [N, m] says which available
     clients belong to each sample's conformal set, if one was requested. ``flags`` are the values of every sample
-    that cannot be (:meth:`flagged`); empty if there are none.
+    that cannot be (:meth:`flagged`); empty if there are none. By the competence rule, ``right`` [N, m] is the
+    probability that each client's answer is right, and ``probabilities`` are the clients' shares of its odds.
     """
 
     client: Tensor
@@ -50,6 +53,7 @@ class Decision:
     away: Tensor
     within: Tensor | None = None
     flags: tuple[tuple[FieldProblem, ...], ...] = ()
+    right: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.client)
@@ -59,6 +63,13 @@ class Decision:
         """How sure the router is that each sample belongs to its ``client``; zero where there is none."""
         own = self.probabilities.gather(1, self.client.clamp(min=0)[:, None])[:, 0]
         return own.masked_fill(self.client == NOBODY, 0.0)
+
+    @property
+    def right_probability(self) -> Tensor:
+        """By the competence rule: how probable it is that each sample's ``client`` is right; zero without one."""
+        if self.right is None:
+            raise FeddrmError(f"the rules of origin do not say who is right: route by rule '{Competence.name}'")
+        return self.right.gather(1, self.client.clamp(min=0)[:, None])[:, 0].masked_fill(self.client == NOBODY, 0.0)
 
     @property
     def fallback(self) -> Tensor:
@@ -82,7 +93,8 @@ class Decision:
 class Calibration:
     """Constants measured on held-out samples (see :mod:`feddrm.router.fit.selection`).
 
-    ``confidence`` has, per rule, the 101 percentiles of the largest weight. ``conformal`` has, per rule and
+    ``confidence`` has, per rule, the 101 percentiles of the largest weight (by competence: of the largest probability
+    of a right answer). ``conformal`` has, per rule and
     probability of missing the true client, the smallest weight of a client in the set. Samples whose
     strangeness exceeds ``unlike_above`` are unlike all training data.
     """
@@ -111,6 +123,8 @@ class Calibration:
         if f"{rule}_{miss}" not in self.conformal:
             known = [name.removeprefix(f"{rule}_") for name in self.conformal if name.startswith(f"{rule}_")]
             remedy = f"choose {', '.join(known)}" if known else "fit it again"
+            if rule not in RULES:
+                remedy = f"such sets are of origin, give rule {' or '.join(RULES)}"
             raise SettingError(f"miss={miss}: this router has no such conformal set for rule '{rule}': {remedy}")
         return self.conformal[f"{rule}_{miss}"]
 
@@ -140,6 +154,8 @@ class Router:
     columns: tuple[str, ...] | None = None  # of a table: the names of the network's inputs
     schema: TableSchema | None = None
     usual: Scaler | None = None  # of a table: the inputs' pooled means and deviations
+    competence: Tensor | None = None  # [m, d + 1] log-odds that each client is right, on standardised features
+    means: Tensor | None = None  # [m, d] every client's mean standardised features; rivals compare with them
     query_views: QueryViews | None = None  # those that the data allow; None where the fit was older and did not note it
 
     def __post_init__(self) -> None:
@@ -163,6 +179,8 @@ class Router:
             weight=self.weight.to(device),
             bias=self.bias.to(device),
             log_prior=self.log_prior.to(device),
+            competence=None if self.competence is None else self.competence.to(device),
+            means=None if self.means is None else self.means.to(device),
             net=None if self.net is None else self.net.to(device),
             leaves={leaf: value.to(device) for leaf, value in self.leaves.items()},
         )
@@ -212,6 +230,34 @@ class Router:
         x = features.to(folded.dtype)
         return torch.addmm(self.bias, x - self.scaler.mean.to(x), folded) / self.calibration.temperature
 
+    def right(self, features: Tensor) -> Tensor:
+        """The probability [N, m] that each client's answer is right."""
+        if self.competence is None:
+            raise FeddrmError(
+                "this router knows no client's competence: fit it again, with heads and in one process "
+                f"('feddrm fit-router RUN'), or choose rule {' or '.join(RULES)}"
+            )
+        return logits_at(self.scaler(features.to(self.weight.dtype)), self.competence).sigmoid()
+
+    def evidence(self, features: Tensor, rule: str) -> Evidence:
+        """What a routing rule of this name looks at."""
+        check_choice("rule", rule, ROUTING_RULES)
+        logits = self.logits(features)
+        right = self.right(features).to(logits) if "right" in Rule.find(rule).needs else None
+        return Evidence(logits, self.log_prior.to(logits), right)
+
+    def rule(self, name: str, costs: Mapping[str, Any] | None = None) -> Rule:
+        """The routing rule of this name. ``costs`` are those of asking clients, by name; the others cost nothing."""
+        if not costs:
+            return Rule.find(name)()
+        if name != Competence.name:
+            raise SettingError(f"costs with rule '{name}': only rule '{Competence.name}' weighs costs: give that rule")
+        for client, cost in costs.items():
+            self._mask([client])  # refuses an unknown name
+            if not (isinstance(cost, int | float) and 0 <= cost <= 1):
+                raise SettingError(f"cost of '{client}' is {cost}: give a share of the probability from 0 to 1")
+        return Competence(tuple(float(costs.get(name, 0.0)) for name in self.names))
+
     def route(self, x: Tensor | NDArray[Any] | Sequence[Any], *, views: int = 1, **options: Any) -> Decision:
         """Decide for raw samples or network inputs [N, ...], with the options of :meth:`route_features`.
 
@@ -234,6 +280,7 @@ class Router:
         features: Tensor,
         *,
         rule: str = "density",
+        costs: Mapping[str, Any] | None = None,
         coverage: float = 1.0,
         available: Sequence[str] | Tensor | None = None,
         max_away: float = MAX_AWAY,
@@ -241,16 +288,17 @@ class Router:
     ) -> Decision:
         """Decide for features [N, d].
 
-        ``rule`` is the name of a routing rule (:mod:`feddrm.rules`). A ``coverage`` below one abstains from
-        the least confident samples, so that about that fraction is answered. ``available`` names the clients that
-        can answer now; the others are away. Where these hold more than ``max_away`` of the probability, the decision
-        abstains; ``max_away=1`` falls back to the best available client in any case. ``miss`` requests the conformal
-        set that leaves the true client out with that probability (0.01, 0.05, 0.1 or 0.2).
+        ``rule`` is the name of a routing rule (:mod:`feddrm.rules`). ``costs`` are taken off the probability of a right
+        answer by rule ``competence``: ``{"oslo": 0.1}`` asks Oslo where it gains ten points. A ``coverage`` below one
+        abstains from the least confident samples, so that about that fraction is answered. ``available`` names the
+        clients that can answer now; the others are away. Where these hold more than ``max_away`` of the probability,
+        the decision abstains; ``max_away=1`` falls back to the best available client in any case. ``miss`` requests the
+        conformal set that leaves the true client out with that probability (0.01, 0.05, 0.1 or 0.2).
         """
         if not 0 <= max_away <= 1:
             raise SettingError(f"max_away={max_away}: give a share of the probability from 0 to 1")
-        logits = self.logits(features)
-        log_weights = by_rule(logits, self.log_prior, rule)
+        evidence = self.evidence(features, rule)
+        logits, log_weights = evidence.logits, self.rule(rule, costs).log_weights(evidence)
         probabilities = log_weights.exp()
         top, client = probabilities.max(1)
         broken = ~features.isfinite().all(1)
@@ -261,7 +309,8 @@ class Router:
             nobody = broken | away.all()
             lost = 1 - probabilities[:, ~away].sum(1) > max_away
         unlike = self.strangeness(features) > self.calibration.unlike_above
-        unsure = top < self.calibration.threshold(rule, coverage)
+        sure = top if evidence.right is None else evidence.right.amax(1)
+        unsure = sure < self.calibration.threshold(rule, coverage)
         abstain = nobody | unlike | lost | unsure
         within = None
         if miss is not None:
@@ -275,6 +324,7 @@ class Router:
             reason=_reasons(abstain, {BROKEN: broken, DOWN: nobody, UNLIKE: unlike, AWAY: lost, UNSURE: unsure}),
             away=away,
             within=within,
+            right=evidence.right,
         )
 
     def strangeness(self, features: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from feddrm.rules.rule import Rule
+from feddrm.rules.rule import Evidence, Rule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,5 +20,5 @@ class Density(Rule):
 
     name: ClassVar[str] = "density"
 
-    def scores(self, logits: Tensor, log_prior: Tensor) -> Tensor:
-        return logits - log_prior
+    def scores(self, evidence: Evidence) -> Tensor:
+        return evidence.logits - evidence.log_prior

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from feddrm.rules.rule import Rule
+from feddrm.rules.rule import Evidence, Rule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,5 +20,5 @@ class Posterior(Rule):
 
     name: ClassVar[str] = "posterior"
 
-    def scores(self, logits: Tensor, log_prior: Tensor) -> Tensor:  # noqa: ARG002
-        return logits
+    def scores(self, evidence: Evidence) -> Tensor:
+        return evidence.logits

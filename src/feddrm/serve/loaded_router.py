@@ -18,6 +18,7 @@ from feddrm.io.staging import read_whole
 from feddrm.predictor.query_groups import compute_in_groups
 from feddrm.router import Decision, Router, load_router, read_manifest
 from feddrm.router.artifact import FIT, artifact_version
+from feddrm.rules import Competence
 from feddrm.serve.batching import Batcher
 from feddrm.serve.http.decode import InputSpec
 from feddrm.serve.settings import GatewaySettings
@@ -52,6 +53,7 @@ class Decisions:
     client_probability: NDArray[np.floating[Any]]
     reason: Sequence[str]
     flags: Sequence[Sequence[FieldProblem]] = ()
+    right_probability: NDArray[np.floating[Any]] | None = None  # by the competence rule only
     away: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
@@ -71,6 +73,7 @@ class Decisions:
             client_probability=client_probability,
             reason=decision.reason,
             flags=decision.flags,
+            right_probability=None if decision.right is None else decision.right_probability.numpy(),
         )
 
     def __getitem__(self, rows: slice) -> Decisions:
@@ -78,6 +81,7 @@ class Decisions:
             self.client[rows], self.probabilities[rows], self.log_density_ratio[rows],
             self.margin[rows], self.abstain[rows], self.client_probability[rows], self.reason[rows],
             flags=self.flags[rows],
+            right_probability=None if self.right_probability is None else self.right_probability[rows],
         )  # fmt: skip
 
     @property
@@ -142,13 +146,14 @@ class LoadedRouter:
         )
         blank, all_available = np.zeros((1, *router.shape), np.float32), (True,) * router.clients
         trial = RouterQuery("inputs", blank, settings.rule, settings.coverage, all_available, settings.max_away)
-        decide(router, [trial], settings.views)
+        router.rule(Competence.name, settings.costs)  # refuses costs of unknown clients
+        decide(router, [trial], settings.views, settings.costs)
         net, rows = router.net, settings.max_batch_rows
         largest = rows * router.weight.numel() if net is None else largest_product(net, rows)
 
         def compute(queries: Sequence[RouterQuery]) -> list[Decisions]:
             with without_onednn_if_small(largest):
-                answers = decide(router, queries, settings.views)
+                answers = decide(router, queries, settings.views, settings.costs)
             clients = [client for decisions in answers for client in decisions.client.tolist()]
             reasons = [reason for decisions in answers for reason in decisions.reason]
             metrics.observe_decisions(router.names, clients, reasons)
@@ -163,10 +168,13 @@ class LoadedRouter:
         return cls(version, router, int(manifest["classes"]), spec, batcher, manifest["notes"].get(FIT))
 
 
-def decide(router: Router, queries: Sequence[RouterQuery], views: int = 1) -> list[Decisions]:
+def decide(
+    router: Router, queries: Sequence[RouterQuery], views: int = 1, costs: Mapping[str, float] | None = None
+) -> list[Decisions]:
     """Decide about all queries: those with the same kind of samples and the same options in one pass.
 
     The features of samples are averaged over so many ``views``; features that a query brings are taken as they are.
+    ``costs`` of clients are weighed by the competence rule.
     """
 
     def compute(
@@ -176,6 +184,8 @@ def decide(router: Router, queries: Sequence[RouterQuery], views: int = 1) -> li
         with torch.inference_mode():
             rows = torch.from_numpy(x)
             route = router.route_features if kind == "features" else partial(router.route, views=views)
-            return Decisions.of(route(rows, rule=rule, coverage=coverage, available=mask, max_away=max_away))
+            weighed = costs if rule == Competence.name else None
+            decision = route(rows, rule=rule, costs=weighed, coverage=coverage, available=mask, max_away=max_away)
+            return Decisions.of(decision)
 
     return compute_in_groups(queries, compute)

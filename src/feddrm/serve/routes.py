@@ -209,7 +209,7 @@ async def _predictions(
 
 def _routed(context: RequestContext, decisions: Decisions) -> list[dict[str, Any]]:
     """The decision about every sample, in the form of :class:`feddrm.serve.schemas.Routed`."""
-    names, away = context.router.names, decisions.away
+    names, away, right = context.router.names, decisions.away, decisions.right_probability
     columns = (decisions.client, decisions.probabilities, decisions.log_density_ratio, decisions.client_probability,
                decisions.margin, decisions.abstain)  # fmt: skip
     rows = zip(
@@ -218,6 +218,7 @@ def _routed(context: RequestContext, decisions: Decisions) -> list[dict[str, Any
         decisions.rankings,
         decisions.passed_over,
         decisions.flag_lists,
+        [None] * len(decisions.client) if right is None else right.tolist(),
         strict=True,
     )
     return [
@@ -229,6 +230,7 @@ def _routed(context: RequestContext, decisions: Decisions) -> list[dict[str, Any
             "abstain": abstain,
             "reason": reason,
             "flags": flags,
+            "right_probability": right,
             "fallback": client >= 0 and bool(passed_over),
             "away": [
                 {"client": names[c], "reason": away[c], "probability": probabilities[c]} for c in ranking if c in away
@@ -245,7 +247,7 @@ def _routed(context: RequestContext, decisions: Decisions) -> list[dict[str, Any
                 for c in ranking
             ],
         }
-        for client, probabilities, ratios, own, margin, abstain, reason, ranking, passed_over, flags in rows
+        for client, probabilities, ratios, own, margin, abstain, reason, ranking, passed_over, flags, right in rows
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from feddrm.rules import RuleName
+from feddrm.rules import RULES_HELP, RuleName
 
 FORMATS = ("png", "jpeg", "bmp", "webp", "gif", "tiff", "x-portable-anymap")
 PICTURE_TYPES = tuple(f"image/{name}" for name in FORMATS)  # content types of the picture files that are read
@@ -22,7 +22,7 @@ class Options(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    rule: RuleName | None = Field(default=None, description="density: equal priors; posterior: priors by size")
+    rule: RuleName | None = Field(default=None, description=RULES_HELP)
     coverage: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=None, description="fraction to answer; the router abstains from the least sure rest"
     )
@@ -106,7 +106,8 @@ class Routed(BaseModel):
     """The decision about one sample; ``client`` is null if no client is available.
 
     ``client_probability`` is how sure the router is that the sample belongs to ``client``; ``probability`` is its old
-    name. ``fallback`` says that ``client`` stands in for a likelier one that is away.
+    name. ``fallback`` says that ``client`` stands in for a likelier one that is away. By the competence rule,
+    ``right_probability`` is how probable it is that the client's answer is right, and probabilities are shares of odds.
     """
 
     client: str | None
@@ -119,6 +120,7 @@ class Routed(BaseModel):
     fallback: bool
     away: list[Away]
     ranked: list[Ranked]
+    right_probability: float | None
 
 
 class RouteAnswer(BaseModel):

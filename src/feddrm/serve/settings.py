@@ -58,6 +58,7 @@ class GatewaySettings(HttpSettings):
 
     clients: Path | None = None
     rule: str = "density"
+    costs: dict[str, float] = Field(default_factory=dict)  # of asking clients, by name; for the rule competence
     coverage: float = Field(1.0, gt=0, le=1)
     max_away: float = Field(MAX_AWAY, ge=0, le=1)  # share of the probability that clients that are away may hold
     deadline_seconds: float = Field(10.0, gt=0)  # for one prediction, including all fallbacks

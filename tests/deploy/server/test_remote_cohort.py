@@ -144,7 +144,9 @@ def test_both_cohorts_answer_every_question_alike(deployed: Make, target: Target
             answers["slopes"] = cohort.held_out_router(design, [point, -point]).slopes(0.7)
         else:
             probes, joints = ([point, -point], None) if target == "class" else ([point[:10]] * 2, [point, -point])
-            heads = HeldOutHeads(design, probes, [torch.zeros(30, design.width + 1, dtype=torch.float64)] * 2, joints)
+            heads = HeldOutHeads(
+                design, probes, [torch.zeros(30, design.width + 1, dtype=torch.float64)] * 2, joints, 0.1, 0.1
+            )
             router = cohort.held_out_router(design, [point[:3], point[:3]])
             classes = cohort.held_out_classes(heads, router, 1.0)
             models = ["global_probe"] if joints is None else ["global_probe", "joint"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from feddrm.data import Federation, RandomResizedCrop, load
 from feddrm.router import Recipe, RouterSettings
-from feddrm.router.fit.cohort import FitRequest, Trunk
+from feddrm.router.fit.cohort import FitRequest, HeldOutHeads, Trunk
 from feddrm.router.fit.local_cohort import LocalCohort, facts_of, target_of, training_view
 from feddrm.router.settings import Holdout
 from feddrm.router.solver.problem import Problem
@@ -72,3 +74,56 @@ def test_samples_that_no_fold_held_out_have_no_logits() -> None:
     for client, size in enumerate((30, 20)):
         missing = logits[client][:, 0].isnan()
         assert int(missing.sum()) == Holdout(4, 2).remaining(size, 0) - (size - Holdout(4, 2).remaining(size, 1))
+
+
+def judging(published: bool) -> tuple[LocalCohort, HeldOutHeads]:
+    """Heads that answer the number of their client: Oslo always 0, Lima always 1. Trained models answer always 2."""
+
+    def two(x: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([-9.0, -9.0, 0.0], dtype=torch.float64).expand(2, len(x), 3)
+
+    cohort = LocalCohort(rows(oslo=30, lima=20), RouterSettings(), two if published else None)
+    cohort.measure(RAW, Trunk(None, {}), Holdout(4, 2))
+    corrections = torch.zeros(6, 5, dtype=torch.float64)
+    corrections[0, -1] = corrections[3 + 1, -1] = 9.0
+    zeros = torch.zeros(3, 5, dtype=torch.float64)
+    return cohort, HeldOutHeads(cohort.design(RAW), [zeros] * 2, [corrections] * 2, None, 0.1, 0.1)
+
+
+def held_out_labels(cohort: LocalCohort) -> tuple[torch.Tensor, torch.Tensor]:
+    """Labels and clients of the samples that two of four parts hold out."""
+    kept = [Holdout(4, 2).draw(i, size, cohort.seed) < 2 for i, size in enumerate((30, 20))]
+    labels = [(torch.arange(size) % 3)[part] for size, part in zip((30, 20), kept, strict=True)]
+    return torch.cat(labels), torch.cat([torch.full_like(y, i) for i, y in enumerate(labels)])
+
+
+def test_held_out_samples_are_judged_by_every_clients_refitted_head() -> None:
+    cohort, heads = judging(published=False)
+    judged = cohort.judge(heads.design, lambda: heads)
+    labels, _ = held_out_labels(cohort)
+    assert judged.x.shape == (len(labels), 4)
+    assert judged.right.tolist() == torch.stack([labels == 0, labels == 1], 1).tolist()
+    assert set(judged.part.tolist()) == set(range(5))
+
+
+def test_trained_models_answer_others_samples_and_refitted_heads_their_own() -> None:
+    cohort, heads = judging(published=True)
+    judged = cohort.judge(heads.design, lambda: heads)
+    labels, origin = held_out_labels(cohort)
+    for client in (0, 1):
+        answered = torch.where(origin == client, client, 2)
+        assert torch.equal(judged.right[:, client], answered == labels)
+
+
+def test_crops_of_a_sample_are_held_out_together() -> None:
+    digits = load("digits", clients=3, seed=0)
+    cropped = replace(digits, crop=RandomResizedCrop())
+    cohort = LocalCohort(cropped, RouterSettings(crops=2))
+    cohort.measure(RAW, Trunk(None, {}), Holdout(16, 1))
+    classes, width = len(digits.classes), 1 + 64
+    zeros = torch.zeros(classes, width, dtype=torch.float64)
+    heads = HeldOutHeads(cohort.design(RAW), [zeros], [zeros.repeat(3, 1)], None, 0.1, 0.1)
+    judged = cohort.judge(heads.design, lambda: heads)
+    own = int((Holdout(16, 1).draw(0, int(digits.sizes[0]), cohort.seed) == 0).sum())
+    assert own > 2
+    assert torch.equal(judged.part[:own], judged.part[own : 2 * own])

@@ -106,6 +106,9 @@ class RemoteCohort:
     def held_out_classes(self, heads: HeldOutHeads, router: HeldOutRouter, temperature: float) -> RemoteClasses:
         return RemoteClasses(self, heads)
 
+    def judge(self, design: DesignMatrix, heads: Callable[[], HeldOutHeads]) -> None:
+        """Nothing: sites do not answer each other's samples, because the features would have to travel one by one."""
+
     def everybody(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[ClientSums]:
         """The answers of all sites in the order of their numbers."""
         answers = self.ask(header, tensors)

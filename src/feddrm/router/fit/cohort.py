@@ -88,6 +88,17 @@ class HeldOutHeads:
     probes: Sequence[Tensor]
     corrections: Sequence[Tensor]  # empty where they stay with their clients
     joints: Sequence[Tensor] | None
+    probe_ridge: float
+    correction_ridge: float
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """Held-out samples that every client has answered, and whether its answer was right."""
+
+    x: Tensor  # [n, d] the router's standardised features
+    right: Tensor  # [n, m] bool
+    part: Tensor  # [n] by which they are held out in turn; the crops of a sample share it
 
 
 class HeldOutRouter(Protocol):
@@ -159,3 +170,6 @@ class Cohort(Protocol):
 
     def held_out_classes(self, heads: HeldOutHeads, router: HeldOutRouter, temperature: float) -> HeldOutClasses:
         """The answers of class heads."""
+
+    def judge(self, design: DesignMatrix, heads: Callable[[], HeldOutHeads]) -> Judged | None:
+        """Held-out samples with every client's answer; None where clients do not answer each other's samples."""

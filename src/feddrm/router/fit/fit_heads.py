@@ -51,8 +51,8 @@ class RouterFit:
 
 def fit_heads(
     cohort: Cohort, router: RouterFit, holdout: Holdout, settings: RouterSettings
-) -> tuple[LinearHeads, Mapping[str, Tensor], dict[str, Any]]:
-    """The heads that the server may hold, the corrections that are here, and how all was chosen."""
+) -> tuple[LinearHeads, Mapping[str, Tensor], dict[str, Any], HeldOutHeads]:
+    """The heads that the server may hold, the corrections that are here, how all was chosen, and the folds' heads."""
     facts, like = cohort.facts, cohort.like
     classes, clients = len(facts.classes), len(facts.names)
     holdout = holdout.at_most(HEAD_FOLDS)
@@ -76,7 +76,8 @@ def fit_heads(
         picked = pairs.choose_one(design, JOINT_STRENGTHS, holdout.used, JOINT_ROUNDS)
         joint = pairs.fit_all(design, picked.ridge, picked.folds).iterate
 
-    fitted = HeldOutHeads(design, chosen.folds, own.folds, None if picked is None else picked.folds)
+    joints = None if picked is None else picked.folds
+    fitted = HeldOutHeads(design, chosen.folds, own.folds, joints, chosen.ridge, own.ridge)
     answers = cohort.held_out_classes(fitted, router.held_out, router.temperature)
     stacks = {name: solve_stack(models, answers.curves(models)) for name, models in answers.stacks.items()}
     choices: dict[str, Any] = {
@@ -93,7 +94,7 @@ def fit_heads(
         None if joint is None else joint.to(like),
         stacks,
     )
-    return heads, private, choices
+    return heads, private, choices, fitted
 
 
 def fit_corrections(

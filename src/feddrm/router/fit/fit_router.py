@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from feddrm.router.features.base import Leaves, Recipe, possible_features
 from feddrm.router.fit.calibration import calibrate
 from feddrm.router.fit.cohort import Cohort, Facts, HeldOutRouter, Trunk
 from feddrm.router.fit.design_matrix import DesignMatrix
+from feddrm.router.fit.fit_competence import FittedCompetence, fit_competence
 from feddrm.router.fit.fit_heads import LinearHeads, RouterFit, fit_heads
 from feddrm.router.fit.local_cohort import LocalCohort, Published
 from feddrm.router.fit.selection import Progress, Softmax, choose_recipe
@@ -31,6 +32,7 @@ from feddrm.router.fit.stacking import Stack
 from feddrm.router.router import Router
 from feddrm.router.settings import Holdout, RouterSettings
 from feddrm.router.solver.problem import Problem, Scaler
+from feddrm.rules import Competence
 from feddrm.threads import router_kernels
 
 
@@ -134,9 +136,23 @@ def fit_cohort(cohort: Cohort, trunk: Trunk, settings: RouterSettings, on_step: 
         return FittedRouter(router, None, {}, choices, facts, clock.seconds)
     report("heads")
     fit = RouterFit(recipe, everything, held_out, router.calibration.temperature)
-    heads, private, head_choices = fit_heads(cohort, fit, holdout, settings)
+    heads, private, head_choices, held_out_heads = fit_heads(cohort, fit, holdout, settings)
     clock("heads")
-    return FittedRouter(router, heads, private, {**choices, **head_choices}, facts, clock.seconds)
+    report("competence")
+    competence = fit_competence(cohort, design, held_out_heads, holdout, settings)
+    clock("competence")
+    choices |= head_choices
+    if competence is not None:
+        router = with_competence(router, competence)
+        choices["competence"] = competence.chosen
+    return FittedRouter(router, heads, private, choices, facts, clock.seconds)
+
+
+def with_competence(router: Router, fitted: FittedCompetence) -> Router:
+    """The router with the fitted competence, and with its percentiles among the confidences."""
+    confidence = {**router.calibration.confidence, Competence.name: fitted.confidence}
+    calibration = replace(router.calibration, confidence=confidence)
+    return replace(router, competence=fitted.point.to(router.weight), calibration=calibration)
 
 
 def assemble_router(
@@ -162,6 +178,7 @@ def assemble_router(
         schema=facts.schema,
         usual=_usual(cohort, measured),
         query_views=facts.query_views,
+        means=torch.stack([rows.mean(0) for rows in design.rows]) if design.rows else None,
     )
 
 

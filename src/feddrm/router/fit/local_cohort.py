@@ -13,7 +13,17 @@ from feddrm.data import Client, Federation, RandomResizedCrop, generator_for
 from feddrm.errors import FeddrmError
 from feddrm.moments import Moments
 from feddrm.router.features.base import Recipe, extract
-from feddrm.router.fit.cohort import Confidence, Facts, FitRequest, HeldOutHeads, HeldOutRouter, Job, Target, Trunk
+from feddrm.router.fit.cohort import (
+    Confidence,
+    Facts,
+    FitRequest,
+    HeldOutHeads,
+    HeldOutRouter,
+    Job,
+    Judged,
+    Target,
+    Trunk,
+)
 from feddrm.router.fit.design_matrix import DesignMatrix, stretch_of
 from feddrm.router.fit.head_problems import joint_classes, joint_label, private_problem, private_samples
 from feddrm.router.fit.ridge_path import Chosen
@@ -32,6 +42,7 @@ from feddrm.router.solver.client_statistics import (
 from feddrm.router.solver.problem import Scaler, Whitening, add
 from feddrm.router.solver.solve import moments_of, noise_of, pooled, scaler_of, solve
 
+JUDGED = Holdout(5, 5)  # the parts of judged samples; where the heads' folds are five, they are the same
 ROUTER = int.from_bytes(b"rout", "big")
 Published = Callable[[Tensor], Tensor]  # log class probabilities [m, n, K] of network inputs
 
@@ -150,7 +161,7 @@ class LocalCohort:
         weights = [(logits / temperature).log_softmax(1) for logits in router.logits]
         answers = {
             "global_probe": [z.log_softmax(1) for z in self.held_out_logits(heads.design, heads.probes)],
-            "refit_all": self._mixture(heads, weights),
+            "refit_all": [consult(w, a) for w, a in zip(weights, self._held_out_answers(heads), strict=True)],
         }
         if heads.joints is not None:
             joint = self.held_out_logits(heads.design, heads.joints)
@@ -161,6 +172,23 @@ class LocalCohort:
             answers["consult_all"] = [consult(w, p) for w, p in zip(weights, self._published, strict=True)]
             stacks["stacked_published"] = list(answers)
         return LocalClasses(stacks, answers, self._labels)
+
+    def judge(self, design: DesignMatrix, heads: Callable[[], HeldOutHeads]) -> Judged:
+        """Answers by the trained models where there are any, else by the refitted heads.
+
+        A client's own samples are always answered by its refitted head without their fold: its trained model has
+        learned them. No other client's head has.
+        """
+        each = []
+        for number, refitted in enumerate(self._held_out_answers(heads())):
+            seen, y = ~refitted[0, :, 0].isnan(), self._labels[number]
+            answers = refitted
+            if self._published:
+                answers = self._published[number].clone()
+                answers[number] = refitted[number]
+            part = JUDGED.draw(number, len(self.federation.clients[number].train), self.seed, self.crops).to(y.device)
+            each.append((design.rows[number][seen], (answers.argmax(-1) == y).T[seen], part[seen]))
+        return Judged(*(torch.cat(tensors) for tensors in zip(*each, strict=True)))
 
     def held_out_logits(self, design: DesignMatrix, folds: Sequence[Tensor]) -> list[Tensor]:
         """Every client's logits by the fit that did not see the sample; NaN for samples that no fit held out."""
@@ -196,18 +224,16 @@ class LocalCohort:
     def _targets(self, target: Target) -> list[Tensor]:
         return [target_of(target, i, y, len(self.facts.classes)) for i, y in enumerate(self._labels)]
 
-    def _mixture(self, heads: HeldOutHeads, weights: Sequence[Tensor]) -> list[Tensor]:
-        """Held-out class probabilities of all clients' corrected heads, mixed by the router's weights."""
-        out = []
-        for x, part, log_weights in zip(heads.design.rows, self._parts, weights, strict=True):
-            mixed = torch.full((len(x), len(heads.probes[0])), torch.nan, dtype=torch.float64, device=x.device)
+    def _held_out_answers(self, heads: HeldOutHeads) -> Iterator[Tensor]:
+        """Of every client's samples, log class probabilities [m, n, K] by all corrected heads; NaN if not held out."""
+        shape = len(self.facts.names), len(heads.probes[0])
+        for x, part in zip(heads.design.rows, self._parts, strict=True):
+            answers = torch.full((shape[0], len(x), shape[1]), torch.nan, dtype=torch.float64, device=x.device)
             for fold, (probe, corrections) in enumerate(zip(heads.probes, heads.corrections, strict=True)):
                 inside = part == fold
-                each = torch.split(corrections, len(probe))
-                answers = torch.stack([logits_at(x[inside], probe + own).log_softmax(1) for own in each])
-                mixed[inside] = consult(log_weights[inside], answers)
-            out.append(mixed)
-        return out
+                for client, own in enumerate(torch.split(corrections, len(probe))):
+                    answers[client, inside] = logits_at(x[inside], probe + own).log_softmax(1)
+            yield answers
 
 
 def _joined(parts: Sequence[Tensor], axis: int) -> Tensor:

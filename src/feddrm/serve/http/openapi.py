@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from feddrm.rules import RULES
+from feddrm.rules import ROUTING_RULES
 from feddrm.serve.schemas import PICTURE_TYPES, PredictOptions
 
 
@@ -27,7 +27,7 @@ def sample_body(model: type[BaseModel], options: type[BaseModel]) -> dict[str, A
     schemas: dict[str, dict[str, Any]] = {
         "kind": {"type": "string", "enum": ["inputs", "features"]},
         "datatype": {"type": "string", "enum": ["uint8", "float32"]},
-        "rule": {"type": "string", "enum": list(RULES)},
+        "rule": {"type": "string", "enum": list(ROUTING_RULES)},
         "coverage": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
         "max_away": {"type": "number", "minimum": 0, "maximum": 1},
     }

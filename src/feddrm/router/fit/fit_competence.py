@@ -1,0 +1,99 @@
+"""Fitting the competence: how probable it is that each client's answer about a query is right.
+
+One logistic regression per client on the router's features, all with one ridge. Its samples are judged: every client
+has answered them, by a head that did not see them, and the answer was compared with the label
+(docs/decisions/0015-competence-from-judged-samples.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from feddrm.router.fit.calibration import quantiles
+from feddrm.router.fit.cohort import Cohort, FitRequest, HeldOutHeads, Judged
+from feddrm.router.fit.design_matrix import DesignMatrix
+from feddrm.router.fit.head_problems import STRENGTHS, private_problem, probe_problem
+from feddrm.router.fit.ridge_path import RidgePath
+from feddrm.router.fit.selection import FINE_ROUNDS, PATH_TOLERANCE, solve_requests
+from feddrm.router.settings import SMALL, Holdout, RouterSettings
+from feddrm.router.solver.client_statistics import BlockDiagonal, Sample, client_scores, logits_at
+from feddrm.router.solver.solve import solve
+
+RIDGES = (10.0, 3.0, *STRENGTHS)  # the strongest leave every client its mean accuracy
+FOLDS, FEW_FOLDS = 5, 2  # of the judged samples: all parts are held out in turn, or two if there are many samples
+
+
+@dataclass(frozen=True, eq=False)
+class FittedCompetence:
+    """The log-odds of a right answer as a point [m, d + 1], the percentiles of the surest client's, and the choices."""
+
+    point: Tensor
+    confidence: tuple[float, ...]
+    chosen: Mapping[str, Any]
+
+
+def fit_competence(
+    cohort: Cohort, design: DesignMatrix, heads: HeldOutHeads, holdout: Holdout, settings: RouterSettings
+) -> FittedCompetence | None:
+    """Fit on the router's features; None where clients do not answer each other's samples."""
+    judged = cohort.judge(design, lambda: all_folds(cohort, heads, holdout, settings))
+    if judged is None:
+        return None
+    clients = judged.right.shape[1]
+    folds = FOLDS if len(judged.x) < SMALL else FEW_FOLDS
+    path = RidgePath(RIDGES, folds)
+    outside = [_samples(judged, judged.part != fold) for fold in range(folds)]
+    inside = [_samples(judged, judged.part == fold) for fold in range(folds)]
+
+    def fit(samples: BlockDiagonal, ridge: float, start: Tensor | None, rounds: int, tolerance: float) -> Tensor:
+        problem = private_problem(2, design.width, ridge, clients)  # two outputs per client: wrong and right
+        return solve(problem, [samples], design.whitening, start=start, rounds=rounds, tolerance=tolerance).point
+
+    while (ridge := path.ridge) is not None:
+        points = [
+            fit(samples, ridge, start, FINE_ROUNDS, PATH_TOLERANCE)
+            for samples, start in zip(outside, path.starts, strict=True)
+        ]
+        path.take(points, [client_scores(samples, point) for samples, point in zip(inside, points, strict=True)])
+    chosen = path.chosen
+    everything = _samples(judged, torch.ones_like(judged.part, dtype=torch.bool))
+    point = fit(everything, chosen.ridge, torch.stack(chosen.folds).mean(0), settings.rounds or 60, settings.tolerance)
+    surest = [
+        logits_at(judged.x[judged.part == fold], odds_of_right(held_out)).sigmoid().amax(1)
+        for fold, held_out in enumerate(chosen.folds)
+    ]
+    confidence = quantiles(torch.cat(surest).cpu(), torch.linspace(0, 1, 101, dtype=torch.float64))
+    choices = {**chosen.as_dict(design.width), "judged": len(judged.x)}
+    return FittedCompetence(odds_of_right(point), tuple(confidence.tolist()), choices)
+
+
+def odds_of_right(point: Tensor) -> Tensor:
+    """The log-odds [m, d + 1] of the fitted outputs [2 m, d + 1], which are wrong and right for every client."""
+    wrong, right = point.view(-1, 2, point.shape[1]).unbind(1)
+    return right - wrong
+
+
+def all_folds(cohort: Cohort, heads: HeldOutHeads, holdout: Holdout, settings: RouterSettings) -> HeldOutHeads:
+    """The heads of all folds. Those that the choice of ridges left out are fitted from zero, with the chosen ridges."""
+    classes = len(cohort.facts.classes)
+    problem = probe_problem(classes, heads.design.width, heads.probe_ridge)
+    requests = {
+        str(fold): FitRequest(heads.design, "class", problem, fold) for fold in range(len(heads.probes), holdout.used)
+    }
+    if not requests:
+        return heads
+    states = solve_requests(cohort, requests, settings.rounds or FINE_ROUNDS, PATH_TOLERANCE)
+    probes = [*heads.probes, *(state.iterate for state in states.values())]
+    starts = [*heads.corrections, *([None] * len(requests))]
+    corrections, _ = cohort.corrections(heads.design, probes).scores(heads.correction_ridge, starts)
+    return replace(heads, probes=probes, corrections=corrections)
+
+
+def _samples(judged: Judged, rows: Tensor) -> BlockDiagonal:
+    x, right = judged.x[rows], judged.right[rows].long()
+    return BlockDiagonal(tuple(Sample(x, column) for column in right.T))
