@@ -41,7 +41,7 @@ COVERED = {
     "deploy/site/site_fit.py": "tests/deploy/server/test_remote_cohort.py",
     "models/groupnorm_triton.py": "tests/models/test_groupnorm.py",
     "router/fit/cohort.py": "tests/deploy/server/test_remote_cohort.py",
-    "router/fit/design_matrix.py": "tests/router/fit/test_selection.py",
+    "router/features/design_matrix.py": "tests/router/fit/test_selection.py",
     "rules/competence.py": "tests/rules/test_contract.py",
     "rules/density.py": "tests/rules/test_contract.py",
     "rules/posterior.py": "tests/rules/test_contract.py",

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from feddrm.data import Federation
 from feddrm.router import Recipe, RouterSettings, fit_router
+from feddrm.router.features.design_matrix import DesignMatrix
 from feddrm.router.fit.cohort import HeldOutHeads, Judged, Trunk
-from feddrm.router.fit.design_matrix import DesignMatrix
 from feddrm.router.fit.fit_competence import RIDGES, all_folds, fit_competence, odds_of_right
 from feddrm.router.fit.fit_heads import LinearHeads
 from feddrm.router.fit.local_cohort import LocalCohort

@@ -21,8 +21,8 @@ from feddrm.deploy.wire.messages import Message
 from feddrm.errors import FeddrmError
 from feddrm.methods import Tensors
 from feddrm.router import Recipe, RouterSettings
+from feddrm.router.features.design_matrix import DesignMatrix, stretch_of
 from feddrm.router.fit.cohort import Confidence, Facts, FitRequest, HeldOutHeads, HeldOutRouter, Job, Trunk
-from feddrm.router.fit.design_matrix import DesignMatrix, stretch_of
 from feddrm.router.fit.head_problems import STRENGTHS
 from feddrm.router.fit.ridge_path import Chosen
 from feddrm.router.policy import RULES

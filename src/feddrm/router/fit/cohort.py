@@ -18,7 +18,7 @@ from feddrm.data.tables.table_schema import TableSchema
 from feddrm.methods import Tensors
 from feddrm.models import Net
 from feddrm.router.features.base import Recipe
-from feddrm.router.fit.design_matrix import DesignMatrix
+from feddrm.router.features.design_matrix import DesignMatrix
 from feddrm.router.fit.ridge_path import Chosen
 from feddrm.router.settings import Holdout
 from feddrm.router.solver.client_statistics import ClientSums

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from feddrm.moments import SQUARED_RIDGES, Fold, Moments, MomentTarget, RidgeChoice, choose_ridges
 from feddrm.router.features.base import Recipe
-from feddrm.router.fit.design_matrix import stretch_of
+from feddrm.router.features.design_matrix import stretch_of
 from feddrm.router.fit.selection import AROUND, FINER
 from feddrm.router.solver.problem import Scaler
 

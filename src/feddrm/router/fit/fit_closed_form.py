@@ -12,8 +12,8 @@ from torch import Tensor
 from feddrm.methods import ClosedFormMethod, Tensors
 from feddrm.moments import Moments, MomentTarget, ridge_head, squared_loss
 from feddrm.router.features.base import Recipe, possible_features
+from feddrm.router.features.design_matrix import DesignMatrix
 from feddrm.router.fit.cohort import Facts, FitRequest, Trunk
-from feddrm.router.fit.design_matrix import DesignMatrix
 from feddrm.router.fit.feature_blocks import BlockChooser, FeatureBlock
 from feddrm.router.fit.fit_heads import HEAD_FOLDS, LinearHeads, fit_corrections
 from feddrm.router.fit.fit_router import Clock, FittedRouter, assemble_router

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from feddrm.router.features.design_matrix import DesignMatrix
 from feddrm.router.fit.calibration import quantiles
 from feddrm.router.fit.cohort import Cohort, FitRequest, HeldOutHeads, Judged
-from feddrm.router.fit.design_matrix import DesignMatrix
 from feddrm.router.fit.head_problems import STRENGTHS, private_problem, probe_problem
 from feddrm.router.fit.ridge_path import RidgePath
 from feddrm.router.fit.selection import FINE_ROUNDS, PATH_TOLERANCE, solve_requests

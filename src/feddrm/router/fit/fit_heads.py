@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from feddrm.router.features.base import Recipe
+from feddrm.router.features.design_matrix import DesignMatrix
 from feddrm.router.fit.cohort import Cohort, HeldOutHeads, HeldOutRouter
-from feddrm.router.fit.design_matrix import DesignMatrix
 from feddrm.router.fit.head_problems import JOINT_STRENGTHS, STRENGTHS, joint_problem, probe_problem
 from feddrm.router.fit.ridge_path import Chosen, RidgePath
 from feddrm.router.fit.selection import Softmax, choose_recipe

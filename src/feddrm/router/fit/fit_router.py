@@ -21,9 +21,9 @@ from feddrm.errors import FeddrmError
 from feddrm.models import Net
 from feddrm.router.artifact import Artifact, load_heads, load_router, make_artifact, read_manifest
 from feddrm.router.features.base import Leaves, Recipe, possible_features
+from feddrm.router.features.design_matrix import DesignMatrix
 from feddrm.router.fit.calibration import calibrate
 from feddrm.router.fit.cohort import Cohort, Facts, HeldOutRouter, Trunk
-from feddrm.router.fit.design_matrix import DesignMatrix
 from feddrm.router.fit.fit_competence import FittedCompetence, fit_competence
 from feddrm.router.fit.fit_heads import LinearHeads, RouterFit, fit_heads
 from feddrm.router.fit.local_cohort import LocalCohort, Published

@@ -13,6 +13,7 @@ from feddrm.data import Client, Federation, RandomResizedCrop, generator_for
 from feddrm.errors import FeddrmError
 from feddrm.moments import Moments
 from feddrm.router.features.base import Recipe, extract
+from feddrm.router.features.design_matrix import DesignMatrix, stretch_of
 from feddrm.router.fit.cohort import (
     Confidence,
     Facts,
@@ -24,7 +25,6 @@ from feddrm.router.fit.cohort import (
     Target,
     Trunk,
 )
-from feddrm.router.fit.design_matrix import DesignMatrix, stretch_of
 from feddrm.router.fit.head_problems import joint_classes, joint_label, private_problem, private_samples
 from feddrm.router.fit.ridge_path import Chosen
 from feddrm.router.fit.selection import FINE_ROUNDS, PATH_TOLERANCE

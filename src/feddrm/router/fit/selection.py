@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from feddrm.router.features.base import Recipe
+from feddrm.router.features.design_matrix import DesignMatrix
 from feddrm.router.fit.cohort import Cohort, FitRequest, Job, Target
-from feddrm.router.fit.design_matrix import DesignMatrix
 from feddrm.router.fit.ridge_path import Chosen, RidgePath
 from feddrm.router.settings import Holdout, RouterSettings
 from feddrm.router.solver.client_statistics import ClientSums
