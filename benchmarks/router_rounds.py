@@ -27,8 +27,8 @@ from feddrm.evaluation import pooled_queries
 from feddrm.models import Model, Net
 from feddrm.router import Recipe
 from feddrm.router.features.base import extract
+from feddrm.router.features.design_matrix import DesignMatrix
 from feddrm.router.fit.cohort import Trunk
-from feddrm.router.fit.design_matrix import DesignMatrix
 from feddrm.router.fit.local_cohort import LocalCohort, facts_of
 from feddrm.router.fit.ridge_path import Chosen
 from feddrm.router.fit.selection import Softmax, choose_recipe
