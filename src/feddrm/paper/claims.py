@@ -98,7 +98,8 @@ def _leads(table: PaperTable, claim: Mapping[str, Any]) -> tuple[Status, str]:
             beaten += [len(known)] if ours is not None and known else []
         else:
             led += 1
-    text = f"ahead of all {len(rivals)} rivals in {led} of {len(columns)} columns"
+    planned = all(r.entries[j].gap != "none" for r in rivals for j in columns)
+    text = f"ahead of all {len(rivals) if planned else 'planned'} rivals in {led} of {len(columns)} columns"
     text += f"; {'; '.join(behind)}" if behind else ""
     text += f"; in {len(beaten)} ahead of those run so far ({_span(beaten)} of them)" if beaten else ""
     text += f"; {unknown} cannot be decided yet" if (unknown := incomplete - len(beaten)) else ""

@@ -17,8 +17,8 @@ ENOUGH = 250  # training samples per client, on average, that a trial has at lea
 def trial_share(federation: Federation, rounds: float) -> float:
     """The share of the training samples that a trial of this share of a run's rounds is trained on.
 
-    Each sample is then seen as often as in a whole run. A trial that is cut short on all samples has seen each a few
-    times only. It favours low rates, because high ones gain when the samples are nearly fitted.
+    Each sample is then seen as often as in a whole run, where samples are nearly fitted at the end. A short trial on
+    all samples ends long before that, and chose too low a rate on CIFAR-10 (docs/recipes.md).
     """
     average = sum(len(client.train) for client in federation.clients) / len(federation.clients)
     return min(1.0, max(rounds, ENOUGH / average))

@@ -17,6 +17,7 @@ from torch import Tensor
 from feddrm.router.features.design_matrix import DesignMatrix
 from feddrm.router.fit.calibration import quantiles
 from feddrm.router.fit.cohort import Cohort, FitRequest, HeldOutHeads, Judged
+from feddrm.router.fit.fit_heads import HEAD_ROUNDS
 from feddrm.router.fit.head_problems import STRENGTHS, private_problem, probe_problem
 from feddrm.router.fit.ridge_path import RidgePath
 from feddrm.router.fit.selection import FINE_ROUNDS, PATH_TOLERANCE, solve_requests
@@ -62,7 +63,9 @@ def fit_competence(
         path.take(points, [client_scores(samples, point) for samples, point in zip(inside, points, strict=True)])
     chosen = path.chosen
     everything = _samples(judged, torch.ones_like(judged.part, dtype=torch.bool))
-    point = fit(everything, chosen.ridge, torch.stack(chosen.folds).mean(0), settings.rounds or 60, settings.tolerance)
+    point = fit(
+        everything, chosen.ridge, torch.stack(chosen.folds).mean(0), settings.rounds or HEAD_ROUNDS, settings.tolerance
+    )
     surest = [
         logits_at(judged.x[judged.part == fold], odds_of_right(held_out)).sigmoid().amax(1)
         for fold, held_out in enumerate(chosen.folds)
