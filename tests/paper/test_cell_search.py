@@ -119,9 +119,9 @@ def test_a_grid_without_a_search_stays_as_it_is(smoke: Grid, tmp_path: Path) -> 
     assert with_choices(smoke, tmp_path) is smoke
 
 
-def test_the_tuned_grid_has_the_papers_protocol_but_for_the_rate(paper: Grid) -> None:
+def test_the_tuned_grid_has_the_papers_protocol_but_for_rate_and_clip(paper: Grid) -> None:
     tuned = Grid.read("tuned")
-    assert tuned.content["train"] == paper.content["train"]
+    assert tuned.content["train"] == {**paper.content["train"], "clip": 1.0}
     assert tuned.content["evaluation"] == paper.content["evaluation"]
     assert len(tuned.cells) == 36
     for name, setting in tuned.content["settings"].items():
@@ -134,4 +134,4 @@ def test_the_tuned_grid_has_the_papers_protocol_but_for_the_rate(paper: Grid) ->
             and c.learner.tuning_rounds(800) == cell.learner.tuning_rounds(800)
         )
         own = cell.protocol()
-        assert {k for k in own if own[k] != protocol[k]} <= {"seed", "data", "method"}
+        assert {k for k in own if own[k] != protocol.get(k)} <= {"seed", "data", "method", "clip"}

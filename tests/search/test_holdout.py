@@ -9,7 +9,7 @@ import torch
 
 from feddrm.data import Federation
 from feddrm.data.client import Split
-from feddrm.search.holdout import hold_out, trial_share
+from feddrm.search.holdout import hold_out
 from refusal import refused
 
 
@@ -46,23 +46,3 @@ def test_too_few_samples_are_refused(federation):
 def test_fractions_of_nothing_and_everything_are_refused(federation, fraction):
     with refused("give a fraction between 0 and 1"):
         hold_out(federation, fraction, seed=1)
-
-
-def test_a_short_trial_is_trained_on_fewer_samples_and_compared_on_all_that_are_held_out(federation):
-    whole, part = (hold_out(federation, 0.25, seed=1, share=share) for share in (1.0, 0.2))
-    for client, same in zip(part.clients, whole.clients, strict=True):
-        assert len(client.train) == round(0.2 * len(same.train))
-        assert values(client.train) < values(same.train)
-        assert values(client.test) == values(same.test)
-    assert all(len(client.train) == 1 for client in hold_out(federation, 0.25, seed=1, share=1e-9).clients)
-
-
-def test_the_share_follows_the_rounds_but_leaves_enough_samples(federation):
-    assert trial_share(federation, 0.1) == 1.0  # 25 samples per client
-    clients = tuple(
-        replace(c, train=Split(c.train.x.repeat(100, 1), c.train.y.repeat(100))) for c in federation.clients
-    )
-    large = replace(federation, clients=clients)
-    samples = sum(len(c.train) for c in clients) / 2
-    assert trial_share(large, 0.5) == 0.5
-    assert trial_share(large, 0.01) == 250 / samples

@@ -35,6 +35,7 @@ def tuned_section(results: Path) -> str:
         rates=search["axes"]["lr"],
         held_out=round(100 * search["held_out"]),
         share=round(100 * search["cost"]),
+        clip=f"{grid.content['train']['clip']:g}",
         done=sum(cell.id in records for cell in grid.cells),
         verdicts=verdicts(grid, records),
         chosen=_chosen(grid),

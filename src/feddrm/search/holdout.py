@@ -11,35 +11,17 @@ from feddrm.data.client import Split
 from feddrm.data.partition import split
 from feddrm.errors import FeddrmError, SettingError
 
-ENOUGH = 250  # training samples per client, on average, that a trial has at least, if they are there
 
-
-def trial_share(federation: Federation, rounds: float) -> float:
-    """The share of the training samples that a trial of this share of a run's rounds is trained on.
-
-    Each sample is then seen as often as in a whole run, where samples are nearly fitted at the end. A short trial on
-    all samples ends long before that, and chose too low a rate on CIFAR-10 (docs/recipes.md).
-    """
-    average = sum(len(client.train) for client in federation.clients) / len(federation.clients)
-    return min(1.0, max(rounds, ENOUGH / average))
-
-
-def hold_out(federation: Federation, fraction: float, seed: int, share: float = 1.0) -> Federation:
-    """The federation with a part of every client's training samples in the place of its test samples.
-
-    Clients train on a ``share`` of the others, at least on one.
-    """
+def hold_out(federation: Federation, fraction: float, seed: int) -> Federation:
+    """The federation with a part of every client's training samples in the place of its test samples."""
     if not 0 < fraction < 1:
         raise SettingError(f"held_out={fraction}: give a fraction between 0 and 1, as 0.2")
     rows = [np.arange(len(client.train)) for client in federation.clients]
     parts = split(rows, np.random.RandomState(seed), round(1 - fraction, 12))
     clients = tuple(
-        _divided(client, first[: max(1, round(share * len(first)))], rest, fraction)
-        for client, (first, rest) in zip(federation.clients, parts, strict=True)
+        _divided(client, first, rest, fraction) for client, (first, rest) in zip(federation.clients, parts, strict=True)
     )
-    return replace(
-        federation, clients=clients, settings={**federation.settings, "held_out": fraction, "trained_on": share}
-    )
+    return replace(federation, clients=clients, settings={**federation.settings, "held_out": fraction})
 
 
 def _divided(client: Client, first: np.ndarray, rest: np.ndarray, fraction: float) -> Client:

@@ -25,7 +25,7 @@ from feddrm.runs.config import is_small
 from feddrm.runs.train import load_data
 from feddrm.search.candidates import Candidate, all_candidates
 from feddrm.search.halving import Halving, plan_halving
-from feddrm.search.holdout import hold_out, trial_share
+from feddrm.search.holdout import hold_out
 from feddrm.search.method_search import MethodSearch
 from feddrm.search.search_page import search_page
 from feddrm.search.trial import GOALS, SearchTask, TimeIsUp, Trial, goal_scores
@@ -74,8 +74,7 @@ def tune(  # noqa: PLR0913 (the public signature)
     ``system`` (samples of unknown origin by the exact router) or ``both``, a front and its best mean. All trials of a
     method together take ``cost`` times the rounds of one run; without it, once, or four times where samples are small
     and runs take seconds. ``held_out`` is the fraction of each client's training samples that trials are compared on.
-    A trial of fewer rounds than a run is trained on fewer samples, too. ``finalists`` trials are trained to their end
-    (two; three for ``both``); the others leave at a comparison before.
+    ``finalists`` trials are trained to their end (two; three for ``both``); the others leave at a comparison before.
     The usual settings are kept unless others are better by more than the standard error. ``budget`` is a time in
     seconds; the same call goes on later. ``settings`` are those of :func:`feddrm.train`.
     """
@@ -93,8 +92,7 @@ def tune(  # noqa: PLR0913 (the public signature)
         whole = resolve(federation, data=reload_settings, method=learner, model=model, **settings)
         # A front of two scores needs more than one to be compared with.
         halving, candidates = _plan(whole, axes or {}, cost, finalists or 1 + len(goal_scores(goal)))
-        share = trial_share(federation, halving.rounds / whole.plan.rounds)
-        held = hold_out(federation, held_out, whole.plan.seed, share)
+        held = hold_out(federation, held_out, whole.plan.seed)
         task = SearchTask(held, learner, model, goal, halving.rounds, halving.every, settings, deadline)
         trials = [Trial(candidate, folder / "trials" / learner.name / candidate.name) for candidate in candidates]
         searches.append(MethodSearch(task, halving, trials, whole))
