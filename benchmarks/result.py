@@ -11,10 +11,15 @@ from typing import Any
 from feddrm.runs import hardware, versions
 
 
-def finish(figures: Mapping[str, Any], path: Path | None, device: str = "cpu") -> None:
-    """Print the figures with hardware, versions and date; also write them to ``path`` if it is given."""
+def write(figures: Mapping[str, Any], path: Path | None, device: str = "cpu") -> str:
+    """The figures with hardware, versions and date as JSON; also written to ``path`` if it is given."""
     environment = {"hardware": hardware(device), "versions": versions(), "date": datetime.date.today().isoformat()}
     text = json.dumps({**figures, **environment}, indent=2)
-    print(text)
     if path is not None:
         path.write_text(text + "\n")
+    return text
+
+
+def finish(figures: Mapping[str, Any], path: Path | None, device: str = "cpu") -> None:
+    """Print the figures with hardware, versions and date; also write them to ``path`` if it is given."""
+    print(write(figures, path, device))

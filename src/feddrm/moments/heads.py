@@ -131,7 +131,7 @@ def _best(path: Sequence[tuple[float, float]]) -> RidgeChoice:
 def _factor(covariance: Tensor, ridge: float) -> Tensor:
     """The Cholesky factor of covariance + ridge; a matrix that has none is refused."""
     width = len(covariance)
-    factor, failed = torch.linalg.cholesky_ex(covariance + ridge * torch.eye(width, dtype=covariance.dtype))
+    factor, failed = torch.linalg.cholesky_ex(covariance + ridge * torch.eye(width).to(covariance))
     pivots = factor.diagonal().square()
     if bool(failed) or not float(pivots.min()) > width * torch.finfo(covariance.dtype).eps * float(pivots.max()):
         raise FeddrmError(

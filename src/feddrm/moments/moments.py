@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal, Self
 
 import torch
@@ -38,13 +38,12 @@ class Moments:
     @classmethod
     def of(cls, x: Tensor, y: Tensor, client: int, clients: int, classes: int) -> Self:
         """Moments of one client's features [n, d] and classes [n]."""
-        counts = torch.zeros(clients, classes, dtype=torch.float64)
-        sums = torch.zeros(clients, classes, x.shape[1], dtype=torch.float64)
+        zeros = partial(torch.zeros, dtype=torch.float64, device=x.device)
+        counts, sums, gram = zeros(clients, classes), zeros(clients, classes, x.shape[1]), zeros(*2 * x.shape[1:])
         counts[client] = torch.bincount(y, minlength=classes).double()
         for rows, labels in zip(torch.split(x, BLOCK), torch.split(y, BLOCK), strict=True):
             sums[client].index_add_(0, labels, rows.double())
         mean = sums[client].sum(0) / max(len(x), 1)
-        gram = torch.zeros(x.shape[1], x.shape[1], dtype=torch.float64)
         for rows in torch.split(x, BLOCK):
             centred = rows.double() - mean
             for start in range(0, x.shape[1], STRIP):  # the upper triangle alone, at half the cost
@@ -103,7 +102,7 @@ class Moments:
 
     def columns(self, index: Tensor) -> Moments:
         """The moments of some of the features; the same object for all of them."""
-        if torch.equal(index, torch.arange(self.width)):
+        if torch.equal(index, torch.arange(self.width, device=index.device)):
             return self
         return Moments(self.counts, self.sums[:, :, index], self.scatter[index[:, None], index])
 
@@ -119,7 +118,7 @@ class Moments:
         """
         cells = self.counts.nonzero()
         pairs = tuple(cells.T)
-        upper = _upper(self.width)
+        upper = _upper(self.scatter)
         shape = torch.tensor(self.counts.shape)
         plain = {"shape": shape, "cells": cells, "counts": self.counts[pairs], "sums": self.sums[pairs]}
         if not half:
@@ -134,14 +133,14 @@ class Moments:
         """The inverse of :meth:`tensors`; what are no moments is refused."""
         try:
             width, pairs = tensors["sums"].shape[1], tuple(tensors["cells"].T)
-            counts = torch.zeros(*tensors["shape"].tolist(), dtype=torch.float64)
-            sums = torch.zeros(*counts.shape, width, dtype=torch.float64)
+            zeros = partial(torch.zeros, dtype=torch.float64, device=tensors["sums"].device)
+            counts = zeros(*tensors["shape"].tolist())
+            sums, square = zeros(*counts.shape, width), zeros(width, width)
             counts[pairs], sums[pairs] = tensors["counts"], tensors["sums"]
             triangle = tensors["correlation"].double() if "correlation" in tensors else tensors["scatter"]
             if len(triangle) != width * (width + 1) // 2:
                 raise IndexError(f"{len(triangle)} entries of a triangle of {width} rows")
-            square = torch.zeros(width, width, dtype=torch.float64)
-            scatter = _symmetric(square.masked_scatter_(_upper(width), triangle))
+            scatter = _symmetric(square.masked_scatter_(_upper(square), triangle))
             if "correlation" in tensors:
                 scatter = scatter * tensors["deviation"][:, None] * tensors["deviation"]
         except (KeyError, IndexError, RuntimeError, TypeError) as error:
@@ -165,11 +164,11 @@ class Moments:
             raise FeddrmError(f"these are no moments ({error}): {SEND_AGAIN}") from error
 
 
-def _upper(width: int) -> Tensor:
+def _upper(square: Tensor) -> Tensor:
     """Which entries of a square matrix its upper triangle has."""
-    return torch.ones(width, width, dtype=torch.bool).triu()
+    return torch.ones_like(square, dtype=torch.bool).triu()
 
 
 def _symmetric(upper: Tensor) -> Tensor:
     """The symmetric matrix with this upper triangle."""
-    return torch.where(_upper(len(upper)), upper, upper.T)
+    return torch.where(_upper(upper), upper, upper.T)

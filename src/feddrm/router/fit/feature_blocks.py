@@ -51,7 +51,7 @@ class BlockChooser:
         self.total = reduce(add, parts)
         self.folds = [(reduce(add, [*parts[:fold], *parts[fold + 1 :]]), parts[fold]) for fold in range(used)]
         self.widths, self.ridge = widths, ridge
-        places = torch.split(torch.arange(self.total.width), list(widths.values()))
+        places = torch.split(torch.arange(self.total.width, device=self.total.mean.device), list(widths.values()))
         self.places = dict(zip(widths, places, strict=True))
 
     def try_ridges(
@@ -61,7 +61,7 @@ class BlockChooser:
         index = torch.cat([self.places[feature.name] for feature in recipe.features])
         scale = self.total.scale[index]
         if alone is not None:
-            scale = scale * stretch_of(recipe, self.widths, alone).double()
+            scale = scale * stretch_of(recipe, self.widths, alone).to(scale)
         scaler = Scaler(self.total.mean[index], scale)
         block = FeatureBlock(recipe, index, scaler)
         choices = choose_ridges(block.of_folds(self.folds), ridges if self.ridge is None else (self.ridge,))

@@ -58,58 +58,78 @@ class FittedBlock:
 
 def fit_closed_form(cohort: LocalCohort, trunk: Trunk, method: ClosedFormMethod) -> ClosedFormFit:
     """Fit router, probe and corrections. Samples are looked at again only to calibrate and to polish."""
-    facts, clock = cohort.facts, Clock()
-    recipes = closed_form_recipes(trunk, facts)
-    fit = _ClosedForm(cohort, trunk, method, recipes, Holdout.suggested(facts.samples))
-    cohort.measure(fit.everything, trunk, fit.holdout)
-    clock("features")
-    tried, best = fit.chooser.choose(recipes)
-    clock("moments")
-    client, classes = fit.head("client", best["client"]), fit.head("class", best["class"])
-    corrections = fit.corrections(classes)
-    router = assemble_router(
-        cohort, trunk, client.design, client.point, cohort.held_out_router(client.design, client.folds), fit.everything
-    )
-    clock("heads")
+    recipes = closed_form_recipes(trunk, cohort.facts)
+    fit = ClosedForm(cohort, trunk, method, recipes)
+    fitted = fit.router()
     # The network's own heads stand on the first recipe, its embedding.
-    own_client = fit.head_on(recipes[0], "client", client, tried)
-    own_classes = fit.head_on(recipes[0], "class", classes, tried)
-    own_corrections = corrections if own_classes is classes else fit.corrections(own_classes)
-    like = cohort.like
-    scaler = Scaler(classes.design.scaler.mean.to(like), classes.design.scaler.scale.to(like))
-    heads = LinearHeads(classes.block.recipe, scaler, classes.point.to(like), None, {})
-    chosen = {
-        "router": client.as_dict(),
-        "probe": classes.as_dict(),
-        "candidates": {name: block.as_dict() for name, block in tried["client"].items()},
-        "probe_candidates": {name: block.as_dict() for name, block in tried["class"].items()},
-        "holdout": {"parts": fit.holdout.parts, "used": fit.holdout.used},
-        "crops": cohort.crops,
-        "message": fit.message(classes),
-    }
-    private = {name: value.to(like) for name, value in corrections.items()}
+    client, classes = fit.head_on(recipes[0], "client"), fit.head_on(recipes[0], "class")
+    corrections = fit.private if classes is fit.heads["class"] else fit.corrections(classes)
     return ClosedFormFit(
-        FittedRouter(router, heads, private, chosen, facts, clock.seconds),
-        {
-            **trunk.leaves,
-            **_leaves("client_project", "client_head", own_client),
-            **_leaves("project", "head", own_classes),
-        },
-        {name: _head("head", own_classes.point + own_corrections[name]) for name in facts.names},
-        fit_warnings(fit.chooser.total, facts, fit.everything),
+        fitted,
+        {**trunk.leaves, **_leaves("client_project", "client_head", client), **_leaves("project", "head", classes)},
+        {name: _head("head", classes.point + corrections[name]) for name in cohort.facts.names},
+        fit_warnings(fit.chooser.total, cohort.facts, fit.everything),
     )
 
 
 @dataclass(frozen=True, eq=False)
-class _ClosedForm:
-    """One fit: its clients, its method, and the moments that it rests on."""
+class ClosedForm:
+    """One fit: its clients, its method, the recipes that it tries, and the moments that it rests on.
+
+    The last recipe has all features. Each feature of a recipe of several is also tried alone.
+    """
 
     cohort: LocalCohort
     trunk: Trunk
     method: ClosedFormMethod
     recipes: Sequence[Recipe]
-    holdout: Holdout
     designs: dict[str, DesignMatrix] = field(default_factory=dict)
+
+    def router(self) -> FittedRouter:
+        """Router, probe and corrections on the features that suit them best."""
+        cohort, clock = self.cohort, Clock()
+        cohort.measure(self.everything, self.trunk, self.holdout)
+        clock("features")
+        tried, _ = self.blocks
+        clock("moments")
+        client, classes = self.heads["client"], self.heads["class"]
+        held_out = cohort.held_out_router(client.design, client.folds)
+        router = assemble_router(cohort, self.trunk, client.design, client.point, held_out, self.everything)
+        private = {name: value.to(cohort.like) for name, value in self.private.items()}
+        clock("heads")
+        scaler = classes.design.scaler
+        scaler = Scaler(scaler.mean.to(cohort.like), scaler.scale.to(cohort.like))
+        heads = LinearHeads(classes.block.recipe, scaler, classes.point.to(cohort.like), None, {})
+        chosen = {
+            "router": client.as_dict(),
+            "probe": classes.as_dict(),
+            "candidates": {name: block.as_dict() for name, block in tried["client"].items()},
+            "probe_candidates": {name: block.as_dict() for name, block in tried["class"].items()},
+            "holdout": {"parts": self.holdout.parts, "used": self.holdout.used},
+            "crops": cohort.crops,
+            "message": self.message(classes),
+        }
+        return FittedRouter(router, heads, private, chosen, cohort.facts, clock.seconds)
+
+    @cached_property
+    def holdout(self) -> Holdout:
+        """What is held out."""
+        return Holdout.suggested(self.cohort.facts.samples)
+
+    @cached_property
+    def blocks(self) -> tuple[Mapping[MomentTarget, Mapping[str, FeatureBlock]], Mapping[MomentTarget, FeatureBlock]]:
+        """All blocks that were tried, and the best one, by target."""
+        return self.chooser.choose(self.recipes)
+
+    @cached_property
+    def heads(self) -> dict[MomentTarget, FittedBlock]:
+        """The heads on the best blocks."""
+        return {target: self.head(target, block) for target, block in self.blocks[1].items()}
+
+    @cached_property
+    def private(self) -> dict[str, Tensor]:
+        """The corrections of the best class head."""
+        return self.corrections(self.heads["class"])
 
     @property
     def everything(self) -> Recipe:
@@ -179,15 +199,10 @@ class _ClosedForm:
         figures = {"held_out_accuracy": accuracy, "temperature": temperature, **progress}
         return FittedBlock(block, design, closed, closed_folds, point, folds, temperature, figures)
 
-    def head_on(
-        self,
-        recipe: Recipe,
-        target: MomentTarget,
-        best: FittedBlock,
-        tried: Mapping[MomentTarget, Mapping[str, FeatureBlock]],
-    ) -> FittedBlock:
+    def head_on(self, recipe: Recipe, target: MomentTarget) -> FittedBlock:
         """The head on this recipe: the best one if that is its recipe."""
-        return best if best.block.recipe == recipe else self.head(target, tried[target][recipe.name])
+        best = self.heads[target]
+        return best if best.block.recipe == recipe else self.head(target, self.blocks[0][target][recipe.name])
 
     def corrections(self, probe: FittedBlock) -> dict[str, Tensor]:
         """Every client's private change of the probe: in closed form, or by its own softmax fit of a polished one."""
