@@ -15,7 +15,7 @@ SMALL = {"rounds": 40, "batch_size": 32, "lr": 0.05}  # tables and small images,
 # docs/recipes.md.
 RECIPES: dict[str, dict[str, dict[str, Any]]] = {
     "paper": {"photographs": {}, "small samples": SMALL},
-    "tuned": {"photographs": {"lr": 0.1}, "small samples": SMALL},
+    "tuned": {"photographs": {"lr": 0.3, "clip": 1.0}, "small samples": SMALL},
 }
 DEFAULT = "tuned"
 
