@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import pandas
 import pytest
 import torch
 
@@ -103,3 +104,20 @@ def test_an_older_artifact_has_no_checks(table_router: Router, tmp_path: Path) -
     again = load_router(tmp_path)
     assert (again.schema, again.row_checks) == (None, None)
     assert again.route([[1e9] * 6]).flags == ()
+
+
+def test_a_data_frame_is_taken_by_the_names_of_its_columns(table_router: Router) -> None:
+    raw = pandas.DataFrame({"dose": [0.5, None, 1.0], "cp": ["b", "a", "c"], "age": [60, 50, 200]})
+    assert table_router.samples(raw).tolist() == [GOOD, [0, 1, 0, 0, 0, 1], [15, 0, 0, 1, 1, 0]]
+    decision = table_router.route(raw)
+    assert [[flag.column for flag in flags] for flags in decision.flags] == [[], [], ["age"]]
+    encoded = pandas.DataFrame([GOOD], columns=SCHEMA.encoded)[list(reversed(SCHEMA.encoded))]
+    assert table_router.samples(encoded).tolist() == [GOOD]
+    plain = dataclasses.replace(table_router, schema=None)
+    assert plain.samples(encoded).tolist() == [GOOD]
+    with refused("the data frame has no column 'cp_b'", "add it"):
+        plain.samples(encoded.drop(columns="cp_b"))
+    with refused("row 0: column 'age'", "the column is not there"):
+        table_router.route(raw.drop(columns="age").head(1))
+    with refused("column 'cp' is 'x'", "one of a, b, c"):
+        table_router.route(raw.assign(cp="x").head(1))

@@ -19,7 +19,6 @@ from feddrm.predictor.predictor import Predictor, class_names
 from feddrm.registry import check_choice, nearest
 from feddrm.router import Decision, Router, load_router, read_manifest
 from feddrm.router.policy import consult as mixture
-from feddrm.router.router import as_tensor
 
 ABSTAIN = ("mark", "answer")
 
@@ -107,7 +106,8 @@ def answer_queries(
     """
     check_choice("abstain", abstain, ABSTAIN)
     before = Snapshot.of(run.router)
-    router, samples = load_router(run.router), as_tensor(x).detach().cpu()
+    router = load_router(run.router)
+    samples = router.samples(x).detach().cpu()
     number = len(samples)
     if client is None:
         decision = router.route(samples, views=views, **routing)

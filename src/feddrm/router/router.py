@@ -185,9 +185,24 @@ class Router:
             leaves={leaf: value.to(device) for leaf, value in self.leaves.items()},
         )
 
+    def samples(self, x: Tensor | NDArray[Any] | Sequence[Any]) -> Tensor:
+        """Samples as a tensor. Rows of a data frame are taken by the names of columns, and encoded by the schema."""
+        names = [str(column) for column in getattr(x, "columns", ())]
+        if not names or len(self.shape) != 1:
+            return as_tensor(x)
+        frame: Any = x
+        rows = frame.set_axis(names, axis=1)
+        if self.schema is not None and not self.schema.is_encoded(names):
+            return torch.from_numpy(self.schema.encode_named(rows.to_dict("records")))
+        columns = list(self.columns or names)
+        for name in columns:
+            if name not in names:
+                raise FeddrmError(f"the data frame has no column '{name}'{nearest(name, names)}: add it")
+        return as_tensor(rows[columns].to_numpy(dtype=np.float32))
+
     def inputs(self, x: Tensor | NDArray[Any] | Sequence[Any]) -> Tensor:
         """Network inputs: raw images (whole numbers 0..255) are scaled, other numbers are taken as they are."""
-        x = as_tensor(x)
+        x = self.samples(x)
         if self.shape and tuple(x.shape) == self.shape:
             raise FeddrmError(f"one sample of shape {self.shape}, the router wants a batch of them: give x[None]")
         if self.shape and tuple(x.shape[1:]) != self.shape:
@@ -261,7 +276,8 @@ class Router:
     def route(self, x: Tensor | NDArray[Any] | Sequence[Any], *, views: int = 1, **options: Any) -> Decision:
         """Decide for raw samples or network inputs [N, ...], with the options of :meth:`route_features`.
 
-        ``x`` is a tensor, an array or a list. Images are whole numbers 0..255, or floats as the network takes them.
+        ``x`` is a tensor, an array, a list or a data frame, whose columns are taken by name. Images are whole numbers
+        0..255, or floats as the network takes them.
         ``views`` averages the features over so many crops and mirror images of each. Values of a table's row that
         cannot be are flagged, and the decision about the row abstains.
         """

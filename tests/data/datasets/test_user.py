@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
+import yaml
 from PIL import Image
 
+import feddrm
 from feddrm.data import Csv, Federation, Folders, Npz, QueryViews, load
+from feddrm.router import load_router
 from refusal import refused
 
 
@@ -99,3 +103,25 @@ def test_arrays_by_name_with_every_setting(tmp_path: Path) -> None:
     assert given.settings()["test"] == str(tmp_path)
     assert "test" not in Npz(path=str(tmp_path)).settings()
     assert given.load().sizes.tolist() == [10, 10]
+
+
+def test_a_table_without_a_schema_file_from_training_to_a_query(tmp_path: Path) -> None:
+    """The artifact carries the schema that the sums gave, and a query is a row of raw cells."""
+    rng = np.random.default_rng(3)
+    rows = pandas.DataFrame(
+        {"town": rng.choice(["oslo", "lima"], 80), "colour": rng.choice(["red", "blue", "green"], 80)}
+    )
+    rows["dose"] = np.where(rows.town == "oslo", 1000, 2000) + rng.normal(0, 100, 80)
+    rows["ill"] = (rows.colour == "red").map({True: "yes", False: "no"})
+    rows.to_csv(tmp_path / "visits.csv", index=False)
+    data = {"path": str(tmp_path / "visits.csv"), "label": "ill", "client": "town", "schema": "auto"}
+    run = feddrm.train("csv", "feddrm", out=tmp_path / "run", data_settings=data, rounds=2, local_steps=2)
+    run.fit_router(heads=False)
+    queries = rows[["dose", "colour"]].head(6)
+    router = load_router(tmp_path / "run" / "router")
+    assert [router.names[place] for place in router.route(queries).client.tolist()] == rows.town.head(6).tolist()
+    answers = run.predict(queries, abstain="answer")
+    assert list(answers.client) == rows.town.head(6).tolist()
+    assert set(answers.labels) <= {"yes", "no"}
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert config["data"]["schema"] == "auto"

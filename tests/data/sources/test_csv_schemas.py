@@ -5,6 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pandas
+import pytest
+import torch
+
 from feddrm.data import Federation
 from feddrm.data.sources.csv_tables import read_rows
 from feddrm.data.tables.column_kinds import CategoryColumn, NumberColumn
@@ -76,3 +80,75 @@ def test_an_unknown_column_of_a_query_is_named_unless_it_is_ignored(tmp_path: Pa
         read_rows(one(tmp_path, "age", "60"), SCHEMA.encoded, 3, SCHEMA)
     with refused("all.csv, row 2: column 'sex' is 'x'", "female"):
         read_rows(one(tmp_path, "sex,age", "x,60"), SCHEMA.encoded, 3, SCHEMA)
+
+
+# A schema from sums over all clients
+
+
+MIXED = ["pid,town,code,dose,colour,ill"] + [
+    f"p{i},{'oslo' if i % 3 else 'lima'},{i % 4},{'' if i == 7 else i * i},{('red', 'blue', 'green')[i % 3]},{i % 2}"
+    for i in range(60)
+]
+
+
+def test_numbers_are_standardised_by_the_training_rows_of_all_clients(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"label": "ill", "client": "town", "drop": "pid", "categories": ["code"]}
+    fed = from_csv(one(tmp_path, *MIXED), schema="auto", **options)
+    assert fed.schema is not None
+    code, dose, colour = fed.schema.columns
+    assert isinstance(code, CategoryColumn)
+    assert code.codes == ("0", "1", "2", "3")
+    assert isinstance(colour, CategoryColumn)
+    assert colour.codes == ("blue", "green", "red")
+    assert isinstance(dose, NumberColumn)
+    assert dose.missing
+    x = torch.cat([client.train.x for client in fed.clients]).double()
+    place = fed.schema.encoded.index("dose")
+    known = x[x[:, fed.schema.encoded.index("dose_missing")] == 0, place]
+    assert abs(known.mean()) < 1e-5
+    assert known.std(correction=0).item() == pytest.approx(1, abs=1e-5)
+    again = from_csv(tmp_path / "all.csv", schema=fed.schema, **{k: v for k, v in options.items() if k != "categories"})
+    assert again.digest() == fed.digest()
+
+
+def test_given_test_rows_change_no_scale_but_may_bring_categories(tmp_path: Path) -> None:
+    table, other = one(tmp_path, *MIXED), tmp_path / "later.csv"
+    other.write_text("\n".join([MIXED[0], "q1,oslo,1,1e6,violet,0", "q2,lima,2,1e6,red,1"]) + "\n")
+    schemas = [
+        from_csv(table, label="ill", client="town", drop="pid", schema="auto", test=test).schema
+        for test in (table, other)
+    ]
+    dose, later = (next(c for c in schema.columns if c.name == "dose") for schema in schemas if schema)
+    assert dose == later
+    assert [("colour_violet" in schema.encoded) for schema in schemas if schema] == [False, True]
+
+
+def test_columns_that_no_sums_describe_are_refused(tmp_path: Path) -> None:
+    with refused("column 'pid' has 60 different texts", "drop=['pid']"):
+        from_csv(one(tmp_path, *MIXED), label="ill", client="town", schema="auto")
+    with refused("categories: there is no column 'cod'; did you mean 'code'?"):
+        from_csv(one(tmp_path, *MIXED), label="ill", client="town", drop="pid", schema="auto", categories=["cod"])
+
+
+# Data frames
+
+
+def test_a_data_frame_stands_for_a_file(tmp_path: Path) -> None:
+    path = one(tmp_path, *MIXED)
+    frame = pandas.read_csv(path)
+    options: dict[str, Any] = {"label": "ill", "drop": "pid", "schema": "auto", "seed": 3}
+    file = from_csv(path, client="town", **options)
+    whole = from_csv(frame, client="town", **options)
+    assert (whole.name, whole.source) == ("own", "data frame")
+    assert [c.train.x.tolist() for c in whole.clients] == [c.train.x.tolist() for c in file.clients]
+    towns = {town: part.drop(columns="town") for town, part in frame.groupby("town", sort=False)}
+    parts = from_csv(towns, **options)
+    assert [c.train.x.tolist() for c in parts.clients] == [c.train.x.tolist() for c in file.clients]
+
+
+def test_a_wrong_cell_of_a_data_frame_is_named_by_its_row(tmp_path: Path) -> None:
+    frame = pandas.read_csv(one(tmp_path, *MIXED)).drop(columns=["pid", "colour"])
+    with refused("data frame, row 7: column 'dose' has no value"):
+        from_csv(frame, label="ill", client="town")
+    with refused("data frame has no column 'town '"):
+        from_csv(frame, label="ill", client="town ")

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from feddrm.data.crop import RandomResizedCrop
 from feddrm.data.datasets.base import Dataset
 from feddrm.data.federation import Federation
+from feddrm.data.sources.csv_tables import AUTO
 from feddrm.data.sources.labelled_samples import Division
 from feddrm.errors import SettingError
 
@@ -72,7 +73,8 @@ class Csv(UserDataset):
     client: str | None = None
     drop: tuple[str, ...] = ()
     test: str = ""  # the same form as path; if empty, a part of every client's rows is split off
-    schema: str = ""  # a schema file, by which all clients' rows are encoded
+    schema: str = ""  # a schema file, by which all clients' rows are encoded, or auto: one from sums over all clients
+    categories: tuple[str, ...] = ()  # with schema=auto: columns of codes that are no measurement
 
     def check(self) -> None:
         super().check()
@@ -81,6 +83,7 @@ class Csv(UserDataset):
 
     def settings(self) -> dict[str, Any]:
         paths = {key: str(Path(path).resolve()) for key, path in (("test", self.test), ("schema", self.schema)) if path}
+        paths |= {"schema": self.schema} if self.schema == AUTO else {}
         return super().settings() | paths
 
     def load(self) -> Federation:
@@ -91,6 +94,7 @@ class Csv(UserDataset):
             test=self.test or None,
             drop=self.drop,
             schema=self.schema or None,
+            categories=self.categories,
             test_fraction=self.test_fraction,
             seed=self.seed,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,12 @@ PARQUET = ".parquet"
 
 @dataclass(frozen=True)
 class CsvTable:
-    """A file as text: rows of cells, and the line of the file on which each row begins."""
+    """A file as text: rows of cells, and the line of the file on which each row begins.
 
-    path: Path
+    The path of a data frame is its name in messages.
+    """
+
+    path: Path | str
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     lines: tuple[int, ...]
@@ -73,7 +76,17 @@ class CsvTable:
 def read_table(path: Path) -> CsvTable:
     """Read a UTF-8 file with a header row; a byte order mark is allowed, blank lines are not rows. Or read Parquet."""
     remedy = "give the path of a readable .csv file"
-    given = _parquet_cells(path) if path.suffix.lower() == PARQUET else read_csv(path, remedy)
+    return _checked_table(path, _parquet_cells(path) if path.suffix.lower() == PARQUET else read_csv(path, remedy))
+
+
+def frame_table(name: str, frame: Any) -> CsvTable:
+    """A pandas data frame as text, with the numbers of its rows from 0; a missing value is empty."""
+    cells = frame.astype(object).where(frame.notna(), "").to_numpy().tolist()
+    header = [str(column) for column in frame.columns]
+    return _checked_table(name, [(-1, header), *((i, [str(c).strip() for c in row]) for i, row in enumerate(cells))])
+
+
+def _checked_table(path: Path | str, given: Iterable[tuple[int, Sequence[str]]]) -> CsvTable:
     rows = [(line, tuple(map(nfc, cells))) for line, cells in given]
     if not rows:
         raise FeddrmError(f"{path} is empty: it needs a header and rows, or leave it out")
@@ -107,7 +120,7 @@ def _parquet_cells(path: Path) -> list[tuple[int, list[str]]]:
     return [(i, ["" if cell is None else str(cell).strip() for cell in row]) for i, row in enumerate(rows, 1)]
 
 
-def _check_header(path: Path, header: Sequence[str]) -> None:
+def _check_header(path: Path | str, header: Sequence[str]) -> None:
     if len(header) == 1 and (other := next((s for s in ";\t|" if s in header[0]), None)):
         raise FeddrmError(f"{path} seems to be separated by {other!r}: save it with commas")
     for i, name in enumerate(header):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddrm.data.client import check_client_names
-from feddrm.data.sources.csv_file import PARQUET, CsvTable, read_table
+from feddrm.data.sources.csv_file import PARQUET, CsvTable, frame_table, read_table
 from feddrm.data.sources.labelled_samples import (
     Division,
     FederationParts,
@@ -21,18 +21,24 @@ from feddrm.data.sources.labelled_samples import (
     LabelledSamples,
     assemble,
     check_same_clients,
+    divide,
     nfc,
+    short_list,
     short_repr,
 )
+from feddrm.data.tables.column_sums import ColumnSums, schema_from_sums
 from feddrm.data.tables.table_schema import TableSchema
 from feddrm.errors import FeddrmError, TableError
 from feddrm.io.text import parse_float
 from feddrm.registry import nearest
 
-Paths = str | Path | Sequence[str | Path] | Mapping[str, str | Path]
+Paths = Any  # str | Path | Sequence[str | Path] | Mapping[str, str | Path | DataFrame] | DataFrame
 SamplesByClient = Mapping[str, LabelledSamples]
+RowsByClient = Mapping[str, "RawRows"]
+NamedTable = tuple[str, CsvTable]
 
 TABLES = (".csv", PARQUET)
+AUTO, FRAME = "auto", "data frame"
 WHOLE_NUMBER = re.compile(r"([+-]?\d+)(\.0*)?")
 
 
@@ -44,8 +50,11 @@ class CsvSource:
     and without a ``client`` column, a client has the name of its file. ``test`` has the same form and
     the same clients. All columns except ``label``, ``client`` and those in ``drop`` must hold numbers,
     and no number may be missing. With a ``schema`` (a file or a :class:`TableSchema`) they are the schema's
-    columns, which it encodes. If all labels are whole numbers, they are read as numbers (1 and 1.0 are one
-    class).
+    columns, which it encodes. With ``schema="auto"`` the schema follows from sums over all clients: numbers
+    are standardised by mean and deviation of the training rows, texts and the columns in ``categories`` are
+    categories. If all labels are whole numbers, they are read as numbers (1 and 1.0 are one class).
+
+    A data frame may stand for a file: ``{"oslo": frame, "lima": frame}``, or one frame with a client column.
     """
 
     paths: Paths
@@ -55,38 +64,69 @@ class CsvSource:
     test: Paths | None = None
     drop: Sequence[str] = ()
     schema: str | Path | TableSchema | None = None
+    categories: Sequence[str] = ()
     test_fraction: float = 0.3
     seed: int = 2025
     name: str | None = None
 
     def load(self) -> FederationParts:
-        files = _table_files(self.paths)
-        first = files[0][1].resolve()
-        name = self.name or (first.stem if len(files) == 1 else first.parent.name) or "own"
+        tables = _tables(self.paths)
+        name = self.name or _common_name(tables)
         division = Division.checked(name, self.test_fraction, self.seed)
-        if self.client is None and len(files) == 1:
-            raise FeddrmError(f"{files[0][1]} is the only file: name its client column with client=..., or add files")
+        if self.client is None and len(tables) == 1:
+            raise FeddrmError(
+                f"{tables[0][1].path} is the only file: name its client column with client=..., or add files"
+            )
         if self.client is None:
-            check_client_names(name, [stem for stem, _ in files])
+            check_client_names(name, [stem for stem, _ in tables])
         drop = (self.drop,) if isinstance(self.drop, str) else tuple(self.drop)
-        train: SamplesByClient
-        test: SamplesByClient | None = None
-        schema = TableSchema.load(self.schema) if isinstance(self.schema, str | Path) else self.schema
+        auto = self.schema == AUTO
+        schema = self.schema if isinstance(self.schema, TableSchema) else None
+        if self.schema and not auto and schema is None:
+            schema = TableSchema.load(str(self.schema))
         roles = Roles(self.label, self.client, drop)
-        columns, train = read_samples(files, roles, schema)
+        columns, train_rows = _rows_by_client(tables, roles, schema, auto)
+        test_rows: RowsByClient = {}
         if self.test is not None:
-            test_files = _table_files(self.test)
+            test_tables = _tables(self.test)
             if self.client is None:
-                check_same_clients(name, train, [stem for stem, _ in test_files])
+                check_same_clients(name, train_rows, [stem for stem, _ in test_tables])
             # The test files may lack the columns to drop.
-            _, test = read_samples(test_files, roles, schema, columns)
-        train, test = labels_as_integers(train, test)
+            _, test_rows = _rows_by_client(test_tables, roles, schema, auto, columns)
+        if auto:
+            schema = self._schema_from_sums(columns, train_rows, test_rows, division)
+        train, test = labels_as_integers(_encoded(train_rows, schema), _encoded(test_rows, schema) or None)
         clients, classes = assemble(name, train, test, division)
         settings = {"label": self.label, "client": self.client, "drop": list(drop)}
+        settings |= {"schema": AUTO, "categories": list(self.categories)} if auto else {}
         settings |= division.settings(test_given=test is not None)
-        source = ", ".join(str(path) for _, path in files)
+        source = ", ".join(str(table.path) for _, table in tables)
         encoded = columns if schema is None else schema.encoded
         return FederationParts(name, clients, classes, source, settings, encoded, schema)
+
+    def _schema_from_sums(
+        self, columns: Sequence[str], train: RowsByClient, test: RowsByClient, division: Division
+    ) -> TableSchema:
+        """Mean and deviation are those of the training rows; every row tells its categories and gaps."""
+        if unknown := [name for name in self.categories if nfc(name) not in columns]:
+            raise FeddrmError(
+                f"categories: there is no column '{unknown[0]}'{nearest(unknown[0], columns)}: give one of "
+                f"{short_list(columns)}"
+            )
+        counted = {client: np.ones(len(rows.cells), dtype=bool) for client, rows in train.items()}
+        if not test:
+            for client, (_, rest) in divide(
+                self.label, {c: len(rows.cells) for c, rows in train.items()}, division
+            ).items():
+                counted[client][rest] = False
+        parts = [(rows, counted[client]) for client, rows in train.items()]
+        parts += [(rows, np.zeros(len(rows.cells), dtype=bool)) for rows in test.values()]
+        sums = dict.fromkeys(columns, ColumnSums())
+        declared = set(map(nfc, self.categories))
+        for rows, used in parts:
+            for name, cells in zip(columns, zip(*rows.cells, strict=True), strict=True):
+                sums[name] += ColumnSums.of(cells, used.tolist(), name in declared)
+        return schema_from_sums(sums)
 
 
 @dataclass(frozen=True)
@@ -103,64 +143,96 @@ class Roles:
         object.__setattr__(self, "drop", tuple(map(nfc, self.drop)))
 
 
-def _table_files(paths: Paths) -> list[tuple[str, Path]]:
-    """(client, file) pairs; the client is the mapping's key or the file's stem. A folder means its tables."""
+def _tables(paths: Paths) -> list[NamedTable]:
+    """(client, table) pairs; the client is the mapping's key or the file's stem. A folder means its tables."""
+    if hasattr(paths, "columns"):
+        return [(FRAME, frame_table(FRAME, paths))]
     if isinstance(paths, Mapping):
-        return [(str(name), Path(path)) for name, path in paths.items()]
+        return [
+            (str(name), frame_table(f"{FRAME} '{name}'", part) if hasattr(part, "columns") else read_table(Path(part)))
+            for name, part in paths.items()
+        ]
     if isinstance(paths, str | Path):
         folder = Path(paths)
         if not folder.exists():
             raise FeddrmError(f"{folder} does not exist: give the path of a .csv file, or of a folder of them")
         if not folder.is_dir():
-            return [(folder.stem, folder)]
+            return [(folder.stem, read_table(folder))]
         files = sorted(p for p in folder.iterdir() if p.suffix.lower() in TABLES and not p.name.startswith("."))
         if not files:
             raise FeddrmError(f"{folder} holds no .csv file: put one per client there, or give their paths")
-        return [(p.stem, p) for p in files]
+        return [(p.stem, read_table(p)) for p in files]
     files = [Path(p) for p in paths]
     if not files:
         raise FeddrmError("no files given: name one per client, or one with a client column")
-    return [(p.stem, p) for p in files]
+    return [(p.stem, read_table(p)) for p in files]
+
+
+def _common_name(tables: Sequence[NamedTable]) -> str:
+    """The name of the only file, or of the folder of the first."""
+    first = tables[0][1].path
+    if not isinstance(first, Path):
+        return "own"
+    return (first.resolve().stem if len(tables) == 1 else first.resolve().parent.name) or "own"
 
 
 def read_samples(
-    files: Sequence[tuple[str, Path]],
+    path: Path, client: str, roles: Roles, schema: TableSchema | None
+) -> tuple[tuple[str, ...], LabelledSamples]:
+    """The names of the raw columns of one client's file, and its samples with labels as text."""
+    columns, rows = _rows_by_client([(client, read_table(path))], roles, schema)
+    return columns, _encoded(rows, schema)[client]
+
+
+@dataclass(frozen=True, eq=False)
+class RawRows:
+    """One client's rows as they are in the tables: numbers where there is no schema, text otherwise."""
+
+    cells: list[Sequence[Any]] = field(default_factory=list)
+    labels: list[Label] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
+
+
+def _rows_by_client(
+    tables: Sequence[NamedTable],
     roles: Roles,
     schema: TableSchema | None = None,
+    as_text: bool = False,
     columns: tuple[str, ...] | None = None,
-) -> tuple[tuple[str, ...], dict[str, LabelledSamples]]:
-    """Names of the raw columns and the samples of every client, with labels as text.
+) -> tuple[tuple[str, ...], RowsByClient]:
+    """Names of the raw columns and the rows of every client, with labels as text.
 
     The clients are the files, or the values of the client column in order of appearance. The files may order their
-    columns differently, but must have the same columns (those of ``schema`` or of ``columns``, if given). A schema
-    encodes the rows, and refuses values outside of its ranges.
+    columns differently, but must have the same columns (those of ``schema`` or of ``columns``, if given).
     """
-    tables = [read_table(path) for _, path in files]
     if columns is None:
-        _check_roles(tables, roles)
+        _check_roles([table for _, table in tables], roles)
         columns = None if schema is None else schema.names
     lacking = "that others lack" if schema is None else "that the schema lacks"
-    rows: dict[str, list[Sequence[Any]]] = {}
-    labels: dict[str, list[Label]] = {}
-    places: dict[str, list[str]] = {}
-    for (stem, _), table in zip(files, tables, strict=True):
+    clients: dict[str, RawRows] = {}
+    for stem, table in tables:
         columns = _feature_columns(table, roles, columns, lacking)
-        table_labels = table.column(roles.label, "the label")
-        if roles.client is None and stem in rows:
+        labels = table.column(roles.label, "the label")
+        if roles.client is None and stem in clients:
             raise FeddrmError(
                 f"{table.path}: there is another file for client '{stem}': rename one, or give {{name: path}}"
             )
-        owners = [stem] * len(table_labels) if roles.client is None else table.column(roles.client, "the client")
+        owners = [stem] * len(labels) if roles.client is None else table.column(roles.client, "the client")
         indices = [table.header.index(name) for name in columns]
-        for row, (owner, row_label) in enumerate(zip(owners, table_labels, strict=True)):
-            rows.setdefault(owner, []).append(table.cells(row, indices, numbers=schema is None))
-            labels.setdefault(owner, []).append(row_label)
-            places.setdefault(owner, []).append(table.place(row))
-    samples = {
-        owner: LabelledSamples(_inputs(rows[owner], schema, places[owner]), labels[owner], places[owner].__getitem__)
-        for owner in rows
+        for row, (owner, label) in enumerate(zip(owners, labels, strict=True)):
+            own = clients.setdefault(owner, RawRows())
+            own.cells.append(table.cells(row, indices, numbers=schema is None and not as_text))
+            own.labels.append(label)
+            own.places.append(table.place(row))
+    return columns or (), clients
+
+
+def _encoded(clients: RowsByClient, schema: TableSchema | None) -> SamplesByClient:
+    """The samples of every client. A schema encodes the rows, and refuses values outside of its ranges."""
+    return {
+        client: LabelledSamples(_inputs(rows.cells, schema, rows.places), rows.labels, rows.places.__getitem__)
+        for client, rows in clients.items()
     }
-    return columns or (), samples
 
 
 def _inputs(rows: Sequence[Sequence[Any]], schema: TableSchema | None, places: Sequence[str]) -> NDArray[np.float32]:

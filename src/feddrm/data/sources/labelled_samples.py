@@ -137,7 +137,7 @@ def assemble(
     y_train = {client: _class_numbers(samples, numbers, remedy) for client, samples in train.items()}
     if test is None:
         test, y_test = train, y_train
-        rows = _divide(name, train, division)
+        rows = divide(name, {client: len(samples) for client, samples in train.items()}, division)
     else:
         y_test = {client: _class_numbers(samples, numbers, remedy) for client, samples in test.items()}
         rows = {client: (np.arange(len(train[client])), np.arange(len(test[client]))) for client in train}
@@ -153,7 +153,7 @@ def assemble_client(name: str, samples: LabelledSamples, division: Division, cla
     _check_label_types([samples])
     _, numbers = _number_classes(name, set(samples.labels), classes)
     y = _class_numbers(samples, numbers, "correct it or add it to classes")
-    train, test = _divide(name, {name: samples}, division)[name]
+    train, test = divide(name, {name: len(samples)}, division)[name]
     return Client(name, _split(samples.x, y, train), _split(samples.x, y, test))
 
 
@@ -212,19 +212,18 @@ def _class_numbers(samples: LabelledSamples, numbers: Mapping[Label, int], remed
     return np.array([numbers[label] for label in samples.labels], dtype=np.int64)
 
 
-def _divide(
-    name: str, clients: Mapping[str, LabelledSamples], division: Division
-) -> dict[str, tuple[Indices, Indices]]:
+def divide(name: str, sizes: Mapping[str, int], division: Division) -> dict[str, tuple[Indices, Indices]]:
+    """The rows of every client to train on and to test on."""
     # 1 - 0.9 is a little less than 0.1 in binary; rounding down would then lose a sample.
     fraction = round(1 - division.test_fraction, 12)
-    parts = split([np.arange(len(s)) for s in clients.values()], np.random.RandomState(division.seed), fraction)
-    for client, (first, rest) in zip(clients, parts, strict=True):
+    parts = split(list(map(np.arange, sizes.values())), np.random.RandomState(division.seed), fraction)
+    for client, (first, rest) in zip(sizes, parts, strict=True):
         if len(first) == 0 or len(rest) == 0:
             raise FeddrmError(
-                f"{name}: client '{client}' has too few samples ({len(clients[client])}) to split with "
+                f"{name}: client '{client}' has too few samples ({sizes[client]}) to split with "
                 f"test_fraction={division.test_fraction:g}: give it more, or change the fraction"
             )
-    return dict(zip(clients, parts, strict=True))
+    return dict(zip(sizes, parts, strict=True))
 
 
 def _split(x: NDArray[Any], y: NDArray[np.int64], rows: Indices) -> Split:

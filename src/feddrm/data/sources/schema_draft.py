@@ -10,12 +10,12 @@ import numpy as np
 from feddrm.data.sources.csv_file import CsvTable, read_table
 from feddrm.data.sources.labelled_samples import nfc
 from feddrm.data.tables.column_kinds import CategoryColumn, NumberColumn, RawColumn, is_missing
+from feddrm.data.tables.column_sums import MOST_CATEGORIES
 from feddrm.data.tables.table_schema import TableSchema
 from feddrm.errors import FeddrmError
 from feddrm.io.text import parse_float, yaml_bytes
 from feddrm.registry import nearest
 
-MOST_CATEGORIES = 30
 HEADER = """\
 # A draft: complete it, then give every client the same file.
 # Its centres and scales are rounded statistics of the tables that it was made from: choose tables that may be shown,

@@ -10,7 +10,7 @@ from typing import Any
 from feddrm.data import Client, load
 from feddrm.data.sources.array_files import read_arrays
 from feddrm.data.sources.arrays import client_from_arrays
-from feddrm.data.sources.csv_tables import Roles, labels_as_integers, read_samples
+from feddrm.data.sources.csv_tables import AUTO, Roles, labels_as_integers, read_samples
 from feddrm.data.sources.image_folders import check_size, list_images
 from feddrm.data.sources.images import read_images
 from feddrm.data.sources.labelled_samples import Division
@@ -89,10 +89,12 @@ def read_site_dataset(name: str, data: Mapping[str, Any], base: Path) -> SiteDat
     else:
         if not data.get("label"):
             raise SettingError(f"{name}: csv data need 'label', the column to predict")
+        if data.get("schema") == AUTO:
+            raise SettingError(f"{name}: schema: {AUTO} needs all clients' tables in one place: give a schema file")
         schema = TableSchema.load(base / str(data["schema"])) if data.get("schema") else None
-        columns, rows = read_samples([(name, path)], Roles(data["label"], None, data.get("drop", ())), schema)
+        columns, read = read_samples(path, name, Roles(data["label"], None, data.get("drop", ())), schema)
         columns = columns if schema is None else schema.encoded
-        samples = labels_as_integers(rows, None)[0][name]
+        samples = labels_as_integers({name: read}, None)[0][name]
         x, labels = samples.x, list(samples.labels)
     division = {key: data[key] for key in ("test_fraction", "seed") if key in data}
     text = [str(label) for label in labels]

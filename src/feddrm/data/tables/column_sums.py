@@ -1,0 +1,84 @@
+"""A table schema from sums: what every client tells of its columns, put together without any row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from feddrm.data.tables.column_kinds import CategoryColumn, NumberColumn, RawColumn, is_missing
+from feddrm.data.tables.table_schema import TableSchema
+from feddrm.errors import FeddrmError, quoted
+from feddrm.io.text import parse_float
+
+MOST_CATEGORIES = 30
+DECLARE = "describe it in a schema file ('feddrm data schema' writes a first one)"
+
+
+@dataclass(frozen=True)
+class ColumnSums:
+    """What clients tell of one column. A column of numbers has sums and no levels, one of text only levels.
+
+    ``squares`` is the sum of squared differences from the mean. ``missing`` says whether any cell is empty.
+    """
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    levels: frozenset[str] = frozenset()
+    missing: bool = False
+
+    def __add__(self, other: ColumnSums) -> ColumnSums:
+        count = self.count + other.count
+        step = other.mean - self.mean
+        return ColumnSums(
+            count,
+            self.mean + (step * other.count / count if count else 0.0),
+            self.squares + other.squares + (step**2 * self.count * other.count / count if count else 0.0),
+            self.levels | other.levels,
+            self.missing or other.missing,
+        )
+
+    @classmethod
+    def of(cls, cells: Sequence[Any], counted: Sequence[bool], category: bool) -> ColumnSums:
+        """The sums of one client's cells. Only ``counted`` cells enter mean and squares: test samples do not."""
+        known = [(cell, used) for cell, used in zip(cells, counted, strict=True) if not is_missing(cell)]
+        missing = len(known) < len(cells)
+        numbers = [parse_float(str(cell)) for cell, _ in known]
+        if category or None in numbers:
+            return cls(levels=frozenset(str(cell) for cell, _ in known), missing=missing)
+        used = [value for value, (_, use) in zip(numbers, known, strict=True) if use and value is not None]
+        mean = math.fsum(used) / len(used) if used else 0.0
+        return cls(len(used), mean, math.fsum((value - mean) ** 2 for value in used), missing=missing)
+
+    def column(self, name: str) -> RawColumn:
+        """The column that these sums describe: numbers are standardised, texts become categories."""
+        if self.levels and self.count:
+            raise FeddrmError(
+                f"column '{name}' has numbers at some clients and text such as {quoted(min(self.levels))} at others: "
+                f"name it in categories, or {DECLARE}"
+            )
+        if not self.levels:
+            # Six digits: the schema is then the same however the rows are divided among clients.
+            deviation = math.sqrt(self.squares / self.count) if self.count else 0.0
+            scale = _six_digits(deviation) if deviation > 1e-9 * abs(self.mean) else 1.0
+            return NumberColumn(name, missing=self.missing, centre=_six_digits(self.mean), scale=scale)
+        if not 2 <= len(self.levels) <= MOST_CATEGORIES:
+            raise FeddrmError(
+                f"column '{name}' has {len(self.levels)} different texts, such as {quoted(min(self.levels))}: "
+                f"drop it if it names or describes a single row (drop=['{name}']), or {DECLARE}"
+            )
+        codes = sorted(self.levels, key=lambda code: (parse_float(code) or 0.0, code))
+        return CategoryColumn(name, missing=self.missing, categories={code: code for code in codes})
+
+
+def schema_from_sums(sums: Mapping[str, ColumnSums]) -> TableSchema:
+    """The schema of all clients from the sums of their columns, by name."""
+    schema = TableSchema(tuple(column.column(name) for name, column in sums.items()))
+    schema.check()
+    return schema
+
+
+def _six_digits(value: float) -> float:
+    return float(f"{value:.6g}")

@@ -1,0 +1,73 @@
+"""A schema from sums: standardisation, categories, gaps, and columns that cannot be told."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feddrm.data.tables.column_kinds import CategoryColumn, NumberColumn
+from feddrm.data.tables.column_sums import ColumnSums, schema_from_sums
+from refusal import refused
+
+
+def sums(*parts: list[str], category: bool = False) -> ColumnSums:
+    return sum((ColumnSums.of(part, [True] * len(part), category) for part in parts), ColumnSums())
+
+
+@given(st.lists(st.lists(st.floats(-1e6, 1e6), max_size=6), min_size=1, max_size=5))
+def test_merged_sums_are_those_of_all_values(parts: list[list[float]]) -> None:
+    merged = sums(*([repr(value) for value in part] for part in parts))
+    pooled = np.array([value for part in parts for value in part])
+    assert merged.count == len(pooled)
+    if len(pooled):
+        assert merged.mean == pytest.approx(pooled.mean(), rel=1e-9, abs=1e-6)
+        assert merged.squares == pytest.approx(pooled.var() * len(pooled), rel=1e-7, abs=1e-3)
+
+
+def test_a_number_is_standardised_by_mean_and_deviation() -> None:
+    column = sums(["1", "2"], ["6", "", "?"]).column("age")
+    assert isinstance(column, NumberColumn)
+    assert column.missing
+    assert column.centre == 3
+    assert column.scale == float(f"{np.std([1, 2, 6]):.6g}")
+
+
+def test_the_schema_does_not_depend_on_how_rows_are_divided() -> None:
+    values = np.random.default_rng(1).normal(3.1, 2.7, 900).tolist()
+    cells = [repr(value) for value in values]
+    whole = schema_from_sums({"x": sums(cells)})
+    thirds = schema_from_sums({"x": sums(cells[:1], cells[1:400], cells[400:])})
+    assert whole == thirds
+
+
+def test_cells_that_are_not_counted_leave_mean_and_deviation_alone() -> None:
+    seen = ColumnSums.of(["1", "3", "1000", ""], [True, True, False, False], category=False)
+    assert (seen.count, seen.mean, seen.squares, seen.missing) == (2, 2.0, 2.0, True)
+    levels = ColumnSums.of(["a", "b"], [True, False], category=False)
+    assert levels.levels == {"a", "b"}
+
+
+def test_texts_and_declared_codes_are_categories_of_all_clients_levels() -> None:
+    column = sums(["red", "blue"], ["red", "NA"]).column("colour")
+    assert column == CategoryColumn("colour", missing=True, categories={"blue": "blue", "red": "red"})
+    codes = sums(["10", "2"], ["3"], category=True).column("code")
+    assert isinstance(codes, CategoryColumn)
+    assert codes.codes == ("2", "3", "10")
+
+
+@pytest.mark.parametrize("cells", [[], ["", "?"], ["4", "4"], ["1e8", "1e8"]])
+def test_constant_and_empty_columns_are_only_centred(cells: list[str]) -> None:
+    column = sums(cells).column("x")
+    assert isinstance(column, NumberColumn)
+    assert column.scale == 1
+
+
+def test_columns_that_cannot_be_told() -> None:
+    with refused("column 'x' has numbers at some clients and text such as 'low' at others", "name it in categories"):
+        sums(["1", "2"], ["low"]).column("x")
+    with refused("column 'pid' has 40 different texts, such as 'p0'", "drop=['pid']"):
+        sums([f"p{i}" for i in range(40)]).column("pid")
+    with refused("column 'only' has 1 different texts"):
+        sums(["same", "same"]).column("only")
