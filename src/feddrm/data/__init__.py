@@ -8,7 +8,7 @@ from feddrm.data.datasets.cifar import Cifar10, Cifar20, Cifar100
 from feddrm.data.datasets.digits import Digits
 from feddrm.data.datasets.heart import Heart
 from feddrm.data.datasets.retina import Retina
-from feddrm.data.datasets.user import Csv, Folders, Npz
+from feddrm.data.datasets.user import Csv, Folders, Leaf, Npz
 from feddrm.data.federation import DEPLOYED, Federation
 from feddrm.data.partition import PARTITIONS, partition
 from feddrm.data.pool import Pool
@@ -34,6 +34,7 @@ __all__ = [
     "Federation",
     "Folders",
     "Heart",
+    "Leaf",
     "Npz",
     "Participant",
     "Pool",

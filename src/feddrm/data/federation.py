@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ from feddrm.data.query_views import QueryViews
 from feddrm.data.sources.array_files import ArrayFileSource
 from feddrm.data.sources.arrays import Arrays, ArraySource
 from feddrm.data.sources.csv_tables import CsvSource, Paths
+from feddrm.data.sources.dataset_objects import load_dataset_object, load_flamby
 from feddrm.data.sources.image_folders import ImageFolderSource
+from feddrm.data.sources.leaf_files import LeafSource
 from feddrm.data.tables.table_schema import TableSchema
 from feddrm.errors import FeddrmError
 
@@ -202,6 +204,28 @@ class Federation:
         see :class:`feddrm.data.sources.csv_tables.CsvSource`.
         """
         return cls(**vars(CsvSource(paths, **options).load()))
+
+    @classmethod
+    def from_leaf(cls, path: str | Path, **options: Any) -> Federation:
+        """Make a federation from files in the layout of LEAF: every user is a client.
+
+        Options (shape, least, test_fraction, seed, name): see :class:`feddrm.data.sources.leaf_files.LeafSource`.
+        """
+        return cls(**vars(LeafSource(path, **options).load()))
+
+    @classmethod
+    def from_dataset(cls, data: Any, *, inputs: str | Sequence[str], label: str, **options: Any) -> Federation:
+        """Make a federation from a Hugging Face dataset with a client column, one per client, or a Flower partitioner.
+
+        Options (client, test, test_fraction, seed, name, classes):
+        see :func:`feddrm.data.sources.dataset_objects.load_dataset_object`.
+        """
+        return cls(**vars(load_dataset_object(data, inputs=inputs, label=label, **options)))
+
+    @classmethod
+    def from_flamby(cls, dataset: Callable[..., Any], centers: int, **options: Any) -> Federation:
+        """Make a federation from a FLamby dataset class: every centre is a client, train and test are FLamby's."""
+        return cls(**vars(load_flamby(dataset, centers, **options)))
 
 
 def _check_split(where: str, split: Split, shape: torch.Size, dtype: torch.dtype, classes: Sequence[str]) -> None:

@@ -65,6 +65,20 @@ class Npz(UserDataset):
 
 
 @dataclass(frozen=True)
+class Leaf(UserDataset):
+    """Your own files in the layout of LEAF: folders train and test, every user a client (--set data.path=...)"""
+
+    name: ClassVar[str] = "leaf"
+    shape: tuple[int, ...] = ()  # of one sample, where files hold flat lists: [28, 28]
+    least: int = 2  # training samples of a user who takes part
+
+    def load(self) -> Federation:
+        return Federation.from_leaf(
+            self.path, shape=self.shape or None, least=self.least, test_fraction=self.test_fraction, seed=self.seed
+        )
+
+
+@dataclass(frozen=True)
 class Csv(UserDataset):
     """Your own tables, csv or parquet: one file per client, or one file with a client column (--set data.path=...)"""
 
