@@ -28,7 +28,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from benchmarks.result import finish, write
+from benchmarks.result import finish, show, write
 from feddrm.engine import arithmetic, load_state
 from feddrm.evaluation import predict
 from feddrm.methods import ClosedFormMethod, Fed3R, FedLDA
@@ -52,7 +52,6 @@ from feddrm.threads import router_kernels
 POLISH, ROUNDS = (0, 1, 2, 5, 10, 20, 50, 100), (5, 20, 60, 0)
 MIB = 2**20
 FLOAT64 = 8
-MARKS = "<!-- closed_form_cell -->", "<!-- end of closed_form_cell -->"
 
 
 class CountingCohort(LocalCohort):
@@ -161,6 +160,7 @@ class Cell:
         measured = evaluate_router(fitted, self.net, self.shared, self.test, self.answers, weights)
         system = measured["system_accuracy"]
         percent = {
+            "own": measured["refit_oracle_accuracy"],  # every sample at its own client, by its refitted head
             "client": measured["client_accuracy"]["exact_density"],
             "system_trained": system["exact_density"],  # one client asked: its trained model answers
             "system_refit": system["refit_density"],  # one client asked: its refitted head answers
@@ -257,10 +257,8 @@ def curve(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 def write_page(source: Path, docs: Path) -> None:
     """Put the table between its marks in router.md, and the curve beside it."""
-    figures, page = json.loads(source.read_text()), docs / "router.md"
-    before, rest = page.read_text().split(MARKS[0])
-    after = rest.split(MARKS[1])[1]
-    page.write_text(f"{before}{MARKS[0]}\n{table(figures)}\n{MARKS[1]}{after}")
+    figures = json.loads(source.read_text())
+    show(docs / "router.md", "closed_form_cell", table(figures))
     save_figure(curve(figures["rows"]), docs / "closed_form.png")
 
 

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parent.parent
     [
         ("closed_form --features 40 --scale 0.02 --repeat 1", "fit"),
         ("closed_form --digits 1", "digits"),
+        ("closed_form_methods --seeds 1 --data heart", "tables"),
         ("competence --seeds 1 --rounds 2 --heart 0", "noisy_labels"),
         ("data_pipeline --random", "batch_of_128"),
         ("deploy_privacy --rounds 1 --seeds 1", "rows"),
