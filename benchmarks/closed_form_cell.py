@@ -1,21 +1,23 @@
 """Compares the closed form with the exact fit on the features of a trained run: accuracy beside messages and bytes.
 
     python -m benchmarks.closed_form_cell RUN [--device cuda] [--json results/bench/closed_form_cell.json]
+    python -m benchmarks.closed_form_cell --page results/bench/closed_form_cell.json
 
 RUN is the folder of a trained run with a shared trunk, such as a CIFAR-10 cell. The features of all training samples
 are computed once. Then router and class heads are fitted on them in several ways: in closed form by fed3r and fedlda,
-each polished by 0, 1, 2, 5 ... rounds, and by the exact fit of fit-router with bounds on its rounds (0: none). Every way
+each polished by 0, 1, 2 ... rounds, and by the exact fit of fit-router with bounds on its rounds (0: none). Every way
 chooses among the same recipes. The joint model is left out, as in a deployed federation of this size, unless --joint
 asks for it. Figures are written after every fit.
 
 Counted is what one site would send in a deployed federation. A message is a reply of a site: its moments, or its
 gradients of all fits that go on side by side, or its scores. The calibration is left out of all rows alike: it takes
-some ten replies of a few numbers.
+some ten replies of a few numbers. The second command writes the table of docs/router.md and docs/closed_form.png.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,13 +25,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
 from torch import Tensor
 
-from benchmarks.result import finish, write
+from benchmarks.result import finish, show, write
 from feddrm.engine import arithmetic, load_state
 from feddrm.evaluation import predict
 from feddrm.methods import ClosedFormMethod, Fed3R, FedLDA
 from feddrm.moments import MomentTarget
+from feddrm.report.figure_files import save_figure
 from feddrm.router import FittedRouter, Recipe, RouterSettings, evaluate_router
 from feddrm.router.features.base import Hidden
 from feddrm.router.features.design_matrix import DesignMatrix
@@ -156,6 +160,7 @@ class Cell:
         measured = evaluate_router(fitted, self.net, self.shared, self.test, self.answers, weights)
         system = measured["system_accuracy"]
         percent = {
+            "own": measured["refit_oracle_accuracy"],  # every sample at its own client, by its refitted head
             "client": measured["client_accuracy"]["exact_density"],
             "system_trained": system["exact_density"],  # one client asked: its trained model answers
             "system_refit": system["refit_density"],  # one client asked: its refitted head answers
@@ -187,16 +192,93 @@ def compare(cell: Cell, polish: Sequence[int], rounds: Sequence[int]) -> Iterato
         yield {"fit": "exact", "bound": bound or None, **cell.exact(bound or None)}
 
 
+COLUMNS = {
+    "rounds": "rounds",
+    "messages": "messages",
+    "mib": "MiB",
+    "client": "client",
+    "system_trained": "trained model",
+    "system_refit": "refitted head",
+    "system_refit_all": "all refitted heads",
+    "probe": "global head",
+    "stacked": "stacked",
+    "seconds": "seconds",
+}
+
+
+def name_of(row: Mapping[str, Any]) -> str:
+    """What a row is called in the table."""
+    if row["fit"] == "exact":
+        return "exact" if row["bound"] is None else f"exact, at most {row['bound']} rounds per fit"
+    return row["fit"] + (f" --polish {row['polish']}" if row["polish"] else "")
+
+
+def table(figures: Mapping[str, Any]) -> str:
+    """The rows in Markdown, with what was measured, how, where and when."""
+    run, versions = figures["run"], figures["versions"]
+    lines = [
+        f"{figures['samples']:,} training samples of {run['data']['name']} at {figures['clients']} clients "
+        f"(random crops of each: {figures['crops']}), {figures['test_samples']:,} test samples, "
+        f"{figures['features']:,} features of {run['model']['name']} after {run['rounds']} rounds of "
+        f"{run['method']['name']} "
+        f"(`{figures['command']}`, [figures](../results/bench/closed_form_cell.json); {figures['hardware']}, torch "
+        f"{versions['torch']}, {figures['date']}):",
+        "",
+        f"| fit | {' | '.join(COLUMNS.values())} |",
+        "|---|" + "---|" * len(COLUMNS),
+    ]
+    for row in figures["rows"]:
+        values = [_shown(row[key]) for key in COLUMNS]
+        lines.append(f"| {name_of(row)} | {' | '.join(values)} |")
+    lines += ["", "![Accuracy against the messages that a site sends](closed_form.png)"]
+    return "\n".join(lines)
+
+
+def _shown(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
+
+
+def curve(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Accuracy against the messages that a site sends."""
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    panels = {"client": "client found (%)", "system_refit": "system accuracy, one refitted head asked (%)"}
+    for axes, (key, title) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+        for fit in dict.fromkeys(row["fit"] for row in rows):
+            points = sorted((row["messages"], row[key]) for row in rows if row["fit"] == fit)
+            axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=fit)
+        axes.set(xscale="log", xlabel="messages that a site sends", title=title)
+        axes.title.set_size(10)
+        axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    return figure
+
+
+def write_page(source: Path, docs: Path) -> None:
+    """Put the table between its marks in router.md, and the curve beside it."""
+    figures = json.loads(source.read_text())
+    show(docs / "router.md", "closed_form_cell", table(figures))
+    save_figure(curve(figures["rows"]), docs / "closed_form.png")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("run", type=Path, metavar="RUN", nargs="?")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--crops", type=int, help="of every training sample (default: 8 on a GPU, 1 on a CPU)")
     parser.add_argument("--polish", type=int, nargs="+", default=POLISH)
     parser.add_argument("--rounds", type=int, nargs="+", default=ROUNDS, help="bounds of the exact fit; 0: none")
     parser.add_argument("--joint", action="store_true", help="let the exact fit have a joint model, too")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--page", type=Path, metavar="JSON", help="show these figures in the documentation")
+    parser.add_argument("--docs", type=Path, default=Path("docs"))
     arguments = parser.parse_args()
+    if arguments.page is not None:
+        write_page(arguments.page, arguments.docs)
+        return
+    if arguments.run is None:
+        parser.error("give the folder of a trained run, or --page with the figures of one")
     command = " ".join(["python -m benchmarks.closed_form_cell", *sys.argv[1:]])
     cell = Cell(arguments.run, arguments.device, RouterSettings(crops=arguments.crops, joint=arguments.joint))
     figures: dict[str, Any] = {"command": command, **cell.facts, "rows": []}

@@ -23,3 +23,11 @@ def write(figures: Mapping[str, Any], path: Path | None, device: str = "cpu") ->
 def finish(figures: Mapping[str, Any], path: Path | None, device: str = "cpu") -> None:
     """Print the figures with hardware, versions and date; also write them to ``path`` if it is given."""
     print(write(figures, path, device))
+
+
+def show(page: Path, benchmark: str, text: str) -> None:
+    """Put a text into a page of the documentation, between the two marks that name the benchmark."""
+    begin, end = f"<!-- {benchmark} -->", f"<!-- end of {benchmark} -->"
+    before, rest = page.read_text().split(begin)
+    after = rest.split(end)[1]
+    page.write_text(f"{before}{begin}\n{text}\n{end}{after}")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
+
+import feddrm
 
 ROOT = Path(__file__).parent.parent
 
@@ -18,6 +21,7 @@ ROOT = Path(__file__).parent.parent
     [
         ("closed_form --features 40 --scale 0.02 --repeat 1", "fit"),
         ("closed_form --digits 1", "digits"),
+        ("closed_form_methods --seeds 1 --data heart", "tables"),
         ("competence --seeds 1 --rounds 2 --heart 0", "noisy_labels"),
         ("data_pipeline --random", "batch_of_128"),
         ("deploy_privacy --rounds 1 --seeds 1", "rows"),
@@ -44,6 +48,33 @@ def test_short_benchmarks_run_and_write_their_figures(words: str, key: str, tmp_
 )
 def test_long_benchmarks_can_be_imported(name: str) -> None:
     subprocess.run([sys.executable, "-c", f"import benchmarks.{name}"], cwd=ROOT, check=True)
+
+
+@pytest.mark.slow
+def test_closed_form_and_exact_fit_are_compared_on_a_trained_run_and_shown(tmp_path: Path) -> None:
+    run, target, docs = tmp_path / "run", tmp_path / "figures.json", tmp_path / "docs"
+    feddrm.train("heart", rounds=1, out=run)
+    words = [sys.executable, "-m", "benchmarks.closed_form_cell"]
+    options = ["--polish", "0", "1", "--rounds", "2", "--json", str(target)]
+    subprocess.run([*words, str(run), *options], cwd=ROOT, capture_output=True, check=True)
+    figures = json.loads(target.read_text())
+    assert {"hardware", "versions", "date", "command"} <= set(figures)
+    rows = {(row["fit"], row.get("polish", row.get("bound"))): row for row in figures["rows"]}
+    assert list(rows) == [("fed3r, ridge router", 0), *product(("fed3r", "fedlda"), (0, 1)), ("exact", 2)]
+    for method in ("fed3r", "fedlda"):
+        closed, polished = rows[method, 0], rows[method, 1]
+        assert (closed["messages"], closed["rounds"], polished["rounds"]) == (1, 0, 2), "one round of either head"
+        assert polished["mib"] > closed["mib"]
+    assert rows["exact", 2]["messages"] > 20
+    docs.mkdir()
+    (docs / "router.md").write_text("before\n<!-- closed_form_cell -->\nold\n<!-- end of closed_form_cell -->\nafter\n")
+    subprocess.run([*words, "--page", str(target), "--docs", str(docs)], cwd=ROOT, capture_output=True, check=True)
+    page = (docs / "router.md").read_text()
+    assert page.startswith("before\n")
+    assert page.endswith("\nafter\n")
+    assert "old" not in page
+    assert page.count("\n| ") == 1 + len(rows), "a row of the table for every fit"
+    assert (docs / "closed_form.png").stat().st_size > 1000
 
 
 def test_committed_figures_name_hardware_versions_and_date() -> None:

@@ -106,6 +106,20 @@ def test_the_chosen_ridge_has_the_least_error_on_held_out_samples():
     assert dict(chosen["class"].path) == pytest.approx({r: errors[r] for r, _ in chosen["class"].path})
 
 
+def test_a_ridge_that_was_solved_before_is_not_solved_again():
+    x, y = cloud(60, 8, 5)
+    owners = np.arange(60) % 2
+    first, second = (moments_of(x[i::2], y[i::2], owners[i::2], 2) for i in range(2))
+    folds, solved = [(first, second), (second, first)], {}
+    choose_ridges(folds, (1.0, 0.1), solved)
+    assert list(solved) == [1.0, 0.1]
+    nothing = {target: torch.zeros_like(head) for target, head in solved[0.1][0].items()}
+    solved[0.1] = [nothing, nothing]
+    path = dict(choose_ridges(folds, (0.3, 0.1), solved)["class"].path)
+    assert path[0.1] == 1.0, "the squared error of heads that are zero"
+    torch.testing.assert_close(solved[0.3][0]["class"], ridge_heads(first, 0.3)["class"])
+
+
 def test_a_correction_is_the_ridge_regression_of_what_the_head_leaves():
     x, y = cloud(50, 4, 8, offset=2.0)
     own = moments_of(x, y, np.zeros(50, dtype=int), 1)

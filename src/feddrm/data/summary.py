@@ -81,9 +81,10 @@ class DatasetSummary:
             if gallery is None:
                 gallery = torch.stack([_filled_up(c.view.pixels(c.test.x[:SAMPLES])) for c in federation.clients])
             return cls(facts, gallery=gallery.cpu().contiguous())
-        pooled = torch.cat([client.train.x for client in federation.clients])
-        scale = pooled.std(0).clamp_min(1e-12)
-        means = torch.stack([(client.train.x.mean(0) - pooled.mean(0)) / scale for client in federation.clients])
+        rows, count = [client.train.x for client in federation.clients], int(federation.sizes.sum())
+        mean = sum(x.sum(0) for x in rows) / count
+        scale = (sum((x - mean).square_().sum(0) for x in rows) / (count - 1)).sqrt().clamp_min(1e-12)
+        means = torch.stack([(x.mean(0) - mean) / scale for x in rows])
         return cls(facts, column_means=means.cpu())
 
     def write(self, folder: Path) -> None:

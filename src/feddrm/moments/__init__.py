@@ -3,6 +3,7 @@
 from feddrm.moments.heads import (
     SQUARED_RIDGES,
     Fold,
+    Heads,
     RidgeChoice,
     choose_ridges,
     discriminant_head,
@@ -18,6 +19,7 @@ from feddrm.moments.moments import Moments, MomentTarget
 __all__ = [
     "SQUARED_RIDGES",
     "Fold",
+    "Heads",
     "MomentTarget",
     "Moments",
     "RidgeChoice",

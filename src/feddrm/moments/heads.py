@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import add
 from typing import cast
 
 import torch
@@ -18,12 +19,13 @@ from feddrm.errors import FeddrmError
 from feddrm.moments.moments import Moments, MomentTarget
 
 SQUARED_RIDGES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
+Heads = dict[MomentTarget, Tensor]
 Fold = tuple[Moments, Moments]  # of the samples that a fit sees, and of those that it does not
 TARGETS: tuple[MomentTarget, ...] = ("client", "class")
 ABSENT = 0.5  # samples that an output without any is given, so that it is unlikely and not impossible
 
 
-def ridge_heads(moments: Moments, ridge: float) -> dict[MomentTarget, Tensor]:
+def ridge_heads(moments: Moments, ridge: float) -> Heads:
     """Ridge regression of the indicators of clients and of classes, with an intercept."""
     factor = _factor(moments.scatter / moments.count, ridge)
     groups = {target: moments.by(target) for target in TARGETS}
@@ -74,8 +76,8 @@ def own_correction(folds: Sequence[Fold], heads: Sequence[Tensor], head: Tensor)
         path.append((ridge, sum(squared_loss(h, held, "class") for h, (_, held) in zip(changed, folds, strict=True))))
         if path[-1][1] > path[-2][1] and len(path) > 2:
             break
-    chosen, whole = _best(path).ridge, folds[0][0] + folds[0][1]
-    return torch.zeros_like(head) if chosen == math.inf else ridge_correction(whole, head, chosen)
+    chosen = _best(path).ridge
+    return torch.zeros_like(head) if chosen == math.inf else ridge_correction(add(*folds[0]), head, chosen)
 
 
 def prior_correction(own: Tensor, pooled: Tensor) -> Tensor:
@@ -105,16 +107,20 @@ class RidgeChoice:
     path: tuple[tuple[float, float], ...]
 
 
-def choose_ridges(folds: Sequence[Fold], ridges: Sequence[float]) -> dict[MomentTarget, RidgeChoice]:
+def choose_ridges(
+    folds: Sequence[Fold], ridges: Sequence[float], solved: dict[float, list[Heads]] | None = None
+) -> dict[MomentTarget, RidgeChoice]:
     """For clients and for classes the ridge with the least squared error on what each fold holds out.
 
     A fold is the moments that are fitted and those that are held out. Ridges go from strong to weak until the error
-    rises for both targets. One factorisation of a fold's Gram matrix serves both.
+    rises for both targets. One factorisation of a fold's Gram matrix serves both. ``solved`` keeps the folds' heads by
+    ridge: those that it has are not computed again.
     """
+    solved = {} if solved is None else solved
     paths: dict[MomentTarget, list[tuple[float, float]]] = {target: [] for target in TARGETS}
     count = sum(held_out.count for _, held_out in folds)
     for ridge in ridges:
-        heads = [ridge_heads(fitted, ridge) for fitted, _ in folds]
+        heads = solved[ridge] = solved.get(ridge) or [ridge_heads(fitted, ridge) for fitted, _ in folds]
         for target, path in paths.items():
             errors = (squared_loss(head[target], held, target) for head, (_, held) in zip(heads, folds, strict=True))
             path.append((ridge, sum(errors) / count))
@@ -129,9 +135,10 @@ def _best(path: Sequence[tuple[float, float]]) -> RidgeChoice:
 
 
 def _factor(covariance: Tensor, ridge: float) -> Tensor:
-    """The Cholesky factor of covariance + ridge; a matrix that has none is refused."""
+    """The Cholesky factor of covariance + ridge, which takes the place of covariance; one that has none is refused."""
     width = len(covariance)
-    factor, failed = torch.linalg.cholesky_ex(covariance + ridge * torch.eye(width).to(covariance))
+    covariance.diagonal().add_(ridge)
+    factor, failed = torch.linalg.cholesky_ex(covariance)
     pivots = factor.diagonal().square()
     if bool(failed) or not float(pivots.min()) > width * torch.finfo(covariance.dtype).eps * float(pivots.max()):
         raise FeddrmError(

@@ -17,7 +17,7 @@ from feddrm.io.tensors import tensor_bytes
 
 MomentTarget = Literal["client", "class"]  # what a head tells apart
 BLOCK = 4096  # rows that are converted to float64 at once
-STRIP = 256  # columns of the Gram matrix that are computed at once
+STRIP = 512  # columns of the Gram matrix that are computed at once
 CONSTANT = 1e-20  # variance over squared mean, below which a feature varies by rounding alone
 SAME = 1e-12  # how far from 1 the correlation of equal features may be
 SEND_AGAIN = "let the client send them again"
@@ -45,11 +45,11 @@ class Moments:
             sums[client].index_add_(0, labels, rows.double())
         mean = sums[client].sum(0) / max(len(x), 1)
         for rows in torch.split(x, BLOCK):
-            centred = rows.double() - mean
+            centred = rows - mean
             for start in range(0, x.shape[1], STRIP):  # the upper triangle alone, at half the cost
                 strip = slice(start, start + STRIP)
                 gram[strip, start:].addmm_(centred[:, strip].T, centred[:, start:])
-        return cls(counts, sums, _symmetric(gram))
+        return cls(counts, sums, _mirrored(gram))
 
     @property
     def width(self) -> int:
@@ -109,7 +109,7 @@ class Moments:
     def standardised(self, mean: Tensor, scale: Tensor) -> Moments:
         """The moments of (x - mean) / scale."""
         sums = (self.sums - self.counts[:, :, None] * mean) / scale
-        return Moments(self.counts, sums, self.scatter / scale[:, None] / scale)
+        return Moments(self.counts, sums, (self.scatter / scale[:, None]).div_(scale))
 
     def tensors(self, *, half: bool = False) -> dict[str, Tensor]:
         """For a message: only pairs of client and class that have samples, and the upper triangle of the Gram matrix.
@@ -118,15 +118,14 @@ class Moments:
         """
         cells = self.counts.nonzero()
         pairs = tuple(cells.T)
-        upper = _upper(self.scatter)
         shape = torch.tensor(self.counts.shape)
         plain = {"shape": shape, "cells": cells, "counts": self.counts[pairs], "sums": self.sums[pairs]}
         if not half:
-            return {**plain, "scatter": self.scatter[upper]}
+            return {**plain, "scatter": _triangle(self.scatter)}
         deviation = self.scatter.diagonal().clamp(min=0).sqrt()
         divisor = torch.where(deviation > 0, deviation, 1.0)
-        correlation = self.scatter / divisor[:, None] / divisor
-        return {**plain, "deviation": deviation, "correlation": correlation[upper].half()}
+        correlation = (self.scatter / divisor[:, None]).div_(divisor)
+        return {**plain, "deviation": deviation, "correlation": _triangle(correlation).half()}
 
     @classmethod
     def load(cls, tensors: Mapping[str, Tensor]) -> Moments:
@@ -135,14 +134,18 @@ class Moments:
             width, pairs = tensors["sums"].shape[1], tuple(tensors["cells"].T)
             zeros = partial(torch.zeros, dtype=torch.float64, device=tensors["sums"].device)
             counts = zeros(*tensors["shape"].tolist())
-            sums, square = zeros(*counts.shape, width), zeros(width, width)
+            sums, scatter = zeros(*counts.shape, width), zeros(width, width)
             counts[pairs], sums[pairs] = tensors["counts"], tensors["sums"]
             triangle = tensors["correlation"].double() if "correlation" in tensors else tensors["scatter"]
             if len(triangle) != width * (width + 1) // 2:
                 raise IndexError(f"{len(triangle)} entries of a triangle of {width} rows")
-            scatter = _symmetric(square.masked_scatter_(_upper(square), triangle))
+            for i, (row, part) in enumerate(
+                zip(scatter, torch.split(triangle, list(range(width, 0, -1))), strict=True)
+            ):
+                row[i:] = part
+            _mirrored(scatter)
             if "correlation" in tensors:
-                scatter = scatter * tensors["deviation"][:, None] * tensors["deviation"]
+                scatter.mul_(tensors["deviation"][:, None]).mul_(tensors["deviation"])
         except (KeyError, IndexError, RuntimeError, TypeError) as error:
             raise FeddrmError(f"these are no moments ({error}): {SEND_AGAIN}") from error
         if not all(bool(t.isfinite().all()) for t in (counts, sums, triangle, scatter.diagonal())):
@@ -164,11 +167,16 @@ class Moments:
             raise FeddrmError(f"these are no moments ({error}): {SEND_AGAIN}") from error
 
 
-def _upper(square: Tensor) -> Tensor:
-    """Which entries of a square matrix its upper triangle has."""
-    return torch.ones_like(square, dtype=torch.bool).triu()
+def _triangle(square: Tensor) -> Tensor:
+    """The upper triangle of a square matrix, row by row."""
+    return torch.cat([row[i:] for i, row in enumerate(square)])
 
 
-def _symmetric(upper: Tensor) -> Tensor:
-    """The symmetric matrix with this upper triangle."""
-    return torch.where(_upper(upper), upper, upper.T)
+def _mirrored(square: Tensor) -> Tensor:
+    """The same matrix, its upper triangle copied into the lower one; by strips, because columns lie far apart."""
+    for start in range(0, len(square), STRIP):
+        stop = start + STRIP
+        corner = square[start:stop, start:stop]
+        corner.copy_(corner.triu() + corner.triu(1).T)
+        square[stop:, start:stop] = square[start:stop, stop:].T
+    return square

@@ -12,9 +12,9 @@ from feddrm.data import Client, Federation, Split
 from feddrm.methods import Fed3R, FedLDA
 from feddrm.models import Identity, is_trunk
 from feddrm.moments import Moments
-from feddrm.router import RouterSettings
+from feddrm.router import Recipe, RouterSettings
 from feddrm.router.fit.cohort import Trunk
-from feddrm.router.fit.fit_closed_form import closed_form_recipes, fit_closed_form, fit_warnings
+from feddrm.router.fit.fit_closed_form import ClosedForm, closed_form_recipes, fit_closed_form, fit_warnings
 from feddrm.router.fit.local_cohort import LocalCohort, facts_of
 from refusal import refused
 
@@ -56,6 +56,28 @@ def test_leaves_and_artifact_hold_the_same_heads():
     point = heads.probe + result.fitted.private["oslo"]
     torch.testing.assert_close(out.logits, heads.scaler(x) @ point[:, :-1].T + point[:, -1], atol=1e-4, rtol=1e-4)
     assert router.recipe.name == heads.recipe.name == "raw"
+
+
+def test_other_recipes_can_be_tried_on_a_trunk():
+    fed = federation()
+    cohort = LocalCohort(fed, RouterSettings(seed=1))
+    recipes = [Recipe.parse(name) for name in ("raw", "embedding", "raw+embedding")]
+    chosen = ClosedForm(cohort, trunk_of(fed, features=40), Fed3R(), recipes).router().chosen
+    assert list(chosen["candidates"]) == ["raw", "embedding", "raw+embedding"]
+    losses = {name: block["held_out_loss"] for name, block in chosen["candidates"].items()}
+    assert chosen["router"]["recipe"] == min(losses, key=losses.__getitem__)
+    assert chosen["candidates"]["raw+embedding"]["features"] == D + 40
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("method", [Fed3R(), FedLDA(), Fed3R(polish=2), Fed3R(half=True)])
+def test_a_gpu_fits_the_same_heads(method):
+    here, there = (fitted(federation().to(device), method).fitted for device in ("cpu", "cuda"))
+    torch.testing.assert_close(there.router.weight.cpu(), here.router.weight, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(there.heads.probe.cpu(), here.heads.probe, rtol=1e-4, atol=1e-5)
+    for name, correction in here.private.items():
+        torch.testing.assert_close(there.private[name].cpu(), correction, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("method", [Fed3R(ridge=0.05), FedLDA(ridge=0.05)])

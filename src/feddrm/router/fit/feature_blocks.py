@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import dataclass, field, replace
+from functools import cached_property, reduce
 from operator import add
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from feddrm.moments import SQUARED_RIDGES, Fold, Moments, MomentTarget, RidgeChoice, choose_ridges
+from feddrm.moments import SQUARED_RIDGES, Fold, Heads, Moments, MomentTarget, RidgeChoice, choose_ridges
 from feddrm.router.features.base import Recipe
 from feddrm.router.features.design_matrix import stretch_of
 from feddrm.router.fit.selection import AROUND, FINER
@@ -28,6 +28,7 @@ class FeatureBlock:
     index: Tensor
     scaler: Scaler
     choice: RidgeChoice = UNCHOSEN
+    solved: dict[float, list[Heads]] = field(default_factory=dict)  # ridge heads of every fold, by ridge
 
     def of(self, moments: Moments) -> Moments:
         """The moments of the standardised block."""
@@ -48,11 +49,15 @@ class BlockChooser:
     """Tries recipes on pooled moments: of the folds that are held out in turn, and of the rest, if there is any."""
 
     def __init__(self, parts: Sequence[Moments], used: int, widths: Mapping[str, int], ridge: float | None) -> None:
-        self.total = reduce(add, parts)
+        self.parts, self.widths, self.ridge = parts, widths, ridge
         self.folds = [(reduce(add, [*parts[:fold], *parts[fold + 1 :]]), parts[fold]) for fold in range(used)]
-        self.widths, self.ridge = widths, ridge
-        places = torch.split(torch.arange(self.total.width, device=self.total.mean.device), list(widths.values()))
+        places = torch.split(torch.arange(parts[0].width, device=parts[0].scatter.device), list(widths.values()))
         self.places = dict(zip(widths, places, strict=True))
+
+    @cached_property
+    def total(self) -> Moments:
+        """The moments of all samples."""
+        return reduce(add, self.parts)
 
     def try_ridges(
         self, recipe: Recipe, ridges: Sequence[float], alone: Mapping[str, float] | None = None
@@ -64,7 +69,8 @@ class BlockChooser:
             scale = scale * stretch_of(recipe, self.widths, alone).to(scale)
         scaler = Scaler(self.total.mean[index], scale)
         block = FeatureBlock(recipe, index, scaler)
-        choices = choose_ridges(block.of_folds(self.folds), ridges if self.ridge is None else (self.ridge,))
+        given = ridges if self.ridge is None else (self.ridge,)
+        choices = choose_ridges(block.of_folds(self.folds), given, block.solved)
         return {target: replace(block, choice=choice) for target, choice in choices.items()}
 
     def choose(
@@ -95,7 +101,7 @@ class BlockChooser:
         if self.ridge is not None:
             return block
         ridges = [factor * block.choice.ridge for factor in FINER]
-        return replace(block, choice=choose_ridges(block.of_folds(self.folds), ridges)[target])
+        return replace(block, choice=choose_ridges(block.of_folds(self.folds), ridges, block.solved)[target])
 
 
 def _loss(block: FeatureBlock) -> float:

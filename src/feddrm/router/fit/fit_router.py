@@ -176,18 +176,18 @@ def assemble_router(
         own_scales=facts.own_scales,
         columns=facts.columns,
         schema=facts.schema,
-        usual=_usual(cohort, measured),
+        usual=_usual(cohort, measured, design),
         query_views=facts.query_views,
         means=torch.stack([rows.mean(0) for rows in design.rows]) if design.rows else None,
     )
 
 
-def _usual(cohort: Cohort, measured: Recipe) -> Scaler | None:
+def _usual(cohort: Cohort, measured: Recipe, design: DesignMatrix) -> Scaler | None:
     """Pooled means and deviations of a table's inputs, which the feature ``raw`` measures; None without it."""
     raw = Recipe(tuple(feature for feature in measured.features if feature.name == "raw"))
     if len(cohort.facts.shape) != 1 or not raw.features:
         return None
-    scaler = cohort.scaler(raw)
+    scaler = design.scaler if design.recipe == raw else cohort.scaler(raw)
     return Scaler(scaler.mean.to(cohort.like), scaler.scale.to(cohort.like))
 
 

@@ -77,7 +77,7 @@ class Scaler:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Standardised, in the precision of x."""
-        return (x - self.mean.to(x)) / self.scale.to(x)
+        return (x - self.mean.to(x)).div_(self.scale.to(x))
 
 
 @dataclass(frozen=True, eq=False)
