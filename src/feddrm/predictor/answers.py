@@ -162,27 +162,23 @@ def answer_queries(  # noqa: PLR0913 (the options of a public method)
 
 @dataclass(frozen=True, eq=False)
 class _Chosen:
-    """The clients to ask about N queries, best first, and the logarithms of their weights: minus infinity for nobody.
+    """The clients of N queries, best first: which are asked, and the logarithms of their weights.
 
     ``sets`` says where they hold enough of the router's probability for a label set.
     """
 
     number: Tensor  # [N, k]
-    log_weights: Tensor  # [N, k]
+    asked: Tensor  # [N, k]
+    log_weights: Tensor  # [N, k], minus infinity for those that are not asked
     sets: Tensor  # [N]
 
     @classmethod
     def alone(cls, client: int, queries: int) -> _Chosen:
-        number = torch.full((queries, 1), client)
-        return cls(number, torch.zeros_like(number, dtype=torch.float64), torch.ones(queries, dtype=torch.bool))
-
-    @property
-    def asked(self) -> Tensor:
-        """Which of them are asked [N, k]."""
-        return self.log_weights > -math.inf
+        number, everywhere = torch.full((queries, 1), client), torch.ones(queries, 1, dtype=torch.bool)
+        return cls(number, everywhere, torch.zeros_like(number, dtype=torch.float64), everywhere[:, 0])
 
     def __getitem__(self, rows: Tensor) -> _Chosen:
-        return _Chosen(self.number[rows], self.log_weights[rows], self.sets[rows])
+        return _Chosen(self.number[rows], self.asked[rows], self.log_weights[rows], self.sets[rows])
 
 
 def _best_clients(
@@ -198,10 +194,11 @@ def _best_clients(
     weights = top.values.clamp_min(0)
     enough = weights.sum(1) >= SHARE - ROUNDING
     # Without enough probability a set is not given, and asks nobody besides those to consult.
-    kept = torch.where(enough[:, None], clients_for_sets(weights, consult), torch.arange(weights.shape[1]) < consult)
+    asked = torch.arange(weights.shape[1]) < consult
+    asked = torch.where(enough[:, None], clients_for_sets(weights, consult), asked)
     # Clients so unlikely that all weights are zero are mixed equally.
     weights = torch.where(weights.sum(1, keepdim=True) > 0, weights, torch.ones_like(weights))
-    return _Chosen(top.indices, weights.log().masked_fill(~kept, -math.inf).log_softmax(1), enough)
+    return _Chosen(top.indices, asked, weights.log().masked_fill(~asked, -math.inf).log_softmax(1), enough)
 
 
 def _sets(within: Tensor, sure: Tensor, classes: Sequence[str]) -> tuple[tuple[str, ...] | None, ...]:

@@ -26,7 +26,7 @@ from feddrm.plugins import require_plugins
 from feddrm.predictor.query_groups import compute_in_groups
 from feddrm.registry import nearest
 from feddrm.router import Recipe, Router, load_heads, load_router, read_manifest
-from feddrm.router.answer_calibration import AnswerCalibration
+from feddrm.router.answer_calibration import NO_SCORES, AnswerCalibration
 from feddrm.router.artifact import FIT, manifest_model, trained_clients
 from feddrm.router.features.base import extract
 from feddrm.router.label_sets import check_label_miss, within_set
@@ -104,6 +104,8 @@ class Predictor:
 
     def p_values(self, probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
         """The conformal p-values of the classes whose probabilities this client gave."""
+        if self.head.calibration.scores is None:
+            raise FeddrmError(f"client '{self.name}' has {NO_SCORES}")
         values: NDArray[np.float64] = self.head.calibration.p_values(torch.from_numpy(probabilities)).numpy()
         return values
 

@@ -20,7 +20,7 @@ from feddrm.router.policy import client_slopes, consult, reliability, solve_temp
 from feddrm.router.settings import Holdout
 
 FOLDS = Holdout(5, 5)
-NO_SCORES = "has no scores for label sets: fit the router again ('feddrm fit-router RUN'), or leave out the label sets"
+NO_SCORES = "no scores for label sets: fit the router again ('feddrm fit-router RUN'), or leave out label_miss"
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class AnswerCalibration:
         with a probability of at most ``miss`` (Vovk et al., 2005).
         """
         if self.scores is None:
-            raise FeddrmError(f"this client {NO_SCORES}")
+            raise FeddrmError(NO_SCORES)
         smaller = torch.searchsorted(self.scores, probabilities.to(self.scores).contiguous(), right=True)
         return (smaller + 1).double() / (len(self.scores) + 1)
 

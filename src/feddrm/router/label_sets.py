@@ -19,7 +19,7 @@ from feddrm.rules import RULES
 SHARE = 0.95  # of the router's probability: the clients that a set is made of hold at least this
 ROUNDING = 1e-6  # p-values are sent with 24 bits
 MEASURED = (0.05, 0.1, 0.2)
-TINY = 1e-300
+TINY = 1e-100  # so that a class without any probability keeps the router's weights
 
 
 def check_label_miss(miss: float, rule: str = RULES[0]) -> None:
@@ -46,7 +46,7 @@ def mixed_p_values(log_weights: Tensor, classes: Tensor, p_values: Tensor) -> Te
     clients' class probabilities.
     """
     joint = log_weights.double().exp().T[:, :, None] * classes.double().clamp_min(TINY)
-    return (joint * p_values).sum(0) / joint.sum(0).clamp_min(TINY)
+    return (joint * p_values).sum(0) / joint.sum(0)
 
 
 def within_set(p_values: Tensor, miss: float) -> Tensor:

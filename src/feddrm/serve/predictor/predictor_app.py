@@ -89,7 +89,7 @@ def build_predictor(predictor: Predictor, settings: PredictorSettings) -> ASGIAp
 def _label_miss(predictor: Predictor, parameters: Mapping[str, Any]) -> float | None:
     miss = options_in(parameters, PredictorOptions).label_miss
     if miss is not None and predictor.head.calibration.scores is None:
-        raise ApiError(409, f"client '{predictor.name}' {NO_SCORES}")
+        raise ApiError(409, f"client '{predictor.name}' has {NO_SCORES}")
     return miss
 
 
