@@ -1,6 +1,6 @@
 """Measures label sets: how often a set holds the label, and how many labels it holds.
 
-    python -m benchmarks.label_sets [--digits 5] [--heart 10] [--json results/bench/label_sets.json]
+    python -m benchmarks.label_sets [--digits 5] [--heart 10] [--rounds N] [--json results/bench/label_sets.json]
     python -m benchmarks.label_sets --run runs/cifar
 
 One division and one training per seed; means over seeds. Every test sample is measured by scores of the other parts of
@@ -36,10 +36,10 @@ def means(seeds: Sequence[Figures]) -> dict[str, Any]:
     return rows
 
 
-def measure(data: str, seeds: int, folder: Path) -> dict[str, Any]:
+def measure(data: str, seeds: int, folder: Path, **settings: int) -> dict[str, Any]:
     """Train and fit one run per seed."""
     figures = []
-    for run in train_seeds(data, seeds=range(seeds), out=folder / data):
+    for run in train_seeds(data, seeds=range(seeds), out=folder / data, **settings):
         run.fit_router(joint=False)
         figures.append((run.summary or {})["router"]["label_sets"])
     return {"seeds": seeds, **means(figures)}
@@ -49,6 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--digits", type=int, default=5, help="seeds of the digits")
     parser.add_argument("--heart", type=int, default=10, help="seeds of heart")
+    parser.add_argument("--rounds", type=int, help="of training (default: the recipe's)")
     parser.add_argument("--run", type=Path)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -56,9 +57,10 @@ def main() -> None:
         run = Run.open(arguments.run)
         finish({"run": means([run.evaluate()["label_sets"]])}, arguments.json, str(run.config.get("device", "cpu")))
         return
+    settings = {} if arguments.rounds is None else {"rounds": arguments.rounds}
     counts = {"digits": arguments.digits, "heart": arguments.heart}
     with tempfile.TemporaryDirectory() as folder:
-        result = {data: measure(data, seeds, Path(folder)) for data, seeds in counts.items() if seeds}
+        result = {data: measure(data, seeds, Path(folder), **settings) for data, seeds in counts.items() if seeds}
     finish(result, arguments.json)
 
 
