@@ -41,7 +41,7 @@ def test_the_commands_of_the_documentation_run(run: Path, tmp_path: Path) -> Non
     blocks = re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
     commands = [line.split() for block in blocks for line in block.splitlines()]
     assert [" ".join(c[1:3]).removesuffix(" runs/first") for c in commands] == [
-        "fit-router", "route", "predict", "route", "router export", "router leave", "router join"
+        "fit-router", "route", "predict", "route", "router export", "router leave", "router join", "predict"
     ]  # fmt: skip
     shutil.copytree(run, tmp_path / "runs" / "first")
     shutil.copy(run.parent / "fax.png", tmp_path)

@@ -212,7 +212,10 @@ def test_clients_that_a_caller_leaves_out_are_away(http: httpx.Client, images: t
 def test_the_open_inference_protocol(http: httpx.Client, images: torch.Tensor) -> None:
     plain = http.post("/v1/predict", json={"inputs": images.tolist()}).json()["answers"]
     tensor = {"name": "input", "datatype": "UINT8", "shape": list(images.shape), "data": images.flatten().tolist()}
-    for model, outputs in (("router", {"log_density_ratio", "margin"}), ("federation", {"label", "label_probability"})):
+    for model, outputs in (
+        ("router", {"log_density_ratio", "margin"}),
+        ("federation", {"label", "label_probability", "label_set"}),
+    ):
         outputs |= {"probabilities", "client", "client_probability", "abstain", "reason", "fallback", "flags"}
         about = http.get(f"/v2/models/{model}").json()
         assert {out["name"] for out in about["outputs"]} == outputs
