@@ -27,6 +27,7 @@ ROOT = Path(__file__).parent.parent
         ("deploy_privacy --rounds 1 --seeds 1", "rows"),
         ("digits_gap --rounds 1", "gap_points"),
         ("digits_router --rounds 1 --seeds 1", "over_global_points"),
+        ("label_sets --digits 1 --heart 0 --rounds 1", "digits"),
         ("router --features 40 --scale 0.02", "fit"),
         ("vote_starts --data digits --model mlp --rounds 2 --starts 2 --out TMP", "vote"),
     ],

@@ -119,7 +119,7 @@ def _fits() -> Iterator[None]:
 def head_of(folder: Path, name: str, answer: str) -> Any:
     predictor = Predictor.load(folder / "clients" / name, answer=answer)
     weights = predictor.head.weights.tolist() if answer == "refit" else []  # type: ignore[union-attr]
-    return weights, predictor.head.temperature, predictor.router.input_mean, predictor.fit
+    return weights, predictor.head.calibration.temperature, predictor.router.input_mean, predictor.fit
 
 
 def view(folder: Path, federation: Federation) -> dict[str, Any]:

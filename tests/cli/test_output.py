@@ -8,7 +8,7 @@ import re
 import pytest
 
 from cli.conftest import call
-from feddrm.cli.output import print_json, print_table, reason_text, resumable
+from feddrm.cli.output import print_json, print_table, reason_text, resumable, set_text
 from feddrm.errors import FeddrmError
 
 
@@ -57,3 +57,7 @@ def test_a_reason_names_the_values_that_cannot_be() -> None:
         "a value cannot be (age 300: outside 0..120 years; dose 300: outside 0..120 years)"
     )
     assert reason_text({"reason": "unsure between clients"}) == "unsure between clients"
+
+
+def test_label_sets_that_are_empty_or_not_given_look_different() -> None:
+    assert [set_text(label_set) for label_set in (("3", "5"), (), None)] == ["3, 5", "none", "-"]

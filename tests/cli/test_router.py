@@ -41,7 +41,7 @@ def test_the_commands_of_the_documentation_run(run: Path, tmp_path: Path) -> Non
     blocks = re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
     commands = [line.split() for block in blocks for line in block.splitlines()]
     assert [" ".join(c[1:3]).removesuffix(" runs/first") for c in commands] == [
-        "fit-router", "route", "predict", "route", "router export", "router leave", "router join"
+        "fit-router", "route", "predict", "route", "router export", "router leave", "router join", "predict"
     ]  # fmt: skip
     shutil.copytree(run, tmp_path / "runs" / "first")
     shutil.copy(run.parent / "fax.png", tmp_path)
@@ -118,6 +118,22 @@ def test_predictions_of_pictures_and_arrays(
         assert {row["answered"] for row in csv.DictReader(file)} == {"fax"}
 
 
+def test_label_sets_are_printed_and_written(
+    fitted: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["predict", str(fitted), str(run.parent / "fax.png"), "--label-miss", "0.1"]
+    code, out, err = call(capsys, *words, "--json")
+    assert (code, err) == (0, "")
+    (label_set,) = (answer["label_set"] for answer in json.loads(out))
+    samples = load("digits", clients=3, seed=3).clients[2].test.x[:1]
+    expected = Run.open(fitted).predict(samples, label_miss=0.1).label_sets
+    assert expected == (tuple(label_set),)
+    code, out, _ = call(capsys, *words, "--out", str(tmp_path / "answers.csv"))
+    assert "one of, but for 0.1" in out
+    with (tmp_path / "answers.csv").open() as file:
+        assert [row["label_set"] for row in csv.DictReader(file)] == [",".join(label_set)]
+
+
 def test_rows_of_a_table_are_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(0)
     centres = {"oslo": -1.0, "lima": 1.0}
@@ -165,6 +181,7 @@ def test_what_predict_cannot_do_is_one_line_and_writes_nothing(
         (["predict", str(fitted), picture, "--client", "fax", "--coverage", "0.5"], 2, "leave out coverage"),
         (["predict", str(fitted), picture, "--without", "quito"], 1, "unknown client 'quito'"),
         (["predict", str(fitted), picture, "--consult", "9"], 2, "give 1 to 3"),
+        (["predict", str(fitted), picture, "--label-miss", "1"], 2, "between 0 and 1"),
         (["predict", str(fitted), "none.npy"], 1, "cannot read none.npy"),
     ):
         assert_one_line(call(capsys, *words, "--out", table), code, says)

@@ -191,3 +191,58 @@ def test_the_client_that_is_likeliest_right_answers(run: Path, images: Tensor) -
     entry, (header, rows) = answers.as_dicts(names)[0], answers.csv_table(names)
     assert entry["right_probability"] == pytest.approx(float(decision.right_probability[0]))
     assert rows[0][header.index("right_probability")] == entry["right_probability"]
+
+
+def test_label_sets_of_unknown_origin_are_those_of_the_clients_weighed(run: Path, images: Tensor) -> None:
+    opened = Run.open(run)
+    router, answers = opened.router(), opened.predict(images, label_miss=0.2)
+    weights = router.route(images).probabilities.double().numpy()
+    predictors = {name: Predictor.load(run / "clients" / name) for name in router.names}
+    assert answers.label_sets is not None
+    assert {len(clients) for clients in answers.answered} >= {1, 2}
+    for i, label_set in enumerate(answers.label_sets):
+        ranked = np.argsort(-weights[i])
+        asked = ranked[: 1 + int((weights[i, ranked].cumsum() < 0.95).sum())]
+        assert answers.answered[i] == tuple(router.names[k] for k in asked)
+        own_answers = [predictors[router.names[k]]([("inputs", images[i : i + 1].numpy())])[0] for k in asked]
+        p_values = [predictors[router.names[k]].p_values(p)[0] for k, p in zip(asked, own_answers, strict=True)]
+        joint = [weights[i, k] * p[0] for k, p in zip(asked, own_answers, strict=True)]
+        mixed = sum(w * p for w, p in zip(joint, p_values, strict=True)) / sum(joint)
+        near = np.abs(mixed - 0.2) < 0.05  # these images are among the scores: float32 rounds to either side of one
+        expected = {name for name, p in zip(answers.classes, mixed, strict=True) if p > 0.2}
+        assert {name for name in expected ^ set(label_set or ()) if not near[answers.classes.index(name)]} == set()
+    entry = answers.as_dicts([str(i) for i in range(len(images))])[0]
+    assert entry["label_set"] == list(answers.label_sets[0] or ())
+    assert "label_set" not in Run.open(run).predict(images[:1]).as_dicts(["0"])[0]
+    header, rows = answers.csv_table([str(i) for i in range(len(images))])
+    assert rows[0][header.index("label_set")] == ",".join(entry["label_set"])
+
+
+def test_one_client_asked_gives_its_own_label_sets(run: Path, images: Tensor) -> None:
+    answers, fax = Run.open(run).predict(images, client="fax", label_miss=0.1), Predictor.load(run / "clients" / "fax")
+    expected = fax.label_sets(fax([("inputs", images.numpy())])[0], 0.1)
+    assert [list(label_set or ()) for label_set in answers.label_sets or ()] == expected
+
+
+def test_there_is_no_label_set_where_the_router_abstains_or_clients_are_away(run: Path, images: Tensor) -> None:
+    opened = Run.open(run)
+    router = opened.router()
+    strange = opened.predict(images[:2] * 0 + torch.nan, label_miss=0.1)
+    assert strange.label_sets == (None, None)
+    doubtful = opened.predict(images, label_miss=0.1, coverage=0.5, abstain="answer")
+    assert doubtful.decision is not None
+    assert [s is None for s in doubtful.label_sets or ()] == doubtful.decision.abstain.tolist()
+    assert None not in doubtful.labels
+    away = opened.predict(images, label_miss=0.1, available=["flatbed", "negative"], max_away=1)
+    there = router.route(images).probabilities[:, [router.names.index(n) for n in ("flatbed", "negative")]].sum(1)
+    assert [s is not None for s in away.label_sets or ()] == (there >= 0.95).tolist()
+    assert None not in away.labels
+    for clients, held in zip(away.answered, there.tolist(), strict=True):
+        assert len(clients) == 1 or held >= 0.95  # nobody is asked for a set that is not given
+
+
+def test_bad_settings_of_label_sets_are_refused(run: Path, images: Tensor) -> None:
+    with refused("label_miss=1.5", "between 0 and 1"):
+        Run.open(run).predict(images, label_miss=1.5)
+    with refused("rule 'competence'", "density or posterior"):
+        Run.open(run).predict(images, label_miss=0.1, rule="competence")

@@ -18,7 +18,7 @@ from feddrm.io.run_files import ClientFiles
 from feddrm.models import Mlp
 from feddrm.predictor.predictor import Predictor, class_names
 from feddrm.router import load_router
-from feddrm.router.answer_calibration import answer_temperature
+from feddrm.router.answer_calibration import AnswerCalibration
 from feddrm.runs import Run, train
 from feddrm.runs.run_membership import leave_run_router
 from photographs import allow_views
@@ -80,9 +80,13 @@ def test_answers_have_the_temperature_of_the_clients_test_samples(run: Path, ans
         folder = copy / "clients" / client.name
         predictor = Predictor.load(folder, answer=answer)
         logits = predictor.head.samples(client.view(client.test.x)).double()
-        assert predictor.head.temperature == pytest.approx(answer_temperature(logits, client.test.y), rel=1e-3) != 1
+        assert (
+            predictor.head.calibration.temperature
+            == pytest.approx(AnswerCalibration.fit(logits, client.test.y).temperature, rel=1e-3)
+            != 1
+        )
         (probabilities,) = predictor([("inputs", client.test.x.numpy())])
-        expected = (logits / predictor.head.temperature).softmax(1)
+        expected = (logits / predictor.head.calibration.temperature).softmax(1)
         assert np.allclose(probabilities, expected.numpy(), atol=1e-5)
         assert np.array_equal(probabilities.argmax(1), logits.argmax(1).numpy())
         # A run from before temperatures: it answers as it did.
@@ -91,7 +95,7 @@ def test_answers_have_the_temperature_of_the_clients_test_samples(run: Path, ans
         correction = load_file(files.head_file)["correction"]
         save_file({"correction": correction}, files.head_file)
         forget_the_fit(copy)
-        assert Predictor.load(folder, answer=answer).head.temperature == 1
+        assert Predictor.load(folder, answer=answer).head.calibration.temperature == 1
 
 
 def test_a_head_of_another_fit_is_refused(run: Path, tmp_path: Path) -> None:
@@ -189,10 +193,10 @@ def test_views_average_logits_before_the_temperature(run: Path, images: Images, 
     """So the label does not depend on the temperature, and evaluation counts what is served."""
     folder = allow_views(run, tmp_path / "run") / "clients" / "fax"
     predictor = Predictor.load(folder, answer=answer, views=4)
-    assert predictor.head.temperature != 1
+    assert predictor.head.calibration.temperature != 1
     x = predictor.router.inputs(torch.from_numpy(images))
     logits = torch.stack([predictor.head.samples(view) for view in predictor.views(x)]).mean(0)
-    expected = (logits.double() / predictor.head.temperature).softmax(1).numpy()
+    expected = (logits.double() / predictor.head.calibration.temperature).softmax(1).numpy()
     (found,) = predictor([("inputs", images)])
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-7)
     (alone,) = Predictor.load(folder, answer=answer)([("inputs", images)])
@@ -209,3 +213,28 @@ def test_views_leave_features_as_they_are(run: Path, images: Images, tmp_path: P
 def test_views_that_the_data_do_not_allow_are_refused(run: Path) -> None:
     with refused("views=4: these data allow no crops and no mirror images of a sample: leave views out"):
         Predictor.load(run / "clients" / "fax", views=4)
+
+
+@pytest.mark.parametrize("answer", ["trained", "refit"])
+def test_label_sets_hold_the_labels_of_the_scores_they_come_from(run: Path, answer: str) -> None:
+    """Of the n samples behind the scores, a set with a miss of k / (n + 1) leaves out at most k."""
+    for client in load("digits", clients=3, seed=3).clients:
+        predictor = Predictor.load(run / "clients" / client.name, answer=answer)
+        (probabilities,) = predictor([("inputs", client.test.x.numpy())])
+        for missed in (1, 5, 20):
+            sets = predictor.label_sets(probabilities, missed / (len(client.test.y) + 1))
+            out = sum(str(int(y)) not in labels for y, labels in zip(client.test.y, sets, strict=True))
+            assert out == pytest.approx(missed, abs=1)  # probabilities are float32: one may fall on the other side
+        assert predictor.label_sets(probabilities, 1e-9) == [list(predictor.classes)] * len(probabilities)
+        with refused("label_miss=2", "between 0 and 1"):
+            predictor.label_sets(probabilities, 2)
+
+
+def test_a_client_from_before_label_sets_names_the_remedy(run: Path, tmp_path: Path, images: Images) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    file = ClientFiles(copy / "clients" / "fax").temperature_file
+    file.write_text(json.dumps({"temperature": json.loads(file.read_text())["temperature"]}))
+    predictor = Predictor.load(copy / "clients" / "fax")
+    (probabilities,) = predictor([("inputs", images)])
+    with refused("client 'fax' has no scores for label sets", "feddrm fit-router"):
+        predictor.label_sets(probabilities, 0.1)

@@ -1,4 +1,4 @@
-"""Temperatures of the clients' answers: fitted, held out, written and read."""
+"""Calibrations of the clients' answers: temperature and scores, fitted, held out, written and read."""
 
 from __future__ import annotations
 
@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from feddrm.router.answer_calibration import (
-    answer_figures,
-    answer_temperature,
-    held_out_temperatures,
-    read_temperature,
-    temperature_file,
-)
+from feddrm.router.answer_calibration import AnswerCalibration, HeldOutAnswers, answer_figures
 from feddrm.router.policy import consult
 from refusal import refused
 
@@ -27,49 +21,85 @@ def overconfident(samples: int, factor: float, seed: int = 0) -> tuple[torch.Ten
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])
 def test_the_temperature_undoes_a_factor(factor: float) -> None:
-    assert answer_temperature(*overconfident(20_000, factor)) == pytest.approx(factor, rel=0.03)
+    assert AnswerCalibration.fit(*overconfident(20_000, factor)).temperature == pytest.approx(factor, rel=0.03)
 
 
-def test_a_client_without_test_samples_keeps_its_confidence() -> None:
-    assert answer_temperature(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64)) == 1.0
+def test_a_client_without_test_samples_keeps_its_confidence_and_excludes_no_class() -> None:
+    calibration = AnswerCalibration.fit(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
+    assert calibration.temperature == 1.0
+    assert calibration.p_values(torch.tensor([[0.0, 0.1, 0.9]])).tolist() == [[1.0, 1.0, 1.0]]
 
 
-def test_a_sample_takes_no_part_in_the_temperature_it_is_measured_with() -> None:
+def test_p_values_count_the_samples_whose_label_was_no_likelier() -> None:
+    calibration = AnswerCalibration(1.0, torch.tensor([0.2, 0.4, 0.4, 0.9], dtype=torch.float64))
+    found = calibration.p_values(torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.6, 1.0]]).double())
+    assert found.tolist() == [[1 / 5, 2 / 5, 2 / 5], [4 / 5, 4 / 5, 1.0]]
+    with refused("no scores for label sets", "fit the router again", "leave out label_miss"):
+        AnswerCalibration().p_values(torch.ones(1, 3))
+
+
+def test_own_queries_miss_their_label_as_rarely_as_promised() -> None:
+    """Means over many draws of 19 calibration samples: (n + 1) x miss is a whole number, so the miss is exact."""
+    for miss in (0.05, 0.1, 0.2):
+        missed = []
+        for seed in range(400):
+            logits, labels = overconfident(119, 2.0, seed)
+            p = AnswerCalibration.fit(logits[:19], labels[:19]).p_values((logits[19:] / 2).softmax(1))
+            missed.append(float((p.gather(1, labels[19:, None]) <= miss + 1e-9).double().mean()))
+        assert sum(missed) / len(missed) == pytest.approx(miss, abs=0.015)
+
+
+def test_a_sample_takes_no_part_in_the_calibration_it_is_measured_with() -> None:
     logits, labels = overconfident(60, 2.0)
     both = torch.stack([logits, 3 * logits])
     origin = torch.arange(60) % 2
-    kept, without = held_out_temperatures(both, labels, origin)
+    kept, held_out = HeldOutAnswers.of(both, labels, origin)
     for client in (0, 1):
         own = origin == client
-        assert kept[client] == answer_temperature(both[client][own], labels[own])
-        assert set(without[client, ~own].tolist()) == {kept[client]}  # others' samples took no part anyway
-        assert len(set(without[client, own].tolist())) == 5
+        expected = AnswerCalibration.fit(both[client][own], labels[own])
+        assert kept[client].temperature == expected.temperature
+        answers = (both[client][~own] / expected.temperature).log_softmax(-1)  # others' samples took no part anyway
+        assert torch.equal(held_out.log_classes[client, ~own], answers)
+        assert torch.equal(held_out.p_values[client, ~own], expected.p_values(answers.exp()))
     changed = labels.clone()
     changed[0] = (labels[0] + 1) % 3
-    _, after = held_out_temperatures(both, changed, origin)
-    assert after[0, 0] == without[0, 0]
-    assert (after[0, origin == 0] != without[0, origin == 0]).sum() == 24  # all of its client but its own fold
+    _, after = HeldOutAnswers.of(both, changed, origin)
+    assert torch.equal(after.p_values[0, 0], held_out.p_values[0, 0])
+    assert torch.equal(after.log_classes[0, 0], held_out.log_classes[0, 0])
+    # All of its client but its own fold.
+    assert (after.log_classes[0] != held_out.log_classes[0]).any(1)[origin == 0].sum() == 24
 
 
 def test_a_temperature_changes_how_sure_an_answer_is_and_not_the_answer() -> None:
     logits, labels = overconfident(4000, 3.0)
     origin = torch.zeros(4000, dtype=torch.int64)
     both, certain = torch.stack([logits, logits.roll(1, 1)]), torch.tensor([0.0, -torch.inf]).expand(4000, 2)
-    _, without = held_out_temperatures(both, labels, origin)
-    figures = answer_figures(both, certain, labels, without, 1)
+    _, held_out = HeldOutAnswers.of(both, labels, origin)
+    figures = answer_figures(both, held_out.log_classes, certain, labels, 1)
     assert figures["ece"] < 0.02 < 0.1 < figures["uncalibrated_ece"]  # type: ignore[operator]
     assert figures["loss"] < figures["uncalibrated_loss"]  # type: ignore[operator]
     assert sum(figures["reliability"]["count"]) == 4000  # type: ignore[index]
-    scaled = (both / without[:, :, None]).log_softmax(-1)
-    assert torch.equal(consult(certain, scaled, 1).argmax(1), logits.argmax(1))
+    assert torch.equal(consult(certain, held_out.log_classes, 1).argmax(1), logits.argmax(1))
 
 
-def test_a_temperature_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
     file = tmp_path / "temperature.json"
-    file.write_bytes(temperature_file(1.75))
-    assert read_temperature(file, "copy it again") == 1.75
+    written = AnswerCalibration.fit(*overconfident(20, 2.0))
+    file.write_bytes(written.file())
+    read = AnswerCalibration.read(file, "copy it again")
+    assert read.temperature == written.temperature
+    assert read.scores is not None
+    assert written.scores is not None
+    assert torch.equal(read.scores, written.scores)
+    file.write_text('{"temperature": 1.75}')  # of a run from before label sets
+    old = AnswerCalibration.read(file, "copy it again")
+    assert (old.temperature, old.scores) == (1.75, None)
     for text in ("{}", '{"temperature": 0}', '{"temperature": -1}', '{"temperature": true}', '{"temperature": "1"}',
                  '{"temperature": NaN}', '{"temperature": Infinity}'):  # fmt: skip
         file.write_text(text)
         with refused("temperature.json", "no positive number", "copy it again"):
-            read_temperature(file, "copy it again")
+            AnswerCalibration.read(file, "copy it again")
+    for scores in ("[0.5, 0.2]", "[1.5]", "[NaN]", '["a"]', "3", "[[0.1]]", '{"a": 1}'):
+        file.write_text('{"temperature": 1, "scores": ' + scores + "}")
+        with refused("temperature.json", "no ascending probabilities", "copy it again"):
+            AnswerCalibration.read(file, "copy it again")

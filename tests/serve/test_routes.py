@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ import numpy as np
 import pytest
 import torch
 
+from feddrm.data import load
 from feddrm.predictor.predictor import Predictor
 from feddrm.router import load_router
+from feddrm.runs import Run
 from feddrm.serve.oip.codec import write_infer
 from serving import NAMES, Launch
 
@@ -118,6 +121,27 @@ def test_features_give_the_same_prediction_as_the_sample(run: Path, http: httpx.
         assert list(a["probabilities"].values()) == pytest.approx(list(b["probabilities"].values()), abs=1e-4)
 
 
+def test_label_sets_are_those_of_the_run_folder_in_both_protocols(
+    run: Path, http: httpx.Client, images: torch.Tensor
+) -> None:
+    expected = Run.open(run).predict(images, label_miss=0.2)
+    assert expected.label_sets is not None
+    body = {"inputs": images.tolist(), "label_miss": 0.2}
+    answers = http.post("/v1/predict", json=body).json()["answers"]
+    for i, answer in enumerate(answers):
+        assert answer["label_set"] == list(expected.label_sets[i] or ())
+        assert tuple(entry["client"] for entry in answer["answered"]) == expected.answered[i]
+    assert any(len(answer["answered"]) > 1 for answer in answers)
+    content, headers = write_infer("input", images.numpy(), {"label_miss": 0.2})
+    reply = http.post("/v2/models/federation/infer", content=content, headers=headers).json()
+    texts = next(output["data"] for output in reply["outputs"] if output["name"] == "label_set")
+    assert [json.loads(text) for text in texts] == [answer["label_set"] for answer in answers]
+    for options in ({}, {"label_miss": 0.2, "coverage": 0.01, "abstain": "answer"}):
+        answers = http.post("/v1/predict", json={"inputs": images.tolist(), **options}).json()["answers"]
+        assert {answer["label_set"] for answer in answers if answer["route"]["abstain"] or not options} == {None}
+        assert all(answer["label"] is not None for answer in answers)
+
+
 ANSWER_FIELDS = ("label", "label_probability", "client", "client_probability", "probabilities")
 
 
@@ -188,7 +212,10 @@ def test_clients_that_a_caller_leaves_out_are_away(http: httpx.Client, images: t
 def test_the_open_inference_protocol(http: httpx.Client, images: torch.Tensor) -> None:
     plain = http.post("/v1/predict", json={"inputs": images.tolist()}).json()["answers"]
     tensor = {"name": "input", "datatype": "UINT8", "shape": list(images.shape), "data": images.flatten().tolist()}
-    for model, outputs in (("router", {"log_density_ratio", "margin"}), ("federation", {"label", "label_probability"})):
+    for model, outputs in (
+        ("router", {"log_density_ratio", "margin"}),
+        ("federation", {"label", "label_probability", "label_set"}),
+    ):
         outputs |= {"probabilities", "client", "client_probability", "abstain", "reason", "fallback", "flags"}
         about = http.get(f"/v2/models/{model}").json()
         assert {out["name"] for out in about["outputs"]} == outputs
@@ -246,6 +273,8 @@ def test_the_open_inference_protocol(http: httpx.Client, images: torch.Tensor) -
         ("/v1/route", {"content": bytes(9 * 2**20), "headers": {"Content-Type": "image/png"}}, 413, "bytes"),
         ("/v1/route", {"content": b"GIF89a", "headers": {"Content-Type": "image/gif"}}, 422, "cannot be read"),
         ("/v1/predict", {"json": {"inputs": [], "consult": 0}}, 422, "consult"),
+        ("/v1/predict", {"json": {"features": [[0] * 16], "label_miss": 1}}, 422, "label_miss"),
+        ("/v1/predict", {"json": {"features": [[0] * 16], "label_miss": 0.1, "rule": "competence"}}, 422, "density or"),
         ("/v1/predict", {"json": {"features": [[0] * 16], "without": ["rio"]}}, 422, "unknown client 'rio'"),
         ("/v2/models/router/infer", {"json": {"inputs": []}}, 422, "inputs"),
         ("/nowhere", {}, 404, "Not Found"),
@@ -322,3 +351,14 @@ def test_values_that_cannot_be_are_flagged_in_both_protocols(tables: httpx.Clien
     assert json.loads(found["flags"][0]) == [
         {"column": "cp", "value": "typical and atypical", "problem": "several categories at once"}
     ]
+
+
+def test_clients_from_before_label_sets_name_the_remedy(run: Path, launch: Launch, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    for file in copy.glob("clients/*/temperature.json"):
+        file.write_text(json.dumps({"temperature": json.loads(file.read_text())["temperature"]}))
+    url = launch("serve", copy, "--demo", "--port", 0, "--audit", tmp_path / "a.sqlite").wait_ready()
+    images = load("digits", clients=3, seed=3).clients[0].test.x[:8]
+    answer = httpx.post(f"{url}/v1/predict", json={"inputs": images.tolist(), "label_miss": 0.1})
+    assert answer.status_code == 422
+    assert "no scores for label sets: fit the router again ('feddrm fit-router RUN')" in answer.json()["error"]

@@ -32,6 +32,10 @@ Costs = Annotated[
         help="With --rule competence: take this off a client's probability of a right answer; repeatable.",
     ),
 ]
+LabelMiss = Annotated[
+    float | None,
+    typer.Option(help="Also name the labels that may be right: a set that misses the right one with this probability."),
+]
 Views = Annotated[
     int | None, typer.Option(help="Average over this many crops and mirror images of a query (default: 1).")
 ]
@@ -87,6 +91,11 @@ def client_cells(decision: Mapping[str, Any]) -> list[str]:
     """A decision's client and its probability for a table."""
     name = decision["client"] or "-"
     return [f"{name} (fallback)" if decision["fallback"] else name, f"{decision['client_probability']:.3f}"]
+
+
+def set_text(label_set: Sequence[str] | None) -> str:
+    """A label set for a table."""
+    return "-" if label_set is None else ", ".join(label_set) or "none"
 
 
 @contextmanager

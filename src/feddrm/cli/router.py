@@ -12,6 +12,7 @@ from feddrm.cli.data_options import DataDir, PluginCommand, given_settings
 from feddrm.cli.output import (
     Costs,
     JsonFlag,
+    LabelMiss,
     MaxAway,
     Views,
     client_cells,
@@ -19,6 +20,7 @@ from feddrm.cli.output import (
     print_table,
     read_costs,
     reason_text,
+    set_text,
 )
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.rules import RULES_HELP
@@ -282,6 +284,7 @@ def predict(
     max_away: MaxAway = None,
     abstain: Annotated[str, typer.Option(help="mark: no label where the router abstains. answer: a label.")] = "mark",
     answer: Annotated[str, typer.Option(help="trained (the method's model) or refit (fit-router's).")] = "trained",
+    label_miss: LabelMiss = None,
     views: Views = None,
     out: Annotated[Path | None, typer.Option(help="Write the answers to this csv file.")] = None,
     ignore: Ignored = None,
@@ -307,6 +310,7 @@ def predict(
         available=available_clients(router, without),
         max_away=max_away,
         views=views,
+        label_miss=label_miss,
     )
     answers = opened.predict(x, client=client, consult=consult, abstain=abstain, answer=answer, **options)
     if out is not None:
@@ -317,7 +321,12 @@ def predict(
         print_json(answers.as_dicts(names))
     else:
         header = ["query", "label", "sure of the label", "client", "sure of the client", "abstains because"]
-        print_table(header, [_answer_row(row) for row in answers.as_dicts(names)])
+        entries = answers.as_dicts(names)
+        rows = [_answer_row(row) for row in entries]
+        if label_miss is not None:
+            header.append(f"one of, but for {label_miss:g}")
+            rows = [[*row, set_text(entry["label_set"])] for row, entry in zip(rows, entries, strict=True)]
+        print_table(header, rows)
         if out is not None:
             typer.echo(f"wrote {out}")
 

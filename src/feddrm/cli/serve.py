@@ -13,6 +13,7 @@ from feddrm.cli.data_options import given_settings
 from feddrm.cli.output import (
     Costs,
     JsonFlag,
+    LabelMiss,
     MaxAway,
     Views,
     client_cells,
@@ -20,6 +21,7 @@ from feddrm.cli.output import (
     print_table,
     read_costs,
     reason_text,
+    set_text,
 )
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.rules import RULES_HELP
@@ -162,6 +164,7 @@ def query(
         str, typer.Option(help="With --predict: mark (no label where the router abstains) or answer (a label anyway).")
     ] = "mark",
     max_away: MaxAway = None,
+    label_miss: LabelMiss = None,
     ignore: Annotated[
         list[str] | None, typer.Option(help="A column of the tables that is no input, such as an id; repeatable.")
     ] = None,
@@ -179,7 +182,10 @@ def query(
 
     if csv and json:
         raise SettingError("--csv and --json print the same answers: give one of them")
-    options = given_settings(max_away=max_away) | ({"consult": consult, "abstain": abstain} if predict else {})
+    if label_miss is not None and not predict:
+        raise SettingError("--label-miss names labels, which clients are asked for: give --predict, too")
+    options = given_settings(max_away=max_away, label_miss=label_miss)
+    options |= {"consult": consult, "abstain": abstain} if predict else {}
     answers: list[dict[str, Any]] = []
     with GatewayClient(url, key, ca=ca) as gateway:
         ask = gateway.predict if predict else gateway.route
@@ -195,10 +201,13 @@ def query(
         route, label = answer.get("route", answer), []
         if predict:
             label = ["-", "-"] if answer["label"] is None else [answer["label"], f"{answer['label_probability']:.3f}"]
+        if label_miss is not None:
+            label.append(set_text(answer["label_set"]))
         shown = answer if answer["client"] else route  # without an answer, the client that the router named
         away = ", ".join(f"{entry['client']} ({entry['reason']})" for entry in route["away"] + answer.get("failed", []))
         rows.append([answer["query"], *label, *client_cells(shown), reason_text(route), away])
     labels = ["label", "label probability"] if predict else []
+    labels += [] if label_miss is None else [f"one of, but for {label_miss:g}"]
     header = ["query", *labels, "client", "client probability", "abstains because", "away"]
     if csv:
         typer.echo(to_csv(header, rows), nl=False)

@@ -15,9 +15,10 @@ from feddrm.engine import CPU_QUERIES
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.run_files import RunFiles
 from feddrm.io.staging import Snapshot
-from feddrm.predictor.predictor import Predictor, class_names
+from feddrm.predictor.predictor import Predictor, class_names, named_sets
 from feddrm.registry import check_choice, nearest
 from feddrm.router import Decision, Router, load_router, read_manifest
+from feddrm.router.label_sets import ROUNDING, SHARE, check_label_miss, clients_for_sets, mixed_p_values, within_set
 from feddrm.router.policy import consult as mixture
 
 ABSTAIN = ("mark", "answer")
@@ -31,7 +32,8 @@ class Answers:
     clients that answered are of the label. ``client`` is the best client, ``answered`` has all that were asked, the
     best one first. A query from which the router abstains has no label (None), nobody answers it, and its class
     probabilities are not numbers (nan), unless ``abstain="answer"`` asked for them. Without routing, ``decision`` is
-    None and ``client_probability`` is nan.
+    None and ``client_probability`` is nan. ``label_sets`` has the classes that each query may have, if sets were
+    requested; None where the router abstains, and where too much of its probability is with clients that are away.
     """
 
     classes: tuple[str, ...]
@@ -42,6 +44,7 @@ class Answers:
     client_probability: Tensor
     answered: tuple[tuple[str, ...], ...]
     decision: Decision | None
+    label_sets: tuple[tuple[str, ...] | None, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -65,6 +68,7 @@ class Answers:
                 "abstain": decision is not None and bool(decision.abstain[i]),
                 "reason": "" if decision is None else decision.reason[i],
                 **({} if right is None else {"right_probability": right[i]}),
+                **({} if self.label_sets is None else {"label_set": _listed(self.label_sets[i])}),
                 "flags": [flag.as_flag() for flag in decision.flags[i]]
                 if decision is not None and decision.flags
                 else [],
@@ -81,13 +85,14 @@ class Answers:
         header = [name for name in (entries[0] if entries else ()) if name not in ("flags", "probabilities")]
         rows = []
         for entry in entries:
-            cells = entry | {"answered": ",".join(entry["answered"])}
+            sets = {name: ",".join(entry[name]) for name in ("answered", "label_set") if entry.get(name) is not None}
+            cells = entry | sets
             given = entry["probabilities"] or {}
             rows.append([*(cells[name] for name in header), *(given.get(label) for label in self.classes)])
         return [*header, *(f"probability of {label}" for label in self.classes)], rows
 
 
-def answer_queries(
+def answer_queries(  # noqa: PLR0913 (the options of a public method)
     run: RunFiles,
     x: Tensor | NDArray[Any] | Sequence[Any],
     *,
@@ -96,36 +101,45 @@ def answer_queries(
     abstain: str = "mark",
     answer: str = "trained",
     views: int = 1,
+    label_miss: float | None = None,
     **routing: Any,
 ) -> Answers:
     """Route raw samples or network inputs [N, ...], and ask the ``consult`` best clients of each.
 
     ``client`` names one client to ask about all samples, without routing. ``answer`` is ``trained`` or ``refit``, as
-    for :meth:`Predictor.load`. Features and answers are averaged over so many ``views`` of a sample. ``routing`` has
-    the options of :meth:`feddrm.router.Router.route`.
+    for :meth:`Predictor.load`. Features and answers are averaged over so many ``views`` of a sample. ``label_miss``
+    requests label sets that miss the label with this probability (:mod:`feddrm.router.label_sets`); they ask as many
+    clients as hold 95 % of the router's probability. ``routing`` has the options of
+    :meth:`feddrm.router.Router.route`.
     """
     check_choice("abstain", abstain, ABSTAIN)
+    if label_miss is not None:
+        check_label_miss(label_miss, routing.get("rule") or "density")
     before = Snapshot.of(run.router)
     router = load_router(run.router)
     samples = router.samples(x).detach().cpu()
     number = len(samples)
     if client is None:
         decision = router.route(samples, views=views, **routing)
-        chosen, log_weights = _best_clients(router, decision, consult, routing.get("available"))
+        chosen = _best_clients(router, decision, consult, routing.get("available"), label_miss is not None)
         asked = decision.client >= 0
         if abstain == "mark":
             asked &= ~decision.abstain
         best = [None if place < 0 else router.names[place] for place in decision.client.tolist()]
-        client_probability = decision.probabilities.gather(1, chosen[:, :1])[:, 0].double()
+        client_probability = decision.probabilities.gather(1, chosen.number[:, :1])[:, 0].double()
+        sure = chosen.sets & ~decision.abstain
     else:
         _check_client(router, client, consult, routing)
         decision, best = None, [client] * number
-        chosen, log_weights = torch.full((number, 1), router.names.index(client)), torch.zeros(number, 1)
+        chosen = _Chosen.alone(router.names.index(client), number)
         asked, client_probability = torch.ones(number, dtype=torch.bool), torch.full((number,), math.nan).double()
+        sure = asked
     classes = class_names(run.path, int(read_manifest(run.router)["classes"]))
     probabilities = torch.full((number, len(classes)), math.nan, dtype=torch.float64)
-    probabilities[asked] = _ask(
-        run, router, {"answer": answer, "views": views}, samples[asked], chosen[asked], log_weights[asked].double()
+    p_values = torch.zeros_like(probabilities)
+    options = {"answer": answer, "views": views}
+    probabilities[asked], p_values[asked] = _ask(
+        run, router, options, samples[asked], chosen[asked], label_miss is not None
     )
     if Snapshot.of(run.router) != before:  # clients may have been asked under two routers
         raise FeddrmError(f"the router of {run.path} was replaced meanwhile: ask again")
@@ -138,26 +152,59 @@ def answer_queries(
         tuple(best),
         client_probability,
         tuple(
-            tuple(router.names[i] for i in row) if given else ()
-            for row, given in zip(chosen.tolist(), asked.tolist(), strict=True)
+            tuple(router.names[i] for i, place in zip(row, places, strict=True) if place)
+            for row, places in zip(chosen.number.tolist(), (chosen.asked & asked[:, None]).tolist(), strict=True)
         ),
         decision,
+        None if label_miss is None else _sets(within_set(p_values, label_miss), sure, classes),
     )
 
 
+@dataclass(frozen=True, eq=False)
+class _Chosen:
+    """The clients of N queries, best first: which are asked, and the logarithms of their weights.
+
+    ``sets`` says where they hold enough of the router's probability for a label set.
+    """
+
+    number: Tensor  # [N, k]
+    asked: Tensor  # [N, k]
+    log_weights: Tensor  # [N, k], minus infinity for those that are not asked
+    sets: Tensor  # [N]
+
+    @classmethod
+    def alone(cls, client: int, queries: int) -> _Chosen:
+        number, everywhere = torch.full((queries, 1), client), torch.ones(queries, 1, dtype=torch.bool)
+        return cls(number, everywhere, torch.zeros_like(number, dtype=torch.float64), everywhere[:, 0])
+
+    def __getitem__(self, rows: Tensor) -> _Chosen:
+        return _Chosen(self.number[rows], self.asked[rows], self.log_weights[rows], self.sets[rows])
+
+
 def _best_clients(
-    router: Router, decision: Decision, consult: int, available: Sequence[str] | Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """The numbers [N, k] of the best available clients, best first, and the logarithms of their weights."""
+    router: Router, decision: Decision, consult: int, available: Sequence[str] | Tensor | None, sets: bool
+) -> _Chosen:
+    """The best available clients: ``consult`` of them and, for label sets, as many as hold enough probability."""
     if not 1 <= consult <= router.clients:
         raise SettingError(f"consult {consult} of {router.clients} clients: give 1 to {router.clients}")
     names = router.names if available is None else available
     mask = names if isinstance(names, Tensor) else torch.tensor([name in names for name in router.names])
-    top = decision.probabilities.double().masked_fill(~mask, -1).topk(max(1, min(consult, int(mask.sum()))))
+    most = router.clients if sets else consult
+    top = decision.probabilities.double().masked_fill(~mask, -1).topk(max(1, min(most, int(mask.sum()))))
     weights = top.values.clamp_min(0)
+    enough = weights.sum(1) >= SHARE - ROUNDING
+    # Without enough probability a set is not given, and asks nobody besides those to consult.
+    asked = torch.arange(weights.shape[1]) < consult
+    asked = torch.where(enough[:, None], clients_for_sets(weights, consult), asked)
     # Clients so unlikely that all weights are zero are mixed equally.
     weights = torch.where(weights.sum(1, keepdim=True) > 0, weights, torch.ones_like(weights))
-    return top.indices, weights.log().log_softmax(1)
+    return _Chosen(top.indices, asked, weights.log().masked_fill(~asked, -math.inf).log_softmax(1), enough)
+
+
+def _sets(within: Tensor, sure: Tensor, classes: Sequence[str]) -> tuple[tuple[str, ...] | None, ...]:
+    """The label sets by name; None where none is given."""
+    pairs = zip(named_sets(within, classes), sure.tolist(), strict=True)
+    return tuple(tuple(names) if given else None for names, given in pairs)
 
 
 def _check_client(router: Router, client: str, consult: int, routing: dict[str, Any]) -> None:
@@ -170,21 +217,26 @@ def _check_client(router: Router, client: str, consult: int, routing: dict[str, 
 
 
 def _ask(
-    run: RunFiles, router: Router, options: Mapping[str, Any], x: Tensor, chosen: Tensor, log_weights: Tensor
-) -> Tensor:
-    """Class probabilities [n, K]: the mixture of the answers of every sample's ``chosen`` clients [n, k].
+    run: RunFiles, router: Router, options: Mapping[str, Any], x: Tensor, chosen: _Chosen, sets: bool
+) -> tuple[Tensor, Tensor]:
+    """Class probabilities [n, K]: the mixture of the answers of every sample's ``chosen`` clients; and p-values.
 
-    ``options`` are those of :meth:`Predictor.load`.
+    ``options`` are those of :meth:`Predictor.load`. P-values are zero unless label ``sets`` need them.
     """
     classes = int(read_manifest(run.router)["classes"])
-    answers = torch.zeros(*chosen.T.shape, classes, dtype=torch.float64)
-    for number in sorted(set(chosen.flatten().tolist())):
+    answers = torch.zeros(*chosen.number.T.shape, classes, dtype=torch.float64)
+    p_values = torch.zeros_like(answers)
+    for number in sorted(set(chosen.number[chosen.asked].tolist())):
         predictor = _load_predictor(run, router.names[number], options)
-        places = (chosen == number).nonzero()  # pairs of sample and rank
+        places = ((chosen.number == number) & chosen.asked).nonzero()  # pairs of sample and rank
         for part in places.split(CPU_QUERIES):
             sample, rank = part.T
-            answers[rank, sample] = torch.from_numpy(predictor([("inputs", x[sample].numpy())])[0])
-    return mixture(log_weights, answers.log()).exp()
+            (own,) = predictor([("inputs", x[sample].numpy())])
+            answers[rank, sample] = torch.from_numpy(own)
+            if sets:
+                p_values[rank, sample] = torch.from_numpy(predictor.p_values(own))
+    mixed = mixture(chosen.log_weights, answers.log()).exp()
+    return mixed, mixed_p_values(chosen.log_weights, answers, p_values)
 
 
 def _load_predictor(run: RunFiles, client: str, options: Mapping[str, Any]) -> Predictor:
@@ -195,6 +247,10 @@ def _load_predictor(run: RunFiles, client: str, options: Mapping[str, Any]) -> P
             "('feddrm query'), or one whose private part is here (--client NAME)"
         )
     return Predictor.load(run.client(client).path, run.path, **options)
+
+
+def _listed(label_set: tuple[str, ...] | None) -> list[str] | None:
+    return None if label_set is None else list(label_set)
 
 
 def _number(value: Tensor) -> float | None:

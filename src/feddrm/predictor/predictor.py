@@ -26,9 +26,10 @@ from feddrm.plugins import require_plugins
 from feddrm.predictor.query_groups import compute_in_groups
 from feddrm.registry import nearest
 from feddrm.router import Recipe, Router, load_heads, load_router, read_manifest
-from feddrm.router.answer_calibration import read_temperature
+from feddrm.router.answer_calibration import NO_SCORES, AnswerCalibration
 from feddrm.router.artifact import FIT, manifest_model, trained_clients
 from feddrm.router.features.base import extract
+from feddrm.router.label_sets import check_label_miss, within_set
 from feddrm.router.private_head import PrivateHead
 from feddrm.router.solver.client_statistics import logits_at
 from feddrm.router.solver.problem import Scaler
@@ -96,10 +97,25 @@ class Predictor:
             logits = self.head.features(rows)
         else:
             logits = self.views.mean(self.router.inputs(rows), lambda x: {"logits": self.head.samples(x)})["logits"]
-        probabilities: NDArray[np.float64] = (logits.double() / self.head.temperature).softmax(1).numpy()
+        probabilities: NDArray[np.float64] = (logits.double() / self.head.calibration.temperature).softmax(1).numpy()
         if not np.isfinite(probabilities).all():
             raise FeddrmError("the numbers are too large for this model: check their scale")
         return probabilities
+
+    def p_values(self, probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The conformal p-values of the classes whose probabilities this client gave."""
+        if self.head.calibration.scores is None:
+            raise FeddrmError(f"client '{self.name}' has {NO_SCORES}")
+        values: NDArray[np.float64] = self.head.calibration.p_values(torch.from_numpy(probabilities)).numpy()
+        return values
+
+    def label_sets(self, probabilities: NDArray[np.float64], miss: float) -> list[list[str]]:
+        """The classes of every query that this client cannot exclude.
+
+        For queries that belong to this client, a set misses the label with a probability of at most ``miss``.
+        """
+        check_label_miss(miss)
+        return named_sets(within_set(torch.from_numpy(self.p_values(probabilities)), miss), self.classes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +125,7 @@ class TrainedHead:
     net: Net
     leaves: Mapping[str, Tensor]
     takes_features: bool
-    temperature: float
+    calibration: AnswerCalibration
 
     @classmethod
     def load(
@@ -130,10 +146,10 @@ class TrainedHead:
         own_trunk = any(is_trunk(leaf) for leaf in private.get("model", {}))
         used = {leaf: leaves[leaf] for leaf, _ in net.named_parameters()}
         takes_features = router.recipe.name == "embedding" and not own_trunk
-        temperature = 1.0  # a run from before temperatures
+        calibration = AnswerCalibration()  # a run from before temperatures
         if now.has(client.temperature_file):
-            temperature = now.read(client.temperature_file, lambda path: read_temperature(path, COPY_AGAIN))
-        return cls(net, used, takes_features, temperature)
+            calibration = now.read(client.temperature_file, lambda path: AnswerCalibration.read(path, COPY_AGAIN))
+        return cls(net, used, takes_features, calibration)
 
     def samples(self, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -158,7 +174,7 @@ class RefitHead:
     scaler: Scaler
     weights: Tensor
     takes_features: bool
-    temperature: float
+    calibration: AnswerCalibration
 
     @classmethod
     def load(
@@ -176,7 +192,7 @@ class RefitHead:
             net = _build(manifest_model(manifest, run.router), router, manifest, shared)
         leaves = {leaf: value for leaf, value in shared.items() if recipe.wants(leaf)}
         weights, scaler = heads["probe"] + own.correction, Scaler(heads["mean"], heads["scale"])
-        return cls(recipe, net, leaves, scaler, weights, recipe.name == router.recipe.name, own.temperature)
+        return cls(recipe, net, leaves, scaler, weights, recipe.name == router.recipe.name, own.calibration)
 
     def samples(self, x: Tensor) -> Tensor:
         values = extract(self.recipe, self.net, self.leaves, x)
@@ -184,6 +200,11 @@ class RefitHead:
 
     def features(self, x: Tensor) -> Tensor:
         return logits_at(self.scaler(x), self.weights)
+
+
+def named_sets(within: Tensor, classes: Sequence[str]) -> list[list[str]]:
+    """Sets of classes [n, K] by name."""
+    return [[name for name, inside in zip(classes, row, strict=True) if inside] for row in within.tolist()]
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:

@@ -271,7 +271,20 @@ def _routing(record: RunRecord, key: str) -> Section | None:
     ):  # fmt: skip
         if curve is not None:
             pictures.append(_reliability(curve, f"{key}-{kind}", title, axes, what))
-    return Section("Routing", figures=pictures)
+    return Section("Routing", figures=pictures, tables=_label_sets(record))
+
+
+def _label_sets(record: RunRecord) -> list[Table]:
+    """How often label sets hold the label; empty for a run whose router is older."""
+    measured = (record.summary or {}).get("router", {}).get("label_sets", {})
+    rows = [
+        [head, f"{1 - float(miss):.0%}", f"{row['covered']:.1%}", *(f"{row[k]:.2f}" for k in ("size", "asked")),
+         f"{row['empty']:.1%}"]
+        for head, misses in measured.items() for miss, row in misses.items()
+    ]  # fmt: skip
+    header = ["Heads", "Asked for", "Label in the set", "Labels per set", "Clients asked", "Empty sets"]
+    caption = "Label sets for test samples of unknown origin, each measured by scores of other samples."
+    return [Table.of(header, rows, caption)] if rows else []
 
 
 def _reliability(curve: Mapping[str, Any], key: str, title: str, axes: tuple[str, str], what: str) -> Picture:

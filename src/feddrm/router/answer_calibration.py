@@ -1,68 +1,127 @@
-"""Calibrating the clients' answers: one temperature per client and kind of head, which stays with the client.
+"""Calibrating the clients' answers: a temperature and scores per client and kind of head, which stay with the client.
 
-The temperature is fitted on the client's test samples. The network has seen all others, and so has the trunk under a
-head that is refitted on folds: temperatures of training samples leave answers overconfident (docs/router.md). Dividing
-logits by a temperature changes no label, so it changes no accuracy of a client.
+Both come from the client's test samples. The network has seen all others, and so has the trunk under a head that is
+refitted on folds: temperatures of training samples leave answers overconfident (docs/router.md). Dividing logits by a
+temperature changes no label, so it changes no accuracy of a client.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from feddrm.errors import FeddrmError
 from feddrm.io.text import broken, json_bytes, read_json
 from feddrm.router.policy import client_slopes, consult, reliability, solve_temperature
 from feddrm.router.settings import Holdout
 
 FOLDS = Holdout(5, 5)
+NO_SCORES = "no scores for label sets: fit the router again ('feddrm fit-router RUN'), or leave out label_miss"
 
 
-def answer_temperature(logits: Tensor, labels: Tensor) -> float:
-    """The temperature of a client from its logits [n, K] of test samples; 1 without any."""
-    return solve_temperature(lambda scale: client_slopes(logits, labels, scale)) if len(labels) else 1.0
+@dataclass(frozen=True, eq=False)
+class AnswerCalibration:
+    """What a client's test samples say about the answers of one head. It is private: it tells how good they are.
 
-
-def temperature_file(temperature: float) -> bytes:
-    """The content of the file of a trained model's temperature. It is private: it tells how good the model is."""
-    return json_bytes({"temperature": temperature})
-
-
-def read_temperature(file: Path, remedy: str) -> float:
-    """The temperature of a client's trained model."""
-    value = read_json(file, remedy).get("temperature")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise broken(file, "'temperature' is no positive number", remedy)
-    return float(value)
-
-
-def held_out_temperatures(logits: Tensor, labels: Tensor, origin: Tensor) -> tuple[list[float], Tensor]:
-    """Every client's temperature, and for every client and test sample one that was fitted without the sample [m, N].
-
-    ``logits`` [m, N, K] are those of all clients' heads. A client's temperature depends on its own samples alone.
+    ``scores`` are the probabilities that the head gives to the samples' own labels, in ascending order. They are None
+    in a run from before label sets; its temperature may be missing, too.
     """
-    kept: list[float] = []
-    without = torch.empty(logits.shape[:2], dtype=torch.float64, device=logits.device)
-    for client, scores in enumerate(logits):
-        own = (origin == client).nonzero()[:, 0]
-        kept.append(answer_temperature(scores[own], labels[own]))
-        without[client] = kept[-1]
-        part = FOLDS.draw(client, len(own), seed=0).to(own.device)
-        for fold in range(FOLDS.used):
-            rest = own[part != fold]
-            without[client, own[part == fold]] = answer_temperature(scores[rest], labels[rest])
-    return kept, without
+
+    temperature: float = 1.0
+    scores: Tensor | None = None
+
+    @classmethod
+    def fit(cls, logits: Tensor, labels: Tensor) -> AnswerCalibration:
+        """From a client's logits [n, K] of its test samples. Without any, the temperature is 1, and sets hold all."""
+        temperature = solve_temperature(lambda scale: client_slopes(logits, labels, scale)) if len(labels) else 1.0
+        own = (logits.double() / temperature).softmax(1).gather(1, labels[:, None])[:, 0]
+        return cls(temperature, own.sort().values)
+
+    def p_values(self, probabilities: Tensor) -> Tensor:
+        """The conformal p-value of every class [..., K]: how many samples had a true label no likelier than it.
+
+        If the query is exchangeable with the client's test samples, the p-value of its true label is at most ``miss``
+        with a probability of at most ``miss`` (Vovk et al., 2005).
+        """
+        if self.scores is None:
+            raise FeddrmError(NO_SCORES)
+        smaller = torch.searchsorted(self.scores, probabilities.to(self.scores).contiguous(), right=True)
+        return (smaller + 1).double() / (len(self.scores) + 1)
+
+    def file(self) -> bytes:
+        """The content of a trained model's file. That of a refitted head is part of the head's."""
+        scores = {} if self.scores is None else {"scores": self.scores.tolist()}
+        return json_bytes({"temperature": self.temperature, **scores})
+
+    @classmethod
+    def read(cls, file: Path, remedy: str) -> AnswerCalibration:
+        """The calibration of a client's trained model."""
+        content = read_json(file, remedy)
+        value, scores = content.get("temperature"), content.get("scores")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise broken(file, "'temperature' is no positive number", remedy)
+        try:
+            sorted_scores = None if scores is None else torch.tensor(scores, dtype=torch.float64)
+            return cls(float(value), checked_scores(sorted_scores))
+        except (TypeError, ValueError) as error:
+            raise broken(file, "'scores' are no ascending probabilities", remedy) from error
+
+
+def checked_scores(scores: Tensor | None) -> Tensor | None:
+    """The scores; a ValueError if they are no probabilities in ascending order."""
+    if scores is None:
+        return None
+    if scores.ndim != 1 or not bool(((scores >= 0) & (scores <= 1)).all() and (scores.diff() >= 0).all()):
+        raise ValueError("no ascending probabilities")
+    return scores.double()
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOutAnswers:
+    """The answers of all clients' heads to test samples, calibrated without the sample.
+
+    ``log_classes`` [m, N, K] are log-probabilities, ``p_values`` [m, N, K] those of the classes.
+    """
+
+    log_classes: Tensor
+    p_values: Tensor
+
+    @classmethod
+    def of(cls, logits: Tensor, labels: Tensor, origin: Tensor) -> tuple[list[AnswerCalibration], HeldOutAnswers]:
+        """Every client's calibration, and the held-out answers.
+
+        ``logits`` [m, N, K] are those of all clients' heads. A client's calibration depends on its own samples alone.
+        """
+        kept: list[AnswerCalibration] = []
+        log_classes, p_values = torch.empty_like(logits), torch.empty_like(logits)
+        for client, scores in enumerate(logits):
+            own = (origin == client).nonzero()[:, 0]
+            kept.append(AnswerCalibration.fit(scores[own], labels[own]))
+            part = FOLDS.draw(client, len(own), seed=0).to(own.device)
+            fits: list[tuple[slice | Tensor, AnswerCalibration]] = [(slice(None), kept[-1])]
+            for fold in range(FOLDS.used):
+                rest = own[part != fold]
+                fits.append((own[part == fold], AnswerCalibration.fit(scores[rest], labels[rest])))
+            for rows, calibration in fits:
+                answers = (scores[rows] / calibration.temperature).log_softmax(-1)
+                log_classes[client, rows], p_values[client, rows] = answers, calibration.p_values(answers.exp())
+        return kept, cls(log_classes, p_values)
 
 
 def answer_figures(
-    logits: Tensor, log_weights: Tensor, labels: Tensor, temperatures: Tensor, k: int | None
+    logits: Tensor, held_out: Tensor, log_weights: Tensor, labels: Tensor, k: int | None
 ) -> dict[str, object]:
-    """How far the answers of the ``k`` best clients can be trusted: calibration error and log-loss."""
+    """How far the answers of the ``k`` best clients can be trusted: calibration error and log-loss.
+
+    ``held_out`` are the same answers as ``logits``, calibrated (:class:`HeldOutAnswers`).
+    """
     figures: dict[str, object] = {}
-    for prefix, scale in (("", temperatures), ("uncalibrated_", torch.ones_like(temperatures))):
-        answers = consult(log_weights, (logits / scale[:, :, None]).log_softmax(-1), k)
+    for prefix, log_classes in (("", held_out), ("uncalibrated_", logits.log_softmax(-1))):
+        answers = consult(log_weights, log_classes, k)
         curve = reliability(answers, labels)
         figures[f"{prefix}ece"] = curve.error
         figures[f"{prefix}loss"] = -float(answers.gather(1, labels[:, None]).mean())

@@ -20,10 +20,11 @@ from feddrm.evaluation import (
     system_accuracy,
 )
 from feddrm.models import Net
-from feddrm.router.answer_calibration import answer_figures, held_out_temperatures
+from feddrm.router.answer_calibration import HeldOutAnswers, answer_figures
 from feddrm.router.features.base import Leaves, Recipe, extract
 from feddrm.router.fit.fit_router import FittedRouter
 from feddrm.router.fit.head_problems import joint_classes, joint_clients
+from feddrm.router.label_sets import label_set_figures
 from feddrm.router.policy import by_rule, conformal_set, consult, reliability
 from feddrm.router.router import Router
 from feddrm.router.solver.client_statistics import logits_at
@@ -40,9 +41,9 @@ def evaluate_router(
     ``exact_...`` and ``consult_...`` use the trained private heads, ``refit_...`` the refitted ones.
     ``global_probe``, ``joint`` and ``stacked`` predict at the server (the stack with the clients' help).
     ``..._competence`` ask the client that is likeliest right, ``rival_...`` choose among the trained heads otherwise.
-    Mixtures use the weights of the posterior rule. ``temperatures`` are the clients' own, for their folders alone;
-    ``answers`` and ``metrics`` are measured with temperatures that were fitted without the sample. ``metrics`` and
-    ``class_confusion`` are of the answers by one client, chosen by the density rule.
+    Mixtures use the weights of the posterior rule. ``calibrations`` are the clients' own, for their folders alone;
+    ``answers``, ``label_sets`` and ``metrics`` are measured with those that were fitted without the sample. ``metrics``
+    and ``class_confusion`` are of the answers by one client, chosen by the density rule.
     """
     router, labels, origin = fitted.router, predictions.labels, predictions.origin
     features = router.recipe.features if fitted.heads is None else router.recipe.features + fitted.heads.recipe.features
@@ -69,17 +70,18 @@ def evaluate_router(
     two = consult(log_weights["posterior"], published, 2)
     system["consult_2"] = system_accuracy(two.argmax(-1), labels)
     system["consult_all"] = system_accuracy(mixture.argmax(-1), labels)
-    trained, held_out = held_out_temperatures(published, labels, origin)
-    temperatures = {"trained": trained}
+    trained, held_out = HeldOutAnswers.of(published, labels, origin)
+    calibrations = {"trained": trained}
+    label_sets = {"trained": label_set_figures(held_out, log_weights["density"], labels)}
     answers = {
-        "exact_density": answer_figures(published, log_weights["density"], labels, held_out, 1),
-        "consult_all": answer_figures(published, log_weights["posterior"], labels, held_out, None),
+        "exact_density": answer_figures(published, held_out.log_classes, log_weights["density"], labels, 1),
+        "consult_all": answer_figures(published, held_out.log_classes, log_weights["posterior"], labels, None),
     }
     routes, samples = (
         route(logits, weights.to(logits.device), "density"),
         torch.arange(len(labels), device=labels.device),
     )
-    calibrated = (published[routes, samples] / held_out[routes, samples][:, None]).log_softmax(-1)
+    calibrated = held_out.log_classes[routes, samples]
     refit_oracle = None
     if fitted.heads is not None:
         x = fitted.heads.scaler(torch.cat([columns[f.name] for f in fitted.heads.recipe.features], dim=1))
@@ -89,8 +91,9 @@ def evaluate_router(
         client |= by_joint
         if Competence.name in chosen_by:
             system["refit_competence"] = system_accuracy(routed_predictions(own, chosen_by[Competence.name]), labels)
-        temperatures["refit"], held_out = held_out_temperatures(own, labels, origin)
-        answers["refit_density"] = answer_figures(own, log_weights["density"], labels, held_out, 1)
+        calibrations["refit"], held_out = HeldOutAnswers.of(own, labels, origin)
+        label_sets["refit"] = label_set_figures(held_out, log_weights["density"], labels)
+        answers["refit_density"] = answer_figures(own, held_out.log_classes, log_weights["density"], labels, 1)
     curve = reliability(log_weights["posterior"], origin)
     return {
         "client_accuracy": client,
@@ -102,6 +105,7 @@ def evaluate_router(
             "ece_density": reliability(log_weights["density"], origin).error,
             "reliability": curve.as_dict(),
             "answers": answers,
+            "label_sets": label_sets,
             "selective": _selective(mixture, labels),
             "conformal": _conformal(router.calibration.conformal, log_weights, origin),
             "temperature": router.calibration.temperature,
@@ -111,7 +115,7 @@ def evaluate_router(
         "metrics": answer_metrics(calibrated, labels, origin, router.names),
         "class_confusion": class_confusion(calibrated.argmax(-1), labels, calibrated.shape[1]).tolist(),
         "confusion": confusions,
-        "temperatures": {kind: dict(zip(router.names, values, strict=True)) for kind, values in temperatures.items()},
+        "calibrations": {kind: dict(zip(router.names, values, strict=True)) for kind, values in calibrations.items()},
     }
 
 

@@ -54,6 +54,7 @@ def evaluate_run(
         fitted = read_whole(folder.router, lambda now: _fitted_router(folder, federation, config.device, now))
         routed = evaluate_router(fitted, net, state.shared, test, predictions, federation.weights)
         figures["metrics"]["system"] = routed["metrics"]
+        figures["label_sets"] = routed["router"]["label_sets"]
         figures |= {kind: {**figures[kind], **routed[kind]} for kind in KINDS}
     return figures
 

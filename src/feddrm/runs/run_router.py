@@ -22,7 +22,7 @@ from feddrm.models import Model
 from feddrm.plugins import require_plugins
 from feddrm.progress import progress_bar
 from feddrm.router import FittedRouter, Router, RouterSettings, evaluate_router, fit_router
-from feddrm.router.answer_calibration import temperature_file
+from feddrm.router.answer_calibration import AnswerCalibration
 from feddrm.router.private_head import PrivateHead
 from feddrm.runs.client_predictions import client_models, execution, pooled_test_set
 from feddrm.runs.config import Config, known_fields, resolve
@@ -69,9 +69,8 @@ def write_router(
 ) -> None:
     """Write ``router/``, what belongs to each client, and the figures of a fitted router."""
     artifact = fitted.artifact(config.as_dict()["model"])
-    temperatures = figures["temperatures"]
     public = {**_scales(folder, federation), **_figures(folder, fitted, figures)}
-    artifact.write(folder.router, public, _private_files(folder, fitted, artifact.fit, temperatures))
+    artifact.write(folder.router, public, _private_files(folder, fitted, artifact.fit, figures["calibrations"]))
     for name in set(federation.names) - set(fitted.private):
         folder.client(name).head_file.unlink(missing_ok=True)  # of an earlier fit
 
@@ -170,14 +169,15 @@ def _scales(folder: RunFolder, federation: Federation) -> dict[Path, bytes]:
 
 
 def _private_files(
-    folder: RunFolder, fitted: FittedRouter, fit: str | None, temperatures: Mapping[str, Mapping[str, float]]
+    folder: RunFolder,
+    fitted: FittedRouter,
+    fit: str | None,
+    calibrations: Mapping[str, Mapping[str, AnswerCalibration]],
 ) -> dict[Path, bytes]:
-    """Each client's temperature and, where heads were fitted, its private head."""
-    files = {
-        folder.client(name).temperature_file: temperature_file(value) for name, value in temperatures["trained"].items()
-    }
+    """Each client's calibration and, where heads were fitted, its private head."""
+    files = {folder.client(name).temperature_file: value.file() for name, value in calibrations["trained"].items()}
     for name, correction in fitted.private.items():
-        head = PrivateHead(correction, temperatures["refit"][name], fit)
+        head = PrivateHead(correction, calibrations["refit"][name], fit)
         files[folder.client(name).head_file] = head.file()
     return files
 

@@ -20,6 +20,7 @@ from feddrm.io.run_files import RunFiles
 from feddrm.predictor.predictor import class_names, known_classes
 from feddrm.router import read_manifest
 from feddrm.router.artifact import artifact_version
+from feddrm.router.label_sets import SHARE
 from feddrm.router.router import AWAY, DOWN, ONE_SCALE
 from feddrm.serve.auth import ApiKeys
 from feddrm.serve.http.authorise import authorise
@@ -30,7 +31,7 @@ from feddrm.serve.schemas import Options, PredictOptions
 from feddrm.serve.settings import GatewaySettings
 from feddrm.serve.telemetry.audit import AuditLog, AuditRecord
 from feddrm.serve.telemetry.metrics import Metrics
-from feddrm.serve.upstream.dispatch import DECLINED, Question, SampleAnswers, ask_clients
+from feddrm.serve.upstream.dispatch import DECLINED, NO_SETS, Question, SampleAnswers, ask_clients
 from feddrm.serve.upstream.upstreams import Upstreams
 
 log = logging.getLogger("feddrm.serve")
@@ -183,10 +184,14 @@ class Gateway:
         may_lose = self._may_lose(decisions, options)
         probabilities = decisions.probabilities.tolist()
         asked = [i for i, reason in enumerate(decisions.reason) if answer or not reason]
+        misses = self._label_misses(decisions, options)
         replies = await ask_clients(
             kind,
             x[asked],
-            [Question(decisions.rankings[i], probabilities[i], math.inf if answer else may_lose[i]) for i in asked],
+            [
+                Question(decisions.rankings[i], probabilities[i], math.inf if answer else may_lose[i], misses[i])
+                for i in asked
+            ],
             [None if number in decisions.away else self.upstreams.get(name) for number, name in enumerate(names)],
             classes=len(self.classes),
             k=min(options.consult, len(names)),
@@ -204,6 +209,13 @@ class Gateway:
             decisions = decisions.without_answer(lost, AWAY)
         return decisions, answers, self._unanswered(kind, decisions, answers, names)
 
+    @staticmethod
+    def _label_misses(decisions: Decisions, options: PredictOptions) -> list[float | None]:
+        """The miss of every sample's label set; None where there is none, because the router abstains, say."""
+        there = 1 - decisions.probabilities[:, list(decisions.away)].sum(1)
+        possible = (there >= SHARE) & ~decisions.abstain
+        return [options.label_miss if given else None for given in possible.tolist()]
+
     def _may_lose(self, decisions: Decisions, options: Options) -> list[float]:
         """How much of every sample's probability failing clients may hold besides those that are away."""
         limit = self._max_away(options)
@@ -218,11 +230,16 @@ class Gateway:
     ) -> ApiError | None:
         """An error for the first sample without an answer that is no abstention: nobody was there, or took it."""
         for reason, answer in zip(decisions.reason, answers, strict=True):
-            declined = bool(answer.failed) and set(answer.failed.values()) == {DECLINED}
+            remedies = {
+                DECLINED: f"the clients do not take {kind} of this kind: send the sample itself",
+                NO_SETS: "the clients have no scores for label sets: fit the router again ('feddrm fit-router RUN'), "
+                "then start the clients again, or leave out label_miss",
+            }
+            declined = next((text for why, text in remedies.items() if set(answer.failed.values()) == {why}), None)
             if answer.probabilities or not (declined or reason in ("", DOWN)):
                 continue
             if declined:
-                return ApiError(422, f"the clients do not take {kind} of this kind: send the sample itself")
+                return ApiError(422, declined)
             failed = {**decisions.away, **answer.failed}
             why = ", ".join(f"{names[client]}: {text}" for client, text in failed.items()) or "none is available"
             return ApiError(503, f"no client answered ({why}): try again in a while", {"Retry-After": "2"})

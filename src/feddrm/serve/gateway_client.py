@@ -61,7 +61,7 @@ class GatewayClient:
         return list(self._post("/v1/route", x, features, options)["decisions"])
 
     def predict(self, x: Any = None, *, features: Any = None, **options: Any) -> list[dict[str, Any]]:
-        """One answer per sample. The options are those of :meth:`route`, ``consult`` and ``abstain``.
+        """One answer per sample. The options are those of :meth:`route`, ``consult``, ``abstain`` and ``label_miss``.
 
         ``label_probability`` is how sure the clients are of the label, ``client_probability`` how sure the router is of
         the client. All are None where the router abstains; ``abstain="answer"`` asks for them all the same.

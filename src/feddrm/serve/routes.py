@@ -6,17 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import orjson
 from fastapi import FastAPI, Request
 from starlette.responses import PlainTextResponse, Response
 
 from feddrm.errors import FeddrmError
+from feddrm.predictor.predictor import named_sets
+from feddrm.router.label_sets import check_label_miss, within_set
 from feddrm.serve.gateway import Gateway, RequestContext
 from feddrm.serve.http.authorise import authorise
 from feddrm.serve.http.decode import Array, check_samples, options_in, read_samples
 from feddrm.serve.http.error_responses import ERROR_RESPONSES, ApiError, json_response
 from feddrm.serve.http.openapi import sample_body
 from feddrm.serve.loaded_router import Decisions
+from feddrm.serve.oip.codec import json_texts
 from feddrm.serve.oip.oip_routes import Outputs, Tensors, add_oip_routes, answer_infer
 from feddrm.serve.schemas import (
     Options,
@@ -82,6 +84,7 @@ def add_query_routes(app: FastAPI, gateway: Gateway) -> None:
             ("probabilities", "FP32", [-1, classes]),
             ("label", "BYTES", [-1]),
             ("label_probability", "FP32", [-1]),
+            ("label_set", "BYTES", [-1]),
         ]
         return loaded.version, inputs, [*answer, *decided]
 
@@ -162,7 +165,7 @@ async def _decision_arrays(gateway: Gateway, context: RequestContext, kind: str,
         "abstain": decisions.abstain,
         "reason": list(decisions.reason),
         "fallback": np.array([bool(passed) for passed in decisions.passed_over]),
-        "flags": _json_texts(decisions.flag_lists),
+        "flags": json_texts(decisions.flag_lists),
     }
 
 
@@ -173,24 +176,22 @@ def _answer_arrays(answers: Sequence[Mapping[str, Any]], classes: int) -> Output
         "probabilities": np.array([list((answer["probabilities"] or withheld).values()) for answer in answers]),
         "label": [answer["label"] or "" for answer in answers],
         "label_probability": np.array([answer["label_probability"] for answer in answers], dtype=float),
+        "label_set": json_texts([answer["label_set"] for answer in answers]),
         "client": [answer["client"] or "" for answer in answers],
         "client_probability": np.array([answer["client_probability"] for answer in answers], dtype=float),
         "abstain": np.array([answer["route"]["abstain"] for answer in answers]),
         "reason": [answer["route"]["reason"] for answer in answers],
         "fallback": np.array([answer["fallback"] for answer in answers]),
-        "flags": _json_texts([answer["route"]["flags"] for answer in answers]),
+        "flags": json_texts([answer["route"]["flags"] for answer in answers]),
     }
-
-
-def _json_texts(values: Sequence[Any]) -> list[str]:
-    """Values as JSON texts: the protocol has no tensors of lists."""
-    return [orjson.dumps(value).decode() for value in values]
 
 
 async def _predictions(
     gateway: Gateway, context: RequestContext, kind: str, x: Array, options: PredictOptions
 ) -> list[dict[str, Any]]:
     """The answer to every sample, in the form of :class:`feddrm.serve.schemas.Predicted`."""
+    if options.label_miss is not None:
+        check_label_miss(options.label_miss, options.rule or gateway.settings.rule)
     if not gateway.upstreams:
         raise ApiError(503, "no clients are registered: start the gateway with --clients or --demo")
     decisions = await gateway.decide(context, kind, x, options)
@@ -198,6 +199,7 @@ async def _predictions(
     questions = map(Question, decisions.rankings, decisions.probabilities.tolist())
     predicted = [
         _predicted(gateway, context.router.names, answer, question, options.abstain == "answer" or not route["abstain"])
+        | {"label_set": _label_set(gateway.classes, answer, question, None if route["abstain"] else options.label_miss)}
         | {"route": route}
         for answer, question, route in zip(answers, questions, _routed(context, decisions), strict=True)
     ]
@@ -205,6 +207,16 @@ async def _predictions(
     if error is not None:  # raised only now: the audit log must have what was asked and answered
         raise error
     return predicted
+
+
+def _label_set(
+    classes: Sequence[str], answers: SampleAnswers, question: Question, miss: float | None
+) -> list[str] | None:
+    """The labels that one sample may have; None without a requested miss, or where too few clients answered."""
+    p_values = None if miss is None else answers.mixed_p_values(question.probabilities)
+    if miss is None or p_values is None:
+        return None
+    return named_sets(within_set(p_values, miss), classes)[0]
 
 
 def _routed(context: RequestContext, decisions: Decisions) -> list[dict[str, Any]]:
@@ -257,8 +269,8 @@ def _predicted(
     """The answer to one sample without its route, in the form of :class:`feddrm.serve.schemas.Predicted`."""
     classes, mixture = gateway.classes, answers.mixture(question.ranking, question.probabilities)
     body: dict[str, Any] = {
-        "label": None, "label_probability": None, "client": None, "client_probability": None, "probabilities": None,
-        "fallback": False, "answered": [],
+        "label": None, "label_probability": None, "label_set": None, "client": None, "client_probability": None,
+        "probabilities": None, "fallback": False, "answered": [],
         "failed": [{"client": names[c], "reason": reason} for c, reason in answers.failed.items()],
     }  # fmt: skip
     if mixture is None:

@@ -41,6 +41,19 @@ class PredictOptions(Options):
         default="mark",
         description="mark: no label where the router abstains; answer: give it all the same; refuse: old name of mark",
     )
+    label_miss: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None,
+        description="also give the set of labels that misses the right one with this probability; it asks the clients "
+        "that hold 95 % of the router's probability",
+    )
+
+
+class PredictorOptions(BaseModel):
+    """What a predictor answers besides probabilities; other parameters of the protocol are not its concern."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    label_miss: Annotated[float, Field(gt=0, lt=1)] | None = None
 
 
 class RawOptions(BaseModel):
@@ -147,14 +160,17 @@ class Failed(BaseModel):
 
 
 class Predicted(BaseModel):
-    """The answer for one sample; its first five fields are null where the router abstains.
+    """The answer for one sample; its first six fields are null where the router abstains.
 
     ``label_probability`` is how sure the clients are of the label, ``client_probability`` how sure the router is of the
-    client. ``fallback`` says that ``client`` stands in for a likelier one that is away or failed.
+    client. ``fallback`` says that ``client`` stands in for a likelier one that is away or failed. ``label_set`` has the
+    labels that the sample may have. It is null where none was requested, where the router abstains, and where the
+    clients that answered hold less than 95 % of its probability.
     """
 
     label: str | None
     label_probability: float | None
+    label_set: list[str] | None
     client: str | None
     client_probability: float | None
     probabilities: dict[str, float] | None

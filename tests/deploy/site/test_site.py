@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from deployment import NAMES, Deployed, DirectTransport, play_round
 from feddrm.deploy import local_cluster
@@ -15,7 +16,7 @@ from feddrm.deploy.provision.certificates import new_key
 from feddrm.deploy.server.status import ServerStatus
 from feddrm.deploy.server.training import Training
 from feddrm.deploy.wire.messages import Message, pack, sign, unpack, verify
-from feddrm.router.answer_calibration import answer_temperature
+from feddrm.router.answer_calibration import AnswerCalibration
 from refusal import refused
 
 pytestmark = pytest.mark.slow
@@ -136,7 +137,7 @@ def test_a_spent_budget_ends_a_sites_uploads_in_every_run(deployed: Make) -> Non
     assert [entry["answered"] for entry in deployment.server().run.metrics()] == [["oslo", "pune"]] * 3
 
 
-def test_a_site_keeps_temperatures_that_its_test_samples_give(deployed: Make) -> None:
+def test_a_site_keeps_the_calibration_that_its_test_samples_give(deployed: Make) -> None:
     """Those of the trained model and of the refitted head; what it serves has them."""
     predictor = pytest.importorskip("feddrm.predictor.predictor", reason="pip install 'feddrm[serve]' to run this")
     deployment = deployed(routing={"features": "raw", "path_rounds": 2, "rounds": 3, "heads": True, "joint": False})
@@ -148,8 +149,10 @@ def test_a_site_keeps_temperatures_that_its_test_samples_give(deployed: Make) ->
         client = deployment.site(name).dataset.client(classes)
         for answer in ("trained", "refit"):
             head = predictor.Predictor.load(deployment.site_folder(name) / "clients" / name, answer=answer).head
-            expected = answer_temperature(head.samples(client.view(client.test.x)), client.test.y)
-            assert head.temperature == pytest.approx(expected, rel=1e-3) != 1
+            expected = AnswerCalibration.fit(head.samples(client.view(client.test.x)), client.test.y)
+            assert head.calibration.temperature == pytest.approx(expected.temperature, rel=1e-3) != 1
+            assert head.calibration.scores is not None
+            assert torch.allclose(head.calibration.scores, expected.scores, atol=1e-4)
     for _, _, signed in transport.messages:
         header, tensors = unpack(signed[2 + int.from_bytes(signed[:2], "big") :])
-        assert "temperature" not in str(header) + str(list(tensors))
+        assert not any(word in str(header) + str(list(tensors)) for word in ("temperature", "scores"))

@@ -114,6 +114,34 @@ def test_consulting_three_clients_and_routing_only(page: webdriver.Chrome) -> No
     assert not page.find_element(By.ID, "classes-table").is_displayed()
 
 
+def test_labels_that_may_be_right_are_named_in_plain_words(page: webdriver.Chrome) -> None:
+    page.find_elements(By.CSS_SELECTOR, "#sample-list button")[0].click()
+    certainty = Select(page.find_element(By.ID, "label-miss"))
+    shown = {}
+    for miss, words in (("0.05", "95 %"), ("0.2", "80 %")):
+        certainty.select_by_value(miss)
+        page.find_element(By.ID, "send").click()
+        wait(page, lambda words=words: words in text(page, "label-set"))
+        shown[miss] = text(page, "label-set")
+    assert re.fullmatch(r"With 95 % certainty( one of)?: [0-9](, [0-9])*", shown["0.05"])
+    assert re.match(r"With 80 % certainty( one of)?: [0-9]|The set for 80 % certainty is empty: ", shown["0.2"])
+    assert len(re.findall(r"[0-9](?=,|$)", shown["0.05"])) >= len(re.findall(r"[0-9](?=,|$)", shown["0.2"]))
+    sentence = "return labelSetSentence(arguments[0], 0.1)"
+    assert page.execute_script(sentence, {"label_set": [], "route": {}}).startswith(
+        "The set for 90 % certainty is empty"
+    )
+    assert page.execute_script(sentence, {"label_set": ["3", "5"], "route": {}}) == "With 90 % certainty one of: 3, 5"
+    for abstains, why in (
+        (True, "the router abstains."),
+        (False, "clients that the query may come from did not answer."),
+    ):
+        withheld = {"label_set": None, "route": {"abstain": abstains}}
+        assert page.execute_script(sentence, withheld) == f"No set of labels: {why}"
+    certainty.select_by_value("")
+    page.find_element(By.ID, "send").click()
+    wait(page, lambda: text(page, "label-set") == "")
+
+
 def test_a_file_that_is_no_picture_shows_an_error(page: webdriver.Chrome, tmp_path: Path) -> None:
     (tmp_path / "scan.png").write_bytes(b"not a picture")
     page.find_element(By.ID, "file").send_keys(str(tmp_path / "scan.png"))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from feddrm.predictor.predictor import Predictor
 from feddrm.router import load_router
+from feddrm.router.answer_calibration import AnswerCalibration
 from feddrm.serve.auth import add_key
 from feddrm.serve.oip.codec import write_infer
 from feddrm.serve.predictor.predictor_app import build_predictor
@@ -67,3 +69,27 @@ def test_keys_need_the_scope_predict(predictor: Predictor, tmp_path: Path) -> No
         headers = {"X-API-Key": key}
         response = ask(predictor, "POST", "/v2/models/fax/infer", settings, content=b"{}", headers=headers)
         assert response.status_code == status
+
+
+def test_label_sets_are_given_where_a_request_says_how_often_they_may_miss(
+    predictor: Predictor, images: torch.Tensor
+) -> None:
+    def ask_sets(asked: Predictor, miss: Any) -> tuple[int, Any]:
+        body, headers = write_infer("input", images.numpy(), {"label_miss": miss})
+        response = ask(asked, "POST", "/v2/models/fax/infer", content=body, headers=headers)
+        return response.status_code, response.json()
+
+    (probabilities,) = predictor([("inputs", images.numpy())])
+    status, content = ask_sets(predictor, 0.1)
+    outputs = {output["name"]: output["data"] for output in content["outputs"]}
+    assert (status, list(outputs)) == (200, ["probabilities", "label", "p_values", "label_set"])
+    assert [json.loads(text) for text in outputs["label_set"]] == predictor.label_sets(probabilities, 0.1)
+    assert outputs["p_values"] == pytest.approx(predictor.p_values(probabilities).ravel().tolist(), abs=1e-5)
+    assert len(infer(predictor, "input", images)[1]["outputs"]) == 2
+    for miss in (0, 1, "often"):
+        status, content = ask_sets(predictor, miss)
+        assert (status, "label_miss" in content["error"]) == (422, True)
+    older = replace(predictor, head=replace(predictor.head, calibration=AnswerCalibration(1.5)))
+    status, content = ask_sets(older, 0.1)
+    assert status == 409
+    assert content["error"].startswith("client 'fax' has no scores for label sets: fit the router again")

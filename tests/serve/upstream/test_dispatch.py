@@ -180,3 +180,51 @@ def test_labels_that_cannot_be_compared_are_accepted() -> None:
     assert client.ask([0.1, 0.7, 0.2], labels=["1"]) is None
     assert client.ask([0.1, 0.7, 0.2], labels=["0"]) == "answered by other classes"
     assert client.ask([0.1, 0.7, 0.2]) is None
+
+
+def with_p_values(probabilities: list[float], p_values: Any, classes: tuple[str, ...] = CLASSES) -> FakeClient:
+    client = FakeClient(classes)
+    client.outputs = {"probabilities": [probabilities], "p_values": p_values}
+    return client
+
+
+def ask_for_set(clients: Sequence[FakeClient | None], probabilities: Sequence[float]) -> SampleAnswers:
+    ranking = sorted(range(len(clients)), key=lambda c: -probabilities[c])
+    upstreams = [None if client is None else client.upstream for client in clients]
+    questions = [Question(ranking, probabilities, label_miss=0.1)]
+    return asyncio.run(
+        ask_clients("inputs", np.zeros((1, 2), np.float32), questions, upstreams, classes=3, deadline=10)
+    )[0]
+
+
+def test_a_label_set_asks_as_many_clients_as_hold_the_probability() -> None:
+    def clients() -> list[FakeClient]:
+        return [with_p_values([0.8, 0.2, 0], [[0.5, 0.3, 0.01]]), with_p_values([0, 0.5, 0.5], [[0.1, 0.2, 0.4]])]
+
+    first, second = clients()
+    answers = ask_for_set([first, second], [0.96, 0.04])
+    assert (first.requests, second.requests) == (1, 0)
+    mixed = answers.mixed_p_values([0.96, 0.04])
+    assert mixed is not None
+    assert mixed[0].tolist() == pytest.approx([0.5, 0.3, 0.01])
+    first, second = clients()
+    answers = ask_for_set([first, second], [0.7, 0.3])
+    assert (first.requests, second.requests) == (1, 1)
+    mixed = answers.mixed_p_values([0.7, 0.3])
+    assert mixed is not None
+    expected = [0.5, (0.7 * 0.2 * 0.3 + 0.3 * 0.5 * 0.2) / (0.7 * 0.2 + 0.3 * 0.5), 0.4]
+    assert mixed[0].tolist() == pytest.approx(expected)
+    assert ask_for_set([None, clients()[1]], [0.7, 0.3]).mixed_p_values([0.7, 0.3]) is None
+
+
+@pytest.mark.parametrize("p_values", [[[0.5, 0.3, 2.0]], [[0.5, 0.3, -0.1]], [[0.5, 0.3, None]], [[0.5, 0.3]], "no"])
+def test_numbers_that_are_no_p_values_are_a_failure(p_values: Any) -> None:
+    answers = ask_for_set([with_p_values([0.8, 0.2, 0], p_values)], [1.0])
+    assert answers.failed[0].startswith("answered ")
+
+
+def test_a_client_without_p_values_is_named_as_such() -> None:
+    refusing = FakeClient(status=409)
+    for client in (answering(1, 0, 0), refusing):
+        assert ask_for_set([client], [1.0]).failed == {0: "has no scores for label sets"}
+        assert client.upstream.unavailable_because is None  # it works

@@ -26,7 +26,7 @@ from feddrm.io.run_files import RunFiles
 from feddrm.io.tensors import join_slots, tensor_bytes
 from feddrm.io.text import yaml_bytes
 from feddrm.methods import Tensors
-from feddrm.router.answer_calibration import answer_temperature, temperature_file
+from feddrm.router.answer_calibration import AnswerCalibration
 from feddrm.router.artifact import HEADS
 from feddrm.threads import router_kernels
 
@@ -134,11 +134,10 @@ class Site:
         private = run.private_slots(int(request.header["after"]))
         files = run.client_files
         logits, labels = run.test_logits(received, private), run.client.test.y
-        # The temperature stays here: it needs no message.
-        temperature = answer_temperature(logits, labels)
         own = {
             files.private_file: tensor_bytes(join_slots(private)),
-            files.temperature_file: temperature_file(temperature),
+            # The calibration stays here: it needs no message.
+            files.temperature_file: AnswerCalibration.fit(logits, labels).file(),
         }
         artifact = received_artifact(request.tensors)
         head = run.fit.kept_head(artifact.fit) if artifact is not None and HEADS in artifact.files else None

@@ -14,7 +14,7 @@ from feddrm.deploy.wire.messages import Message, pack
 from feddrm.errors import FeddrmError
 from feddrm.models import Net
 from feddrm.router import Recipe
-from feddrm.router.answer_calibration import answer_temperature
+from feddrm.router.answer_calibration import AnswerCalibration
 from feddrm.router.features.base import extract
 from feddrm.router.fit.cohort import Target
 from feddrm.router.fit.head_problems import fit_private, joint_classes
@@ -143,7 +143,7 @@ class SiteFit:
     def _keep(self, message: Message) -> dict[str, Tensor]:
         """Fit the correction that this site answers with on all its samples, and keep it where only the site reads.
 
-        So is its temperature, fitted on the site's test samples. The site answers with them once it has their router.
+        So is its calibration, from the site's test samples. The site answers with them once it has their router.
         """
         probe, table = self._point(message, "probe"), message.header["table"]
         sample = _Samples(self, message).outside(table, "class", None)
@@ -151,14 +151,19 @@ class SiteFit:
         test = self.site.client.test
         features = self._extract(self.site.client.view(test.x))
         rows = self._scaler(message, table)(torch.cat([features[name] for name in table.split("+")], dim=1))
-        temperature = answer_temperature(logits_at(rows, probe + correction), test.y)
-        self.store.keep(KEPT_HEAD, {"temperature": temperature}, {"correction": correction.to(sample.x)})
+        calibration = AnswerCalibration.fit(logits_at(rows, probe + correction), test.y)
+        scores = {} if calibration.scores is None else {"scores": calibration.scores}
+        tensors = {"correction": correction.to(sample.x), **scores}
+        self.store.keep(KEPT_HEAD, {"temperature": calibration.temperature}, tensors)
         return {}
 
     def kept_head(self, fit: str | None) -> PrivateHead | None:
         """The head of the latest fit, named after it; None where no heads were fitted."""
         kept = self.store.recall(KEPT_HEAD)
-        return None if kept is None else PrivateHead(kept.tensors["correction"], kept.header["temperature"], fit)
+        if kept is None:
+            return None
+        calibration = AnswerCalibration(kept.header["temperature"], kept.tensors.get("scores"))
+        return PrivateHead(kept.tensors["correction"], calibration, fit)
 
     def _curves(self, message: Message) -> dict[str, Tensor]:
         """Curves of the stack from held-out answers of the probe and, where there is one, the joint model."""

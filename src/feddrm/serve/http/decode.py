@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl
 import numpy as np
 import orjson
 from numpy.typing import NDArray
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from feddrm.data.sources.images import decode_image
@@ -40,6 +40,7 @@ SMALL_PNG = 512  # bytes of a PNG file that are decoded in the event loop
 DEFAULTS: dict[type[Options], Any] = {Options: RouteRequest(), PredictOptions: PredictRequest()}
 Array = NDArray[Any]
 AnyOptions = TypeVar("AnyOptions", bound=Options)
+AnyModel = TypeVar("AnyModel", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def decode_samples(
     )
 
 
-def options_in(parameters: Mapping[str, Any], options: type[AnyOptions]) -> AnyOptions:
+def options_in(parameters: Mapping[str, Any], options: type[AnyModel]) -> AnyModel:
     """The options among the parameters of an infer request, which may also have parameters of the protocol."""
     try:
         return options.model_validate({name: parameters[name] for name in options.model_fields if name in parameters})

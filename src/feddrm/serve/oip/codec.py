@@ -7,7 +7,7 @@ JSON part, and ``binary_data_size`` the number of bytes of a tensor.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -138,12 +138,13 @@ def read_infer(body: bytes, header_length: str | None) -> tuple[InferRequest, di
     return request, tensors
 
 
-def write_infer(name: str, rows: Array) -> tuple[bytes, dict[str, str]]:
+def write_infer(name: str, rows: Array, parameters: Mapping[str, Any] | None = None) -> tuple[bytes, dict[str, str]]:
     """A request with one tensor as bytes, and its headers."""
     datatype = "UINT8" if rows.dtype == np.uint8 else "FP32"
     content = rows.astype(DTYPES[datatype], copy=False).tobytes()
     about = {"name": name, "shape": list(rows.shape), "datatype": datatype}
-    head = orjson.dumps({"inputs": [{**about, "parameters": {"binary_data_size": len(content)}}]})
+    inputs = [{**about, "parameters": {"binary_data_size": len(content)}}]
+    head = orjson.dumps({"inputs": inputs, **({"parameters": parameters} if parameters else {})})
     return head + content, {LENGTH_HEADER: str(len(head)), "Content-Type": "application/octet-stream"}
 
 
@@ -177,6 +178,11 @@ def write_answer(
     if not tail:
         return head, {"Content-Type": "application/json"}
     return b"".join((head, *tail)), {"Content-Type": "application/octet-stream", LENGTH_HEADER: str(len(head))}
+
+
+def json_texts(values: Sequence[Any]) -> list[str]:
+    """Values as JSON texts: the protocol has no tensors of lists."""
+    return [orjson.dumps(value).decode() for value in values]
 
 
 def single_input(tensors: Mapping[str, Array]) -> tuple[str, Array]:

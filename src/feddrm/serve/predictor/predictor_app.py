@@ -14,13 +14,16 @@ from feddrm._version import __version__
 from feddrm.engine.kernels import largest_product
 from feddrm.errors import FeddrmError
 from feddrm.predictor.predictor import Predictor
+from feddrm.router.answer_calibration import NO_SCORES
 from feddrm.serve.auth import ApiKeys
 from feddrm.serve.batching import Batcher
 from feddrm.serve.http.authorise import authorise
-from feddrm.serve.http.decode import Array, InputSpec, check_samples
+from feddrm.serve.http.decode import Array, InputSpec, check_samples, options_in
 from feddrm.serve.http.error_responses import ApiError, install_error_handlers
 from feddrm.serve.http.middleware import FastPaths, RequestMiddleware
+from feddrm.serve.oip.codec import json_texts
 from feddrm.serve.oip.oip_routes import Outputs, Tensors, add_oip_routes, answer_infer
+from feddrm.serve.schemas import PredictorOptions
 from feddrm.serve.settings import PredictorSettings
 from feddrm.threads import without_onednn_if_small
 
@@ -56,7 +59,9 @@ def build_predictor(predictor: Predictor, settings: PredictorSettings) -> ASGIAp
         inputs = [("input", "UINT8" if spec.is_image else "FP32", [-1, *spec.shape])]
         if predictor.takes_features:
             inputs.append(("features", "FP32", [-1, spec.features]))
-        return predictor.version, inputs, [("probabilities", "FP32", [-1, len(classes)]), ("label", "BYTES", [-1])]
+        outputs = [("probabilities", "FP32", [-1, len(classes)]), ("label", "BYTES", [-1])]
+        sets = [("p_values", "FP32", [-1, len(classes)]), ("label_set", "BYTES", [-1])]  # with the parameter label_miss
+        return predictor.version, inputs, [*outputs, *sets]
 
     def ready() -> dict[str, Any]:
         """The class names and the fit of the head, which the gateway compares with its own."""
@@ -65,11 +70,13 @@ def build_predictor(predictor: Predictor, settings: PredictorSettings) -> ASGIAp
         stated = {"classes": list(classes)} if predictor.named else {}
         return stated | ({} if predictor.fit is None else {"fit": predictor.fit})
 
-    async def predict(kind: str, x: Array, _: Mapping[str, Any]) -> Outputs:
+    async def predict(kind: str, x: Array, parameters: Mapping[str, Any]) -> Outputs:
+        miss = _label_miss(predictor, parameters)
         if kind == "features" and not predictor.takes_features:
             raise FeddrmError("this client's head looks at more than the router's features: send the sample itself")
         probabilities = await batcher((kind, check_samples(kind, x, spec)), len(x))
-        return {"probabilities": probabilities, "label": [classes[i] for i in probabilities.argmax(1).tolist()]}
+        labels = [classes[i] for i in probabilities.argmax(1).tolist()]
+        return {"probabilities": probabilities, "label": labels, **_label_sets(predictor, probabilities, miss)}
 
     async def infer(request: Request) -> Response:
         authorise(request, keys, "predict")
@@ -77,3 +84,18 @@ def build_predictor(predictor: Predictor, settings: PredictorSettings) -> ASGIAp
 
     add_oip_routes(app, (predictor.name,), describe=describe, ready=ready, infer=infer)
     return RequestMiddleware(FastPaths(app, [f"/v2/models/{predictor.name}/infer"]), settings)
+
+
+def _label_miss(predictor: Predictor, parameters: Mapping[str, Any]) -> float | None:
+    miss = options_in(parameters, PredictorOptions).label_miss
+    if miss is not None and predictor.head.calibration.scores is None:
+        raise ApiError(409, f"client '{predictor.name}' has {NO_SCORES}")
+    return miss
+
+
+def _label_sets(predictor: Predictor, probabilities: Array, miss: float | None) -> Outputs:
+    """The label sets of this client's own queries, and the p-values of which a gateway makes those of all clients."""
+    if miss is None:
+        return {}
+    sets = predictor.label_sets(probabilities, miss)
+    return {"p_values": predictor.p_values(probabilities), "label_set": json_texts(sets)}

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from feddrm.errors import FeddrmError
+from feddrm.router.label_sets import ROUNDING, SHARE, mixed_p_values
 from feddrm.router.policy import consult
 from feddrm.serve.http.decode import Array
 from feddrm.serve.http.number_array import number_array
@@ -24,6 +25,7 @@ from feddrm.serve.upstream.upstreams import Declined, Upstream, UpstreamFailure
 
 ClassProbabilities = NDArray[np.float64]
 DECLINED = "does not take this"
+NO_SETS = "has no scores for label sets"
 REFUSED_KEY = "refused the gateway's API key (401): correct its key_env or key_file in clients.yaml"
 TOLERANCE = 1e-6  # probabilities are sent with 24 bits
 
@@ -33,19 +35,25 @@ class Question:
     """One sample's clients, best first, and the router's probabilities of all clients.
 
     No further client is asked once those that failed hold more than ``may_lose`` of the probability: the answer would
-    be withheld.
+    be withheld. With ``label_miss`` clients are asked until those that answered hold enough of the
+    probability for a label set.
     """
 
     ranking: Sequence[int]
     probabilities: Sequence[float]
     may_lose: float = math.inf
+    label_miss: float | None = None
 
 
 @dataclass
 class SampleAnswers:
-    """What the clients answered about one sample, by client number: probabilities, milliseconds, failures."""
+    """What the clients answered about one sample, by client number: probabilities, milliseconds, failures.
+
+    ``p_values`` of the classes are there if a label set was requested.
+    """
 
     probabilities: dict[int, ClassProbabilities] = field(default_factory=dict)
+    p_values: dict[int, ClassProbabilities] = field(default_factory=dict)
     milliseconds: dict[int, float] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
 
@@ -76,6 +84,18 @@ class SampleAnswers:
         mixed = consult(log_weights, answers)[0].exp().numpy()
         return mixed, dict(zip(clients, log_weights[0].exp().tolist(), strict=True))
 
+    def mixed_p_values(self, probabilities: Sequence[float]) -> torch.Tensor | None:
+        """The p-values [1, K] for a label set; None unless those that answered hold enough of the probability."""
+        clients = list(self.p_values)
+        weights = torch.tensor([[probabilities[c] for c in clients]], dtype=torch.float64)
+        if float(weights.sum()) < SHARE - ROUNDING:
+            return None
+        answers, p_values = (
+            torch.from_numpy(np.stack([values[c] for c in clients]))[:, None]
+            for values in (self.probabilities, self.p_values)
+        )
+        return mixed_p_values(weights.log(), answers, p_values)
+
 
 async def ask_clients(
     kind: str,
@@ -104,14 +124,17 @@ async def ask_clients(
         for client, samples in groups.items():
             upstream = upstreams[client]
             assert upstream is not None
-            requests.append(_ask(upstream, kind, x[samples], classes, seconds))
+            miss = next((questions[i].label_miss for i in samples if questions[i].label_miss is not None), None)
+            requests.append(_ask(upstream, kind, x[samples], classes, seconds, miss))
         for (client, samples), reply in zip(groups.items(), await asyncio.gather(*requests), strict=True):
             for row, sample in enumerate(samples):
                 if isinstance(reply, str):
                     answers[sample].failed[client] = reply
                 else:
-                    answers[sample].probabilities[client] = reply[0][row]
-                    answers[sample].milliseconds[client] = reply[1]
+                    answers[sample].probabilities[client] = reply.probabilities[row]
+                    answers[sample].milliseconds[client] = reply.milliseconds
+                    if reply.p_values is not None:
+                        answers[sample].p_values[client] = reply.p_values[row]
     return answers
 
 
@@ -123,46 +146,69 @@ def _next_clients(
     for sample, (question, clients, answer) in enumerate(zip(questions, remaining, answers, strict=True)):
         if answer.failed and answer.lost(question.probabilities) > question.may_lose:
             continue
-        for _ in range(min(len(clients), k - len(answer.probabilities))):
-            groups.setdefault(clients.pop(0), []).append(sample)
+        asked = list(answer.probabilities)
+        share = 0.0 if question.label_miss is None else SHARE - ROUNDING
+        while clients and (len(asked) < k or math.fsum(question.probabilities[c] for c in asked) < share):
+            asked.append(clients.pop(0))
+            groups.setdefault(asked[-1], []).append(sample)
     return groups
 
 
+class ClientReply(NamedTuple):
+    """One client's class probabilities [n, K], their p-values if they were requested, and the milliseconds it took."""
+
+    probabilities: ClassProbabilities
+    p_values: ClassProbabilities | None
+    milliseconds: float
+
+
 async def _ask(
-    upstream: Upstream, kind: str, x: Array, classes: int, seconds: float
-) -> tuple[ClassProbabilities, float] | str:
-    """Class probabilities [n, K] and the milliseconds they took, or the reason why there are none."""
+    upstream: Upstream, kind: str, x: Array, classes: int, seconds: float, label_miss: float | None
+) -> ClientReply | str:
+    """A client's reply, or the reason why there is none."""
     if (reason := upstream.unavailable_because) is not None:
         return reason
-    body, headers = write_infer("input" if kind == "inputs" else "features", x)
-    path, limit = f"/v2/models/{quote(upstream.name, safe='')}/infer", 2**16 + len(x) * (64 * classes + 1024)
+    parameters = None if label_miss is None else {"label_miss": label_miss}
+    body, headers = write_infer("input" if kind == "inputs" else "features", x, parameters)
+    names = sum(len(name) + 8 for name in upstream.classes) if label_miss is not None else 0
+    limit = 2**16 + len(x) * ((64 if label_miss is None else 128) * classes + names + 1024)
+    path = f"/v2/models/{quote(upstream.name, safe='')}/infer"
     started = time.perf_counter()
     try:
         with upstream.request():
             async with asyncio.timeout(seconds):
                 status, content = await upstream.send("POST", path, limit, content=body, headers=headers)
-            probabilities = _read_probabilities(status, content, len(x), classes, upstream.classes)
+            answered = _read_probabilities(status, content, len(x), classes, upstream.classes, label_miss is not None)
     except TimeoutError:
         return "time-out"
     except (UpstreamFailure, Declined) as error:
         return str(error)
     except Exception as error:  # whatever a client does, its samples go to the next one
         return type(error).__name__
-    return probabilities, 1e3 * (time.perf_counter() - started)
+    return ClientReply(*answered, 1e3 * (time.perf_counter() - started))
 
 
-def _read_probabilities(status: int, body: bytes, rows: int, classes: int, names: Sequence[str]) -> ClassProbabilities:
-    """The probabilities of a client's response, checked as strictly as a caller's input: the client may be broken."""
+def _read_probabilities(
+    status: int, body: bytes, rows: int, classes: int, names: Sequence[str], sets: bool
+) -> tuple[ClassProbabilities, ClassProbabilities | None]:
+    """The probabilities of a client's response, and its p-values if label ``sets`` need them.
+
+    They are checked as strictly as a caller's input: the client may be broken.
+    """
     if status in (413, 415, 422):
         raise Declined(DECLINED)
+    if status == 409 and sets:
+        raise Declined(NO_SETS)
     if status != 200:
         raise UpstreamFailure(REFUSED_KEY if status == 401 else f"refused ({status})")
     try:
-        outputs: list[dict[str, Any]] = orjson.loads(body)["outputs"]
-        data = next(out["data"] for out in outputs if out["name"] == "probabilities")
-        labels = next((out["data"] for out in outputs if out["name"] == "label"), None)
-        probabilities = number_array(data, np.dtype("float64"), "probabilities").reshape(rows, classes)
-    except (ValueError, KeyError, TypeError, StopIteration, FeddrmError) as error:
+        outputs = {out["name"]: out.get("data") for out in orjson.loads(body)["outputs"]}
+        labels = outputs.get("label")
+        probabilities = number_array(outputs["probabilities"], np.dtype("float64"), "it").reshape(rows, classes)
+        p_values = None
+        if sets and "p_values" in outputs:
+            p_values = number_array(outputs["p_values"], np.dtype("float64"), "it").reshape(rows, classes)
+    except (ValueError, KeyError, TypeError, AttributeError, FeddrmError) as error:
         raise UpstreamFailure("answered something else than probabilities") from error
     if (
         not np.isfinite(probabilities).all()
@@ -172,7 +218,11 @@ def _read_probabilities(status: int, body: bytes, rows: int, classes: int, names
         raise UpstreamFailure("answered numbers that are no probabilities")
     if names and labels is not None and not _labels_fit(labels, probabilities, names):
         raise UpstreamFailure("answered by other classes")
-    return probabilities
+    if sets and p_values is None:  # a server of another kind
+        raise Declined(NO_SETS)
+    if p_values is not None and not ((p_values >= 0) & (p_values <= 1 + TOLERANCE)).all():
+        raise UpstreamFailure("answered numbers that are no p-values")
+    return probabilities, p_values
 
 
 def _labels_fit(labels: Any, probabilities: ClassProbabilities, names: Sequence[str]) -> bool:

@@ -55,8 +55,20 @@ function row(cells) {
   return line;
 }
 
+function labelSetSentence(answer, miss) {
+  const certainty = `${Math.round(100 * (1 - miss))} %`;
+  if (answer.label_set === null) {
+    const why = answer.route.abstain ? "the router abstains" : "clients that the query may come from did not answer";
+    return `No set of labels: ${why}.`;
+  }
+  if (!answer.label_set.length) {
+    return `The set for ${certainty} certainty is empty: no label is typical enough. Choose a higher certainty.`;
+  }
+  return `With ${certainty} certainty${answer.label_set.length > 1 ? " one of" : ""}: ${answer.label_set.join(", ")}`;
+}
+
 // Two numbers: how sure the router is of the client, and how sure the clients are of the label.
-function showResult(content) {
+function showResult(content, labelMiss) {
   const first = content.answers ? content.answers[0] : content.decisions[0];
   const route = first.route || first;
   const label = first.label === undefined ? null : first.label;
@@ -78,6 +90,7 @@ function showResult(content) {
   if (route.away.length) sentences.push("Away: " + route.away.map((c) => `${c.client}: ${c.reason}`).join(", "));
   sentences.push(`Request ${content.request_id}.`);
   $("detail").textContent = sentences.join(". ");
+  $("label-set").textContent = labelMiss ? labelSetSentence(first, labelMiss) : "";
   $("ranked").replaceChildren(...route.ranked.map((entry) => row([
     entry.client,
     bar(entry.probability, `client probability of ${entry.client}`),
@@ -114,7 +127,10 @@ async function ask(event) {
     const action = $("action").value;
     const options = { rule: $("rule").value };
     if ($("away").value) options.max_away = $("away").value;
-    if (action === "predict") Object.assign(options, { consult: $("consult").value, abstain: $("abstain").value });
+    if (action === "predict") {
+      Object.assign(options, { consult: $("consult").value, abstain: $("abstain").value });
+      if ($("label-miss").value) options.label_miss = $("label-miss").value;
+    }
     let answer;
     await showInputForm();
     if (takesPictures) {
@@ -126,13 +142,13 @@ async function ask(event) {
     } else {
       const numbers = $("numbers").value.split(/[\s,;]+/).filter(Boolean).map(Number);
       const body = rowFields ? { rows: [rowOfForm()], ...options } : { inputs: [numbers], ...options };
-      for (const name of ["consult", "max_away"]) if (body[name]) body[name] = Number(body[name]);
+      for (const name of ["consult", "max_away", "label_miss"]) if (body[name]) body[name] = Number(body[name]);
       answer = await call(`v1/${action}`, {
         method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" },
       });
     }
     const content = await answer.json();
-    showResult(content);
+    showResult(content, options.label_miss);
     const first = content.answers ? content.answers[0].route : content.decisions[0];
     showFieldProblems(first.flags);
   } catch (error) {
