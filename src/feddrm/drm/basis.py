@@ -27,7 +27,9 @@ def _normal(x: Floats) -> Floats:
 
 def _logs(x: Floats, name: str) -> Floats:
     if (low := x.min(initial=1.0)) <= 0:
-        raise FeddrmError(f"the {name} basis takes logarithms, but a sample is {low:g}: shift it above 0, or use normal")
+        raise FeddrmError(
+            f"the {name} basis takes logarithms, but a sample is {low:g}: shift it above 0, or use normal"
+        )
     return np.log(x)
 
 
@@ -84,7 +86,9 @@ def check_basis(basis: Basis) -> None:
     if isinstance(basis, str) and basis not in (*BASES, AUTO) and not is_formula(basis):
         known = ", ".join([name for name in BASES if not name.startswith("poly")] + [f"polynomial(2 to {MOST_DEGREE})"])
         hint = nearest(basis, [*BASES, AUTO])
-        raise SettingError(f"unknown basis '{basis}'{hint} (known: auto, {known}, a formula '~ log(x) + x', a function)")
+        raise SettingError(
+            f"unknown basis '{basis}'{hint} (known: auto, {known}, a formula '~ log(x) + x', a function)"
+        )
 
 
 def is_formula(basis: Basis) -> bool:

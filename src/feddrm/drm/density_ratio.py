@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
 from scipy.linalg import cho_factor, cho_solve
 
 from feddrm.drm.basis import AUTO, Basis, Floats, as_rows, check_basis, evaluate_basis, is_formula, terms
@@ -52,7 +51,7 @@ class DensityRatioModel:
 
     def fit(self, samples: Samples, columns: Sequence[str] | None = None) -> DensityRatioFit:
         """Fit to one sample per population, by name or in order. Ratios are reported against the first."""
-        names, parts = _named(samples)
+        names, parts = named_samples(samples)
         column_names = _columns(parts[0], columns)
         model, choice = self._resolved(parts, column_names)
         features = []
@@ -236,7 +235,8 @@ class DensityRatioFit:
         return np.vstack([as_rows(sample) for sample in self.samples])
 
 
-def _named(samples: Samples) -> tuple[tuple[str, ...], list[Any]]:
+def named_samples(samples: Samples) -> tuple[tuple[str, ...], list[Any]]:
+    """The names of the populations, 1, 2, ... if they have none, and their samples as arrays."""
     if isinstance(samples, Mapping):
         names, parts = tuple(str(name) for name in samples), list(samples.values())
     else:

@@ -147,10 +147,13 @@ def quantile_estimate(fit: DensityRatioFit, levels: ArrayLike) -> tuple[Estimate
     return Estimate(centre, errors), np.array(covariances)
 
 
-def density(fit: DensityRatioFit, population: str | int, at: Floats) -> Floats:
-    """A smooth density of a population from all observations; on the log scale where the basis takes logarithms."""
-    x, weights = single_column(fit), fit.weights[:, fit.index(population)]
-    if any(term.startswith("log") for term in fit.terms) and x.min() > 0:
+def density(fit: DensityRatioFit, population: str | int, at: Floats, column: int = 0) -> Floats:
+    """A smooth density of a column in a population, from all observations.
+
+    Where the basis takes logarithms it is estimated on their scale, so that it is 0 below 0.
+    """
+    x, weights = fit.values[:, column], fit.weights[:, fit.index(population)]
+    if any("log" in term for term in fit.terms) and x.min() > 0:
         inside = at > 0
         out = np.zeros_like(at)
         out[inside] = _kernel_density(np.log(x), weights, np.log(at[inside])) / at[inside]
@@ -162,7 +165,7 @@ def _kernel_density(x: Floats, weights: Floats, at: Floats) -> Floats:
     """A Gaussian kernel with Silverman's robust width for weighted observations."""
     order = np.argsort(x)
     low, high = x[order][np.minimum(np.searchsorted(np.cumsum(weights[order]), (0.25, 0.75)), len(x) - 1)]
-    spread = np.sqrt(max(weights @ (x - weights @ x) ** 2, 0.0))
+    spread = float(np.sqrt(weights @ (x - weights @ x) ** 2))
     robust = min(spread, (high - low) / 1.349) or spread or 1.0
     width = 0.9 * robust * (weights**2).sum() ** 0.2
     out = np.empty(len(at))
@@ -187,7 +190,7 @@ def weighted_quantiles(x: Floats, weights: Floats, levels: Floats) -> Floats:
 def _expectation(fit: DensityRatioFit, values: Floats) -> Estimate:
     """Estimate ``sum_ij w_l(x_ij) f(x_ij)`` with its error in every population."""
     error = [np.sqrt(_variances(fit, influence_of_mean(fit, i, values))) for i in range(len(fit.names))]
-    return Estimate(fit.weights.T @ values, np.vstack(error), degrees=fit.counts - 1.0)
+    return Estimate(fit.weights.T @ values, np.vstack(error), degrees=(fit.counts - 1).astype(np.float64))
 
 
 def influence_of_mean(fit: DensityRatioFit, population: int, values: Floats) -> Floats:
@@ -196,9 +199,7 @@ def influence_of_mean(fit: DensityRatioFit, population: int, values: Floats) -> 
     mass = fit.weights[:, population]
     # d mass / d coefficients of population k = mass (1[k is this one] - posterior_k) design
     weighted = mass[:, None] * values
-    slope = np.vstack(
-        [fit.design.T @ (((k == population) - posterior[:, k])[:, None] * weighted) for k in others]
-    )
+    slope = np.vstack([fit.design.T @ (((k == population) - posterior[:, k])[:, None] * weighted) for k in others])
     return np.asarray(weighted + fit.coefficient_influence @ slope)
 
 

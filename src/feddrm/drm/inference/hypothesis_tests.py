@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import null_space
 from scipy.stats import chi2
 
@@ -134,7 +135,7 @@ def linear_hypothesis(
 
 
 def _test(
-    fit: DensityRatioFit, matrix: Floats, value: Floats | None, how: Testing | None, name: str
+    fit: DensityRatioFit, matrix: NDArray[np.floating[Any]], value: Floats | None, how: Testing | None, name: str
 ) -> HypothesisTest:
     require_no_ridge(fit, f"the test of '{name}'")
     how = (how or Testing()).resolved(fit)
@@ -171,7 +172,7 @@ class _Constraint:
     free: Floats
 
     @classmethod
-    def of(cls, fit: DensityRatioFit, matrix: Floats, value: Floats | None) -> _Constraint:
+    def of(cls, fit: DensityRatioFit, matrix: NDArray[np.floating[Any]], value: Floats | None) -> _Constraint:
         slopes = np.hstack([np.zeros((len(fit.terms), 1)), fit.whitening.directions])
         whole = matrix @ np.kron(np.eye(len(fit.names) - 1), slopes)
         return cls(whole, np.zeros(len(matrix)) if value is None else value, null_space(whole))

@@ -19,7 +19,7 @@ from feddrm.errors import FeddrmError, SettingError
 
 MOST_CELLS = 400_000  # of one population's table of observations by replicates: it stays in the cache
 MOST_STEPS = 30
-SETTLED = 1e-6  # Newton's steps square the error: the step after this one is the last
+SETTLED = 1e-3  # a step this small is the last: Newton's steps square the error
 MOST_LOST = 0.1  # of the replicates may have no finite fit
 
 
@@ -38,7 +38,8 @@ class Refits:
         _, posterior = _posterior(design @ b)
         first = 1 - posterior.sum(0)
         total = self.counts.sum(0)
-        return np.concatenate([(first * total)[None], posterior * total]) / self.counts.sum(1, keepdims=True)
+        mass = np.concatenate([(first * total)[None], posterior * total])
+        return np.asarray(mass / self.counts.sum(1, keepdims=True))
 
 
 def refit(design: Floats, counts: Floats, start: Floats, free: Floats | None = None) -> Refits:
@@ -64,6 +65,7 @@ def refit(design: Floats, counts: Floats, start: Floats, free: Floats | None = N
         reduced = free.T @ matrix @ free + 1e-12 * len(design) * np.eye(free.shape[1])
         step = np.linalg.solve(reduced, (gradient @ free)[:, :, None])[:, :, 0] @ free.T
         done = ~worse & (np.abs(step).max(1) < SETTLED)
+        gain = np.where(done, (gradient * step).sum(1) / 2, 0.0)  # of the step that is taken below
         accepted = np.where(worse, accepted, b)
         best = np.where(worse, best, value)
         # A step that lowered the likelihood is halved.
@@ -71,7 +73,7 @@ def refit(design: Floats, counts: Floats, start: Floats, free: Floats | None = N
         if done.all():
             break
     final = np.moveaxis(b, 2, 0).reshape(len(done), -1)
-    return Refits(counts[:, :, done], final[done], best[done], matrix[done])
+    return Refits(counts[:, :, done], final[done], (best + gain)[done], matrix[done])
 
 
 def permutations(fit: DensityRatioFit, size: int, seed: int) -> Iterator[Floats]:
