@@ -103,7 +103,7 @@ def covered(family: str, n: int, rng: np.random.Generator, add: Callable[[str, A
         "quantile": (inference.quantile_interval(fit, LEVELS), quantiles),
         "distribution": (
             inference.distribution(fit, points).interval(),
-            np.array([p.cdf(points) for p in populations]),
+            heights,
         ),
         "quantile difference": (
             tuple(limit[1:] for limit in differences.interval()),  # type: ignore[dict-item]

@@ -18,7 +18,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from feddrm.drm.basis import AUTO, Basis, Floats, as_rows, check_basis, evaluate_basis, is_formula, terms
 from feddrm.drm.basis_choice import BasisChoice, choose_basis
-from feddrm.drm.formula import FormulaBasis
+from feddrm.drm.formula import FormulaBasis, formula_columns
 from feddrm.drm.logistic import FeatureWhitening, Optimum, information, log_softmax, maximise
 from feddrm.errors import FeddrmError, SettingError
 
@@ -92,16 +92,20 @@ class DensityRatioModel:
     def fit_table(self, table: Any, group: str, columns: Sequence[str] | None = None) -> DensityRatioFit:
         """Fit to a long table, a data frame or a mapping from column names to values, by its ``group`` column.
 
-        ``columns`` are all others unless they are given. Populations have the order in which they first occur.
+        ``columns`` are those of the formula, or all others, unless they are given. Populations have the order in
+        which they first occur.
         """
-        given = [name for name in table if name != group] if columns is None else list(columns)
+        given = list(columns or ())
+        if not given:
+            used = formula_columns(str(self.basis)) if is_formula(self.basis) else list(table)
+            given = [name for name in used if name != group]
         for name in (group, *given):
             if name not in table:
-                raise SettingError(f"no column '{name}' (there are: {', '.join(map(str, table))})")
+                raise SettingError(f"no column '{name}' (there are: {', '.join(map(str, table))}): correct the name")
         if not given:
             raise SettingError(f"the table has no column but '{group}': give one with the values")
         labels = np.asarray(table[group]).astype(str)
-        rows = np.column_stack([np.asarray(table[name]) for name in given])
+        rows = np.column_stack([_numbers(name, table[name]) for name in given])
         names = list(dict.fromkeys(labels.tolist()))
         return self.fit({name: rows[labels == name] for name in names}, [str(name) for name in given])
 
@@ -265,6 +269,20 @@ def _refuse_degenerate(names: tuple[str, ...], features: list[Floats]) -> None:
                 f"population '{name}' is constant: all its {len(part)} observations are equal: "
                 f"leave it out, or give a ridge above 0"
             )
+
+
+def _numbers(name: str, column: Any) -> Floats:
+    values = np.empty(len(column))
+    for row, cell in enumerate(np.asarray(column).tolist()):
+        try:
+            values[row] = float(cell)
+        except (TypeError, ValueError):
+            values[row] = np.nan
+        if not np.isfinite(values[row]):
+            raise FeddrmError(
+                f"column '{name}', row {row + 1}: {cell!r} is not a finite number: correct it, or remove the row"
+            )
+    return values
 
 
 def _columns(sample: Any, given: Sequence[str] | None) -> list[str]:

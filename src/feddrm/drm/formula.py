@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,36 +28,50 @@ class FormulaBasis:
     @classmethod
     def compile(cls, formula: str, columns: Sequence[str], samples: Sequence[Any]) -> FormulaBasis:
         """Compile on all samples together."""
-        try:
-            from formulaic import Formula
-            from formulaic.errors import FormulaicError
-        except ImportError as error:
+        if unknown := [name for name in formula_columns(formula) if name not in columns]:
             raise FeddrmError(
-                f"the formula '{formula}' needs the package formulaic: pip install 'feddrm[formula]'"
-            ) from error
-        try:
-            parsed = Formula(formula)
-            if unknown := sorted(set(map(str, parsed.required_variables)) - set(columns)):
-                raise FeddrmError(
-                    f"the formula '{formula}' names column '{unknown[0]}', but the columns are {', '.join(columns)}: "
-                    f"correct the formula"
-                )
-            with np.errstate(all="ignore"):  # evaluate_basis refuses what is not finite
-                matrix = parsed.get_model_matrix(_table(columns, np.vstack([_rows(part) for part in samples])))
-        except (FormulaicError, SyntaxError, TypeError, ValueError) as error:
-            why = " ".join(str(error).split())
-            raise FeddrmError(f"the formula '{formula}' cannot be computed ({why}): correct it") from error
+                f"the formula '{formula}' names column '{unknown[0]}', but the columns are {', '.join(columns)}: "
+                f"correct the formula"
+            )
+        pooled = np.vstack([_rows(part) for part in samples])
+        parsed = _parsed(formula)
+        with np.errstate(all="ignore"):  # evaluate_basis refuses what is not finite
+            matrix = _computed(formula, lambda: parsed.get_model_matrix(_table(columns, pooled), na_action="ignore"))
         terms = tuple(name for name in map(str, matrix.columns) if name != "Intercept")
         return cls(formula, tuple(columns), terms, matrix.model_spec)
 
     def __call__(self, sample: Any) -> Floats:
         """One row of basis functions per observation; the constant is not among them."""
         with np.errstate(all="ignore"):
-            matrix = self.spec.get_model_matrix(_table(self.columns, _rows(sample)))
+            matrix = self.spec.get_model_matrix(_table(self.columns, _rows(sample)), na_action="ignore")
         return np.asarray(matrix[list(self.terms)], dtype=np.float64)
 
     def __repr__(self) -> str:
         return self.formula
+
+
+def formula_columns(formula: str) -> list[str]:
+    """The columns that a formula names."""
+    return sorted(map(str, _parsed(formula).required_variables))
+
+
+def _parsed(formula: str) -> Any:
+    try:
+        from formulaic import Formula
+    except ImportError as error:
+        raise FeddrmError(
+            f"the formula '{formula}' needs the package formulaic: pip install 'feddrm[formula]'"
+        ) from error
+    return _computed(formula, lambda: Formula(formula))
+
+
+def _computed(formula: str, compute: Callable[[], Any]) -> Any:
+    """The result, or one line that says why there is none. A formula calls functions, which may raise anything."""
+    try:
+        return compute()
+    except Exception as error:
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise FeddrmError(f"the formula '{formula}' cannot be computed ({why}): correct it") from error
 
 
 def _table(columns: Sequence[str], rows: Any) -> Mapping[str, Any]:

@@ -33,6 +33,7 @@ from feddrm.drm.inference.resampling import (
 from feddrm.errors import SettingError
 from feddrm.registry import check_choice
 
+Rows = NDArray[np.floating[Any]]
 STATISTICS = ("likelihood ratio", "wald")
 CORRECTIONS = ("auto", "none", "bartlett", "bootstrap")
 SMALL = 30  # observations of the smallest sample per basis function: below it, ``auto`` corrects
@@ -134,9 +135,7 @@ def linear_hypothesis(
     return _test(fit, rows, goal, how, f"{len(rows)} linear constraints")
 
 
-def _test(
-    fit: DensityRatioFit, matrix: NDArray[np.floating[Any]], value: Floats | None, how: Testing | None, name: str
-) -> HypothesisTest:
+def _test(fit: DensityRatioFit, matrix: Rows, value: Floats | None, how: Testing | None, name: str) -> HypothesisTest:
     require_no_ridge(fit, f"the test of '{name}'")
     how = (how or Testing()).resolved(fit)
     constraint = _Constraint.of(fit, matrix, value)
@@ -172,7 +171,7 @@ class _Constraint:
     free: Floats
 
     @classmethod
-    def of(cls, fit: DensityRatioFit, matrix: NDArray[np.floating[Any]], value: Floats | None) -> _Constraint:
+    def of(cls, fit: DensityRatioFit, matrix: Rows, value: Floats | None) -> _Constraint:
         slopes = np.hstack([np.zeros((len(fit.terms), 1)), fit.whitening.directions])
         whole = matrix @ np.kron(np.eye(len(fit.names) - 1), slopes)
         return cls(whole, np.zeros(len(matrix)) if value is None else value, null_space(whole))
