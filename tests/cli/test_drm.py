@@ -229,8 +229,8 @@ def test_the_page_on_theory_runs(
         run = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False)
         assert run.returncode == 0, run.stderr
         assert "HypothesisTest(" in run.stdout
-    folders = (ROOT / "tests" / "drm", ROOT / "tests" / "paper" / "experiments")
-    tests = "".join(path.read_text() for folder in folders for path in folder.glob("test_*.py"))
+    folders = (ROOT / "tests" / name for name in ("drm", "comparison", "paper/experiments"))
+    tests = "".join(path.read_text() for folder in folders for path in folder.rglob("test_*.py"))
     named = re.findall(r"`(test_\w+)`", text)
     assert len(named) > 15
     for name in named:

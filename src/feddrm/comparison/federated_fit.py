@@ -35,7 +35,7 @@ MOST_POLISH = 10  # Newton's steps after the solver; two are usual
 LARGEST_TILT = 50.0  # of a standardised basis function: populations that the basis separates
 
 
-class Site(Protocol):
+class RemotePopulation(Protocol):
     """A population as the fit sees it: it answers with sums over its observations."""
 
     name: str
@@ -110,7 +110,7 @@ class FederatedFit:
 
 
 def fit_sites(
-    sites: Sequence[Site], basis: str, columns: Sequence[str] = ("x",), tolerance: float = 1e-9
+    sites: Sequence[RemotePopulation], basis: str, columns: Sequence[str] = ("x",), tolerance: float = 1e-9
 ) -> FederatedFit:
     """Fit by messages to the sites. The basis must be a named one: ``auto`` would have to see the observations."""
     check_basis(basis)
@@ -145,7 +145,9 @@ def fit_sites(
     return FederatedFit(names, counts, tuple(terms(basis, list(columns), width)), tilts, -loss, int(state.rounds))
 
 
-def _polished(sites: Sequence[Site], scaler: Scaler, point: Tensor) -> tuple[Tensor, list[Mapping[str, Floats]]]:
+def _polished(
+    sites: Sequence[RemotePopulation], scaler: Scaler, point: Tensor
+) -> tuple[Tensor, list[Mapping[str, Floats]]]:
     """Newton's steps to the optimum, and the sites' answers there."""
     for _ in range(MOST_POLISH):
         answers = [site.curvature(scaler, i, point) for i, site in enumerate(sites)]

@@ -19,7 +19,7 @@ from feddrm.drm.inference.resampling import (
     start_of,
 )
 
-DOUBTFUL = 0.05  # a smaller p-value is worth a warning
+DOUBTFUL = 0.01  # a smaller p-value is worth a warning; of right bases, one in a hundred has one
 
 
 @dataclass(frozen=True)
