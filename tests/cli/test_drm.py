@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -45,7 +46,8 @@ def test_fit_prints_what_the_library_says(files: list[str], capsys: pytest.Captu
     tilts, test = inference.tilts(fit), inference.homogeneity(fit)
     assert facts["terms"] == ["1", "x", "x^2"]
     assert facts["reference"] == "a"
-    assert facts["homogeneity"] == {"statistic": test.statistic, "degrees": 4, "p_value": test.p_value}
+    assert facts["homogeneity"] == dataclasses.asdict(test)
+    assert facts["goodness_of_fit"]["p_value"] > 0.05
     for i, population in enumerate(facts["populations"]):
         assert (population["name"], population["n"]) == ("abc"[i], (200, 100, 300)[i])
         assert population["tilt"] == tilts.value[i].tolist()
@@ -58,6 +60,7 @@ def test_fit_prints_what_the_library_says(files: list[str], capsys: pytest.Captu
     for number in (tilts.value[2, 1], tilts.error[2, 1]):
         assert f"{number:.4f}" in out
     assert f"chi-square {test.statistic:.2f} on 4 degrees of freedom" in out
+    assert "does the basis normal fit? p = " in out
     assert out.strip().endswith(f"wrote {picture}")
     assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -72,7 +75,54 @@ def test_several_columns_and_a_ridge(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert code == 0
     assert "log dose" in out
     assert "not tested: the fit has a ridge" in out
-    assert "quartiles" not in out
+    assert "Quantiles" not in out
+
+
+def test_a_long_table_a_page_and_every_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(1)
+    rows = [f"{site},{value:.6f},note\n" for site, m in (("oslo", 0.0), ("lima", 0.6)) for value in
+            np.where(rng.random(80) < 0.2, 0, np.exp(rng.normal(m, 0.7, 80)))]  # fmt: skip
+    (tmp_path / "long.csv").write_text("site,dose,note\n" + "".join(rows))
+    page = tmp_path / "page.html"
+    words = [str(tmp_path / "long.csv"), "--group", "site", "--column", "dose", "--zeros", "--basis", "auto"]
+    options = ["--quantiles", "0.5,0.9", "--confidence", "0.9", "--correction", "none", "--seed", "3"]
+    code, out, err = call(capsys, "fit", *words, *options, "--json", "--out", str(page))
+    assert (code, err) == (0, "")
+    facts = json.loads(out)
+    assert [p["name"] for p in facts["populations"]] == ["oslo", "lima"]
+    assert [q["level"] for q in facts["populations"][0]["quantiles"]] == [0.5, 0.9]
+    assert facts["confidence"] == 0.9
+    assert facts["populations"][0]["zeros"]["count"] > 5
+    assert facts["homogeneity"]["correction"] == "none"
+    assert facts["basis"] in ("gamma", "lognormal")
+    text = page.read_text()
+    assert text.startswith("<!DOCTYPE html>")
+    assert "Comparison of oslo, lima" in text
+    code, out, _ = call(capsys, "fit", *words, *options)
+    assert code == 0
+    assert "share (90 % interval)" in out
+    assert "Choice of the basis" in out
+
+
+def test_terms_and_bootstrap(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "fit", *files, "--absent", "x^2", "--bootstrap", "50", "--json")
+    facts = json.loads(out)
+    assert code == 0
+    assert facts["tests"][1]["hypothesis"] == "no x^2"
+    assert facts["tests"][1]["p_value"] < 0.001  # b has a larger variance
+    low, high = facts["populations"][1]["mean_interval"]["x"]
+    assert low < facts["populations"][1]["mean"]["x"] < high
+
+
+def test_a_bad_basis_is_warned_of_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(2)
+    for name, m in (("a", 0.0), ("b", 0.5), ("c", 1.0)):
+        (tmp_path / f"{name}.csv").write_text("".join(f"{v:.6f}\n" for v in np.exp(rng.normal(m, 1, 200))))
+    code, _, err = call(capsys, "fit", *(str(tmp_path / f"{name}.csv") for name in "abc"))
+    assert code == 0
+    assert err.startswith("feddrm: warning: basis normal")
+    assert "choose lognormal, or 'auto'" in err or "choose gamma, or 'auto'" in err
+    assert err.count("feddrm: warning") == err.count("\n")
 
 
 @pytest.mark.slow
@@ -101,6 +151,17 @@ def test_drift_and_tradeoff(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["fit", "A", "B", "--basis", "norml"], 2, "did you mean 'normal'?"),
         (["fit", "A", "B", "--basis", "gamma"], 1, "population 'a': the gamma basis takes logarithms"),
         (["fit", "A", "B", "--ridge", "-1"], 2, "ridge=-1.0"),
+        (["fit", "A", "B", "--quantiles", "0.5,x"], 2, "--quantiles '0.5,x'"),
+        (["fit", "A", "B", "--quantiles", "0.5,1"], 2, "quantile levels [0.5, 1.0]"),
+        (["fit", "A", "B", "--confidence", "95"], 2, "confidence 95.0"),
+        (["fit", "A", "B", "--correction", "bartlet"], 2, "did you mean 'bartlett'?"),
+        (["fit", "A", "B", "--bootstrap", "3"], 2, "3 bootstrap samples are too few"),
+        (["fit", "A", "B", "--absent", "x^3"], 2, "no term 'x^3'"),
+        (["fit", "A", "B", "--zeros"], 1, "none below 0"),
+        (["fit", "A", "B", "--group", "x"], 2, "--group divides one table, but there are 2 files"),
+        (["fit", "A", "--group", "site"], 2, "has no column 'site'"),
+        (["fit", "A", "B", "--column", "x"], 2, "give --group, too"),
+        (["fit", "A", "B", "--out", "nowhere/page.html"], 2, "folder 'nowhere' does not exist"),
         (["fit", "A", "B", "--out", "x.gif"], 2, "end its name in .png"),
         (["fit"], 2, "Missing argument"),
         (["drift", "--rounds", "1"], 2, "--rounds"),
@@ -167,9 +228,9 @@ def test_the_page_on_theory_runs(
     for script in scripts:
         run = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False)
         assert run.returncode == 0, run.stderr
-        assert "Homogeneity(" in run.stdout
-    folders = (ROOT / "tests" / "drm", ROOT / "tests" / "paper" / "experiments")
-    tests = "".join(path.read_text() for folder in folders for path in folder.glob("test_*.py"))
+        assert "HypothesisTest(" in run.stdout
+    folders = (ROOT / "tests" / name for name in ("drm", "comparison", "paper/experiments"))
+    tests = "".join(path.read_text() for folder in folders for path in folder.rglob("test_*.py"))
     named = re.findall(r"`(test_\w+)`", text)
     assert len(named) > 15
     for name in named:

@@ -1,4 +1,4 @@
-"""Tests of the figures of fitted densities."""
+"""Tests of the figures of fitted densities, distribution functions and quantiles."""
 
 from __future__ import annotations
 
@@ -6,22 +6,9 @@ import numpy as np
 import pytest
 from scipy.integrate import trapezoid
 
-from feddrm.drm import DensityRatioModel
-from feddrm.drm.density_figures import density_figure, weighted_density
-
-
-def test_the_fitted_density_is_one_and_near_the_truth() -> None:
-    rng = np.random.default_rng(0)
-    fit = DensityRatioModel("gamma").fit([rng.gamma(2, 1, 2000), rng.gamma(3, 1, 3000)])
-    at = np.linspace(0, 25, 4001)
-    for i, shape in enumerate((2, 3)):
-        density = weighted_density(fit.values[:, 0], fit.weights[:, i], at, positive=True)
-        assert trapezoid(density, at) == pytest.approx(1, abs=0.01)
-        assert density[0] == 0
-        truth = at ** (shape - 1) * np.exp(-at) / (1, 1, 2)[shape - 1]
-        assert trapezoid(np.abs(density - truth), at) < 0.1
-    plain = weighted_density(fit.values[:, 0], fit.weights[:, 0], np.linspace(-5, 25, 4001))
-    assert trapezoid(plain, np.linspace(-5, 25, 4001)) == pytest.approx(1, abs=0.01)
+from feddrm.drm import DensityRatioModel, inference
+from feddrm.drm.density_figures import density_figure, distribution_figure, quantile_figure
+from populations import three
 
 
 def test_density_panels_are_columns_by_populations() -> None:
@@ -34,3 +21,27 @@ def test_density_panels_are_columns_by_populations() -> None:
     curve = figure.axes[1].lines[0].get_xydata()
     assert trapezoid(curve[:, 1], curve[:, 0]) == pytest.approx(1, abs=0.1)
     figure.canvas.draw()
+
+
+def test_distribution_panels_have_the_estimate_and_its_band() -> None:
+    fit = DensityRatioModel().fit(three())
+    figure = distribution_figure(fit, 0.9)
+    assert [axes.get_title() for axes in figure.axes] == ["a (n = 80)", "b (n = 50)", "c (n = 120)"]
+    own, fitted = figure.axes[1].lines
+    assert own.get_ydata()[-1] == 1
+    estimate = inference.distribution(fit, fitted.get_xdata())
+    np.testing.assert_allclose(fitted.get_ydata(), estimate.value[1])
+    low, high = estimate.interval(0.9)
+    band = figure.axes[1].collections[0].get_paths()[0].vertices[:, 1]
+    assert band.max() == pytest.approx(high[1].max())
+    assert band.min() == pytest.approx(low[1].min())
+    figure.canvas.draw()
+
+
+def test_quantile_panels_compare_with_the_sample() -> None:
+    samples = three()
+    fit = DensityRatioModel().fit(samples)
+    line, points = quantile_figure(fit).axes[2].lines
+    np.testing.assert_array_equal(points.get_xdata(), np.sort(samples["c"]))
+    np.testing.assert_array_equal(points.get_ydata(), inference.quantile(fit, (np.arange(120) + 0.5) / 120)[2])
+    assert list(line.get_xdata()) == list(line.get_ydata()) == [samples["c"].min(), samples["c"].max()]

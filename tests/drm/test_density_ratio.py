@@ -15,9 +15,7 @@ from scipy.stats import norm
 from sklearn.linear_model import LogisticRegression
 
 import feddrm.drm
-from feddrm.drm import (
-    DensityRatioModel,
-)
+from feddrm.drm import DensityRatioModel, inference
 from feddrm.drm.basis import Floats, evaluate_basis
 from populations import score, three
 from refusal import refused
@@ -170,7 +168,7 @@ def test_an_embedding_of_images_can_be_the_basis() -> None:
 def test_the_package_stands_alone() -> None:
     """No module of the package imports torch, or much of feddrm: errors, registry, plugins, settings, text files."""
     modules = [f"feddrm.drm.{module.name}" for module in pkgutil.iter_modules(feddrm.drm.__path__)]
-    assert len(modules) == 8
+    assert len(modules) == 13
     script = (
         f"import sys, {', '.join(modules)}; print(*(m for m in sys.modules if m.split('.')[0] in ('feddrm', 'torch')))"
     )
@@ -226,3 +224,49 @@ def test_08_density_rule_finds_the_largest_density_and_posterior_rule_the_bayes_
     for rule in wrong.values():
         assert rule[-1] < 0.01
         assert rule[-1] < rule[0]
+
+
+def test_estimates_equal_statsmodels() -> None:
+    """A multinomial regression by others: coefficients, log likelihood and the information."""
+    discrete = pytest.importorskip("statsmodels.discrete.discrete_model")
+    fit = DensityRatioModel().fit(three())
+    design = np.column_stack([np.ones(len(fit.owner)), fit.features])
+    theirs = discrete.MNLogit(fit.owner, design).fit(method="newton", tol=1e-14, maxiter=100, disp=False)
+    np.testing.assert_allclose(np.vstack([fit.gamma_ddagger, fit.xi.T])[:, 1:], theirs.params, atol=1e-8)
+    assert fit.log_likelihood == pytest.approx(theirs.llf, abs=1e-8)
+    wald = inference.linear_hypothesis(fit, [[1, 0, 0, 0]], how=inference.Testing("wald", "none"))
+    assert wald.statistic == pytest.approx(float(np.asarray(theirs.tvalues)[1, 0]) ** 2, abs=1e-8)
+
+
+def test_a_long_table_is_divided_by_its_group() -> None:
+    samples = three()
+    table = {
+        "site": np.repeat(list(samples), [len(x) for x in samples.values()]),
+        "x": np.concatenate(list(samples.values())),
+    }
+    fit, wanted = DensityRatioModel().fit_table(table, "site"), DensityRatioModel().fit(samples)
+    assert (fit.names, fit.columns) == (wanted.names, ("x",))
+    np.testing.assert_array_equal(fit.xi, wanted.xi)
+    order = np.random.default_rng(0).permutation(len(table["x"]))
+    mixed = DensityRatioModel().fit_table({name: column[order] for name, column in table.items()}, "site", ["x"])
+    np.testing.assert_allclose(mixed.log_ratio([0.2], "a")[0, mixed.index("c")], fit.log_ratio([0.2])[0, 2], atol=1e-9)
+    with refused("no column 'hospital' (there are: site, x)"):
+        DensityRatioModel().fit_table(table, "hospital")
+    with refused("no column but 'site'"):
+        DensityRatioModel().fit_table({"site": table["site"]}, "site")
+    with refused("column 'x', row 3: 'oops' is not a finite number: correct it"):
+        DensityRatioModel().fit_table({"site": ["a", "a", "b", "b"], "x": [1, 2, "oops", 4]}, "site")
+
+
+@pytest.mark.parametrize(
+    ("samples", "basis", "says"),
+    [
+        ({"a": [1.0, 2.0, 4.0], "b": [1.0, 3.0]}, "normal", "'b' has 2 observations for the 3 parameters of its tilt"),
+        ({"a": [1.0, 2.0, 4.0], "b": [3.0, 3.0, 3.0]}, "identity", "'b' is constant: all its 3 observations are equal"),
+        ({"a": [0.1, 0.2, 0.4], "b": [0.3, 1.5, 0.2]}, "beta", "samples between 0 and 1, but one is 1.5"),
+        ({"a": [1.0, 2.0, 4.0], "b": [0.0, 1.0, 3.0]}, "lognormal", "takes logarithms, but a sample is 0"),
+    ],
+)
+def test_degenerate_samples_are_refused(samples: dict[str, list[float]], basis: str, says: str) -> None:
+    with refused("population 'b'", says):
+        DensityRatioModel(basis).fit(samples)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feddrm.drm.sample_files import read_sample, read_samples
+from feddrm.drm.sample_files import read_long_table, read_sample, read_samples
 from refusal import refused
 
 
@@ -71,3 +71,31 @@ def test_files_that_do_not_fit_together(tmp_path: Path) -> None:
         read_samples([tmp_path / "nowhere.csv"])
     with refused("cannot be read"):
         read_sample(tmp_path)
+
+
+def test_a_long_table_has_one_population_per_group(tmp_path: Path) -> None:
+    path = write(tmp_path, "long.csv", "id,site,age,dose\n1,oslo,30,0.5\n2,lima,41,1.5\n3,oslo,52,2.5\n")
+    samples, columns = read_long_table(path, "site", ["dose"])
+    assert columns == ("dose",)
+    assert {name: x[:, 0].tolist() for name, x in samples.items()} == {"oslo": [0.5, 2.5], "lima": [1.5]}
+    samples, columns = read_long_table(path, "site")
+    assert columns == ("id", "age", "dose")
+    assert samples["lima"].tolist() == [[2, 41, 1.5]]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "is empty: give a header and rows"),
+        ("place,x\na,1\n", "has no column 'site' (there are: place, x)"),
+        ("site,site,x\na,b,1\n", "has 2 columns 'site'"),
+        ("site\na\n", "has no column but 'site'"),
+        ("site,x\na,1\nb,two\n", "line 3, column x: 'two' is not a finite number: correct it"),
+        ("site,x\na,1\n,2\n", "line 3, column site: the group is missing"),
+        ("site,x\na,1\nb\n", "line 3: 1 cells where 2 are expected"),
+    ],
+)
+def test_bad_long_tables_are_refused_in_one_line(content: str, says: str, tmp_path: Path) -> None:
+    path = write(tmp_path, "long.csv", content)
+    with refused(str(path), says):
+        read_long_table(path, "site")

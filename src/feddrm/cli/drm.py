@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ from feddrm.cli.output import JsonFlag, print_json, print_table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from feddrm.drm import DensityRatioFit
+    from feddrm.drm import Analysis
 
 app = typer.Typer(
     help="Fit density ratio models to plain samples; check the theory by experiment.",
@@ -21,33 +22,69 @@ app = typer.Typer(
 )
 Picture = Annotated[Path | None, typer.Option(help="Also draw a figure (.png, .svg or .pdf).")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the simulated data.")]
-QUARTILES = (0.25, 0.5, 0.75)
 
 
 @app.command()
 def fit(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="One .csv file of numbers per population.")],
-    basis: Annotated[str, typer.Option(help="normal (x, x^2), gamma (x, log x) or identity (x).")] = "normal",
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="One .csv file of numbers per population; with --group, one table."),
+    ],
+    group: Annotated[str | None, typer.Option(help="Column of a single long table that names the population.")] = None,
+    column: Annotated[
+        list[str] | None, typer.Option(help="With --group: a column of numbers (default: all others); repeatable.")
+    ] = None,
+    basis: Annotated[
+        str,
+        typer.Option(
+            help="normal (x, x^2), gamma (x, log x), lognormal (log x and its square), beta (log x, log(1 - x)), "
+            "identity (x), polynomial(3), a formula '~ log(x) + x', or auto: the best by cross-validated likelihood."
+        ),
+    ] = "normal",
     ridge: Annotated[
         float, typer.Option(help="Penalty on large tilts; needed for populations that the basis separates.")
     ] = 0,
-    out: Picture = None,
+    quantiles: Annotated[str, typer.Option(help="Levels of quantiles, separated by commas.")] = "0.25,0.5,0.75",
+    confidence: Annotated[float, typer.Option(help="Confidence of the intervals.")] = 0.95,
+    correction: Annotated[
+        str, typer.Option(help="Of tests, for small samples: none, bartlett, bootstrap, or auto (bartlett if small).")
+    ] = "auto",
+    bootstrap: Annotated[
+        int, typer.Option(help="Bootstrap samples for the intervals of quantiles and means; 0: none are drawn.")
+    ] = 0,
+    zeros: Annotated[
+        bool, typer.Option("--zeros", help="Model the share of zeros apart from the positive observations.")
+    ] = False,
+    absent: Annotated[
+        list[str] | None, typer.Option(help="Also test whether this term, such as x^2, is needed; repeatable.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of bootstrap samples.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write a page of everything (.html), or a figure (.png, .svg or .pdf).")
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Fit the density ratios of several samples against the first, and test whether all are equal.
+    """Compare several samples: density ratios against the first, tests, quantiles, means, goodness of fit.
 
-    Example: feddrm drm fit a.csv b.csv c.csv --basis normal --out density.png
+    Example: feddrm drm fit a.csv b.csv c.csv --basis auto --out analysis.html
     """
-    from feddrm.drm import DensityRatioModel
-    from feddrm.drm.density_figures import density_figure
-    from feddrm.drm.sample_files import read_samples
+    from feddrm.drm import AnalysisSettings, BasisWarning, DensityRatioModel, analyse
+    from feddrm.drm.inference import Testing
 
-    model = DensityRatioModel(basis, ridge=ridge)
-    _check(out)
-    fitted = model.fit(*read_samples(files))
-    facts = fit_facts(fitted)
+    testing = Testing(correction=correction, seed=seed)
+    levels = _numbers("--quantiles", quantiles)
+    settings = AnalysisSettings(levels, confidence, testing, bootstrap, zeros, tuple(absent or ()))
+    DensityRatioModel(basis, ridge=ridge)  # refuses what cannot be, before any file is read
+    _check(out, page=True)
+    samples, columns = _samples(files, group, column or [])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BasisWarning)  # printed below, in one line
+        analysis = analyse(samples, basis, settings, columns, ridge)
+    facts = analysis.facts()
+    for doubt in analysis.doubts:
+        typer.echo(f"feddrm: warning: {doubt}", err=True)
     if out is not None:
-        _save(density_figure(fitted), out)
+        _write_analysis(analysis, out)
     if json:
         print_json(facts)
         return
@@ -55,73 +92,61 @@ def fit(
     _echo_written(out)
 
 
-def fit_facts(fitted: DensityRatioFit) -> dict[str, Any]:
-    """All results of a fit, as plain values."""
-    from feddrm.drm import inference
+def _samples(files: list[Path], group: str | None, columns: list[str]) -> tuple[Any, Any]:
+    from feddrm.drm.sample_files import read_long_table, read_samples
+    from feddrm.errors import SettingError
 
-    tilts, mean = inference.tilts(fitted), inference.mean(fitted)
-    facts: dict[str, Any] = {
-        "basis": fitted.model.basis,
-        "ridge": fitted.model.ridge,
-        "reference": fitted.names[0],
-        "terms": ["1", *fitted.terms],
-        "log_likelihood": fitted.log_likelihood,
-        "profile_log_likelihood": fitted.profile_log_likelihood,
-        "homogeneity": None,
-        "populations": [
-            {
-                "name": name,
-                "n": int(fitted.counts[i]),
-                "tilt": tilts.value[i].tolist(),
-                "standard_error": tilts.error[i].tolist(),
-                "mean": dict(zip(fitted.columns, mean.value[i].tolist(), strict=True)),
-                "mean_standard_error": dict(zip(fitted.columns, mean.error[i].tolist(), strict=True)),
-            }
-            for i, name in enumerate(fitted.names)
-        ],
-    }
-    if fitted.model.ridge == 0:
-        test = inference.homogeneity(fitted)
-        facts["homogeneity"] = {"statistic": test.statistic, "degrees": test.degrees, "p_value": test.p_value}
-    if len(fitted.columns) == 1:
-        values = inference.quantile(fitted, QUARTILES)
-        low, high = inference.quantile_interval(fitted, QUARTILES)
-        for i, population in enumerate(facts["populations"]):
-            population["quantiles"] = [
-                {"level": level, "value": float(values[i, j]), "low": float(low[i, j]), "high": float(high[i, j])}
-                for j, level in enumerate(QUARTILES)
-            ]
-    return facts
+    if group is None:
+        if columns:
+            raise SettingError("--column names a column of a long table: give --group, too")
+        return read_samples(files)
+    if len(files) != 1:
+        raise SettingError(f"--group divides one table, but there are {len(files)} files: give one")
+    return read_long_table(files[0], group, columns)
+
+
+def _numbers(option: str, text: str) -> tuple[float, ...]:
+    from feddrm.errors import SettingError
+    from feddrm.io.text import parse_float
+
+    values = [parse_float(word) for word in text.split(",")]
+    if None in values:
+        raise SettingError(f"{option} '{text}': give numbers separated by commas, such as 0.1,0.5,0.9")
+    return tuple(value for value in values if value is not None)
+
+
+def _write_analysis(analysis: Analysis, out: Path) -> None:
+    from feddrm.comparison import analysis_page
+    from feddrm.drm.density_figures import density_figure
+    from feddrm.io.atomic import write_together
+
+    if out.suffix.lower() == ".html":
+        write_together({out: analysis_page(analysis).encode()})
+    else:
+        _save(density_figure(analysis.fit), out)
 
 
 def _print_fit(facts: dict[str, Any]) -> None:
-    rows = [
-        [p["name"], p["n"], term, f"{value:.4f}", f"{error:.4f}"]
-        for p in facts["populations"][1:]
-        for term, value, error in zip(facts["terms"], p["tilt"], p["standard_error"], strict=True)
-    ]
-    title = f"log density ratio against '{facts['reference']}' ({facts['populations'][0]['n']} observations)"
-    print_table(["population", "n", "term", "tilt", "std. error"], rows, title=title)
-    if all("quantiles" in p for p in facts["populations"]):
-        spelled = [
-            [p["name"], *(f"{q['value']:.4g} ({q['low']:.4g} to {q['high']:.4g})" for q in p["quantiles"])]
-            for p in facts["populations"]
-        ]
-        title = "quartiles from the pooled sample, with 95 % intervals"
-        print_table(["population", *(f"{100 * level:g} %" for level in QUARTILES)], spelled, title=title)
+    from feddrm.comparison.analysis_page import tables
+
+    for table in tables(facts):
+        header = [column.header.text for column in table.columns]
+        print_table(header, [[cell.text for cell in row.cells] for row in table.rows], title=table.caption)
     if (test := facts["homogeneity"]) is None:
         typer.echo("all alike? not tested: the fit has a ridge")
-    else:
-        typer.echo(
-            f"all alike? chi-square {test['statistic']:.2f} on {test['degrees']} degrees of freedom, "
-            f"p = {test['p_value']:.3g}"
-        )
+        return
+    corrected = "" if test["correction"] == "none" else f" ({test['correction']} correction)"
+    typer.echo(
+        f"all alike? chi-square {test['statistic']:.2f} on {test['degrees']} degrees of freedom, "
+        f"p = {test['p_value']:.3g}{corrected}"
+    )
+    typer.echo(f"does the basis {facts['basis']} fit? p = {facts['goodness_of_fit']['p_value']:.3g}")
 
 
 @app.command()
 def example(
     folder: Annotated[Path, typer.Argument(help="Folder for a.csv, b.csv and c.csv.")] = Path(),
-    seed: Seed = 0,
+    seed: Seed = 1,
 ) -> None:
     """Write three small normal samples to try the fit on; b has a larger variance than a, c another mean.
 
@@ -204,12 +229,13 @@ def tradeoff(
     _echo_written(out)
 
 
-def _check(out: Path | None) -> None:
+def _check(out: Path | None, page: bool = False) -> None:
     """Refuse a path that cannot be written, before any work is done."""
     if out is not None:
         from feddrm.report.figure_files import check_figure_path
 
-        check_figure_path(out)
+        # A page lies where a figure of the same name could.
+        check_figure_path(out.with_suffix(".svg") if page and out.suffix.lower() == ".html" else out)
 
 
 def _save(figure: Figure, out: Path) -> None:

@@ -13,7 +13,10 @@ from feddrm.registry import nearest
 
 Floats = NDArray[np.float64]
 LARGEST = 1e150  # its square is still finite
+AUTO = "auto"
+MOST_DEGREE = 6  # of a polynomial; higher powers are nearly dependent
 Basis = str | Callable[[Any], ArrayLike]
+BasisFunctions = tuple[Callable[[Floats], Floats], Callable[[list[str]], list[str]]]
 
 
 def _normal(x: Floats) -> Floats:
@@ -22,10 +25,38 @@ def _normal(x: Floats) -> Floats:
         return np.hstack([x, x[:, i] * x[:, j]])
 
 
+def _logs(x: Floats, name: str) -> Floats:
+    if (low := x.min(initial=1.0)) <= 0:
+        raise FeddrmError(
+            f"the {name} basis takes logarithms, but a sample is {low:g}: shift it above 0, or use normal"
+        )
+    return np.log(x)
+
+
 def _gamma(x: Floats) -> Floats:
-    if (low := x.min()) <= 0:
-        raise FeddrmError(f"the gamma basis takes logarithms, but a sample is {low:g}: shift it above 0, or use normal")
-    return np.hstack([x, np.log(x)])
+    return np.hstack([x, _logs(x, "gamma")])
+
+
+def _lognormal(x: Floats) -> Floats:
+    logs = _logs(x, "lognormal")
+    return np.hstack([logs, logs**2])
+
+
+def _beta(x: Floats) -> Floats:
+    if (high := x.max(initial=0.0)) >= 1:
+        raise FeddrmError(f"the beta basis needs samples between 0 and 1, but one is {high:g}: scale it, or use normal")
+    return np.hstack([_logs(x, "beta"), np.log1p(-x)])
+
+
+def _polynomial(degree: int) -> BasisFunctions:
+    def powers(x: Floats) -> Floats:
+        with np.errstate(over="ignore"):  # evaluate_basis refuses infinite values
+            return np.hstack([x**i for i in range(1, degree + 1)])
+
+    def names(columns: list[str]) -> list[str]:
+        return [name if i == 1 else f"{name}^{i}" for i in range(1, degree + 1) for name in columns]
+
+    return powers, names
 
 
 def _normal_terms(columns: list[str]) -> list[str]:
@@ -34,20 +65,35 @@ def _normal_terms(columns: list[str]) -> list[str]:
     return columns + [f"{columns[a]}^2" if a == b else f"{columns[a]}*{columns[b]}" for a, b in pairs]
 
 
-# Every basis and the names of its functions. Log density ratios of normal populations are linear in (x, x^2), or in all
-# products of several columns; those of gamma populations in (x, log x).
-BASES: dict[str, tuple[Callable[[Floats], Floats], Callable[[list[str]], list[str]]]] = {
+def _named(*patterns: str) -> Callable[[list[str]], list[str]]:
+    return lambda columns: [pattern.format(name) for pattern in patterns for name in columns]
+
+
+# Every basis and the names of its functions: what the log density ratios of the family are linear in. Those of normal
+# populations are linear in (x, x^2), or in all products of several columns.
+BASES: dict[str, BasisFunctions] = {
     "normal": (_normal, _normal_terms),
-    "gamma": (_gamma, lambda columns: columns + [f"log {name}" for name in columns]),
-    "identity": (lambda x: x, lambda columns: columns),
+    "gamma": (_gamma, _named("{}", "log {}")),
+    "lognormal": (_lognormal, _named("log {}", "(log {})^2")),
+    "beta": (_beta, _named("log {}", "log(1 - {})")),
+    "identity": (lambda x: x, _named("{}")),
+    **{f"polynomial({degree})": _polynomial(degree) for degree in range(2, MOST_DEGREE + 1)},
 }
 
 
 def check_basis(basis: Basis) -> None:
-    """Refuse an unknown name, before any file is read."""
-    if isinstance(basis, str) and basis not in BASES:
-        known = ", ".join(BASES)
-        raise SettingError(f"unknown basis '{basis}'{nearest(basis, BASES)} (known: {known}, or any function)")
+    """Refuse an unknown name, before any file is read. ``auto`` is chosen and a formula is compiled at the fit."""
+    if isinstance(basis, str) and basis not in (*BASES, AUTO) and not is_formula(basis):
+        known = ", ".join([name for name in BASES if not name.startswith("poly")] + [f"polynomial(2 to {MOST_DEGREE})"])
+        hint = nearest(basis, [*BASES, AUTO])
+        raise SettingError(
+            f"unknown basis '{basis}'{hint} (known: auto, {known}, a formula '~ log(x) + x', a function)"
+        )
+
+
+def is_formula(basis: Basis) -> bool:
+    """Whether a basis is a formula on columns, such as ``~ log(x) + x``."""
+    return isinstance(basis, str) and basis.lstrip().startswith("~")
 
 
 def evaluate_basis(basis: Basis, sample: Any) -> Floats:
@@ -73,7 +119,7 @@ def terms(basis: Basis, columns: list[str], size: int) -> list[str]:
     """The name of each basis function."""
     if isinstance(basis, str):
         return BASES[basis][1](columns)
-    return [f"h{i + 1}" for i in range(size)]
+    return list(getattr(basis, "terms", [f"h{i + 1}" for i in range(size)]))
 
 
 def as_rows(sample: Any) -> Floats:

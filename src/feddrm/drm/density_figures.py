@@ -1,17 +1,17 @@
-"""Figures of densities that a density ratio model fitted."""
+"""Figures of densities, distribution functions and quantiles that a density ratio model fitted."""
 
 from __future__ import annotations
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy.stats import gaussian_kde
 
-from feddrm.drm.basis import Floats
 from feddrm.drm.density_ratio import DensityRatioFit
+from feddrm.drm.inference.estimates import density, distribution, quantile, single_column
 
 OWN, POOLED, THIRD = "#b9c6d3", "#d55e00", "#0072b2"
 MOST_PANELS = 36
+MOST_POINTS = 300  # of a curve
 
 
 def density_figure(fit: DensityRatioFit) -> Figure:
@@ -28,10 +28,7 @@ def density_figure(fit: DensityRatioFit) -> Figure:
             axes.hist(x[fit.owner == i], edges, density=True, color=OWN, label="its own sample")
             points = np.linspace(edges[0], edges[-1], 300)
             if np.ptp(x) > 0:
-                positive = fit.model.basis == "gamma"
-                axes.plot(
-                    points, weighted_density(x, fit.weights[:, i], points, positive), POOLED, label="fitted to all"
-                )
+                axes.plot(points, density(fit, i, points, row), POOLED, label="fitted to all")
             axes.spines[["top", "right"]].set_visible(False)
             axes.set_yticks([])
             if row == 0:
@@ -42,14 +39,44 @@ def density_figure(fit: DensityRatioFit) -> Figure:
     return figure
 
 
-def weighted_density(x: Floats, weights: Floats, at: Floats, positive: bool = False) -> Floats:
-    """A kernel estimate from weighted observations; with ``positive``, on the log scale, so that it is 0 below 0."""
-    if positive:
-        inside = at > 0
-        density = np.zeros_like(at)
-        density[inside] = gaussian_kde(np.log(x), weights=weights)(np.log(at[inside])) / at[inside]
-        return density
-    return np.asarray(gaussian_kde(x, weights=weights)(at))
+def distribution_figure(fit: DensityRatioFit, confidence: float = 0.95) -> Figure:
+    """One panel per population: its empirical distribution function, the fitted one and its pointwise band."""
+    x = np.unique(single_column(fit))
+    points = x[np.unique(np.linspace(0, len(x) - 1, MOST_POINTS).astype(int))]
+    estimate = distribution(fit, points)
+    low, high = estimate.interval(confidence)
+    figure, panels = _panels(fit)
+    for i, axes in enumerate(panels):
+        own = np.sort(fit.values[fit.owner == i, 0])
+        axes.step(own, np.arange(1, len(own) + 1) / len(own), where="post", color=OWN, label="its own sample")
+        axes.fill_between(points, low[i], high[i], step="post", color=POOLED, alpha=0.25, linewidth=0)
+        axes.step(points, estimate.value[i], where="post", color=POOLED, label="fitted to all")
+    panels[0].legend(frameon=False, fontsize="small")
+    return figure
+
+
+def quantile_figure(fit: DensityRatioFit) -> Figure:
+    """One panel per population: the fitted quantiles against those of its own sample (QQ plot)."""
+    figure, panels = _panels(fit)
+    for i, axes in enumerate(panels):
+        own = np.sort(fit.values[fit.owner == i, 0])
+        shown = np.unique(np.linspace(0, len(own) - 1, MOST_POINTS).astype(int))
+        fitted = quantile(fit, (shown + 0.5) / len(own))[i]
+        axes.plot(own[[0, -1]], own[[0, -1]], color=OWN)
+        axes.plot(own[shown], fitted, ".", color=POOLED, markersize=4)
+        axes.set_xlabel("quantiles of its own sample")
+    panels[0].set_ylabel("fitted quantiles")
+    return figure
+
+
+def _panels(fit: DensityRatioFit) -> tuple[Figure, list[Axes]]:
+    populations = min(len(fit.names), MOST_PANELS)
+    figure = Figure(figsize=(2.2 + 2.6 * populations, 3.1), layout="constrained")
+    panels = list(figure.subplots(1, populations, squeeze=False, sharex=True, sharey=True)[0])
+    for i, axes in enumerate(panels):
+        tidy(axes)
+        axes.set_title(f"{fit.names[i][:28]} (n = {fit.counts[i]})", parse_math=False, fontsize="medium")
+    return figure, panels
 
 
 def tidy(axes: Axes) -> None:

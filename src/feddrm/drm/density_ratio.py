@@ -8,15 +8,18 @@ logistic regression of the population on ``q`` (Anderson, 1979; Qin and Zhang, 1
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.linalg import cho_factor, cho_solve
 
-from feddrm.drm.basis import Basis, Floats, as_rows, check_basis, evaluate_basis, terms
-from feddrm.drm.logistic import FeatureWhitening, Optimum, log_softmax, maximise
+from feddrm.drm.basis import AUTO, Basis, Floats, as_rows, check_basis, evaluate_basis, is_formula, terms
+from feddrm.drm.basis_choice import BasisChoice, choose_basis
+from feddrm.drm.formula import FormulaBasis, formula_columns
+from feddrm.drm.logistic import FeatureWhitening, Optimum, information, log_softmax, maximise
 from feddrm.errors import FeddrmError, SettingError
 
 Samples = Mapping[str, Any] | Sequence[Any]
@@ -26,8 +29,10 @@ Samples = Mapping[str, Any] | Sequence[Any]
 class DensityRatioModel:
     """The assumptions: the basis, and the penalty on large tilts.
 
-    ``basis`` is ``normal`` (x, x^2), ``gamma`` (x, log x), ``identity``, or any function from a sample to one row
-    per observation (an embedding, for example). ``ridge`` times half the squared size of the tilts, centred over the
+    ``basis`` is ``normal`` (x, x^2), ``gamma`` (x, log x), ``lognormal`` (log x, its square), ``beta`` (log x,
+    log(1 - x)), ``identity``, ``polynomial(k)``, a formula on the columns (``~ log(x) + x``), or any function from a
+    sample to one row per observation (an embedding, for example); ``auto`` chooses a named one by cross-validated
+    likelihood. ``ridge`` times half the squared size of the tilts, centred over the
     populations, is subtracted from the log likelihood. Their size is the pooled ``variance`` of the log ratio, which
     does not depend on units, or the sum of squared ``coefficients``, as in scikit-learn with ``C = 1 / ridge`` (for
     two populations ``C = 2 / ridge``, because scikit-learn then penalises only their difference).
@@ -46,11 +51,13 @@ class DensityRatioModel:
 
     def fit(self, samples: Samples, columns: Sequence[str] | None = None) -> DensityRatioFit:
         """Fit to one sample per population, by name or in order. Ratios are reported against the first."""
-        names, parts = _named(samples)
+        names, parts = named_samples(samples)
+        column_names = _columns(parts[0], columns)
+        model, choice = self._resolved(parts, column_names)
         features = []
         for name, part in zip(names, parts, strict=True):
             try:
-                features.append(evaluate_basis(self.basis, part))
+                features.append(evaluate_basis(model.basis, part))
             except FeddrmError as error:
                 raise FeddrmError(f"population '{name}': {error}") from error
             if features[-1].shape[1] != features[0].shape[1]:
@@ -61,24 +68,55 @@ class DensityRatioModel:
         pooled = np.vstack(features)
         if not pooled.shape[1]:
             raise FeddrmError("the basis has no functions: give at least one")
+        if self.ridge == 0:
+            _refuse_degenerate(names, features)
         counts = np.array([len(part) for part in features])
         owner = np.repeat(np.arange(len(names)), counts)
         whitening = FeatureWhitening.of(pooled, tolerate_dependence=self.ridge > 0)
         penalty = self._penalty(whitening)
         optimum = maximise(whitening.design(pooled), owner, names, penalty)
-        column_names = _columns(parts[0], columns)
         return DensityRatioFit(
-            model=self,
+            model=model,
             names=names,
             columns=tuple(column_names),
-            terms=tuple(terms(self.basis, column_names, pooled.shape[1])),
+            terms=tuple(terms(model.basis, column_names, pooled.shape[1])),
             samples=tuple(parts),
             features=pooled,
             owner=owner,
             whitening=whitening,
             ridge_matrix=penalty,
             optimum=optimum,
+            choice=choice,
         )
+
+    def fit_table(self, table: Any, group: str, columns: Sequence[str] | None = None) -> DensityRatioFit:
+        """Fit to a long table, a data frame or a mapping from column names to values, by its ``group`` column.
+
+        ``columns`` are those of the formula, or all others, unless they are given. Populations have the order in
+        which they first occur.
+        """
+        given = list(columns or ())
+        if not given:
+            used = formula_columns(str(self.basis)) if is_formula(self.basis) else list(table)
+            given = [name for name in used if name != group]
+        for name in (group, *given):
+            if name not in table:
+                raise SettingError(f"no column '{name}' (there are: {', '.join(map(str, table))}): correct the name")
+        if not given:
+            raise SettingError(f"the table has no column but '{group}': give one with the values")
+        labels = np.asarray(table[group]).astype(str)
+        rows = np.column_stack([_numbers(name, table[name]) for name in given])
+        names = list(dict.fromkeys(labels.tolist()))
+        return self.fit({name: rows[labels == name] for name in names}, [str(name) for name in given])
+
+    def _resolved(self, parts: list[Any], columns: list[str]) -> tuple[DensityRatioModel, BasisChoice | None]:
+        """The model with the basis that ``auto`` chooses, or with the compiled formula."""
+        if self.basis == AUTO:
+            choice = choose_basis(parts)
+            return replace(self, basis=choice.name), choice
+        if isinstance(self.basis, str) and is_formula(self.basis):
+            return replace(self, basis=FormulaBasis.compile(self.basis, columns, parts)), None
+        return self, None
 
     def _penalty(self, whitening: FeatureWhitening) -> Floats:
         """The ridge matrix in whitened coordinates; the intercept is not penalised."""
@@ -102,6 +140,7 @@ class DensityRatioFit:
     whitening: FeatureWhitening
     ridge_matrix: Floats
     optimum: Optimum
+    choice: BasisChoice | None = None  # of basis ``auto``
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name} ({n})" for name, n in zip(self.names, self.counts, strict=True))
@@ -187,12 +226,21 @@ class DensityRatioFit:
         return np.asarray(logits - np.log(self.counts / self.counts[0]))
 
     @cached_property
+    def coefficient_influence(self) -> Floats:
+        """The influence of each observation on the whitened coefficients: inverse information times its score."""
+        residual = np.eye(len(self.names))[self.owner] - self.optimum.posterior
+        scores = (residual[:, 1:, None] * self.design[:, None, :]).reshape(len(self.design), -1)
+        matrix = information(self.design, self.optimum.posterior, self.ridge_matrix)
+        return np.asarray(cho_solve(cho_factor(matrix), scores.T).T)
+
+    @cached_property
     def values(self) -> Floats:
         """The pooled observations as rows of numbers."""
         return np.vstack([as_rows(sample) for sample in self.samples])
 
 
-def _named(samples: Samples) -> tuple[tuple[str, ...], list[Any]]:
+def named_samples(samples: Samples) -> tuple[tuple[str, ...], list[Any]]:
+    """The names of the populations, 1, 2, ... if they have none, and their samples as arrays."""
     if isinstance(samples, Mapping):
         names, parts = tuple(str(name) for name in samples), list(samples.values())
     else:
@@ -206,6 +254,35 @@ def _named(samples: Samples) -> tuple[tuple[str, ...], list[Any]]:
             size = len(part) if part.shape else 0
             raise FeddrmError(f"population '{name}' has {size} observations: give at least 2, or leave it out")
     return names, arrays
+
+
+def _refuse_degenerate(names: tuple[str, ...], features: list[Floats]) -> None:
+    """A tilt has as many parameters as basis functions and one more, and needs observations that vary."""
+    for name, part in zip(names, features, strict=True):
+        if len(part) < 1 + part.shape[1]:
+            raise FeddrmError(
+                f"population '{name}' has {len(part)} observations for the {1 + part.shape[1]} parameters of its tilt: "
+                f"give more, a basis with fewer functions, or a ridge above 0"
+            )
+        if (part == part[0]).all():
+            raise FeddrmError(
+                f"population '{name}' is constant: all its {len(part)} observations are equal: "
+                f"leave it out, or give a ridge above 0"
+            )
+
+
+def _numbers(name: str, column: Any) -> Floats:
+    values = np.empty(len(column))
+    for row, cell in enumerate(np.asarray(column).tolist()):
+        try:
+            values[row] = float(cell)
+        except (TypeError, ValueError):
+            values[row] = np.nan
+        if not np.isfinite(values[row]):
+            raise FeddrmError(
+                f"column '{name}', row {row + 1}: {cell!r} is not a finite number: correct it, or remove the row"
+            )
+    return values
 
 
 def _columns(sample: Any, given: Sequence[str] | None) -> list[str]:

@@ -1,0 +1,228 @@
+"""A whole analysis of several samples: fit, goodness of fit, tests, estimates with intervals; as values and as text."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from feddrm.drm.basis import AUTO, Basis, Floats
+from feddrm.drm.basis_choice import CANDIDATES, choose_basis
+from feddrm.drm.density_ratio import DensityRatioFit, DensityRatioModel, Samples
+from feddrm.drm.inference import estimates
+from feddrm.drm.inference.estimates import check_levels, normal_quantile, single_column, weighted_quantiles
+from feddrm.drm.inference.goodness_of_fit import GoodnessOfFit, goodness_of_fit
+from feddrm.drm.inference.hypothesis_tests import HypothesisTest, Testing, homogeneity, pairwise, without_terms
+from feddrm.drm.inference.quantile_tests import equal_quantiles, quantile_differences
+from feddrm.drm.inference.resampling import bootstrap, check_replicates
+from feddrm.drm.summary_text import coefficient_block, heading, two_columns
+from feddrm.drm.zero_excess import TwoPartFit
+
+QUARTILES = (0.25, 0.5, 0.75)
+CLEAR_GAIN = 5.0  # of held-out log likelihood; by chance a basis that is no better gains about 1
+MOST_COMPARED = 6000  # observations; with more, the distributions tell a wrong basis by themselves
+
+
+class BasisWarning(UserWarning):
+    """The basis fits badly, so intervals and p-values may be wrong."""
+
+
+@dataclass(frozen=True)
+class AnalysisSettings:
+    """What to report: quantile levels, confidence, how to test, bootstrap intervals, zeros apart."""
+
+    levels: tuple[float, ...] = QUARTILES
+    confidence: float = 0.95
+    testing: Testing = field(default_factory=Testing)
+    bootstrap: int = 0  # samples for intervals of quantiles and means; 0: large-sample intervals
+    zeros: bool = False  # model the share of zeros apart from the positive observations
+    absent: tuple[str, ...] = ()  # terms that are tested to be zero
+
+    def __post_init__(self) -> None:
+        check_levels(self.levels)
+        normal_quantile(self.confidence)
+        if self.bootstrap:
+            check_replicates(self.bootstrap)
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """The results. ``two_part`` is there if zeros are modelled apart; ``fit`` is then that of the positive ones."""
+
+    fit: DensityRatioFit
+    settings: AnalysisSettings
+    two_part: TwoPartFit | None = None
+
+    @property
+    def tested(self) -> bool:
+        """Whether there are tests: a ridge biases them."""
+        return self.fit.model.ridge == 0
+
+    @property
+    def single(self) -> bool:
+        """Whether there is one column, so that quantiles and distribution functions are defined."""
+        return len(self.fit.columns) == 1
+
+    @cached_property
+    def goodness(self) -> GoodnessOfFit | None:
+        """How well the basis fits; None for a fit with a ridge."""
+        return goodness_of_fit(self.fit, seed=self.settings.testing.seed) if self.tested else None
+
+    @cached_property
+    def doubts(self) -> list[str]:
+        """What speaks against the basis: the distributions, or another basis that predicts much better."""
+        basis = self.fit.model.basis
+        doubts = [self.goodness.warning(basis)] if self.goodness and self.goodness.doubtful else []
+        if self.tested and isinstance(basis, str) and self.single and len(self.fit.owner) <= MOST_COMPARED:
+            others = [name for name in CANDIDATES if name not in ("identity", "normal" if "poly" in basis else basis)]
+            choice = self.fit.choice or choose_basis(self.fit.samples, (basis, *others))
+            gain = (choice.scores[choice.name] - choice.scores.get(basis, -np.inf)) * len(self.fit.owner)
+            if gain > CLEAR_GAIN:
+                doubts.append(
+                    f"basis {basis} predicts held-out observations worse than {choice.name} (log likelihood lower by "
+                    f"{gain:.1f}): its intervals and p-values may be wrong; choose {choice.name}, or 'auto'"
+                )
+        return doubts
+
+    @cached_property
+    def tests(self) -> list[tuple[HypothesisTest, float | None]]:
+        """Homogeneity, absent terms, every pair with Holm's p-value, and every quantile level."""
+        if not self.tested:
+            return []
+        how = self.settings.testing
+        whole = self.two_part.homogeneity(how) if self.two_part else homogeneity(self.fit, how)
+        results: list[tuple[HypothesisTest, float | None]] = [(whole, None)]
+        if self.settings.absent:
+            results.append((without_terms(self.fit, self.settings.absent, how), None))
+        results += pairwise(self.fit, how) if len(self.fit.names) > 2 else []
+        if self.single and not self.two_part:
+            levels = self.settings.levels
+            results += [(equal_quantiles(self.fit, level, None, how.statistic), None) for level in levels]
+        return results
+
+    @cached_property
+    def means(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """Values, standard errors, lower and upper limits, by population and column."""
+        estimate = self.two_part.mean() if self.two_part else estimates.mean(self.fit)
+        limits = estimate.interval(self.settings.confidence)
+        if self.settings.bootstrap and not self.two_part:
+            drawn = bootstrap(self.fit, lambda w: w.T @ self.fit.values, self.settings.bootstrap, self._seed)
+            return estimate.value, drawn.error, *drawn.interval(self.settings.confidence)
+        return estimate.value, estimate.error, *limits
+
+    @cached_property
+    def quantiles(self) -> tuple[Floats, Floats, Floats] | None:
+        """Values, lower and upper limits, by population and level; None for several columns."""
+        levels, confidence = self.settings.levels, self.settings.confidence
+        if not self.single:
+            return None
+        if self.two_part:
+            return self.two_part.quantile(levels), *self.two_part.quantile_interval(levels, confidence)
+        value = estimates.quantile(self.fit, levels)
+        if not self.settings.bootstrap:
+            return value, *estimates.quantile_interval(self.fit, levels, confidence)
+        x, wanted = single_column(self.fit), np.tile(levels, (len(self.fit.names), 1))
+        drawn = bootstrap(self.fit, lambda w: weighted_quantiles(x, w, wanted), self.settings.bootstrap, self._seed)
+        return value, *drawn.interval(confidence)
+
+    @property
+    def _seed(self) -> int:
+        return self.settings.testing.seed
+
+    def facts(self) -> dict[str, Any]:
+        """All results as plain values."""
+        fit, tests = self.fit, [_test_facts(test, adjusted) for test, adjusted in self.tests]
+        facts: dict[str, Any] = {
+            "basis": fit.model.basis if isinstance(fit.model.basis, str) else repr(fit.model.basis),
+            "basis_scores": dict(fit.choice.scores) if fit.choice else None,
+            "ridge": fit.model.ridge,
+            "reference": fit.names[0],
+            "terms": ["1", *fit.terms],
+            "confidence": self.settings.confidence,
+            "log_likelihood": fit.log_likelihood,
+            "profile_log_likelihood": fit.profile_log_likelihood,
+            "goodness_of_fit": asdict(self.goodness) if self.goodness else None,
+            "warnings": self.doubts,
+            "homogeneity": tests[0] if tests else None,
+            "tests": tests,
+            "populations": [self._population(i) for i in range(len(fit.names))],
+        }
+        if self.single:
+            facts["dominance"] = _interval_facts(estimates.dominance(fit), self.settings.confidence)
+            if not self.two_part:
+                differences = quantile_differences(fit, self.settings.levels)
+                facts["quantile_differences"] = _interval_facts(differences, self.settings.confidence)
+        return facts
+
+    def _population(self, i: int) -> dict[str, Any]:
+        fit, tilts = self.fit, estimates.tilts(self.fit)
+        mean, error, low, high = ([*map(float, part[i])] for part in self.means)
+        facts: dict[str, Any] = {
+            "name": fit.names[i],
+            "n": int(self.two_part.sizes[i] if self.two_part else fit.counts[i]),
+            "tilt": tilts.value[i].tolist(),
+            "standard_error": tilts.error[i].tolist(),
+            "mean": dict(zip(fit.columns, mean, strict=True)),
+            "mean_standard_error": dict(zip(fit.columns, error, strict=True)),
+            "mean_interval": {c: [a, b] for c, a, b in zip(fit.columns, low, high, strict=True)},
+        }
+        if self.two_part:
+            limits = [float(limit[i]) for limit in self.two_part.share_interval(self.settings.confidence)]
+            facts["zeros"] = {"count": int(self.two_part.zeros[i]), "share": float(self.two_part.shares[i])}
+            facts["zeros"] |= dict(zip(("low", "high"), limits, strict=True))
+        if self.quantiles is not None:
+            columns = zip(self.settings.levels, *(part[i].tolist() for part in self.quantiles), strict=True)
+            facts["quantiles"] = [
+                dict(zip(("level", "value", "low", "high"), column, strict=True)) for column in columns
+            ]
+        return facts
+
+    def summary(self) -> str:
+        """The fit as a page of text, in the form that statsmodels prints."""
+        fit, tilts = self.fit, estimates.tilts(self.fit)
+        rows = [
+            ("Basis:", f"{fit.model.basis}", "No. Observations:", f"{len(fit.owner)}"),
+            ("Reference:", fit.names[0], "No. Populations:", f"{len(fit.names)}"),
+            ("Ridge:", f"{fit.model.ridge:g}", "Df Model:", f"{fit.xi[1:].size}"),
+            ("Log-Likelihood:", f"{fit.log_likelihood:.4f}", "Profile log EL:", f"{fit.profile_log_likelihood:.4f}"),
+        ]
+        if self.goodness:
+            test = self.tests[0][0]
+            rows.append(("Homogeneity:", f"{test.statistic:.3f}", "p-value:", f"{test.p_value:.3g}"))
+            good = self.goodness
+            rows.append(("Goodness of fit:", f"{good.statistic:.3f}", "p-value:", f"{good.p_value:.3g}"))
+        blocks = [
+            coefficient_block(name, ("1", *fit.terms), tilts.value[i], tilts.error[i], self.settings.confidence)
+            for i, name in enumerate(fit.names)
+            if i
+        ]
+        return "\n".join([heading("Density Ratio Model Results"), two_columns(rows), *blocks])
+
+
+def analyse(
+    samples: Samples,
+    basis: Basis = AUTO,
+    settings: AnalysisSettings | None = None,
+    columns: Sequence[str] | None = None,
+    ridge: float = 0.0,
+) -> Analysis:
+    """Fit, test and estimate. Warns with :class:`BasisWarning` if the basis fits badly."""
+    settings, model = settings or AnalysisSettings(), DensityRatioModel(basis, ridge=ridge)
+    two_part = TwoPartFit.of(model, samples, columns) if settings.zeros else None
+    analysis = Analysis(two_part.positive if two_part else model.fit(samples, columns), settings, two_part)
+    for doubt in analysis.doubts:
+        warnings.warn(doubt, BasisWarning, stacklevel=2)
+    return analysis
+
+
+def _test_facts(test: HypothesisTest, adjusted: float | None) -> dict[str, Any]:
+    return asdict(test) if adjusted is None else {**asdict(test), "holm_p_value": adjusted}
+
+
+def _interval_facts(estimate: estimates.Estimate, confidence: float) -> dict[str, Any]:
+    low, high = estimate.interval(confidence)
+    return {"value": estimate.value.tolist(), "low": low.tolist(), "high": high.tolist()}

@@ -1,0 +1,52 @@
+"""Inference from a fit: estimates with errors, hypothesis tests, bootstrap, goodness of fit."""
+
+from feddrm.drm.inference.estimates import (
+    Estimate,
+    coefficient_covariance,
+    density,
+    distribution,
+    dominance,
+    expectation,
+    mean,
+    quantile,
+    quantile_interval,
+    tilts,
+)
+from feddrm.drm.inference.goodness_of_fit import GoodnessOfFit, goodness_of_fit
+from feddrm.drm.inference.hypothesis_tests import (
+    HypothesisTest,
+    Testing,
+    equality,
+    homogeneity,
+    linear_hypothesis,
+    pairwise,
+    without_terms,
+)
+from feddrm.drm.inference.quantile_tests import equal_quantiles, quantile_differences
+from feddrm.drm.inference.resampling import Bootstrap, bootstrap
+
+__all__ = [
+    "Bootstrap",
+    "Estimate",
+    "GoodnessOfFit",
+    "HypothesisTest",
+    "Testing",
+    "bootstrap",
+    "coefficient_covariance",
+    "density",
+    "distribution",
+    "dominance",
+    "equal_quantiles",
+    "equality",
+    "expectation",
+    "goodness_of_fit",
+    "homogeneity",
+    "linear_hypothesis",
+    "mean",
+    "pairwise",
+    "quantile",
+    "quantile_differences",
+    "quantile_interval",
+    "tilts",
+    "without_terms",
+]

@@ -1,0 +1,94 @@
+"""Tests of comparisons of quantiles: the likelihood ratio against a direct optimisation, size and power."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from scipy.stats import binom, chi2, norm
+
+from feddrm.drm import DensityRatioModel, inference
+from feddrm.drm.inference import quantile_tests
+from populations import three
+from refusal import refused
+
+
+def test_the_likelihood_ratio_at_a_cut_is_the_largest_over_all_weights() -> None:
+    """The constrained maximum over tilts and masses, by a general optimiser on a small sample."""
+    rng = np.random.default_rng(0)
+    samples = [rng.normal(0, 1, 12), rng.normal(0.5, 1, 10)]
+    fit = DensityRatioModel("identity").fit(samples)
+    x = fit.values[:, 0]
+    cut, level = float(np.sort(x)[10]), 0.5
+    found = quantile_tests._ratio_at(fit, level, [0, 1], cut)
+    below = (x <= cut) - level
+
+    def tilts(v: np.ndarray) -> np.ndarray:
+        return np.exp(v[-2] + v[-1] * x)
+
+    def negative(v: np.ndarray) -> float:
+        return -float(v[: len(x)].sum() + np.log(tilts(v))[fit.owner == 1].sum())
+
+    constraints = [
+        {"type": "eq", "fun": lambda v: np.exp(v[: len(x)]).sum() - 1},
+        {"type": "eq", "fun": lambda v: (np.exp(v[: len(x)]) * tilts(v)).sum() - 1},
+        {"type": "eq", "fun": lambda v: (np.exp(v[: len(x)]) * below).sum()},
+        {"type": "eq", "fun": lambda v: (np.exp(v[: len(x)]) * tilts(v) * below).sum()},
+    ]
+    start = np.append(np.full(len(x), -np.log(len(x))), [0.0, 0.0])
+    best = minimize(negative, start, method="SLSQP", constraints=constraints, options={"maxiter": 500, "ftol": 1e-12})
+    assert best.success
+    assert found == pytest.approx(2 * (fit.profile_log_likelihood + best.fun), abs=1e-5)
+
+
+def test_the_test_takes_the_best_cut() -> None:
+    fit = DensityRatioModel().fit(three())
+    test = inference.equal_quantiles(fit, 0.5, ["a", "b"])
+    every = [quantile_tests._ratio_at(fit, 0.5, [0, 1], float(cut)) for cut in fit.values[:, 0]]
+    assert test.statistic == pytest.approx(min(every))
+    assert test.degrees == 1
+    assert test.p_value == pytest.approx(chi2.sf(test.statistic, 1))
+    assert test.hypothesis == "quantile 0.5: a = b"
+    assert inference.equal_quantiles(fit, 0.5).degrees == 2
+    wald = inference.equal_quantiles(fit, 0.5, ["a", "b"], "wald")
+    difference = inference.quantile_differences(fit, [0.5])
+    assert wald.statistic == pytest.approx((difference.value[1, 0] / difference.error[1, 0]) ** 2)
+
+
+def test_differences_are_against_any_population() -> None:
+    fit = DensityRatioModel().fit(three())
+    values = inference.quantile(fit, [0.25, 0.5])
+    difference = inference.quantile_differences(fit, [0.25, 0.5], against="b")
+    np.testing.assert_allclose(difference.value, values - values[1])
+    assert (difference.error[1] < 1e-6).all()
+    back = inference.quantile_differences(fit, [0.25, 0.5], against="a")
+    np.testing.assert_allclose(back.error[1], difference.error[0])
+
+
+@pytest.mark.slow
+def test_size_and_power() -> None:
+    rng = np.random.default_rng(1)
+    rejected = {"wald": [0, 0], "likelihood ratio": [0, 0]}
+    for _ in range(300):
+        for place, shift in enumerate((0.0, 0.5)):
+            fit = DensityRatioModel().fit([rng.normal(m, 1, 80) for m in (0.0, 1.0, 1.0 + shift)])
+            for statistic, counts in rejected.items():
+                counts[place] += inference.equal_quantiles(fit, 0.5, [1, 2], statistic).p_value < 0.05
+    for size, power in rejected.values():
+        assert binom.ppf(0.0005, 300, 0.05) <= size <= binom.ppf(0.9995, 300, 0.05)
+        median_alone = norm.cdf(0.5 / np.sqrt(2 * np.pi / 2 / 80) - norm.ppf(0.975))
+        assert power / 300 > median_alone  # the other samples help
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    fit = DensityRatioModel().fit(three())
+    with refused("unknown statistic 'walt'; did you mean 'wald'?"):
+        inference.equal_quantiles(fit, 0.5, None, "walt")
+    with refused("quantile levels [1.5]"):
+        inference.equal_quantiles(fit, 1.5)
+    with refused("give two populations or more"):
+        inference.equal_quantiles(fit, 0.5, ["a", "a"])
+    with refused("no population 'z'"):
+        inference.equal_quantiles(fit, 0.5, ["a", "z"])
+    with refused("fit with ridge=0"):
+        inference.equal_quantiles(DensityRatioModel(ridge=1.0).fit(three()), 0.5)

@@ -1,0 +1,121 @@
+"""Tests of whole analyses: facts equal the library's functions, warnings of a bad basis, the summary."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+
+from feddrm.drm import AnalysisSettings, BasisWarning, DensityRatioModel, TwoPartFit, analyse, inference
+from feddrm.drm.inference import Testing
+from populations import three
+from refusal import refused
+
+QUICK = Testing(correction="none")
+
+
+def test_facts_are_what_the_functions_say() -> None:
+    settings = AnalysisSettings(levels=(0.1, 0.5), confidence=0.9, testing=QUICK, absent=("x^2",))
+    analysis = analyse(three(), "normal", settings)
+    facts = json.loads(json.dumps(analysis.facts()))
+    fit = DensityRatioModel().fit(three())
+    assert facts["homogeneity"]["p_value"] == inference.homogeneity(fit, QUICK).p_value
+    names = [test["hypothesis"] for test in facts["tests"]]
+    assert names == ["a = b = c", "no x^2", "a = b", "a = c", "b = c"] + [
+        f"quantile {level}: a = b = c" for level in (0.1, 0.5)
+    ]
+    assert facts["tests"][2]["holm_p_value"] == inference.pairwise(fit, QUICK)[0][1]
+    low, high = inference.quantile_interval(fit, (0.1, 0.5), 0.9)
+    b = facts["populations"][1]
+    assert [q["low"] for q in b["quantiles"]] == low[1].tolist()
+    assert [q["high"] for q in b["quantiles"]] == high[1].tolist()
+    assert b["mean_interval"]["x"] == [float(limit[1, 0]) for limit in inference.mean(fit).interval(0.9)]
+    assert facts["dominance"]["value"] == inference.dominance(fit).value.tolist()
+    assert facts["quantile_differences"]["value"][0] == [0, 0]
+    assert facts["warnings"] == []
+    assert facts["basis_scores"] is None
+
+
+def test_a_bad_basis_is_warned_of() -> None:
+    """Normal on lognormal data, whose intervals cover far less than they claim."""
+    rng = np.random.default_rng(1)
+    samples = [np.exp(rng.normal(m, 1, 200)) for m in (0.0, 0.5, 1.0)]
+    with pytest.warns(BasisWarning) as caught:
+        analysis = analyse(samples, "normal", AnalysisSettings(testing=QUICK))
+    texts = [str(warning.message) for warning in caught]
+    assert texts == analysis.doubts == analysis.facts()["warnings"]
+    assert any("predicts held-out observations worse than" in text for text in texts)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BasisWarning)
+        chosen = analyse(samples, settings=AnalysisSettings(testing=QUICK))
+    assert chosen.fit.model.basis == "lognormal"
+    assert chosen.facts()["basis_scores"]["lognormal"] == max(chosen.facts()["basis_scores"].values())
+
+
+@pytest.mark.slow
+def test_a_right_basis_is_seldom_warned_of() -> None:
+    rng = np.random.default_rng(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BasisWarning)
+        worse = [
+            any("worse" in doubt for doubt in analyse([rng.gamma(2, 1, 60), rng.gamma(3, 1, 60)], "gamma").doubts)
+            for _ in range(60)
+        ]
+    assert sum(worse) <= 2
+
+
+def test_bootstrap_intervals_are_those_of_the_bootstrap() -> None:
+    analysis = analyse(three(), "normal", AnalysisSettings(levels=(0.5,), testing=QUICK, bootstrap=60))
+    x = analysis.fit.values[:, 0]
+    drawn = inference.bootstrap(analysis.fit, lambda w: w.T @ x, 60)
+    limits = drawn.interval()
+    for i, population in enumerate(analysis.facts()["populations"]):
+        assert population["mean_interval"]["x"] == pytest.approx([limit[i] for limit in limits])
+        assert population["mean_standard_error"]["x"] == pytest.approx(drawn.error[i])
+        (median,) = population["quantiles"]
+        assert median["low"] <= median["value"] <= median["high"]
+
+
+def test_zeros_apart() -> None:
+    rng = np.random.default_rng(3)
+    draws = {name: np.exp(rng.normal(m, 1, 90)) for name, m in (("a", 0.0), ("b", 0.2))}
+    samples = {name: np.where(rng.random(90) < 0.3, 0, x) for name, x in draws.items()}
+    analysis = analyse(samples, "lognormal", AnalysisSettings(zeros=True, testing=QUICK))
+    both = TwoPartFit.of(DensityRatioModel("lognormal"), samples)
+    facts = analysis.facts()
+    assert facts["homogeneity"]["p_value"] == both.homogeneity(QUICK).p_value
+    assert facts["populations"][0]["n"] == 90
+    assert facts["populations"][0]["zeros"]["share"] == both.shares[0]
+    assert facts["populations"][1]["mean"]["x"] == both.mean().value[1, 0]
+
+
+def test_a_ridge_leaves_tests_out() -> None:
+    analysis = analyse(three(), "normal", ridge=1.0)
+    assert analysis.tests == []
+    assert analysis.goodness is None
+    assert "Goodness" not in analysis.summary()
+
+
+def test_the_summary_has_every_coefficient() -> None:
+    analysis = analyse(three(), "normal", AnalysisSettings(testing=QUICK))
+    text = analysis.summary()
+    tilts = inference.tilts(analysis.fit)
+    for i in (1, 2):
+        for value, error in zip(tilts.value[i], tilts.error[i], strict=True):
+            assert f"{value:.4f}{error:10.3f}{value / error:9.3f}" in text
+    assert "No. Observations:                  250" in text
+    assert f"{analysis.fit.log_likelihood:.4f}" in text
+    assert max(map(len, text.splitlines())) == 78
+
+
+def test_bad_settings_are_refused() -> None:
+    with refused("quantile levels [0.5, 2.0]"):
+        AnalysisSettings(levels=(0.5, 2.0))
+    with refused("quantile levels []"):
+        AnalysisSettings(levels=())
+    with refused("confidence 95"):
+        AnalysisSettings(confidence=95)
+    with refused("3 bootstrap samples are too few"):
+        AnalysisSettings(bootstrap=3)

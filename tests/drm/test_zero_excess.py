@@ -1,0 +1,83 @@
+"""Tests of samples with an excess of zeros: both parts from their definitions, coverage by simulation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import binom, chi2, norm
+
+from feddrm.drm import DensityRatioModel, TwoPartFit, inference
+from feddrm.drm.basis import Floats
+from feddrm.drm.inference import Testing
+from refusal import refused
+
+NONE = Testing(correction="none")
+
+
+def draw(rng: np.random.Generator, shares: tuple[float, ...], means: tuple[float, ...], n: int = 100) -> list[Floats]:
+    return [np.where(rng.random(n) < p, 0.0, np.exp(rng.normal(m, 0.6, n))) for p, m in zip(shares, means, strict=True)]
+
+
+def test_both_parts_from_their_definitions() -> None:
+    samples = draw(np.random.default_rng(0), (0.2, 0.4), (0.0, 0.3))
+    both = TwoPartFit.of(DensityRatioModel("lognormal"), samples)
+    positive = DensityRatioModel("lognormal").fit([x[x > 0] for x in samples])
+    zeros = np.array([(x == 0).sum() for x in samples])
+    np.testing.assert_array_equal(both.zeros, zeros)
+    np.testing.assert_allclose(both.positive.xi, positive.xi)
+    np.testing.assert_allclose(both.mean().value[:, 0], (1 - zeros / 100) * inference.mean(positive).value[:, 0])
+    pooled = zeros.sum() / 200
+    binomial = 2 * (binom.logpmf(zeros, 100, zeros / 100) - binom.logpmf(zeros, 100, pooled)).sum()
+    test = both.homogeneity(NONE)
+    assert test.statistic == pytest.approx(binomial + inference.homogeneity(positive, NONE).statistic)
+    assert test.degrees == 3
+    assert test.p_value == pytest.approx(chi2.sf(test.statistic, 3))
+    low, high = both.share_interval()
+    for i, p in enumerate(zeros / 100):  # Wilson: the shares whose test does not reject the observed one
+        for limit in (low[i], high[i]):
+            assert abs(p - limit) / np.sqrt(limit * (1 - limit) / 100) == pytest.approx(norm.ppf(0.975))
+
+
+def test_a_quantile_below_the_share_of_zeros_is_zero() -> None:
+    samples = draw(np.random.default_rng(1), (0.2, 0.6), (0.0, 0.0), 400)
+    both = TwoPartFit.of(DensityRatioModel("lognormal"), samples)
+    median = both.quantile([0.5])[:, 0]
+    assert median[1] == 0
+    level = (0.5 - both.shares[0]) / (1 - both.shares[0])
+    assert median[0] == inference.quantile(both.positive, [level])[0, 0]
+    low, high = both.quantile_interval([0.5])
+    assert low[0, 0] < median[0] < high[0, 0]
+
+
+@pytest.mark.slow
+def test_intervals_cover_and_the_test_has_its_size() -> None:
+    rng = np.random.default_rng(2)
+    truth = 0.7 * np.exp(0.6**2 / 2)
+    level = (0.6 - 0.3) / 0.7
+    quantile = np.exp(0.6 * norm.ppf(level))
+    hits, rejected = [], 0
+    for _ in range(500):
+        both = TwoPartFit.of(DensityRatioModel("lognormal"), draw(rng, (0.3, 0.3), (0.0, 0.0)))
+        mean, limits = both.mean().interval(), both.quantile_interval([0.6])
+        hits.append([mean[0][0, 0] <= truth <= mean[1][0, 0], limits[0][0, 0] <= quantile <= limits[1][0, 0]])
+        rejected += both.homogeneity(NONE).p_value < 0.05
+    low, high = binom.interval(0.999, 500, 0.95)
+    assert (low <= np.sum(hits, axis=0)).all()
+    assert (np.sum(hits, axis=0) <= high).all()
+    assert binom.ppf(0.0005, 500, 0.05) <= rejected <= binom.ppf(0.9995, 500, 0.05)
+
+
+def test_what_is_no_excess_of_zeros_is_refused() -> None:
+    model = DensityRatioModel("lognormal")
+    good = [0.0, 1.0, 2.0, 3.0, 0.5]
+    with refused("no sample has a zero"):
+        TwoPartFit.of(model, [[1.0, 2.0], [1.0, 3.0]])
+    with refused("population '2' has the value -1", "none below 0"):
+        TwoPartFit.of(model, [good, [0.0, -1.0, 2.0]])
+    with refused("population '2' has 1 positive observations"):
+        TwoPartFit.of(model, [good, [0.0, 0.0, 2.0]])
+    with refused("need one column, not 2"):
+        TwoPartFit.of(model, [np.ones((5, 2)), np.ones((5, 2))])
+    both = TwoPartFit.of(model, draw(np.random.default_rng(3), (0.2, 0.4), (0.0, 0.3)))
+    with refused("correct it by 'bartlett' or 'none'"):
+        both.homogeneity(Testing(correction="bootstrap"))
