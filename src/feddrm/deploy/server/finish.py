@@ -17,7 +17,7 @@ from feddrm.deploy.server.training import ServerState, accuracy
 from feddrm.deploy.server.waiting import Waiting
 from feddrm.deploy.wire.messages import Message
 from feddrm.deploy.wire.public_files import public_tensors
-from feddrm.deploy.wire.run_spec import RunSpec
+from feddrm.deploy.wire.run_spec import FIT_PROTOCOL, RunSpec
 from feddrm.evaluation.answer_metrics import metrics_of_sums
 from feddrm.io.staging import settle_run
 from feddrm.router.artifact import MANIFEST, read_manifest
@@ -119,7 +119,7 @@ class Finish:
             nonlocal steps
             steps += 1
             self.channel.on_event("fitting the router", {"round": self.state.round, "step": steps})
-            request = {"kind": "fit", "brief": self.spec.as_dict(), **header}, tensors
+            request = {"kind": "fit", "brief": self.spec.as_dict(), "fit_protocol": FIT_PROTOCOL, **header}, tensors
             form = blank.answer(header, tensors)
 
             def check(name: str, reply: Message) -> Message:
