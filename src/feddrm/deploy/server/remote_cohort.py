@@ -162,7 +162,7 @@ class RemoteHeldOut:
         count, slope, even = self._slopes
         at = min(max(scale, SCALES[0]), SCALES[-1])
         sums = {"slope": slope(at), "even": even(at), "bend": slope(at, 1)}
-        return {"count": count, **{key: torch.tensor(float(value)).double() for key, value in sums.items()}}
+        return {"count": count, **{key: torch.tensor(float(value), dtype=torch.float64) for key, value in sums.items()}}
 
     @cached_property
     def _slopes(self) -> tuple[Tensor, CubicHermiteSpline, CubicHermiteSpline]:
