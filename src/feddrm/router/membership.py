@@ -88,7 +88,7 @@ def join_client(router: Router, federation: Federation, ridge: float, settings: 
             weight=fitted[:, :-1].to(router.weight),
             bias=fitted[:, -1].to(router.bias),
             log_prior=facts.log_prior.to(router.log_prior),
-            calibration=calibrate(held_out, facts.log_prior, cohort.temperature_tolerance),
+            calibration=calibrate(held_out, facts.log_prior),
             competence=None,  # the new client has brought no labels to judge its answers by
             means=torch.stack([rows.mean(0) for rows in design.rows]),
         )

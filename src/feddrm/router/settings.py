@@ -44,6 +44,11 @@ class Holdout:
         order = torch.randperm(size, generator=generator_for(seed, FOLD, client))
         return (order % self.parts).repeat(copies)
 
+    def masks(self, part: torch.Tensor) -> list[torch.Tensor]:
+        """Which samples each fold holds out, then which none does, if there are any; ``part`` is from :meth:`draw`."""
+        folds = [part == fold for fold in range(self.used)]
+        return folds if self.used == self.parts else [*folds, part >= self.used]
+
     def remaining(self, size: int, fold: int | None) -> int:
         """How many of ``size`` samples a fit sees that holds out ``fold``."""
         return size if fold is None else size - len(range(fold, size, self.parts))
@@ -59,7 +64,8 @@ class RouterSettings:
     optimum and gives each fit of a head 60. ``path_rounds`` bounds the fits that only compare ridge strengths
     (None: as many as each comparison needs). ``heads`` fits the exact class heads, too; ``joint`` their joint model
     (None: where it is affordable). Several ``views`` take the place of the crops: the features of a training sample
-    are then means over its views, as those of a query will be.
+    are then means over its views, as those of a query will be. ``few_messages`` fits the router as a deployed
+    federation does: from moments that clients send once, then with four or five rounds at a time, side by side.
     """
 
     features: str | None = None
@@ -72,6 +78,7 @@ class RouterSettings:
     joint: bool | None = None
     seed: int = 0
     views: int = 1
+    few_messages: bool = False
 
     def check(self) -> None:
         """Raise an error for settings that cannot be fitted."""

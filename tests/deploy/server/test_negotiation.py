@@ -13,7 +13,7 @@ from feddrm.data.tables.table_schema import TableSchema
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.negotiation import make_run_spec
 from feddrm.deploy.wire.public_files import describe_run
-from feddrm.deploy.wire.run_spec import RunSpec
+from feddrm.deploy.wire.run_spec import FIT_PROTOCOL, RunSpec
 from feddrm.engine.recipes import RECIPES, fill_in
 from feddrm.io.text import read_yaml
 from plugin_files import forget, new_process, write_examples
@@ -27,6 +27,7 @@ HELLO: dict[str, Any] = {
     "schema": None,
     "crop": False,
     "version": "1",
+    "fit_protocol": FIT_PROTOCOL,
     "scale": [[0.0], [1.0]],
     "privacy": None,
     "samples": 30,
@@ -61,6 +62,14 @@ def test_single_letters_may_differ_in_case_only() -> None:
 def test_a_difference_is_refused_with_the_names_of_both_sites(key: str, value: Any) -> None:
     with refused(f"lima has {key} {value}, oslo {HELLO[key]}", "bring all sites to one form"):
         make_run_spec(SETTINGS, hellos(**{key: value}))
+
+
+@pytest.mark.parametrize(("lima", "spoken"), [({"fit_protocol": None}, 1), ({"fit_protocol": 7}, 7)])
+def test_a_site_that_fits_routers_by_another_protocol_is_named(lima: dict[str, Any], spoken: int) -> None:
+    """Older sites state none. Without a router they take part."""
+    with refused(f"lima (feddrm 1) fits the router by protocol {spoken}", f"this server by {FIT_PROTOCOL}", "the same"):
+        make_run_spec(SETTINGS, hellos(**lima))
+    assert make_run_spec(FederationSettings(SETTINGS.clients, router=False), hellos(**lima)).names == tuple(hellos())
 
 
 def test_sites_that_scale_differently_cannot_have_a_router() -> None:

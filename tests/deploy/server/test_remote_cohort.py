@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,19 +13,31 @@ from torch import Tensor
 
 from deployment import NAMES, Deployed, DirectTransport
 from feddrm.data import Federation, load
-from feddrm.deploy.server.federation_settings import ROUTER_ROUNDS
 from feddrm.deploy.server.remote_cohort import Ask, RemoteCohort
 from feddrm.deploy.server.training import ServerState
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site import Site
 from feddrm.deploy.wire.messages import Message, unpack
-from feddrm.router import FittedRouter, Recipe, RouterSettings, fit_router, load_heads, load_router, read_manifest
+from feddrm.deploy.wire.run_spec import FIT_PROTOCOL
+from feddrm.router import (
+    FittedRouter,
+    Recipe,
+    Router,
+    RouterSettings,
+    fit_router,
+    load_heads,
+    load_router,
+    read_manifest,
+)
 from feddrm.router.fit.cohort import FitRequest, HeldOutHeads, Target, Trunk
 from feddrm.router.fit.fit_router import fit_cohort
 from feddrm.router.fit.local_cohort import LocalCohort
+from feddrm.router.fit.selection import FEW_ROUNDS, KEPT_ROUNDS
 from feddrm.router.private_head import PrivateHead
 from feddrm.router.settings import Holdout
+from feddrm.router.solver.client_statistics import Sample
 from feddrm.router.solver.problem import Problem, add
+from feddrm.router.solver.solve import moments_of, solve
 from feddrm.threads import router_kernels
 
 pytestmark = pytest.mark.slow
@@ -40,8 +53,14 @@ def fitted_here(deployment: Deployed, **settings: object) -> tuple[FittedRouter,
     shared = ServerState.load(deployment.server().checkpoint).shared
     with router_kernels(sum(spec.sizes)):
         net = spec.make_net().requires_grad_(False)
-        same = RouterSettings(rounds=ROUTER_ROUNDS, **settings)  # type: ignore[arg-type]
-        return fit_router(net, shared, federation, same), federation
+        return fit_router(net, shared, federation, RouterSettings(**settings)), federation  # type: ignore[arg-type]
+
+
+def fit_steps(transport: DirectTransport) -> list[str]:
+    """The steps of the router's fit, one for every message that oslo got."""
+    sent = [signed for way, name, signed in transport.messages if (way, name) == ("to", "oslo")]
+    headers = [unpack(signed[2 + int.from_bytes(signed[:2], "big") :]).header for signed in sent]
+    return [header["step"] for header in headers if header["kind"] == "fit"]
 
 
 def test_features_ridge_and_router_are_those_of_one_process(deployed: Make) -> None:
@@ -50,7 +69,7 @@ def test_features_ridge_and_router_are_those_of_one_process(deployed: Make) -> N
     deployment.server(transport).go()
     folder = deployment.run / "router"
     router, found = load_router(folder), read_manifest(folder)["notes"]["chosen"]
-    here, _ = fitted_here(deployment, heads=False)
+    here, federation = fitted_here(deployment, heads=False, few_messages=True)
     assert router.names == NAMES
     assert found["router"]["recipe"] == here.chosen["router"]["recipe"]
     assert found["router"]["ridge"] == here.chosen["router"]["ridge"]
@@ -71,6 +90,39 @@ def test_features_ridge_and_router_are_those_of_one_process(deployed: Make) -> N
             assert abs(a - b) < 2e-3
     assert all(mine.conformal[key] - 2e-3 <= theirs.conformal[key] <= mine.conformal[key] for key in mine.conformal)
 
+    # In few messages, with the choice and at the optimum of the fit that takes as many rounds as it needs.
+    steps = Counter(fit_steps(transport))
+    assert steps == {"fold_moments": 1, "evaluate": 3 * FEW_ROUNDS + KEPT_ROUNDS, "slope": 1, "spread": 1}
+    assert steps.total() == 20
+    usual, _ = fitted_here(deployment, heads=False)
+    assert found["router"]["recipe"] == usual.chosen["router"]["recipe"]
+    assert found["router"]["ridge"] == usual.chosen["router"]["ridge"]
+    with router_kernels(sum(federation.sizes.tolist())):
+        best = optimum(router, federation, found["router"]["ridge"])
+    torch.testing.assert_close(router.weight.double(), best[:, :-1], rtol=0, atol=1e-6)
+    torch.testing.assert_close(router.bias.double(), best[:, -1], rtol=0, atol=1e-6)
+
+
+def optimum(router: Router, federation: Federation, ridge: float) -> Tensor:
+    """The optimum of a router's problem on pooled samples in float64, by the solver of one process."""
+    rows = [router.scaler(router.features(client.view(client.train.x))).double() for client in federation.clients]
+    y = torch.cat([torch.full((len(x),), number) for number, x in enumerate(rows)])
+    problem = Problem(len(rows), rows[0].shape[1], ridge)
+    fit = solve(problem, [Sample(torch.cat(rows), y)], moments_of(rows), tolerance=1e-17, rounds=500)
+    return fit.point
+
+
+@pytest.mark.parametrize("seed", [2, 5])
+def test_the_choice_is_that_of_many_messages(seed: int) -> None:
+    """Where clients overlap, held-out likelihoods decide, and few rounds find the same features and ridge."""
+    federation = load("digits", clients=3, seed=seed, shift="none")
+    chosen = [
+        fit_router(None, {}, federation, RouterSettings(heads=False, few_messages=few)).chosen["router"]
+        for few in (False, True)
+    ]
+    assert chosen[0]["recipe"] == chosen[1]["recipe"]
+    assert chosen[0]["ridge"] == chosen[1]["ridge"]
+
 
 def ask_sites(deployment: Deployed, place: str) -> Ask:
     """The same sites in this process, without signatures, files or Flower's messages."""
@@ -80,7 +132,7 @@ def ask_sites(deployment: Deployed, place: str) -> Ask:
         site.folder = site.folder.parent.parent / place / site.name
 
     def ask(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[int, Message]:
-        message = Message({"brief": spec.as_dict(), **header}, dict(tensors))
+        message = Message({"brief": spec.as_dict(), "fit_protocol": FIT_PROTOCOL, **header}, dict(tensors))
         return {i: unpack(site._fit(message)) for i, site in enumerate(sites)}
 
     return ask
@@ -164,7 +216,7 @@ def test_crops_and_holdout_are_settings_of_a_deployed_fit_too(deployed: Make) ->
     spec = deployment.server().run_spec()
     cohort = RemoteCohort(ask_sites(deployment, "crops"), spec.facts, True, RouterSettings(crops=2))
     cohort.measure(Recipe.parse("raw", *spec.scale), Trunk(None, {}), Holdout(4, 2))
-    assert float(cohort._moments["count"]) == 2 * sum(spec.sizes)
+    assert cohort.moments.total.count == 2 * sum(spec.sizes)
 
 
 def test_heads_are_as_good_as_those_of_one_process(deployed: Make) -> None:
@@ -185,13 +237,12 @@ def test_a_fit_starts_again_when_a_site_is_missing(deployed: Make) -> None:
     """At its first message and at a later one; the outcome is the same as without."""
     routing = {"features": "raw", "path_rounds": 2, "rounds": 3}
     deployment = deployed(DATA, routing=routing)
-    # hello, two rounds; then lima misses the first message of the fit, and later the one for scores
-    transport = DirectTransport(deployment.folder, away=lambda name, count: name == "lima" and count in (4, 9))
+    # hello, two rounds; then lima misses the first message of the fit, and later one with scores
+    transport = DirectTransport(deployment.folder, away=lambda name, count: name == "lima" and count in (4, 7))
     deployment.server(transport).go()
     folder = deployment.run / "router"
     disturbed = load_router(folder)
-    steps = [unpack(signed[2 + int.from_bytes(signed[:2], "big") :]).header for _, _, signed in transport.messages]
-    assert sum(step.get("step") == "features" and step.get("kind") == "fit" for step in steps) == 3 * 3
+    assert fit_steps(transport)[:5] == ["fold_moments", "fold_moments", "evaluate", "evaluate", "fold_moments"]
     (deployment.run / "summary.json").unlink()
     (folder / "manifest.json").unlink()
     deployment.restart_sites()

@@ -16,6 +16,7 @@ from feddrm.deploy.provision.certificates import new_key
 from feddrm.deploy.server.status import ServerStatus
 from feddrm.deploy.server.training import Training
 from feddrm.deploy.wire.messages import Message, pack, sign, unpack, verify
+from feddrm.deploy.wire.run_spec import FIT_PROTOCOL
 from feddrm.router.answer_calibration import AnswerCalibration
 from refusal import refused
 
@@ -94,10 +95,20 @@ def test_no_sums_for_a_router_leave_a_private_site(own: bool, deployed: Make) ->
     deployment = deployed(privacy=PRIVACY if own else None)
     agreed = {**deployment.server().run_spec().as_dict(), "privacy": PRIVACY}
     sizes = list(agreed["sizes"])
-    fit = {"step": "features", "recipe": [{"name": "raw"}], "parts": 10, "used": 3, "seed": 0, "sizes": sizes}
+    fit = {"step": "fold_moments", "recipe": [{"name": "raw"}], "parts": 10, "used": 3, "seed": 0, "sizes": sizes}
     reply = reply_to(deployment, "fit", agreed, **fit)
     assert "sums for a router" in reply.header["error"]
     assert not reply.tensors
+
+
+def test_a_fit_by_another_protocol_is_refused(deployed: Make) -> None:
+    """Older servers state none."""
+    deployment = deployed()
+    agreed = deployment.server().run_spec().as_dict()
+    for header, spoken in (({"step": "features"}, 1), ({"step": "fold_moments", "fit_protocol": 7}, 7)):
+        error = reply_to(deployment, "fit", agreed, **header).header["error"]
+        assert f"by protocol {spoken}, this site by {FIT_PROTOCOL}" in error
+        assert "install the same feddrm" in error
 
 
 def test_a_demand_that_the_run_does_not_meet_stops_it_before_training(deployed: Make) -> None:

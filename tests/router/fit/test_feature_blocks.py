@@ -9,7 +9,10 @@ from sklearn.linear_model import Ridge
 
 from feddrm.moments import Moments
 from feddrm.router import Recipe
-from feddrm.router.fit.feature_blocks import BlockChooser
+from feddrm.router.fit.cohort import FitRequest
+from feddrm.router.fit.feature_blocks import BlockChooser, MemberMoments
+from feddrm.router.solver.client_statistics import Sample, client_gradient, client_scores
+from feddrm.router.solver.problem import Problem, add
 
 RAW, COLOUR, BOTH = (Recipe.parse(name) for name in ("raw", "colour", "raw+colour"))
 WIDTHS = {"raw": 3, "colour": 4}
@@ -86,3 +89,27 @@ def test_the_rest_is_never_held_out():
     ((fitted, held_out),) = chooser.folds
     assert held_out is parts[0]
     assert fitted.count == parts[1].count + parts[2].count
+
+
+@pytest.mark.parametrize("fold", [0, 2, None])
+def test_what_clients_answer_at_zero_follows_from_their_moments(fold):
+    x, _, owner, part = samples("raw")
+    rows, blank = torch.from_numpy(x), torch.zeros(len(x), dtype=torch.int64)
+    of = [[torch.from_numpy((owner == client) & (part == p)) for p in range(FOLDS)] for client in range(CLIENTS)]
+    members = MemberMoments(
+        [[Moments.of(rows[m], blank[m], i, CLIENTS, 1) for m in masks] for i, masks in enumerate(of)], WIDTHS
+    )
+    design = members.design(Recipe.parse("colour+raw"), {"raw": 0.1, "colour": 0.01})
+    problem, zero = Problem(CLIENTS, 7, 0.1), torch.zeros(CLIENTS, 8, dtype=torch.float64)
+    answers, scores = members.at_zero(FitRequest(design, "client", problem, fold))
+    scaled = design.scaler(rows[:, [3, 4, 5, 6, 0, 1, 2]])
+    assert float(scaled[:, :4].square().mean() / scaled[:, 4:].square().mean()) == pytest.approx(10.0, rel=1e-6)
+    held = []
+    for client, masks in enumerate(of):
+        inside = masks[fold] if fold is not None else torch.zeros(len(x), dtype=torch.bool)
+        outside = torch.stack(masks).any(0) & ~inside
+        expected = client_gradient(Sample(scaled[outside], torch.full((int(outside.sum()),), client)), zero)
+        for name, value in expected.items():
+            torch.testing.assert_close(answers[client][name], value, rtol=1e-10, atol=1e-9)
+        held.append(client_scores(Sample(scaled[inside], torch.full((int(inside.sum()),), client)), zero))
+    torch.testing.assert_close(scores, add(held), rtol=1e-10, atol=1e-9)

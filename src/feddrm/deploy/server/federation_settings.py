@@ -26,7 +26,6 @@ from feddrm.runs.folder import RunFolder
 CONFIG = "federation.yaml"
 RUN_SETTINGS = "settings.json"  # in a run's folder: the settings that decide its outcome, from when it began
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
-ROUTER_ROUNDS = 60  # of a fit at most, unless 'routing' says otherwise
 FORBIDDEN = set(punctuation) - set("-_.")
 
 
@@ -58,8 +57,8 @@ class FederationSettings:
 
     @property
     def router_settings(self) -> RouterSettings:
-        """The settings of the router's fit. Every round is a message to all sites: hence a bound, and no heads."""
-        deployed = RouterSettings(heads=False, joint=False, rounds=ROUTER_ROUNDS, path_rounds=12)
+        """The settings of the router's fit. Every round is a message to all sites: hence few of them, and no heads."""
+        deployed = RouterSettings(heads=False, joint=False, path_rounds=12, few_messages=True)
         return replace(deployed, **known_fields(RouterSettings, self.routing, "routing"))
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +18,7 @@ from feddrm.deploy.server.training import ServerState, accuracy
 from feddrm.deploy.server.waiting import Waiting
 from feddrm.deploy.wire.messages import Message
 from feddrm.deploy.wire.public_files import public_tensors
-from feddrm.deploy.wire.run_spec import RunSpec
+from feddrm.deploy.wire.run_spec import FIT_PROTOCOL, RunSpec
 from feddrm.evaluation.answer_metrics import metrics_of_sums
 from feddrm.io.staging import settle_run
 from feddrm.router.artifact import MANIFEST, read_manifest
@@ -34,6 +35,7 @@ class Finish:
     ) -> None:
         self.settings, self.folder, self.waiting, self.spec, self.state = settings, folder, waiting, spec, state
         self.channel = waiting.channel
+        self.traffic: dict[str, float] = {}  # of the router's fit, as far as this process has made it
 
     def run(self) -> None:
         """Publish the shared leaves and the router, finish at every site, and write the summary last."""
@@ -48,6 +50,7 @@ class Finish:
             **self._write_metrics(replies),
             "accepted": dict(self.state.accepted),
             "router": chosen,
+            **({"router_traffic": self.traffic} if self.traffic else {}),
             **({"removed": removed} if removed else {}),
         }
         if self.spec.privacy is not None:
@@ -112,14 +115,14 @@ class Finish:
     def _fit_router(self, blank: BlankFit) -> dict[str, Any] | None:
         settings = self.settings.router_settings
         names, sizes = self.spec.names, dict(zip(self.spec.names, self.spec.sizes, strict=True))
-        steps = 0
+        traffic = {"messages": 0, "bytes_to_a_site": 0, "bytes_from_a_site": 0}
+        began = time.monotonic()
         self.waiting.refusals.clear()
 
         def ask(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[int, Message]:
-            nonlocal steps
-            steps += 1
-            self.channel.on_event("fitting the router", {"round": self.state.round, "step": steps})
-            request = {"kind": "fit", "brief": self.spec.as_dict(), **header}, tensors
+            traffic["messages"] += 1
+            self.channel.on_event("fitting the router", {"round": self.state.round, "step": traffic["messages"]})
+            request = {"kind": "fit", "brief": self.spec.as_dict(), "fit_protocol": FIT_PROTOCOL, **header}, tensors
             form = blank.answer(header, tensors)
 
             def check(name: str, reply: Message) -> Message:
@@ -127,6 +130,8 @@ class Finish:
 
             while not (replies := self.channel.ask(dict.fromkeys(names, request), self.settings.deadline, check)):
                 self.waiting.pause_for_all(self.state.round, names)
+            traffic["bytes_to_a_site"] += max(self.channel.bytes_sent.values())
+            traffic["bytes_from_a_site"] += max(self.channel.bytes_received.values())
             if removed := self._removed():
                 raise SiteMissingError(f"{', '.join(removed)} was removed during the run")
             return {names.index(name): reply for name, reply in replies.items()}
@@ -137,6 +142,7 @@ class Finish:
             try:
                 fitted = fit_cohort(cohort, trunk, settings)
                 fitted.save(self.folder.router, dict(self.spec.model))
+                self.traffic = {**traffic, "seconds": time.monotonic() - began}
                 return dict(fitted.chosen)
             except SiteMissingError as error:  # the fit starts again when the site is back
                 if self._removed():

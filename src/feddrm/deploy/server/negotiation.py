@@ -12,7 +12,7 @@ from feddrm.deploy.privacy import Privacy, PrivacyDemand
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.site.site_dataset import sorted_classes
 from feddrm.deploy.wire.public_files import SOURCE
-from feddrm.deploy.wire.run_spec import RunSpec, blank_client
+from feddrm.deploy.wire.run_spec import FIT_PROTOCOL, RunSpec, blank_client
 from feddrm.engine import Plan
 from feddrm.errors import FeddrmError
 from feddrm.plugins import without_folders
@@ -57,7 +57,13 @@ def _check_alike(settings: FederationSettings, hellos: Hellos) -> None:
                 raise FeddrmError(f"{name} has {key} {_shown(hello, key)}, {first_name} {_shown(first, key)}: {remedy}")
         if hello["schema"] is not None and tuple(hello["columns"] or ()) != TableSchema.of(hello["schema"]).encoded:
             raise FeddrmError(f"{name} has columns that are not those of its schema: both ends need the same feddrm")
-        if hello["scale"] != first["scale"] and settings.router and settings.privacy is None:
+        routed = settings.router and settings.privacy is None
+        if routed and (protocol := hello.get("fit_protocol") or 1) != FIT_PROTOCOL:
+            raise FeddrmError(
+                f"{name} (feddrm {hello['version']}) fits the router by protocol {protocol}, this server by "
+                f"{FIT_PROTOCOL}: install the same feddrm at both, or set 'router: false' in federation.yaml"
+            )
+        if hello["scale"] != first["scale"] and routed:
             raise FeddrmError(
                 f"{name} scales its pixels by {hello['scale']}, {first_name} by {first['scale']}: a raw query cannot "
                 "be scaled before it is routed: scale all alike (dataset retina: 'normalise: common' in every "

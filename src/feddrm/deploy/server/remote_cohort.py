@@ -7,28 +7,31 @@ longest of them. Private corrections stay on their sites.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.interpolate import CubicHermiteSpline
 from torch import Tensor
 
-from feddrm.deploy.site.site_fit import BINS
+from feddrm.deploy.site.site_fit import BINS, SCALES
 from feddrm.deploy.wire.messages import Message
 from feddrm.errors import FeddrmError
 from feddrm.methods import Tensors
+from feddrm.moments import Moments
 from feddrm.router import Recipe, RouterSettings
-from feddrm.router.features.design_matrix import DesignMatrix, stretch_of
+from feddrm.router.features.design_matrix import DesignMatrix
 from feddrm.router.fit.cohort import Confidence, Facts, FitRequest, HeldOutHeads, HeldOutRouter, Job, Trunk
+from feddrm.router.fit.feature_blocks import MemberMoments
 from feddrm.router.fit.head_problems import STRENGTHS
 from feddrm.router.fit.ridge_path import Chosen
 from feddrm.router.policy import RULES
 from feddrm.router.settings import Holdout
 from feddrm.router.solver.client_statistics import ClientSums
-from feddrm.router.solver.problem import Scaler, Whitening, add
+from feddrm.router.solver.problem import Scaler, add
 from feddrm.router.solver.solve import noise_of
 
 # A question to every site -> the answers by client number, of the sites that answered in time.
@@ -42,7 +45,6 @@ class SiteMissingError(FeddrmError):
 class RemoteCohort:
     """All sites of a deployed federation, reached through ``ask``."""
 
-    temperature_tolerance = 1e-6
     noise = noise_of(torch.float32)
     like = torch.empty(0)
 
@@ -50,13 +52,11 @@ class RemoteCohort:
         self.ask, self.facts, self.seed = ask, facts, settings.seed
         self.members = len(facts.names)
         self.crops = settings.crops_on(self.like.device) if crop else 1
-        self._scalers: dict[str, Scaler] = {}
-        self._moments: ClientSums = {}
 
     def measure(self, recipe: Recipe, trunk: Trunk, holdout: Holdout) -> None:
-        """Two messages: the sums of all features, then their second moments once they are standardised."""
+        """One message: every site's moments by fold, of all features."""
         header = {
-            "step": "features",
+            "step": "fold_moments",
             "recipe": recipe.as_list(),
             "parts": holdout.parts,
             "used": holdout.used,
@@ -65,23 +65,29 @@ class RemoteCohort:
             "crops": self.crops,
         }
         leaves = {leaf: value for leaf, value in trunk.leaves.items() if recipe.wants(leaf)}
-        sums = self.total(header, leaves)
-        self._scalers = {f.name: Scaler.of(part_of(sums, f.name)) for f in recipe.features}
-        scaler = self.scaler(recipe)
-        self._moments = self.total({"step": "moments", "table": recipe.name}, _scaler_tensors(recipe, scaler))
+        answers = self.everybody(header, leaves)
+        widths = {f.name: len(answers[0][f"0/sum/{f.name}"]) for f in recipe.features}
+        parts = len(holdout.masks(torch.empty(0)))
+        self.moments = MemberMoments([self._moments_of(i, answer, parts) for i, answer in enumerate(answers)], widths)
+
+    def _moments_of(self, number: int, answer: Mapping[str, Tensor], parts: int) -> list[Moments]:
+        """One site's moments by part."""
+        place = {"shape": torch.tensor([self.members, 1]), "cells": torch.tensor([[number, 0]])}
+        return [
+            Moments.load(
+                {
+                    **place,
+                    "counts": answer[f"{part}/count"][None],
+                    "sums": torch.cat(list(part_of(answer, f"{part}/sum").values()))[None],
+                    "scatter": answer[f"{part}/scatter"],
+                }
+            )
+            for part in range(parts)
+        ]
 
     def design(self, recipe: Recipe, ridges: Mapping[str, float] | None = None) -> DesignMatrix:
-        """No message: the second moments of some columns are a part of those of all columns."""
-        widths = {name: len(scaler.mean) for name, scaler in self._scalers.items()}
-        ends = dict(zip(widths, torch.tensor(list(widths.values())).cumsum(0).tolist(), strict=True))
-        columns = torch.cat([torch.arange(ends[f.name] - widths[f.name], ends[f.name]) for f in recipe.features])
-        scaler = self.scaler(recipe)
-        stretch = torch.ones_like(scaler.scale)
-        if ridges is not None:
-            stretch = stretch_of(recipe, widths, ridges).to(stretch)
-        moments = self._moments["moments"][columns][:, columns] / torch.outer(stretch, stretch)
-        whitening = Whitening.of({"count": self._moments["count"], "moments": moments})
-        return DesignMatrix(recipe, Scaler(scaler.mean, scaler.scale * stretch), whitening)
+        """No message: the moments of some columns are a part of those of all columns."""
+        return self.moments.design(recipe, ridges)
 
     def batches(self, jobs: Iterable[Job]) -> Iterator[Sequence[Job]]:
         """All jobs at once: they share their messages."""
@@ -96,6 +102,21 @@ class RemoteCohort:
     def scores(self, requests: Mapping[str, FitRequest], points: Mapping[str, Tensor]) -> dict[str, ClientSums]:
         total = self.total(*_question("scores", requests, points))
         return {key: part_of(total, key) for key in requests}
+
+    def at_zero(self, request: FitRequest) -> tuple[dict[int, ClientSums], ClientSums]:
+        """No message."""
+        return self.moments.at_zero(request)
+
+    def evaluate(
+        self, requests: Mapping[str, FitRequest], points: Mapping[str, Tensor], curved: Collection[str]
+    ) -> tuple[dict[str, dict[int, ClientSums]], dict[str, ClientSums]]:
+        header, tensors = _question("evaluate", requests, points)
+        answers = self.everybody({**header, "curved": sorted(curved)}, tensors)
+        held = [key for key, request in requests.items() if request.fold is not None]
+        return (
+            {key: {i: part_of(answer, f"{key}/fit") for i, answer in enumerate(answers)} for key in requests},
+            {key: add([part_of(answer, f"{key}/held") for answer in answers]) for key in held},
+        )
 
     def held_out_router(self, design: DesignMatrix, folds: Sequence[Tensor]) -> RemoteHeldOut:
         return RemoteHeldOut(self, design, folds)
@@ -123,20 +144,32 @@ class RemoteCohort:
         return add(self.everybody(header, tensors))
 
     def scaler(self, recipe: Recipe) -> Scaler:
-        parts = [self._scalers[f.name] for f in recipe.features]
-        return Scaler(torch.cat([part.mean for part in parts]), torch.cat([part.scale for part in parts]))
+        return self.moments.design(recipe).scaler
 
 
 @dataclass(frozen=True, eq=False)
 class RemoteHeldOut:
-    """The router's scores of held-out samples, which stay on the sites. Confidence travels as counts in bins."""
+    """The router's scores of held-out samples, which stay on the sites. Confidence travels as counts in bins.
+
+    The slopes of all temperatures take one message: between its scales they are interpolated, to about 1e-9.
+    """
 
     cohort: RemoteCohort
     design: DesignMatrix
     folds: Sequence[Tensor]
 
     def slopes(self, scale: float) -> ClientSums:
-        return self.cohort.total({"step": "slope", "scale": scale, **self._header}, self._tensors)
+        count, slope, even = self._slopes
+        at = min(max(scale, SCALES[0]), SCALES[-1])
+        sums = {"slope": slope(at), "even": even(at), "bend": slope(at, 1)}
+        return {"count": count, **{key: torch.tensor(float(value), dtype=torch.float64) for key, value in sums.items()}}
+
+    @cached_property
+    def _slopes(self) -> tuple[Tensor, CubicHermiteSpline, CubicHermiteSpline]:
+        """The number of samples, and both slopes as functions of the scale. The bend is the derivative of either."""
+        sums = self.cohort.total({"step": "slope", **self._header}, self._tensors)
+        slope, even = (CubicHermiteSpline(SCALES, sums[key].numpy(), sums["bend"].numpy()) for key in ("slope", "even"))
+        return sums["count"], slope, even
 
     def confidence(self, temperature: float, log_prior: Tensor) -> Confidence:
         header = {"step": "spread", "scale": 1 / temperature, **self._header}

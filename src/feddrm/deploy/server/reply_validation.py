@@ -27,7 +27,9 @@ from feddrm.evaluation.answer_metrics import answer_sums
 from feddrm.methods import Tensors
 
 LARGEST = 2.0**53  # larger numbers are not exact in a double
-HELLO_FIELDS = ("samples", "shape", "dtype", "classes", "columns", "schema", "crop", "scale", "version", "privacy")
+HELLO_FIELDS = (
+    "samples", "shape", "dtype", "classes", "columns", "schema", "crop", "scale", "version", "privacy", "fit_protocol"
+)  # fmt: skip
 ACCURACY_FIELDS = ("right", "tested")
 
 
@@ -64,6 +66,7 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "crop": lambda v: isinstance(v, bool),
     "scale": lambda v: _list(v, lambda part: _list(part, _number)) and len(v) == 2,
     "version": _text,
+    "fit_protocol": lambda v: v is None or _integer(v, 1),
     "privacy": lambda v: (
         v is None or (isinstance(v, dict) and set(v) == {"clip", "noise"} and all(map(_number, v.values())))
     ),

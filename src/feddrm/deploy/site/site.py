@@ -19,7 +19,7 @@ from feddrm.deploy.site.site_status import SiteStatus
 from feddrm.deploy.wire.key_files import load_private_key, load_public_key
 from feddrm.deploy.wire.messages import ANY_SITE, Message, digest, pack, sign, unpack, verify
 from feddrm.deploy.wire.public_files import SOURCE, received_artifact, without_public, write_public
-from feddrm.deploy.wire.run_spec import RunSpec
+from feddrm.deploy.wire.run_spec import FIT_PROTOCOL, RunSpec
 from feddrm.errors import FeddrmError
 from feddrm.evaluation.answer_metrics import answer_sums
 from feddrm.io.run_files import RunFiles
@@ -94,6 +94,7 @@ class Site:
                 "crop": self.dataset.crop,
                 "scale": [list(client.view.mean), list(client.view.std)],
                 "version": __version__,
+                "fit_protocol": FIT_PROTOCOL,
                 "privacy": None if self.demand is None else {"clip": self.demand.clip, "noise": self.demand.noise},
             }
         )
@@ -156,6 +157,11 @@ class Site:
         run = self._run_of(request)
         if run.spec.privacy is not None:
             raise FeddrmError("its run is private, and sums for a router are not covered: none leave this site")
+        if (protocol := request.header.get("fit_protocol", 1)) != FIT_PROTOCOL:
+            raise FeddrmError(
+                f"the server fits the router by protocol {protocol}, this site by {FIT_PROTOCOL}: "
+                "install the same feddrm at both"
+            )
         with router_kernels(sum(run.spec.sizes)):
             return run.fit.answer(request)
 

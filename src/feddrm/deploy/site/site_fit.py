@@ -18,7 +18,7 @@ from feddrm.router.answer_calibration import AnswerCalibration
 from feddrm.router.features.base import extract
 from feddrm.router.fit.cohort import Target
 from feddrm.router.fit.head_problems import fit_private, joint_classes
-from feddrm.router.fit.local_cohort import target_of, training_view
+from feddrm.router.fit.local_cohort import site_moments, target_of, training_view
 from feddrm.router.fit.selection import FINE_ROUNDS
 from feddrm.router.fit.stacking import client_curves
 from feddrm.router.policy import RULES, by_rule, client_slopes
@@ -27,15 +27,15 @@ from feddrm.router.settings import Holdout
 from feddrm.router.solver.client_statistics import (
     Sample,
     client_gradient,
-    client_moments,
     client_scores,
-    client_sums,
     logits_at,
 )
+from feddrm.router.solver.hessian import client_hessian
 from feddrm.router.solver.problem import Scaler
 from feddrm.router.solver.solve import moments_of
 
 BINS = 1000
+SCALES = torch.logspace(-2, 2, 257, dtype=torch.float64).tolist()  # inverse temperatures
 KEPT_HEAD = "fit-head"  # in the private store
 
 
@@ -63,8 +63,8 @@ class SiteFit:
         self._computed: dict[str, Tensor] | None = None
         self._designs: dict[str, tuple[Scaler, Tensor]] = {}
         self._steps = {
-            "features": self._start,
-            "moments": self._moments,
+            "fold_moments": self._start,
+            "evaluate": self._evaluate,
             "gradient": self._gradient,
             "scores": self._scores,
             "slope": self._slope,
@@ -85,13 +85,28 @@ class SiteFit:
         header = {key: message.header[key] for key in ("recipe", "parts", "used", "seed", "sizes", "crops")}
         self.store.keep("fit-features", header, message.tensors)
         self._first, self._computed, self._designs = Message(header, message.tensors), None, {}
+        features = self._features()
+        rows = torch.cat(list(features.values()), dim=1).cpu()
+        widths = [feature.shape[1] for feature in features.values()]
         out: dict[str, Tensor] = {}
-        for name, rows in self._features().items():
-            out |= _named(name, client_sums(rows))
+        for part, moments in enumerate(site_moments(rows, self._holdout().masks(self._part()), 0, 1)):
+            sums = dict(zip(features, torch.split(moments.sums[0, 0], widths), strict=True))
+            out |= {f"{part}/count": moments.counts.sum(), **_named(f"{part}/sum", sums)}
+            out[f"{part}/scatter"] = moments.tensors()["scatter"]
         return out
 
-    def _moments(self, message: Message) -> dict[str, Tensor]:
-        return client_moments(self._design(message, message.header["table"]))
+    def _evaluate(self, message: Message) -> dict[str, Tensor]:
+        """Loss and gradient, second derivatives where they are asked for, and scores of what is held out."""
+        samples = _Samples(self, message)
+        out: dict[str, Tensor] = {}
+        for key, (table, target, fold) in message.header["fits"].items():
+            fitted, point = samples.outside(table, target, fold).double(), self._point(message, key)
+            out |= _named(f"{key}/fit", client_gradient(fitted, point))
+            if key in message.header["curved"]:
+                out |= _named(f"{key}/fit", client_hessian(fitted, point))
+            if fold is not None:
+                out |= _named(f"{key}/held", client_scores(samples.inside(table, target, fold).double(), point))
+        return out
 
     def _gradient(self, message: Message) -> dict[str, Tensor]:
         samples = _Samples(self, message)
@@ -108,9 +123,10 @@ class SiteFit:
         return out
 
     def _slope(self, message: Message) -> dict[str, Tensor]:
-        """Slope and curvature for the temperature."""
+        """Slope and curvature for the temperature, at every scale."""
         logits, held = self._held_out(message, "client")
-        return client_slopes(logits, held.y, float(message.header["scale"]))
+        each = [client_slopes(logits, held.y, scale) for scale in SCALES]
+        return {"count": each[0]["count"], **{k: torch.stack([s[k] for s in each]) for k in ("slope", "even", "bend")}}
 
     def _spread(self, message: Message) -> dict[str, Tensor]:
         """Counts for the thresholds: held-out samples by their weight on the best client and on this client."""

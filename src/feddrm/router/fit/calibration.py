@@ -13,9 +13,9 @@ MISSES = (0.01, 0.05, 0.1, 0.2)
 STRANGER = 1.5  # times the strangest held-out sample: a query beyond that comes from no client of this federation
 
 
-def calibrate(held_out: HeldOutRouter, log_prior: Tensor, temperature_tolerance: float) -> Calibration:
+def calibrate(held_out: HeldOutRouter, log_prior: Tensor) -> Calibration:
     """The calibration of a router from the scores of its held-out samples."""
-    temperature = solve_temperature(held_out.slopes, tolerance=temperature_tolerance)
+    temperature = solve_temperature(held_out.slopes)
     weights = held_out.confidence(temperature, log_prior)
     confidence: dict[str, tuple[float, ...]] = {}
     conformal: dict[str, float] = {}

@@ -6,7 +6,7 @@ and pools them for speed. A remote cohort sends messages to sites that hold the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -138,7 +138,6 @@ class Cohort(Protocol):
     facts: Facts
     members: int  # how many answers a question gets; pooled clients answer as one
     noise: float  # relative error of their losses
-    temperature_tolerance: float  # of Newton's steps, each of which is a question
     like: Tensor  # an empty tensor of the type and on the device of the fitted parameters
     crops: int  # of every training sample
 
@@ -161,6 +160,17 @@ class Cohort(Protocol):
 
     def scores(self, requests: Mapping[str, FitRequest], points: Mapping[str, Tensor]) -> Mapping[str, ClientSums]:
         """Loss and correct answers on what each request holds out."""
+
+    def at_zero(self, request: FitRequest) -> tuple[Mapping[int, ClientSums], ClientSums]:
+        """Loss and gradient at zero by client, and the scores there; known from moments, without a question."""
+
+    def evaluate(
+        self, requests: Mapping[str, FitRequest], points: Mapping[str, Tensor], curved: Collection[str]
+    ) -> tuple[Mapping[str, Mapping[int, ClientSums]], Mapping[str, ClientSums]]:
+        """As the answer to one question: gradients, those of ``curved`` with second derivatives, and scores of folds.
+
+        All clients answer, in float64.
+        """
 
     def held_out_router(self, design: DesignMatrix, folds: Sequence[Tensor]) -> HeldOutRouter:
         """The scores of a router's fits."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
@@ -13,9 +14,11 @@ from torch import Tensor
 
 from feddrm.moments import SQUARED_RIDGES, Fold, Heads, Moments, MomentTarget, RidgeChoice, choose_ridges
 from feddrm.router.features.base import Recipe
-from feddrm.router.features.design_matrix import stretch_of
+from feddrm.router.features.design_matrix import DesignMatrix, stretch_of
+from feddrm.router.fit.cohort import FitRequest
 from feddrm.router.fit.selection import AROUND, FINER
-from feddrm.router.solver.problem import Scaler
+from feddrm.router.solver.client_statistics import ClientSums
+from feddrm.router.solver.problem import Scaler, Whitening
 
 UNCHOSEN = RidgeChoice(0.0, float("inf"), ())
 
@@ -45,14 +48,59 @@ class FeatureBlock:
         return {"features": len(self.index), **choice}
 
 
+def feature_block(
+    total: Moments, widths: Mapping[str, int], recipe: Recipe, alone: Mapping[str, float] | None = None
+) -> FeatureBlock:
+    """A recipe's block of the moments of all features; ``alone`` are the ridges that suit each feature alone."""
+    places = dict(zip(widths, torch.split(torch.arange(total.width), list(widths.values())), strict=True))
+    index = torch.cat([places[feature.name] for feature in recipe.features])
+    scale = total.scale[index]
+    if alone is not None:
+        scale = scale * stretch_of(recipe, widths, alone).double()
+    return FeatureBlock(recipe, index, Scaler(total.mean[index], scale))
+
+
+class MemberMoments:
+    """Every client's moments by part, as one message holds them: the folds in turn, then the rest, if there is any."""
+
+    def __init__(self, clients: Sequence[Sequence[Moments]], widths: Mapping[str, int]) -> None:
+        self.clients, self.widths = clients, widths
+        self.total = reduce(add, (part for parts in clients for part in parts))
+
+    def design(self, recipe: Recipe, alone: Mapping[str, float] | None = None) -> DesignMatrix:
+        """The design matrix of a recipe, without rows."""
+        block = feature_block(self.total, self.widths, recipe, alone)
+        whitening = Whitening.of({"moments": block.of(self.total).scatter, "count": self.total.counts.sum()})
+        return DesignMatrix(recipe, block.scaler, whitening)
+
+    def at_zero(self, request: FitRequest) -> tuple[dict[int, ClientSums], ClientSums]:
+        """Loss and gradient of the softmax over clients at zero, by client, and the scores of what is held out."""
+        scaler, index = request.design.scaler, feature_block(self.total, self.widths, request.design.recipe).index
+        answers, held = {}, torch.zeros(request.problem.outputs, dtype=torch.float64)
+        for number, parts in enumerate(self.clients):
+            groups = [part.by("client") for fold, part in enumerate(parts) if fold != request.fold]
+            counts = torch.stack([count for count, _ in groups]).sum(0)
+            sums = torch.stack([rows[:, index] for _, rows in groups]).sum(0)
+            answers[number] = _at_zero(counts, (sums - counts[:, None] * scaler.mean) / scaler.scale)
+            if request.fold is not None:
+                held += parts[request.fold].by("client")[0]
+        # Of equal probabilities the first counts as the answer.
+        return answers, {"count": held.sum(), "loss": held.sum() * math.log(len(held)), "correct": held[0]}
+
+
+def _at_zero(counts: Tensor, sums: Tensor) -> ClientSums:
+    """Loss and gradient where all outputs are equally likely, from counts [outputs] and sums [outputs, d]."""
+    count, outputs = counts.sum(), len(counts)
+    gradient = torch.cat([sums.sum(0) / outputs - sums, (count / outputs - counts)[:, None]], dim=1)
+    return {"count": count, "loss": count * math.log(outputs), "gradient": gradient}
+
+
 class BlockChooser:
     """Tries recipes on pooled moments: of the folds that are held out in turn, and of the rest, if there is any."""
 
     def __init__(self, parts: Sequence[Moments], used: int, widths: Mapping[str, int], ridge: float | None) -> None:
         self.parts, self.widths, self.ridge = parts, widths, ridge
         self.folds = [(reduce(add, [*parts[:fold], *parts[fold + 1 :]]), parts[fold]) for fold in range(used)]
-        places = torch.split(torch.arange(parts[0].width, device=parts[0].scatter.device), list(widths.values()))
-        self.places = dict(zip(widths, places, strict=True))
 
     @cached_property
     def total(self) -> Moments:
@@ -63,12 +111,7 @@ class BlockChooser:
         self, recipe: Recipe, ridges: Sequence[float], alone: Mapping[str, float] | None = None
     ) -> dict[MomentTarget, FeatureBlock]:
         """The best ridge on a recipe for either target; ``alone`` are the ridges that suit each feature alone."""
-        index = torch.cat([self.places[feature.name] for feature in recipe.features])
-        scale = self.total.scale[index]
-        if alone is not None:
-            scale = scale * stretch_of(recipe, self.widths, alone).to(scale)
-        scaler = Scaler(self.total.mean[index], scale)
-        block = FeatureBlock(recipe, index, scaler)
+        block = feature_block(self.total, self.widths, recipe, alone)
         given = ridges if self.ridge is None else (self.ridge,)
         choices = choose_ridges(block.of_folds(self.folds), given, block.solved)
         return {target: replace(block, choice=choice) for target, choice in choices.items()}

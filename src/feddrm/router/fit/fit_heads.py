@@ -57,7 +57,7 @@ def fit_heads(
     classes, clients = len(facts.classes), len(facts.names)
     holdout = holdout.at_most(HEAD_FOLDS)
     rounds = settings.rounds or HEAD_ROUNDS
-    settings = replace(settings, rounds=rounds)
+    settings = replace(settings, rounds=rounds, few_messages=False)
     recipes = [Recipe.parse(name, *facts.scale) for name in head_candidates(router.recipe, router.measured)]
     softmax = Softmax(cohort, "class", lambda width, ridge: probe_problem(classes, width, ridge), settings)
     design, chosen, trials = choose_recipe(softmax, recipes, holdout)

@@ -118,8 +118,7 @@ def fit_cohort(cohort: Cohort, trunk: Trunk, settings: RouterSettings, on_step: 
     clock("features")
     softmax = Softmax(cohort, "client", lambda width, ridge: Problem(len(facts.names), width, ridge), settings)
     design, chosen, trials = choose_recipe(softmax, recipes, holdout, report)
-    folds = softmax.finish_folds(design, chosen)
-    state = softmax.fit_all(design, chosen.ridge, folds)
+    folds, state = softmax.finish(design, chosen)
     held_out = cohort.held_out_router(design, folds)
     recipe = design.recipe
     router = assemble_router(cohort, usable, design, state.iterate, held_out, everything)
@@ -167,7 +166,7 @@ def assemble_router(
         weight=point[:, :-1].to(like),
         bias=point[:, -1].to(like),
         log_prior=facts.log_prior.to(like),
-        calibration=calibrate(held_out, facts.log_prior, cohort.temperature_tolerance),
+        calibration=calibrate(held_out, facts.log_prior),
         net=trunk.net if recipe.needs else None,
         leaves={leaf: value for leaf, value in trunk.leaves.items() if recipe.wants(leaf)},
         shape=facts.shape,

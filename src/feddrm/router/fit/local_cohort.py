@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from feddrm.data import Client, Federation, RandomResizedCrop, generator_for
-from feddrm.errors import FeddrmError
+from feddrm.errors import FeddrmError, SettingError
 from feddrm.moments import Moments
 from feddrm.router.features.base import Recipe, extract
 from feddrm.router.features.design_matrix import DesignMatrix, stretch_of
@@ -25,6 +25,7 @@ from feddrm.router.fit.cohort import (
     Target,
     Trunk,
 )
+from feddrm.router.fit.feature_blocks import MemberMoments
 from feddrm.router.fit.head_problems import joint_classes, joint_label, private_problem, private_samples
 from feddrm.router.fit.ridge_path import Chosen
 from feddrm.router.fit.selection import FINE_ROUNDS, PATH_TOLERANCE
@@ -39,6 +40,7 @@ from feddrm.router.solver.client_statistics import (
     client_scores,
     logits_at,
 )
+from feddrm.router.solver.hessian import client_hessian
 from feddrm.router.solver.problem import Scaler, Whitening, add
 from feddrm.router.solver.solve import moments_of, noise_of, pooled, scaler_of, solve
 
@@ -51,10 +53,9 @@ class LocalCohort:
     """All clients of a federation. ``published`` are the clients' own models: they allow one more stack."""
 
     members = 1
-    temperature_tolerance = 1e-12
 
     def __init__(self, federation: Federation, settings: RouterSettings, published: Published | None = None) -> None:
-        self.federation, self.seed = federation, settings.seed
+        self.federation, self.seed, self._few = federation, settings.seed, settings.few_messages
         self.facts = facts_of(federation)
         first = federation.clients[0].train.x
         self.views = federation.query_views.take(settings.views)
@@ -80,13 +81,19 @@ class LocalCohort:
             self._parts.append(holdout.draw(number, len(client.train), self.seed, self.crops).to(device))
             if answers:
                 self._published.append(torch.cat(answers, dim=1))
+        self._measured, self._holdout = recipe, holdout
         self.like = next(iter(self._features[0].values())).new_empty(0)
+        if self._few and self.like.is_cuda:
+            raise SettingError("few_messages on a CUDA device: fit on the CPU, or leave few_messages out")
         self.noise = noise_of(self.like.dtype)
 
     def scaler(self, recipe: Recipe) -> Scaler:
-        return scaler_of(self._plain(recipe))
+        return self._moments.design(recipe).scaler if self._few else scaler_of(self._plain(recipe))
 
     def design(self, recipe: Recipe, ridges: Mapping[str, float] | None = None) -> DesignMatrix:
+        if self._few:
+            known = self._moments.design(recipe, ridges)
+            return self.standardised(recipe, known.scaler, known.whitening)
         plain = self._plain(recipe)
         scaler = scaler_of(plain)
         if ridges is not None:
@@ -118,11 +125,17 @@ class LocalCohort:
                 f"client '{self.facts.names[number]}': training sample {row} has a feature that is not finite: correct "
                 "the sample, or the network that computes its features"
             )
-        folds = [part == fold for fold in range(holdout.used)]
-        if holdout.used < holdout.parts:
-            folds.append(part >= holdout.used)
         clients, classes = len(self.facts.names), len(self.facts.classes)
-        return [Moments.of(x[fold], y[fold], number, clients, classes) for fold in folds]
+        return [Moments.of(x[fold], y[fold], number, clients, classes) for fold in holdout.masks(part)]
+
+    @cached_property
+    def _moments(self) -> MemberMoments:
+        """Every client's moments as its site would send them: without its classes."""
+        clients = [
+            site_moments(self._columns(self._measured, i), self._holdout.masks(part), i, len(self._parts))
+            for i, part in enumerate(self._parts)
+        ]
+        return MemberMoments(clients, self.widths(self._measured))
 
     def standardised(self, recipe: Recipe, scaler: Scaler, whitening: Whitening | None) -> DesignMatrix:
         """The design matrix with a given standardisation and whitening."""
@@ -147,6 +160,23 @@ class LocalCohort:
 
     def scores(self, requests: Mapping[str, FitRequest], points: Mapping[str, Tensor]) -> dict[str, ClientSums]:
         return {key: client_scores(self._sample(r, True), points[key]) for key, r in requests.items()}
+
+    def at_zero(self, request: FitRequest) -> tuple[dict[int, ClientSums], ClientSums]:
+        answers, scores = self._moments.at_zero(request)
+        return {0: add(list(answers.values()))}, scores
+
+    def evaluate(
+        self, requests: Mapping[str, FitRequest], points: Mapping[str, Tensor], curved: Collection[str]
+    ) -> tuple[dict[str, dict[int, ClientSums]], dict[str, ClientSums]]:
+        gradients, scores = {}, {}
+        for key, request in requests.items():
+            sample, point = self._sample(request, False).double(), points[key]
+            gradients[key] = {0: client_gradient(sample, point)}
+            if key in curved:
+                gradients[key][0] |= client_hessian(sample, point)
+            if request.fold is not None:
+                scores[key] = client_scores(self._sample(request, True).double(), point)
+        return gradients, scores
 
     def held_out_router(self, design: DesignMatrix, folds: Sequence[Tensor]) -> LocalHeldOut:
         return LocalHeldOut(design.rows, self.held_out_logits(design, folds))
@@ -356,6 +386,12 @@ def training_view(client: Client, number: int, crop: RandomResizedCrop | None, s
         generator = generator_for(seed, ROUTER, number, copy)
         boxes = crop.boxes(len(client.train), height, width, generator).to(client.train.x.device)
     return client.view(client.train.x, boxes)
+
+
+def site_moments(x: Tensor, masks: Sequence[Tensor], client: int, clients: int) -> list[Moments]:
+    """The moments of one client's features by part; the router's fit needs no classes."""
+    blank = torch.zeros(len(x), dtype=torch.int64)
+    return [Moments.of(x[mask], blank[mask], client, clients, 1) for mask in masks]
 
 
 def target_of(target: Target, client: int, y: Tensor, classes: int) -> Tensor:

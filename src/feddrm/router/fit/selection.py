@@ -8,7 +8,7 @@ Test data is never used.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,14 +20,18 @@ from feddrm.router.fit.cohort import Cohort, FitRequest, Job, Target
 from feddrm.router.fit.ridge_path import Chosen, RidgePath
 from feddrm.router.settings import Holdout, RouterSettings
 from feddrm.router.solver.client_statistics import ClientSums
-from feddrm.router.solver.lbfgs import FitState, Task, first_state, minimise
-from feddrm.router.solver.problem import Problem
+from feddrm.router.solver.hessian import MOST_PARAMETERS, Hessian
+from feddrm.router.solver.lbfgs import FitState, Task, advance, first_state, minimise
+from feddrm.router.solver.problem import Problem, add
 
 RIDGES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 FINER = (3.0, 1.0, 0.3)  # times the best of these
 AROUND = (30.0, 10.0, 3.0, 1.0, 0.3)  # times the strongest of the features' own strengths
 PATH_TOLERANCE = 1e-5  # of fits that only compare
 COARSE_ROUNDS, FINE_ROUNDS = 8, 12  # enough to tell recipes and orders of magnitude apart; and near strengths
+# Where every round is a message: of fits that compare, and of those that are kept, which use all their rounds.
+FEW_ROUNDS, KEPT_ROUNDS, KEPT_TOLERANCE = 4, 5, 1e-14
+LENGTHS = (1.0, 0.5, 0.25, 0.1)  # of a step, tried in one message
 FEW_FOLDS = 2  # held out in turn at most, to compare recipes
 
 Progress = Callable[[str], None]
@@ -38,11 +42,7 @@ def solve_requests(
 ) -> dict[str, FitState]:
     """Fit all requests side by side on a cohort."""
     tasks = {
-        key: Task(
-            request.problem,
-            request.design.whitening,
-            first_state(request.problem, cohort.members, like=cohort.like, start=request.start),
-        )
+        key: Task(request.problem, request.design.whitening, _first_state(cohort, request))
         for key, request in requests.items()
     }
 
@@ -50,6 +50,68 @@ def solve_requests(
         return cohort.gradients({key: requests[key] for key in trials}, trials)
 
     return minimise(tasks, gradients, rounds=rounds, tolerance=tolerance, noise=cohort.noise)
+
+
+def solve_in_few(
+    cohort: Cohort, requests: Mapping[str, FitRequest], rounds: int, tolerance: float
+) -> tuple[dict[str, FitState], dict[str, ClientSums]]:
+    """The same where every round is a message; second, the scores of the fitted points on what they hold out.
+
+    What clients would answer at zero follows from their moments, so the first round takes no message. Every message
+    tries several lengths of a step, and brings the scores. A request on all samples brings second derivatives, too:
+    all fits go on with the last ones.
+    """
+    states: dict[str, FitState] = {}
+    scores: dict[str, ClientSums] = {}
+    for key, request in requests.items():
+        states[key] = _first_state(cohort, request)
+        if request.start is None:
+            answers, scores[key] = cohort.at_zero(request)
+            whitening = request.design.whitening
+            states[key] = advance(request.problem, states[key], answers, whitening, 0.0, cohort.noise)
+    hessian: Hessian | None = None
+    for _ in range(rounds):
+        tried = {key: _lengths(key, state) for key, state in states.items() if not bool(state.done)}
+        if not tried:
+            break
+        points = {name: point for lengths in tried.values() for name, point in lengths.items()}
+        asked = {name: requests[key] for key, lengths in tried.items() for name in lengths}
+        curved = {next(iter(tried[key])) for key in tried if has_hessian(requests[key])}
+        gradients, held = cohort.evaluate(asked, points, curved)
+        for name in curved:
+            hessian = Hessian.of(add(list(gradients[name].values())), asked[name].problem)
+        for key, lengths in tried.items():
+            problem, design = requests[key].problem, requests[key].design
+            losses = {name: _objective(problem, points[name], gradients[name]) for name in lengths}
+            best = min(losses, key=losses.__getitem__)
+            before = replace(states[key], trial=points[best])
+            metric = hessian or design.whitening
+            states[key] = advance(problem, before, gradients[best], metric, tolerance, cohort.noise)
+            if states[key].iterate is points[best] and best in held:
+                scores[key] = held[best]
+    return states, scores
+
+
+def has_hessian(request: FitRequest) -> bool:
+    """Whether a request brings second derivatives: it is on all samples, and a message can hold them."""
+    return request.fold is None and request.problem.outputs * (request.problem.features + 1) <= MOST_PARAMETERS
+
+
+def _lengths(key: str, state: FitState) -> dict[str, Tensor]:
+    """The points of a message for one fit, by name."""
+    step = state.trial - state.iterate
+    lengths = LENGTHS if bool(step.any()) else LENGTHS[:1]
+    return {f"{key}@{i}": state.iterate + length * step for i, length in enumerate(lengths)}
+
+
+def _objective(problem: Problem, point: Tensor, answers: Mapping[int, ClientSums]) -> float:
+    return float(
+        sum(a["loss"] for a in answers.values()) / sum(a["count"] for a in answers.values()) + problem.penalty(point)[0]
+    )
+
+
+def _first_state(cohort: Cohort, request: FitRequest) -> FitState:
+    return first_state(request.problem, cohort.members, like=cohort.like, start=request.start)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,31 +123,63 @@ class Softmax:
     problem: Callable[[int, float], Problem]
     settings: RouterSettings
 
-    def choose(self, jobs: Iterable[Job], folds: int, rounds: int) -> Iterator[tuple[DesignMatrix, Chosen]]:
-        """Of every job its design matrix and the ridge with the least held-out loss."""
-        rounds = min(rounds, self.settings.path_rounds or rounds)
+    def choose(
+        self, jobs: Iterable[Job], folds: int, rounds: int, near: Chosen | None = None
+    ) -> Iterator[tuple[DesignMatrix, Chosen]]:
+        """Of every job its design matrix and the ridge with the least held-out loss.
+
+        ``near`` are earlier fits on the design matrix of a single job.
+        """
+        few = self.settings.few_messages
+        rounds = min(FEW_ROUNDS if few else rounds, self.settings.path_rounds or rounds)
         for batch in self.cohort.batches(jobs):
             paths = [(design, RidgePath(ridges, folds)) for design, ridges in batch]
+            # In few messages all strengths are tried side by side, otherwise one after another.
             while requests := {
-                f"{i}.{fold}": FitRequest(
-                    design, self.target, self.problem(design.width, path.ridge), fold, path.starts[fold]
+                f"{i}.{step}.{fold}": FitRequest(
+                    design, self.target, self.problem(design.width, ridge), fold, path.starts[fold]
                 )
                 for i, (design, path) in enumerate(paths)
-                if path.ridge is not None
+                for step, ridge in enumerate(path.left if few else path.left[:1])
                 for fold in range(folds)
             }:
-                states = solve_requests(self.cohort, requests, rounds, PATH_TOLERANCE)
-                points = {key: state.iterate for key, state in states.items()}
-                scores = self.cohort.scores(requests, points)
+                points, scores = self._try(requests, rounds, near)
                 for i, (_, path) in enumerate(paths):
-                    if path.ridge is not None:
-                        keys = [f"{i}.{fold}" for fold in range(folds)]
-                        path.take([points[key] for key in keys], [scores[key] for key in keys])
+                    for step in range(len(path.left if few else path.left[:1])):
+                        keys = [f"{i}.{step}.{fold}" for fold in range(folds)]
+                        if path.left:
+                            path.take([points[key] for key in keys], [scores[key] for key in keys])
             yield from ((design, path.chosen) for design, path in paths)
 
-    def choose_one(self, design: DesignMatrix, ridges: Sequence[float], folds: int, rounds: int) -> Chosen:
+    def _try(
+        self, requests: dict[str, FitRequest], rounds: int, near: Chosen | None
+    ) -> tuple[dict[str, Tensor], Mapping[str, ClientSums]]:
+        """Fits that only compare, and their scores on held-out samples."""
+        if self.settings.few_messages:
+            if near is not None:  # for its second derivatives
+                requests["all"] = self._on_all(next(iter(requests.values())).design, near)
+            states, scores = solve_in_few(self.cohort, requests, rounds, PATH_TOLERANCE)
+            return {key: state.iterate for key, state in states.items()}, scores
+        states = solve_requests(self.cohort, requests, rounds, PATH_TOLERANCE)
+        points = {key: state.iterate for key, state in states.items()}
+        return points, self.cohort.scores(requests, points)
+
+    def choose_one(
+        self, design: DesignMatrix, ridges: Sequence[float], folds: int, rounds: int, near: Chosen | None = None
+    ) -> Chosen:
         """The best ridge on one design matrix."""
-        return next(iter(self.choose([(design, ridges)], folds, rounds)))[1]
+        return next(iter(self.choose([(design, ridges)], folds, rounds, near)))[1]
+
+    def finish(self, design: DesignMatrix, chosen: Chosen) -> tuple[list[Tensor], FitState]:
+        """The fits that are kept: those of all folds, and the one on all training samples."""
+        if not self.settings.few_messages:
+            folds = self.finish_folds(design, chosen)
+            return folds, self.fit_all(design, chosen.ridge, folds)
+        requests = {**self._on_folds(design, chosen), "all": self._on_all(design, chosen)}
+        states, _ = solve_in_few(self.cohort, requests, self.settings.rounds or KEPT_ROUNDS, KEPT_TOLERANCE)
+        whole = states.pop("all")
+        done = whole.promised <= self.settings.tolerance
+        return [state.iterate for state in states.values()], replace(whole, done=done)
 
     def finish_folds(self, design: DesignMatrix, chosen: Chosen) -> list[Tensor]:
         """The fits of all folds with the chosen ridge, taken as far as the fit that is kept.
@@ -93,12 +187,18 @@ class Softmax:
         The fits along a path stop early. That is enough to compare strengths, but such a fit is less sure of its
         answers than a finished one, so calibration needs finished ones.
         """
-        problem = self.problem(design.width, chosen.ridge)
-        requests = {
-            str(fold): FitRequest(design, self.target, problem, fold, start) for fold, start in enumerate(chosen.folds)
-        }
+        requests = self._on_folds(design, chosen)
         states = solve_requests(self.cohort, requests, self.settings.rounds, self.settings.tolerance)
         return [state.iterate for state in states.values()]
+
+    def _on_folds(self, design: DesignMatrix, chosen: Chosen) -> dict[str, FitRequest]:
+        problem = self.problem(design.width, chosen.ridge)
+        starts = enumerate(chosen.folds)
+        return {str(fold): FitRequest(design, self.target, problem, fold, start) for fold, start in starts}
+
+    def _on_all(self, design: DesignMatrix, chosen: Chosen) -> FitRequest:
+        start = torch.stack(chosen.folds).mean(0)
+        return FitRequest(design, self.target, self.problem(design.width, chosen.ridge), None, start)
 
     def fit_all(self, design: DesignMatrix, ridge: float, folds: Sequence[Tensor]) -> FitState:
         """The fit on all training samples, from the average of the folds on."""
@@ -139,7 +239,8 @@ def choose_recipe(
             if len(design.recipe.features) == 1:
                 alone[design.recipe.name] = chosen.ridge
             if design.recipe in recipes and chosen.loss < least:
-                best, least = (design, chosen.ridge), chosen.loss
+                best, least = (design, chosen), chosen.loss
     assert best is not None
-    design, ridge = best
-    return design, softmax.choose_one(design, [f * ridge for f in FINER], holdout.used, FINE_ROUNDS), trials
+    design, chosen = best
+    ridges = [factor * chosen.ridge for factor in FINER]
+    return design, softmax.choose_one(design, ridges, holdout.used, FINE_ROUNDS, chosen), trials

@@ -29,6 +29,10 @@ class Sample:
         """Some of the samples, by index or mask."""
         return Sample(self.x[index], self.y[index], None if self.offset is None else self.offset[index])
 
+    def double(self) -> Sample:
+        """The same in float64."""
+        return Sample(self.x.double(), self.y, self.offset)
+
 
 @dataclass(frozen=True, eq=False)
 class BlockDiagonal:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.router.solver.client_statistics import ClientSums
+from feddrm.router.solver.hessian import Hessian
 from feddrm.router.solver.problem import Problem, Whitening
 
 MOST_ROUNDS = 3000  # of a fit that is to converge: it ends even if its features are pathological
@@ -28,6 +29,7 @@ LDA_RIDGE = 10.0  # a softmax is about ten times flatter than the quadratic that
 
 # Points by fit -> loss and gradient by fit and number of the client that answered.
 Gradients = Callable[[Mapping[str, Tensor]], Mapping[str, Mapping[int, ClientSums]]]
+Metric = Whitening | Hessian | None  # what is known of the second derivatives
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,10 +72,10 @@ Watch = Callable[[FitState], None]
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A problem, the whitening that preconditions it, and the state that its fit goes on from."""
+    """A problem, the metric that preconditions it, and the state that its fit goes on from."""
 
     problem: Problem
-    whitening: Whitening | None
+    metric: Metric
     state: FitState
 
 
@@ -128,7 +130,7 @@ def minimise(
         answers = gradients(trials)
         for key in trials:
             task = tasks[key]
-            states[key] = advance(task.problem, states[key], answers[key], task.whitening, tolerance, noise)
+            states[key] = advance(task.problem, states[key], answers[key], task.metric, tolerance, noise)
             if watch is not None:
                 watch(states[key])
     return states
@@ -138,7 +140,7 @@ def advance(
     problem: Problem,
     state: FitState,
     messages: Mapping[int, ClientSums],
-    whitening: Whitening | None = None,
+    metric: Metric = None,
     tolerance: float = 1e-7,
     noise: float = 1e-12,
 ) -> FitState:
@@ -175,12 +177,12 @@ def advance(
     if step is not None and change is not None and float((step * change).sum()) > 0:
         steps = torch.cat([steps, step[None]])[-MEMORY:]
         changes = torch.cat([changes, change[None]])[-MEMORY:]
-        curvature = _curvature(problem, step, change, curvature, whitening)
+        curvature = _curvature(problem, step, change, curvature, metric)
     known = counts > 0
     _, gradient = objective(problem, state.trial, losses[known], gradients[known], counts[known])
-    direction = _direction(problem, gradient, steps, changes, curvature, whitening)
-    if bool(answered.all()) and not bool(state.trial.any()) and whitening is not None:
-        direction = _discriminant(problem, gradients.sum(0) / counts.sum(), whitening, direction)
+    direction = _direction(problem, gradient, steps, changes, curvature, metric)
+    if bool(answered.all()) and not bool(state.trial.any()) and isinstance(metric, Whitening):
+        direction = _discriminant(problem, gradients.sum(0) / counts.sum(), metric, direction)
     promised = -(gradient * direction).sum() / 2
     # The promise relies on the curvature, which is known at zero and elsewhere only after one step.
     shown = len(steps) > 0 or not bool(state.trial.any())
@@ -233,7 +235,7 @@ def _direction(
     steps: Tensor,
     changes: Tensor,
     curvature: Tensor,
-    whitening: Whitening | None,
+    metric: Metric,
 ) -> Tensor:
     """The two loops of L-BFGS (Nocedal, 1980) around the first guess of the inverse Hessian."""
     q, kept = gradient.clone(), []
@@ -242,7 +244,7 @@ def _direction(
         a = weight * (s * q).sum()
         q -= a * y
         kept.append((s, y, weight, a))
-    r = _solve_first(problem, q, curvature, whitening)
+    r = _solve_first(problem, q, curvature, metric)
     for s, y, weight, a in reversed(kept):
         r += (a - weight * (y * r).sum()) * s
     return -r
@@ -296,26 +298,28 @@ def _diagonals(problem: Problem, w: Tensor, whitening: Whitening | None) -> tupl
     return moments.expand_as(w), precision[:, None] * ridge
 
 
-def _solve_first(problem: Problem, gradient: Tensor, curvature: Tensor, whitening: Whitening | None) -> Tensor:
-    """(curvature * moments + penalty)^-1 gradient."""
-    moments, penalty = _diagonals(problem, gradient, whitening)
+def _solve_first(problem: Problem, gradient: Tensor, curvature: Tensor, metric: Metric) -> Tensor:
+    """(curvature * moments + penalty)^-1 gradient; with known second derivatives Newton's step."""
+    if isinstance(metric, Hessian):
+        return metric.solve(problem, gradient)
+    moments, penalty = _diagonals(problem, gradient, metric)
     floor = 1e-9 * moments.max()  # directions in which features do not vary have no gradient either
-    scaled = _rotate(problem, gradient, whitening) / (curvature * moments.clamp(min=floor) + penalty)
-    return _rotate(problem, scaled, whitening, back=True)
+    scaled = _rotate(problem, gradient, metric) / (curvature * moments.clamp(min=floor) + penalty)
+    return _rotate(problem, scaled, metric, back=True)
 
 
-def _curvature(
-    problem: Problem, step: Tensor, change: Tensor, curvature: Tensor, whitening: Whitening | None
-) -> Tensor:
+def _curvature(problem: Problem, step: Tensor, change: Tensor, curvature: Tensor, metric: Metric) -> Tensor:
     """The multiple of the moments that best explains the last step.
 
     Barzilai and Borwein (1988) have two estimates. The one from the change of the gradient is careful. The one
     from the step is bold: half of the steps would have to be shortened. Their geometric mean needs the fewest
     rounds.
     """
+    if isinstance(metric, Hessian):
+        return curvature
     along = (step * change).sum()
-    careful = curvature * (change * _solve_first(problem, change, curvature, whitening)).sum() / along
-    moments, penalty = _diagonals(problem, step, whitening)
-    turned = _rotate(problem, step, whitening).square()
+    careful = curvature * (change * _solve_first(problem, change, curvature, metric)).sum() / along
+    moments, penalty = _diagonals(problem, step, metric)
+    turned = _rotate(problem, step, metric).square()
     bold = (along - (penalty * turned).sum()) / (moments * turned).sum()
     return (careful.clamp(*CURVATURES) * bold.clamp(*CURVATURES)).sqrt()

@@ -1,0 +1,57 @@
+"""Second derivatives that clients send once, and the steps that the server takes with them."""
+
+from __future__ import annotations
+
+import torch
+from torch.autograd.functional import hessian
+
+from feddrm.router.solver.client_statistics import client_gradient
+from feddrm.router.solver.hessian import Hessian, client_hessian
+from feddrm.router.solver.lbfgs import advance, first_state
+from feddrm.router.solver.problem import Problem, add
+from feddrm.router.solver.solve import pooled
+
+from .made import clients_with_overlap, pooled_optimum
+
+SAMPLES = clients_with_overlap()
+PROBLEM = Problem(4, 12, 1e-3)
+POINT = torch.linspace(-0.4, 0.3, 4 * 13, dtype=torch.float64).view(4, 13)
+
+
+def known_at(point: torch.Tensor) -> Hessian:
+    return Hessian.of(add([client_hessian(sample, point) for sample in SAMPLES]), PROBLEM)
+
+
+def test_the_sums_of_all_clients_are_the_second_derivatives_of_the_pooled_loss() -> None:
+    everyone = pooled(SAMPLES)
+
+    def loss(point: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(everyone.x @ point[:, :-1].T + point[:, -1], everyone.y)
+
+    torch.testing.assert_close(known_at(POINT).values, hessian(loss, POINT), rtol=1e-10, atol=1e-12)
+
+
+def test_a_step_solves_the_system_with_the_penalty() -> None:
+    known = known_at(POINT)
+    gradient = POINT.flip(0) - POINT.flip(0).mean(0)  # as every gradient of a softmax, it adds up to zero over outputs
+    step = known.solve(PROBLEM, gradient)
+    penalty = torch.cat([PROBLEM.ridge * step[:, :-1], torch.zeros(4, 1)], dim=1)
+    torch.testing.assert_close(torch.einsum("kdle,le->kd", known.values, step) + penalty, gradient, rtol=0, atol=1e-8)
+
+
+def test_a_client_sends_one_triangle_per_pair_of_outputs_but_the_last() -> None:
+    assert client_hessian(SAMPLES[0], POINT)["hessian"].shape == (3 * 4 // 2, 13 * 14 // 2)
+
+
+def test_with_them_a_few_rounds_reach_the_optimum() -> None:
+    """From a point nearby; the same rounds with second moments alone are far behind."""
+    _, best = pooled_optimum(PROBLEM, SAMPLES)
+    start = best + 0.02 * POINT
+    apart = {}
+    for name, metric in (("hessian", known_at(start)), ("nothing", None)):
+        state = first_state(PROBLEM, 4, start=start)
+        for _ in range(6):
+            answers = {i: client_gradient(sample, state.trial) for i, sample in enumerate(SAMPLES)}
+            state = advance(PROBLEM, state, answers, metric, 0.0)
+        apart[name] = float(((state.iterate - best) - (state.iterate - best).mean(0)).abs().max())
+    assert apart["hessian"] < 1e-6 < 1e-3 < apart["nothing"]
