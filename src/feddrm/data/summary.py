@@ -82,8 +82,9 @@ class DatasetSummary:
                 gallery = torch.stack([_filled_up(c.view.pixels(c.test.x[:SAMPLES])) for c in federation.clients])
             return cls(facts, gallery=gallery.cpu().contiguous())
         rows, count = [client.train.x for client in federation.clients], int(federation.sizes.sum())
-        mean = sum(x.sum(0) for x in rows) / count
-        scale = (sum((x - mean).square_().sum(0) for x in rows) / (count - 1)).sqrt().clamp_min(1e-12)
+        mean = torch.stack([x.sum(0) for x in rows]).sum(0) / count
+        squares = torch.stack([(x - mean).square_().sum(0) for x in rows]).sum(0)
+        scale = (squares / (count - 1)).sqrt().clamp_min(1e-12)
         means = torch.stack([(x.mean(0) - mean) / scale for x in rows])
         return cls(facts, column_means=means.cpu())
 
