@@ -89,6 +89,16 @@ def test_committed_figures_name_hardware_versions_and_date() -> None:
 
 
 @pytest.mark.slow
+def test_the_table_of_methods_shows_the_committed_figures(tmp_path: Path) -> None:
+    page = tmp_path / "methods.md"
+    page.write_text((ROOT / "docs" / "methods.md").read_text())
+    figures = ROOT / "results" / "bench" / "closed_form_methods.json"
+    words = [sys.executable, "-m", "benchmarks.closed_form_methods", "--page", str(figures), "--docs", str(tmp_path)]
+    subprocess.run(words, cwd=ROOT, capture_output=True, check=True)
+    assert page.read_text() == (ROOT / "docs" / "methods.md").read_text()
+
+
+@pytest.mark.slow
 def test_competence_beats_origin_by_five_points_where_origin_is_not_competence(tmp_path: Path) -> None:
     target = tmp_path / "figures.json"
     subprocess.run(
