@@ -129,6 +129,16 @@ def test_the_page_shows_metrics_and_the_confusion_of_classes(make_run: MakeRun, 
     assert not [cell for cell in page.cells if cell.startswith("metrics.")], "not among the facts"
 
 
+def test_the_page_shows_how_often_label_sets_hold_the_label(make_run: MakeRun) -> None:
+    folder = make_run("first")
+    summary = json.loads((folder / "summary.json").read_text())
+    sets = {"trained": {"0.1": {"covered": 0.9049, "size": 1.234, "empty": 0.011, "asked": 1.34}}}
+    (folder / "summary.json").write_text(json.dumps({**summary, "router": {"label_sets": sets}}))
+    write_for([folder], folder)
+    cells = read_page(folder / "report.html").cells
+    assert cells[cells.index("90%") - 1 :][:6] == ["trained", "90%", "90.5%", "1.23", "1.34", "1.1%"]
+
+
 def test_the_page_of_several_runs_compares_them(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run("first"), make_run("_base", method="fedavg", skill=0.7), make_run("live", finished=False)]
     for run in runs[1:]:

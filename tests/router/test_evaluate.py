@@ -11,8 +11,10 @@ import torch
 from feddrm.data import QueryViews
 from feddrm.evaluation import Predictions, Queries, client_accuracy, confusion, routed_predictions, system_accuracy
 from feddrm.router import FittedRouter, Router
+from feddrm.router.answer_calibration import HeldOutAnswers
 from feddrm.router.evaluate import COVERAGES, _conformal, _selective, evaluate_router
 from feddrm.router.fit.cohort import Facts
+from feddrm.router.label_sets import label_set_figures
 from feddrm.router.policy import by_rule, consult, reliability
 from feddrm.rules import RULES
 
@@ -46,6 +48,18 @@ def test_every_rule_has_its_accuracies(measured, router, images, predictions):
         assert measured["system_accuracy"][name] == right
         assert measured["client_accuracy"][name] == client_accuracy(logits, predictions.origin, WEIGHTS, rule)
         assert measured["confusion"][name] == confusion(routes, predictions.origin, 3).tolist()
+
+
+def test_label_sets_are_measured_without_the_sample_and_calibrations_are_the_clients(
+    measured, router, images, predictions
+):
+    kept, held_out = HeldOutAnswers.of(predictions.logits.double(), predictions.labels, predictions.origin)
+    log_weights = by_rule(router.logits(router.features(images)).double(), router.log_prior, "density")
+    expected = label_set_figures(held_out, log_weights, predictions.labels)
+    for miss, figures in measured["router"]["label_sets"]["trained"].items():
+        assert figures == pytest.approx(expected[miss])
+    found = measured["calibrations"]["trained"]
+    assert [found[name].temperature for name in router.names] == pytest.approx([own.temperature for own in kept])
 
 
 def test_features_are_averaged_over_the_views_of_the_test_samples(router, images, predictions):

@@ -84,6 +84,8 @@ def test_a_run_that_is_evaluated_with_views_says_so_and_can_be_measured_again(
     assert measured["system_accuracy"]["head_density"] == last["system_accuracy"]["head_density"]
     assert run.summary is not None
     assert measured["system_accuracy"]["stacked"] == run.summary["system_accuracy"]["stacked"]["mean"]
+    assert measured["label_sets"] == run.summary["router"]["label_sets"]
+    assert set(measured["label_sets"]) == {"trained", "refit"}
 
 
 def test_a_run_without_a_router_has_the_figures_of_its_training(federation: Federation, tmp_path: Path) -> None:

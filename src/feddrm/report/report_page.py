@@ -276,7 +276,7 @@ def _routing(record: RunRecord, key: str) -> Section | None:
 
 def _label_sets(record: RunRecord) -> list[Table]:
     """How often label sets hold the label; empty for a run whose router is older."""
-    measured = (record.summary or {}).get("router", {}).get("label_sets", {})
+    measured = ((record.summary or {}).get("router") or {}).get("label_sets", {})
     rows = [
         [head, f"{1 - float(miss):.0%}", f"{row['covered']:.1%}", *(f"{row[k]:.2f}" for k in ("size", "asked")),
          f"{row['empty']:.1%}"]
