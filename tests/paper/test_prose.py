@@ -209,3 +209,27 @@ def test_what_filling_gaps_costs_the_colour_statistics() -> None:
     for line, row in zip(lines[: len(found)], found, strict=True):
         figures = [f"{100 * row[key]:.1f}" for key in ("fitted_as_they_are", "fitted_alike")]
         assert [part.strip() for part in line.split("|")[2:-1]] == figures
+
+
+def test_what_a_tuned_rate_is_worth_reads_as_measured() -> None:
+    grid = Grid.read("tuned")
+    records = read_records(grid, ROOT / "results" / "tuned")
+
+    def percent(cell: str, *keys: str) -> str:
+        value = records[f"{cell}_seed2025"].content
+        for key in keys:
+            value = value[key]
+        return f"{100 * value['mean']:.1f} %"
+
+    stack = ("system_accuracy", "stacked")
+    drm = percent("cifar10-dir0.3_feddrm-lam0.9", *stack)
+    views = json.loads((ROOT / "results" / "bench" / "tuned_views_h200.json").read_text())
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"FedDRM answers {drm} of queries of unknown origin on CIFAR-10 Dir-0.3" in readme
+    assert f"({views['4 views']['stacked']:.1f} % with four" in readme
+    assert f"and {percent('cifar10-spc5_feddrm-lam0.9', *stack)} on 5-SPC" in readme
+    assert f"tuned as well, answers {percent('cifar10-dir0.3_fedavgft', *stack)} on Dir-0.3" in readme
+    recipes = " ".join((ROOT / "docs" / "recipes.md").read_text().split())
+    average = percent("cifar10-dir0.3_feddrm-lam0.9", "average_accuracy")
+    assert f"FedDRM answers {average} of the clients' own test samples" in recipes
+    assert f"and {drm} of queries of unknown origin by the stack" in recipes
