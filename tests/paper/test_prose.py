@@ -13,6 +13,7 @@ import yaml
 from scipy import stats
 
 from feddrm.paper import Grid, read_records, tables
+from feddrm.paper.cell_search import with_choices
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = ("cifar10-dir0.3", "cifar10-spc5", "cifar20-dir0.3", "cifar20-spc25", "cifar100-dir0.3", "cifar100-spc25")
@@ -212,8 +213,8 @@ def test_what_filling_gaps_costs_the_colour_statistics() -> None:
 
 
 def test_what_a_tuned_rate_is_worth_reads_as_measured() -> None:
-    grid = Grid.read("tuned")
-    records = read_records(grid, ROOT / "results" / "tuned")
+    results = ROOT / "results" / "tuned"
+    records = read_records(with_choices(Grid.read("tuned"), results), results)
 
     def percent(cell: str, *keys: str) -> str:
         value = records[f"{cell}_seed2025"].content
