@@ -48,7 +48,7 @@ def test_several_columns_zeros_and_warnings() -> None:
     wide = analysis_page(analyse([rng.normal(size=(40, 2)), rng.normal(0.3, 1, (50, 2))], "identity", SETTINGS))
     assert wide.count("<svg") == 1
     zeros = AnalysisSettings(zeros=True, testing=SETTINGS.testing)
-    skewed = [np.where(rng.random(300) < 0.2, 0, np.exp(rng.normal(m, 1, 300))) for m in (0, 0.7)]
+    skewed = [np.where(rng.random(900) < 0.2, 0, np.exp(rng.normal(m, 1, 900))) for m in (0, 0.7)]
     with pytest.warns(BasisWarning):
         page = analysis_page(analyse(skewed, "normal", zeros))
     assert "<strong>Warning:</strong>" in page
