@@ -40,7 +40,7 @@ test: $(READY) ## Run all tests but those of test-deploy, and check their covera
 	$(BIN)/python -m pytest -m 'not deploy' -n $(WORKERS) --dist loadfile --cov --cov-report=
 
 test-deploy: $(READY) ## Run a whole federation on this machine, with sites that fail (some minutes)
-	$(BIN)/python -m pytest -m deploy
+	$(BIN)/python -m pytest -m deploy -n 2 --dist loadgroup tests/deploy
 
 lint: $(READY) ## Check style, types and imports
 	$(BIN)/ruff check .

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +32,12 @@ columns:
 - {name: cp, kind: category, title: Chest pain, missing: true, categories: {1: typical, 2: atypical, 3: none}}
 - {name: chol, kind: number, unit: mg/dl, centre: 240, scale: 50, missing: true}
 """  # a table schema
-Order = Callable[..., Any]
 QUICK = {"FEDDRM_SERVE_HEALTH_SECONDS": "0.2", "FEDDRM_SERVE_FAILURES": "2"}
 
 
-@contextmanager
-def zygote() -> Iterator[Order]:
-    """A function that starts processes (see tests/zygote.py) and returns their exit codes."""
+@functools.cache
+def zygote() -> Callable[..., Any]:
+    """A function that starts processes (see tests/zygote.py) and returns their exit codes: one for all tests."""
     process = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("zygote.py"))],
         stdin=subprocess.PIPE,
@@ -44,35 +45,40 @@ def zygote() -> Iterator[Order]:
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    assert process.stdin is not None
-    assert process.stdout is not None
+    one_at_a_time = threading.Lock()
 
     def order(**words: Any) -> Any:
-        process.stdin.write(json.dumps(words) + "\n")
-        process.stdin.flush()
-        return json.loads(process.stdout.readline())
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with one_at_a_time:
+            process.stdin.write(json.dumps(words) + "\n")
+            process.stdin.flush()
+            return json.loads(process.stdout.readline())
 
-    with process:
-        yield order
-        process.stdin.close()
+    def stop() -> None:
+        assert process.stdin is not None
+        with process:
+            process.stdin.close()
+
+    atexit.register(stop)
+    return order
 
 
 class Process:
     """A running ``feddrm`` command; reading ``url`` waits until it listens."""
 
     def __init__(
-        self, order: Order, words: list[str], log: Path, environment: dict[str, str], largest_file: int | None = None
+        self, words: list[str], log: Path, environment: dict[str, str], largest_file: int | None = None
     ) -> None:
-        self.order, self.log, self._out = order, log, log.with_suffix(".out")
+        self.log, self._out = log, log.with_suffix(".out")
         self._code: int | None = None
-        self.pid: int = order(
-            words=words, out=str(self._out), log=str(log), environment=environment, largest_file=largest_file
-        )
+        files = {"out": str(self._out), "log": str(log), "largest_file": largest_file}
+        self.pid: int = zygote()(words=words, environment={**os.environ, **environment}, cwd=str(Path.cwd()), **files)
 
     def code(self) -> int | None:
         """Its exit code; None while it runs."""
         if self._code is None:
-            self._code = self.order(pid=self.pid)
+            self._code = zygote()(pid=self.pid)
         return self._code
 
     @property
@@ -124,12 +130,12 @@ class Process:
 Launch = Callable[..., Process]
 
 
-def launcher(folder: Path, order: Order) -> Iterator[Launch]:
+def launcher(folder: Path) -> Iterator[Launch]:
     started: list[Process] = []
 
     def launch(*words: object, largest_file: int | None = None, **environment: str) -> Process:
         log = folder / f"{len(started)}.log"
-        process = Process(order, [str(word) for word in words], log, environment, largest_file)
+        process = Process([str(word) for word in words], log, environment, largest_file)
         started.append(process)
         return process
 
