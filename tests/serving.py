@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
-import functools
-import json
 import os
 import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +12,7 @@ from typing import Any
 import httpx
 import yaml
 
+from commands import zygote
 from feddrm.data import Federation
 from feddrm.data.tables.column_kinds import CategoryColumn, NumberColumn
 from feddrm.data.tables.table_schema import TableSchema
@@ -33,35 +28,6 @@ columns:
 - {name: chol, kind: number, unit: mg/dl, centre: 240, scale: 50, missing: true}
 """  # a table schema
 QUICK = {"FEDDRM_SERVE_HEALTH_SECONDS": "0.2", "FEDDRM_SERVE_FAILURES": "2"}
-
-
-@functools.cache
-def zygote() -> Callable[..., Any]:
-    """A function that starts processes (see tests/zygote.py) and returns their exit codes: one for all tests."""
-    process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("zygote.py"))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    one_at_a_time = threading.Lock()
-
-    def order(**words: Any) -> Any:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with one_at_a_time:
-            process.stdin.write(json.dumps(words) + "\n")
-            process.stdin.flush()
-            return json.loads(process.stdout.readline())
-
-    def stop() -> None:
-        assert process.stdin is not None
-        with process:
-            process.stdin.close()
-
-    atexit.register(stop)
-    return order
 
 
 class Process:

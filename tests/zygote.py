@@ -1,4 +1,4 @@
-"""A process that starts ``feddrm`` commands by fork: packages are imported and commands are built once, not every time.
+"""A process that starts commands by fork: packages are imported and commands are built once, not every time.
 
 It reads one JSON object per line from standard input and answers each with one line.
 """
@@ -16,14 +16,16 @@ import typer.main
 
 import feddrm.cli.app
 import feddrm.paper
+import feddrm.runs
 import feddrm.serve.app
 import feddrm.serve.server
 
 
 def start(
-    words: list[str], out: str, log: str, environment: dict[str, str], cwd: str, largest_file: int | None = None
-) -> int:
-    """Start a child that does what ``python -m feddrm WORDS`` does; returns its process number."""
+    words: list[str], out: str, log: str, environment: dict[str, str], cwd: str,
+    script: str = "feddrm.cli.app.main()", largest_file: int | None = None,
+) -> int:  # fmt: skip
+    """Start a child that does what ``python -m feddrm WORDS`` does, or another script; returns its process number."""
     pid = os.fork()
     if pid:
         return pid
@@ -37,8 +39,8 @@ def start(
         import resource
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, resource.RLIM_INFINITY))
-    sys.argv = ["feddrm", *words]
-    feddrm.cli.app.main()
+    sys.argv, sys.path[0] = ["feddrm", *words], cwd
+    exec(script, {"feddrm": feddrm})
     sys.exit(0)
 
 
