@@ -6,12 +6,13 @@ import atexit
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -46,30 +47,41 @@ def zygote() -> Callable[..., Any]:
     return order
 
 
-def feddrm_command(*words: object, **options: Any) -> CompletedProcess[str]:
+FEDDRM = "feddrm.cli.app.main()"
+
+
+def feddrm_command(*words: object, cwd: Path | None = None) -> CompletedProcess[str]:
     """What ``python -m feddrm WORDS`` does, without the seconds that its imports take."""
-    return _run(words, {}, **options)
+    return python_script(FEDDRM, *words, cwd=cwd)
 
 
-def python_module(name: str, *words: object, **options: Any) -> CompletedProcess[str]:
-    """What ``python -m NAME WORDS`` does, likewise."""
-    script = f"import runpy; runpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
-    return _run(words, {"script": script}, **options)
-
-
-def _run(words: Sequence[object], script: dict[str, str], cwd: Path | None = None) -> CompletedProcess[str]:
-    command = [str(word) for word in words]
+def python_script(script: str, *words: object, cwd: Path | None = None) -> CompletedProcess[str]:
+    """What ``python -c SCRIPT WORDS`` does, likewise."""
     with tempfile.TemporaryDirectory() as folder:
         out, log = Path(folder) / "out", Path(folder) / "log"
-        files = {"out": str(out), "log": str(log), "cwd": str(cwd or Path.cwd())}
-        code = wait(zygote()(words=command, environment=dict(os.environ), **files, **script), log)
-        return CompletedProcess(["feddrm", *command], code, out.read_text(), log.read_text())
+        code = wait(fork(script, words, out, log, cwd), log)
+        return CompletedProcess([script, *map(str, words)], code, out.read_text(), log.read_text())
+
+
+def fork(script: str, words: Iterable[object], out: Path, log: Path, cwd: Path | None = None, **more: Any) -> int:
+    """Start a process; returns its number."""
+    files = {"out": str(out), "log": str(log), "cwd": str(cwd or Path.cwd())}
+    given = {"script": script, "words": [str(word) for word in words], "environment": dict(os.environ)}
+    return int(zygote()(**given | files | more))
+
+
+def exit_code(pid: int) -> int | None:
+    """The exit code of such a process; None while it runs."""
+    code: int | None = zygote()(pid=pid)
+    return code
 
 
 def wait(pid: int, log: Path = Path(os.devnull), seconds: float = 300) -> int:
-    """The exit code of a process that the zygote has started, when it ends."""
+    """Its exit code when it ends."""
     until = time.monotonic() + seconds
-    while (code := zygote()(pid=pid)) is None:
-        assert time.monotonic() < until, f"process {pid} still runs: {log.read_text()}"
+    while (code := exit_code(pid)) is None:
+        if time.monotonic() > until:
+            os.kill(pid, signal.SIGKILL)
+            raise AssertionError(f"process {pid} still ran: {log.read_text()}")
         time.sleep(0.01)
-    return int(code)
+    return code

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import yaml
 
-from commands import zygote
+from commands import FEDDRM, exit_code, fork
 from feddrm.data import Federation
 from feddrm.data.tables.column_kinds import CategoryColumn, NumberColumn
 from feddrm.data.tables.table_schema import TableSchema
@@ -38,13 +38,13 @@ class Process:
     ) -> None:
         self.log, self._out = log, log.with_suffix(".out")
         self._code: int | None = None
-        files = {"out": str(self._out), "log": str(log), "largest_file": largest_file}
-        self.pid: int = zygote()(words=words, environment={**os.environ, **environment}, cwd=str(Path.cwd()), **files)
+        more = {"largest_file": largest_file, "environment": {**os.environ, **environment}}
+        self.pid = fork(FEDDRM, words, self._out, log, **more)
 
     def code(self) -> int | None:
         """Its exit code; None while it runs."""
         if self._code is None:
-            self._code = zygote()(pid=self.pid)
+            self._code = exit_code(self.pid)
         return self._code
 
     @property

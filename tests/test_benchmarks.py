@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from commands import python_module
+from commands import python_script
 
 ROOT = Path(__file__).parent.parent
 
@@ -16,7 +16,8 @@ ROOT = Path(__file__).parent.parent
 def figures_of(words: str, key: str, folder: Path) -> dict[str, Any]:
     name, *options = words.split()
     target = folder / "figures.json"
-    python_module(f"benchmarks.{name}", *options, "--json", target, cwd=ROOT).check_returncode()
+    script = f"import runpy; runpy.run_module('benchmarks.{name}', run_name='__main__', alter_sys=True)"
+    python_script(script, *options, "--json", target, cwd=ROOT).check_returncode()
     figures = json.loads(target.read_text())
     assert {key, "hardware", "versions", "date"} <= set(figures)
     return dict(figures)
@@ -44,8 +45,8 @@ def test_short_benchmarks_run_and_write_their_figures(words: str, key: str, tmp_
 @pytest.mark.parametrize(
     "name", ["cpu_round", "recipe_settings", "router_rounds", "stacked_clients", "threads", "tuned"]
 )
-def test_long_benchmarks_say_their_options(name: str) -> None:
-    assert "--json" in python_module(f"benchmarks.{name}", "--help", cwd=ROOT).stdout
+def test_long_benchmarks_can_be_imported(name: str) -> None:
+    python_script(f"import benchmarks.{name}", cwd=ROOT).check_returncode()
 
 
 def test_committed_figures_name_hardware_versions_and_date() -> None:

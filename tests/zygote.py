@@ -22,10 +22,10 @@ import feddrm.serve.server
 
 
 def start(
-    words: list[str], out: str, log: str, environment: dict[str, str], cwd: str,
-    script: str = "feddrm.cli.app.main()", largest_file: int | None = None,
+    script: str, words: list[str], out: str, log: str, environment: dict[str, str], cwd: str,
+    largest_file: int | None = None,
 ) -> int:  # fmt: skip
-    """Start a child that does what ``python -m feddrm WORDS`` does, or another script; returns its process number."""
+    """Start a child that does what ``python -c SCRIPT WORDS`` does; returns its process number."""
     pid = os.fork()
     if pid:
         return pid

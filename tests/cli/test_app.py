@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import assert_one_line, call
-from commands import wait, zygote
+from commands import FEDDRM, fork, wait
 from feddrm.data import Dataset
 from feddrm.methods import Method
 from feddrm.models import Model
@@ -109,8 +109,7 @@ def test_the_version_and_a_closed_pipe(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 @pytest.mark.parametrize("words", ["methods", "methods --json", "--version"])
 def test_a_full_disk_is_one_line(words: str, tmp_path: Path) -> None:
-    files = {"out": "/dev/full", "log": str(tmp_path / "log"), "cwd": str(tmp_path)}
-    assert wait(zygote()(words=words.split(), environment=dict(os.environ), **files)) == 1
+    assert wait(fork(FEDDRM, words.split(), Path("/dev/full"), tmp_path / "log")) == 1
     assert (tmp_path / "log").read_text() == (
         "feddrm: error: cannot write the output (No space left on device): free the disk or write elsewhere\n"
     )

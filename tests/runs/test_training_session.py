@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import feddrm
-from commands import wait, zygote
+from commands import FEDDRM, exit_code, fork, wait
 from feddrm.data import Federation
 from feddrm.engine import load_state
 from feddrm.errors import FeddrmError
@@ -114,20 +114,18 @@ def test_a_process_killed_at_any_moment_resumes_bit_for_bit(tmp_path: Path) -> N
     words += " --window 12 --set model.hidden=[16] --model mlp"
     script = (
         "from feddrm.runs import training_session as session; "
-        "session.CHECKPOINT_SECONDS, session.CHECKPOINT_SHARE = 0.0, 1e9; feddrm.cli.app.main()"
+        "session.CHECKPOINT_SECONDS, session.CHECKPOINT_SHARE = 0.0, 1e9; " + FEDDRM
     )
 
     def start(out: Path) -> int:
-        files = {"out": os.devnull, "log": os.devnull, "cwd": str(tmp_path)}
-        given = [*words.split(), "--out", str(out)]
-        return int(zygote()(words=given, environment=dict(os.environ), script=script, **files))
+        return fork(script, [*words.split(), "--out", out], Path(os.devnull), Path(os.devnull), tmp_path)
 
     assert wait(start(tmp_path / "whole")) == 0
     out, kills = tmp_path / "killed", 0
     for pause in (0.0, 0.05, 0.11, 0.02):
         process = start(out)
         seen = (out / "metrics.jsonl").stat().st_size if (out / "metrics.jsonl").exists() else 0
-        while (code := zygote()(pid=process)) is None:
+        while (code := exit_code(process)) is None:
             if (out / "metrics.jsonl").exists() and (out / "metrics.jsonl").stat().st_size > seen:
                 time.sleep(pause)
                 os.kill(process, signal.SIGKILL)
