@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import yaml
 
+from commands import FEDDRM, exit_code, fork
 from feddrm.data import Federation
 from feddrm.data.tables.column_kinds import CategoryColumn, NumberColumn
 from feddrm.data.tables.table_schema import TableSchema
@@ -30,49 +27,24 @@ columns:
 - {name: cp, kind: category, title: Chest pain, missing: true, categories: {1: typical, 2: atypical, 3: none}}
 - {name: chol, kind: number, unit: mg/dl, centre: 240, scale: 50, missing: true}
 """  # a table schema
-Order = Callable[..., Any]
 QUICK = {"FEDDRM_SERVE_HEALTH_SECONDS": "0.2", "FEDDRM_SERVE_FAILURES": "2"}
-
-
-@contextmanager
-def zygote() -> Iterator[Order]:
-    """A function that starts processes (see tests/zygote.py) and returns their exit codes."""
-    process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("zygote.py"))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-
-    def order(**words: Any) -> Any:
-        process.stdin.write(json.dumps(words) + "\n")
-        process.stdin.flush()
-        return json.loads(process.stdout.readline())
-
-    with process:
-        yield order
-        process.stdin.close()
 
 
 class Process:
     """A running ``feddrm`` command; reading ``url`` waits until it listens."""
 
     def __init__(
-        self, order: Order, words: list[str], log: Path, environment: dict[str, str], largest_file: int | None = None
+        self, words: list[str], log: Path, environment: dict[str, str], largest_file: int | None = None
     ) -> None:
-        self.order, self.log, self._out = order, log, log.with_suffix(".out")
+        self.log, self._out = log, log.with_suffix(".out")
         self._code: int | None = None
-        self.pid: int = order(
-            words=words, out=str(self._out), log=str(log), environment=environment, largest_file=largest_file
-        )
+        more = {"largest_file": largest_file, "environment": {**os.environ, **environment}}
+        self.pid = fork(FEDDRM, words, self._out, log, **more)
 
     def code(self) -> int | None:
         """Its exit code; None while it runs."""
         if self._code is None:
-            self._code = self.order(pid=self.pid)
+            self._code = exit_code(self.pid)
         return self._code
 
     @property
@@ -124,12 +96,12 @@ class Process:
 Launch = Callable[..., Process]
 
 
-def launcher(folder: Path, order: Order) -> Iterator[Launch]:
+def launcher(folder: Path) -> Iterator[Launch]:
     started: list[Process] = []
 
     def launch(*words: object, largest_file: int | None = None, **environment: str) -> Process:
         log = folder / f"{len(started)}.log"
-        process = Process(order, [str(word) for word in words], log, environment, largest_file)
+        process = Process([str(word) for word in words], log, environment, largest_file)
         started.append(process)
         return process
 

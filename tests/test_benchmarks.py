@@ -7,12 +7,24 @@ import subprocess
 import sys
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import feddrm
+from commands import python_script
 
 ROOT = Path(__file__).parent.parent
+
+
+def figures_of(words: str, key: str, folder: Path) -> dict[str, Any]:
+    name, *options = words.split()
+    target = folder / "figures.json"
+    script = f"import runpy; runpy.run_module('benchmarks.{name}', run_name='__main__', alter_sys=True)"
+    python_script(script, *options, "--json", target, cwd=ROOT).check_returncode()
+    figures = json.loads(target.read_text())
+    assert {key, "hardware", "versions", "date"} <= set(figures)
+    return dict(figures)
 
 
 @pytest.mark.slow
@@ -22,7 +34,6 @@ ROOT = Path(__file__).parent.parent
         ("closed_form --features 40 --scale 0.02 --repeat 1", "fit"),
         ("closed_form --digits 1", "digits"),
         ("closed_form_methods --seeds 1 --data heart", "tables"),
-        ("competence --seeds 1 --rounds 2 --heart 0", "noisy_labels"),
         ("data_pipeline --random", "batch_of_128"),
         ("deploy_privacy --rounds 1 --seeds 1", "rows"),
         ("digits_gap --rounds 1", "gap_points"),
@@ -36,14 +47,7 @@ ROOT = Path(__file__).parent.parent
     ],
 )
 def test_short_benchmarks_run_and_write_their_figures(words: str, key: str, tmp_path: Path) -> None:
-    name, *options = words.replace("TMP", str(tmp_path / "runs")).split()
-    target = tmp_path / "figures.json"
-    subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{name}", *options, "--json", str(target)],
-        cwd=ROOT, capture_output=True, check=True,
-    )  # fmt: skip
-    figures = json.loads(target.read_text())
-    assert {key, "hardware", "versions", "date"} <= set(figures)
+    figures_of(words.replace("TMP", str(tmp_path / "runs")), key, tmp_path)
 
 
 @pytest.mark.slow
@@ -51,7 +55,7 @@ def test_short_benchmarks_run_and_write_their_figures(words: str, key: str, tmp_
     "name", ["cpu_round", "recipe_settings", "router_rounds", "stacked_clients", "threads", "tuned"]
 )
 def test_long_benchmarks_can_be_imported(name: str) -> None:
-    subprocess.run([sys.executable, "-c", f"import benchmarks.{name}"], cwd=ROOT, check=True)
+    python_script(f"import benchmarks.{name}", cwd=ROOT).check_returncode()
 
 
 @pytest.mark.slow
@@ -100,11 +104,6 @@ def test_the_table_of_methods_shows_the_committed_figures(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_competence_beats_origin_by_five_points_where_origin_is_not_competence(tmp_path: Path) -> None:
-    target = tmp_path / "figures.json"
-    subprocess.run(
-        [sys.executable, "-m", "benchmarks.competence", "--heart", "0", "--json", str(target)],
-        cwd=ROOT, capture_output=True, check=True,
-    )  # fmt: skip
-    mean = json.loads(target.read_text())["noisy_labels"]["mean"]
+    mean = figures_of("competence --heart 0", "noisy_labels", tmp_path)["noisy_labels"]["mean"]
     assert mean["over_origin_points"] >= 5
     assert mean["client"] > 0.65, "the router does find the client: it is the client that answers badly"

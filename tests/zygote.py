@@ -1,43 +1,46 @@
-"""A process that starts ``feddrm`` commands by fork, so that the packages are imported once instead of every time.
+"""A process that starts commands by fork: packages are imported and commands are built once, not every time.
 
 It reads one JSON object per line from standard input and answers each with one line.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
 
-import feddrm.cli
+import matplotlib.pyplot  # noqa: F401 - slow to import, as are the next; commands import them when they need them
+import sklearn.datasets  # noqa: F401
+import typer.main
+
+import feddrm.cli.app
+import feddrm.paper
+import feddrm.runs
 import feddrm.serve.app
 import feddrm.serve.server
 
 
 def start(
-    words: list[str],
-    out: str,
-    log: str,
-    environment: dict[str, str],
+    script: str, words: list[str], out: str, log: str, environment: dict[str, str], cwd: str,
     largest_file: int | None = None,
-    cwd: str | None = None,
-) -> int:
-    """Start a child that does what ``python -m feddrm WORDS`` does; returns its process number."""
+) -> int:  # fmt: skip
+    """Start a child that does what ``python -c SCRIPT WORDS`` does; returns its process number."""
     pid = os.fork()
     if pid:
         return pid
     os.close(0)
     for path, number in ((out, 1), (log, 2)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    os.environ.update(environment)
-    if cwd is not None:
-        os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update({**environment, "OMP_NUM_THREADS": "1"})
+    os.chdir(cwd)
     if largest_file is not None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, resource.RLIM_INFINITY))
-    sys.argv = ["feddrm", *words]
-    feddrm.cli.main()
+    sys.argv, sys.path[0] = ["feddrm", *words], cwd
+    exec(script, {"feddrm": feddrm})
     sys.exit(0)
 
 
@@ -48,6 +51,8 @@ def exit_code(pid: int) -> int | None:
 
 
 if __name__ == "__main__":
+    typer.main.get_command = functools.cache(typer.main.get_command)
+    typer.main.get_command(feddrm.cli.app.app)
     for line in sys.stdin:
         order = json.loads(line)
         print(json.dumps(exit_code(order["pid"]) if "pid" in order else start(**order)), flush=True)

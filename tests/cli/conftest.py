@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from subprocess import CompletedProcess
 
 import pytest
+import typer.main
 
 from feddrm.cli import main
+
+
+@pytest.fixture(autouse=True, scope="session")
+def built_once() -> Iterator[None]:
+    """Typer builds all commands at every call, which takes longer than most of these tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
+        yield
 
 
 def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -29,6 +40,16 @@ def assert_one_line(result: tuple[int, str, str], code: int, says: str) -> None:
     assert err.startswith("feddrm: error: ")
     assert err.count("\n") == 1
     assert says in err
+
+
+@pytest.fixture
+def feddrm(capsys: pytest.CaptureFixture[str]) -> Callable[..., CompletedProcess[str]]:
+    """``feddrm WORDS`` in this process, with the result of a process."""
+
+    def command(*words: object) -> CompletedProcess[str]:
+        return CompletedProcess(words, *call(capsys, *map(str, words)))
+
+    return command
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import assert_one_line, call
+from commands import FEDDRM, fork, wait
 from feddrm.data import Dataset
 from feddrm.methods import Method
 from feddrm.models import Model
@@ -107,10 +108,8 @@ def test_the_version_and_a_closed_pipe(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 @pytest.mark.parametrize("words", ["methods", "methods --json", "--version"])
-def test_a_full_disk_is_one_line(words: str) -> None:
-    command = f"{sys.executable} -m feddrm {words} > /dev/full"
-    run = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
-    assert run.returncode == 1
-    assert run.stderr == (
+def test_a_full_disk_is_one_line(words: str, tmp_path: Path) -> None:
+    assert wait(fork(FEDDRM, words.split(), Path("/dev/full"), tmp_path / "log")) == 1
+    assert (tmp_path / "log").read_text() == (
         "feddrm: error: cannot write the output (No space left on device): free the disk or write elsewhere\n"
     )

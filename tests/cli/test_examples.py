@@ -32,7 +32,10 @@ ELSEWHERE = {  # these run in tests of their own, or take minutes
         "tune",
     ),
 }
-SHORTER = {"train": ["--rounds", "2"], "fit-router": ["--no-heads"]}
+SHORTER = {
+    **{name: ["--rounds", "2"] for name in ("train", "drm drift", "drm tradeoff")},
+    "fit-router": ["--no-heads"],
+}
 
 
 def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:

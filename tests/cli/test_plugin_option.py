@@ -142,24 +142,23 @@ def test_a_router_with_a_plugins_model_is_fitted_and_used(place: Path, capsys: p
 def test_a_run_with_plugins_is_served(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     httpx = pytest.importorskip("httpx", reason="pip install 'feddrm[serve]' to run this")
     pytest.importorskip("fastapi", reason="pip install 'feddrm[serve]' to run this")
-    from serving import launcher, zygote
+    from serving import launcher
 
     paths = write_examples(place)
     assert call(capsys, *TRAIN, *options(paths))[0] == 0
     fit = ["fit-router", "run", "--features", "embedding", "--no-joint"]
     assert call(capsys, *fit, *options(paths))[0] == 0
     rows = np.loadtxt(place / "patients.csv", delimiter=",", skiprows=1).tolist()
-    with zygote() as order:
-        for launch in launcher(place, order):
-            refused = launch("serve-client", place / "run/clients/oslo", "--port", 0, *options(paths[1:]))
-            assert refused.wait() == 1
-            assert f"config.yaml needs the plugin {paths[0]}" in refused.log.read_text()
-            oslo = launch("serve-client", place / "run/clients/oslo", "--port", 0, *options(paths))
-            assert httpx.get(f"{oslo.wait_ready()}/v2/models/oslo").status_code == 200
-            gateway = launch("serve", place / "run", "--demo", "--port", 0, *options(paths))
-            url = gateway.wait_ready()
-            while not all(client["healthy"] for client in httpx.get(f"{url}/v1/clients").json()["clients"]):
-                assert gateway.code() is None, gateway.log.read_text()
-                time.sleep(0.1)
-            answers = httpx.post(f"{url}/v1/predict", json={"inputs": rows}).json()["answers"]
-            assert [answer["client"] in ("oslo", "lima", "pune") for answer in answers] == [True, True]
+    for launch in launcher(place):
+        refused = launch("serve-client", place / "run/clients/oslo", "--port", 0, *options(paths[1:]))
+        assert refused.wait() == 1
+        assert f"config.yaml needs the plugin {paths[0]}" in refused.log.read_text()
+        oslo = launch("serve-client", place / "run/clients/oslo", "--port", 0, *options(paths))
+        assert httpx.get(f"{oslo.wait_ready()}/v2/models/oslo").status_code == 200
+        gateway = launch("serve", place / "run", "--demo", "--port", 0, *options(paths))
+        url = gateway.wait_ready()
+        while not all(client["healthy"] for client in httpx.get(f"{url}/v1/clients").json()["clients"]):
+            assert gateway.code() is None, gateway.log.read_text()
+            time.sleep(0.1)
+        answers = httpx.post(f"{url}/v1/predict", json={"inputs": rows}).json()["answers"]
+        assert [answer["client"] in ("oslo", "lima", "pune") for answer in answers] == [True, True]

@@ -7,7 +7,9 @@ import io
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
@@ -15,13 +17,15 @@ import torch
 from PIL import Image
 
 from cli.conftest import assert_one_line, call
-from commands import feddrm_command as feddrm
+from commands import feddrm_command
 from feddrm.data import Federation, load
 from feddrm.models import Mlp
 from feddrm.router import load_router
 from feddrm.runs import Run, train
 
 pytestmark = pytest.mark.slow
+
+Feddrm = Callable[..., CompletedProcess[str]]
 
 SMALL = {"rounds": 2, "local_steps": 2, "batch_size": 16, "seed": 3, "model": Mlp(hidden=(16,), branch=8)}
 
@@ -49,12 +53,12 @@ def test_the_commands_of_the_documentation_run(run: Path, tmp_path: Path) -> Non
     for name in ("flatbed", "fax"):
         shutil.copy(run.parent / f"{name}.png", tmp_path / "scans-of-lyon")
     for command in commands:
-        result = feddrm(*command[1:], cwd=tmp_path)
+        result = feddrm_command(*command[1:], cwd=tmp_path)
         assert result.returncode == 0, result.stderr
         assert result.stdout.strip()
 
 
-def test_a_fitted_router_routes_images(run: Path) -> None:
+def test_a_fitted_router_routes_images(run: Path, feddrm: Feddrm) -> None:
     fitted = feddrm("fit-router", run, "--features", "raw+colour", "--no-heads", "--json")
     assert fitted.returncode == 0, fitted.stderr
     assert {"exact_density", "exact_posterior"} <= set(json.loads(fitted.stdout)["system_accuracy"])
@@ -189,7 +193,7 @@ def test_what_predict_cannot_do_is_one_line_and_writes_nothing(
 
 
 @pytest.mark.parametrize("options", [[], ["--features-only", "--rule", "posterior"]], ids=["input", "features"])
-def test_an_exported_router_decides_alike(fitted: Path, options: list[str], tmp_path: Path) -> None:
+def test_an_exported_router_decides_alike(fitted: Path, options: list[str], tmp_path: Path, feddrm: Feddrm) -> None:
     runtime = pytest.importorskip("onnxruntime", reason="pip install 'feddrm[export]' to run this")
     out = tmp_path / "router.onnx"
     result = feddrm("router", "export", fitted, "--out", out, "--json", *options)
@@ -208,7 +212,7 @@ def test_an_exported_router_decides_alike(fitted: Path, options: list[str], tmp_
     assert rule == ("posterior" if options else "density")
 
 
-def test_export_prints_the_order_of_the_clients(fitted: Path, tmp_path: Path) -> None:
+def test_export_prints_the_order_of_the_clients(fitted: Path, tmp_path: Path, feddrm: Feddrm) -> None:
     pytest.importorskip("onnxscript", reason="pip install 'feddrm[export]' to run this")
     result = feddrm("router", "export", fitted, "--out", tmp_path / "router.onnx")
     assert result.stdout.splitlines() == [
@@ -217,7 +221,7 @@ def test_export_prints_the_order_of_the_clients(fitted: Path, tmp_path: Path) ->
     ]
 
 
-def test_a_client_leaves_into_a_new_folder_or_in_place(fitted: Path, tmp_path: Path) -> None:
+def test_a_client_leaves_into_a_new_folder_or_in_place(fitted: Path, tmp_path: Path, feddrm: Feddrm) -> None:
     out = tmp_path / "smaller"
     result = feddrm("router", "leave", fitted, "fax", "--out", out, "--json")
     assert result.returncode == 0, result.stderr
@@ -246,7 +250,7 @@ def test_a_client_leaves_into_a_new_folder_or_in_place(fitted: Path, tmp_path: P
     ],
 )
 def test_mistakes_with_a_fitted_router_are_one_line(
-    run: Path, fitted: Path, words: list[str], code: int, parts: list[str], tmp_path: Path
+    run: Path, fitted: Path, words: list[str], code: int, parts: list[str], tmp_path: Path, feddrm: Feddrm
 ) -> None:
     shutil.copytree(run, tmp_path / "unfitted", ignore=shutil.ignore_patterns("manifest.json"))
     given = [{"RUN": fitted, "UNFITTED": tmp_path / "unfitted"}.get(word, word) for word in words]
@@ -273,9 +277,9 @@ def test_mistakes_with_a_fitted_router_are_one_line(
         (["route", "RUN", "PNG", "--miss", "0.3"], 2, ["miss=0.3", "choose 0.01, 0.05, 0.1, 0.2"]),
     ],
 )
-def test_mistakes_are_one_line(run: Path, words: list[str], code: int, parts: list[str]) -> None:
+def test_mistakes_are_one_line(run: Path, words: list[str], code: int, parts: list[str], feddrm: Feddrm) -> None:
     if words[0] == "route" and not (run / "router" / "manifest.json").exists():
-        feddrm("fit-router", run, "--features", "raw", "--no-heads")
+        assert feddrm("fit-router", run, "--features", "raw", "--no-heads").returncode == 0
     given = [{"RUN": run, "PNG": run.parent / "fax.png"}.get(word, word) for word in words]
     result = feddrm(*given)
     assert result.returncode == code, result.stderr
@@ -284,7 +288,7 @@ def test_mistakes_are_one_line(run: Path, words: list[str], code: int, parts: li
         assert part in result.stderr
 
 
-def test_tables_are_routed_by_their_columns(tmp_path: Path) -> None:
+def test_tables_are_routed_by_their_columns(tmp_path: Path, feddrm: Feddrm) -> None:
     rng = np.random.default_rng(0)
     x = {"oslo": rng.normal(0, 1, (60, 3)), "lima": rng.normal(3, 1, (50, 3))}
     arrays = {name: (rows.astype(np.float32), (rows[:, 0] > rows[:, 0].mean()).astype(int)) for name, rows in x.items()}
@@ -300,7 +304,7 @@ def test_tables_are_routed_by_their_columns(tmp_path: Path) -> None:
     assert "no column 'pulse'" in bad.stderr
 
 
-def test_raw_columns_are_routed_by_the_schema_and_flagged(tmp_path: Path) -> None:
+def test_raw_columns_are_routed_by_the_schema_and_flagged(tmp_path: Path, feddrm: Feddrm) -> None:
     schema = "columns: [{name: age, kind: number, unit: years, centre: 50, scale: 10, maximum: 120},"
     (tmp_path / "schema.yaml").write_text(
         schema + " {name: sex, kind: category, missing: yes, categories: {f: female, m: male}}]"

@@ -36,13 +36,14 @@ from feddrm.predictor.predictor import Predictor
 from feddrm.router import load_router
 from feddrm.serve.gateway_client import Client
 from refusal import refused
-from serving import launcher, zygote
+from serving import launcher
 
-pytestmark = [pytest.mark.deploy, pytest.mark.slow]
+pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.xdist_group("members")]
 ROUNDS = 40
+LASTING = 60  # rounds of the run in which members come and go: enough for two that start meanwhile
 DEADLINE = 25.0
 LONG = 300.0  # seconds, for what takes several rounds
-ROUTING = {"features": "multiscale", "path_rounds": 1, "rounds": 3}
+ROUTING = {"features": "multiscale", "path_rounds": 1, "rounds": 1}  # every round is a message to every site
 
 
 @pytest.fixture
@@ -66,6 +67,7 @@ def child_of(pid: int) -> int:
     return int(found[0]) if found else 0
 
 
+@pytest.mark.xdist_group("kills")  # in a process of its own, beside all others
 def test_every_kind_of_process_is_killed_and_the_outcome_is_that_of_one_process(project: Deployed) -> None:
     """Two sites, the SuperLink, the server in training and in the fit are killed; one site is too slow."""
     folder = project.folder
@@ -112,20 +114,20 @@ def test_every_kind_of_process_is_killed_and_the_outcome_is_that_of_one_process(
     assert summary["rounds"] == ROUNDS
     assert len(history(folder)) == ROUNDS > before
 
-    # The outcome is that of one process with the same sites in the same rounds.
-    only = [[NAMES.index(name) for name in entry["answered"]] for entry in history(folder)]
-    assert any(len(who) < 3 for who in only)
-    plan = Plan(rounds=ROUNDS, local_steps=4, batch_size=16, lr=0.05)
-    expected = in_one_process("feddrm", plan, only)
-    assert_same(project, expected)
-    assert load_router(folder / "server" / "runs" / "first" / "router").names == NAMES
-    for name in NAMES:
-        assert (folder / "sites" / name / "clients" / name / "private.safetensors").exists()
-        assert not [p for p in (folder / "sites" / name / "clients").iterdir() if p.name != name]
-    assert not private_leaves(folder / "server")
+    with _a_site_with_another_authority(folder):  # it takes its time to start
+        # The outcome is that of one process with the same sites in the same rounds.
+        only = [[NAMES.index(name) for name in entry["answered"]] for entry in history(folder)]
+        assert any(len(who) < 3 for who in only)
+        plan = Plan(rounds=ROUNDS, local_steps=4, batch_size=16, lr=0.05)
+        expected = in_one_process("feddrm", plan, only)
+        assert_same(project, expected)
+        assert load_router(folder / "server" / "runs" / "first" / "router").names == NAMES
+        for name in NAMES:
+            assert (folder / "sites" / name / "clients" / name / "private.safetensors").exists()
+            assert not [p for p in (folder / "sites" / name / "clients").iterdir() if p.name != name]
+        assert not private_leaves(folder / "server")
 
-    _refuses_strangers(folder, project.settings)
-    _says_why_it_cannot_connect(folder)
+        _refuses_strangers(folder, project.settings)
     local_cluster.down(folder)
     _answers_queries(folder, [client.test.x[0] for client in load("digits", clients=3, seed=7).clients])
 
@@ -141,7 +143,7 @@ def documented(folder: Path, verb: str) -> dict[str, list[str]]:
 def _answers_queries(folder: Path, samples: list[torch.Tensor]) -> None:
     """Every site answers from its own folder; the gateway has the server's folder, and no private part."""
     (folder / "serving").mkdir()
-    with zygote() as order, contextmanager(launcher)(folder / "serving", order) as launch:
+    with contextmanager(launcher)(folder / "serving") as launch:
         sites = {name: launch(*words) for name, words in documented(folder, "serve-client").items()}
         assert set(sites) == set(NAMES)
         peers = folder / "serving" / "clients.yaml"
@@ -163,14 +165,16 @@ def _answers_queries(folder: Path, samples: list[torch.Tensor]) -> None:
         assert answered == set(NAMES)
 
 
-def _says_why_it_cannot_connect(folder: Path) -> None:
-    """A site with another federation's authority: both ends say so."""
+@contextmanager
+def _a_site_with_another_authority(folder: Path) -> Iterator[None]:
+    """A site with another federation's authority, from here to the end of the block: both ends say so."""
     place = folder / "mistaken"
     shutil.copytree(folder / "sites" / "oslo", place)
     (place / "ca.crt").write_bytes(write_certificates(folder / "elsewhere", folder / "elsewhere", ["localhost"]))
     with (place / "site.log").open("wb") as log:
         site = subprocess.Popen([sys.executable, "-m", "feddrm", "deploy", "site", str(place)], stderr=log)
     try:
+        yield
         until(lambda: "another authority than ca.crt" in reason_of(place), "the reason", 60)
         until(lambda: "does not trust" in complaints(folder / "server"), "the server's words", 20)
     finally:
@@ -234,7 +238,7 @@ def reason_of(site: Path) -> str:
 @pytest.fixture
 def long_project(deployed: Callable[..., Deployed]) -> Iterator[Deployed]:
     """A run that lasts while its members change."""
-    made = deployed(training={"rounds": 100}, port=free_port(), deadline=DEADLINE, routing=ROUTING)
+    made = deployed(training={"rounds": LASTING}, port=free_port(), deadline=DEADLINE, routing=ROUTING)
     try:
         yield made
     finally:
@@ -287,7 +291,7 @@ def test_members_come_and_go_and_the_certificate_is_renewed_while_a_run_goes_on(
         log.close()
 
     summary = local_cluster.run(folder, lambda status: None, LONG)
-    assert (summary["rounds"], summary["removed"], summary["router"]) == (100, ["lima"], None)
+    assert (summary["rounds"], summary["removed"], summary["router"]) == (LASTING, ["lima"], None)
     assert list((folder / "sites" / "lima" / "runs" / "first").glob("private-*.safetensors"))
     assert running(folder / "sites" / "lima"), "its process goes on, in case it is added again"
 

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from feddrm.paper import CellRecord, Grid, figure, read_records
+from feddrm.paper import CellRecord, Grid, figure, paper_figures, read_records
 from refusal import refused
 
 Make = Callable[..., CellRecord]
@@ -41,7 +42,8 @@ def test_unknown(paper: Grid) -> None:
 
 @pytest.mark.slow
 @pytest.mark.data
-def test_pictures_of_the_data(paper: Grid, real_data: Path) -> None:
+def test_pictures_of_the_data(paper: Grid, real_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paper_figures, "read_pool", functools.cache(paper_figures.read_pool))  # for both pictures
     shifts = figure("shifts", paper, {}, str(real_data))
     rows = {axes.get_title(): len(axes.get_yticklabels()) for axes in shifts.axes}
     assert rows == {"low": 8, "mid": 8, "high (main)": 8, "number of clients (pool)": 32}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 import torch
 
 import feddrm
+from commands import FEDDRM, exit_code, fork, wait
 from feddrm.data import Federation
 from feddrm.engine import load_state
 from feddrm.errors import FeddrmError
@@ -114,30 +113,28 @@ def test_a_process_killed_at_any_moment_resumes_bit_for_bit(tmp_path: Path) -> N
     words = "train --data digits --clients 3 --method feddrm --rounds 12 --local-steps 2 --batch-size 16 --seed 3"
     words += " --window 12 --set model.hidden=[16] --model mlp"
     script = (
-        "import sys; from feddrm.runs import training_session as session; "
-        "session.CHECKPOINT_SECONDS, session.CHECKPOINT_SHARE = 0.0, 1e9; "
-        f"sys.argv = ['feddrm', *{words.split()!r}, '--out', sys.argv[1]]; from feddrm.cli import main; main()"
+        "from feddrm.runs import training_session as session; "
+        "session.CHECKPOINT_SECONDS, session.CHECKPOINT_SHARE = 0.0, 1e9; " + FEDDRM
     )
 
-    def start(out: Path) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-c", script, str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+    def start(out: Path) -> int:
+        return fork(script, [*words.split(), "--out", out], Path(os.devnull), Path(os.devnull), tmp_path)
 
-    assert start(tmp_path / "whole").wait() == 0
+    assert wait(start(tmp_path / "whole")) == 0
     out, kills = tmp_path / "killed", 0
     for pause in (0.0, 0.05, 0.11, 0.02):
         process = start(out)
         seen = (out / "metrics.jsonl").stat().st_size if (out / "metrics.jsonl").exists() else 0
-        while process.poll() is None:
+        while (code := exit_code(process)) is None:
             if (out / "metrics.jsonl").exists() and (out / "metrics.jsonl").stat().st_size > seen:
                 time.sleep(pause)
-                os.kill(process.pid, signal.SIGKILL)
+                os.kill(process, signal.SIGKILL)
+                code = wait(process)
                 break
             time.sleep(0.005)
-        kills += process.wait() == -signal.SIGKILL
+        kills += code == -signal.SIGKILL
     assert kills >= 2, "the run must really have been killed before it was done"
-    assert start(out).wait() == 0
+    assert wait(start(out)) == 0
     assert files(out) == files(tmp_path / "whole")
 
 

@@ -21,7 +21,7 @@ from feddrm.data import load
 from feddrm.errors import FeddrmError
 from feddrm.models import Mlp
 from feddrm.runs import train
-from serving import NAMES, PATIENTS, Hospitals, Launch, Order, launcher, zygote
+from serving import NAMES, PATIENTS, Hospitals, Launch, launcher
 
 
 @pytest.fixture(scope="session")
@@ -54,24 +54,17 @@ def table_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-@pytest.fixture(scope="session")
-def order() -> Iterator[Order]:
-    """Starts processes."""
-    with zygote() as start:
-        yield start
-
-
 @pytest.fixture(scope="module")
-def launch(tmp_path_factory: pytest.TempPathFactory, order: Order) -> Iterator[Launch]:
+def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
     """Starts ``feddrm WORDS``; all processes are stopped at the end of the module."""
-    yield from launcher(tmp_path_factory.mktemp("logs"), order)
+    yield from launcher(tmp_path_factory.mktemp("logs"))
 
 
 @pytest.fixture(scope="session")
-def demo(run: Path, tmp_path_factory: pytest.TempPathFactory, order: Order) -> Iterator[str]:
+def demo(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a gateway with all its clients on this machine."""
     logs = tmp_path_factory.mktemp("demo")
-    for start in launcher(logs, order):
+    for start in launcher(logs):
         process = start("serve", run, "--demo", "--port", 0, "--audit", logs / "audit.sqlite")
         url = process.wait_ready()
         until = time.monotonic() + 60  # the clients start after the gateway
