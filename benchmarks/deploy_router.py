@@ -17,6 +17,7 @@ from feddrm.deploy import local_cluster
 from feddrm.deploy.flower.daemon import free_port
 from feddrm.deploy.provision.project import make_project
 from feddrm.deploy.server.federation_settings import FederationSettings
+from feddrm.io.run_files import RunFiles
 from feddrm.runs import hardware, versions
 
 NAMES = ("oslo", "lima", "pune")
@@ -34,12 +35,13 @@ def fit(data: dict[str, Any], routing: dict[str, Any]) -> dict[str, Any]:
         try:
             local_cluster.up(folder)
             summary = local_cluster.run(folder, lambda _: None)
+            traffic = json.loads(RunFiles(folder / "server" / "runs" / "first").traffic_file.read_text())
         finally:
             local_cluster.down(folder)
     chosen = {
         key: summary["router"]["router"][key] for key in ("recipe", "ridge", "held_out_loss", "held_out_accuracy")
     }
-    return {**summary["router_traffic"], **chosen}
+    return {**traffic, **chosen}
 
 
 def main() -> None:

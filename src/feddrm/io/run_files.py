@@ -36,6 +36,7 @@ class RunFiles:
         self.evaluation_file = self.path / EVALUATION
         self.facts_file = self.path / FACTS
         self.pictures_file = self.path / PICTURES
+        self.traffic_file = self.path / "router_traffic.json"  # of a deployed run: what the router's fit has sent
         self.report_file = self.path / REPORT
         self.tensorboard = self.path / "tensorboard"
 

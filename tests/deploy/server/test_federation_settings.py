@@ -61,6 +61,11 @@ def test_sites_may_change_while_a_run_goes_on_and_then_need_another_run(deployed
         replace(deployment.settings, clients=more).check_same(deployment.run)
 
 
-@pytest.mark.parametrize(("routing", "rounds"), [({}, 60), ({"rounds": 9}, 9), ({"rounds": None}, None)])
-def test_rounds_of_the_router_are_messages_and_bounded(routing: dict[str, Any], rounds: int | None) -> None:
-    assert FederationSettings(("oslo", "lima"), routing=routing).router_settings.rounds == rounds
+@pytest.mark.parametrize(
+    ("routing", "few", "rounds"), [({}, True, None), ({"few_messages": False, "rounds": 9}, False, 9)]
+)
+def test_the_router_is_fitted_in_few_messages_unless_told_otherwise(
+    routing: dict[str, Any], few: bool, rounds: int | None
+) -> None:
+    settings = FederationSettings(("oslo", "lima"), routing=routing).router_settings
+    assert (settings.few_messages, settings.rounds) == (few, rounds)

@@ -73,32 +73,42 @@ def test_a_site_that_refuses_one_step_of_the_fit_again_and_again_stops_the_run(
     answer = lima._fit
 
     def refuse(request: Any) -> bytes:
-        if request.header["step"] == "moments":
-            raise FeddrmError("no moments today")
+        if request.header["step"] == "evaluate":
+            raise FeddrmError("no sums today")
         return answer(request)
 
     monkeypatch.setitem(lima._handlers, "fit", refuse)
-    with refused("lima: no moments today", f"{PATIENCE} times"):
+    with refused("lima: no sums today", f"{PATIENCE} times"):
         deployment.server().go()
 
 
-def test_refusals_that_the_fit_can_do_without_do_not_count(deployed: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A site that has lost the beginning of the fit refuses many messages, until the fit begins again."""
-    deployment = deployed(routing={"features": "raw", "path_rounds": 6, "rounds": 6})
+@pytest.mark.parametrize(("few", "step", "refused_at_least"), [(True, "evaluate", 1), (False, "gradient", 5)])
+def test_refusals_that_the_fit_can_do_without_do_not_count(
+    few: bool, step: str, refused_at_least: int, deployed: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A site that has lost the beginning of the fit refuses its messages, until the fit begins again.
+
+    Round by round the fit goes on without the site as long as it can. In few messages it begins again at once.
+    """
+    deployment = deployed(routing={"features": "raw", "path_rounds": 6, "rounds": 6, "few_messages": few})
     monkeypatch.setattr("feddrm.deploy.server.waiting.PATIENCE", 3)
     lima = deployment.site("lima")
     answer, steps = lima._fit, list[str]()
 
     def forget(request: Any) -> bytes:
         steps.append(request.header["step"])
-        if steps.count("features") == 1 and "gradient" in steps:
+        if steps.count("fold_moments") == 1 and step in steps:
             raise FeddrmError("this site has not heard of the fit")
         return answer(request)
 
     monkeypatch.setitem(lima._handlers, "fit", forget)
     deployment.server().go()
-    assert len(deployment.complaints) > 4
-    assert steps.count("features") == 2
+    assert len(deployment.complaints) >= refused_at_least
+    assert (len(deployment.complaints) == 1) == few
+    assert steps.count("fold_moments") == 2
+    traffic = json.loads((deployment.run / "router_traffic.json").read_text())
+    assert traffic["messages"] == len(steps)
+    assert min(traffic["bytes_to_a_site"], traffic["bytes_from_a_site"]) > 100 * len(steps)
 
 
 def test_the_server_sleeps_while_all_sites_are_away_from_the_fit(deployed: Make) -> None:

@@ -34,7 +34,7 @@ def held_out(scale: float) -> LocalHeldOut:
 
 @pytest.mark.parametrize("scale", [0.5, 3.0])
 def test_the_temperature_undoes_the_scale_and_unseen_samples_do_not_count(scale: float) -> None:
-    calibration = calibrate(held_out(scale), torch.full((3,), 1 / 3, dtype=torch.float64).log(), 1e-12)
+    calibration = calibrate(held_out(scale), torch.full((3,), 1 / 3, dtype=torch.float64).log())
     assert calibration.temperature == pytest.approx(scale, rel=0.05)
     assert calibration.unlike_above < STRANGER * 50, "the sample that no fit held out is not the strangest"
     assert set(calibration.conformal) == {f"{rule}_{miss}" for rule in RULES for miss in MISSES}

@@ -35,7 +35,6 @@ class Finish:
     ) -> None:
         self.settings, self.folder, self.waiting, self.spec, self.state = settings, folder, waiting, spec, state
         self.channel = waiting.channel
-        self.traffic: dict[str, float] = {}  # of the router's fit, as far as this process has made it
 
     def run(self) -> None:
         """Publish the shared leaves and the router, finish at every site, and write the summary last."""
@@ -50,7 +49,6 @@ class Finish:
             **self._write_metrics(replies),
             "accepted": dict(self.state.accepted),
             "router": chosen,
-            **({"router_traffic": self.traffic} if self.traffic else {}),
             **({"removed": removed} if removed else {}),
         }
         if self.spec.privacy is not None:
@@ -142,7 +140,7 @@ class Finish:
             try:
                 fitted = fit_cohort(cohort, trunk, settings)
                 fitted.save(self.folder.router, dict(self.spec.model))
-                self.traffic = {**traffic, "seconds": time.monotonic() - began}
+                self.folder.write_json(self.folder.traffic_file, {**traffic, "seconds": time.monotonic() - began})
                 return dict(fitted.chosen)
             except SiteMissingError as error:  # the fit starts again when the site is back
                 if self._removed():
