@@ -178,7 +178,7 @@ def _fourth_order(x: Floats, weights: Floats, at: Floats) -> Floats:
     width = 1.3 * _kernel_width(x, weights)
     scaled = (at[:, None] - x) / width
     out = np.exp(-(scaled**2) / 2) * (3 - scaled**2) / 2 @ weights / (width * np.sqrt(2 * np.pi))
-    return np.maximum(out, _gaussian(x, weights, at) / 2)  # far out it may be negative
+    return np.asarray(np.maximum(out, _gaussian(x, weights, at) / 2))  # far out it may be negative
 
 
 def _kernel_width(x: Floats, weights: Floats) -> float:
