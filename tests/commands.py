@@ -83,5 +83,5 @@ def wait(pid: int, log: Path = Path(os.devnull), seconds: float = 300) -> int:
         if time.monotonic() > until:
             os.kill(pid, signal.SIGKILL)
             raise AssertionError(f"process {pid} still ran: {log.read_text()}")
-        time.sleep(0.01)
+        time.sleep(0.02)
     return code

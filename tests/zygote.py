@@ -6,6 +6,7 @@ It reads one JSON object per line from standard input and answers each with one 
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import sys
@@ -53,6 +54,8 @@ def exit_code(pid: int) -> int | None:
 if __name__ == "__main__":
     typer.main.get_command = functools.cache(typer.main.get_command)
     typer.main.get_command(feddrm.cli.app.app)
+    gc.collect()
+    gc.freeze()  # or every child would collect all these objects at its end, which takes a second
     for line in sys.stdin:
         order = json.loads(line)
         print(json.dumps(exit_code(order["pid"]) if "pid" in order else start(**order)), flush=True)
