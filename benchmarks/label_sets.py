@@ -3,8 +3,9 @@
     python -m benchmarks.label_sets [--digits 5] [--heart 10] [--rounds N] [--json results/bench/label_sets.json]
     python -m benchmarks.label_sets --run runs/cifar
 
-One division and one training per seed; means over seeds. Every test sample is measured by scores of the other parts of
-its client's test samples (five parts in turn). ``--run`` measures a finished run with a router instead.
+One division and one training per seed; means over seeds, of the trained models. Every test sample is measured by the
+scores of its client's other test samples. ``--run`` measures a finished run with a router instead, and its refitted
+heads.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def measure(data: str, seeds: int, folder: Path, **settings: int) -> dict[str, A
     """Train and fit one run per seed."""
     figures = []
     for run in train_seeds(data, seeds=range(seeds), out=folder / data, **settings):
-        run.fit_router(joint=False)
+        run.fit_router(heads=False)
         figures.append((run.summary or {})["router"]["label_sets"])
     return {"seeds": seeds, **means(figures)}
 

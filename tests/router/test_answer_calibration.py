@@ -66,6 +66,13 @@ def test_a_sample_takes_no_part_in_the_calibration_it_is_measured_with() -> None
     _, after = HeldOutAnswers.of(both, changed, origin)
     assert torch.equal(after.p_values[0, 0], held_out.p_values[0, 0])
     assert torch.equal(after.log_classes[0, 0], held_out.log_classes[0, 0])
+    # A sample's p-values are those of its client's other scores, by the temperature of the other folds.
+    sample = int((origin == 0).nonzero()[3])
+    others = (origin == 0) & (torch.arange(60) != sample)
+    scale = (both[0, sample, 0] - both[0, sample, 1]) / held_out.log_classes[0, sample, :2].diff().neg()
+    right = (both[0][others] / scale).softmax(1).gather(1, labels[others][:, None])[:, 0]
+    expected = AnswerCalibration(1.0, right.sort().values).p_values(held_out.log_classes[0, sample].exp())
+    assert torch.allclose(held_out.p_values[0, sample], expected)
     # All of its client but its own fold.
     assert (after.log_classes[0] != held_out.log_classes[0]).any(1)[origin == 0].sum() == 24
 

@@ -84,7 +84,8 @@ def checked_scores(scores: Tensor | None) -> Tensor | None:
 class HeldOutAnswers:
     """The answers of all clients' heads to test samples, calibrated without the sample.
 
-    ``log_classes`` [m, N, K] are log-probabilities, ``p_values`` [m, N, K] those of the classes.
+    ``log_classes`` [m, N, K] are log-probabilities, ``p_values`` [m, N, K] those of the classes. A sample's
+    temperature is fitted without its fold; the scores behind its p-values are those of all other samples.
     """
 
     log_classes: Tensor
@@ -101,14 +102,18 @@ class HeldOutAnswers:
         for client, scores in enumerate(logits):
             own = (origin == client).nonzero()[:, 0]
             kept.append(AnswerCalibration.fit(scores[own], labels[own]))
+            log_classes[client] = (scores / kept[-1].temperature).log_softmax(-1)
+            p_values[client] = kept[-1].p_values(log_classes[client].exp())
             part = FOLDS.draw(client, len(own), seed=0).to(own.device)
-            fits: list[tuple[slice | Tensor, AnswerCalibration]] = [(slice(None), kept[-1])]
             for fold in range(FOLDS.used):
-                rest = own[part != fold]
-                fits.append((own[part == fold], AnswerCalibration.fit(scores[rest], labels[rest])))
-            for rows, calibration in fits:
-                answers = (scores[rows] / calibration.temperature).log_softmax(-1)
-                log_classes[client, rows], p_values[client, rows] = answers, calibration.p_values(answers.exp())
+                rest, held = own[part != fold], part == fold
+                temperature = AnswerCalibration.fit(scores[rest], labels[rest]).temperature
+                answers = (scores[own] / temperature).log_softmax(-1)
+                right = answers.gather(1, labels[own][:, None]).exp()
+                found = answers[held].exp()
+                counts = (len(own) + 1) * AnswerCalibration(temperature, right[:, 0].sort().values).p_values(found)
+                log_classes[client, own[held]] = answers[held]
+                p_values[client, own[held]] = (counts - (right[held] <= found).double()) / len(own)
         return kept, cls(log_classes, p_values)
 
 
