@@ -17,8 +17,9 @@ from feddrm.router import Recipe
 from feddrm.router.answer_calibration import answer_temperature
 from feddrm.router.features.base import extract
 from feddrm.router.fit.cohort import Target
+from feddrm.router.fit.feature_blocks import site_moments
 from feddrm.router.fit.head_problems import fit_private, joint_classes
-from feddrm.router.fit.local_cohort import site_moments, target_of, training_view
+from feddrm.router.fit.local_cohort import target_of, training_view
 from feddrm.router.fit.selection import FINE_ROUNDS
 from feddrm.router.fit.stacking import client_curves
 from feddrm.router.policy import RULES, by_rule, client_slopes

@@ -25,7 +25,7 @@ from feddrm.router.fit.cohort import (
     Target,
     Trunk,
 )
-from feddrm.router.fit.feature_blocks import MemberMoments
+from feddrm.router.fit.feature_blocks import MemberMoments, site_moments
 from feddrm.router.fit.head_problems import joint_classes, joint_label, private_problem, private_samples
 from feddrm.router.fit.ridge_path import Chosen
 from feddrm.router.fit.selection import FINE_ROUNDS, PATH_TOLERANCE
@@ -386,12 +386,6 @@ def training_view(client: Client, number: int, crop: RandomResizedCrop | None, s
         generator = generator_for(seed, ROUTER, number, copy)
         boxes = crop.boxes(len(client.train), height, width, generator).to(client.train.x.device)
     return client.view(client.train.x, boxes)
-
-
-def site_moments(x: Tensor, masks: Sequence[Tensor], client: int, clients: int) -> list[Moments]:
-    """The moments of one client's features by part; the router's fit needs no classes."""
-    blank = torch.zeros(len(x), dtype=torch.int64)
-    return [Moments.of(x[mask], blank[mask], client, clients, 1) for mask in masks]
 
 
 def target_of(target: Target, client: int, y: Tensor, classes: int) -> Tensor:
