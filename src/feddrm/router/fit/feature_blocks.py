@@ -60,6 +60,12 @@ def feature_block(
     return FeatureBlock(recipe, index, Scaler(total.mean[index], scale))
 
 
+def site_moments(x: Tensor, masks: Sequence[Tensor], client: int, clients: int) -> list[Moments]:
+    """The moments of one client's features by part; the router's fit needs no classes."""
+    blank = torch.zeros(len(x), dtype=torch.int64)
+    return [Moments.of(x[mask], blank[mask], client, clients, 1) for mask in masks]
+
+
 class MemberMoments:
     """Every client's moments by part, as one message holds them: the folds in turn, then the rest, if there is any."""
 
