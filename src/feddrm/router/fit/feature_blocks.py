@@ -101,12 +101,6 @@ def _at_zero(counts: Tensor, sums: Tensor) -> ClientSums:
     return {"count": count, "loss": count * math.log(outputs), "gradient": gradient}
 
 
-def site_moments(x: Tensor, masks: Sequence[Tensor], client: int, clients: int) -> list[Moments]:
-    """The moments of one client's features by part; the router's fit needs no classes."""
-    blank = torch.zeros(len(x), dtype=torch.int64)
-    return [Moments.of(x[mask], blank[mask], client, clients, 1) for mask in masks]
-
-
 class BlockChooser:
     """Tries recipes on pooled moments: of the folds that are held out in turn, and of the rest, if there is any."""
 
