@@ -71,7 +71,7 @@ def test_the_server_gets_no_head_and_each_client_its_correction(fitted: Path, di
     for path in (fitted / "router").glob("*.safetensors"):
         assert not [leaf for leaf in load_file(path) if is_head(leaf)]
     for name in digits.names:
-        assert set(load_file(fitted / "clients" / name / "head.safetensors")) == {"correction", "temperature"}
+        assert set(load_file(fitted / "clients" / name / "head.safetensors")) == {"correction", "scores", "temperature"}
 
 
 def test_each_client_gets_its_temperature_and_the_summary_says_what_it_gains(fitted: Path, digits: Federation) -> None:
