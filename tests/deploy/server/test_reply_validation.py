@@ -210,11 +210,11 @@ def test_sums_of_answers_that_cannot_be_are_refused(
 
 
 SUMS: dict[str, tuple[str, Twist, str]] = {
-    "features": ("features", last_leaf(lambda v: v * math.nan), "finite"),
-    "moments": ("moments", last_leaf(lambda v: v[:-1]), "not torch.float64"),
-    "gradient": ("gradient", without_last_leaf, "missing"),
+    "moments": ("fold_moments", last_leaf(lambda v: v * math.nan), "finite"),
+    "triangle": ("fold_moments", last_leaf(lambda v: v[:-1]), "not torch.float64"),
+    "gradient": ("evaluate", without_last_leaf, "missing"),
     "count": (
-        "gradient",
+        "evaluate",
         lambda header, tensors: tensors.update({n: v + 10**6 for n, v in tensors.items() if n.endswith("count")}),
         "counts other",
     ),
@@ -224,7 +224,7 @@ SUMS: dict[str, tuple[str, Twist, str]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SUMS)
-def test_unusable_sums_make_the_fit_begin_again_or_continue_without_them(case: str, deployed: Make) -> None:
+def test_unusable_sums_make_the_fit_begin_again(case: str, deployed: Make) -> None:
     step, twist, complaint = SUMS[case]
     deployment = deployed(routing=QUICK_ROUTING)
     deployment.server().go()
@@ -235,8 +235,15 @@ def test_unusable_sums_make_the_fit_begin_again_or_continue_without_them(case: s
     assert len(deployment.complaints) == 1
     assert deployment.complaints[0].startswith("lima is left out, its answer cannot be used: ")
     assert complaint in deployment.complaints[0]
-    if case not in ("gradient", "count"):  # the fit can do without some of these
-        assert torch.equal(load_router(deployment.run / "router").weight, router.weight)
+    assert torch.equal(load_router(deployment.run / "router").weight, router.weight)
+
+
+@pytest.mark.slow
+def test_a_gram_matrix_that_cannot_be_one_stops_the_run_with_the_sites_name(deployed: Make) -> None:
+    deployment = deployed(routing=QUICK_ROUTING)
+    twist = last_leaf(lambda v: -1 - v.abs())
+    with refused("lima: moments with a negative count or square", "send them again"):
+        deployment.server(TwistingTransport(deployment.folder, at="fold_moments", twist=twist)).go()
 
 
 @pytest.mark.slow

@@ -68,7 +68,13 @@ class RemoteCohort:
         answers = self.everybody(header, leaves)
         widths = {f.name: len(answers[0][f"0/sum/{f.name}"]) for f in recipe.features}
         parts = len(holdout.masks(torch.empty(0)))
-        self.moments = MemberMoments([self._moments_of(i, answer, parts) for i, answer in enumerate(answers)], widths)
+        clients = []
+        for number, answer in enumerate(answers):
+            try:
+                clients.append(self._moments_of(number, answer, parts))
+            except FeddrmError as error:
+                raise FeddrmError(f"{self.facts.names[number]}: {error}") from error
+        self.moments = MemberMoments(clients, widths)
 
     def _moments_of(self, number: int, answer: Mapping[str, Tensor], parts: int) -> list[Moments]:
         """One site's moments by part."""
