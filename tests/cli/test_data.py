@@ -135,7 +135,7 @@ def test_the_commands_of_the_documentation_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (Path(__file__).parents[2] / "docs" / "tables.md").read_text()
-    (block,) = re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
+    block, auto = re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
     lines = [f"{i % 2},{20 + i},{('yes', 'no', '')[i % 3]},{'xyz'[i % 3]}\n" for i in range(30)]
     (tmp_path / "visits.csv").write_text("outcome,age,smoker,hospital\n" + "".join(lines))
     monkeypatch.chdir(tmp_path)
@@ -144,3 +144,7 @@ def test_the_commands_of_the_documentation_run(
         assert (code, err) == (0, "")
     assert "raw columns: age, smoker" in out
     assert_one_line(call(capsys, *block.splitlines()[0].split()[1:]), 1, "schema.yaml exists")
+    code, out, err = call(capsys, *auto.split()[1:], "--rounds", "1")
+    assert code == 0, err
+    names = [column["name"] for column in json.loads(Path("runs/visits/data.json").read_text())["schema"]["columns"]]
+    assert names == ["age", "smoker"]

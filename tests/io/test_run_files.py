@@ -20,6 +20,7 @@ def test_the_names_of_a_run() -> None:
         "evaluation_file": "evaluation.json",
         "facts_file": "data.json",
         "pictures_file": "data.safetensors",
+        "traffic_file": "router_traffic.json",
         "report_file": "report.html",
         "tensorboard": "tensorboard",
         "checkpoint": "checkpoint",

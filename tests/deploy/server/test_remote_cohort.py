@@ -164,7 +164,7 @@ def test_messages_lose_nothing(deployed: Make) -> None:
         assert copy is not None
         assert own.correction.shape == heads["probe"].shape
         assert torch.equal(own.correction, copy.tensors["correction"])
-        assert own.temperature == pytest.approx(copy.header["temperature"], rel=1e-6)  # stored as float32
+        assert own.calibration.temperature == pytest.approx(copy.header["temperature"], rel=1e-6)  # stored as float32
         assert own.fit == first["fit"]
 
 
