@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import time
 from pathlib import Path
 
 import httpx
@@ -36,36 +35,53 @@ def test_a_failed_health_check_says_why(upstream: Upstream, cause: OSError, word
     assert words in upstream.reason
 
 
+class Clock:
+    """Time as a test sets it: real pauses depend on what else the machine does."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("feddrm.serve.upstream.upstreams.time", made)
+    return made
+
+
 def fail(upstream: Upstream, error: Exception | None = None) -> None:
     error = error or TimeoutError()
     with pytest.raises(type(error)), upstream.request():
         raise error
 
 
-def test_the_circuit_opens_then_tries_one_request_then_closes(upstream: Upstream) -> None:
+def test_the_circuit_opens_then_tries_one_request_then_closes(upstream: Upstream, clock: Clock) -> None:
     fail(upstream)
     assert (upstream.circuit, upstream.available) == ("closed", True)
     fail(upstream)
     assert (upstream.circuit, upstream.unavailable_because) == ("open", "circuit open")
-    time.sleep(0.06)
+    clock.now += 0.06
     assert (upstream.circuit, upstream.available) == ("trying", True)
     with upstream.request():
         assert not upstream.available  # one trial at a time
     assert (upstream.circuit, upstream.failures) == ("closed", 0)
 
 
-def test_a_failed_trial_doubles_the_pause(upstream: Upstream) -> None:
+def test_a_failed_trial_doubles_the_pause(upstream: Upstream, clock: Clock) -> None:
     fail(upstream)
     fail(upstream)
-    time.sleep(0.06)
+    clock.now += 0.06
     fail(upstream)
-    time.sleep(0.06)
+    clock.now += 0.06
     assert upstream.circuit == "open"
-    time.sleep(0.06)
+    clock.now += 0.06
     assert upstream.circuit == "trying"
 
 
-def test_requests_that_run_when_the_circuit_opens_are_no_trials(upstream: Upstream) -> None:
+def test_requests_that_run_when_the_circuit_opens_are_no_trials(upstream: Upstream, clock: Clock) -> None:
     """Their failures do not prolong the pause, neither during it nor after it."""
     running = [upstream.request() for _ in range(9)]
     for request in running:
@@ -73,7 +89,7 @@ def test_requests_that_run_when_the_circuit_opens_are_no_trials(upstream: Upstre
     for request in running[:8]:
         request.__exit__(TimeoutError, TimeoutError(), None)
     assert upstream.circuit == "open"
-    time.sleep(0.06)
+    clock.now += 0.06
     assert upstream.circuit == "trying"
     running[8].__exit__(TimeoutError, TimeoutError(), None)
     assert (upstream.circuit, upstream.available) == ("trying", True)
