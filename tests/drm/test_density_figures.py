@@ -23,6 +23,15 @@ def test_density_panels_are_columns_by_populations() -> None:
     figure.canvas.draw()
 
 
+def test_density_panels_have_the_band_of_the_estimate() -> None:
+    fit = DensityRatioModel().fit(three())
+    axes = density_figure(fit, 0.9).axes[1]
+    low, high = inference.density_estimate(fit, 1, axes.lines[0].get_xdata()).interval(0.9)
+    band = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert band.max() == pytest.approx(high.max())
+    assert band.min() == max(low.min(), 0)
+
+
 def test_distribution_panels_have_the_estimate_and_its_band() -> None:
     fit = DensityRatioModel().fit(three())
     figure = distribution_figure(fit, 0.9)

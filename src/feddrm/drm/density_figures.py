@@ -7,15 +7,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from feddrm.drm.density_ratio import DensityRatioFit
-from feddrm.drm.inference.estimates import density, distribution, quantile, single_column
+from feddrm.drm.inference.estimates import density_estimate, distribution, quantile, single_column
 
 OWN, POOLED, THIRD = "#b9c6d3", "#d55e00", "#0072b2"
 MOST_PANELS = 36
 MOST_POINTS = 300  # of a curve
 
 
-def density_figure(fit: DensityRatioFit) -> Figure:
-    """One panel per population and column: the histogram of its own sample, and the density fitted to all data."""
+def density_figure(fit: DensityRatioFit, confidence: float = 0.95) -> Figure:
+    """One panel per population and column: histogram of its own sample, density fitted to all data, pointwise band."""
     populations = min(len(fit.names), MOST_PANELS)
     rows = min(len(fit.columns), max(1, MOST_PANELS // populations))
     figure = Figure(figsize=(2.2 + 2.6 * populations, 0.9 + 2.2 * rows), layout="constrained")
@@ -28,7 +28,10 @@ def density_figure(fit: DensityRatioFit) -> Figure:
             axes.hist(x[fit.owner == i], edges, density=True, color=OWN, label="its own sample")
             points = np.linspace(edges[0], edges[-1], 300)
             if np.ptp(x) > 0:
-                axes.plot(points, density(fit, i, points, row), POOLED, label="fitted to all")
+                estimate = density_estimate(fit, i, points, row)
+                low, high = estimate.interval(confidence)
+                axes.fill_between(points, np.maximum(low, 0), high, color=POOLED, alpha=0.25, linewidth=0)
+                axes.plot(points, estimate.value, POOLED, label="fitted to all")
             axes.spines[["top", "right"]].set_visible(False)
             axes.set_yticks([])
             if row == 0:

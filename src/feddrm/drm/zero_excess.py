@@ -67,7 +67,7 @@ class TwoPartFit:
         n, p = self.sizes, self.shares
         centre = (p + z**2 / (2 * n)) / (1 + z**2 / n)
         reach = z / (1 + z**2 / n) * np.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
-        return centre - reach, centre + reach
+        return np.maximum(centre - reach, 0.0), np.minimum(centre + reach, 1.0)
 
     def homogeneity(self, how: Testing | None = None) -> HypothesisTest:
         """Test whether all populations are equal: the sum of both parts' likelihood ratios."""
