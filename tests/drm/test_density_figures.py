@@ -54,3 +54,12 @@ def test_quantile_panels_compare_with_the_sample() -> None:
     np.testing.assert_array_equal(points.get_xdata(), np.sort(samples["c"]))
     np.testing.assert_array_equal(points.get_ydata(), inference.quantile(fit, (np.arange(120) + 0.5) / 120)[2])
     assert list(line.get_xdata()) == list(line.get_ydata()) == [samples["c"].min(), samples["c"].max()]
+
+
+def test_bars_of_whole_numbers_hold_equally_many() -> None:
+    ages = {"a": np.arange(30, 78), "b": np.arange(28, 70)}
+    axes = density_figure(DensityRatioModel("identity").fit(ages)).axes[0]
+    (width,) = {bar.get_width() for bar in axes.patches}
+    first = axes.patches[0].get_x()
+    assert (width, first) == (4, 27.5)
+    assert axes.patches[-1].get_x() + width >= 77.5

@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from feddrm.drm.basis import Floats
 from feddrm.drm.density_ratio import DensityRatioFit
 from feddrm.drm.inference.estimates import density_estimate, distribution, quantile, single_column
 
@@ -22,7 +23,7 @@ def density_figure(fit: DensityRatioFit, confidence: float = 0.95) -> Figure:
     grid = figure.subplots(rows, populations, squeeze=False, sharex="row", sharey="row")
     for row in range(rows):
         x = fit.values[:, row]
-        edges = np.histogram_bin_edges(x, bins=min(60, max(8, int(3 * len(x) ** (1 / 3)))))
+        edges = _edges(x)
         for i in range(populations):
             axes = grid[row, i]
             axes.hist(x[fit.owner == i], edges, density=True, color=OWN, label="its own sample")
@@ -40,6 +41,15 @@ def density_figure(fit: DensityRatioFit, confidence: float = 0.95) -> Figure:
                 axes.set_ylabel(fit.columns[row][:28], parse_math=False)
     grid[0, 0].legend(frameon=False, fontsize="small")
     return figure
+
+
+def _edges(x: Floats) -> Floats:
+    """Edges of a histogram's bars. Those of whole numbers hold the same number of them each."""
+    bins = min(60, max(8, int(3 * len(x) ** (1 / 3))))
+    if (x != np.round(x)).any() or np.ptp(x) < 2:
+        return np.histogram_bin_edges(x, bins)
+    width = np.ceil((np.ptp(x) + 1) / bins)
+    return np.asarray(np.arange(x.min() - 0.5, x.max() + width, width))
 
 
 def distribution_figure(fit: DensityRatioFit, confidence: float = 0.95) -> Figure:
