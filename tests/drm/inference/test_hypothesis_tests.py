@@ -118,7 +118,7 @@ def test_the_bartlett_factor_is_the_mean_of_permuted_statistics() -> None:
 @pytest.mark.parametrize("correction", ["bartlett", "bootstrap"])
 def test_small_samples_that_hardly_overlap_are_tested(correction: str) -> None:
     """The fit is far from its permuted replicates, which are near zero."""
-    samples = [np.arange(37.0, 68.0), np.arange(28.0, 40.0), np.arange(32.0, 48.0), np.arange(44.0, 74.0)]
+    samples = [np.linspace(low, high, 25) for low, high in ((37, 67), (28, 39), (32, 48), (44, 74))]
     fit = DensityRatioModel().fit(samples)
     test = inference.homogeneity(fit, Testing(correction=correction))
     assert test.factor == pytest.approx(1, abs=0.2)
