@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -234,34 +232,3 @@ def test_help_has_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> N
     code, out, _ = call(capsys, verb, "--help")
     assert code == 0
     assert f"Example: feddrm drm {verb}" in " ".join(out.split())
-
-
-@pytest.mark.slow
-def test_the_page_on_theory_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Every command and every Python block of docs/theory.md, in order; and every test it names exists."""
-    text = (ROOT / "docs" / "theory.md").read_text()
-    commands = [
-        line for body in re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL) for line in body.splitlines()
-    ]
-    scripts = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    assert len(commands) == 4
-    assert len(scripts) == 1
-    monkeypatch.chdir(tmp_path)
-    for command in commands:
-        program, group, *words = command.split()
-        assert (program, group) == ("feddrm", "drm")
-        code, out, err = call(capsys, *words)
-        assert (code, err) == (0, "")
-        assert "wrote" in out
-    for script in scripts:
-        run = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False)
-        assert run.returncode == 0, run.stderr
-        assert "HypothesisTest(" in run.stdout
-    folders = (ROOT / "tests" / name for name in ("drm", "comparison", "paper/experiments"))
-    tests = "".join(path.read_text() for folder in folders for path in folder.rglob("test_*.py"))
-    named = re.findall(r"`(test_\w+)`", text)
-    assert len(named) > 15
-    for name in named:
-        assert f"def {name}(" in tests, name

@@ -80,7 +80,7 @@ def _tilts(facts: dict[str, Any]) -> Table:
         for term, value, error in zip(facts["terms"], p["tilt"], p["standard_error"], strict=True)
     ]
     reference = facts["populations"][0]
-    title = f"log density ratio against '{reference['name']}' ({reference['n']} observations)"
+    title = f"log density ratio against '{reference['name']}' (n = {reference['n']})"
     return Table.of(["population", "n", "term", "tilt", "std. error"], rows, title)
 
 
