@@ -265,6 +265,7 @@ def test_a_long_table_is_divided_by_its_group() -> None:
         ({"a": [1.0, 2.0, 4.0], "b": [3.0, 3.0, 3.0]}, "identity", "'b' is constant: all its 3 observations are equal"),
         ({"a": [0.1, 0.2, 0.4], "b": [0.3, 1.5, 0.2]}, "beta", "samples between 0 and 1, but observation 2 is 1.5"),
         ({"a": [1.0, 2.0, 4.0], "b": [0.0, 1.0, 3.0]}, "lognormal", "takes logarithms, but observation 1 is 0"),
+        ({"a": [1.0, 2.0, 4.0], "b": [1.0, np.nan, 3.0]}, "normal", "observation 2 is missing or infinite: remove or"),
     ],
 )
 def test_degenerate_samples_are_refused(samples: dict[str, list[float]], basis: str, says: str) -> None:

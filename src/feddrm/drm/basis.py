@@ -138,6 +138,6 @@ def as_rows(sample: Any) -> Floats:
     x = x[:, None] if x.ndim == 1 else x
     if x.ndim != 2:
         raise FeddrmError(f"a sample has shape {x.shape}: give one row per observation, or a function as basis")
-    if not np.isfinite(x).all():
-        raise FeddrmError("a sample has a value that is missing or infinite: remove or correct it")
+    if not (fine := np.isfinite(x).all(1)).all():
+        raise FeddrmError(f"observation {fine.argmin() + 1} is missing or infinite: remove or correct it")
     return x
