@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from PIL import Image
 
 from cli.conftest import assert_one_line, call
 from commands import feddrm_command
+from documentation import command_words
 from feddrm.data import Federation, load
 from feddrm.models import Mlp
 from feddrm.router import load_router
@@ -41,9 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_commands_of_the_documentation_run(run: Path, tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "router.md").read_text()
-    blocks = re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
-    commands = [line.split() for block in blocks for line in block.splitlines()]
+    commands = command_words("docs/router.md")
     assert [" ".join(c[1:3]).removesuffix(" runs/first") for c in commands] == [
         "fit-router", "route", "predict", "route", "router export", "router leave", "router join", "predict"
     ]  # fmt: skip
