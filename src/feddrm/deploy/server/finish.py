@@ -58,10 +58,14 @@ class Finish:
         self.channel.on_event("finished", {"round": self.state.round, "rounds": self.state.round})
 
     def _write_metrics(self, replies: Mapping[str, Message]) -> dict[str, Any]:
-        """Write each site's accuracy and the confusion of classes; returns the metrics, if every site sent its sums."""
-        sent = [name for name in self.spec.names if name in replies and replies[name].tensors]
+        """Write each site's accuracy and the confusion of classes; returns the metrics, or which sites sent no sums."""
+        if self.spec.privacy is not None:
+            return {}
+        sent = [name for name in self.spec.names if name in replies]
+        if silent := [name for name in sent if not replies[name].tensors]:
+            return {"without_metrics": silent}
         tested = {name: replies[name].header["tested"] for name in sent}
-        if len(tested) < len(replies) or not any(tested.values()):
+        if not any(tested.values()):
             return {}
         sizes = dict(zip(self.spec.names, self.spec.sizes, strict=True))
         right = {name: replies[name].header["right"] / count if count else None for name, count in tested.items()}

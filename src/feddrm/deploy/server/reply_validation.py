@@ -101,7 +101,7 @@ def check_tensors(tensors: Tensors, form: Tensors) -> None:
 
 
 def check_answers(reply: Message, classes: int) -> Message:
-    """A reply to the last message: counts of right answers and sums for metrics, which older sites do not send."""
+    """A reply to the last message: counts of right answers and sums for metrics, which a site may refuse to send."""
     header = check_header(reply.header, *ACCURACY_FIELDS)
     sums = reply.tensors
     if not sums:

@@ -150,7 +150,8 @@ class Site:
             files.head_file.unlink(missing_ok=True)  # of an earlier run
         if run.spec.privacy is not None:
             return pack({})
-        return pack(accuracy_counts(logits, labels), answer_sums(logits.double().log_softmax(-1), labels))
+        sums = answer_sums(logits.double().log_softmax(-1), labels) if self.settings.share.metrics else {}
+        return pack(accuracy_counts(logits, labels), sums)
 
     def _fit(self, request: Message) -> bytes:
         """One step of the router's fit."""

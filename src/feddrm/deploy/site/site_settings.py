@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,13 @@ CONFIG = "site.yaml"
 
 
 @dataclass(frozen=True)
+class Sharing:
+    """What a site may refuse to send. ``metrics``: counts and sums of its answers to test samples."""
+
+    metrics: bool = True
+
+
+@dataclass(frozen=True)
 class SiteSettings:
     """What only this site decides. ``privacy`` is the least that it demands, whatever the server's run spec says."""
 
@@ -26,6 +33,7 @@ class SiteSettings:
     insecure: bool = False
     poll_seconds: float = 0.25
     privacy: dict[str, float] | None = None
+    share: Sharing = field(default_factory=Sharing)
 
     @classmethod
     def read(cls, folder: Path) -> SiteSettings:
@@ -47,6 +55,10 @@ class SiteSettings:
                 PrivacyDemand(**known_fields(PrivacyDemand, values["privacy"], "privacy")).check()
             except (TypeError, SettingError) as error:
                 raise SettingError(f"{path}: privacy: {error} (as in 'privacy: {{clip: 1, noise: 3}}')") from error
+        try:
+            values["share"] = Sharing(**known_fields(Sharing, dict(values.get("share") or {}), "share"))
+        except (TypeError, ValueError, SettingError) as error:
+            raise SettingError(f"{path}: share: {error} (as in 'share: {{metrics: false}}')") from error
         try:
             torch.empty(0, device=values.get("device", "cpu"))
         except (RuntimeError, AssertionError) as error:
