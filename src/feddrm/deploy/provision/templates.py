@@ -49,7 +49,8 @@ SITE_PAGE = """# {name}: what your IT department needs to know
    `venv/bin/python -m feddrm deploy status .` says whether the site is connected, what the server asked last, and
    whom it waits for. The logs are `feddrm.log` and `flower.log`, with times in UTC; each file begins anew at 5 MiB, and
    three older ones are kept.
-6. **What leaves the site:** the number of training samples, their form and the class names; the model
+6. **What leaves the site:** the number of training samples, their form and the class names; with `schema: auto`
+   also sums of a table's columns and the different texts in them; the model
    parameters that the method shares; in every round the training loss and two counts (test samples, and how many
    of them were right); at the end, counts and sums of the answers to its test samples, unless `site.yaml` says
    `share: {{metrics: false}}`; for the router, sums over samples. Raw data, labels and the private part do not leave
@@ -105,6 +106,7 @@ WantedBy=multi-user.target
 SITE_COMMENT = """# What only this site decides. 'data' names its samples, in one of these ways:
 #   data: {folder: data, size: 64}         images in class sub-folders
 #   data: {csv: visits.csv, label: outcome}   a table with a header
+#   data: {csv: visits.csv, label: outcome, schema: auto, drop: [pid]}   its columns' sums and texts leave the site
 #   data: {npz: samples.npz}               arrays x and y
 #   data: {dataset: digits, clients: 3, client: 0}   a share of a known dataset, for trying out
 # 'privacy' is the least that this site demands, whatever the server says: the largest norm of a change, the noise

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from feddrm.data import Participant
+from feddrm.data.tables.column_sums import ColumnSums
 from feddrm.data.tables.table_schema import TableSchema
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site_dataset import BACK
@@ -28,7 +29,8 @@ from feddrm.methods import Tensors
 
 LARGEST = 2.0**53  # larger numbers are not exact in a double
 HELLO_FIELDS = (
-    "samples", "shape", "dtype", "classes", "columns", "schema", "crop", "scale", "version", "privacy", "fit_protocol"
+    "samples", "shape", "dtype", "classes", "columns", "schema", "column_sums", "crop", "scale", "version", "privacy",
+    "fit_protocol",
 )  # fmt: skip
 ACCURACY_FIELDS = ("right", "tested")
 
@@ -56,6 +58,13 @@ def _schema(value: Any) -> bool:
         return False
 
 
+def _column_sums(value: Any) -> bool:
+    try:
+        return isinstance(value, dict) and all(_text(name) and ColumnSums.load(value[name]) for name in value)
+    except FeddrmError:
+        return False
+
+
 FIELDS: dict[str, Callable[[Any], bool]] = {
     "samples": lambda v: _integer(v, 1),
     "shape": lambda v: v != [] and _list(v, lambda n: _integer(n, 1)),
@@ -63,6 +72,7 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "classes": lambda v: v != [] and _list(v, _text),
     "columns": lambda v: v is None or _list(v, _text),
     "schema": lambda v: v is None or _schema(v),
+    "column_sums": lambda v: v is None or _column_sums(v),
     "crop": lambda v: isinstance(v, bool),
     "scale": lambda v: _list(v, lambda part: _list(part, _number)) and len(v) == 2,
     "version": _text,

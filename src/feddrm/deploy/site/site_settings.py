@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from feddrm.data.sources.csv_tables import AUTO
 from feddrm.deploy.privacy import PrivacyDemand
 from feddrm.errors import SettingError
 from feddrm.runs.config import known_fields, read_config
@@ -55,6 +56,10 @@ class SiteSettings:
                 PrivacyDemand(**known_fields(PrivacyDemand, values["privacy"], "privacy")).check()
             except (TypeError, SettingError) as error:
                 raise SettingError(f"{path}: privacy: {error} (as in 'privacy: {{clip: 1, noise: 3}}')") from error
+            if values["data"].get("schema") == AUTO:
+                raise SettingError(
+                    f"{path}: 'schema: {AUTO}' sends sums that privacy does not cover: give a schema file"
+                )
         try:
             values["share"] = Sharing(**known_fields(Sharing, dict(values.get("share") or {}), "share"))
         except (TypeError, ValueError, SettingError) as error:
