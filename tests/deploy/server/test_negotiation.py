@@ -73,6 +73,17 @@ def test_a_site_that_fits_routers_by_another_protocol_is_named(lima: dict[str, A
     assert make_run_spec(FederationSettings(SETTINGS.clients, router=False), hellos(**lima)).names == tuple(hellos())
 
 
+@pytest.mark.parametrize("lima", [{}, {"share_features": None}, {"share_features": False}])
+def test_competence_needs_the_consent_of_every_site(lima: dict[str, Any]) -> None:
+    """An older site states none."""
+    settings = replace(SETTINGS, routing={"competence": True, "heads": True})
+    agreed = {name: {**HELLO, "share_features": True} for name in SETTINGS.clients}
+    assert make_run_spec(settings, agreed).names == SETTINGS.clients
+    with refused("lima does not share features of held-out samples", "share: {features: true}", "leave competence out"):
+        make_run_spec(settings, {**agreed, "lima": {**HELLO, **lima}})
+    assert make_run_spec(SETTINGS, hellos(**lima)).names == SETTINGS.clients
+
+
 def test_sites_that_scale_differently_cannot_have_a_router() -> None:
     """A raw query cannot be scaled before it is routed."""
     own = hellos(scale=[[0.5, 0.4, 0.1], [0.1, 0.1, 0.1]])

@@ -84,6 +84,11 @@ def _check_alike(settings: FederationSettings, hellos: Hellos) -> None:
                 f"{name} (feddrm {hello['version']}) fits the router by protocol {protocol}, this server by "
                 f"{FIT_PROTOCOL}: install the same feddrm at both, or set 'router: false' in federation.yaml"
             )
+        if routed and settings.router_settings.competence and not hello.get("share_features"):
+            raise FeddrmError(
+                f"{name} does not share features of held-out samples, which 'competence' needs of every site: its "
+                "administrator may write 'share: {features: true}' in site.yaml, or leave competence out of 'routing'"
+            )
         if hello["scale"] != first["scale"] and routed:
             raise FeddrmError(
                 f"{name} scales its pixels by {hello['scale']}, {first_name} by {first['scale']}: a raw query cannot "

@@ -14,6 +14,7 @@ from feddrm.deploy.privacy import Privacy, PrivacyDemand, UploadCount
 from feddrm.deploy.rotating_log import LOG, log
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site_dataset import BACK, SiteDataset, read_site_dataset
+from feddrm.deploy.site.site_fit import ROW_STEPS
 from feddrm.deploy.site.site_run import SiteRun, accuracy_counts
 from feddrm.deploy.site.site_settings import SiteSettings
 from feddrm.deploy.site.site_status import SiteStatus
@@ -97,6 +98,7 @@ class Site:
                 "scale": [list(client.view.mean), list(client.view.std)],
                 "version": __version__,
                 "fit_protocol": FIT_PROTOCOL,
+                "share_features": self.settings.share.features,
                 "privacy": None if self.demand is None else {"clip": self.demand.clip, "noise": self.demand.noise},
             }
         )
@@ -165,6 +167,8 @@ class Site:
                 f"the server fits the router by protocol {protocol}, this site by {FIT_PROTOCOL}: "
                 "install the same feddrm at both"
             )
+        if request.header["step"] in ROW_STEPS and not self.settings.share.features:
+            raise FeddrmError("its site.yaml does not say 'share: {features: true}': none leave this site")
         with router_kernels(sum(run.spec.sizes)):
             return run.fit.answer(request)
 

@@ -1,4 +1,7 @@
-"""A site's half of the router's fit and its class heads. Only sums over the site's own samples leave it."""
+"""A site's half of the router's fit and its class heads.
+
+Only sums over the site's own samples leave it. The exception are ``ROW_STEPS``, which a site must have agreed to.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from feddrm.errors import FeddrmError
 from feddrm.models import Net
 from feddrm.router import Recipe
 from feddrm.router.answer_calibration import AnswerCalibration
-from feddrm.router.features.base import extract
+from feddrm.router.features.base import Raw, extract
 from feddrm.router.fit.cohort import Target
 from feddrm.router.fit.feature_blocks import site_moments
 from feddrm.router.fit.head_problems import fit_private, joint_classes
@@ -38,6 +41,9 @@ from feddrm.router.solver.solve import moments_of
 BINS = 1000
 SCALES = torch.logspace(-2, 2, 257, dtype=torch.float64).tolist()  # inverse temperatures
 KEPT_HEAD = "fit-head"  # in the private store
+EXACT = 500, 1e-10  # rounds and tolerance of the corrections that answer other sites' rows
+ROWS = "rows/"  # begins the names of tensors with one row per held-out sample
+ROW_STEPS = ("held_out_rows", "answer_rows", "judge_rows")
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +79,9 @@ class SiteFit:
             "corrections": self._corrections,
             "keep": self._keep,
             "curves": self._curves,
+            "held_out_rows": self._held_out_rows,
+            "answer_rows": self._answer_rows,
+            "judge_rows": self._judge_rows,
         }
 
     def answer(self, message: Message) -> bytes:
@@ -190,13 +199,48 @@ class SiteFit:
             answers.append(joint_classes(self._held_out(message, "class", "joint.")[0], self.site.clients))
         return client_curves(torch.stack(answers), held.y, message.tensors["weights"].to(probe.device))
 
-    def _corrected(self, sample: Sample, probe: Tensor, ridge: float, fold: int | None, rounds: int = 60) -> Tensor:
+    def _held_out_rows(self, message: Message) -> dict[str, Tensor]:
+        """The features of this site's held-out samples, one row each, for all sites to answer."""
+        names = message.header["features"]
+        if Raw.name in names:
+            raise FeddrmError("raw features are the samples themselves: none leave this site")
+        features, seen = self._features(), self._seen()
+        return {f"{ROWS}{name}": features[name][seen] for name in names}
+
+    def _answer_rows(self, message: Message) -> dict[str, Tensor]:
+        """The classes that this site's heads give the rows of all sites; a row's fold is held out of its head."""
+        table, samples = message.header["table"], _Samples(self, message)
+        columns = [message.tensors[f"shared/{feature}"] for feature in table.split("+")]
+        rows, fold = self._scaler(message, table)(torch.cat(columns, dim=1)), message.tensors["shared/fold"]
+        answers = torch.zeros(len(rows), dtype=torch.int64)
+        for number in range(message.header["folds"]):
+            probe, inside = self._point(message, str(number)), fold == number
+            # To the optimum, so that the answers do not depend on where a fit stopped.
+            outside = samples.outside(table, "class", number).double()
+            own = self._corrected(outside, probe, message.header["ridge"], number, *EXACT)
+            answers[inside] = logits_at(rows[inside].to(probe.device), probe + own).argmax(1).cpu()
+        return {f"{ROWS}answers": answers}
+
+    def _judge_rows(self, message: Message) -> dict[str, Tensor]:
+        """Which of all sites' answers [n, m] about this site's held-out samples are right."""
+        answers, y = message.tensors[f"{ROWS}answers"], self._target("class")[self._seen()].cpu()
+        if len(answers) != len(y):
+            raise FeddrmError(f"{len(answers)} answers to {len(y)} held-out samples: let the server fit again")
+        return {f"{ROWS}right": answers == y[:, None]}
+
+    def _seen(self) -> Tensor:
+        """Which samples some fold holds out."""
+        return self._part().to(self._device) < self._holdout().used
+
+    def _corrected(
+        self, sample: Sample, probe: Tensor, ridge: float, fold: int | None, rounds: int = 60, tolerance: float = 1e-7
+    ) -> Tensor:
         """The site's correction of the probe: zero where the site has no sample to fit it on."""
         if not len(sample):
             return torch.zeros_like(probe)
         start = self._fit_start().header
         used = sum(self._holdout().remaining(size, fold) for size in start["sizes"]) * start["crops"]
-        return fit_private(sample, probe, ridge, moments_of([sample.x]), len(sample) / used, rounds)
+        return fit_private(sample, probe, ridge, moments_of([sample.x]), len(sample) / used, rounds, tolerance)
 
     def _point(self, message: Message, key: str) -> Tensor:
         return message.tensors[f"point/{key}"].to(self._device)

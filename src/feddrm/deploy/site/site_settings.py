@@ -18,9 +18,14 @@ CONFIG = "site.yaml"
 
 @dataclass(frozen=True)
 class Sharing:
-    """What a site may refuse to send. ``metrics``: counts and sums of its answers to test samples."""
+    """What a site lets out beside what training and the router need.
+
+    ``metrics``: counts and sums of its answers to test samples. ``features``: of held-out training samples the
+    features one by one, which all other sites get and answer.
+    """
 
     metrics: bool = True
+    features: bool = False
 
 
 @dataclass(frozen=True)

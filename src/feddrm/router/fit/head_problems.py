@@ -62,7 +62,13 @@ def private_problem(classes: int, features: int, ridge: float, clients: int = 1)
 
 
 def fit_private(
-    sample: Sample, probe: Tensor, ridge: float, whitening: Whitening | None, share: float = 1.0, rounds: int = 60
+    sample: Sample,
+    probe: Tensor,
+    ridge: float,
+    whitening: Whitening | None,
+    share: float = 1.0,
+    rounds: int = 60,
+    tolerance: float = 1e-7,
 ) -> Tensor:
     """A client's correction [K, d + 1] of the probe, from its own samples.
 
@@ -70,7 +76,7 @@ def fit_private(
     """
     shifted = Sample(sample.x, sample.y, logits_at(sample.x, probe))
     problem = Problem(probe.shape[0], probe.shape[1] - 1, ridge / share, BIAS_RIDGE / share)
-    return solve(problem, [shifted], whitening, rounds=rounds, tolerance=1e-7).point
+    return solve(problem, [shifted], whitening, rounds=rounds, tolerance=tolerance).point
 
 
 def private_samples(samples: Sequence[Sample], probe: Tensor) -> BlockDiagonal:

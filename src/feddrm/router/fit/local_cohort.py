@@ -203,14 +203,14 @@ class LocalCohort:
             stacks["stacked_published"] = list(answers)
         return LocalClasses(stacks, answers, self._labels)
 
-    def judge(self, design: DesignMatrix, heads: Callable[[], HeldOutHeads]) -> Judged:
+    def judge(self, design: DesignMatrix, heads: HeldOutHeads) -> Judged:
         """Answers by the trained models where there are any, else by the refitted heads.
 
         A client's own samples are always answered by its refitted head without their fold: its trained model has
         learned them. No other client's head has.
         """
         each = []
-        for number, refitted in enumerate(self._held_out_answers(heads())):
+        for number, refitted in enumerate(self._held_out_answers(heads)):
             seen, y = ~refitted[0, :, 0].isnan(), self._labels[number]
             answers = refitted
             if self._published:
