@@ -221,7 +221,7 @@ def agreed(deployment: Deployed) -> Deployed:
 
 
 def test_competence_is_that_of_one_process_with_the_same_heads(deployed: Make) -> None:
-    """Features, judgements and fitted weights. The heads' corrections are at their optimum, as sites fit them here."""
+    """Features, judgements and fitted weights."""
     deployment = agreed(deployed(DATA, router=False))
     deployment.server().go()
     spec, settings = deployment.server().run_spec(), RouterSettings(few_messages=True)
@@ -235,8 +235,7 @@ def test_competence_is_that_of_one_process_with_the_same_heads(deployed: Make) -
         design = local.design(recipe)
         softmax = Softmax(local, "class", lambda width, ridge: Problem(10, width, ridge), RouterSettings())
         probes = softmax.choose_one(design, [1e-2], holdout.used, 60).folds
-        fits = local.corrections(design, probes)
-        corrections = [fits._fit(outside, ridge, None, 500, 1e-12) for outside, _ in fits.folds]
+        corrections, _ = local.corrections(design, probes).scores(ridge, [None] * holdout.used)
         here = HeldOutHeads(design, probes, corrections, None, 1e-2, ridge)
         there = replace(here, design=remote.design(recipe), corrections=[])
         mine, theirs = local.judge(here.design, here), remote.judge(there.design, there)
@@ -253,7 +252,7 @@ def test_competence_is_that_of_one_process_with_the_same_heads(deployed: Make) -
 
 
 def test_a_deployed_router_knows_its_sites_competence_where_all_agree(deployed: Make) -> None:
-    """Class fits stop before their optimum, elsewhere than in one process: some judgements differ, hence 0.03."""
+    """Weights of competence and heads are those of one process that fits as a deployed federation does."""
     routing = {"heads": True, "joint": False, "path_rounds": 6, "rounds": 12, "competence": True}
     deployment = agreed(deployed(DATA, routing=routing))
     transport = DirectTransport(deployment.folder)
@@ -268,11 +267,14 @@ def test_a_deployed_router_knows_its_sites_competence_where_all_agree(deployed: 
     here, federation = fitted_here(deployment, **{**routing, "features": "multiscale", "few_messages": True})
     assert chosen["router"]["recipe"] == "multiscale"
     assert chosen["competence"]["judged"] == here.chosen["competence"]["judged"] == sum(federation.sizes.tolist())
-    features = router.features(torch.cat([client.view(client.test.x) for client in federation.clients]))
-    assert (router.right(features) - here.router.right(features)).abs().mean() < 0.03
+    assert here.router.competence is not None
+    assert here.heads is not None
+    torch.testing.assert_close(router.competence, here.router.competence, rtol=0, atol=1e-6)
+    torch.testing.assert_close(load_heads(deployment.run / "router")["probe"], here.heads.probe, rtol=0, atol=1e-6)
     everything = b"".join(signed for *_, signed in transport.messages)
-    for name, own in zip(NAMES, deployment.samples(), strict=True):
+    for name, own, kept in zip(NAMES, deployment.samples(), here.private.values(), strict=True):
         head = PrivateHead.read(deployment.site_folder(name) / "clients" / name / "head.safetensors", "").correction
+        torch.testing.assert_close(head, kept, rtol=0, atol=1e-6)
         private = [*own[:20], *own[:20].float(), *head, *head.double()]
         assert not [row for row in private if row.numpy().tobytes() in everything], "neither samples nor heads travel"
     # A site learns the answers about its own samples alone, and sends no label.

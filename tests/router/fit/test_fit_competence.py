@@ -120,6 +120,9 @@ def test_a_router_has_its_clients_competence_where_heads_are_fitted() -> None:
     assert fitted.chosen["competence"]["judged"] == 100  # every sample has been held out once
     assert fitted.chosen["competence"]["ridge"] in RIDGES
     assert len(router.calibration.confidence["competence"]) == 101
+    unjudged = fit_router(None, {}, rows(), RouterSettings(joint=False, competence=False))
+    assert unjudged.router.competence is None
+    assert "competence" not in unjudged.chosen
     without = fit_router(None, {}, rows(), RouterSettings(heads=False)).router
     assert without.competence is None
     assert set(without.calibration.confidence) == {"density", "posterior"}

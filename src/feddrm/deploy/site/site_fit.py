@@ -21,7 +21,7 @@ from feddrm.router.answer_calibration import AnswerCalibration
 from feddrm.router.features.base import Raw, extract
 from feddrm.router.fit.cohort import Target
 from feddrm.router.fit.feature_blocks import site_moments
-from feddrm.router.fit.head_problems import fit_private, joint_classes
+from feddrm.router.fit.head_problems import CORRECTION_ROUNDS, joint_classes, own_correction
 from feddrm.router.fit.local_cohort import target_of, training_view
 from feddrm.router.fit.selection import FINE_ROUNDS
 from feddrm.router.fit.stacking import client_curves
@@ -36,12 +36,10 @@ from feddrm.router.solver.client_statistics import (
 )
 from feddrm.router.solver.hessian import client_hessian
 from feddrm.router.solver.problem import Scaler
-from feddrm.router.solver.solve import moments_of
 
 BINS = 1000
 SCALES = torch.logspace(-2, 2, 257, dtype=torch.float64).tolist()  # inverse temperatures
 KEPT_HEAD = "fit-head"  # in the private store
-EXACT = 500, 1e-10  # rounds and tolerance of the corrections that answer other sites' rows
 ROWS = "rows/"  # begins the names of tensors with one row per held-out sample
 ROW_STEPS = ("held_out_rows", "answer_rows", "judge_rows")
 
@@ -122,14 +120,16 @@ class SiteFit:
         samples = _Samples(self, message)
         out: dict[str, Tensor] = {}
         for key, (table, target, fold) in message.header["fits"].items():
-            out |= _named(key, client_gradient(samples.outside(table, target, fold), self._point(message, key)))
+            out |= _named(
+                key, client_gradient(samples.outside(table, target, fold).double(), self._point(message, key))
+            )
         return out
 
     def _scores(self, message: Message) -> dict[str, Tensor]:
         samples = _Samples(self, message)
         out: dict[str, Tensor] = {}
         for key, (table, target, fold) in message.header["fits"].items():
-            out |= _named(key, client_scores(samples.inside(table, target, fold), self._point(message, key)))
+            out |= _named(key, client_scores(samples.inside(table, target, fold).double(), self._point(message, key)))
         return out
 
     def _slope(self, message: Message) -> dict[str, Tensor]:
@@ -173,7 +173,7 @@ class SiteFit:
         """
         probe, table = self._point(message, "probe"), message.header["table"]
         sample = _Samples(self, message).outside(table, "class", None)
-        correction = self._corrected(sample, probe, message.header["ridge"], None)
+        correction = self._corrected(sample, probe, message.header["ridge"], None, CORRECTION_ROUNDS)
         test = self.site.client.test
         features = self._extract(self.site.client.view(test.x))
         rows = self._scaler(message, table)(torch.cat([features[name] for name in table.split("+")], dim=1))
@@ -215,9 +215,8 @@ class SiteFit:
         answers = torch.zeros(len(rows), dtype=torch.int64)
         for number in range(message.header["folds"]):
             probe, inside = self._point(message, str(number)), fold == number
-            # To the optimum, so that the answers do not depend on where a fit stopped.
-            outside = samples.outside(table, "class", number).double()
-            own = self._corrected(outside, probe, message.header["ridge"], number, *EXACT)
+            outside = samples.outside(table, "class", number)
+            own = self._corrected(outside, probe, message.header["ridge"], number, FINE_ROUNDS)
             answers[inside] = logits_at(rows[inside].to(probe.device), probe + own).argmax(1).cpu()
         return {f"{ROWS}answers": answers}
 
@@ -232,15 +231,11 @@ class SiteFit:
         """Which samples some fold holds out."""
         return self._part().to(self._device) < self._holdout().used
 
-    def _corrected(
-        self, sample: Sample, probe: Tensor, ridge: float, fold: int | None, rounds: int = 60, tolerance: float = 1e-7
-    ) -> Tensor:
-        """The site's correction of the probe: zero where the site has no sample to fit it on."""
-        if not len(sample):
-            return torch.zeros_like(probe)
+    def _corrected(self, sample: Sample, probe: Tensor, ridge: float, fold: int | None, rounds: int) -> Tensor:
+        """The site's correction of the probe."""
         start = self._fit_start().header
         used = sum(self._holdout().remaining(size, fold) for size in start["sizes"]) * start["crops"]
-        return fit_private(sample, probe, ridge, moments_of([sample.x]), len(sample) / used, rounds, tolerance)
+        return own_correction(sample, probe, ridge, used, rounds)
 
     def _point(self, message: Message, key: str) -> Tensor:
         return message.tensors[f"point/{key}"].to(self._device)
