@@ -33,6 +33,7 @@ from feddrm.deploy.server.training import ServerState
 from feddrm.deploy.site.site_status import read_site_status
 from feddrm.engine import Plan
 from feddrm.predictor.predictor import Predictor
+from feddrm.report.run_record import RunRecord
 from feddrm.router import load_router
 from feddrm.serve.gateway_client import Client
 from refusal import refused
@@ -321,7 +322,12 @@ def test_the_folders_work_apart_by_their_start_scripts(
     started = [subprocess.Popen([place / "start.sh"], env={**os.environ, "PATH": path}) for place in apart.values()]
     try:
         until(lambda: running(apart["server"]), "the server", 60)
-        assert local_cluster.run(apart["server"], lambda status: None, 120)["rounds"] == 2
+        summary = local_cluster.run(apart["server"], lambda status: None, 120)
+        assert summary["rounds"] == 2
+        assert summary["metrics"]["own"]["accuracy"]["value"] == summary["average_accuracy"]
+        record = RunRecord.read(apart["server"] / "runs" / "first")
+        assert 0 < (record.metrics["own", "auroc"].error_bound or 0) < 0.01
+        assert record.class_confusion["own"].shape == (10, 10)
     finally:
         for process in reversed(started):
             process.terminate()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from sklearn.metrics import (
     accuracy_score,
     balanced_accuracy_score,
@@ -160,6 +163,36 @@ def test_the_error_of_auroc_by_histograms_is_within_its_bound() -> None:
         summed = metrics_of_sums(by_client(scaled, labels, origin), NAMES)["auroc"]
         assert abs(summed["value"] - exact) <= summed["error_bound"] + 1e-12
         assert 0 < summed["error_bound"] < 0.1
+
+
+@pytest.mark.slow
+@given(st.integers(2, 4), st.integers(4, 60), st.sampled_from([1e-3, 0.05, 1.0, 50.0]), st.integers(0, 2**32 - 1))
+def test_the_bound_holds_for_scikit_learns_auroc_of_any_scores(
+    classes: int, samples: int, width: float, seed: int
+) -> None:
+    """Scores that crowd in one bin, straddle an edge of bins, are far apart or beyond the range; ties among them."""
+    random = np.random.default_rng(seed)
+    labels = np.concatenate([np.arange(classes), random.integers(classes, size=samples)])
+    logits = width * random.normal(size=(len(labels), classes)).round(random.integers(0, 4))
+    answers, y = torch.from_numpy(logits).log_softmax(1), torch.from_numpy(labels)
+    probabilities = answers.exp().numpy()
+    ranked = range(classes) if classes > 2 else (1,)
+    expected = np.mean([roc_auc_score(labels == k, probabilities[:, k]) for k in ranked])
+    origin = torch.from_numpy(random.integers(len(NAMES), size=len(labels)))
+    stated = metrics_of_sums(by_client(answers, y, origin), NAMES)["auroc"]
+    assert abs(stated["value"] - expected) <= stated["error_bound"] + 1e-12
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["worst order", "best order"])
+def test_the_bound_is_reached_where_all_scores_share_a_bin(first: int) -> None:
+    """Within the bin every positive sample is above every negative one, or below."""
+    labels = torch.tensor([first] * 5 + [1 - first] * 7)
+    second = 1e-4 * torch.arange(1, 13, dtype=torch.float64)
+    answers = torch.stack([torch.zeros_like(second), second], dim=1).log_softmax(1)
+    exact = roc_auc_score(labels, answers[:, 1])
+    assert exact == 1 - first
+    stated = metrics_of_sums([answer_sums(answers, labels)], NAMES[:1])["auroc"]
+    assert (stated["value"], stated["error_bound"]) == (0.5, 0.5)
 
 
 def test_sums_count_every_sample_once_in_every_table() -> None:

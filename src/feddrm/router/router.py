@@ -250,7 +250,8 @@ class Router:
         if self.competence is None:
             raise FeddrmError(
                 "this router knows no client's competence: fit it again, with heads and in one process "
-                f"('feddrm fit-router RUN'), or choose rule {' or '.join(RULES)}"
+                "('feddrm fit-router RUN'), or deployed with 'routing: {heads: true, competence: true}', "
+                f"or choose rule {' or '.join(RULES)}"
             )
         return logits_at(self.scaler(features.to(self.weight.dtype)), self.competence).sigmoid()
 

@@ -63,9 +63,10 @@ class RouterSettings:
     the trunk would take most of the time. ``rounds`` bounds the fits that are kept; None takes the router to its
     optimum and gives each fit of a head 60. ``path_rounds`` bounds the fits that only compare ridge strengths
     (None: as many as each comparison needs). ``heads`` fits the exact class heads, too; ``joint`` their joint model
-    (None: where it is affordable). Several ``views`` take the place of the crops: the features of a training sample
-    are then means over its views, as those of a query will be. ``few_messages`` fits the router as a deployed
-    federation does: from moments that clients send once, then with four or five rounds at a time, side by side.
+    (None: where it is affordable); ``competence``, with heads, how probable a right answer of each client is. Several
+    ``views`` take the place of the crops: the features of a training sample are then means over its views, as those
+    of a query will be. ``few_messages`` fits the router as a deployed federation does: from moments that clients
+    send once, then with four or five rounds at a time, side by side.
     """
 
     features: str | None = None
@@ -76,6 +77,7 @@ class RouterSettings:
     tolerance: float = 1e-6
     heads: bool = True
     joint: bool | None = None
+    competence: bool = True
     seed: int = 0
     views: int = 1
     few_messages: bool = False

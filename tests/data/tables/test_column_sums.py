@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from feddrm.data.tables.column_kinds import CategoryColumn, NumberColumn
-from feddrm.data.tables.column_sums import ColumnSums, schema_from_sums
+from feddrm.data.tables.column_sums import ColumnSums, check_levels, schema_from_sums, table_sums
 from refusal import refused
 
 
@@ -71,3 +74,41 @@ def test_columns_that_cannot_be_told() -> None:
         sums([f"p{i}" for i in range(40)]).column("pid")
     with refused("column 'only' has 1 different texts"):
         sums(["same", "same"]).column("only")
+
+
+def test_sums_travel_as_plain_values_to_the_last_bit() -> None:
+    rows = [["0.1", "red"], ["0.7", "blue"], ["", "red"]]
+    for column in table_sums(["x", "colour"], rows, [True] * 3, ()).values():
+        assert ColumnSums.load(json.loads(json.dumps(column.as_dict()))) == column
+
+
+SENT: dict[str, Any] = {"count": 3, "mean": 1.5, "squares": 2.0, "levels": [], "missing": False}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"count": -1}, {"count": 2.5}, {"count": True}, {"mean": float("nan")}, {"mean": "1"}, {"squares": -1.0},
+        {"squares": float("inf")}, {"levels": ["a"]}, {"levels": "ab", "count": 0}, {"levels": [1], "count": 0},
+        {"levels": ["a\x1b"], "count": 0}, {"levels": [str(i) for i in range(31)], "count": 0}, {"missing": None},
+        {"more": 1},
+    ],
+)  # fmt: skip
+def test_sums_of_another_form_are_refused(change: dict[str, Any]) -> None:
+    assert ColumnSums.load(SENT).count == 3
+    with refused("both ends need the same feddrm"):
+        ColumnSums.load({**SENT, **change})
+    with refused("both ends need the same feddrm"):
+        ColumnSums.load({key: value for key, value in SENT.items() if key != next(iter(change))} | {"more": 1})
+
+
+def test_texts_that_hardly_repeat_do_not_leave_a_site() -> None:
+    """Neither an identifier of many rows nor the names in a short table do. Numbers leave as sums only."""
+    rows = [[f"p{i}", str(i), "ab"[i % 2]] for i in range(8)]
+    sums = table_sums(["pid", "number", "sex"], rows, [True] * 8, ())
+    with refused("column 'pid' has 8 different texts in 8 rows", "would leave this site", "drop: ['pid']"):
+        check_levels(sums, 8)
+    check_levels({name: sums[name] for name in ("number", "sex")}, 8)
+    many = table_sums(["code"], [[str(i % 31)] for i in range(400)], [True] * 400, ["code"])
+    with refused("column 'code' has 31 different texts in 400 rows"):
+        check_levels(many, 400)

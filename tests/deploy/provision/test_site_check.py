@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import shutil
 import ssl
 import threading
@@ -59,6 +60,16 @@ def test_a_sound_site(site: Path) -> None:
     assert findings["columns"].text == "2: age (0 to 19.5), dose (0 to 39)"
     assert "nothing listens there" in findings["server"].text
     assert not (site / "status.json").exists(), "it changes nothing"
+
+
+def test_what_a_site_with_an_automatic_schema_will_tell_is_shown(site: Path) -> None:
+    rows = [f"{'ab'[i % 2]},{i},{'fm'[i // 2 % 2]}" for i in range(40)]
+    (site / "visits.csv").write_text("\n".join(["outcome,age,sex", *rows, "a,,f"]) + "\n")
+    change(site, data={"csv": "visits.csv", "label": "outcome", "schema": "auto"})
+    text = found(site)["columns"].text
+    assert re.fullmatch(r"2: age \(2\d numbers, mean [\d.]+, gaps\), sex \(f, m\)", text)
+    change(site, data={"csv": "visits.csv", "label": "outcome", "schema": "auto", "categories": ["age"]})
+    assert "column 'age' has 40 different texts in 41 rows" in found(site)["data"].text
 
 
 def test_variants_of_spelling_and_few_samples_are_warned_of(site: Path) -> None:

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from deployment import NAMES, Deployed, DirectTransport, assert_same, in_one_process, private_leaves
 from feddrm.deploy.server.training import ServerState
+from feddrm.deploy.site.site_fit import ROW_STEPS
 from feddrm.deploy.wire.messages import Message, unpack
 from feddrm.engine import Plan
 from feddrm.models import is_head
@@ -70,7 +71,8 @@ def test_no_message_and_no_server_file_holds_private_leaves_or_samples(deployed:
             assert row.float().numpy().tobytes() not in content
     assert {"hello", "train", "fit", "finish"} <= kinds
     request = Message({"brief": deployment.server().run_spec().as_dict()}, {})
-    assert set(deployment.site("oslo")._run_of(request).fit._steps) <= kinds
+    assert set(deployment.site("oslo")._run_of(request).fit._steps) - set(ROW_STEPS) <= kinds
+    assert not kinds & set(ROW_STEPS), "nobody has agreed to send features of single samples"
     server = deployment.folder / "server"
     assert not private_leaves(server)
     everything = b"".join(signed for _, _, signed in transport.messages)

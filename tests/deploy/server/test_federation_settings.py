@@ -51,6 +51,22 @@ def test_a_deployed_router_is_not_fitted_on_views() -> None:
         FederationSettings(clients=("oslo", "lima"), routing={"views": 4}).check()
 
 
+@pytest.mark.parametrize(
+    ("routing", "reason"),
+    [
+        ({}, "competence=true is about the class heads: add heads=true"),
+        ({"heads": True, "features": "raw+multiscale"}, "raw features are the samples themselves"),
+    ],
+)
+def test_a_competence_that_cannot_be_fitted_over_the_network_is_refused(routing: dict[str, Any], reason: str) -> None:
+    with refused(reason):
+        FederationSettings(clients=("oslo", "lima"), routing={"competence": True, **routing}).check()
+    usable = FederationSettings(clients=("oslo", "lima"), routing={"competence": True, "heads": True})
+    usable.check()
+    assert usable.router_settings.features == "multiscale"
+    assert not FederationSettings(clients=("oslo", "lima")).router_settings.competence, "off by default"
+
+
 def test_sites_may_change_while_a_run_goes_on_and_then_need_another_run(deployed: Callable[..., Deployed]) -> None:
     deployment = deployed(router=False)
     deployment.server().run_spec()

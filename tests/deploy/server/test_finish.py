@@ -19,7 +19,9 @@ from feddrm.deploy.server.waiting import PATIENCE
 from feddrm.deploy.wire.messages import Message, pack, unpack
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import answer_metrics, class_confusion
+from feddrm.report.report_page import report_page
 from feddrm.report.run_record import RunRecord
+from feddrm.report.run_table import report_table
 from feddrm.router import load_router
 from feddrm.runs.run_membership import leave_run_router
 from refusal import refused
@@ -121,9 +123,13 @@ def test_the_server_sleeps_while_all_sites_are_away_from_the_fit(deployed: Make)
     assert (deployment.run / "router" / "manifest.json").exists()
 
 
-def test_metrics_of_the_sites_answers_are_those_of_pooled_samples(deployed: Make) -> None:
+@pytest.mark.parametrize("data", ["digits", pytest.param("heart", marks=pytest.mark.data)])
+def test_metrics_of_the_sites_answers_are_those_of_pooled_samples(data: str, deployed: Make) -> None:
     """From counts exactly, from sums to the last digits, AUROC within the bound that is stated."""
     deployment = deployed(router=False)
+    if data == "heart":
+        for number, name in enumerate(deployment.settings.clients):
+            deployment.change_site(name, data={"dataset": "heart", "client": number})
     server = deployment.server()
     server.go()
     summary, spec = server.run.summary(), server.run_spec()
@@ -137,7 +143,9 @@ def test_metrics_of_the_sites_answers_are_those_of_pooled_samples(deployed: Make
         origin.append(torch.full_like(labels[-1], number))
     answers, y = torch.cat(logits).double().log_softmax(1), torch.cat(labels)
     expected = answer_metrics(answers, y, torch.cat(origin), spec.names)
-    for name in ("accuracy", "balanced_accuracy", "macro_f1", "worst_client"):
+    assert set(measured) == set(expected)
+    assert ("sensitivity" in measured) == (len(spec.classes) == 2)
+    for name in set(measured) - {"auroc", "brier", "ece"}:
         assert measured[name]["value"] == expected[name]["value"]
     assert measured["worst_client"]["name"] == expected["worst_client"]["name"]
     for name in ("brier", "ece"):
@@ -151,6 +159,9 @@ def test_metrics_of_the_sites_answers_are_those_of_pooled_samples(deployed: Make
     record = RunRecord.read(deployment.run)
     assert record.metrics["own", "auroc"].error_bound == bound
     assert [client.name for client in record.clients] == list(spec.names)
+    page = report_page(report_table([deployment.run]))
+    shown = ["AUROC", "error at most", "Balanced accuracy", "Brier", "Worst client", "Confusion"]
+    assert [text for text in shown if text.lower() not in page.lower()] == []
 
 
 def test_no_sums_of_answers_leave_the_sites_of_a_private_run(deployed: Make) -> None:
@@ -164,18 +175,32 @@ def test_no_sums_of_answers_leave_the_sites_of_a_private_run(deployed: Make) -> 
     assert not server.run.evaluation_file.exists()
 
 
-def test_a_run_with_a_site_of_an_older_version_ends_without_metrics(
-    deployed: Make, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("reason", ["an older version", "refused"])
+def test_a_run_with_a_site_that_sends_no_sums_ends_without_metrics_and_names_it(
+    reason: str, deployed: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deployment = deployed(router=False)
-    lima = deployment.site("lima")
-    finish = lima._finish
-    monkeypatch.setitem(lima._handlers, "finish", lambda request: pack(unpack(finish(request)).header))
-    server = deployment.server()
+    if reason == "refused":
+        deployment.change_site("lima", share={"metrics": False})
+    else:
+        lima = deployment.site("lima")
+        finish = lima._finish
+        monkeypatch.setitem(lima._handlers, "finish", lambda request: pack(unpack(finish(request)).header))
+    transport = DirectTransport(deployment.folder)
+    server = deployment.server(transport)
     server.go()
+    sent = {name: unpack(signed[2 + int.from_bytes(signed[:2], "big") :]) for _, name, signed in transport.messages}
+    assert {name: bool(message.tensors) for name, message in sent.items()} == {
+        "oslo": True,
+        "lima": False,
+        "pune": True,
+    }
     assert not deployment.complaints
-    assert "metrics" not in server.run.summary()
-    assert 0 < server.run.summary()["average_accuracy"] < 1
+    summary = server.run.summary()
+    assert "metrics" not in summary
+    assert summary["without_metrics"] == ["lima"]
+    assert 0 < summary["average_accuracy"] < 1
+    assert RunRecord.read(deployment.run).metrics == {}
 
 
 def test_a_server_that_crashed_after_the_fit_does_not_fit_again(deployed: Make) -> None:

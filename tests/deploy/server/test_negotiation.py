@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from feddrm.data.tables.column_kinds import NumberColumn
+from feddrm.data.tables.column_sums import ColumnSums, schema_from_sums
 from feddrm.data.tables.table_schema import TableSchema
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.negotiation import make_run_spec
@@ -72,6 +73,17 @@ def test_a_site_that_fits_routers_by_another_protocol_is_named(lima: dict[str, A
     assert make_run_spec(FederationSettings(SETTINGS.clients, router=False), hellos(**lima)).names == tuple(hellos())
 
 
+@pytest.mark.parametrize("lima", [{}, {"share_features": None}, {"share_features": False}])
+def test_competence_needs_the_consent_of_every_site(lima: dict[str, Any]) -> None:
+    """An older site states none."""
+    settings = replace(SETTINGS, routing={"competence": True, "heads": True})
+    agreed = {name: {**HELLO, "share_features": True} for name in SETTINGS.clients}
+    assert make_run_spec(settings, agreed).names == SETTINGS.clients
+    with refused("lima does not share features of held-out samples", "share: {features: true}", "leave competence out"):
+        make_run_spec(settings, {**agreed, "lima": {**HELLO, **lima}})
+    assert make_run_spec(SETTINGS, hellos(**lima)).names == SETTINGS.clients
+
+
 def test_sites_that_scale_differently_cannot_have_a_router() -> None:
     """A raw query cannot be scaled before it is routed."""
     own = hellos(scale=[[0.5, 0.4, 0.1], [0.1, 0.1, 0.1]])
@@ -125,6 +137,40 @@ def test_all_sites_must_encode_their_tables_by_one_schema() -> None:
         make_run_spec(SETTINGS, {**same, "lima": {**HELLO, "schema": other.as_dict()}})
     with refused("oslo has columns that are not those of its schema"):
         make_run_spec(SETTINGS, {name: {**hello, "columns": ["a", "b", "c", "x"]} for name, hello in same.items()})
+
+
+def sums(**columns: list[str]) -> dict[str, Any]:
+    return {name: ColumnSums.of(cells, [True] * len(cells), False).as_dict() for name, cells in columns.items()}
+
+
+def test_the_schema_of_sites_that_send_sums_is_that_of_all_their_rows() -> None:
+    ages = [["41", "52"], ["63", ""], ["70", "38.5"]]
+    sexes = [["f", "f"], ["m", "f"], ["m", "x"]]
+    told = [sums(age=age, sex=sex) for age, sex in zip(ages, sexes, strict=True)]
+    told[1] = {name: told[1][name] for name in ("sex", "age")}  # a file may order its columns differently
+    auto = {**HELLO, "shape": [2], "columns": ["age", "sex"]}
+    spec = make_run_spec(
+        SETTINGS, {name: {**auto, "column_sums": own} for name, own in zip(SETTINGS.clients, told, strict=True)}
+    )
+    whole = sums(age=[cell for part in ages for cell in part], sex=[cell for part in sexes for cell in part])
+    expected = schema_from_sums({name: ColumnSums.load(column) for name, column in whole.items()})
+    assert spec.schema == expected.as_dict()
+    assert spec.columns == expected.encoded == ("age", "sex_f", "sex_m", "sex_x", "age_missing")
+    assert spec.shape == (5,)
+
+
+@pytest.mark.parametrize(
+    ("lima", "complaint"),
+    [
+        (None, "oslo has 'schema: auto', lima has not: write it in every site.yaml, or in none"),
+        (sums(a=["1"], b=["2"]), "lima and oslo differ in column 'b': bring all sites to one form"),
+        (sums(a=["red"]), "column 'a' has numbers at some clients and text such as 'red' at others"),
+    ],
+)
+def test_sites_whose_columns_have_no_common_schema_are_named(lima: Any, complaint: str) -> None:
+    own = {name: {**HELLO, "column_sums": sums(a=["1", "2"])} for name in SETTINGS.clients}
+    with refused(complaint):
+        make_run_spec(SETTINGS, {**own, "lima": {**HELLO, "column_sums": lima}})
 
 
 def test_a_run_spec_without_a_schema_is_an_older_one() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from deployment import NAMES, Deployed, DirectTransport
 from feddrm.data import Federation, load
-from feddrm.deploy.server.remote_cohort import Ask, RemoteCohort
+from feddrm.deploy.server.remote_cohort import NO_ROWS, Ask, RemoteCohort, Rows
 from feddrm.deploy.server.training import ServerState
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site import Site
@@ -30,15 +30,18 @@ from feddrm.router import (
     read_manifest,
 )
 from feddrm.router.fit.cohort import FitRequest, HeldOutHeads, Target, Trunk
+from feddrm.router.fit.fit_competence import fit_competence
 from feddrm.router.fit.fit_router import fit_cohort
+from feddrm.router.fit.head_problems import STRENGTHS
 from feddrm.router.fit.local_cohort import LocalCohort
-from feddrm.router.fit.selection import FEW_ROUNDS, KEPT_ROUNDS
+from feddrm.router.fit.selection import FEW_ROUNDS, KEPT_ROUNDS, Softmax
 from feddrm.router.private_head import PrivateHead
 from feddrm.router.settings import Holdout
 from feddrm.router.solver.client_statistics import Sample
 from feddrm.router.solver.problem import Problem, add
 from feddrm.router.solver.solve import moments_of, solve
 from feddrm.threads import router_kernels
+from refusal import refused
 
 pytestmark = pytest.mark.slow
 
@@ -131,9 +134,9 @@ def ask_sites(deployment: Deployed, place: str) -> Ask:
     for site in sites:
         site.folder = site.folder.parent.parent / place / site.name
 
-    def ask(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[int, Message]:
-        message = Message({"brief": spec.as_dict(), "fit_protocol": FIT_PROTOCOL, **header}, dict(tensors))
-        return {i: unpack(site._fit(message)) for i, site in enumerate(sites)}
+    def ask(header: Mapping[str, Any], tensors: Mapping[str, Tensor], rows: Rows = NO_ROWS) -> dict[int, Message]:
+        whole = {"brief": spec.as_dict(), "fit_protocol": FIT_PROTOCOL, **header}
+        return {i: unpack(site._fit(Message(whole, {**tensors, **rows.to_site(i)}))) for i, site in enumerate(sites)}
 
     return ask
 
@@ -208,6 +211,94 @@ def test_both_cohorts_answer_every_question_alike(deployed: Make, target: Target
         assert expected.keys() == sums[1][question].keys()
         for name, value in expected.items():
             torch.testing.assert_close(sums[1][question][name], value, rtol=2e-5, atol=1e-4, msg=f"{question} {name}")
+
+
+def agreed(deployment: Deployed) -> Deployed:
+    """All sites let features of held-out samples out."""
+    for name in NAMES:
+        deployment.change_site(name, share={"features": True})
+    return deployment
+
+
+def test_competence_is_that_of_one_process_with_the_same_heads(deployed: Make) -> None:
+    """Features, judgements and fitted weights."""
+    deployment = agreed(deployed(DATA, router=False))
+    deployment.server().go()
+    spec, settings = deployment.server().run_spec(), RouterSettings(few_messages=True)
+    holdout, recipe, ridge = Holdout(5, 5), Recipe.parse("multiscale", *spec.scale), STRENGTHS[0]
+    trunk = Trunk(spec.make_net().requires_grad_(False), ServerState.load(deployment.server().checkpoint).shared)
+    with router_kernels(sum(spec.sizes)):
+        local = LocalCohort(load("digits", clients=3, seed=7, shift="none"), settings)
+        remote = RemoteCohort(ask_sites(deployment, "competence"), spec.facts, spec.crop, settings)
+        for cohort in (local, remote):
+            cohort.measure(recipe, trunk, holdout)
+        design = local.design(recipe)
+        softmax = Softmax(local, "class", lambda width, ridge: Problem(10, width, ridge), RouterSettings())
+        probes = softmax.choose_one(design, [1e-2], holdout.used, 60).folds
+        corrections, _ = local.corrections(design, probes).scores(ridge, [None] * holdout.used)
+        here = HeldOutHeads(design, probes, corrections, None, 1e-2, ridge)
+        there = replace(here, design=remote.design(recipe), corrections=[])
+        mine, theirs = local.judge(here.design, here), remote.judge(there.design, there)
+        fitted = [
+            fit_competence(cohort, heads.design, heads, holdout, settings)
+            for cohort, heads in ((local, here), (remote, there))
+        ]
+    assert torch.equal(theirs.x, mine.x)
+    assert torch.equal(theirs.part, mine.part)
+    assert torch.equal(theirs.right, mine.right)
+    assert (mine.right.double().mean(0) < 0.95).all(), "clients err, each elsewhere"
+    torch.testing.assert_close(fitted[1].point, fitted[0].point, rtol=0, atol=1e-6)
+    assert fitted[1].chosen == fitted[0].chosen
+
+
+def test_a_deployed_router_knows_its_sites_competence_where_all_agree(deployed: Make) -> None:
+    """Weights of competence and heads are those of one process that fits as a deployed federation does."""
+    routing = {"heads": True, "joint": False, "path_rounds": 6, "rounds": 12, "competence": True}
+    deployment = agreed(deployed(DATA, routing=routing))
+    transport = DirectTransport(deployment.folder)
+    deployment.server(transport).go()
+    assert not deployment.complaints
+    router, chosen = load_router(deployment.run / "router"), read_manifest(deployment.run / "router")["notes"]["chosen"]
+    steps = fit_steps(transport)
+    added = steps[len(steps) - steps[::-1].index("curves") :]
+    assert added[-3:] == ["held_out_rows", "answer_rows", "judge_rows"]
+    assert set(added[:-3]) == {"gradient"}
+    assert len(added) <= 12 + 3, "the probes of the folds that the heads left out, and three messages"
+    here, federation = fitted_here(deployment, **{**routing, "features": "multiscale", "few_messages": True})
+    assert chosen["router"]["recipe"] == "multiscale"
+    assert chosen["competence"]["judged"] == here.chosen["competence"]["judged"] == sum(federation.sizes.tolist())
+    assert here.router.competence is not None
+    assert here.heads is not None
+    torch.testing.assert_close(router.competence, here.router.competence, rtol=0, atol=1e-6)
+    torch.testing.assert_close(load_heads(deployment.run / "router")["probe"], here.heads.probe, rtol=0, atol=1e-6)
+    everything = b"".join(signed for *_, signed in transport.messages)
+    for name, own, kept in zip(NAMES, deployment.samples(), here.private.values(), strict=True):
+        head = PrivateHead.read(deployment.site_folder(name) / "clients" / name / "head.safetensors", "").correction
+        torch.testing.assert_close(head, kept, rtol=0, atol=1e-6)
+        private = [*own[:20], *own[:20].float(), *head, *head.double()]
+        assert not [row for row in private if row.numpy().tobytes() in everything], "neither samples nor heads travel"
+    # A site learns the answers about its own samples alone, and sends no label.
+    messages = [unpack(signed[2 + int.from_bytes(signed[:2], "big") :]) for *_, signed in transport.messages[-12:-6]]
+    sizes = federation.sizes.tolist()
+    assert [len(message.tensors["rows/answers"]) for message in messages[::2]] == sizes
+    assert [tuple(message.tensors["rows/right"].shape) for message in messages[1::2]] == [(n, 3) for n in sizes]
+
+
+def test_features_of_samples_leave_a_site_only_if_it_agreed(deployed: Make) -> None:
+    """Whatever the server asks, and never the samples themselves."""
+    deployment = deployed(DATA, router=False)
+    deployment.server().go()
+    spec = deployment.server().run_spec()
+    deployment.change_site("oslo", share={"features": True})
+    ask = ask_sites(deployment, "refusing")
+    cohort = RemoteCohort(ask, spec.facts, spec.crop, RouterSettings())
+    cohort.measure(Recipe.parse("raw", *spec.scale), Trunk(None, {}), Holdout(4, 2))
+    with refused("raw features are the samples themselves: none leave this site"):
+        ask({"step": "held_out_rows", "features": ["raw"]}, {})  # oslo is asked first
+    deployment.change_site("oslo", share={})
+    for step in ("held_out_rows", "answer_rows", "judge_rows"):
+        with refused("its site.yaml does not say 'share: {features: true}'", "none leave this site"):
+            ask_sites(deployment, "refusing")({"step": step, "features": []}, {})
 
 
 def test_crops_and_holdout_are_settings_of_a_deployed_fit_too(deployed: Make) -> None:

@@ -14,8 +14,9 @@ import torch
 from safetensors.torch import save
 
 from deployment import NAMES, QUICK_ROUTING, Deployed, DirectTransport, assert_same, in_one_process
-from feddrm.deploy.server.reply_validation import blank_upload, check_answers, check_header, check_update
+from feddrm.deploy.server.reply_validation import blank_upload, check_answers, check_header, check_sums, check_update
 from feddrm.deploy.server.training import ServerState
+from feddrm.deploy.site.site_fit import ROWS
 from feddrm.deploy.wire.key_files import load_private_key
 from feddrm.deploy.wire.messages import FORMAT, Message, pack, sign, unpack, verify
 from feddrm.deploy.wire.run_spec import RunSpec
@@ -284,3 +285,13 @@ def test_finite_uploads_that_aggregate_to_infinite_leaves_stop_the_run(deployed:
     saved = ServerState.load(deployment.server().checkpoint)
     assert saved.round == 1
     assert all(bool(value.isfinite().all()) for value in saved.shared.values())
+
+
+def test_rows_of_single_samples_are_as_many_as_the_server_knows_of() -> None:
+    form = {f"{ROWS}x": torch.zeros(1, 2), "count": torch.zeros(1, dtype=torch.int64)}
+    answer = {f"{ROWS}x": torch.ones(4, 2), "count": torch.tensor([7])}
+    assert check_sums(Message({}, answer), form, 10, rows=4).tensors is answer
+    with refused("'rows/x' is torch.float32 [4, 2], not torch.float32 [5, 2]"):
+        check_sums(Message({}, answer), form, 10, rows=5)
+    with refused("'count' counts other than its 6 samples"):
+        check_sums(Message({}, answer), form, 6, rows=4)

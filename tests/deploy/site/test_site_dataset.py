@@ -7,19 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import yaml
 from PIL import Image
 
-from deployment import NAMES, Deployed
+from deployment import NAMES, Deployed, DirectTransport
+from feddrm.data import Federation
+from feddrm.data.sources.labelled_samples import Division, divide
 from feddrm.data.tables.table_schema import TableSchema
 from feddrm.deploy.flower.apps import site_at
 from feddrm.deploy.provision.project import make_project
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.site.site import Site
 from feddrm.deploy.site.site_dataset import read_site_dataset, sorted_classes
-from feddrm.deploy.wire.messages import Message
+from feddrm.deploy.wire.messages import Message, unpack
 from feddrm.errors import FeddrmError
 from feddrm.predictor.query_files import read_queries
 from feddrm.runs import Run
@@ -70,6 +73,7 @@ def test_classes_that_are_numbers_are_sorted_as_numbers() -> None:
         ({"folder": "nowhere"}, "nowhere"),
         ({"npz": "a.npz", "lable": "y"}, "no setting 'lable'"),
         ({"dataset": "digits", "clients": 3, "client": 3}, "shares 0 to 2"),
+        ({"csv": "none.csv", "label": "y", "categories": ["a"]}, "categories need 'schema: auto'"),
     ],
 )
 def test_a_mistake_in_the_settings_is_named(data: dict[str, Any], complaint: str, tmp_path: Path) -> None:
@@ -164,3 +168,89 @@ def test_raw_tables_of_sites_become_a_router_that_takes_raw_queries(tmp_path: Pa
     spec = deployment.server().run_spec()
     with refused("encodes its rows by the schema", "start a new run"):
         changed._run_of(Message({"brief": spec.as_dict(), "after": 0}, {}))
+
+
+HEADERS = (["age", "sex", "chol", "ill"], ["ill", "chol", "sex", "age"], ["age", "sex", "chol", "ill"])
+
+
+def site_rows(number: int) -> list[dict[str, str]]:
+    """Gaps at one site only, a level that one site alone has, and one site with a single level."""
+    random = np.random.default_rng(number)
+    sexes = (["f", "m"], ["f"], ["f", "m", "x"])[number]
+    return [
+        {
+            "age": f"{random.normal(40 + 10 * number, 8):.3f}",
+            "sex": sexes[k % len(sexes)],
+            "chol": "" if number == 2 and k % 5 == 0 else f"{random.normal(240, 50):.2f}",
+            "ill": str(k % 2),
+        }
+        for k in range(30)
+    ]
+
+
+@pytest.fixture
+def auto_project(tmp_path: Path) -> Deployed:
+    """Sites whose schema follows from all their columns' sums."""
+    site_at.cache_clear()
+    settings = FederationSettings(clients=NAMES, training={"rounds": 1, "local_steps": 2, "batch_size": 8})
+    make_project(tmp_path / "f", settings)
+    deployment = Deployed(tmp_path / "f", settings)
+    for i, name in enumerate(NAMES):
+        pd.DataFrame(site_rows(i))[HEADERS[i]].to_csv(deployment.site_folder(name) / "visits.csv", index=False)
+        deployment.change_site(name, data={"csv": "visits.csv", "label": "ill", "schema": "auto"})
+    return deployment
+
+
+@pytest.mark.slow
+def test_sites_get_the_schema_that_one_process_makes_of_all_tables(auto_project: Deployed) -> None:
+    """Schema and network inputs are equal to the bit, no message is added, and no cell travels."""
+    transport = DirectTransport(auto_project.folder)
+    server = auto_project.server(transport)
+    server.go()
+    assert not auto_project.complaints
+    spec, train, test = server.run_spec(), {}, {}
+    for i, name in enumerate(NAMES):
+        rows = pd.DataFrame(site_rows(i))
+        first, rest = divide(name, {name: len(rows)}, Division(0.3, 2025))[name]
+        train[name], test[name] = rows.iloc[first], rows.iloc[rest]
+    pooled = Federation.from_csv(train, test=test, label="ill", schema="auto")
+    assert pooled.schema is not None
+    assert spec.schema == pooled.schema.as_dict()
+    for client in pooled.clients:
+        own = auto_project.site(client.name)._run_of(Message({"brief": spec.as_dict()}, {})).client
+        for mine, expected in ((own.train, client.train), (own.test, client.test)):
+            assert torch.equal(mine.x, expected.x)
+            assert torch.equal(mine.y, expected.y)
+    kinds = [
+        unpack(signed[2 + int.from_bytes(signed[:2], "big") :]).header.get("kind") for *_, signed in transport.messages
+    ]
+    assert kinds.count("hello") == len(NAMES)
+    assert set(kinds) == {"hello", "train", "fit", "finish", None}
+    everything = b"".join(content for _, _, content in transport.messages)
+    cells = {row[column] for i in range(3) for row in site_rows(i) for column in ("age", "chol")} - {""}
+    assert not [cell for cell in cells if cell.encode() in everything]
+    router = Run.open(auto_project.run).router()
+    assert router.schema == pooled.schema
+    assert len(router.route(pd.DataFrame(site_rows(0))[["age", "sex", "chol"]]).client) == 30
+
+
+@pytest.mark.slow
+def test_a_row_that_the_runs_schema_cannot_encode_is_named_at_its_site_only(
+    auto_project: Deployed, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = auto_project.server().run_spec()
+    path = auto_project.site_folder("oslo") / "visits.csv"
+    path.write_text(path.read_text().replace(",m,", ",secret,"))
+    auto_project.restart_sites()
+    request = Message({"brief": spec.as_dict(), "after": 0}, {})
+    with refused("holds a row that this run's schema cannot encode (see its log)", "start a new run") as caught:
+        auto_project.site("oslo")._run_of(request)
+    assert "secret" not in str(caught.value)
+    assert "secret" in caplog.text
+    older = {**spec.as_dict(), "schema": None}
+    with refused("needs a server that makes schemas ('schema: auto')", "the same feddrm"):
+        auto_project.site("lima")._run_of(Message({"brief": older, "after": 0}, {}))
+    path.write_text("age,weight,ill\n" + "\n".join(f"{i},{i},{i % 2}" for i in range(30)) + "\n")
+    auto_project.restart_sites()
+    with refused("holds other columns than this run's schema has"):
+        auto_project.site("oslo")._run_of(request)

@@ -44,3 +44,27 @@ def test_the_old_setting_resident_may_be_true_only(resident: bool, deployed: Mak
     else:
         with refused("site.yaml: 'resident: false' is not supported any more", "remove the line"):
             SiteSettings.read(deployment.site_folder("oslo"))
+
+
+@pytest.mark.parametrize(
+    ("share", "complaint"),
+    [
+        ({"metric": False}, "no share setting 'metric'; did you mean 'metrics'?"),
+        ({"metrics": "perhaps"}, "metrics"),
+        ("nothing", "share: "),
+    ],
+)
+def test_a_mistake_in_what_a_site_shares_is_named(share: object, complaint: str, deployed: Make) -> None:
+    deployment = deployed()
+    deployment.change_site("oslo", share=share)
+    with refused("site.yaml: share: ", complaint, "as in 'share: {metrics: false}'"):
+        SiteSettings.read(deployment.site_folder("oslo"))
+
+
+def test_a_site_that_demands_privacy_sends_no_sums_of_its_columns(deployed: Make) -> None:
+    deployment = deployed()
+    deployment.change_site(
+        "oslo", privacy={"clip": 1.0, "noise": 3.0}, data={"csv": "a.csv", "label": "y", "schema": "auto"}
+    )
+    with refused("'schema: auto' sends sums that privacy does not cover: give a schema file"):
+        SiteSettings.read(deployment.site_folder("oslo"))

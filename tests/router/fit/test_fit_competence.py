@@ -28,10 +28,10 @@ EXACT = RouterSettings(rounds=500, tolerance=1e-12)
 class Judges:
     """A cohort that does nothing but judge."""
 
-    def __init__(self, judged: Judged | None) -> None:
+    def __init__(self, judged: Judged) -> None:
         self.judged = judged
 
-    def judge(self, design: DesignMatrix, heads: Callable[[], HeldOutHeads]) -> Judged | None:
+    def judge(self, design: DesignMatrix, heads: HeldOutHeads) -> Judged:
         return self.judged
 
 
@@ -45,10 +45,10 @@ def made(competent: Callable[[Tensor], Tensor], samples: int = 400) -> tuple[Jud
     return Judged(x, right, torch.arange(samples) % 5), DesignMatrix(RAW, scaler, moments_of([x]), (x,))
 
 
-def fit(judged: Judged | None, design: DesignMatrix) -> Any:
-    unused: Any = None
+def fit(judged: Judged, design: DesignMatrix) -> Any:
     cohort: Any = Judges(judged)
-    return fit_competence(cohort, design, unused, Holdout(5, 5), EXACT)
+    heads = HeldOutHeads(design, [torch.zeros(0)] * 5, [], None, 0.1, 0.1)  # of all folds: none is added
+    return fit_competence(cohort, design, heads, Holdout(5, 5), EXACT)
 
 
 def test_the_fit_is_every_clients_own_logistic_regression() -> None:
@@ -82,11 +82,6 @@ def test_a_client_that_is_always_right_has_finite_odds() -> None:
     fitted = fit(*made(lambda x: torch.tensor([1.0, 0.5]).expand(len(x), 2)))
     assert fitted.point.isfinite().all()
     assert float(fitted.point[0, -1]) > 4
-
-
-def test_nothing_is_fitted_where_clients_do_not_answer_each_others_samples() -> None:
-    _, design = made(lambda x: torch.full((len(x), 2), 0.5))
-    assert fit(None, design) is None
 
 
 def test_odds_are_the_difference_of_right_and_wrong() -> None:
@@ -125,6 +120,9 @@ def test_a_router_has_its_clients_competence_where_heads_are_fitted() -> None:
     assert fitted.chosen["competence"]["judged"] == 100  # every sample has been held out once
     assert fitted.chosen["competence"]["ridge"] in RIDGES
     assert len(router.calibration.confidence["competence"]) == 101
+    unjudged = fit_router(None, {}, rows(), RouterSettings(joint=False, competence=False))
+    assert unjudged.router.competence is None
+    assert "competence" not in unjudged.chosen
     without = fit_router(None, {}, rows(), RouterSettings(heads=False)).router
     assert without.competence is None
     assert set(without.calibration.confidence) == {"density", "posterior"}

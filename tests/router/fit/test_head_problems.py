@@ -6,15 +6,18 @@ import torch
 
 from feddrm.router.fit.head_problems import (
     MAIN_EFFECTS,
+    OwnCorrections,
     fit_private,
     joint_classes,
     joint_clients,
     joint_label,
     joint_problem,
+    own_correction,
     private_problem,
     private_samples,
     probe_problem,
 )
+from feddrm.router.fit.ridge_path import Chosen
 from feddrm.router.solver.client_statistics import Sample, client_gradient, client_scores, logits_at
 from feddrm.router.solver.solve import moments_of, pooled, scaler_of, solve
 
@@ -96,6 +99,29 @@ def test_all_local_clients_at_once_are_each_on_its_own() -> None:
     for sample, together in zip(samples, torch.split(at_once.point, 3), strict=True):
         alone = fit_private(sample, probe, 1e-2, whitening, share=len(sample) / total, rounds=300)
         assert (alone - together).abs().max() < 1e-2 * together.abs().max()
+
+
+def test_corrections_that_clients_fit_alone_are_those_of_all_at_once() -> None:
+    """Per fold, with the loss that they have on what is held out; a client without a sample keeps the probe."""
+    samples = [Sample(s.x.float(), s.y) for s in shifted_clients()]
+    samples.append(samples[0].rows(torch.arange(0)))
+
+    def each(fold: int | None, inside: bool) -> list[Sample]:
+        return [s.rows((torch.arange(len(s)) % 5 == 0) == inside) if fold is not None else s for s in samples]
+
+    whitening = moments_of([s.x for s in samples])
+    probe = solve(probe_problem(3, 5, 1e-3), samples, whitening, rounds=100).point
+    alone = OwnCorrections(("oslo", "lima", "pune", "quito"), each, [probe], 300)
+    (points,), (scores,) = alone.scores(1e-2, [None])
+    fitted = private_samples(each(0, False), probe)
+    at_once = solve(private_problem(3, 5, 1e-2, 4), [fitted], whitening, rounds=300, tolerance=1e-13).point
+    assert (points - at_once).abs().max() < 1e-2 * at_once.abs().max()
+    assert not points[-3:].any()
+    assert scores == client_scores(private_samples(each(0, True), probe), points)
+    kept = alone.keep(Chosen(1e-2, 0.0, 0.0, (), ()), probe, 1)
+    assert list(kept) == ["oslo", "lima", "pune", "quito"]
+    expected = own_correction(samples[1], probe, 1e-2, 360, 60)
+    assert torch.equal(kept["lima"], expected.float())
 
 
 def test_outputs_apart_are_one_softmax_in_which_others_are_impossible() -> None:

@@ -99,7 +99,7 @@ def held_out_labels(cohort: LocalCohort) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_held_out_samples_are_judged_by_every_clients_refitted_head() -> None:
     cohort, heads = judging(published=False)
-    judged = cohort.judge(heads.design, lambda: heads)
+    judged = cohort.judge(heads.design, heads)
     labels, _ = held_out_labels(cohort)
     assert judged.x.shape == (len(labels), 4)
     assert judged.right.tolist() == torch.stack([labels == 0, labels == 1], 1).tolist()
@@ -108,7 +108,7 @@ def test_held_out_samples_are_judged_by_every_clients_refitted_head() -> None:
 
 def test_trained_models_answer_others_samples_and_refitted_heads_their_own() -> None:
     cohort, heads = judging(published=True)
-    judged = cohort.judge(heads.design, lambda: heads)
+    judged = cohort.judge(heads.design, heads)
     labels, origin = held_out_labels(cohort)
     for client in (0, 1):
         answered = torch.where(origin == client, client, 2)
@@ -123,7 +123,7 @@ def test_crops_of_a_sample_are_held_out_together() -> None:
     classes, width = len(digits.classes), 1 + 64
     zeros = torch.zeros(classes, width, dtype=torch.float64)
     heads = HeldOutHeads(cohort.design(RAW), [zeros], [zeros.repeat(3, 1)], None, 0.1, 0.1)
-    judged = cohort.judge(heads.design, lambda: heads)
+    judged = cohort.judge(heads.design, heads)
     own = int((Holdout(16, 1).draw(0, int(digits.sizes[0]), cohort.seed) == 0).sum())
     assert own > 2
     assert torch.equal(judged.part[:own], judged.part[own : 2 * own])

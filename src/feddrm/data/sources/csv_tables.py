@@ -26,7 +26,7 @@ from feddrm.data.sources.labelled_samples import (
     short_list,
     short_repr,
 )
-from feddrm.data.tables.column_sums import ColumnSums, schema_from_sums
+from feddrm.data.tables.column_sums import ColumnSums, merge_sums, schema_from_sums, table_sums
 from feddrm.data.tables.table_schema import TableSchema
 from feddrm.errors import FeddrmError, TableError
 from feddrm.io.text import parse_float
@@ -108,11 +108,6 @@ class CsvSource:
         self, columns: Sequence[str], train: RowsByClient, test: RowsByClient, division: Division
     ) -> TableSchema:
         """Mean and deviation are those of the training rows; every row tells its categories and gaps."""
-        if unknown := [name for name in self.categories if nfc(name) not in columns]:
-            raise FeddrmError(
-                f"categories: there is no column '{unknown[0]}'{nearest(unknown[0], columns)}: give one of "
-                f"{short_list(columns)}"
-            )
         counted = {client: np.ones(len(rows.cells), dtype=bool) for client, rows in train.items()}
         if not test:
             for client, (_, rest) in divide(
@@ -122,10 +117,8 @@ class CsvSource:
         parts = [(rows, counted[client]) for client, rows in train.items()]
         parts += [(rows, np.zeros(len(rows.cells), dtype=bool)) for rows in test.values()]
         sums = dict.fromkeys(columns, ColumnSums())
-        declared = set(map(nfc, self.categories))
         for rows, used in parts:
-            for name, cells in zip(columns, zip(*rows.cells, strict=True), strict=True):
-                sums[name] += ColumnSums.of(cells, used.tolist(), name in declared)
+            sums = merge_sums(sums, RawTable(tuple(columns), rows).sums(used.tolist(), self.categories))
         return schema_from_sums(sums)
 
 
@@ -176,12 +169,10 @@ def _common_name(tables: Sequence[NamedTable]) -> str:
     return (first.resolve().stem if len(tables) == 1 else first.resolve().parent.name) or "own"
 
 
-def read_samples(
-    path: Path, client: str, roles: Roles, schema: TableSchema | None
-) -> tuple[tuple[str, ...], LabelledSamples]:
-    """The names of the raw columns of one client's file, and its samples with labels as text."""
-    columns, rows = _rows_by_client([(client, read_table(path))], roles, schema)
-    return columns, _encoded(rows, schema)[client]
+def read_raw_table(path: Path, client: str, roles: Roles, schema: TableSchema | None, as_text: bool) -> RawTable:
+    """One client's file. Without a schema its cells are numbers, unless ``as_text``: the schema follows then."""
+    columns, rows = _rows_by_client([(client, read_table(path))], roles, schema, as_text)
+    return RawTable(columns, rows[client])
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,6 +182,32 @@ class RawRows:
     cells: list[Sequence[Any]] = field(default_factory=list)
     labels: list[Label] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class RawTable:
+    """The names of the raw columns of one client's table, and its rows."""
+
+    columns: tuple[str, ...]
+    rows: RawRows
+
+    def sums(self, counted: Sequence[bool], categories: Sequence[str]) -> dict[str, ColumnSums]:
+        """What the client tells of its columns; mean and squares are those of the ``counted`` rows."""
+        declared = set(map(nfc, categories))
+        if unknown := sorted(declared - set(self.columns)):
+            raise FeddrmError(
+                f"categories: there is no column '{unknown[0]}'{nearest(unknown[0], self.columns)}: give one of "
+                f"{short_list(self.columns)}"
+            )
+        return table_sums(self.columns, self.rows.cells, counted, declared)
+
+    def samples(self, schema: TableSchema | None) -> LabelledSamples:
+        """The samples with labels as text; the schema may order the columns differently."""
+        rows = self.rows
+        if schema is not None and schema.names != self.columns:
+            order = [self.columns.index(name) for name in schema.names]
+            rows = replace(rows, cells=[[row[place] for place in order] for row in rows.cells])
+        return _encoded({"": rows}, schema)[""]
 
 
 def _rows_by_client(

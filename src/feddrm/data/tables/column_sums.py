@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from feddrm.data.tables.column_kinds import CategoryColumn, NumberColumn, RawColumn, is_missing
@@ -52,6 +52,28 @@ class ColumnSums:
         mean = math.fsum(used) / len(used) if used else 0.0
         return cls(len(used), mean, math.fsum((value - mean) ** 2 for value in used), missing=missing)
 
+    def __str__(self) -> str:
+        what = ", ".join(sorted(self.levels)) if self.levels else f"{self.count} numbers, mean {self.mean:g}"
+        return f"{what}{', gaps' if self.missing else ''}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as JSON holds them."""
+        return {**asdict(self), "levels": sorted(self.levels)}
+
+    @classmethod
+    def load(cls, values: Any) -> ColumnSums:
+        """The inverse of :meth:`as_dict`. Values of another form are refused: another machine has sent them."""
+        try:
+            sums = cls(**{**values, "levels": frozenset(values["levels"])})
+            texts = isinstance(values["levels"], list) and all(map(str.isprintable, sums.levels))
+            numbers = type(sums.count) is int and sums.count >= 0 and math.isfinite(sums.mean) and sums.squares >= 0
+            sound = numbers and texts and math.isfinite(sums.squares) and isinstance(sums.missing, bool)
+        except (TypeError, KeyError) as error:
+            raise FeddrmError("sums of columns of an unknown form: both ends need the same feddrm") from error
+        if not sound or (sums.levels and sums.count) or len(sums.levels) > MOST_CATEGORIES:
+            raise FeddrmError("sums that no column can have: both ends need the same feddrm")
+        return sums
+
     def column(self, name: str) -> RawColumn:
         """The column that these sums describe: numbers are standardised, texts become categories."""
         if self.levels and self.count:
@@ -71,6 +93,34 @@ class ColumnSums:
             )
         codes = sorted(self.levels, key=lambda code: (parse_float(code) or 0.0, code))
         return CategoryColumn(name, missing=self.missing, categories={code: code for code in codes})
+
+
+def table_sums(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], counted: Sequence[bool], categories: Collection[str]
+) -> dict[str, ColumnSums]:
+    """The sums of every column of one client's rows, by name."""
+    cells = zip(*rows, strict=True)
+    return {
+        name: ColumnSums.of(column, counted, name in categories) for name, column in zip(columns, cells, strict=True)
+    }
+
+
+def check_levels(sums: Mapping[str, ColumnSums], rows: int) -> None:
+    """Refuse sums that would tell of single rows: texts that hardly repeat are names, numbers of files or remarks."""
+    for name, column in sums.items():
+        different = len(column.levels)
+        if different > min(MOST_CATEGORIES, rows // 2):
+            raise FeddrmError(
+                f"column '{name}' has {different} different texts in {rows} rows: they would leave this site: "
+                f"drop it if it names or describes a single row (drop: ['{name}']), or {DECLARE}"
+            )
+        if odd := [text for text in column.levels if not text.isprintable()]:
+            raise FeddrmError(f"column '{name}' has the text {quoted(odd[0])}: write it with printable characters")
+
+
+def merge_sums(total: Mapping[str, ColumnSums], more: Mapping[str, ColumnSums]) -> dict[str, ColumnSums]:
+    """The sums of both, by name; the columns and their order are those of ``total``."""
+    return {name: column + more[name] for name, column in total.items()}
 
 
 def schema_from_sums(sums: Mapping[str, ColumnSums]) -> TableSchema:

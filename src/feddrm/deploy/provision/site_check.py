@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 import torch
+from torch import Tensor
 
 from feddrm.data.sources.labelled_samples import SPELLING_REMEDY, short_list, spelling_variants
 from feddrm.deploy.provision.certificates import read_certificate
@@ -72,12 +73,18 @@ def _data(dataset: SiteDataset) -> Iterator[Finding]:
     if (pair := spelling_variants(dataset.classes)) is not None:
         yield Finding("spelling", WARNING, f"the classes '{pair[0]}' and '{pair[1]}' {SPELLING_REMEDY}")
     if dataset.columns is not None:
-        rows = torch.cat([train.x, test.x])
-        ranges = zip(dataset.columns, rows.min(0).values.tolist(), rows.max(0).values.tolist(), strict=True)
-        columns = short_list([f"{name} ({low:g} to {high:g})" for name, low, high in ranges])
-        yield Finding("columns", OK, f"{len(dataset.columns)}: {columns}")
+        yield Finding("columns", OK, f"{len(dataset.columns)}: {short_list(_columns(dataset, [train.x, test.x]))}")
         if (pair := spelling_variants(dataset.columns)) is not None:
             yield Finding("spelling", WARNING, f"the columns '{pair[0]}' and '{pair[1]}' {SPELLING_REMEDY}")
+
+
+def _columns(dataset: SiteDataset, parts: Sequence[Tensor]) -> list[str]:
+    """Every column with its range; with ``schema: auto`` with what the site will tell of it."""
+    if dataset.sums is not None:
+        return [f"{name} ({column})" for name, column in dataset.sums.items()]
+    rows = torch.cat(list(parts))
+    ranges = zip(dataset.columns or (), rows.min(0).values.tolist(), rows.max(0).values.tolist(), strict=True)
+    return [f"{name} ({low:g} to {high:g})" for name, low, high in ranges]
 
 
 def _folder(folder: Path) -> Iterator[Finding]:

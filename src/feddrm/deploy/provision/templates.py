@@ -49,11 +49,13 @@ SITE_PAGE = """# {name}: what your IT department needs to know
    `venv/bin/python -m feddrm deploy status .` says whether the site is connected, what the server asked last, and
    whom it waits for. The logs are `feddrm.log` and `flower.log`, with times in UTC; each file begins anew at 5 MiB, and
    three older ones are kept.
-6. **What leaves the site:** the number of training samples, their form and the class names; the model
-   parameters that the method shares; in every round the training loss and two counts (test samples, and how many
-   of them were right); for the router, sums over samples. Raw data, labels and the private part do not leave it.
-   With `privacy:` in `site.yaml`, the parameters leave with noise added, whatever the server asks for, and losses,
-   counts and sums do not leave at all (docs/deploy.md).
+6. **What leaves the site:** the number of training samples, their form and the class names; with `schema: auto`
+   also sums of a table's columns and the different texts in them; the model parameters that the method shares; in
+   every round the training loss and two counts (test samples, and how many of them were right); at the end, counts
+   and sums of the answers to its test samples, unless `site.yaml` says `share: {{metrics: false}}`; for the router,
+   sums over samples. Features of single samples leave it only with `share: {{features: true}}`. Raw data, labels and
+   the private part do not leave it. With `privacy:` in `site.yaml`, the parameters leave with noise added, whatever
+   the server asks for, and losses, counts and sums do not leave at all (docs/deploy.md).
 7. **What stays:** `runs/` and `clients/{name}/` in this folder hold the private part. Back them up, and also
    `uploads.json`, which counts what differential privacy has cost.
    Only their owner can read the private part, `node.key` and `secret`. Do not copy `node.key` and `secret`.
@@ -104,11 +106,15 @@ WantedBy=multi-user.target
 SITE_COMMENT = """# What only this site decides. 'data' names its samples, in one of these ways:
 #   data: {folder: data, size: 64}         images in class sub-folders
 #   data: {csv: visits.csv, label: outcome}   a table with a header
+#   data: {csv: visits.csv, label: outcome, schema: auto, drop: [pid]}   its columns' sums and texts leave the site
 #   data: {npz: samples.npz}               arrays x and y
 #   data: {dataset: digits, clients: 3, client: 0}   a share of a known dataset, for trying out
 # 'privacy' is the least that this site demands, whatever the server says: the largest norm of a change, the noise
 # in units of clip, and optionally the largest epsilon of all its runs together:
 #   privacy: {clip: 1.0, noise: 3.0, budget: 50}
+# 'share' says what else may leave: sums of its answers to test samples (default: true; without them the run has no
+# metrics but accuracy), and features of held-out samples, which all other sites get (default: false):
+#   share: {metrics: false, features: true}
 """
 
 START = """#!/bin/sh

@@ -20,6 +20,7 @@ from feddrm.io.text import json_bytes, read_json
 from feddrm.methods import Method
 from feddrm.models import Model
 from feddrm.router import RouterSettings
+from feddrm.router.features.base import Raw
 from feddrm.runs.config import known_fields, read_config
 from feddrm.runs.folder import RunFolder
 
@@ -57,9 +58,13 @@ class FederationSettings:
 
     @property
     def router_settings(self) -> RouterSettings:
-        """The settings of the router's fit. Every round is a message to all sites: hence few of them, and no heads."""
-        deployed = RouterSettings(heads=False, joint=False, path_rounds=12, few_messages=True)
-        return replace(deployed, **known_fields(RouterSettings, self.routing, "routing"))
+        """The settings of the router's fit. Every round is a message to all sites: hence few of them, and no heads.
+
+        For competence the features of single samples travel, so they must not be the samples themselves.
+        """
+        deployed = RouterSettings(heads=False, joint=False, competence=False, path_rounds=12, few_messages=True)
+        given = known_fields(RouterSettings, self.routing, "routing")
+        return replace(deployed, **({"features": "multiscale", **given} if given.get("competence") else given))
 
     @classmethod
     def read(cls, folder: Path) -> FederationSettings:
@@ -129,8 +134,19 @@ class FederationSettings:
         self.router_settings.check()
         if (views := self.router_settings.views) != 1:
             raise SettingError(f"routing: views={views}: a deployed router is fitted on crops: leave views out")
+        self._check_competence(self.router_settings)
         if self.privacy is not None:
             Privacy(**known_fields(Privacy, self.privacy, "privacy")).check(method)
+
+    @staticmethod
+    def _check_competence(routing: RouterSettings) -> None:
+        if routing.competence and not routing.heads:
+            raise SettingError("routing: competence=true is about the class heads: add heads=true")
+        if routing.competence and Raw.name in (routing.features or Raw.name).split("+"):
+            raise SettingError(
+                f"routing: competence=true with features={routing.features}: raw features are the samples themselves, "
+                "and those stay at their sites: leave features out, or give multiscale"
+            )
 
 
 def check_host(host: str) -> None:

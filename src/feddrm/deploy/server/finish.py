@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from feddrm.deploy.server.federation_settings import FederationSettings
-from feddrm.deploy.server.remote_cohort import RemoteCohort, SiteMissingError
+from feddrm.deploy.server.remote_cohort import NO_ROWS, RemoteCohort, Rows, SiteMissingError
 from feddrm.deploy.server.reply_validation import BlankFit, check_answers, check_sums
 from feddrm.deploy.server.training import ServerState, accuracy
 from feddrm.deploy.server.waiting import Waiting
@@ -58,10 +58,14 @@ class Finish:
         self.channel.on_event("finished", {"round": self.state.round, "rounds": self.state.round})
 
     def _write_metrics(self, replies: Mapping[str, Message]) -> dict[str, Any]:
-        """Write each site's accuracy and the confusion of classes; returns the metrics, if every site sent its sums."""
-        sent = [name for name in self.spec.names if name in replies and replies[name].tensors]
+        """Write each site's accuracy and the confusion of classes; returns the metrics, or which sites sent no sums."""
+        if self.spec.privacy is not None:
+            return {}
+        sent = [name for name in self.spec.names if name in replies]
+        if silent := [name for name in sent if not replies[name].tensors]:
+            return {"without_metrics": silent}
         tested = {name: replies[name].header["tested"] for name in sent}
-        if len(tested) < len(replies) or not any(tested.values()):
+        if not any(tested.values()):
             return {}
         sizes = dict(zip(self.spec.names, self.spec.sizes, strict=True))
         right = {name: replies[name].header["right"] / count if count else None for name, count in tested.items()}
@@ -117,16 +121,17 @@ class Finish:
         began = time.monotonic()
         self.waiting.refusals.clear()
 
-        def ask(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[int, Message]:
+        def ask(header: Mapping[str, Any], tensors: Mapping[str, Tensor], rows: Rows = NO_ROWS) -> dict[int, Message]:
             traffic["messages"] += 1
             self.channel.on_event("fitting the router", {"round": self.state.round, "step": traffic["messages"]})
-            request = {"kind": "fit", "brief": self.spec.as_dict(), "fit_protocol": FIT_PROTOCOL, **header}, tensors
-            form = blank.answer(header, tensors)
+            whole = {"kind": "fit", "brief": self.spec.as_dict(), "fit_protocol": FIT_PROTOCOL, **header}
+            requests = {name: (whole, {**tensors, **rows.to_site(number)}) for number, name in enumerate(names)}
+            form = blank.answer(header, requests[names[0]][1])
 
             def check(name: str, reply: Message) -> Message:
-                return check_sums(reply, form, sizes[name] * cohort.crops)
+                return check_sums(reply, form, sizes[name] * cohort.crops, rows.of_site(names.index(name)))
 
-            while not (replies := self.channel.ask(dict.fromkeys(names, request), self.settings.deadline, check)):
+            while not (replies := self.channel.ask(requests, self.settings.deadline, check)):
                 self.waiting.pause_for_all(self.state.round, names)
             traffic["bytes_to_a_site"] += max(self.channel.bytes_sent.values())
             traffic["bytes_from_a_site"] += max(self.channel.bytes_received.values())

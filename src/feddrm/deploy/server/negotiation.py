@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from feddrm.data import DEPLOYED, Federation
+from feddrm.data.sources.csv_tables import AUTO
 from feddrm.data.sources.labelled_samples import SPELLING_REMEDY, spelling_variants
+from feddrm.data.tables.column_sums import ColumnSums, merge_sums, schema_from_sums
 from feddrm.data.tables.table_schema import TableSchema
 from feddrm.deploy.privacy import Privacy, PrivacyDemand
 from feddrm.deploy.server.federation_settings import FederationSettings
@@ -23,6 +25,7 @@ Hellos = Mapping[str, Mapping[str, Any]]  # the checked header of every site's h
 
 def make_run_spec(settings: FederationSettings, hellos: Hellos) -> RunSpec:
     """The run spec, if the sites' data fit together and the settings suit all of them."""
+    hellos = _with_common_schema(hellos)
     _check_alike(settings, hellos)
     classes = _common_classes(hellos)
     first = next(iter(hellos.values()))
@@ -48,6 +51,24 @@ def make_run_spec(settings: FederationSettings, hellos: Hellos) -> RunSpec:
     )
 
 
+def _with_common_schema(hellos: Hellos) -> Hellos:
+    """The hellos of sites with ``schema: auto`` with the schema that follows from all sites' sums of columns."""
+    sums = {name: hello["column_sums"] for name, hello in hellos.items() if hello.get("column_sums")}
+    if not sums:
+        return hellos
+    first, columns = next(iter(sums.items()))
+    total = dict.fromkeys(columns, ColumnSums())
+    for name in hellos:
+        if name not in sums:
+            raise FeddrmError(f"{first} has 'schema: {AUTO}', {name} has not: write it in every site.yaml, or in none")
+        if difference := sorted(set(sums[name]) ^ set(columns)):
+            raise FeddrmError(f"{name} and {first} differ in column '{difference[0]}': bring all sites to one form")
+        total = merge_sums(total, {column: ColumnSums.load(values) for column, values in sums[name].items()})
+    schema = schema_from_sums(total)
+    common = {"schema": schema.as_dict(), "columns": list(schema.encoded), "shape": [len(schema.encoded)]}
+    return {name: {**hello, **common} for name, hello in hellos.items()}
+
+
 def _check_alike(settings: FederationSettings, hellos: Hellos) -> None:
     first_name, first = next(iter(hellos.items()))
     for name, hello in hellos.items():
@@ -62,6 +83,11 @@ def _check_alike(settings: FederationSettings, hellos: Hellos) -> None:
             raise FeddrmError(
                 f"{name} (feddrm {hello['version']}) fits the router by protocol {protocol}, this server by "
                 f"{FIT_PROTOCOL}: install the same feddrm at both, or set 'router: false' in federation.yaml"
+            )
+        if routed and settings.router_settings.competence and not hello.get("share_features"):
+            raise FeddrmError(
+                f"{name} does not share features of held-out samples, which 'competence' needs of every site: its "
+                "administrator may write 'share: {features: true}' in site.yaml, or leave competence out of 'routing'"
             )
         if hello["scale"] != first["scale"] and routed:
             raise FeddrmError(

@@ -10,23 +10,24 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from scipy.interpolate import CubicHermiteSpline
 from torch import Tensor
 
-from feddrm.deploy.site.site_fit import BINS, SCALES
+from feddrm.deploy.site.site_fit import BINS, ROWS, SCALES
 from feddrm.deploy.wire.messages import Message
 from feddrm.errors import FeddrmError
 from feddrm.methods import Tensors
 from feddrm.moments import Moments
 from feddrm.router import Recipe, RouterSettings
 from feddrm.router.features.design_matrix import DesignMatrix
-from feddrm.router.fit.cohort import Confidence, Facts, FitRequest, HeldOutHeads, HeldOutRouter, Job, Trunk
+from feddrm.router.fit.cohort import Confidence, Facts, FitRequest, HeldOutHeads, HeldOutRouter, Job, Judged, Trunk
 from feddrm.router.fit.feature_blocks import MemberMoments
 from feddrm.router.fit.head_problems import STRENGTHS
+from feddrm.router.fit.local_cohort import JUDGED
 from feddrm.router.fit.ridge_path import Chosen
 from feddrm.router.policy import RULES
 from feddrm.router.settings import Holdout
@@ -34,8 +35,30 @@ from feddrm.router.solver.client_statistics import ClientSums
 from feddrm.router.solver.problem import Scaler, add
 from feddrm.router.solver.solve import noise_of
 
-# A question to every site -> the answers by client number, of the sites that answered in time.
-Ask = Callable[[Mapping[str, Any], Mapping[str, Tensor]], dict[int, Message]]
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """How many rows each site's answer has, and the rows that are sent to that site alone."""
+
+    counts: Sequence[int] = ()
+    own: Sequence[Tensor] = ()
+
+    def of_site(self, number: int) -> int:
+        return self.counts[number] if self.counts else 0
+
+    def to_site(self, number: int) -> Tensors:
+        return {f"{ROWS}answers": self.own[number]} if self.own else {}
+
+
+NO_ROWS = Rows()
+
+
+class Ask(Protocol):
+    """A question to every site. Returns the answers by client number, of the sites that answered in time."""
+
+    def __call__(
+        self, header: Mapping[str, Any], tensors: Mapping[str, Tensor], rows: Rows = NO_ROWS
+    ) -> dict[int, Message]: ...
 
 
 class SiteMissingError(FeddrmError):
@@ -74,7 +97,7 @@ class RemoteCohort:
                 clients.append(self._moments_of(number, answer, parts))
             except FeddrmError as error:
                 raise FeddrmError(f"{self.facts.names[number]}: {error}") from error
-        self.moments = MemberMoments(clients, widths)
+        self.moments, self.holdout = MemberMoments(clients, widths), holdout
 
     def _moments_of(self, number: int, answer: Mapping[str, Tensor], parts: int) -> list[Moments]:
         """One site's moments by part."""
@@ -133,12 +156,40 @@ class RemoteCohort:
     def held_out_classes(self, heads: HeldOutHeads, router: HeldOutRouter, temperature: float) -> RemoteClasses:
         return RemoteClasses(self, heads)
 
-    def judge(self, design: DesignMatrix, heads: Callable[[], HeldOutHeads]) -> None:
-        """Nothing: sites do not answer each other's samples, because the features would have to travel one by one."""
+    def judge(self, design: DesignMatrix, heads: HeldOutHeads) -> Judged:
+        """Three messages: the held-out samples' features, all sites' answers about them, which answers are right.
 
-    def everybody(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[ClientSums]:
+        The refitted heads answer: a trained network would need more than these features.
+        """
+        folds, parts = self._drawn(self.holdout), self._drawn(JUDGED)
+        seen = [fold < self.holdout.used for fold in folds]
+        counts = [int(mask.sum()) for mask in seen]
+        names = dict.fromkeys(f.name for of in (design, heads.design) for f in of.recipe.features)
+        shared = self.everybody({"step": "held_out_rows", "features": list(names)}, {}, Rows(counts))
+        features = {name: torch.cat([answer[f"{ROWS}{name}"] for answer in shared]) for name in names}
+        header = {
+            "step": "answer_rows",
+            "table": heads.design.recipe.name,
+            "folds": len(heads.probes),
+            "ridge": heads.correction_ridge,
+        }
+        tensors = {**design_tensors(heads.design), **_points("", heads.probes), "shared/fold": _of(seen, folds)}
+        tensors |= {f"shared/{feature.name}": features[feature.name] for feature in heads.design.recipe.features}
+        answers = self.everybody(header, tensors, Rows([sum(counts)] * self.members))
+        each = torch.split(torch.stack([answer[f"{ROWS}answers"] for answer in answers], dim=1), counts)
+        judged = self.everybody({"step": "judge_rows"}, {}, Rows(counts, each))
+        x = design.scaler(torch.cat([features[feature.name] for feature in design.recipe.features], dim=1))
+        return Judged(x, torch.cat([answer[f"{ROWS}right"] for answer in judged]), _of(seen, parts))
+
+    def _drawn(self, holdout: Holdout) -> list[Tensor]:
+        """The part of every sample of every site: it follows from the seed."""
+        return [holdout.draw(number, size, self.seed, self.crops) for number, size in enumerate(self.facts.sizes)]
+
+    def everybody(
+        self, header: Mapping[str, Any], tensors: Mapping[str, Tensor], rows: Rows = NO_ROWS
+    ) -> list[ClientSums]:
         """The answers of all sites in the order of their numbers."""
-        answers = self.ask(header, tensors)
+        answers = self.ask(header, tensors, rows)
         if missing := [name for i, name in enumerate(self.facts.names) if i not in answers]:
             raise SiteMissingError(
                 f"the router's fit needs {', '.join(missing)}, which did not answer: it starts again"
@@ -260,6 +311,11 @@ def design_tensors(design: DesignMatrix) -> Tensors:
 def part_of(tensors: Mapping[str, Tensor], key: str) -> Tensors:
     """The tensors whose names begin with ``key/``, without it."""
     return {name.removeprefix(f"{key}/"): value for name, value in tensors.items() if name.startswith(f"{key}/")}
+
+
+def _of(seen: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+    """The values of the samples that are seen, of all sites."""
+    return torch.cat([value[mask] for mask, value in zip(seen, values, strict=True)])
 
 
 def _scaler_tensors(recipe: Recipe, scaler: Scaler) -> Tensors:

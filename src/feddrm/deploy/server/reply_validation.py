@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from feddrm.data import Participant
+from feddrm.data.tables.column_sums import ColumnSums
 from feddrm.data.tables.table_schema import TableSchema
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site_dataset import BACK
-from feddrm.deploy.site.site_fit import SiteClient, SiteFit
+from feddrm.deploy.site.site_fit import ROWS, SiteClient, SiteFit
 from feddrm.deploy.wire.messages import Message, unpack
 from feddrm.deploy.wire.run_spec import DTYPES, RunSpec
 from feddrm.engine import RoundSchedule, first_state, functional, train_client
@@ -28,7 +29,8 @@ from feddrm.methods import Tensors
 
 LARGEST = 2.0**53  # larger numbers are not exact in a double
 HELLO_FIELDS = (
-    "samples", "shape", "dtype", "classes", "columns", "schema", "crop", "scale", "version", "privacy", "fit_protocol"
+    "samples", "shape", "dtype", "classes", "columns", "schema", "column_sums", "crop", "scale", "version", "privacy",
+    "fit_protocol", "share_features",
 )  # fmt: skip
 ACCURACY_FIELDS = ("right", "tested")
 
@@ -56,6 +58,13 @@ def _schema(value: Any) -> bool:
         return False
 
 
+def _column_sums(value: Any) -> bool:
+    try:
+        return isinstance(value, dict) and all(_text(name) and ColumnSums.load(value[name]) for name in value)
+    except FeddrmError:
+        return False
+
+
 FIELDS: dict[str, Callable[[Any], bool]] = {
     "samples": lambda v: _integer(v, 1),
     "shape": lambda v: v != [] and _list(v, lambda n: _integer(n, 1)),
@@ -63,10 +72,12 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "classes": lambda v: v != [] and _list(v, _text),
     "columns": lambda v: v is None or _list(v, _text),
     "schema": lambda v: v is None or _schema(v),
+    "column_sums": lambda v: v is None or _column_sums(v),
     "crop": lambda v: isinstance(v, bool),
     "scale": lambda v: _list(v, lambda part: _list(part, _number)) and len(v) == 2,
     "version": _text,
     "fit_protocol": lambda v: v is None or _integer(v, 1),
+    "share_features": lambda v: v is None or isinstance(v, bool),
     "privacy": lambda v: (
         v is None or (isinstance(v, dict) and set(v) == {"clip", "noise"} and all(map(_number, v.values())))
     ),
@@ -101,7 +112,7 @@ def check_tensors(tensors: Tensors, form: Tensors) -> None:
 
 
 def check_answers(reply: Message, classes: int) -> Message:
-    """A reply to the last message: counts of right answers and sums for metrics, which older sites do not send."""
+    """A reply to the last message: counts of right answers and sums for metrics, which a site may refuse to send."""
     header = check_header(reply.header, *ACCURACY_FIELDS)
     sums = reply.tensors
     if not sums:
@@ -152,17 +163,23 @@ class BlankFit:
         blank = spec.blank_client(spec.names[0])
         client = SiteClient(blank, 0, spec.make_crop(), len(spec.names), len(spec.classes))
         self.site = SiteFit(spec.make_net(), client, PrivateStore(folder))
-        self.sizes = [1] * len(spec.names)
+        self.sizes, self.crops = [1] * len(spec.names), 1
 
     def answer(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Tensors:
         blank = {**header, "sizes": self.sizes} if "sizes" in header else dict(header)
-        return unpack(self.site.answer(Message(blank, dict(tensors)))).tensors
+        self.crops = header.get("crops", self.crops)  # the rows of one sample
+        own = {name: value[: self.crops] if name.startswith(ROWS) else value for name, value in tensors.items()}
+        return unpack(self.site.answer(Message(blank, own))).tensors
 
 
-def check_sums(reply: Message, form: Tensors, samples: int) -> Message:
-    """A reply to a step of the fit, from a site with this number of samples."""
-    check_tensors(reply.tensors, form)
+def check_sums(reply: Message, form: Tensors, samples: int, rows: int = 0) -> Message:
+    """A reply to a step of the fit, from a site with this number of samples. ``rows`` is that of ``ROWS`` tensors."""
+    per_row = {name: value for name, value in form.items() if name.startswith(ROWS)}
+    row_forms = {name: value[:1].expand(rows, *value.shape[1:]) for name, value in per_row.items()}
+    check_tensors(reply.tensors, {**form, **row_forms})
     for name, value in reply.tensors.items():
+        if name in row_forms:
+            continue
         counts = not value.is_floating_point() or name.split("/")[-1] == "count"
         if counts and not (bool((value >= 0).all()) and float(value.sum()) <= samples):
             raise FeddrmError(f"{name!r} counts other than its {samples} samples: {BACK}")

@@ -9,10 +9,12 @@ from typing import Any
 
 from feddrm._version import __version__
 from feddrm.data import DEPLOYED, Client, Federation
+from feddrm.data.tables.table_schema import TableSchema
 from feddrm.deploy.privacy import Privacy, PrivacyDemand, UploadCount
 from feddrm.deploy.rotating_log import LOG, log
 from feddrm.deploy.site.private_store import PrivateStore
-from feddrm.deploy.site.site_dataset import BACK, read_site_dataset
+from feddrm.deploy.site.site_dataset import BACK, SiteDataset, read_site_dataset
+from feddrm.deploy.site.site_fit import ROW_STEPS
 from feddrm.deploy.site.site_run import SiteRun, accuracy_counts
 from feddrm.deploy.site.site_settings import SiteSettings
 from feddrm.deploy.site.site_status import SiteStatus
@@ -82,7 +84,7 @@ class Site:
 
     def _hello(self, request: Message) -> bytes:  # noqa: ARG002
         """What the server must know of a site's data: how many samples, their form, their classes."""
-        client = self.dataset.client(self.dataset.classes)
+        client, sums = self.dataset.client(self.dataset.classes), self.dataset.sums
         return pack(
             {
                 "samples": len(client.train),
@@ -91,10 +93,12 @@ class Site:
                 "classes": list(self.dataset.classes),
                 "columns": None if self.dataset.columns is None else list(self.dataset.columns),
                 "schema": None if self.dataset.schema is None else self.dataset.schema.as_dict(),
+                "column_sums": None if sums is None else {name: column.as_dict() for name, column in sums.items()},
                 "crop": self.dataset.crop,
                 "scale": [list(client.view.mean), list(client.view.std)],
                 "version": __version__,
                 "fit_protocol": FIT_PROTOCOL,
+                "share_features": self.settings.share.features,
                 "privacy": None if self.demand is None else {"clip": self.demand.clip, "noise": self.demand.noise},
             }
         )
@@ -150,7 +154,8 @@ class Site:
             files.head_file.unlink(missing_ok=True)  # of an earlier run
         if run.spec.privacy is not None:
             return pack({})
-        return pack(accuracy_counts(logits, labels), answer_sums(logits.double().log_softmax(-1), labels))
+        sums = answer_sums(logits.double().log_softmax(-1), labels) if self.settings.share.metrics else {}
+        return pack(accuracy_counts(logits, labels), sums)
 
     def _fit(self, request: Message) -> bytes:
         """One step of the router's fit."""
@@ -162,6 +167,8 @@ class Site:
                 f"the server fits the router by protocol {protocol}, this site by {FIT_PROTOCOL}: "
                 "install the same feddrm at both"
             )
+        if request.header["step"] in ROW_STEPS and not self.settings.share.features:
+            raise FeddrmError("its site.yaml does not say 'share: {features: true}': none leave this site")
         with router_kernels(sum(run.spec.sizes)):
             return run.fit.answer(request)
 
@@ -171,11 +178,6 @@ class Site:
         if self._run is None or self._run.spec != spec:
             if self.name not in spec.names:
                 raise FeddrmError(f"'{self.name}' takes no part in run '{spec.run}' ({', '.join(spec.names)})")
-            own = self.dataset.schema
-            if spec.schema is not None and (own is None or own.as_dict() != spec.schema):
-                raise FeddrmError(
-                    f"encodes its rows by the schema {own and own.digest}, run '{spec.run}' by another: {BACK}"
-                )
             client, checksum = self._data_of(spec)
             if spec.privacy is not None:
                 Privacy(**spec.privacy).check(spec.make_method())
@@ -192,11 +194,23 @@ class Site:
         """The site's client in a run, and the checksum of its data; computed once, even if the run is then refused."""
         if self._data is None or self._data[0] != spec:
             size = spec.sizes[spec.names.index(self.name)]
-            client = self.dataset.client_as_before(spec.classes, size, spec.shape)
-            self._data = spec, client.to(self.settings.device), self._checksum(spec, client)
+            dataset = self._dataset_of(spec)
+            client = dataset.client_as_before(spec.classes, size, spec.shape)
+            # The checksum is that of a federation in which the other clients are blank, as all versions have stored it.
+            clients = tuple(client if name == self.name else spec.blank_client(name) for name in spec.names)
+            checksum = Federation(DEPLOYED, clients, spec.classes, SOURCE, columns=dataset.columns).digest()
+            self._data = spec, client.to(self.settings.device), checksum
         return self._data[1:]
 
-    def _checksum(self, spec: RunSpec, client: Client) -> str:
-        """The checksum of a federation in which the other clients are blank, as all versions have stored it."""
-        clients = tuple(client if name == self.name else spec.blank_client(name) for name in spec.names)
-        return Federation(DEPLOYED, clients, spec.classes, SOURCE, columns=self.dataset.columns).digest()
+    def _dataset_of(self, spec: RunSpec) -> SiteDataset:
+        """The data as the run encodes them. With ``schema: auto`` the schema comes with the run."""
+        own = self.dataset.schema
+        if self.dataset.table is not None and spec.schema is not None:
+            return self.dataset.with_schema(TableSchema.of(spec.schema))
+        if self.dataset.table is not None:
+            raise FeddrmError("needs a server that makes schemas ('schema: auto'): install the same feddrm at both")
+        if spec.schema is not None and (own is None or own.as_dict() != spec.schema):
+            raise FeddrmError(
+                f"encodes its rows by the schema {own and own.digest}, run '{spec.run}' by another: {BACK}"
+            )
+        return self.dataset

@@ -7,14 +7,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from feddrm.data import Client, load
 from feddrm.data.sources.array_files import read_arrays
 from feddrm.data.sources.arrays import client_from_arrays
-from feddrm.data.sources.csv_tables import AUTO, Roles, labels_as_integers, read_samples
+from feddrm.data.sources.csv_tables import AUTO, RawTable, Roles, labels_as_integers, read_raw_table
 from feddrm.data.sources.image_folders import check_size, list_images
 from feddrm.data.sources.images import read_images
-from feddrm.data.sources.labelled_samples import Division
+from feddrm.data.sources.labelled_samples import Division, LabelledSamples, divide
+from feddrm.data.tables.column_sums import ColumnSums, check_levels
 from feddrm.data.tables.table_schema import TableSchema
+from feddrm.deploy.rotating_log import log
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.registry import nearest
 
@@ -22,14 +26,18 @@ KINDS = ("folder", "csv", "npz", "dataset")
 BACK = "put them back, or start a new run"
 OPTIONS = {
     "folder": ("folder", "size", "grey", "test_fraction", "seed"),
-    "csv": ("csv", "label", "drop", "schema", "test_fraction", "seed"),
+    "csv": ("csv", "label", "drop", "schema", "categories", "test_fraction", "seed"),
     "npz": ("npz", "test_fraction", "seed"),
 }
 
 
 @dataclass(frozen=True, eq=False)
 class SiteDataset:
-    """A site's samples. Labels stay text until the classes of all sites are known, except in a ``ready`` client."""
+    """A site's samples. Labels stay text until the classes of all sites are known, except in a ``ready`` client.
+
+    With ``schema: auto`` the rows stay a raw ``table``, and ``x`` is blank, until the schema of all sites is known;
+    ``sums`` is what the site tells of its columns.
+    """
 
     name: str
     classes: tuple[str, ...]
@@ -41,6 +49,19 @@ class SiteDataset:
     test_fraction: float = 0.3
     seed: int = 2025
     schema: TableSchema | None = None
+    table: RawTable | None = None
+    sums: Mapping[str, ColumnSums] | None = None
+
+    def with_schema(self, schema: TableSchema) -> SiteDataset:
+        """The rows of a raw table as the schema of all sites encodes them. No cell stands in an error that leaves."""
+        if self.table is None or set(self.table.columns) != set(schema.names):
+            raise FeddrmError(f"holds other columns than this run's schema has: {BACK}")
+        try:
+            x = self.table.samples(schema).x
+        except FeddrmError as error:
+            log.warning("the schema of the run does not fit: %s", error)
+            raise FeddrmError(f"holds a row that this run's schema cannot encode (see its log): {BACK}") from None
+        return replace(self, x=x, columns=schema.encoded, schema=schema, table=None, sums=None)
 
     def client(self, classes: Sequence[str]) -> Client:
         """The site as a client. Its labels become positions in ``classes``."""
@@ -68,8 +89,9 @@ def read_site_dataset(name: str, data: Mapping[str, Any], base: Path) -> SiteDat
     """Read the data that ``data`` of a ``site.yaml`` names; paths are relative to ``base``.
 
     ``folder``: images in class sub-folders. ``csv``: a table with a header; ``label`` is the column to
-    predict, ``schema`` a schema file that all sites share. ``npz``: arrays ``x`` and ``y``. ``dataset``: a
-    share of a dataset that feddrm knows, for trying out; ``client`` is the number of the share.
+    predict, ``schema`` a schema file that all sites share, or ``auto``: the server makes one from sums of all
+    sites' columns. ``npz``: arrays ``x`` and ``y``. ``dataset``: a share of a dataset that feddrm knows, for
+    trying out; ``client`` is the number of the share.
     """
     kinds = [kind for kind in KINDS if kind in data]
     if len(kinds) != 1:
@@ -80,25 +102,35 @@ def read_site_dataset(name: str, data: Mapping[str, Any], base: Path) -> SiteDat
     for key in data:
         if key not in OPTIONS[kind]:
             raise SettingError(f"{name}: no setting '{key}' for {kind} data{nearest(key, OPTIONS[kind])}")
-    path = base / str(data[kind])
-    columns = schema = None
-    if kind == "folder":
-        x, labels = _images(path, data)
-    elif kind == "npz":
-        x, labels, _ = read_arrays(path)
-    else:
-        if not data.get("label"):
-            raise SettingError(f"{name}: csv data need 'label', the column to predict")
-        if data.get("schema") == AUTO:
-            raise SettingError(f"{name}: schema: {AUTO} needs all clients' tables in one place: give a schema file")
-        schema = TableSchema.load(base / str(data["schema"])) if data.get("schema") else None
-        columns, read = read_samples(path, name, Roles(data["label"], None, data.get("drop", ())), schema)
-        columns = columns if schema is None else schema.encoded
-        samples = labels_as_integers({name: read}, None)[0][name]
-        x, labels = samples.x, list(samples.labels)
     division = {key: data[key] for key in ("test_fraction", "seed") if key in data}
+    path = base / str(data[kind])
+    if kind == "csv":
+        return _table(name, base, data, division)
+    x, labels = _images(path, data) if kind == "folder" else read_arrays(path)[:2]
     text = [str(label) for label in labels]
-    return SiteDataset(name, sorted_classes(set(text)), columns, False, None, x, text, schema=schema, **division)
+    return SiteDataset(name, sorted_classes(set(text)), None, False, None, x, text, **division)
+
+
+def _table(name: str, base: Path, data: Mapping[str, Any], division: Mapping[str, Any]) -> SiteDataset:
+    if not data.get("label"):
+        raise SettingError(f"{name}: csv data need 'label', the column to predict")
+    auto = data.get("schema") == AUTO
+    if data.get("categories") and not auto:
+        raise SettingError(f"{name}: categories need 'schema: {AUTO}': describe them in the schema file")
+    schema = TableSchema.load(base / str(data["schema"])) if data.get("schema") and not auto else None
+    roles = Roles(data["label"], None, data.get("drop", ()))
+    table = read_raw_table(base / str(data["csv"]), name, roles, schema, auto)
+    columns, rows = table.columns if schema is None else schema.encoded, table.rows
+    x = np.zeros((len(rows.labels), len(columns)), np.float32) if auto else table.samples(schema).x
+    samples = LabelledSamples(x, rows.labels, rows.places.__getitem__)
+    text = [str(label) for label in labels_as_integers({name: samples}, None)[0][name].labels]
+    read = SiteDataset(name, sorted_classes(set(text)), columns, False, None, x, text, schema=schema, **division)
+    if not auto:
+        return read
+    train, _ = divide(name, {name: len(x)}, Division.checked(name, read.test_fraction, read.seed))[name]
+    sums = table.sums(np.isin(np.arange(len(x)), train).tolist(), data.get("categories") or ())
+    check_levels(sums, len(x))
+    return replace(read, table=table, sums=sums)
 
 
 def sorted_classes(classes: set[str]) -> tuple[str, ...]:

@@ -1,4 +1,7 @@
-"""A site's half of the router's fit and its class heads. Only sums over the site's own samples leave it."""
+"""A site's half of the router's fit and its class heads.
+
+Only sums over the site's own samples leave it. The exception are ``ROW_STEPS``, which a site must have agreed to.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,10 @@ from feddrm.errors import FeddrmError
 from feddrm.models import Net
 from feddrm.router import Recipe
 from feddrm.router.answer_calibration import AnswerCalibration
-from feddrm.router.features.base import extract
+from feddrm.router.features.base import Raw, extract
 from feddrm.router.fit.cohort import Target
 from feddrm.router.fit.feature_blocks import site_moments
-from feddrm.router.fit.head_problems import fit_private, joint_classes
+from feddrm.router.fit.head_problems import CORRECTION_ROUNDS, joint_classes, own_correction
 from feddrm.router.fit.local_cohort import target_of, training_view
 from feddrm.router.fit.selection import FINE_ROUNDS
 from feddrm.router.fit.stacking import client_curves
@@ -33,11 +36,12 @@ from feddrm.router.solver.client_statistics import (
 )
 from feddrm.router.solver.hessian import client_hessian
 from feddrm.router.solver.problem import Scaler
-from feddrm.router.solver.solve import moments_of
 
 BINS = 1000
 SCALES = torch.logspace(-2, 2, 257, dtype=torch.float64).tolist()  # inverse temperatures
 KEPT_HEAD = "fit-head"  # in the private store
+ROWS = "rows/"  # begins the names of tensors with one row per held-out sample
+ROW_STEPS = ("held_out_rows", "answer_rows", "judge_rows")
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +77,9 @@ class SiteFit:
             "corrections": self._corrections,
             "keep": self._keep,
             "curves": self._curves,
+            "held_out_rows": self._held_out_rows,
+            "answer_rows": self._answer_rows,
+            "judge_rows": self._judge_rows,
         }
 
     def answer(self, message: Message) -> bytes:
@@ -113,14 +120,16 @@ class SiteFit:
         samples = _Samples(self, message)
         out: dict[str, Tensor] = {}
         for key, (table, target, fold) in message.header["fits"].items():
-            out |= _named(key, client_gradient(samples.outside(table, target, fold), self._point(message, key)))
+            out |= _named(
+                key, client_gradient(samples.outside(table, target, fold).double(), self._point(message, key))
+            )
         return out
 
     def _scores(self, message: Message) -> dict[str, Tensor]:
         samples = _Samples(self, message)
         out: dict[str, Tensor] = {}
         for key, (table, target, fold) in message.header["fits"].items():
-            out |= _named(key, client_scores(samples.inside(table, target, fold), self._point(message, key)))
+            out |= _named(key, client_scores(samples.inside(table, target, fold).double(), self._point(message, key)))
         return out
 
     def _slope(self, message: Message) -> dict[str, Tensor]:
@@ -164,7 +173,7 @@ class SiteFit:
         """
         probe, table = self._point(message, "probe"), message.header["table"]
         sample = _Samples(self, message).outside(table, "class", None)
-        correction = self._corrected(sample, probe, message.header["ridge"], None)
+        correction = self._corrected(sample, probe, message.header["ridge"], None, CORRECTION_ROUNDS)
         test = self.site.client.test
         features = self._extract(self.site.client.view(test.x))
         rows = self._scaler(message, table)(torch.cat([features[name] for name in table.split("+")], dim=1))
@@ -190,13 +199,43 @@ class SiteFit:
             answers.append(joint_classes(self._held_out(message, "class", "joint.")[0], self.site.clients))
         return client_curves(torch.stack(answers), held.y, message.tensors["weights"].to(probe.device))
 
-    def _corrected(self, sample: Sample, probe: Tensor, ridge: float, fold: int | None, rounds: int = 60) -> Tensor:
-        """The site's correction of the probe: zero where the site has no sample to fit it on."""
-        if not len(sample):
-            return torch.zeros_like(probe)
+    def _held_out_rows(self, message: Message) -> dict[str, Tensor]:
+        """The features of this site's held-out samples, one row each, for all sites to answer."""
+        names = message.header["features"]
+        if Raw.name in names:
+            raise FeddrmError("raw features are the samples themselves: none leave this site")
+        features, seen = self._features(), self._seen()
+        return {f"{ROWS}{name}": features[name][seen] for name in names}
+
+    def _answer_rows(self, message: Message) -> dict[str, Tensor]:
+        """The classes that this site's heads give the rows of all sites; a row's fold is held out of its head."""
+        table, samples = message.header["table"], _Samples(self, message)
+        columns = [message.tensors[f"shared/{feature}"] for feature in table.split("+")]
+        rows, fold = self._scaler(message, table)(torch.cat(columns, dim=1)), message.tensors["shared/fold"]
+        answers = torch.zeros(len(rows), dtype=torch.int64)
+        for number in range(message.header["folds"]):
+            probe, inside = self._point(message, str(number)), fold == number
+            outside = samples.outside(table, "class", number)
+            own = self._corrected(outside, probe, message.header["ridge"], number, FINE_ROUNDS)
+            answers[inside] = logits_at(rows[inside].to(probe.device), probe + own).argmax(1).cpu()
+        return {f"{ROWS}answers": answers}
+
+    def _judge_rows(self, message: Message) -> dict[str, Tensor]:
+        """Which of all sites' answers [n, m] about this site's held-out samples are right."""
+        answers, y = message.tensors[f"{ROWS}answers"], self._target("class")[self._seen()].cpu()
+        if len(answers) != len(y):
+            raise FeddrmError(f"{len(answers)} answers to {len(y)} held-out samples: let the server fit again")
+        return {f"{ROWS}right": answers == y[:, None]}
+
+    def _seen(self) -> Tensor:
+        """Which samples some fold holds out."""
+        return self._part().to(self._device) < self._holdout().used
+
+    def _corrected(self, sample: Sample, probe: Tensor, ridge: float, fold: int | None, rounds: int) -> Tensor:
+        """The site's correction of the probe."""
         start = self._fit_start().header
         used = sum(self._holdout().remaining(size, fold) for size in start["sizes"]) * start["crops"]
-        return fit_private(sample, probe, ridge, moments_of([sample.x]), len(sample) / used, rounds)
+        return own_correction(sample, probe, ridge, used, rounds)
 
     def _point(self, message: Message, key: str) -> Tensor:
         return message.tensors[f"point/{key}"].to(self._device)

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from feddrm.data.sources.csv_tables import AUTO
 from feddrm.deploy.privacy import PrivacyDemand
 from feddrm.errors import SettingError
 from feddrm.runs.config import known_fields, read_config
 
 CONFIG = "site.yaml"
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """What a site lets out beside what training and the router need.
+
+    ``metrics``: counts and sums of its answers to test samples. ``features``: of held-out training samples the
+    features one by one, which all other sites get and answer.
+    """
+
+    metrics: bool = True
+    features: bool = False
 
 
 @dataclass(frozen=True)
@@ -26,6 +39,7 @@ class SiteSettings:
     insecure: bool = False
     poll_seconds: float = 0.25
     privacy: dict[str, float] | None = None
+    share: Sharing = field(default_factory=Sharing)
 
     @classmethod
     def read(cls, folder: Path) -> SiteSettings:
@@ -47,6 +61,14 @@ class SiteSettings:
                 PrivacyDemand(**known_fields(PrivacyDemand, values["privacy"], "privacy")).check()
             except (TypeError, SettingError) as error:
                 raise SettingError(f"{path}: privacy: {error} (as in 'privacy: {{clip: 1, noise: 3}}')") from error
+            if values["data"].get("schema") == AUTO:
+                raise SettingError(
+                    f"{path}: 'schema: {AUTO}' sends sums that privacy does not cover: give a schema file"
+                )
+        try:
+            values["share"] = Sharing(**known_fields(Sharing, dict(values.get("share") or {}), "share"))
+        except (TypeError, ValueError, SettingError) as error:
+            raise SettingError(f"{path}: share: {error} (as in 'share: {{metrics: false}}')") from error
         try:
             torch.empty(0, device=values.get("device", "cpu"))
         except (RuntimeError, AssertionError) as error:

@@ -181,5 +181,5 @@ class Cohort(Protocol):
     def held_out_classes(self, heads: HeldOutHeads, router: HeldOutRouter, temperature: float) -> HeldOutClasses:
         """The answers of class heads."""
 
-    def judge(self, design: DesignMatrix, heads: Callable[[], HeldOutHeads]) -> Judged | None:
-        """Held-out samples with every client's answer; None where clients do not answer each other's samples."""
+    def judge(self, design: DesignMatrix, heads: HeldOutHeads) -> Judged:
+        """Held-out samples with every client's answer."""

@@ -40,11 +40,9 @@ class FittedCompetence:
 
 def fit_competence(
     cohort: Cohort, design: DesignMatrix, heads: HeldOutHeads, holdout: Holdout, settings: RouterSettings
-) -> FittedCompetence | None:
-    """Fit on the router's features; None where clients do not answer each other's samples."""
-    judged = cohort.judge(design, lambda: all_folds(cohort, heads, holdout, settings))
-    if judged is None:
-        return None
+) -> FittedCompetence:
+    """Fit on the router's features."""
+    judged = cohort.judge(design, all_folds(cohort, heads, holdout, settings))
     clients = judged.right.shape[1]
     folds = FOLDS if len(judged.x) < SMALL else FEW_FOLDS
     path = RidgePath(RIDGES, folds)
@@ -83,16 +81,16 @@ def odds_of_right(point: Tensor) -> Tensor:
 
 def all_folds(cohort: Cohort, heads: HeldOutHeads, holdout: Holdout, settings: RouterSettings) -> HeldOutHeads:
     """The heads of all folds. Those that the choice of ridges left out are fitted from zero, with the chosen ridges."""
-    classes = len(cohort.facts.classes)
-    problem = probe_problem(classes, heads.design.width, heads.probe_ridge)
-    requests = {
-        str(fold): FitRequest(heads.design, "class", problem, fold) for fold in range(len(heads.probes), holdout.used)
-    }
-    if not requests:
+    missing = range(len(heads.probes), holdout.used)
+    if not missing:
         return heads
+    problem = probe_problem(len(cohort.facts.classes), heads.design.width, heads.probe_ridge)
+    requests = {str(fold): FitRequest(heads.design, "class", problem, fold) for fold in missing}
     states = solve_requests(cohort, requests, settings.rounds or FINE_ROUNDS, PATH_TOLERANCE)
     probes = [*heads.probes, *(state.iterate for state in states.values())]
     starts = [*heads.corrections, *([None] * len(requests))]
+    if not heads.corrections:  # they stay with their clients, which fit those of all folds by themselves
+        return replace(heads, probes=probes)
     corrections, _ = cohort.corrections(heads.design, probes).scores(heads.correction_ridge, starts)
     return replace(heads, probes=probes, corrections=corrections)
 

@@ -137,11 +137,11 @@ def fit_cohort(cohort: Cohort, trunk: Trunk, settings: RouterSettings, on_step: 
     fit = RouterFit(recipe, everything, held_out, router.calibration.temperature)
     heads, private, head_choices, held_out_heads = fit_heads(cohort, fit, holdout, settings)
     clock("heads")
-    report("competence")
-    competence = fit_competence(cohort, design, held_out_heads, holdout, settings)
-    clock("competence")
     choices |= head_choices
-    if competence is not None:
+    if settings.competence:
+        report("competence")
+        competence = fit_competence(cohort, design, held_out_heads, holdout, settings)
+        clock("competence")
         router = with_competence(router, competence)
         choices["competence"] = competence.chosen
     return FittedRouter(router, heads, private, choices, facts, clock.seconds)

@@ -8,18 +8,21 @@ shrunk towards the probe, because a small client would overfit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from feddrm.router.solver.client_statistics import BlockDiagonal, Sample, logits_at
+from feddrm.router.fit.ridge_path import Chosen
+from feddrm.router.solver.client_statistics import BlockDiagonal, ClientSums, Sample, client_scores, logits_at
 from feddrm.router.solver.problem import Problem, Whitening
-from feddrm.router.solver.solve import solve
+from feddrm.router.solver.solve import moments_of, solve
 
 BIAS_RIDGE = 1e-5  # keeps a class that a client has never seen unlikely instead of impossible
 STRENGTHS = (1.0, 3e-1, 1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 1e-5)
 JOINT_STRENGTHS = STRENGTHS[1:7]
+CORRECTION_ROUNDS = 60  # of a correction that a client answers with
 MAIN_EFFECTS = 4.0  # how much freer A and B are than D
 
 
@@ -62,7 +65,12 @@ def private_problem(classes: int, features: int, ridge: float, clients: int = 1)
 
 
 def fit_private(
-    sample: Sample, probe: Tensor, ridge: float, whitening: Whitening | None, share: float = 1.0, rounds: int = 60
+    sample: Sample,
+    probe: Tensor,
+    ridge: float,
+    whitening: Whitening | None,
+    share: float = 1.0,
+    rounds: int = CORRECTION_ROUNDS,
 ) -> Tensor:
     """A client's correction [K, d + 1] of the probe, from its own samples.
 
@@ -73,6 +81,43 @@ def fit_private(
     return solve(problem, [shifted], whitening, rounds=rounds, tolerance=1e-7).point
 
 
+def own_correction(sample: Sample, probe: Tensor, ridge: float, used: int, rounds: int) -> Tensor:
+    """A client's correction as a site fits it: alone, in float64, whitened by its own moments.
+
+    ``used`` is the number of samples that all clients fit on. Without a sample the correction is zero.
+    """
+    if not len(sample):
+        return torch.zeros_like(probe)
+    exact = sample.double()
+    return fit_private(exact, probe, ridge, moments_of([exact.x]), len(sample) / used, rounds)
+
+
 def private_samples(samples: Sequence[Sample], probe: Tensor) -> BlockDiagonal:
     """The samples of several clients for their common :func:`private_problem`; each client moves its own head only."""
     return BlockDiagonal(tuple(Sample(sample.x, sample.y, logits_at(sample.x, probe)) for sample in samples))
+
+
+@dataclass(frozen=True, eq=False)
+class OwnCorrections:
+    """The corrections of clients that fit theirs alone, as sites do; ``each`` gives all clients' samples of a fold."""
+
+    names: Sequence[str]
+    each: Callable[[int | None, bool], list[Sample]]
+    probes: Sequence[Tensor]
+    rounds: int  # of fits that are only compared
+
+    def scores(self, ridge: float, starts: Sequence[Tensor | None]) -> tuple[list[Tensor], list[ClientSums]]:
+        """Per fold the corrections of all clients, and their scores on held-out samples; every fit starts at zero."""
+        points = [torch.cat(self._fit(self.probes[fold], ridge, fold, self.rounds)) for fold in range(len(starts))]
+        held = [private_samples(self.each(fold, True), self.probes[fold]) for fold in range(len(starts))]
+        return points, [client_scores(samples, point) for samples, point in zip(held, points, strict=True)]
+
+    def keep(self, chosen: Chosen, probe: Tensor, rounds: int) -> dict[str, Tensor]:  # noqa: ARG002
+        """By client, in the precision of the samples, as a site keeps its own."""
+        like = self.each(None, False)[0].x
+        fitted = self._fit(probe, chosen.ridge, None, CORRECTION_ROUNDS)
+        return {name: correction.to(like) for name, correction in zip(self.names, fitted, strict=True)}
+
+    def _fit(self, probe: Tensor, ridge: float, fold: int | None, rounds: int) -> list[Tensor]:
+        samples = self.each(fold, False)
+        return [own_correction(sample, probe, ridge, sum(map(len, samples)), rounds) for sample in samples]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from feddrm.router.features.base import Recipe, extract
 from feddrm.router.features.design_matrix import DesignMatrix, stretch_of
 from feddrm.router.fit.cohort import (
     Confidence,
+    Corrections,
     Facts,
     FitRequest,
     HeldOutHeads,
@@ -26,7 +27,7 @@ from feddrm.router.fit.cohort import (
     Trunk,
 )
 from feddrm.router.fit.feature_blocks import MemberMoments, site_moments
-from feddrm.router.fit.head_problems import joint_classes, joint_label, private_problem, private_samples
+from feddrm.router.fit.head_problems import OwnCorrections, joint_classes, joint_label, private_problem, private_samples
 from feddrm.router.fit.ridge_path import Chosen
 from feddrm.router.fit.selection import FINE_ROUNDS, PATH_TOLERANCE
 from feddrm.router.fit.stacking import client_curves
@@ -170,18 +171,20 @@ class LocalCohort:
     ) -> tuple[dict[str, dict[int, ClientSums]], dict[str, ClientSums]]:
         gradients, scores = {}, {}
         for key, request in requests.items():
-            sample, point = self._sample(request, False).double(), points[key]
+            sample, point = self._sample(request, False), points[key]
             gradients[key] = {0: client_gradient(sample, point)}
             if key in curved:
                 gradients[key][0] |= client_hessian(sample, point)
             if request.fold is not None:
-                scores[key] = client_scores(self._sample(request, True).double(), point)
+                scores[key] = client_scores(self._sample(request, True), point)
         return gradients, scores
 
     def held_out_router(self, design: DesignMatrix, folds: Sequence[Tensor]) -> LocalHeldOut:
         return LocalHeldOut(design.rows, self.held_out_logits(design, folds))
 
-    def corrections(self, design: DesignMatrix, probes: Sequence[Tensor]) -> LocalCorrections:
+    def corrections(self, design: DesignMatrix, probes: Sequence[Tensor]) -> Corrections:
+        if self._few:
+            return OwnCorrections(self.facts.names, partial(self.each, design), probes, FINE_ROUNDS)
         return LocalCorrections(self, design, probes)
 
     def held_out_classes(self, heads: HeldOutHeads, router: HeldOutRouter, temperature: float) -> LocalClasses:
@@ -203,14 +206,14 @@ class LocalCohort:
             stacks["stacked_published"] = list(answers)
         return LocalClasses(stacks, answers, self._labels)
 
-    def judge(self, design: DesignMatrix, heads: Callable[[], HeldOutHeads]) -> Judged:
+    def judge(self, design: DesignMatrix, heads: HeldOutHeads) -> Judged:
         """Answers by the trained models where there are any, else by the refitted heads.
 
         A client's own samples are always answered by its refitted head without their fold: its trained model has
         learned them. No other client's head has.
         """
         each = []
-        for number, refitted in enumerate(self._held_out_answers(heads())):
+        for number, refitted in enumerate(self._held_out_answers(heads)):
             seen, y = ~refitted[0, :, 0].isnan(), self._labels[number]
             answers = refitted
             if self._published:
@@ -249,7 +252,8 @@ class LocalCohort:
         targets = self._targets(request.target)
         if request.fold is not None:
             targets = [y[(p == request.fold) == inside] for y, p in zip(targets, self._parts, strict=True)]
-        return pooled([Sample(sample.x, y) for sample, y in zip(each, targets, strict=True)])
+        sample = pooled([Sample(sample.x, y) for sample, y in zip(each, targets, strict=True)])
+        return sample.double() if self._few else sample  # as sites compute
 
     def _targets(self, target: Target) -> list[Tensor]:
         return [target_of(target, i, y, len(self.facts.classes)) for i, y in enumerate(self._labels)]
