@@ -74,7 +74,7 @@ def test_the_figures_of_a_round(predictions: Predictions) -> None:
     own = TASK.risk(TASK.answers(torch.cat([predictions.logits[0, :4], predictions.logits[1, 4:]])))
     days, event = predictions.labels // 2, predictions.labels % 2
     assert figures["oracle_c_index"] == pytest.approx(concordance_index(days.numpy(), -own.numpy(), event.numpy()))
-    assert figures["system_c_index"].keys() == {"global", "mean", "head_density", "head_posterior"}
+    assert figures["system_c_index"].keys() == {"global", "averaged", "head_density", "head_posterior"}
     assert 0.5 < figures["system_c_index"]["head_posterior"] < 1
 
 

@@ -25,7 +25,7 @@ from feddrm.evaluation.accuracy import (
 )
 from feddrm.evaluation.answer_metrics import answer_metrics, class_confusion, own_answers
 from feddrm.evaluation.collapse import LASTING, collapse_summary, collapsed_share, is_collapsed
-from feddrm.evaluation.concordance import average_c_index, c_index, survival_curves, survival_figures
+from feddrm.evaluation.concordance import average_c_index, c_index, routed_curves, survival_curves
 from feddrm.evaluation.cuda_replay import Replay
 from feddrm.evaluation.passes import Leaves
 from feddrm.evaluation.predictions import Execution, Predictions, Queries, pooled_queries, predict
@@ -79,10 +79,10 @@ __all__ = [
     "pooled_queries",
     "predict",
     "route",
+    "routed_curves",
     "routed_predictions",
     "summarise",
     "survival_curves",
-    "survival_figures",
     "system_accuracy",
     "vote",
     "votes",

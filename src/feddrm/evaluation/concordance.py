@@ -66,7 +66,7 @@ def answering_curves(predictions: Predictions, routes: Mapping[str, Tensor]) -> 
     return {
         "own": routed_curves(curves, predictions.origin),
         **({} if shared is None else {"global": predictions.task.answers(shared.double())}),
-        "mean": curves.mean(0),
+        "averaged": curves.mean(0),
         **{name: routed_curves(curves, chosen) for name, chosen in routes.items()},
     }
 
