@@ -339,6 +339,7 @@ def test_survival_from_training_to_predictions(tmp_path: Path, capsys: pytest.Ca
     run, table = str(tmp_path / "run"), str(data / "brca.csv")
     where = ["--data-dir", str(data)]
     training = ["train", "--data", "tcga_brca", *where, "--set", "data.intervals=3", "--rounds", "3", "--out", run]
+    assert "task survival: samples are counted" in call(capsys, "data", "info", "tcga_brca", *where)[1]
     code, out, err = call(capsys, *training)
     assert (code, "C-index in percent (client: accuracy)" in out) == (0, True), err
     code, out, _ = call(capsys, "fit-router", run, *where)
