@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from lifelines.utils import concordance_index
 
 import feddrm
+from commands import feddrm_command
 from feddrm.data import Federation, load
 from feddrm.deploy.site import site_dataset
 from feddrm.methods import Method
@@ -24,13 +26,14 @@ from feddrm.report.report_page import report_page
 from feddrm.report.run_record import RunRecord
 from feddrm.report.run_table import report_table
 from feddrm.router import fit_router
-from feddrm.runs import Run, train, training_session
+from feddrm.runs import Run, RunFolder, train, training_session
+from feddrm.runs.run_membership import leave_run_router
 from feddrm.serve.loaded_router import LoadedRouter
 from feddrm.serve.predictor.predictor_app import build_predictor
 from feddrm.serve.settings import GatewaySettings, PredictorSettings
 from feddrm.serve.telemetry.metrics import Metrics
 from kill_points import count_operations, kill
-from patients import TASK, survival_federation
+from patients import TASK, survival_federation, write_tcga_brca
 from refusal import refused
 from runs.conftest import SMALL, files
 
@@ -201,6 +204,31 @@ def test_a_site_is_refused(federation: Federation, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(site_dataset, "load", lambda _: federation)
     with refused("a deployed federation needs classes", "feddrm train"):
         site_dataset.read_site_dataset("oslo", {"dataset": "patients"}, Path())
+
+
+def test_p_values_are_refused(run: Run) -> None:
+    predictor = Predictor.load(run.path / "clients" / "oslo")
+    with refused("a p-value needs classes"):
+        predictor.p_values(np.full((1, 4), 0.5))
+
+
+def test_a_router_without_a_client_still_gives_curves(run: Run, federation: Federation, tmp_path: Path) -> None:
+    copy = RunFolder(Path(shutil.copytree(run.path, tmp_path / "copy")))
+    leave_run_router(copy, ["lima"])
+    answers = Run.open(copy.path).predict(federation.clients[0].test.x[:3], abstain="answer")
+    assert answers.task == TASK
+    assert {name for asked in answers.answered for name in asked} <= {"oslo", "pune"}
+
+
+def test_the_commands_of_the_documentation_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[1] / "docs" / "survival.md").read_text()
+    (block,) = re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
+    monkeypatch.setenv("FEDDRM_DATA", str(tmp_path))
+    shutil.copy(write_tcga_brca(tmp_path / "tcga_brca") / "brca.csv", tmp_path / "patients.csv")
+    for line in block.replace("--rounds 40", "--rounds 2").splitlines():
+        result = feddrm_command(*line.split()[1:], cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.strip()
 
 
 def test_a_router_in_few_messages_needs_no_classes(federation: Federation) -> None:

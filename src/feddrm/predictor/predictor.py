@@ -110,6 +110,7 @@ class Predictor:
 
     def p_values(self, probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
         """The conformal p-values of the classes whose probabilities this client gave."""
+        require_classes(self.task, "a p-value", "leave out label sets")
         if self.head.calibration.scores is None:
             raise FeddrmError(f"client '{self.name}' has {NO_SCORES}")
         values: NDArray[np.float64] = self.head.calibration.p_values(torch.from_numpy(probabilities)).numpy()
