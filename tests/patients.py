@@ -1,4 +1,4 @@
-"""A made federation of survival times, for tests: the hazard follows one column, the client shows in another."""
+"""A made federation of survival times, for tests: every client's hazard follows another column."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ TASK = Survival((10, 30, 60, 120))
 
 
 def patients(count: int, client: int, generator: torch.Generator) -> Split:
-    """Exponential times of 200 exp(-1.5 risk) days, of which a fifth or so are censored."""
+    """Exponential times of 200 exp(-1.5 risk) days, many of them censored. The client shows in the second column."""
     x = torch.randn(count, 4, generator=generator)
-    x[:, 1] += 3 * client
-    time = -(1 - torch.rand(count, generator=generator)).log() * 200 * (-1.5 * x[:, 0]).exp()
+    x[:, 1] += 2 * client
+    time = -(1 - torch.rand(count, generator=generator)).log() * 200 * (-1.5 * x[:, (0, 2, 3)[client]]).exp()
     censored = torch.rand(count, generator=generator) * 400
     return Split(x, Survival.labels(torch.minimum(time, censored).long(), time <= censored))
 
 
-def survival_federation(train: int = 80, test: int = 50) -> Federation:
+def survival_federation() -> Federation:
     generator = torch.Generator().manual_seed(0)
     clients = tuple(
-        Client(name, train=patients(train, number, generator), test=patients(test, number, generator))
-        for number, name in enumerate(("oslo", "lima", "pune"))
+        Client(name, train=patients(size, number, generator), test=patients(50, number, generator))
+        for number, (name, size) in enumerate({"oslo": 60, "lima": 90, "pune": 130}.items())
     )
     columns = ("a", "b", "c", "d")
     return Federation("patients", clients, TASK.names, "made for tests", columns=columns, task=TASK)

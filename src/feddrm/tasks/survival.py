@@ -68,9 +68,8 @@ class Survival(Task):
         """Whether the event fell into each interval, and whether the interval counts: bool [N, K] each."""
         days, event = (labels // 2)[:, None], (labels % 2 == 1)[:, None]
         edges = edges_on(self.edges, labels.device)
-        survived = days >= edges[1:] + event.long()
         here = event & (days > edges[:-1]) & (days <= edges[1:])
-        return here, survived | here
+        return here, here | (days >= edges[1:])
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         event, counts = self.outcomes(labels)
