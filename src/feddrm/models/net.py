@@ -21,8 +21,8 @@ class Outputs(NamedTuple):
 
     ``stages`` holds the activations in order, from ``"input"`` to ``"embedding"``, which equals
     ``features``. Covariate shift shows in the shallow stages, label shift in the deep ones.
-    ``client_logits`` is None for a network without a client branch. ``task`` says what the logits mean. Under
-    ``torch.vmap`` return single fields, because vmap returns tensors only.
+    ``client_logits`` is None for a network without a client branch. Under ``torch.vmap`` return single
+    fields of such a network, because vmap returns tensors only. ``task`` says what the logits mean.
     """
 
     logits: Tensor

@@ -19,7 +19,6 @@ class Classification(Task):
 
     name: ClassVar[str] = "classification"
     classifies: ClassVar[bool] = True
-    measure: ClassVar[str] = "accuracy"
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(logits, labels, reduction="none")

@@ -31,7 +31,6 @@ class Survival(Task):
 
     name: ClassVar[str] = "survival"
     classifies: ClassVar[bool] = False
-    measure: ClassVar[str] = "c_index"
 
     edges: tuple[int, ...]
 

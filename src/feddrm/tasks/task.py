@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
+from torch.utils._pytree import register_constant
 
 from feddrm.errors import SettingError
 from feddrm.registry import Named
@@ -18,7 +19,10 @@ class Task(Named, ABC):
     """What is learned. Labels are int64 numbers, one per sample, so data, batches and engines carry them alike."""
 
     classifies: ClassVar[bool]  # whether a label is one of the classes
-    measure: ClassVar[str]  # the end of the names of its figures in summary.json
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        register_constant(cls)  # it holds no tensor, so a network's outputs pass through torch.vmap with their task
 
     @abstractmethod
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
