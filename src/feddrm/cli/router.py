@@ -196,15 +196,16 @@ def fit_router(
     if summary[oracle] is not None:
         rows.append(["oracle", "own heads", f"{100 * summary[oracle]['mean']:.2f}"])
     print_table(["C-index" if survival else "accuracy", "by", "percent"], rows)
+    others = f"head, {'mean of all curves' if survival else 'vote'} and oracle"
     if (window := summary["window"]) > 1:
         typer.echo(
             f"the router is measured after round {summary['rounds']}; "
-            f"head, vote and oracle are means over the last {window} rounds"
+            f"{others} are means over the last {window} rounds"
         )
     typer.echo(f"wrote {opened.folder.router}")
     fit = summary["router"]
     if views is not None:
-        typer.echo(f"the router is fitted and measured with views={views}; head, vote and oracle are those of training")
+        typer.echo(f"the router is fitted and measured with views={views}; {others} are those of training")
     if fit["own_scales"]:
         typer.echo(f"these figures presume queries that their own client has scaled; for raw ones, {ONE_SCALE}")
     if not fit["converged"]:

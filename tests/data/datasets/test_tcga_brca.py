@@ -65,6 +65,7 @@ def test_quantiles_of_the_training_events(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
+        ([], "brca.csv has no rows: get FLamby's file"),
         (["TCGA-R0-0,50,0,0.0,3.5"], "T=3.5, E=0.0: give whole days and 0 or 1"),
         (["TCGA-R0-0,50,0,2,3"], "patient 'TCGA-R0-0': T=3, E=2"),
         (["TCGA-R0-0,old,0,0.0,3.0"], "column 'age_at_index'"),

@@ -98,6 +98,8 @@ def read_rows(path: Path) -> list[Row]:
     needed = {"brca.csv": {PATIENT, AGE, TIME, EVENT}, "centers.csv": {"TSS Code", "Region"}}
     if missing := needed.get(path.name, {PATIENT, "fold"}) - set(header):
         raise FeddrmError(f"{path} has no column '{min(missing)}': {REMEDY}")
+    if not rows:
+        raise FeddrmError(f"{path} has no rows: {REMEDY}")
     for line, cells in rows:
         if len(cells) != len(header):
             raise FeddrmError(f"{path}, row {line}: {len(cells)} cells for {len(header)} columns: {REMEDY}")
