@@ -199,8 +199,7 @@ def fit_router(
     others = f"head, {'mean of all curves' if survival else 'vote'} and oracle"
     if (window := summary["window"]) > 1:
         typer.echo(
-            f"the router is measured after round {summary['rounds']}; "
-            f"{others} are means over the last {window} rounds"
+            f"the router is measured after round {summary['rounds']}; {others} are means over the last {window} rounds"
         )
     typer.echo(f"wrote {opened.folder.router}")
     fit = summary["router"]
