@@ -344,8 +344,8 @@ def test_survival_from_training_to_predictions(tmp_path: Path, capsys: pytest.Ca
     assert (code, "C-index in percent (client: accuracy)" in out) == (0, True), err
     code, out, _ = call(capsys, "fit-router", run, *where)
     assert code == 0
-    assert re.search(r"client accuracy +exact, density", out)
-    assert re.search(r"system +mean of all curves", out)
+    assert "client accuracy exact, density" in " ".join(out.split())
+    assert "system mean of all curves" in " ".join(out.split())
     assert set(json.loads(call(capsys, "fit-router", run, *where, "--json")[1])) == {
         "client_accuracy", "system_c_index", "router"
     }  # fmt: skip
@@ -355,7 +355,7 @@ def test_survival_from_training_to_predictions(tmp_path: Path, capsys: pytest.Ca
     days = load("tcga_brca", data_dir=str(data), intervals=3).task.as_dict()["edges"]
     code, out, _ = call(capsys, "predict", run, table, *columns)
     assert code == 0
-    assert re.search(rf"risk +survives day {days[1]} +survives day {days[2]} +client", out)
+    assert f"risk survives day {days[1]} survives day {days[2]} client" in " ".join(out.split())
     answers = json.loads(call(capsys, "predict", run, table, *columns, "--json")[1])
     assert len(answers) == 120
     assert list(answers[0]["survival"]) == [str(day) for day in days]
