@@ -23,6 +23,7 @@ from feddrm.router.fit.ridge_path import Chosen
 from feddrm.router.settings import Holdout
 from feddrm.router.solver.client_statistics import ClientSums
 from feddrm.router.solver.problem import Problem, Scaler
+from feddrm.tasks import CLASSIFICATION, Task
 
 Job = tuple[DesignMatrix, Sequence[float]]  # ridge strengths to be tried on a design matrix
 Target = Literal["client", "class", "pair"]  # what a fit tells apart; a pair is a client and a class
@@ -41,6 +42,7 @@ class Facts:
     columns: tuple[str, ...] | None = None
     schema: TableSchema | None = None
     query_views: QueryViews = field(default_factory=QueryViews)
+    task: Task = CLASSIFICATION
 
     @property
     def samples(self) -> int:

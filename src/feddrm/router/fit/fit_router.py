@@ -19,7 +19,7 @@ from torch import Tensor
 from feddrm.data import Federation
 from feddrm.errors import FeddrmError
 from feddrm.models import Net
-from feddrm.router.artifact import Artifact, load_heads, load_router, make_artifact, read_manifest
+from feddrm.router.artifact import TASK, Artifact, load_heads, load_router, make_artifact, read_manifest
 from feddrm.router.features.base import Leaves, Recipe, possible_features
 from feddrm.router.features.design_matrix import DesignMatrix
 from feddrm.router.fit.calibration import calibrate
@@ -65,6 +65,7 @@ class FittedRouter:
                 "chosen": self.chosen,
                 "heads": None if heads is None else heads.recipe.as_list(),
                 "stacks": {} if heads is None else {name: dict(s.weights) for name, s in heads.stacks.items()},
+                **({} if self.facts.task.classifies else {TASK: self.facts.task.as_dict()}),
             },
             new_fit=True,
         )
@@ -101,7 +102,7 @@ def fit_router(
     ``shared`` are the leaves that the server holds. Without a net and leaves (None, {}) the router looks at the samples
     themselves and needs no training. ``published``, the clients' own models, allow one more stack.
     """
-    settings = settings or RouterSettings()
+    settings = (settings or RouterSettings()).for_task(federation.task)
     with router_kernels(int(federation.sizes.sum())):
         return fit_cohort(LocalCohort(federation, settings, published), Trunk(net, dict(shared)), settings, on_step)
 

@@ -64,7 +64,7 @@ class LocalCohort:
         self.crops = 1 if self._crop is None else settings.crops_on(first.device)
         self._ask_published = published if settings.heads else None
         self._features: list[dict[str, Tensor]] = []
-        self._labels = [client.train.y.repeat(self.crops) for client in federation.clients]
+        self._labels = [federation.task.class_of(client.train.y).repeat(self.crops) for client in federation.clients]
         self._parts: list[Tensor] = []
         self._published: list[Tensor] = []
         self._samples = _SampleCache()
@@ -379,6 +379,7 @@ def facts_of(federation: Federation) -> Facts:
         columns=federation.columns,
         schema=federation.schema,
         query_views=federation.query_views,
+        task=federation.task,
     )
 
 
