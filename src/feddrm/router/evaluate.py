@@ -23,13 +23,13 @@ from feddrm.evaluation import (
     system_accuracy,
 )
 from feddrm.models import Net
-from feddrm.router.answer_calibration import HeldOutAnswers, answer_figures
+from feddrm.router.answer_calibration import FOLDS, HeldOutAnswers, answer_figures
 from feddrm.router.features.base import Leaves, Recipe, extract
 from feddrm.router.fit.fit_router import FittedRouter
 from feddrm.router.fit.head_problems import joint_classes, joint_clients
 from feddrm.router.label_sets import label_set_figures
-from feddrm.router.policy import by_rule, conformal_set, consult, reliability
-from feddrm.router.router import Router
+from feddrm.router.policy import by_rule, conformal_set, conformal_threshold, consult, reliability
+from feddrm.router.router import Calibration, Router
 from feddrm.router.solver.client_statistics import logits_at
 from feddrm.rules import RIVALS, RULES, Competence, Evidence, Rule
 from feddrm.tasks import Survival
@@ -69,7 +69,7 @@ def evaluate_router(
             "ece": curve.error,
             "ece_density": reliability(log_weights["density"], origin).error,
             "reliability": curve.as_dict(),
-            "conformal": _conformal(router.calibration.conformal, log_weights, origin),
+            "conformal": _conformal(router.calibration, log_weights, origin),
             "temperature": router.calibration.temperature,
         },
     }
@@ -197,14 +197,25 @@ def _head_accuracies(
 
 
 def _conformal(
-    thresholds: Mapping[str, float], log_weights: Mapping[str, Tensor], origin: Tensor
+    calibration: Calibration, log_weights: Mapping[str, Tensor], origin: Tensor
 ) -> dict[str, dict[str, float]]:
-    """How often a set holds the right client and how many clients it holds, by rule and allowed miss."""
+    """How often a set holds the right client and how many clients it holds, by rule and allowed miss.
+
+    Thresholds that come from these test samples are measured by parts in turn, each with a threshold of the others.
+    """
+    part = torch.arange(len(origin), device=origin.device) % FOLDS.parts
     measured = {}
-    for name, threshold in thresholds.items():
-        sets = conformal_set(log_weights[name.rpartition("_")[0]], threshold).double()
-        covered = sets.gather(1, origin[:, None])
-        measured[name] = {"covered": float(covered.mean()), "size": float(sets.sum(1).mean())}
+    for name, threshold in calibration.conformal.items():
+        rule, _, miss = name.rpartition("_")
+        least = torch.full((len(origin), 1), threshold, dtype=torch.float64, device=origin.device)
+        for fold in range(FOLDS.used if calibration.tested else 0):
+            inside = part == fold
+            least[inside] = conformal_threshold(log_weights[rule][~inside], origin[~inside], float(miss))
+        sets = conformal_set(log_weights[rule], least).double()
+        measured[name] = {
+            "covered": float(sets.gather(1, origin[:, None]).mean()),
+            "size": float(sets.sum(1).mean()),
+        }
     return measured
 
 

@@ -120,8 +120,8 @@ def _fit(
         unused = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         return predictions(Queries(x, unused, unused, views)).logits.double().log_softmax(-1)
 
-    fitted = fit_router(net, state.shared, federation, settings, published=published, on_step=on_step)
     test = pooled_test_set(config, federation, state.round)
+    fitted = fit_router(net, state.shared, federation, settings, published=published, test=test, on_step=on_step)
     answered = predictions(test, config.threads)
     return fitted, evaluate_router(fitted, net, state.shared, test, answered, federation.weights)
 
