@@ -42,6 +42,7 @@ class Decision:
     clients belong to each sample's conformal set, if one was requested. ``flags`` are the values of every sample
     that cannot be (:meth:`flagged`); empty if there are none. By the competence rule, ``right`` [N, m] is the
     probability that each client's answer is right, and ``probabilities`` are the clients' shares of its odds.
+    ``features`` [N, d] and their ``strangeness`` [N] are what was decided on.
     """
 
     client: Tensor
@@ -54,6 +55,8 @@ class Decision:
     within: Tensor | None = None
     flags: tuple[tuple[FieldProblem, ...], ...] = ()
     right: Tensor | None = None
+    features: Tensor | None = None
+    strangeness: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.client)
@@ -324,7 +327,8 @@ class Router:
             client = log_weights.masked_fill(away, -torch.inf).argmax(1)
             nobody = broken | away.all()
             lost = 1 - probabilities[:, ~away].sum(1) > max_away
-        unlike = self.strangeness(features) > self.calibration.unlike_above
+        strangeness = self.strangeness(features)
+        unlike = strangeness > self.calibration.unlike_above
         sure = top if evidence.right is None else evidence.right.amax(1)
         unsure = sure < self.calibration.threshold(rule, coverage)
         abstain = nobody | unlike | lost | unsure
@@ -341,6 +345,8 @@ class Router:
             away=away,
             within=within,
             right=evidence.right,
+            features=features,
+            strangeness=strangeness,
         )
 
     def strangeness(self, features: Tensor) -> Tensor:
