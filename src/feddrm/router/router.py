@@ -14,6 +14,7 @@ from torch import Tensor
 
 from feddrm.data.query_views import QueryViews
 from feddrm.data.tables.table_schema import TableSchema
+from feddrm.drm.inference.score_test import SampleMoments
 from feddrm.errors import FeddrmError, FieldProblem, SettingError
 from feddrm.models import Net
 from feddrm.registry import check_choice, nearest
@@ -99,13 +100,15 @@ class Calibration:
     ``confidence`` has, per rule, the 101 percentiles of the largest weight (by competence: of the largest probability
     of a right answer). ``conformal`` has, per rule and
     probability of missing the true client, the smallest weight of a client in the set. Samples whose
-    strangeness exceeds ``unlike_above`` are unlike all training data.
+    strangeness exceeds ``unlike_above`` are unlike all training data. ``reference`` has what drift is measured against;
+    None in older routers, deployed ones, and where training crops at random.
     """
 
     temperature: float = 1.0
     confidence: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     conformal: Mapping[str, float] = field(default_factory=dict)
     unlike_above: float = float("inf")
+    reference: SampleMoments | None = None
 
     def threshold(self, rule: str, coverage: float) -> float:
         """The confidence that this fraction of the held-out samples reaches."""

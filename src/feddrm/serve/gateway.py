@@ -21,6 +21,7 @@ from feddrm.router.label_sets import SHARE
 from feddrm.router.router import AWAY, DOWN
 from feddrm.serve.auth import ApiKeys
 from feddrm.serve.feedback.artifacts import Artifacts
+from feddrm.serve.feedback.drift_watch import DriftWatch
 from feddrm.serve.feedback.serving_state import ServingState
 from feddrm.serve.feedback.use_log import UseLog
 from feddrm.serve.http.authorise import authorise
@@ -55,6 +56,7 @@ class Gateway:
             on_count=lambda outcome, number: self.metrics.audit.labels(outcome).inc(number),
         )
         self.use_log = self._open_use_log()
+        self.drift = DriftWatch(self.metrics) if settings.drift else None
         # What the console shows: recent decisions with number and label, and totals since the start.
         self.recent: deque[tuple[int, str | None, AuditRecord]] = deque(maxlen=RECENT)
         self.start_time, self.record_count, self.abstained = time.time(), 0, 0
@@ -93,7 +95,7 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.upstreams.close()
-        for closing in (self.artifacts.candidate, self.use_log, self.audit):
+        for closing in (self.artifacts.candidate, self.drift, self.use_log, self.audit):
             if closing is not None:
                 await asyncio.to_thread(closing.close)
         log.info("stopped")
@@ -116,6 +118,8 @@ class Gateway:
         query = RouterQuery(kind, x, rule, coverage, available, self._max_away(options))
         decisions = await context.router.batcher(query, len(x))
         decisions.away = away
+        if self.drift is not None and context.router is self.router:
+            self.drift.add(context.router, decisions)
         if (candidate := self.artifacts.candidate) is not None and not candidate.share:
             names = candidate.loaded.names
             others = self.upstreams.away(names, options.without, candidate.loaded.fit)

@@ -82,6 +82,8 @@ class GatewaySettings(HttpSettings):
             raise ValueError("features are recorded in the use log: give --use-log FILE")
         if self.candidate_share and self.candidate is None:
             raise ValueError("a share of the requests needs an artifact that answers them: give --candidate")
+        if self.drift and self.views > 1:
+            raise ValueError(f"views={self.views}: drift compares single views: leave out --drift or --views")
         return self
 
 

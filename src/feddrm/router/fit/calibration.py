@@ -24,7 +24,7 @@ def calibrate(held_out: HeldOutRouter, log_prior: Tensor) -> Calibration:
         confidence[rule] = tuple(quantiles(top, torch.linspace(0, 1, 101, dtype=top.dtype)).tolist())
         first = torch.zeros(len(own), dtype=torch.int64, device=own.device)
         conformal |= {f"{rule}_{miss}": conformal_threshold(own[:, None], first, miss) for miss in MISSES}
-    return Calibration(temperature, confidence, conformal, STRANGER * weights.strangest)
+    return Calibration(temperature, confidence, conformal, STRANGER * weights.strangest, weights.reference)
 
 
 def quantiles(values: Tensor, grid: Tensor) -> Tensor:

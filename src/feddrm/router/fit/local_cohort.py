@@ -12,6 +12,7 @@ from torch import Tensor
 from feddrm.data import Client, Federation, RandomResizedCrop, generator_for
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.moments import Moments
+from feddrm.router.drift import drift_reference
 from feddrm.router.features.base import Recipe, extract
 from feddrm.router.features.design_matrix import DesignMatrix, stretch_of
 from feddrm.router.fit.cohort import (
@@ -304,7 +305,7 @@ class LocalHeldOut:
             top[rule] = log_weights.exp().amax(1).cpu()
             own[rule] = log_weights.gather(1, origin[:, None])[:, 0]
         strange = torch.cat([x[~z[:, 0].isnan()].square().mean(1) for x, z in zip(self.rows, self.logits, strict=True)])
-        return Confidence(top, own, float(strange.max()))
+        return Confidence(top, own, float(strange.max()), drift_reference(logits / temperature, log_prior, strange))
 
     @cached_property
     def seen(self) -> tuple[Tensor, Tensor]:

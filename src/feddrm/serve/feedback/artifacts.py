@@ -7,6 +7,7 @@ import contextlib
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from feddrm.errors import FeddrmError
 from feddrm.predictor.predictor import known_classes
@@ -53,6 +54,11 @@ class Artifacts:
         """The artifact that answers the request of this id."""
         candidate = self.candidate
         return self.served if candidate is None or not candidate.takes(request_id) else candidate.loaded
+
+    def candidate_figures(self) -> dict[str, Any] | None:
+        """What the console shows of the candidate."""
+        candidate = self.candidate
+        return None if candidate is None else {"artifact": candidate.loaded.version, "share": candidate.share}
 
     async def reload(self) -> LoadedRouter:
         """Read the served artifact again. If it cannot be read or used, the old one stays."""

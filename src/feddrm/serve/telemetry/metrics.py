@@ -63,6 +63,11 @@ class Metrics:
         self.calibration_error = Gauge(
             "feddrm_outcome_calibration_error", "Of the latest 1,000 outcomes", ["artifact"], registry=registry
         )
+        self.drift_windows = Counter(
+            "feddrm_drift_windows", "Tests of 100 queries against the training data", ["result"], registry=registry
+        )
+        self.drift_p_value = Gauge("feddrm_drift_p_value", "Of the latest test of drift", registry=registry)
+        self.drift_alarm = Gauge("feddrm_drift_alarm", "1 after an alarm in 2,000 queries", registry=registry)
         self._children: dict[tuple[object, ...], Any] = {}
 
     def observe_request(self, path: str, status: int, seconds: float) -> None:
