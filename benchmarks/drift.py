@@ -18,7 +18,7 @@ import torch
 from benchmarks import result
 from feddrm.data import load
 from feddrm.drm.basis import Floats
-from feddrm.router.drift import FALSE_ALARM, HORIZON, LEVEL, WINDOW, DriftMonitor, drift_statistics
+from feddrm.router.query_drift import FALSE_ALARM, HORIZON, LEVEL, WINDOW, DriftMonitor, drift_statistics
 from feddrm.runs import train
 
 GAMMA = 0.7

@@ -98,6 +98,7 @@ app.command(name="serve-key")(serve.serve_key)
 app.command(name="serve-promote")(feedback.serve_promote)
 app.command(name="serve-rollback")(feedback.serve_rollback)
 app.command()(feedback.outcomes)
+app.command(cls=PluginCommand)(feedback.replay)
 app.command()(serve.query)
 
 

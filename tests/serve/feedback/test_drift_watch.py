@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from feddrm.data import load
-from feddrm.router.drift import HORIZON, WINDOW
+from feddrm.router.query_drift import HORIZON, WINDOW
 from feddrm.serve.feedback.drift_watch import DriftWatch
 from feddrm.serve.loaded_router import Decisions, LoadedRouter, RouterQuery, decide
 from feddrm.serve.settings import GatewaySettings

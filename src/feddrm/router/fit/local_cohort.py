@@ -12,7 +12,6 @@ from torch import Tensor
 from feddrm.data import Client, Federation, RandomResizedCrop, generator_for
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.moments import Moments
-from feddrm.router.drift import drift_reference
 from feddrm.router.features.base import Recipe, extract
 from feddrm.router.features.design_matrix import DesignMatrix, stretch_of
 from feddrm.router.fit.cohort import (
@@ -32,6 +31,7 @@ from feddrm.router.fit.ridge_path import Chosen
 from feddrm.router.fit.selection import FINE_ROUNDS, PATH_TOLERANCE
 from feddrm.router.fit.stacking import client_curves
 from feddrm.router.policy import RULES, by_rule, client_slopes, consult, solve_temperature
+from feddrm.router.query_drift import drift_reference
 from feddrm.router.settings import Holdout, RouterSettings
 from feddrm.router.solver.client_statistics import (
     BlockDiagonal,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from feddrm.router.drift import FALSE_ALARM, HORIZON, LEVEL, WINDOW, DriftMonitor, drift_statistics
+from feddrm.router.query_drift import FALSE_ALARM, HORIZON, LEVEL, WINDOW, DriftMonitor, drift_statistics
 from feddrm.serve.loaded_router import Decisions, LoadedRouter
 from feddrm.serve.telemetry.background_writer import BackgroundWriter
 from feddrm.serve.telemetry.metrics import Metrics

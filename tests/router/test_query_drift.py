@@ -10,7 +10,7 @@ import torch
 from feddrm.data import load
 from feddrm.router import Router, load_router
 from feddrm.router.artifact import save_router
-from feddrm.router.drift import LEVEL, WINDOW, DriftMonitor, drift_reference, drift_statistics
+from feddrm.router.query_drift import LEVEL, WINDOW, DriftMonitor, drift_reference, drift_statistics
 from feddrm.router.fit.fit_router import fit_router
 from feddrm.router.membership import leave
 from feddrm.router.settings import RouterSettings
