@@ -111,7 +111,7 @@ def test_outcomes_need_the_scope_predict_and_their_table_the_scope_admin(
     asyncio.run(scenario())
 
 
-def test_a_candidate_is_promoted_and_rolled_back_while_serving(
+def test_a_challenger_is_promoted_and_rolled_back_while_serving(
     run: Path, other: Path, images: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = Path(shutil.copytree(run, tmp_path / "run"))
@@ -123,7 +123,7 @@ def test_a_candidate_is_promoted_and_rolled_back_while_serving(
 
     async def scenario(promote: bool) -> list[set[str]]:
         found = []
-        async with in_process(served, tmp_path, monkeypatch, candidate=other, candidate_share=0.5) as http:
+        async with in_process(served, tmp_path, monkeypatch, challenger=other, challenger_share=0.5) as http:
             found.append(await versions(http))
             for path in ("promote",) * promote + ("rollback", "rollback"):
                 answer = await http.post(f"/v1/admin/{path}")
@@ -144,13 +144,13 @@ def test_a_candidate_is_promoted_and_rolled_back_while_serving(
     assert changes == [("promote", *new), ("rollback", *old)]
 
 
-def test_without_a_candidate_there_is_nothing_to_promote(
+def test_without_a_challenger_there_is_nothing_to_promote(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
         async with in_process(run, tmp_path, monkeypatch) as http:
             answer = await http.post("/v1/admin/promote")
-            assert (answer.status_code, "--candidate" in answer.json()["error"]) == (409, True)
+            assert (answer.status_code, "--challenger" in answer.json()["error"]) == (409, True)
 
     asyncio.run(scenario())
     assert not (run / "serving.json").exists()

@@ -74,7 +74,7 @@ def replay(
 
 
 def serve_promote(url: Url, key: Key = None, ca: Ca = None) -> None:
-    """Let a gateway's candidate answer all requests; prints its version.
+    """Let a gateway's challenger answer all requests; prints its version.
 
     Example: feddrm serve-promote http://127.0.0.1:8080
     """
@@ -85,7 +85,7 @@ def serve_promote(url: Url, key: Key = None, ca: Ca = None) -> None:
 
 
 def serve_rollback(url: Url, key: Key = None, ca: Ca = None) -> None:
-    """Let a gateway give up its candidate or, where it was promoted, serve the artifact before it; prints the version.
+    """Let a gateway give up its challenger or, where it was promoted, serve the artifact before it; prints the version.
 
     Example: feddrm serve-rollback http://127.0.0.1:8080
     """

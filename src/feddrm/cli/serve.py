@@ -68,10 +68,10 @@ def serve(
     record_features: Annotated[
         int | None, typer.Option(help="Keep features of so many latest queries in the use log, for 'feddrm replay'.")
     ] = None,
-    candidate: Annotated[
+    challenger: Annotated[
         Path | None, typer.Option(help="A run or router folder whose router decides beside this one (shadow).")
     ] = None,
-    share: Annotated[float | None, typer.Option(help="Share of the requests that the candidate answers.")] = None,
+    share: Annotated[float | None, typer.Option(help="Share of the requests that the challenger answers.")] = None,
     drift: Annotated[
         bool | None, typer.Option("--drift", help="Compare queries with the training data; alarm if they differ.")
     ] = None,
@@ -96,7 +96,7 @@ def serve(
         "proxy": proxy, "audit": audit, "retention_days": retention_days, "reload_seconds": reload_seconds,
         "rule": rule, "costs": read_costs(cost), "coverage": coverage, "max_away": max_away, "views": views,
         "rate": rate, "log_level": log_level, "use_log": use_log, "record_features": record_features,
-        "candidate": candidate, "candidate_share": share, "drift": drift,
+        "challenger": challenger, "challenger_share": share, "drift": drift,
     }  # fmt: skip
     settings = make_settings(GatewaySettings, clients=clients, **given)
     load_router(RunFiles(run).router).views(settings.views)  # early, before anything is started

@@ -42,12 +42,12 @@ def add_artifact_routes(app: FastAPI, gateway: Gateway) -> None:
 
     @app.post("/v1/admin/promote", responses={409: {"model": ErrorAnswer}, **ERROR_RESPONSES})
     async def promote(request: Request) -> Response:
-        """Let the candidate answer all requests, also after a restart."""
+        """Let the challenger answer all requests, also after a restart."""
         return await change(request, "promote", artifacts.promote)
 
     @app.post("/v1/admin/rollback", responses={409: {"model": ErrorAnswer}, **ERROR_RESPONSES})
     async def rollback(request: Request) -> Response:
-        """Give up the candidate or, where it was promoted, serve the artifact before it."""
+        """Give up the challenger or, where it was promoted, serve the artifact before it."""
         return await change(request, "rollback", artifacts.rollback)
 
     async def change(request: Request, action: str, make: Callable[[], Awaitable[LoadedRouter]]) -> Response:

@@ -95,7 +95,7 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.upstreams.close()
-        for closing in (self.artifacts.candidate, self.drift, self.use_log, self.audit):
+        for closing in (self.artifacts.challenger, self.drift, self.use_log, self.audit):
             if closing is not None:
                 await asyncio.to_thread(closing.close)
         log.info("stopped")
@@ -120,11 +120,11 @@ class Gateway:
         decisions.away = away
         if self.drift is not None and context.router is self.router:
             self.drift.add(context.router, decisions)
-        if (candidate := self.artifacts.candidate) is not None and not candidate.share:
-            names = candidate.loaded.names
-            others = self.upstreams.away(names, options.without, candidate.loaded.fit)
+        if (challenger := self.artifacts.challenger) is not None and not challenger.share:
+            names = challenger.loaded.names
+            others = self.upstreams.away(names, options.without, challenger.loaded.fit)
             mask = tuple(number not in others for number in range(len(names)))
-            candidate.compare(query._replace(available=mask), context.router, decisions)
+            challenger.compare(query._replace(available=mask), context.router, decisions)
         return decisions
 
     def _max_away(self, options: Options) -> float:

@@ -93,11 +93,11 @@ class GatewayClient:
         return str(self._send("POST", "/v1/admin/reload")["artifact"])
 
     def promote(self) -> str:
-        """Make the gateway's candidate answer all requests; returns its version."""
+        """Make the gateway's challenger answer all requests; returns its version."""
         return str(self._send("POST", "/v1/admin/promote")["artifact"])
 
     def rollback(self) -> str:
-        """Make the gateway give up its candidate, or a promoted artifact; returns the version that it serves then."""
+        """Make the gateway give up its challenger, or a promoted artifact; returns the version that it serves then."""
         return str(self._send("POST", "/v1/admin/rollback")["artifact"])
 
     def _post(self, path: str, x: Any, features: Any, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -356,19 +356,27 @@ def test_four_situations_of_one_patient(browser: webdriver.Chrome, hospitals: Ho
     assert labels_shown()
 
 
-def test_outcomes_candidate_and_drift_are_shown(
+def test_outcomes_challenger_and_drift_are_shown(
     browser: webdriver.Chrome, run: Path, launch: Launch, images: torch.Tensor, tmp_path: Path
 ) -> None:
-    candidate = Path(shutil.copytree(run / "router", tmp_path / "candidate"))
-    manifest = json.loads((candidate / "manifest.json").read_text())
+    challenger = Path(shutil.copytree(run / "router", tmp_path / "challenger"))
+    manifest = json.loads((challenger / "manifest.json").read_text())
     manifest["notes"]["remark"] = "another version"
-    (candidate / "manifest.json").write_text(json.dumps(manifest))
-    words = ["--audit", tmp_path / "audit.sqlite", "--use-log", tmp_path / "uses", "--drift", "--candidate", candidate]
+    (challenger / "manifest.json").write_text(json.dumps(manifest))
+    words = [
+        "--audit",
+        tmp_path / "audit.sqlite",
+        "--use-log",
+        tmp_path / "uses",
+        "--drift",
+        "--challenger",
+        challenger,
+    ]
     url = launch("serve", run, "--demo", "--port", 0, *words).wait_ready()
     browser.get(url)
     wait(browser, lambda: "well" in text(browser, "clients"))
     wait(browser, lambda: text(browser, "drift") == "Drift: waiting for 100 queries.")
-    assert text(browser, "candidate").endswith("decides beside (shadow)")
+    assert text(browser, "challenger").endswith("decides beside (shadow)")
     body = {"inputs": images.tolist() * 6, "abstain": "answer"}  # 108 samples, all of them shared evenly
     found = httpx.post(f"{url}/v1/predict", json=body, timeout=30).json()
     reports = [

@@ -29,43 +29,43 @@ def served(run: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def candidate(run: Path, tmp_path: Path) -> Path:
+def challenger(run: Path, tmp_path: Path) -> Path:
     """The same router under another version."""
-    folder = Path(shutil.copytree(run / "router", tmp_path / "candidate"))
+    folder = Path(shutil.copytree(run / "router", tmp_path / "challenger"))
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["notes"]["remark"] = "another"
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
 
 
-def test_a_promotion_lasts_and_can_be_undone(served: Path, candidate: Path) -> None:
-    first = artifacts(served, candidate=candidate)
-    assert first.candidate is not None
-    old, new = first.served.version, first.candidate.loaded.version
+def test_a_promotion_lasts_and_can_be_undone(served: Path, challenger: Path) -> None:
+    first = artifacts(served, challenger=challenger)
+    assert first.challenger is not None
+    old, new = first.served.version, first.challenger.loaded.version
     assert asyncio.run(first.promote()).version == new
-    with pytest.raises(ApiError, match="--candidate"):
+    with pytest.raises(ApiError, match="--challenger"):
         asyncio.run(first.promote())
-    again = artifacts(served, candidate=candidate)  # after a restart
-    assert (again.served.version, again.candidate, again.folder) == (new, None, candidate)
+    again = artifacts(served, challenger=challenger)  # after a restart
+    assert (again.served.version, again.challenger, again.folder) == (new, None, challenger)
     assert asyncio.run(again.rollback()).version == old
     assert artifacts(served).served.version == old
 
 
-def test_a_candidate_that_was_rolled_back_is_not_tried_again(
-    served: Path, candidate: Path, caplog: pytest.LogCaptureFixture
+def test_a_challenger_that_was_rolled_back_is_not_tried_again(
+    served: Path, challenger: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = artifacts(served, candidate=candidate)
+    first = artifacts(served, challenger=challenger)
     asyncio.run(first.rollback())
-    assert first.candidate is None
+    assert first.challenger is None
     with caplog.at_level(logging.WARNING, "feddrm.serve"):
-        assert artifacts(served, candidate=candidate).candidate is None
-    assert "the candidate is not used" in caplog.text
+        assert artifacts(served, challenger=challenger).challenger is None
+    assert "the challenger is not used" in caplog.text
 
 
 def test_a_state_that_cannot_be_written_changes_nothing(
-    served: Path, candidate: Path, monkeypatch: pytest.MonkeyPatch
+    served: Path, challenger: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = artifacts(served, candidate=candidate)
+    first = artifacts(served, challenger=challenger)
     old = first.served.version
 
     def full(*_: object) -> None:
@@ -75,13 +75,13 @@ def test_a_state_that_cannot_be_written_changes_nothing(
     with refused("the disk is full"):
         asyncio.run(first.promote())
     assert first.served.version == old
-    assert first.candidate is not None
+    assert first.challenger is not None
     assert not (served / "serving.json").exists()
 
 
-def test_a_candidate_of_other_classes_is_an_error_at_start(served: Path, candidate: Path) -> None:
-    manifest = json.loads((candidate / "manifest.json").read_text())
+def test_a_challenger_of_other_classes_is_an_error_at_start(served: Path, challenger: Path) -> None:
+    manifest = json.loads((challenger / "manifest.json").read_text())
     manifest["notes"]["classes"] = [f"class {i}" for i in range(10)]
-    (candidate / "manifest.json").write_text(json.dumps(manifest))
+    (challenger / "manifest.json").write_text(json.dumps(manifest))
     with refused("other classes", "class 3"):
-        artifacts(served, candidate=candidate)
+        artifacts(served, challenger=challenger)

@@ -93,7 +93,7 @@ def test_answers_of_clients_that_are_elsewhere_are_unknown(
 def test_what_cannot_be_compared_is_one_clear_line(run: Path, new: Path, use_log: UseLog, tmp_path: Path) -> None:
     other = Path(shutil.copytree(run, tmp_path / "other"))
     Run.open(other).fit_router(load("digits", clients=3, seed=3), features="raw", heads=False)
-    with refused("other features (raw)", "embedding", "candidate"):
+    with refused("other features (raw)", "embedding", "challenger"):
         replay(use_log.path, run, other)
     with refused("no features of queries to", "--record-features"):
         replay(use_log.path, other, run)

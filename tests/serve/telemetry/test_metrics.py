@@ -14,6 +14,7 @@ def test_decisions_are_counted_by_client_and_by_reason() -> None:
     assert 'feddrm_decisions_total{client="oslo"} 2.0' in page
     assert 'feddrm_decisions_total{client="nobody"} 1.0' in page
     assert 'feddrm_abstentions_total{reason="unsure"} 2.0' in page
+    assert 'feddrm_artifact_decisions_total{artifact="v1",result="abstained"} 2.0' in page
     assert "lima" not in page
 
 

@@ -64,7 +64,7 @@ def add_console_routes(app: FastAPI, gateway: Gateway, facts: Mapping[str, Any],
                 "audit": {"written": gateway.audit.written, "dropped": gateway.audit.dropped,
                           "trouble": gateway.audit.trouble is not None},
                 "clients": [client_figures(name, total, pictures) for name in router.names],
-                "candidate": gateway.artifacts.candidate_figures(),
+                "challenger": gateway.artifacts.challenger_figures(),
                 "drift": None if gateway.drift is None else gateway.drift.as_dict(),
                 "outcomes": gateway.use_log is not None,
             }

@@ -1,4 +1,4 @@
-"""The artifacts of a gateway: the one that it serves and a candidate; how they are read, replaced and promoted."""
+"""The artifacts of a gateway: the one that it serves and a challenger; how they are read, replaced and promoted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from feddrm.errors import FeddrmError
 from feddrm.predictor.predictor import known_classes
 from feddrm.router.artifact import artifact_version
 from feddrm.router.router import ONE_SCALE
-from feddrm.serve.feedback.candidate import Candidate
+from feddrm.serve.feedback.challenger import Challenger
 from feddrm.serve.feedback.serving_state import ServingState, artifact_folder
 from feddrm.serve.http.error_responses import ApiError
 from feddrm.serve.loaded_router import LoadedRouter
@@ -25,7 +25,7 @@ log = logging.getLogger("feddrm.serve")
 
 
 class Artifacts:
-    """``served`` answers; a ``candidate`` answers some requests or decides beside it. Changes are made one by one.
+    """``served`` answers; a ``challenger`` answers some requests or decides beside it. Changes are made one by one.
 
     ``classes`` are the names of the gateway's classes, or their number where they have no names.
     """
@@ -43,7 +43,7 @@ class Artifacts:
         self._lock = asyncio.Lock()
         self.served = self._load(self.folder)
         self._serve(self.served)
-        self.candidate = self._load_candidate()
+        self.challenger = self._load_challenger()
 
     @property
     def folder(self) -> Path:
@@ -52,13 +52,13 @@ class Artifacts:
 
     def answering(self, request_id: str) -> LoadedRouter:
         """The artifact that answers the request of this id."""
-        candidate = self.candidate
-        return self.served if candidate is None or not candidate.takes(request_id) else candidate.loaded
+        challenger = self.challenger
+        return self.served if challenger is None or not challenger.takes(request_id) else challenger.loaded
 
-    def candidate_figures(self) -> dict[str, Any] | None:
-        """What the console shows of the candidate."""
-        candidate = self.candidate
-        return None if candidate is None else {"artifact": candidate.loaded.version, "share": candidate.share}
+    def challenger_figures(self) -> dict[str, Any] | None:
+        """What the console shows of the challenger."""
+        challenger = self.challenger
+        return None if challenger is None else {"artifact": challenger.loaded.version, "share": challenger.share}
 
     async def reload(self) -> LoadedRouter:
         """Read the served artifact again. If it cannot be read or used, the old one stays."""
@@ -76,24 +76,24 @@ class Artifacts:
         return loaded
 
     async def promote(self) -> LoadedRouter:
-        """Let the candidate answer all requests, also after a restart."""
+        """Let the challenger answer all requests, also after a restart."""
         async with self._lock:
-            if self.candidate is None or self.settings.candidate is None:
-                raise ApiError(409, "there is no candidate: start the gateway with --candidate")
-            state = self.state.promoted(artifact_folder(self.settings.candidate))
-            await self._change(state, self.candidate.loaded)
+            if self.challenger is None or self.settings.challenger is None:
+                raise ApiError(409, "there is no challenger: start the gateway with --challenger")
+            state = self.state.promoted(artifact_folder(self.settings.challenger))
+            await self._change(state, self.challenger.loaded)
         return self.served
 
     async def rollback(self) -> LoadedRouter:
-        """Give up the candidate or, where it was promoted, serve the artifact before it."""
+        """Give up the challenger or, where it was promoted, serve the artifact before it."""
         async with self._lock:
-            if self.candidate is not None:
-                await self._change(replace(self.state, rolled_back=self.candidate.loaded.version), self.served)
+            if self.challenger is not None:
+                await self._change(replace(self.state, rolled_back=self.challenger.loaded.version), self.served)
             elif self.state.artifact is not None:
                 state = self.state.restored(self.served.version)
                 await self._change(state, await asyncio.to_thread(self._load, state.folder(self.run)))
             else:
-                raise ApiError(409, "there is neither a candidate nor a promoted artifact: nothing to roll back")
+                raise ApiError(409, "there is neither a challenger nor a promoted artifact: nothing to roll back")
         return self.served
 
     async def watch(self) -> None:
@@ -134,18 +134,18 @@ class Artifacts:
             raise FeddrmError(f"{folder} has other classes ({', '.join(classes)}): start the gateway anew")
         return loaded
 
-    def _load_candidate(self) -> Candidate | None:
-        """The candidate of the settings, unless it is the served artifact or was rolled back."""
-        if self.settings.candidate is None:
+    def _load_challenger(self) -> Challenger | None:
+        """The challenger of the settings, unless it is the served artifact or was rolled back."""
+        if self.settings.challenger is None:
             return None
-        loaded = self._load(artifact_folder(self.settings.candidate))
+        loaded = self._load(artifact_folder(self.settings.challenger))
         if loaded.version in (self.served.version, self.state.rolled_back):
             why = "it is the served artifact" if loaded.version == self.served.version else "it was rolled back"
-            log.warning("the candidate is not used", extra={"fields": {"artifact": loaded.version, "reason": why}})
+            log.warning("the challenger is not used", extra={"fields": {"artifact": loaded.version, "reason": why}})
             return None
-        self.metrics.candidate.labels(loaded.version).set(self.settings.candidate_share)
+        self.metrics.challenger.labels(loaded.version).set(self.settings.challenger_share)
         counter = self.metrics.shadow.labels
-        return Candidate(loaded, self.settings, lambda result, number: counter(loaded.version, result).inc(number))
+        return Challenger(loaded, self.settings, lambda result, number: counter(loaded.version, result).inc(number))
 
     def _serve(self, loaded: LoadedRouter) -> None:
         """Let an artifact answer all later requests."""
@@ -156,11 +156,11 @@ class Artifacts:
         self.metrics.artifact.labels(loaded.version).set(1)
 
     async def _change(self, state: ServingState, loaded: LoadedRouter) -> None:
-        """Serve an artifact without a candidate. The new state is on the disk before a request sees the artifact."""
+        """Serve an artifact without a challenger. The new state is on the disk before a request sees the artifact."""
         await asyncio.to_thread(state.write, self.run)
-        candidate, self.candidate, self.state = self.candidate, None, state
+        challenger, self.challenger, self.state = self.challenger, None, state
         self._serve(loaded)
-        self.metrics.candidate.clear()
-        if candidate is not None:
-            await asyncio.to_thread(candidate.close)
+        self.metrics.challenger.clear()
+        if challenger is not None:
+            await asyncio.to_thread(challenger.close)
         log.info("artifact served", extra={"fields": {"artifact": loaded.version}})

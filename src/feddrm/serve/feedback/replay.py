@@ -36,7 +36,7 @@ class Recorded(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Replay:
+class ReplayResult:
     """Decisions of two artifacts on the same queries.
 
     ``moves`` counts changed decisions by the former and the new client. ``better`` and ``worse`` count those whose new
@@ -61,7 +61,7 @@ class Replay:
         return {**counts, "gain": gain, "moves": moves}
 
 
-def replay(use_log: Path, run: Path, new: Path, rule: str = "density", coverage: float = 1.0) -> Replay:
+def replay(use_log: Path, run: Path, new: Path, rule: str = "density", coverage: float = 1.0) -> ReplayResult:
     """Compare a run's router with another one on recorded features.
 
     Answers of clients whose private parts are in the run's folder are computed, if they take features.
@@ -72,7 +72,7 @@ def replay(use_log: Path, run: Path, new: Path, rule: str = "density", coverage:
     if routers[1].recipe != routers[0].recipe or not _same_trunk(*routers):
         raise FeddrmError(
             f"{folders[1]} computes other features ({routers[1].recipe.name}) than {folders[0]} "
-            f"({routers[0].recipe.name}): replay compares routers on the same trunk and features; try it as a candidate"
+            f"({routers[0].recipe.name}): replay needs the same trunk and features; try it as a challenger"
         )
     choices = [_choices(router, recorded.features, rule, coverage) for router in routers]
     changed = [i for i, pair in enumerate(zip(*choices, strict=True)) if pair[0] != pair[1]]
@@ -92,7 +92,7 @@ def replay(use_log: Path, run: Path, new: Path, rule: str = "density", coverage:
         else:
             gains.append(int(rights[1]) - int(rights[0]))
     judged = same + len(gains)
-    return Replay(
+    return ReplayResult(
         queries=len(recorded.outcomes),
         changed=len(changed),
         moves=dict(moves.most_common()),

@@ -1,4 +1,4 @@
-"""Which artifact a gateway serves: ``serving.json`` of a run, once a candidate was promoted or rolled back."""
+"""Which artifact a gateway serves: ``serving.json`` of a run, once a challenger was promoted or rolled back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ServingState:
 
     artifact: str | None = None
     former: str | None = None
-    rolled_back: str | None = None  # version: a candidate that is not tried again
+    rolled_back: str | None = None  # version: a challenger that is not tried again
 
     @classmethod
     def read(cls, run: Path) -> ServingState:

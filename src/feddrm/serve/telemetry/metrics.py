@@ -41,8 +41,8 @@ class Metrics:
         self.audit_ok = Gauge("feddrm_audit_ok", "0 while the audit log cannot be written", registry=registry)
         self.reloads = Counter("feddrm_reloads", "Reloads of the artifact, by outcome", ["outcome"], registry=registry)
         self.artifact = Gauge("feddrm_artifact", "1 for the version that is served", ["version"], registry=registry)
-        self.candidate = Gauge(
-            "feddrm_candidate", "The share of requests that the candidate answers; 0: shadow", ["version"],
+        self.challenger = Gauge(
+            "feddrm_challenger", "The share of requests that the challenger answers; 0: shadow", ["version"],
             registry=registry,
         )  # fmt: skip
         self.artifact_decisions = Counter(

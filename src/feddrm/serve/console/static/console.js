@@ -247,7 +247,7 @@ async function showFederation() {
   $("artifact").textContent = `artifact ${content.artifact}, features ${content.features}`;
   $("totals").textContent = `${content.decisions} decisions, ${content.abstained} abstentions; audit log: ` +
     `${audit.written} written, ${audit.dropped} dropped` + (audit.trouble ? " (cannot be written now)" : "");
-  showCandidate(content.candidate);
+  showChallenger(content.challenger);
   showDrift(content.drift);
   if (content.outcomes) await showOutcomes();
   showClients();

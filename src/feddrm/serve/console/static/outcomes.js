@@ -1,5 +1,5 @@
 "use strict";
-// Outcomes over time, the candidate and drift. Uses the helpers of console.js.
+// Outcomes over time, the challenger and drift. Uses the helpers of console.js.
 
 const CHART = { width: 480, height: 120, left: 40, bottom: 16 };
 const LINES = [["accuracy", "Accuracy"], ["calibration_error", "Calibration error"], ["abstention", "Abstention"]];
@@ -12,10 +12,10 @@ function svgElement(name, attributes, text) {
   return created;
 }
 
-function showCandidate(candidate) {
-  $("candidate").textContent = candidate === null ? "" :
-    `Candidate ${candidate.artifact}: ` +
-    (candidate.share ? `answers ${percent(candidate.share)} of the requests` : "decides beside (shadow)");
+function showChallenger(challenger) {
+  $("challenger").textContent = challenger === null ? "" :
+    `Challenger ${challenger.artifact}: ` +
+    (challenger.share ? `answers ${percent(challenger.share)} of the requests` : "decides beside (shadow)");
 }
 
 function showDrift(drift) {

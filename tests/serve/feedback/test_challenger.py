@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from feddrm.router import Router
-from feddrm.serve.feedback.candidate import Candidate, choices
+from feddrm.serve.feedback.challenger import Challenger, choices
 from feddrm.serve.loaded_router import Decisions, LoadedRouter, RouterQuery, decide
 from feddrm.serve.settings import GatewaySettings
 from feddrm.serve.telemetry.metrics import Metrics
@@ -36,13 +36,13 @@ class Results:
         self.counts: Counter[str] = Counter()
         given = GatewaySettings(**settings)  # type: ignore[arg-type]
         shadow = replace(loaded, router=router)
-        self.candidate = Candidate(shadow, given, lambda result, n: self.counts.update({result: n}))
+        self.challenger = Challenger(shadow, given, lambda result, n: self.counts.update({result: n}))
 
 
 def test_the_canary_takes_its_share_and_the_same_request_always(loaded: LoadedRouter) -> None:
     shares = {}
     for share in (0.1, 0.5):
-        canary = Candidate(loaded, GatewaySettings(candidate=Path("x"), candidate_share=share))
+        canary = Challenger(loaded, GatewaySettings(challenger=Path("x"), challenger_share=share))
         taken = [canary.takes(f"request {i}") for i in range(10_000)]
         assert taken == [canary.takes(f"request {i}") for i in range(10_000)]
         shares[share] = taken
@@ -56,10 +56,10 @@ def test_the_shadow_counts_decisions_that_would_change(loaded: LoadedRouter, que
     turned = replace(loaded.router, **rolled)
     for router, expected in ((loaded.router, {"same": len(query.x)}), (turned, {"changed": len(query.x)})):
         results = Results(loaded, router)
-        results.candidate.compare(query, loaded, served)
-        results.candidate.close()
+        results.challenger.compare(query, loaded, served)
+        results.challenger.close()
         assert results.counts == expected
-        assert not results.candidate.takes("any")  # a shadow answers nobody
+        assert not results.challenger.takes("any")  # a shadow answers nobody
 
 
 def test_a_shadow_that_fails_or_hangs_breaks_and_delays_nothing(
@@ -69,14 +69,14 @@ def test_a_shadow_that_fails_or_hangs_breaks_and_delays_nothing(
     rows = len(query.x)
     results = Results(loaded, loaded.router, max_waiting_rows=3 * rows)
     broken = query._replace(kind="features", x=np.zeros((rows, 1), np.float32))
-    results.candidate.compare(broken, loaded, served)
+    results.challenger.compare(broken, loaded, served)
     until(lambda: results.counts == {"failed": rows})
     hang = threading.Event()
-    monkeypatch.setattr("feddrm.serve.feedback.candidate.decide", lambda *_: hang.wait())
+    monkeypatch.setattr("feddrm.serve.feedback.challenger.decide", lambda *_: hang.wait())
     for _ in range(5):
-        results.candidate.compare(query, loaded, served)  # returns while the shadow hangs
+        results.challenger.compare(query, loaded, served)  # returns while the shadow hangs
     assert results.counts["dropped"] == 2 * rows
-    results.candidate.close()
+    results.challenger.close()
     hang.set()
 
 

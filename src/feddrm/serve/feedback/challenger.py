@@ -23,7 +23,7 @@ class _Compared(NamedTuple):
     served: Sequence[Choice]
 
 
-class Candidate:
+class Challenger:
     """The canary takes requests by a hash of their id: the same request is answered by the same artifact.
 
     The shadow decides in a thread of its own, after the served artifact. What it cannot keep up with is dropped, and
@@ -33,7 +33,7 @@ class Candidate:
     def __init__(
         self, loaded: LoadedRouter, settings: GatewaySettings, on_count: Callable[[str, int], None] = lambda *_: None
     ) -> None:
-        self.loaded, self.share = loaded, settings.candidate_share
+        self.loaded, self.share = loaded, settings.challenger_share
         self._settings, self._count = settings, on_count
         self._added = self._handled = 0  # samples
         self._writer: BackgroundWriter[_Compared] | None = None
