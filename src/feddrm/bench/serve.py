@@ -102,8 +102,14 @@ def bench_feedback(
         digits = load("digits", clients=3)
         train(digits, "feddrm", out=folder / "run", rounds=10).fit_router(features="embedding", heads=False)
         bodies = _feature_bodies(load_router(folder / "run" / ROUTER_FOLDER), digits)
-        ways: dict[str, list[str]] = {"without": [], "use log": ["--use-log", str(folder / "uses")]}
-        ways["use log, features, drift"] = ["--use-log", str(folder / "all"), "--record-features", "10000", "--drift"]
+        use_log = ["--use-log", str(folder / "uses")]
+        features = ["--use-log", str(folder / "features"), "--record-features", "10000"]
+        ways = {
+            "without": [],
+            "use log": use_log,
+            "drift": ["--drift"],
+            "use log with features, drift": [*features, "--drift"],
+        }
         servers = {}
         for way, options in ways.items():
             audit = ["--audit", str(folder / f"{way}.sqlite")]
@@ -119,11 +125,7 @@ def bench_feedback(
             say(f"{path}, {way}: {one}")
     table = {path: {way: _medians(rows[1:]) for way, rows in of.items()} for path, of in measured.items()}
     cost = {
-        path: {
-            way: round(1 - row["requests_per_second"] / of["without"]["requests_per_second"], 4)
-            for way, row in of.items()
-        }
-        for path, of in table.items()
+        path: {way: _cost(of["without"][1:], rows[1:]) for way, rows in of.items()} for path, of in measured.items()
     }
     about = {"callers": callers, "repeats": repeats, "load_average": round(os.getloadavg()[0], 1)}
     return {"what": "feddrm bench serve --feedback", "http": table, "cost": cost, **about, **_environment()}
@@ -131,6 +133,14 @@ def bench_feedback(
 
 def _medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: round(statistics.median(row[name] for row in rows), 4) for name in rows[0]}
+
+
+def _cost(plain: Sequence[Mapping[str, float]], rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Shares lost or added: medians over the repeats, each compared with the plain gateway of the same repeat."""
+    ratios = [{name: row[name] / base[name] for name in row} for base, row in zip(plain, rows, strict=True)]
+    middle = _medians(ratios)
+    fewer, more = 1 - middle["requests_per_second"], middle["gateway_cpu_ms_per_request"] - 1
+    return {"fewer_requests_per_second": round(fewer, 4), "more_gateway_cpu": round(more, 4)}
 
 
 def _feature_bodies(router: Router, digits: Federation) -> list[bytes]:

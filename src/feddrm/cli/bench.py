@@ -148,11 +148,11 @@ def _print_feedback(figures: dict[str, Any], json: bool) -> None:
         print_json(figures)
         return
     rows = [
-        [path, way, load["requests_per_second"], load["gateway_cpu_ms_per_request"], f"{100 * cost:.1f} %"]
+        [path, way, *load.values(), *(f"{100 * share:.1f} %" for share in figures["cost"][path][way].values())]
         for path, ways in figures["http"].items()
-        for (way, load), cost in zip(ways.items(), figures["cost"][path].values(), strict=True)
+        for way, load in ways.items()
     ]
-    print_table(["path", "way", "requests/s", "gateway's CPU ms each", "fewer requests/s"], rows)
+    print_table(["path", "way", "requests/s", "gateway's CPU ms each", "fewer requests/s", "more CPU"], rows)
 
 
 def _print_progress(line: str) -> None:

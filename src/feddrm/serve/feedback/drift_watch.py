@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -63,16 +64,23 @@ class DriftWatch:
         }
 
     def _test(self, items: Sequence[tuple[LoadedRouter, Decisions]]) -> None:
-        for served, decisions in items:
+        for _, group in groupby(items, key=lambda item: item[0].version):
             try:
-                if served.version != self._artifact:
-                    self._start(served)
-                if self._monitor is None or decisions.strangeness is None:
-                    continue
-                for test in self._monitor.add(drift_statistics(decisions.log_density_ratio, decisions.strangeness)):
-                    self._judge(test.p_value)
+                self._test_together(list(group))
             except Exception:
                 log.exception("drift cannot be tested")
+
+    def _test_together(self, items: Sequence[tuple[LoadedRouter, Decisions]]) -> None:
+        """Queries of one artifact. Many small requests are computed at once."""
+        served, decided = items[0][0], [decisions for _, decisions in items]
+        if served.version != self._artifact:
+            self._start(served)
+        if self._monitor is None:
+            return
+        ratios = np.concatenate([decisions.log_density_ratio for decisions in decided])
+        strange = np.concatenate([one.strangeness for one in decided if one.strangeness is not None])
+        for test in self._monitor.add(drift_statistics(ratios, strange)):
+            self._judge(test.p_value)
 
     def _start(self, served: LoadedRouter) -> None:
         """Begin again with the reference of a new artifact."""

@@ -121,7 +121,7 @@ class UseLog:
         for place, (number, reason) in enumerate(zip(decisions.client.tolist(), decisions.reason, strict=True)):
             features = None
             if self.feature_rows and decisions.features is not None:
-                features = decisions.features[place].astype("<f4").tobytes()
+                features = decisions.features[place].astype("<f4", copy=False).tobytes()
             client, label, sure = names[number] if number >= 0 else None, None, None
             if answers is not None:
                 answer = answers[place]
@@ -237,7 +237,6 @@ def _open(path: Path) -> sqlite3.Connection:
     try:
         database: Any = SqliteDatabase(str(path)).connect()
         database.execute(SCHEMA)
-        database.execute("CREATE INDEX IF NOT EXISTS uses_time ON uses (time)")
         database.execute("CREATE INDEX IF NOT EXISTS uses_outcome ON uses (outcome_time) WHERE outcome IS NOT NULL")
         database.commit()
         database.execute(f"SELECT {FIELDS}, outcome FROM uses LIMIT 0")
