@@ -92,7 +92,7 @@ def bench_serve(
 def bench_feedback(
     *, callers: int = 8, seconds: float = 3.0, repeats: int = 5, say: Say = lambda _: None
 ) -> dict[str, Any]:
-    """What a use log, recorded features and the watch on drift cost: three gateways side by side, measured in turn.
+    """What a use log, recorded features and the watch on drift cost: four gateways side by side, measured in turn.
 
     The clients run on this machine as well. The figures are medians over the repeats.
     """

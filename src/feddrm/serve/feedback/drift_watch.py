@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from feddrm.router.query_drift import FALSE_ALARM, HORIZON, LEVEL, WINDOW, DriftMonitor, drift_statistics
 from feddrm.serve.loaded_router import Decisions, LoadedRouter
@@ -19,6 +20,8 @@ from feddrm.serve.telemetry.metrics import Metrics
 log = logging.getLogger("feddrm.serve")
 CAPACITY = 10_000  # requests that may wait for the test; more are left out of it
 FLUSH_SECONDS = 0.25
+Numbers = NDArray[np.floating[Any]]
+Item = tuple[LoadedRouter, Numbers, Numbers]  # log density ratios and strangeness of a request's samples
 NO_REFERENCE = (
     "drift is not watched: this router has no reference, because it is older, deployed, trained with random crops, or "
     "clients left or joined; fit it again with 'feddrm fit-router'"
@@ -35,7 +38,7 @@ class DriftWatch:
         self._artifact = ""
         self._monitor: DriftMonitor | None = None
         self._recent: deque[bool] = deque(maxlen=HORIZON // WINDOW)
-        self._writer: BackgroundWriter[tuple[LoadedRouter, Decisions]] = BackgroundWriter(
+        self._writer: BackgroundWriter[Item] = BackgroundWriter(
             "drift", self._test, capacity=CAPACITY, flush_seconds=FLUSH_SECONDS
         )
 
@@ -44,7 +47,8 @@ class DriftWatch:
         return any(self._recent)
 
     def add(self, served: LoadedRouter, decisions: Decisions) -> None:
-        self._writer.put((served, decisions))
+        if decisions.strangeness is not None:  # without the features, which may be large
+            self._writer.put((served, decisions.log_density_ratio, decisions.strangeness))
 
     def close(self) -> None:
         """Test what waits, then stop."""
@@ -63,23 +67,22 @@ class DriftWatch:
             "horizon": HORIZON,
         }
 
-    def _test(self, items: Sequence[tuple[LoadedRouter, Decisions]]) -> None:
+    def _test(self, items: Sequence[Item]) -> None:
         for _, group in groupby(items, key=lambda item: item[0].version):
             try:
                 self._test_together(list(group))
             except Exception:
                 log.exception("drift cannot be tested")
 
-    def _test_together(self, items: Sequence[tuple[LoadedRouter, Decisions]]) -> None:
+    def _test_together(self, items: Sequence[Item]) -> None:
         """Queries of one artifact. Many small requests are computed at once."""
-        served, decided = items[0][0], [decisions for _, decisions in items]
+        served = items[0][0]
         if served.version != self._artifact:
             self._start(served)
         if self._monitor is None:
             return
-        ratios = np.concatenate([decisions.log_density_ratio for decisions in decided])
-        strange = np.concatenate([one.strangeness for one in decided if one.strangeness is not None])
-        for test in self._monitor.add(drift_statistics(ratios, strange)):
+        ratios, strangeness = (np.concatenate([item[part] for item in items]) for part in (1, 2))
+        for test in self._monitor.add(drift_statistics(ratios, strangeness)):
             self._judge(test.p_value)
 
     def _start(self, served: LoadedRouter) -> None:
