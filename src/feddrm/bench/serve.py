@@ -137,7 +137,7 @@ def _medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def _cost(plain: Sequence[Mapping[str, float]], rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Shares lost or added: medians over the repeats, each compared with the plain gateway of the same repeat."""
-    ratios = [{name: row[name] / base[name] for name in row} for base, row in zip(plain, rows, strict=True)]
+    ratios = [{name: row[name] / (base[name] or 1.0) for name in row} for base, row in zip(plain, rows, strict=True)]
     middle = _medians(ratios)
     fewer, more = 1 - middle["requests_per_second"], middle["gateway_cpu_ms_per_request"] - 1
     return {"fewer_requests_per_second": round(fewer, 4), "more_gateway_cpu": round(more, 4)}

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from feddrm.errors import FeddrmError
 from feddrm.serve.loaded_router import Decisions, RequestContext
-from feddrm.serve.telemetry.audit import SqliteDatabase
+from feddrm.serve.telemetry.audit import INSERT_ROWS, SqliteDatabase
 from feddrm.serve.telemetry.background_writer import BackgroundWriter
 
 log = logging.getLogger("feddrm.serve")
@@ -70,9 +70,9 @@ SCHEMA = """CREATE TABLE IF NOT EXISTS uses (
     client TEXT, label TEXT, label_probability REAL, reason TEXT, features BLOB,
     outcome TEXT, outcome_time REAL, outcome_caller TEXT, UNIQUE (request_id, place))"""
 # A caller may send its own request id twice: the latest answer counts, until it has an outcome.
-INSERT = (
-    f"INSERT INTO uses ({FIELDS}) VALUES ({', '.join('?' * len(Use._fields))}) ON CONFLICT (request_id, place) "
-    f"DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in Use._fields)} WHERE outcome IS NULL"
+UPDATE = (
+    "ON CONFLICT (request_id, place) DO UPDATE "
+    f"SET {', '.join(f'{name} = excluded.{name}' for name in Use._fields)} WHERE outcome IS NULL"
 )
 SCRUB = ", ".join(f"{name} = NULL" for name in ("client", "label", "label_probability", "features", "outcome"))
 
@@ -188,7 +188,8 @@ class UseLog:
     def _write(self, uses: Sequence[Use]) -> None:
         try:
             with _transaction(self.path) as database:
-                database.executemany(INSERT, uses)
+                for start in range(0, len(uses), INSERT_ROWS):
+                    _insert(database, uses[start : start + INSERT_ROWS])
                 self._unpruned += len(uses)
                 if self._unpruned > self.max_rows // 10 or time.monotonic() - self._last_pruned > PRUNE_SECONDS:
                     self._prune(database)
@@ -218,6 +219,13 @@ class UseLog:
     def _drop(self, number: int) -> None:
         self.dropped += number
         self._count("dropped", number)
+
+
+def _insert(database: sqlite3.Connection, uses: Sequence[Use]) -> None:
+    """One statement for many rows, because the interpreter may switch threads between statements."""
+    row = f"({', '.join('?' * len(Use._fields))})"
+    values = [value for use in uses for value in use]
+    database.execute(f"INSERT INTO uses ({FIELDS}) VALUES {', '.join([row] * len(uses))} {UPDATE}", values)
 
 
 @contextlib.contextmanager
