@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import yaml
 
 from commands import FEDDRM, exit_code, fork
@@ -177,3 +180,39 @@ def until(condition: Callable[[], bool], seconds: float = 30) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+@contextlib.asynccontextmanager
+async def in_process(
+    run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, key: str = "", **settings: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A connection to a gateway with all its clients, without a process or a socket. ``key`` has the scope admin."""
+    from feddrm.predictor.predictor import Predictor
+    from feddrm.serve.app import build_gateway
+    from feddrm.serve.predictor.predictor_app import build_predictor
+    from feddrm.serve.settings import GatewaySettings, PredictorSettings
+
+    apps: list[Any] = []
+
+    def connect(app: Any) -> httpx.AsyncClient:
+        apps.append(app)
+        return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+
+    def http(name: str, _: object) -> httpx.AsyncClient:
+        return connect(build_predictor(Predictor.load(run / "clients" / name), PredictorSettings()))
+
+    monkeypatch.setattr("feddrm.serve.upstream.upstreams._http", http)
+    (folder / "clients.yaml").write_text(yaml.safe_dump({name: {"url": "http://localhost"} for name in NAMES}))
+    given = {"clients": folder / "clients.yaml", "audit": str(folder / "audit.sqlite"), "health_seconds": 0.05}
+    gateway = connect(build_gateway(run, GatewaySettings(**(given | settings))))
+    async with contextlib.AsyncExitStack() as stack:
+        for app in apps:
+            while not hasattr(app, "router"):  # the layers around FastAPI
+                app = app.app
+            await stack.enter_async_context(app.router.lifespan_context(app))
+        client = await stack.enter_async_context(gateway)
+        headers, until = {"X-API-Key": key}, time.monotonic() + 20
+        while not all(c["healthy"] for c in (await client.get("/v1/clients", headers=headers)).json()["clients"]):
+            assert time.monotonic() < until
+            await asyncio.sleep(0.02)
+        yield client

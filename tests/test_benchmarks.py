@@ -37,6 +37,7 @@ def figures_of(words: str, key: str, folder: Path) -> dict[str, Any]:
         ("data_pipeline --random", "batch_of_128"),
         ("deploy_privacy --rounds 1 --seeds 1", "rows"),
         ("digits_gap --rounds 1", "gap_points"),
+        ("drift --streams 2 --queries 400 --rounds 2", "unshifted"),
         ("drm_simulations coverage --repetitions 2 --workers 1", "coverage"),
         ("drm_simulations power --repetitions 2 --workers 1", "power"),
         ("drm_simulations size --repetitions 2 --workers 1", "size"),

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="pip install 'feddrm[serve]' to run this")
 
-from feddrm.bench.serve import bench_serve
+from feddrm.bench.serve import bench_feedback, bench_serve
 
 
 @pytest.mark.slow
@@ -21,3 +21,13 @@ def test_every_workload_is_measured() -> None:
         assert figures["gateway_cpu_ms_per_request"] >= 0
     assert len(results["memory"]["mib"]) == 10
     assert lines
+
+
+@pytest.mark.slow
+def test_the_cost_of_feedback_is_measured_beside_a_gateway_without() -> None:
+    results = bench_feedback(callers=2, seconds=0.2, repeats=1)
+    assert list(results["http"]) == list(results["cost"]) == ["/v1/predict", "/v1/route"]
+    for path, ways in results["http"].items():
+        assert list(ways) == ["without", "use log", "drift", "use log with features, drift"]
+        assert all(figures["requests_per_second"] > 0 for figures in ways.values())
+        assert results["cost"][path]["without"] == {"fewer_requests_per_second": 0.0, "more_gateway_cpu": 0.0}

@@ -20,6 +20,7 @@ from feddrm.cli.app import app
 
 GROUP = typer.main.get_command(app)
 ELSEWHERE = {  # these run in tests of their own, or take minutes
+    *("outcomes", "replay", "serve-promote", "serve-rollback"),
     *("demo", "serve", "serve-client", "query", "bench engine", "bench serve", "bench deploy", "paper run"),
     *(
         "deploy up",

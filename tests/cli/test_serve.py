@@ -32,6 +32,10 @@ def feddrm(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, 
         (["serve", "nowhere", "--demo", "--clients", "c.yaml"], 2, ["--demo"]),
         (["serve", "nowhere", "--coverage", "0"], 2, ["coverage"]),
         (["serve", "nowhere", "--views", "0"], 2, ["views"]),
+        (["serve", "nowhere", "--record-features", "9"], 2, ["--use-log"]),
+        (["serve", "nowhere", "--share", "0.1"], 2, ["--challenger"]),
+        (["serve", "nowhere", "--challenger", "x", "--share", "1"], 2, ["challenger_share"]),
+        (["serve", "nowhere", "--drift", "--views", "2"], 2, ["views=2", "--drift"]),
         (["serve-client", "nowhere"], 1, ["nowhere", "RUN/clients/NAME"]),
         (["serve-client", "nowhere", "--answer", "maybe"], 2, ["maybe", "trained or refit"]),
         (["serve-key", "lab", "--scopes", "root", "--keys", "k.yaml"], 2, ["root", "route, predict, admin"]),
@@ -71,7 +75,7 @@ def test_a_new_key_is_printed_and_works(
     assert (lab.scopes, boss.scopes) == ({"route", "predict"}, {"admin"})
 
 
-@pytest.mark.parametrize("command", ["serve", "serve-client", "serve-key", "query"])
+@pytest.mark.parametrize("command", ["serve", "serve-client", "serve-key", "query", "outcomes"])
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     code, out, _ = feddrm(capsys, monkeypatch, command, "--help")
     assert code == 0

@@ -65,7 +65,8 @@ def demo(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a gateway with all its clients on this machine."""
     logs = tmp_path_factory.mktemp("demo")
     for start in launcher(logs):
-        process = start("serve", run, "--demo", "--port", 0, "--audit", logs / "audit.sqlite")
+        words = ["--audit", logs / "audit.sqlite", "--use-log", logs / "uses.sqlite", "--drift"]
+        process = start("serve", run, "--demo", "--port", 0, *words)
         url = process.wait_ready()
         until = time.monotonic() + 60  # the clients start after the gateway
         while not all(c["healthy"] for c in httpx.get(f"{url}/v1/clients").json()["clients"]):

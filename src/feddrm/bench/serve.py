@@ -14,13 +14,15 @@ import io
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -82,8 +84,73 @@ def bench_serve(
         "floor": floor,
         "http": http,
         "memory": memory,
-        "cores": os.cpu_count(),
         "load_average": round(os.getloadavg()[0], 1),  # far above two means that other processes computed as well
+        **_environment(),
+    }
+
+
+def bench_feedback(
+    *, callers: int = 8, seconds: float = 3.0, repeats: int = 5, say: Say = lambda _: None
+) -> dict[str, Any]:
+    """What a use log, recorded features and the watch on drift cost: four gateways side by side, measured in turn.
+
+    The clients run on this machine as well. The figures are medians over the repeats.
+    """
+    with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
+        folder = Path(temporary)
+        say("training the digits model and its router")
+        digits = load("digits", clients=3)
+        train(digits, "feddrm", out=folder / "run", rounds=10).fit_router(features="embedding", heads=False)
+        bodies = _feature_bodies(load_router(folder / "run" / ROUTER_FOLDER), digits)
+        use_log = ["--use-log", str(folder / "uses")]
+        features = ["--use-log", str(folder / "features"), "--record-features", "10000"]
+        ways = {
+            "without": [],
+            "use log": use_log,
+            "drift": ["--drift"],
+            "use log with features, drift": [*features, "--drift"],
+        }
+        servers = {}
+        for way, options in ways.items():
+            audit = ["--audit", str(folder / f"{way}.sqlite")]
+            servers[way] = stack.enter_context(_gateway(folder / "run", "--demo", *audit, *options))
+        measured: dict[str, dict[str, list[dict[str, float]]]] = {}
+        for _, path, (way, (port, pid)) in product(range(repeats + 1), ("/v1/predict", "/v1/route"), servers.items()):
+            requests = [post_request(port, path, "application/json", body) for body in bodies]
+            used = _cpu_seconds(pid)
+            figures = asyncio.run(run_load(port, requests, callers, seconds))
+            cpu = 1e3 * (_cpu_seconds(pid) - used) / figures["requests"]
+            one = {"requests_per_second": figures["requests_per_second"], "gateway_cpu_ms_per_request": cpu}
+            measured.setdefault(path, {}).setdefault(way, []).append(one)
+            say(f"{path}, {way}: {one}")
+    table = {path: {way: _medians(rows[1:]) for way, rows in of.items()} for path, of in measured.items()}
+    cost = {
+        path: {way: _cost(of["without"][1:], rows[1:]) for way, rows in of.items()} for path, of in measured.items()
+    }
+    about = {"callers": callers, "repeats": repeats, "load_average": round(os.getloadavg()[0], 1)}
+    return {"what": "feddrm bench serve --feedback", "http": table, "cost": cost, **about, **_environment()}
+
+
+def _medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: round(statistics.median(row[name] for row in rows), 4) for name in rows[0]}
+
+
+def _cost(plain: Sequence[Mapping[str, float]], rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Shares lost or added: medians over the repeats, each compared with the plain gateway of the same repeat."""
+    ratios = [{name: row[name] / (base[name] or 1.0) for name in row} for base, row in zip(plain, rows, strict=True)]
+    middle = _medians(ratios)
+    fewer, more = 1 - middle["requests_per_second"], middle["gateway_cpu_ms_per_request"] - 1
+    return {"fewer_requests_per_second": round(fewer, 4), "more_gateway_cpu": round(more, 4)}
+
+
+def _feature_bodies(router: Router, digits: Federation) -> list[bytes]:
+    features = router.features(torch.cat([client.test.x for client in digits.clients]))
+    return [json.dumps({"features": [row.tolist()]}).encode() for row in features]
+
+
+def _environment() -> dict[str, Any]:
+    return {
+        "cores": os.cpu_count(),
         "hardware": hardware("cpu"),
         "versions": versions() | {name: version(name) for name in ("uvicorn", "uvloop", "httptools", "orjson")},
         "date": datetime.date.today().isoformat(),
@@ -156,9 +223,7 @@ def _workloads(port: int, router: Router, digits: Federation) -> dict[str, Workl
     headers = f"{raw}\r\nInference-Header-Content-Length: {len(head)}"
     infer = post_request(port, "/v2/models/router/infer", headers, head + many)
     return {
-        "embedding, JSON": route_requests(
-            "application/json", [json.dumps({"features": [row.tolist()]}).encode() for row in features]
-        ),
+        "embedding, JSON": route_requests("application/json", _feature_bodies(router, digits)),
         "embedding, bytes": route_requests(raw, [row.numpy().astype("<f4").tobytes() for row in features]),
         "image, PNG": route_requests("image/png", [png(image) for image in images]),
         f"images, {MANY} in a request": Workload([infer], MANY),
@@ -166,11 +231,11 @@ def _workloads(port: int, router: Router, digits: Federation) -> dict[str, Workl
 
 
 @contextmanager
-def _gateway(run: Path) -> Iterator[tuple[int, int]]:
+def _gateway(run: Path, *options: str) -> Iterator[tuple[int, int]]:
     """Port and process number of a gateway with its defaults; its log goes to a file, as a service's does."""
-    with (run.parent / "log").open("wb") as log:
+    with (run.parent / "log").open("ab") as log:
         # 64 callers with 256 images each exceed the default queue, and some would be rejected.
-        arguments = ["-m", "feddrm", "serve", str(run), "--port", "0"]
+        arguments = ["-m", "feddrm", "serve", str(run), "--port", "0", *options]
         with _server(arguments, {"FEDDRM_SERVE_MAX_WAITING_ROWS": "65536"}, log) as server:
             yield server
 

@@ -11,7 +11,7 @@ import typer
 import typer.core
 
 from feddrm._version import __version__
-from feddrm.cli import bench, data, deploy, drm, fit, paper, report, router, serve, train, tune
+from feddrm.cli import bench, data, deploy, drm, feedback, fit, paper, report, router, serve, train, tune
 from feddrm.cli.data_options import PluginCommand
 from feddrm.cli.output import JsonFlag, print_json, print_table
 from feddrm.errors import INTERRUPTED, FeddrmError
@@ -90,6 +90,10 @@ app.command(cls=PluginCommand)(router.predict)
 app.command(cls=PluginCommand)(serve.serve)
 app.command(name="serve-client", cls=PluginCommand)(serve.serve_client)
 app.command(name="serve-key")(serve.serve_key)
+app.command(name="serve-promote")(feedback.serve_promote)
+app.command(name="serve-rollback")(feedback.serve_rollback)
+app.command()(feedback.outcomes)
+app.command(cls=PluginCommand)(feedback.replay)
 app.command()(serve.query)
 
 

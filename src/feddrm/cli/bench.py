@@ -69,6 +69,9 @@ def serve(
     callers: Annotated[str, typer.Option(help="Numbers of concurrent callers.")] = "1,8,64",
     seconds: Annotated[float, typer.Option(help="Seconds for each measurement.")] = 5.0,
     requests: Annotated[int, typer.Option(help="Requests during which memory is watched; 0: none.")] = 100_000,
+    feedback: Annotated[
+        bool, typer.Option("--feedback", help="Only measure what a use log and the watch on drift cost.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Write the figures here as JSON.")] = None,
     json: JsonFlag = False,
 ) -> None:
@@ -76,12 +79,17 @@ def serve(
 
     Example: feddrm bench serve --seconds 2 --requests 10000
     """
-    from feddrm.bench.serve import bench_serve
+    from feddrm.bench.serve import bench_feedback, bench_serve
     from feddrm.cli.serve import packages
 
     with packages():  # before minutes of measuring
         import fastapi  # noqa: F401
 
+    if feedback:
+        figures = bench_feedback(callers=_numbers("--callers", callers)[-1], seconds=seconds, say=_print_progress)
+        _save(figures, out)
+        _print_feedback(figures, json)
+        return
     figures = bench_serve(
         callers=_numbers("--callers", callers),
         seconds=seconds,
@@ -133,6 +141,18 @@ def deploy(
         for way in ("one_process", "resident")
     ]
     print_table(["way", "s per round", "overhead s", "first round s", "bytes to a site", "bytes back"], rows)
+
+
+def _print_feedback(figures: dict[str, Any], json: bool) -> None:
+    if json:
+        print_json(figures)
+        return
+    rows = [
+        [path, way, *load.values(), *(f"{100 * share:.1f} %" for share in figures["cost"][path][way].values())]
+        for path, ways in figures["http"].items()
+        for way, load in ways.items()
+    ]
+    print_table(["path", "way", "requests/s", "gateway's CPU ms each", "fewer requests/s", "more CPU"], rows)
 
 
 def _print_progress(line: str) -> None:

@@ -62,6 +62,19 @@ def serve(
     max_away: MaxAway = None,
     views: Views = None,
     rate: Rate = None,
+    use_log: Annotated[
+        Path | None, typer.Option(help="SQLite file of answers, for the outcomes that callers report.")
+    ] = None,
+    record_features: Annotated[
+        int | None, typer.Option(help="Keep features of so many latest queries in the use log, for 'feddrm replay'.")
+    ] = None,
+    challenger: Annotated[
+        Path | None, typer.Option(help="A run or router folder whose router decides beside this one (shadow).")
+    ] = None,
+    share: Annotated[float | None, typer.Option(help="Share of the requests that the challenger answers.")] = None,
+    drift: Annotated[
+        bool | None, typer.Option("--drift", help="Compare queries with the training data; alarm if they differ.")
+    ] = None,
     samples: Annotated[bool, typer.Option(help="Show the run's sample pictures in the console.")] = True,
     log_level: LogLevel = None,
 ) -> None:
@@ -82,7 +95,8 @@ def serve(
         "host": host, "port": port, "keys": keys, "open": open_, "tls_cert": tls_cert, "tls_key": tls_key,
         "proxy": proxy, "audit": audit, "retention_days": retention_days, "reload_seconds": reload_seconds,
         "rule": rule, "costs": read_costs(cost), "coverage": coverage, "max_away": max_away, "views": views,
-        "rate": rate, "log_level": log_level,
+        "rate": rate, "log_level": log_level, "use_log": use_log, "record_features": record_features,
+        "challenger": challenger, "challenger_share": share, "drift": drift,
     }  # fmt: skip
     settings = make_settings(GatewaySettings, clients=clients, **given)
     load_router(RunFiles(run).router).views(settings.views)  # early, before anything is started

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from feddrm.data.query_views import QueryViews
 from feddrm.data.tables.table_schema import TableSchema
+from feddrm.drm.inference.score_test import SampleMoments
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.staging import Snapshot, checksum, read_whole, replace_together
 from feddrm.io.tensors import tensor_bytes
@@ -37,6 +39,7 @@ MANIFEST, ROUTER, TRUNK, HEADS = "manifest.json", "router.safetensors", "trunk.s
 TASK = "task"  # a note in the manifest; without it the task is classification
 AGAIN = "fit it again with 'feddrm fit-router'"
 DIVERGED = "train with a lower --lr, or scale the data"
+REFERENCE = ("drift_count", "drift_mean", "drift_covariance")  # tensors, absent from older routers
 # Notes in the manifest. Both stay as they are when clients leave or join.
 TRAINED_CLIENTS, FIT = "trained_clients", "fit"
 
@@ -91,6 +94,7 @@ def make_artifact(
         if tensors
     }
     calibration = asdict(router.calibration)
+    del calibration["reference"]  # among the tensors
     if calibration["unlike_above"] == float("inf"):
         calibration["unlike_above"] = None  # JSON has no infinity
     client_head = None if router.net is None else router.net.client_head
@@ -145,6 +149,9 @@ def _contents(router: Router, heads: Mapping[str, Tensor]) -> dict[str, dict[str
         tensors["competence"] = router.competence
     if router.means is not None:
         tensors["client_means"] = router.means
+    if (reference := router.calibration.reference) is not None:
+        values = (np.array([reference.count]), reference.mean, reference.covariance)
+        tensors |= {name: torch.from_numpy(value) for name, value in zip(REFERENCE, values, strict=True)}
     if router.usual is not None:
         tensors |= {"input_mean": router.usual.mean, "input_scale": router.usual.scale}
     contents = {ROUTER: tensors, TRUNK: leaves, HEADS: dict(heads)}
@@ -183,7 +190,7 @@ def _load(folder: Path) -> Router:
             weight=tensors["weight"],
             bias=tensors["bias"],
             log_prior=tensors["log_prior"],
-            calibration=Calibration(**calibration),
+            calibration=Calibration(**calibration, reference=_reference(tensors)),
             net=_network(manifest, folder) if recipe.needs else None,
             leaves=leaves,
             shape=tuple(manifest["input"]["shape"]),
@@ -214,6 +221,13 @@ def _load(folder: Path) -> Router:
         if missing:
             raise FeddrmError(f"{folder / TRUNK} has no leaf '{missing[0]}': {AGAIN}")
     return router
+
+
+def _reference(tensors: Mapping[str, Tensor]) -> SampleMoments | None:
+    if not tensors.keys() >= set(REFERENCE):
+        return None
+    count, mean, covariance = (tensors[name].numpy() for name in REFERENCE)
+    return SampleMoments(int(count[0]), mean, covariance)
 
 
 def _with_plugins(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,8 @@ def leave(router: Router, name: str) -> Router:
     """The router without one client.
 
     The result is exact: the ratios between the remaining clients do not depend on who else is there. So the
-    renormalised weights are those of the model without this client. The calibration stays as measured.
+    renormalised weights are those of the model without this client. The calibration stays as measured, but for
+    the reference of drift, which has this client's samples.
     """
     if name not in router.names:
         raise FeddrmError(
@@ -40,6 +41,7 @@ def leave(router: Router, name: str) -> Router:
         weight=router.weight[remaining],
         bias=router.bias[remaining],
         log_prior=router.log_prior[remaining].log_softmax(0),
+        calibration=replace(router.calibration, reference=None),
         competence=None if router.competence is None else router.competence[remaining],
         means=None if router.means is None else router.means[remaining],
     )
@@ -88,7 +90,7 @@ def join_client(router: Router, federation: Federation, ridge: float, settings: 
             weight=fitted[:, :-1].to(router.weight),
             bias=fitted[:, -1].to(router.bias),
             log_prior=facts.log_prior.to(router.log_prior),
-            calibration=calibrate(held_out, facts.log_prior),
+            calibration=replace(calibrate(held_out, facts.log_prior), reference=None),
             competence=None,  # the new client has brought no labels to judge its answers by
             means=torch.stack([rows.mean(0) for rows in design.rows]),
         )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from feddrm.data.query_views import QueryViews
 from feddrm.data.tables.table_schema import TableSchema
+from feddrm.drm.inference.score_test import SampleMoments
 from feddrm.errors import FeddrmError, FieldProblem, SettingError
 from feddrm.models import Net
 from feddrm.registry import check_choice, nearest
@@ -42,6 +43,7 @@ class Decision:
     clients belong to each sample's conformal set, if one was requested. ``flags`` are the values of every sample
     that cannot be (:meth:`flagged`); empty if there are none. By the competence rule, ``right`` [N, m] is the
     probability that each client's answer is right, and ``probabilities`` are the clients' shares of its odds.
+    ``features`` [N, d] and their ``strangeness`` [N] are what was decided on.
     """
 
     client: Tensor
@@ -54,6 +56,8 @@ class Decision:
     within: Tensor | None = None
     flags: tuple[tuple[FieldProblem, ...], ...] = ()
     right: Tensor | None = None
+    features: Tensor | None = None
+    strangeness: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.client)
@@ -96,14 +100,16 @@ class Calibration:
     ``confidence`` has, per rule, the 101 percentiles of the largest weight (by competence: of the largest probability
     of a right answer). ``conformal`` has, per rule and
     probability of missing the true client, the smallest weight of a client in the set. Samples whose
-    strangeness exceeds ``unlike_above`` are unlike all training data. ``tested`` says that these thresholds come from
-    test samples; those of older routers come from training samples.
+    strangeness exceeds ``unlike_above`` are unlike all training data. ``reference`` has what drift is measured against;
+    None in older routers, deployed ones, and where training crops at random. ``tested`` says that thresholds and
+    reference come from test samples; those of older routers come from training samples.
     """
 
     temperature: float = 1.0
     confidence: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     conformal: Mapping[str, float] = field(default_factory=dict)
     unlike_above: float = float("inf")
+    reference: SampleMoments | None = None
     tested: bool = False
 
     def threshold(self, rule: str, coverage: float) -> float:
@@ -327,7 +333,8 @@ class Router:
             client = log_weights.masked_fill(away, -torch.inf).argmax(1)
             nobody = broken | away.all()
             lost = 1 - probabilities[:, ~away].sum(1) > max_away
-        unlike = self.strangeness(features) > self.calibration.unlike_above
+        strangeness = self.strangeness(features)
+        unlike = strangeness > self.calibration.unlike_above
         sure = top if evidence.right is None else evidence.right.amax(1)
         unsure = sure < self.calibration.threshold(rule, coverage)
         abstain = nobody | unlike | lost | unsure
@@ -344,6 +351,8 @@ class Router:
             away=away,
             within=within,
             right=evidence.right,
+            features=features,
+            strangeness=strangeness,
         )
 
     def strangeness(self, features: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 from torch import Tensor
 
 from feddrm._version import __version__
+from feddrm.serve.admin_routes import add_administration_routes, add_outcome_routes
 from feddrm.serve.console.console_routes import add_console_routes
 from feddrm.serve.gateway import Gateway
 from feddrm.serve.http.error_responses import install_error_handlers
@@ -44,6 +45,8 @@ def build_gateway(
     )
     install_error_handlers(app)
     add_query_routes(app, gateway)
+    add_outcome_routes(app, gateway)
+    add_administration_routes(app, gateway)
     add_console_routes(app, gateway, facts or {}, gallery)
     layers: ASGIApp = FastPaths(app, FAST_PATHS)
     if settings.cors:

@@ -9,24 +9,25 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
 
 from starlette.requests import Request
 
 from feddrm.errors import FeddrmError
-from feddrm.io.run_files import RunFiles
 from feddrm.predictor.predictor import class_names, known_classes
 from feddrm.router import read_manifest
-from feddrm.router.artifact import artifact_version
 from feddrm.router.label_sets import SHARE
-from feddrm.router.router import AWAY, DOWN, ONE_SCALE
+from feddrm.router.router import AWAY, DOWN
 from feddrm.serve.auth import ApiKeys
+from feddrm.serve.feedback.artifacts import Artifacts
+from feddrm.serve.feedback.drift_watch import DriftWatch
+from feddrm.serve.feedback.serving_state import ServingState
+from feddrm.serve.feedback.use_log import UseLog
 from feddrm.serve.http.authorise import authorise
 from feddrm.serve.http.decode import Array
 from feddrm.serve.http.error_responses import ApiError
-from feddrm.serve.loaded_router import Decisions, LoadedRouter, RouterQuery
+from feddrm.serve.loaded_router import Decisions, LoadedRouter, RequestContext, RouterQuery
 from feddrm.serve.schemas import Options, PredictOptions
 from feddrm.serve.settings import GatewaySettings
 from feddrm.serve.telemetry.audit import AuditLog, AuditRecord
@@ -38,17 +39,6 @@ log = logging.getLogger("feddrm.serve")
 RECENT = 500  # decisions that the console can show
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RequestContext:
-    """Who sent a request for what, when, and the router that answers it: a reload does not change it."""
-
-    action: str
-    request_id: str
-    caller: str
-    started: float
-    router: LoadedRouter
-
-
 class Gateway:
     """Everything the gateway holds: the router, the clients, the audit log and the metrics."""
 
@@ -56,104 +46,65 @@ class Gateway:
         self.run, self.settings = run, settings
         self.metrics = Metrics()
         self.keys = None if settings.keys is None else ApiKeys(settings.keys)
-        number = int(read_manifest(self.folder)["classes"])
-        self.classes, self.has_class_names = class_names(run, number), known_classes(run, number) is not None
-        self.upstreams = Upstreams.read(settings.clients, settings, self.classes if self.has_class_names else ())
-        self.router = self._load()
+        number = int(read_manifest(ServingState.read(run).folder(run))["classes"])
+        self.classes, named = class_names(run, number), known_classes(run, number) is not None
+        self.upstreams = Upstreams.read(settings.clients, settings, self.classes if named else ())
+        self.artifacts = Artifacts(run, settings, self.metrics, self.upstreams, self.classes if named else number)
         self.audit = AuditLog(
             settings.audit or str(run / "audit.sqlite"),
             settings.retention_days,
             on_count=lambda outcome, number: self.metrics.audit.labels(outcome).inc(number),
         )
+        self.use_log = self._open_use_log()
+        self.drift = DriftWatch(self.metrics) if settings.drift else None
         # What the console shows: recent decisions with number and label, and totals since the start.
         self.recent: deque[tuple[int, str | None, AuditRecord]] = deque(maxlen=RECENT)
         self.start_time, self.record_count, self.abstained = time.time(), 0, 0
         self.decisions_by_client: Counter[str] = Counter()
         self.ready = False
-        self._reloading = asyncio.Lock()
 
     @property
-    def folder(self) -> Path:
-        return RunFiles(self.run).router
+    def router(self) -> LoadedRouter:
+        """The served artifact."""
+        return self.artifacts.served
 
-    def _load(self) -> LoadedRouter:
-        """Read the artifact. Its clients must include those of ``clients.yaml``, and its classes must be ours."""
-        loaded = LoadedRouter.load(self.folder, self.settings, self.metrics)
-        for name in self.upstreams:
-            if name not in loaded.names:
-                known = ", ".join(loaded.names)
-                raise FeddrmError(f"{self.settings.clients}: the router knows no client '{name}' (there are: {known})")
-        if loaded.classes != len(self.classes):
-            raise FeddrmError(
-                f"{self.folder} has {loaded.classes} classes, not {len(self.classes)}: start the gateway anew"
-            )
-        classes = known_classes(self.run, loaded.classes)
-        if self.has_class_names and classes is not None and classes != self.classes:
-            raise FeddrmError(f"{self.folder} has other classes ({', '.join(classes)}): start the gateway anew")
-        for upstream in self.upstreams.values():
-            upstream.fit = loaded.fit
-        self.metrics.artifact.clear()
-        self.metrics.artifact.labels(loaded.version).set(1)
-        return loaded
-
-    async def reload(self) -> LoadedRouter:
-        """Read the artifact again. If it cannot be read or used, the old one stays."""
-        async with self._reloading:  # one after the other, so that the latest artifact is the one that stays
-            try:
-                loaded = await asyncio.to_thread(self._load)
-            except Exception as error:
-                self.metrics.reloads.labels("failed").inc()
-                log.error("reload failed, the old artifact stays", extra={"fields": {"reason": str(error)}})
-                raise
-            self.metrics.reloads.labels("done").inc()
-            self.router = loaded
-        log.info("artifact loaded", extra={"fields": {"artifact": loaded.version}})
-        self._warn_of_own_values()
-        return loaded
-
-    def _warn_of_own_values(self) -> None:
-        if self.router.router.own_scales:
-            log.warning("every client has its own scale: raw pixels are refused", extra={"fields": {"do": ONE_SCALE}})
-        if (schema := self.router.router.schema) is not None and schema.filled:
-            # Whose values would fill the gaps of a query is what the router is asked.
-            log.warning(
-                "in training every client filled missing values by its own; those of queries stay empty",
-                extra={"fields": {"do": "train with common values (data heart: --set data.impute=common)"}},
-            )
-
-    async def _watch_artifact(self) -> None:
-        """Reload whenever the artifact's version changes; a broken version is tried once."""
-        tried = self.router.version
-        while True:
-            await asyncio.sleep(self.settings.reload_seconds)
-            with contextlib.suppress(Exception):  # reload has logged it
-                version = artifact_version(self.folder)
-                if version not in ("", self.router.version, tried):
-                    tried = version
-                    await self.reload()
+    def _open_use_log(self) -> UseLog | None:
+        settings = self.settings
+        if settings.use_log is None:
+            return None
+        return UseLog(
+            settings.use_log,
+            retention_days=settings.retention_days,
+            max_rows=settings.max_uses,
+            feature_rows=settings.record_features,
+            on_count=lambda outcome, number: self.metrics.uses.labels(outcome).inc(number),
+        )
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _: object) -> AsyncIterator[None]:
         """Run health checks and the watch on the artifact while the application runs; then close everything."""
         tasks = [asyncio.create_task(self.upstreams.watch(self.settings.health_seconds))] if self.upstreams else []
         if self.settings.reload_seconds:
-            tasks.append(asyncio.create_task(self._watch_artifact()))
+            tasks.append(asyncio.create_task(self.artifacts.watch()))
         self.ready = True
         log.info("ready", extra={"fields": {"artifact": self.router.version, "clients": len(self.upstreams)}})
-        self._warn_of_own_values()
+        self.artifacts.warn_of_own_values()
         yield
         self.ready = False
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.upstreams.close()
-        await asyncio.to_thread(self.audit.close)
+        for closing in (self.artifacts.challenger, self.drift, self.use_log, self.audit):
+            if closing is not None:
+                await asyncio.to_thread(closing.close)
         log.info("stopped")
 
     def begin(self, request: Request, action: str) -> RequestContext:
         """Check the API key of a request to route or predict, and take the current router for it."""
         caller = authorise(request, self.keys, action)
-        return RequestContext(action, request.scope["state"]["request_id"], caller, time.perf_counter(), self.router)
+        request_id = request.scope["state"]["request_id"]
+        return RequestContext(action, request_id, caller, time.perf_counter(), self.artifacts.answering(request_id))
 
     async def decide(self, context: RequestContext, kind: str, x: Array, options: Options) -> Decisions:
         """The router's decisions, and who is away and why."""
@@ -161,12 +112,19 @@ class Gateway:
         for name in options.without:
             if name not in names:
                 raise FeddrmError(f"unknown client '{name[:64]}' (there are: {', '.join(names)})")
-        away = self.upstreams.away(names, options.without)
+        away = self.upstreams.away(names, options.without, context.router.fit)
         available = tuple(number not in away for number in range(len(names)))
         rule, coverage = options.rule or self.settings.rule, options.coverage or self.settings.coverage
         query = RouterQuery(kind, x, rule, coverage, available, self._max_away(options))
         decisions = await context.router.batcher(query, len(x))
         decisions.away = away
+        if self.drift is not None and context.router is self.router:
+            self.drift.add(context.router, decisions)
+        if (challenger := self.artifacts.challenger) is not None and not challenger.share:
+            names = challenger.loaded.names
+            others = self.upstreams.away(names, options.without, challenger.loaded.fit)
+            mask = tuple(number not in others for number in range(len(names)))
+            challenger.compare(query._replace(available=mask), context.router, decisions)
         return decisions
 
     def _max_away(self, options: Options) -> float:
@@ -261,6 +219,8 @@ class Gateway:
         labels: Sequence[str | None] = (),
     ) -> None:
         """Add decisions to the audit log and to the recent ones: equal decisions of a request make one record."""
+        if self.use_log is not None and context.action == "route":
+            self.use_log.record(context, decisions)
         names = context.router.names
         now, milliseconds = time.time(), round(1e3 * (time.perf_counter() - context.started), 3)
         best, margins = decisions.client_probability.tolist(), decisions.margin.tolist()

@@ -8,7 +8,7 @@ import os
 import re
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -65,8 +65,20 @@ class GatewayClient:
 
         ``label_probability`` is how sure the clients are of the label, ``client_probability`` how sure the router is of
         the client. All are None where the router abstains; ``abstain="answer"`` asks for them all the same.
+
+        ``request_id`` and ``place`` of an answer are what :meth:`report_outcome` needs.
         """
-        return list(self._post("/v1/predict", x, features, options)["answers"])
+        content = self._post("/v1/predict", x, features, options)
+        ids = {"request_id": content["request_id"]}
+        return [{**answer, **ids, "place": place} for place, answer in enumerate(content["answers"])]
+
+    def report_outcome(self, request_id: str, label: str | int, place: int | None = None) -> bool:
+        """Report the true label of an answer; whether it was new."""
+        return self.report_outcomes([{"request_id": request_id, "label": label, "place": place}]) == 1
+
+    def report_outcomes(self, outcomes: Sequence[Mapping[str, Any]]) -> int:
+        """Report the true labels of answers, each with ``request_id``, ``label``, ``place``; how many were new."""
+        return int(self._send("POST", "/v1/outcomes", json={"outcomes": [dict(one) for one in outcomes]})["stored"])
 
     def clients(self) -> list[dict[str, Any]]:
         """Health and load of the clients."""
@@ -79,6 +91,14 @@ class GatewayClient:
     def reload(self) -> str:
         """Make the gateway read its artifact again; returns the version that it serves then."""
         return str(self._send("POST", "/v1/admin/reload")["artifact"])
+
+    def promote(self) -> str:
+        """Make the gateway's challenger answer all requests; returns its version."""
+        return str(self._send("POST", "/v1/admin/promote")["artifact"])
+
+    def rollback(self) -> str:
+        """Make the gateway give up its challenger, or a promoted artifact; returns the version that it serves then."""
+        return str(self._send("POST", "/v1/admin/rollback")["artifact"])
 
     def _post(self, path: str, x: Any, features: Any, options: Mapping[str, Any]) -> dict[str, Any]:
         if (x is None) == (features is None):

@@ -55,6 +55,8 @@ class Decisions:
     reason: Sequence[str]
     flags: Sequence[Sequence[FieldProblem]] = ()
     right_probability: NDArray[np.floating[Any]] | None = None  # by the competence rule only
+    features: NDArray[np.floating[Any]] | None = None
+    strangeness: NDArray[np.floating[Any]] | None = None
     away: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
@@ -75,6 +77,8 @@ class Decisions:
             reason=decision.reason,
             flags=decision.flags,
             right_probability=None if decision.right is None else decision.right_probability.numpy(),
+            features=None if decision.features is None else decision.features.numpy(),
+            strangeness=None if decision.strangeness is None else decision.strangeness.numpy(),
         )
 
     def __getitem__(self, rows: slice) -> Decisions:
@@ -83,6 +87,8 @@ class Decisions:
             self.margin[rows], self.abstain[rows], self.client_probability[rows], self.reason[rows],
             flags=self.flags[rows],
             right_probability=None if self.right_probability is None else self.right_probability[rows],
+            features=None if self.features is None else self.features[rows],
+            strangeness=None if self.strangeness is None else self.strangeness[rows],
         )  # fmt: skip
 
     @property
@@ -125,6 +131,7 @@ class LoadedRouter:
     spec: InputSpec
     batcher: Batcher[RouterQuery, Decisions]
     fit: str | None  # its name, which refitted heads carry; None for a router of an older version
+    class_names: tuple[str, ...] | None = None  # None where the manifest has none
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -158,7 +165,7 @@ class LoadedRouter:
                 answers = decide(router, queries, settings.views, settings.costs)
             clients = [client for decisions in answers for client in decisions.client.tolist()]
             reasons = [reason for decisions in answers for reason in decisions.reason]
-            metrics.observe_decisions(router.names, clients, reasons)
+            metrics.observe_decisions(version, router.names, clients, reasons)
             return answers
 
         batcher: Batcher[RouterQuery, Decisions] = Batcher(
@@ -167,7 +174,21 @@ class LoadedRouter:
             waiting_rows=settings.max_waiting_rows,
             on_batch=metrics.batch_rows.observe,
         )
-        return cls(version, router, int(manifest["classes"]), spec, batcher, manifest["notes"].get(FIT))
+        notes = manifest["notes"]
+        listed = tuple(map(str, notes.get("classes") or ()))
+        number = int(manifest["classes"])
+        return cls(version, router, number, spec, batcher, notes.get(FIT), listed if len(listed) == number else None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestContext:
+    """Who sent a request for what, when, and the router that answers it: a reload does not change it."""
+
+    action: str
+    request_id: str
+    caller: str
+    started: float
+    router: LoadedRouter
 
 
 def decide(

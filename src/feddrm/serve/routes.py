@@ -1,4 +1,4 @@
-"""The gateway's paths: route and predict, each also in the Open Inference Protocol's form, administration, metrics."""
+"""The gateway's paths that answer queries: route and predict, each also in the Open Inference Protocol's form."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from typing import Any
 
 import numpy as np
 from fastapi import FastAPI, Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
-from feddrm.errors import FeddrmError
 from feddrm.predictor.predictor import named_sets
 from feddrm.router.label_sets import check_label_miss, within_set
-from feddrm.serve.gateway import Gateway, RequestContext
-from feddrm.serve.http.authorise import authorise
+from feddrm.serve.gateway import Gateway
 from feddrm.serve.http.decode import Array, check_samples, options_in, read_samples
 from feddrm.serve.http.error_responses import ERROR_RESPONSES, ApiError, json_response
 from feddrm.serve.http.openapi import sample_body
-from feddrm.serve.loaded_router import Decisions
+from feddrm.serve.loaded_router import Decisions, RequestContext
 from feddrm.serve.oip.codec import json_texts
 from feddrm.serve.oip.oip_routes import Outputs, Tensors, add_oip_routes, answer_infer
 from feddrm.serve.schemas import (
@@ -94,7 +92,6 @@ def add_query_routes(app: FastAPI, gateway: Gateway) -> None:
         return {"artifact": gateway.router.version}
 
     add_schema_route(app, gateway)
-    add_administration_routes(app, gateway)
     add_oip_routes(app, tuple(MODELS), describe=describe, ready=ready, infer=infer)
 
 
@@ -114,37 +111,6 @@ def add_schema_route(app: FastAPI, gateway: Gateway) -> None:
                 "examples": [] if described is None else described.examples(),
             }
         )
-
-
-def add_administration_routes(app: FastAPI, gateway: Gateway) -> None:
-    """The paths that need the scope ``admin``."""
-
-    @app.post("/v1/admin/reload", responses=ERROR_RESPONSES)
-    async def reload(request: Request) -> Response:
-        """Read the artifact again; if it is broken, the old one stays, and the error says why."""
-        authorise(request, gateway.keys, "admin")
-        try:
-            loaded = await gateway.reload()
-        except FeddrmError as error:
-            raise ApiError(422, f"the old artifact stays: {error}") from error
-        return json_response({"artifact": loaded.version, "clients": list(loaded.names)})
-
-    @app.get("/v1/clients", responses=ERROR_RESPONSES)
-    async def clients(request: Request) -> Response:
-        """Health, circuit and load of every registered client."""
-        authorise(request, gateway.keys, "admin")
-        return json_response({"clients": [upstream.as_dict() for upstream in gateway.upstreams.values()]})
-
-    @app.get("/metrics", response_class=PlainTextResponse, responses=ERROR_RESPONSES)
-    async def metrics(request: Request) -> Response:
-        """The metrics, in the format of Prometheus."""
-        authorise(request, gateway.keys, "admin")
-        for upstream in gateway.upstreams.values():
-            gateway.metrics.available.labels(upstream.name).set(upstream.available)
-            gateway.metrics.circuit.labels(upstream.name).set(upstream.circuit == "open")
-        gateway.metrics.waiting_rows.set(gateway.router.batcher.waiting)
-        gateway.metrics.audit_ok.set(gateway.audit.trouble is None)
-        return Response(gateway.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def _answer(context: RequestContext, name: str, samples: list[dict[str, Any]]) -> Response:
@@ -206,6 +172,8 @@ async def _predictions(
     gateway.record(context, decisions, answers, [sample["label"] for sample in predicted])
     if error is not None:  # raised only now: the audit log must have what was asked and answered
         raise error
+    if gateway.use_log is not None:
+        gateway.use_log.record(context, decisions, predicted)
     return predicted
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from feddrm.rules import RULES_HELP, RuleName
 
@@ -212,3 +212,66 @@ class SchemaAnswer(BaseModel):
     table_schema: dict[str, Any] | None = Field(alias="schema")
     inputs: list[str] | None
     examples: list[dict[str, Cell]]
+
+
+class OutcomeReport(BaseModel):
+    """The true label of an answer."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    request_id: str = Field(min_length=1, max_length=64, description="of the answer, as /v1/predict gave it")
+    label: str | int = Field(description="the name of a class, or its number where classes have no names")
+    place: int | None = Field(
+        default=None, ge=0, le=2**31, description="of the sample in its request, from 0; needed if it had several"
+    )
+
+
+class OutcomeBatch(BaseModel):
+    """The true labels of several answers."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    outcomes: list[OutcomeReport] = Field(min_length=1, max_length=1024)
+
+
+class OutcomeRequest(RootModel[OutcomeReport | OutcomeBatch]):
+    """One outcome, or a batch of them."""
+
+
+class OutcomeAnswer(BaseModel):
+    """How many outcomes were stored, and how many were known already."""
+
+    stored: int
+    known: int
+
+
+class UseFigures(BaseModel):
+    """Counts of predictions. Accuracy and calibration error are of those with a label and an outcome."""
+
+    predictions: int
+    abstained: int
+    outcomes: int
+    right: int
+    accuracy: float | None
+    calibration_error: float | None
+    abstention: float
+
+
+class PeriodFigures(UseFigures):
+    """The figures of one period, which begins ``from`` (seconds since 1970)."""
+
+    begin: int = Field(alias="from")
+
+
+class ArtifactFigures(UseFigures):
+    """The figures of the answers of one artifact."""
+
+    artifact: str
+
+
+class OutcomeTable(BaseModel):
+    """Figures of periods of so many ``seconds``, the oldest first, and of artifacts."""
+
+    seconds: int
+    periods: list[PeriodFigures]
+    artifacts: list[ArtifactFigures]

@@ -69,6 +69,22 @@ class GatewaySettings(HttpSettings):
     retention_days: float = Field(30.0, gt=0)
     reload_seconds: float = Field(0.0, ge=0)  # how often to look for a new artifact; 0: only on request
     cors: tuple[str, ...] = ()
+    use_log: Path | None = None  # a SQLite file of answers and their outcomes; None: none is kept
+    max_uses: int = Field(200_000, ge=100)  # answers that it keeps
+    record_features: int = Field(0, ge=0)  # of how many of the latest answers it keeps the features
+    challenger: Path | None = None  # a run or a router's folder
+    challenger_share: float = Field(0.0, ge=0, lt=1)  # of the requests; 0: shadow
+    drift: bool = False  # compare queries with the training data
+
+    @model_validator(mode="after")
+    def _learning(self) -> Self:
+        if self.record_features and self.use_log is None:
+            raise ValueError("features are recorded in the use log: give --use-log FILE")
+        if self.challenger_share and self.challenger is None:
+            raise ValueError("a share of the requests needs an artifact that answers them: give --challenger")
+        if self.drift and self.views > 1:
+            raise ValueError(f"views={self.views}: drift compares single views: leave out --drift or --views")
+        return self
 
 
 class PredictorSettings(HttpSettings):

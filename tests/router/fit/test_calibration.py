@@ -29,7 +29,7 @@ def held_out(scale: float) -> LocalHeldOut:
     return LocalHeldOut(
         [torch.cat([rows[part], 100 + rows[:1]]) for part in parts],
         [torch.cat([scale * logits[part], unseen]) for part in parts],
-        [logits[:0]] * 3,
+        [(rows[:0], logits[:0])] * 3,
     )
 
 
@@ -53,7 +53,7 @@ def learned_by_heart(tested: int) -> tuple[LocalHeldOut, torch.Tensor, torch.Ten
         return [apart * centre + torch.randn(count, 3, generator=g, dtype=torch.float64) for centre in centres]
 
     train, test, queries = drawn(3000, 4.0), drawn(tested, 2.0), torch.cat(drawn(3000, 2.0))
-    held_out = LocalHeldOut(train, [4.0 * x for x in train], [4.0 * x for x in test])
+    held_out = LocalHeldOut(train, [4.0 * x for x in train], [(x, 4.0 * x) for x in test])
     return held_out, 4.0 * queries, torch.arange(3).repeat_interleave(3000)
 
 

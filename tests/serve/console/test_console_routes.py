@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 from PIL import Image
 
 from feddrm.serve.auth import add_key
@@ -352,3 +354,40 @@ def test_four_situations_of_one_patient(browser: webdriver.Chrome, hospitals: Ho
     Select(browser.find_element(By.ID, "abstain")).select_by_value("answer")
     assert ask(strange, "Answer: ").startswith("The router abstains: a value cannot be")
     assert labels_shown()
+
+
+def test_outcomes_challenger_and_drift_are_shown(
+    browser: webdriver.Chrome, run: Path, launch: Launch, images: torch.Tensor, tmp_path: Path
+) -> None:
+    challenger = Path(shutil.copytree(run / "router", tmp_path / "challenger"))
+    manifest = json.loads((challenger / "manifest.json").read_text())
+    manifest["notes"]["remark"] = "another version"
+    (challenger / "manifest.json").write_text(json.dumps(manifest))
+    words = [
+        "--audit",
+        tmp_path / "audit.sqlite",
+        "--use-log",
+        tmp_path / "uses",
+        "--drift",
+        "--challenger",
+        challenger,
+    ]
+    url = launch("serve", run, "--demo", "--port", 0, *words).wait_ready()
+    browser.get(url)
+    wait(browser, lambda: "well" in text(browser, "clients"))
+    wait(browser, lambda: text(browser, "drift") == "Drift: waiting for 100 queries.")
+    assert text(browser, "challenger").endswith("decides beside (shadow)")
+    body = {"inputs": images.tolist() * 6, "abstain": "answer"}  # 108 samples, all of them shared evenly
+    found = httpx.post(f"{url}/v1/predict", json=body, timeout=30).json()
+    reports = [
+        {"request_id": found["request_id"], "label": answer["label"] if place % 2 else "0", "place": place}
+        for place, answer in enumerate(found["answers"][:10])
+    ]
+    assert httpx.post(f"{url}/v1/outcomes", json={"outcomes": reports}).json()["stored"] == 10
+    wait(browser, lambda: "queries tested" in text(browser, "drift"))
+    wait(browser, lambda: found["artifact"] in text(browser, "outcome-artifacts"))
+    cells = text(browser, "outcome-artifacts").split()
+    assert cells[1:2] + cells[3:4] == ["108", "10"]
+    (chart,) = browser.find_elements(By.CSS_SELECTOR, "#outcome-chart svg")
+    assert "Accuracy: " in str(chart.get_attribute("aria-label"))
+    save_screenshot(browser, "console-outcomes", tmp_path, "#outcomes")

@@ -9,11 +9,12 @@ from feddrm.serve.telemetry.metrics import Metrics
 
 def test_decisions_are_counted_by_client_and_by_reason() -> None:
     metrics = Metrics()
-    metrics.observe_decisions(["oslo", "lima"], [0, 0, -1], ["", "unsure", "unsure"])
+    metrics.observe_decisions("v1", ["oslo", "lima"], [0, 0, -1], ["", "unsure", "unsure"])
     page = metrics.render().decode()
     assert 'feddrm_decisions_total{client="oslo"} 2.0' in page
     assert 'feddrm_decisions_total{client="nobody"} 1.0' in page
     assert 'feddrm_abstentions_total{reason="unsure"} 2.0' in page
+    assert 'feddrm_artifact_decisions_total{artifact="v1",result="abstained"} 2.0' in page
     assert "lima" not in page
 
 

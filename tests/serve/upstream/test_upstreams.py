@@ -9,7 +9,7 @@ import pytest
 
 from feddrm.io.connection_errors import FOREIGN
 from feddrm.serve.settings import GatewaySettings, UpstreamEntry, make_settings
-from feddrm.serve.upstream.upstreams import Declined, Upstream, UpstreamFailure, Upstreams
+from feddrm.serve.upstream.upstreams import OTHER_FIT, Declined, Upstream, UpstreamFailure, Upstreams
 from refusal import refused
 
 
@@ -166,3 +166,12 @@ def test_a_change_is_logged_once(upstream: Upstream, caplog: pytest.LogCaptureFi
     assert logged() == [
         ("a client is away", "health check failed (nothing listens there: is it running, on this host and port?)")
     ]
+
+
+def test_a_refitted_head_is_away_for_a_router_of_another_fit(upstream: Upstream) -> None:
+    upstream.healthy, upstream.fit, upstream.stated = True, "served", {"fit": "served"}
+    upstreams = Upstreams(oslo=upstream)
+    assert upstreams.away(["oslo"], fit="served") == {}
+    assert upstreams.away(["oslo"], fit="challenger") == {0: OTHER_FIT}
+    upstream.stated = {}  # a trained model belongs to no fit
+    assert upstreams.away(["oslo"], fit="challenger") == {}

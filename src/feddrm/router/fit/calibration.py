@@ -16,6 +16,7 @@ from torch import Tensor
 
 from feddrm.router.fit.cohort import Confidence, HeldOutRouter
 from feddrm.router.policy import RULES, by_rule, client_slopes, conformal_threshold, solve_temperature
+from feddrm.router.query_drift import drift_reference
 from feddrm.router.router import Calibration
 from feddrm.router.solver.client_statistics import ClientSums
 
@@ -25,29 +26,30 @@ STRANGER = 1.5  # times the strangest held-out sample: a query beyond that comes
 
 @dataclass(frozen=True, eq=False)
 class LocalHeldOut:
-    """Every client's samples: standardised features and logits of training samples, logits of test samples.
+    """Standardised features and logits of every client's training samples and test samples.
 
     The logits of a training sample are those of the fit that did not see it, NaN where every fit did.
     """
 
     rows: Sequence[Tensor]
     logits: Sequence[Tensor]
-    test: Sequence[Tensor]
+    test: Sequence[tuple[Tensor, Tensor]]
 
     def slopes(self, scale: float) -> ClientSums:
         logits, origin = _joined([logits for _, logits in self._held_out])
         return client_slopes(logits, origin, scale)
 
     def confidence(self, temperature: float, log_prior: Tensor) -> Confidence:
-        unseen = [test if len(test) else held for test, (_, held) in zip(self.test, self._held_out, strict=True)]
-        logits, origin = _joined(unseen)
+        unseen = [test if len(test[0]) else held for test, held in zip(self.test, self._held_out, strict=True)]
+        logits, origin = _joined([logits for _, logits in unseen])
         top, own = {}, {}
         for rule in RULES:
             log_weights = by_rule(logits / temperature, log_prior, rule)
             top[rule] = log_weights.exp().amax(1).cpu()
             own[rule] = log_weights.gather(1, origin[:, None])[:, 0]
-        strange = torch.cat([rows.square().mean(1) for rows, _ in self._held_out])
-        return Confidence(top, own, float(strange.max()))
+        strangeness, held = (torch.cat([x.square().mean(1) for x, _ in part]) for part in (unseen, self._held_out))
+        reference = drift_reference(logits / temperature, log_prior, strangeness)
+        return Confidence(top, own, float(held.max()), reference)
 
     @cached_property
     def _held_out(self) -> list[tuple[Tensor, Tensor]]:
@@ -73,7 +75,7 @@ def calibrate(held_out: HeldOutRouter, log_prior: Tensor) -> Calibration:
         confidence[rule] = tuple(quantiles(top, torch.linspace(0, 1, 101, dtype=top.dtype)).tolist())
         first = torch.zeros(len(own), dtype=torch.int64, device=own.device)
         conformal |= {f"{rule}_{miss}": conformal_threshold(own[:, None], first, miss) for miss in MISSES}
-    return Calibration(temperature, confidence, conformal, STRANGER * weights.strangest, tested=True)
+    return Calibration(temperature, confidence, conformal, STRANGER * weights.strangest, weights.reference, tested=True)
 
 
 def quantiles(values: Tensor, grid: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from feddrm.data.query_views import QueryViews
 from feddrm.data.tables.table_schema import TableSchema
+from feddrm.drm.inference.score_test import SampleMoments
 from feddrm.methods import Tensors
 from feddrm.models import Net
 from feddrm.router.features.base import Recipe
@@ -80,6 +81,7 @@ class Confidence:
     top: Mapping[str, Tensor]  # weight of every sample's best client
     own: Mapping[str, Tensor]  # log-weight of every sample's own client
     strangest: float  # the largest mean square of a held-out sample's standardised features
+    reference: SampleMoments | None = None  # for drift; None where the samples are elsewhere
 
 
 @dataclass(frozen=True, eq=False)

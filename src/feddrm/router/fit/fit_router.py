@@ -164,6 +164,9 @@ def assemble_router(
 ) -> Router:
     """The router with a fitted point, calibrated on held-out samples. ``measured`` are all features of the fit."""
     facts, like, recipe = cohort.facts, cohort.like, design.recipe
+    calibration = calibrate(held_out, facts.log_prior)
+    if facts.query_views.crops:  # queries are not cropped at random, so they would always differ
+        calibration = replace(calibration, reference=None)
     return Router(
         names=facts.names,
         recipe=recipe,
@@ -171,7 +174,7 @@ def assemble_router(
         weight=point[:, :-1].to(like),
         bias=point[:, -1].to(like),
         log_prior=facts.log_prior.to(like),
-        calibration=calibrate(held_out, facts.log_prior),
+        calibration=calibration,
         net=trunk.net if recipe.needs else None,
         leaves={leaf: value for leaf, value in trunk.leaves.items() if recipe.wants(leaf)},
         shape=facts.shape,

@@ -194,8 +194,8 @@ class LocalCohort:
         test, trunk = self._test, self._trunk
         columns = test.views.mean(test.x, lambda view: extract(design.recipe, trunk.net, trunk.leaves, view))
         rows = design.scaler(_joined([columns[f.name] for f in design.recipe.features], 1))
-        logits = logits_at(rows, point)
-        tested = [logits[test.origin == number] for number in range(len(self.federation))]
+        own = [rows[test.origin == number] for number in range(len(self.federation))]
+        tested = [(x, logits_at(x, point)) for x in own]
         return LocalHeldOut(design.rows, self.held_out_logits(design, folds), tested)
 
     def corrections(self, design: DesignMatrix, probes: Sequence[Tensor]) -> Corrections:

@@ -1,4 +1,4 @@
-"""The console's paths: four static files at ``/`` and the figures that they show."""
+"""The console's paths: five static files at ``/`` and the figures that they show."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from feddrm.serve.schemas import ErrorAnswer
 STATIC = Path(__file__).parent / "static"
 CONTENT_TYPES = {
     "index.html": "text/html", "console.css": "text/css",
-    "console.js": "text/javascript", "table_form.js": "text/javascript",
+    "console.js": "text/javascript", "table_form.js": "text/javascript", "outcomes.js": "text/javascript",
 }  # fmt: skip
 SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
@@ -64,6 +64,9 @@ def add_console_routes(app: FastAPI, gateway: Gateway, facts: Mapping[str, Any],
                 "audit": {"written": gateway.audit.written, "dropped": gateway.audit.dropped,
                           "trouble": gateway.audit.trouble is not None},
                 "clients": [client_figures(name, total, pictures) for name in router.names],
+                "challenger": gateway.artifacts.challenger_figures(),
+                "drift": None if gateway.drift is None else gateway.drift.as_dict(),
+                "outcomes": gateway.use_log is not None,
             }
         )  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as CountPerValue
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -41,6 +41,33 @@ class Metrics:
         self.audit_ok = Gauge("feddrm_audit_ok", "0 while the audit log cannot be written", registry=registry)
         self.reloads = Counter("feddrm_reloads", "Reloads of the artifact, by outcome", ["outcome"], registry=registry)
         self.artifact = Gauge("feddrm_artifact", "1 for the version that is served", ["version"], registry=registry)
+        self.challenger = Gauge(
+            "feddrm_challenger", "The share of requests that the challenger answers; 0: shadow", ["version"],
+            registry=registry,
+        )  # fmt: skip
+        self.artifact_decisions = Counter(
+            "feddrm_artifact_decisions", "Samples by artifact: decided or abstained", ["artifact", "result"],
+            registry=registry,
+        )  # fmt: skip
+        self.shadow = Counter(
+            "feddrm_shadow_decisions", "Samples that the shadow decided: same, changed, failed, dropped",
+            ["artifact", "result"], registry=registry,
+        )  # fmt: skip
+        self.uses = Counter("feddrm_use_log_records", "Answers written or dropped", ["outcome"], registry=registry)
+        self.outcomes = Counter(
+            "feddrm_outcomes", "Reported outcomes: right, wrong, abstained", ["artifact", "result"], registry=registry
+        )
+        self.accuracy = Gauge(
+            "feddrm_outcome_accuracy", "Of the latest 1,000 outcomes", ["artifact"], registry=registry
+        )
+        self.calibration_error = Gauge(
+            "feddrm_outcome_calibration_error", "Of the latest 1,000 outcomes", ["artifact"], registry=registry
+        )
+        self.drift_windows = Counter(
+            "feddrm_drift_windows", "Tests of 100 queries against the training data", ["result"], registry=registry
+        )
+        self.drift_p_value = Gauge("feddrm_drift_p_value", "Of the latest test of drift", registry=registry)
+        self.drift_alarm = Gauge("feddrm_drift_alarm", "1 after an alarm in 2,000 queries", registry=registry)
         self._children: dict[tuple[object, ...], Any] = {}
 
     def observe_request(self, path: str, status: int, seconds: float) -> None:
@@ -48,13 +75,24 @@ class Metrics:
         self._child(self.requests, path, str(status)).inc()
         self._child(self.seconds, path).observe(seconds)
 
-    def observe_decisions(self, names: Sequence[str], clients: Sequence[int], reasons: Sequence[str]) -> None:
+    def observe_decisions(
+        self, artifact: str, names: Sequence[str], clients: Sequence[int], reasons: Sequence[str]
+    ) -> None:
         """Count the decisions of a batch: the chosen clients (-1: none), and the reasons to abstain ("": none)."""
         for client, number in CountPerValue(clients).items():
             self._child(self.decisions, names[client] if client >= 0 else "nobody").inc(number)
         for reason, number in CountPerValue(reasons).items():
+            self._child(self.artifact_decisions, artifact, "abstained" if reason else "decided").inc(number)
             if reason:
                 self._child(self.abstentions, reason).inc(number)
+
+    def set_outcomes(self, figures: Mapping[str, Mapping[str, Any]]) -> None:
+        """Show the figures of the latest outcomes, by artifact."""
+        for gauge, name in ((self.accuracy, "accuracy"), (self.calibration_error, "calibration_error")):
+            gauge.clear()
+            for artifact, values in figures.items():
+                if values[name] is not None:
+                    gauge.labels(artifact).set(values[name])
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

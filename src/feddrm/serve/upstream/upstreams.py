@@ -216,10 +216,10 @@ class Upstreams(dict[str, Upstream]):
             )
         return upstreams
 
-    def away(self, names: Sequence[str], without: Collection[str] = ()) -> dict[int, str]:
+    def away(self, names: Sequence[str], without: Collection[str] = (), fit: str | None = None) -> dict[int, str]:
         """The clients that cannot be asked now, by number, and why; those that the caller leaves out among them.
 
-        Without a list of clients all others are taken as available.
+        ``fit`` is that of the router that asks. Without a list of clients all others are taken as available.
         """
         reasons = {}
         for number, name in enumerate(names):
@@ -227,7 +227,8 @@ class Upstreams(dict[str, Upstream]):
             if name in without:
                 reasons[number] = LEFT_OUT
             elif upstream is not None:
-                if (reason := upstream.unavailable_because) is not None:
+                other_fit = OTHER_FIT if upstream.stated.get("fit") not in (None, fit or upstream.fit) else None
+                if (reason := upstream.unavailable_because or other_fit) is not None:
                     reasons[number] = reason
             elif self:
                 reasons[number] = UNREGISTERED

@@ -247,6 +247,9 @@ async function showFederation() {
   $("artifact").textContent = `artifact ${content.artifact}, features ${content.features}`;
   $("totals").textContent = `${content.decisions} decisions, ${content.abstained} abstentions; audit log: ` +
     `${audit.written} written, ${audit.dropped} dropped` + (audit.trouble ? " (cannot be written now)" : "");
+  showChallenger(content.challenger);
+  showDrift(content.drift);
+  if (content.outcomes) await showOutcomes();
   showClients();
   if (first) {
     $("consult").max = content.clients.length;
