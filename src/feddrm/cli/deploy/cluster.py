@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from feddrm.cli.data_options import given_settings
-from feddrm.cli.deploy import members
+from feddrm.cli.deploy import members, monitor
 from feddrm.cli.deploy.members import require_flower
 from feddrm.cli.output import JsonFlag, print_json, print_table
 from feddrm.errors import SettingError
@@ -259,3 +259,4 @@ app.command()(members.check)
 app.command("add-site")(members.add_site)
 app.command("remove-site")(members.remove_site)
 app.command()(members.renew)
+app.command()(monitor.audit)

@@ -80,7 +80,9 @@ class Site:
             self.status.message(request.header, f"{type(error).__name__}, see {LOG}")
         header, tensors = unpack(body)
         header |= {"from": self.name, "answers": digest(content), "seconds": time.perf_counter() - began}
-        return sign(pack(header, tensors), self.key)
+        answer = sign(pack(header, tensors), self.key)
+        self.status.answered(request.header, header, {"bytes_received": len(signed), "bytes_sent": len(answer)})
+        return answer
 
     def _hello(self, request: Message) -> bytes:  # noqa: ARG002
         """What the server must know of a site's data: how many samples, their form, their classes."""
@@ -121,6 +123,7 @@ class Site:
             if upload:
                 upload = self._protected(privacy, upload, received)
             header["uploads"] = self.uploads.equivalent(privacy.noise)
+            self.status.events.write("privacy spent", {"round": number, "epsilon": privacy.epsilon(header["uploads"])})
         run.store.save(number, update.private)
         run.store.forget_before(after)
         return pack(header, upload)
