@@ -86,7 +86,10 @@ class Site:
 
     def _hello(self, request: Message) -> bytes:  # noqa: ARG002
         """What the server must know of a site's data: how many samples, their form, their classes."""
-        client, sums = self.dataset.client(self.dataset.classes), self.dataset.sums
+        client, sums, table = self.dataset.client(self.dataset.classes), self.dataset.sums, self.dataset.table
+        self.settings.floors.check_client(client, tested=self.demand is None)
+        if sums is not None and table is not None:
+            self.settings.floors.check_columns(sums, table.rows.cells)
         return pack(
             {
                 "samples": len(client.train),
@@ -108,6 +111,7 @@ class Site:
     def _train(self, request: Message) -> bytes:
         """Train one round, from the private slots that belong to the server's state."""
         run = self._run_of(request)
+        self.settings.floors.check_client(run.client, tested=run.spec.privacy is None)
         number, after = int(request.header["round"]), int(request.header["after"])
         received = {leaf: value.to(run.device) for leaf, value in request.tensors.items()}
         private = run.private_slots(after)
@@ -138,6 +142,7 @@ class Site:
     def _finish(self, request: Message) -> bytes:
         """Write what ``feddrm serve-client`` needs to answer queries."""
         run = self._run_of(request)
+        self.settings.floors.check_client(run.client, tested=run.spec.privacy is None)
         received = {leaf: value.to(run.device) for leaf, value in without_public(request.tensors).items()}
         private = run.private_slots(int(request.header["after"]))
         files = run.client_files
@@ -157,7 +162,9 @@ class Site:
             files.head_file.unlink(missing_ok=True)  # of an earlier run
         if run.spec.privacy is not None:
             return pack({})
-        sums = answer_sums(logits.double().log_softmax(-1), labels) if self.settings.share.metrics else {}
+        # Most bins of the metrics' sums have a few samples, so a site with floors sends none.
+        shared_sums = self.settings.share.metrics and not self.settings.floors.is_set
+        sums = answer_sums(logits.double().log_softmax(-1), labels) if shared_sums else {}
         return pack(accuracy_counts(logits, labels), sums)
 
     def _fit(self, request: Message) -> bytes:
@@ -190,7 +197,8 @@ class Site:
             # If the server has accepted no upload yet, the run starts afresh, even under an old name.
             if not store.check_samples(checksum, restart=request.header.get("after") == 0):
                 raise FeddrmError(f"holds other samples than this run began with (their checksum differs): {BACK}")
-            self._run = SiteRun(spec, client, store, RunFiles(self.folder).client(self.name))
+            files = RunFiles(self.folder).client(self.name)
+            self._run = SiteRun(spec, client, store, files, self.settings.floors)
         return self._run
 
     def _data_of(self, spec: RunSpec) -> tuple[Client, str]:
