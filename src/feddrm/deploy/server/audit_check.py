@@ -29,8 +29,7 @@ def audit_run(run: Path, sites: Sequence[Path]) -> dict[str, Any]:
 
 
 def _anchors(run: Path, sites: Sequence[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
-    folder = RunFolder(run)
-    if folder.summary_file.exists() and (head := folder.summary().get("audit")):
+    if head := (RunFolder(run).summary() or {}).get("audit"):
         yield "summary.json", head
     for site in sites:
         heads = [event["audit"] for event in read_events(site) if event.get("run") == run.name and event.get("audit")]
