@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from feddrm.deploy.rotating_log import RotatingLog
 from feddrm.io.text import read_json_lines
 
 EVENTS = "events.jsonl"
+LONG = 1000  # bytes of a long event
 
 _lock = threading.Lock()  # several threads of a process write to one log, each through its own object
 
@@ -36,7 +38,14 @@ class EventLog:
 
 
 def read_events(folder: Path, last: int | None = None) -> list[dict[str, Any]]:
-    """The events of a folder's current file, or the ``last`` of them; none before the first."""
+    """The events of a folder's current file, or at most the ``last`` of them; none before the first."""
     path = folder / EVENTS
-    events = read_json_lines(path, "move it away: a new one is begun") if path.exists() else []
-    return events if last is None else events[-last:]
+    if not path.exists():
+        return []
+    if last is None:
+        return read_json_lines(path, "move it away: a new one is begun")
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - last * LONG))
+        lines = file.read().split(b"\n")[:-1]
+    return [json.loads(line) for line in lines[size > last * LONG :][-last:]]  # the first may be cut

@@ -104,8 +104,11 @@ class Server:
                 return {name: hellos[name] for name in members}
             for name in missing:
                 self.channel.attendance.left_out(name)
-            reasons = {**dict.fromkeys(missing, "not connected"), **self.channel.refusals}
-            self.waiting.pause(0, ", ".join(f"{name} ({reasons[name]})" for name in missing))
+                refusal = self.channel.refusals.get(name)
+                reason = "not connected" if refusal is None else f"refused: {refusal}"
+                self.channel.on_event("site missing", {"site": name, "kind": "hello", "reason": reason})
+            shown = {name: self.channel.refusals.get(name, "not connected") for name in missing}
+            self.waiting.pause(0, ", ".join(f"{name} ({reason})" for name, reason in shown.items()))
 
     def state(self, training: Training) -> ServerState:
         """The state after the last finished round."""
