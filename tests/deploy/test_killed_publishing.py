@@ -39,7 +39,7 @@ def _nothing_waits_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Everything but locks and what depends on the clock: status, traffic, events, the audit trail and its head."""
+    """Everything but locks and what depends on the clock: status, traffic, events, the audit trail and its end."""
     timed = (STATUS, "router_traffic.json", "lock", EVENTS, AUDIT)
     kept = {name: content for name, content in contents(folder).items() if not name.endswith(timed)}
     if "summary.json" in kept:

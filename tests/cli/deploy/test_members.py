@@ -130,7 +130,7 @@ def test_check_of_a_server_and_of_a_whole_project(deploy: Call, project: Path) -
     assert {"settings", "key", "certificate", "port", "disk", "versions"} <= set(found)
     assert code == int("problem" in found.values())
     whole = json.loads(deploy("check", "f", "--json")[1])
-    assert list(whole) == ["server", "lima", "oslo"]
+    assert list(whole) == ["server", "lima", "oslo", "pune"]
     (project / "server" / "secret").chmod(0o644)
     code, out = deploy("check", "f")
     assert code == 1

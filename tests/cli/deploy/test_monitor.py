@@ -82,11 +82,11 @@ def test_audit_names_what_it_compared_and_the_first_bad_line(feddrm: Call, tmp_p
     trail = AuditTrail(run / AUDIT)
     for number in range(3):
         trail.append("round", {"round": number})
-    (run / "summary.json").write_text(json.dumps({"rounds": 3, "audit": trail.head.as_dict()}))
+    (run / "summary.json").write_text(json.dumps({"rounds": 3, "audit": trail.end.as_dict()}))
     for place in (server.parent, server, run):
         sound = feddrm("deploy", "audit", place)
         assert (sound.returncode, sound.stderr) == (0, "")
-        assert f"3 lines are one chain, up to {trail.head.hash}" in sound.stdout
+        assert f"3 lines are one chain, up to {trail.end.hash}" in sound.stdout
         assert "compared with summary.json" in sound.stdout
     assert json.loads(feddrm("deploy", "audit", server, "--json").stdout)["lines"] == 3
     (run / AUDIT).write_text((run / AUDIT).read_text().replace('"round": 1', '"round": 2'))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from feddrm.deploy.records import audit_trail
-from feddrm.deploy.records.audit_trail import START, AuditTrail, Head, check_anchors, verify_trail
+from feddrm.deploy.records.audit_trail import START, AuditTrail, TrailEnd, check_anchors, verify_trail
 from refusal import refused
 
 
@@ -28,7 +28,7 @@ def test_a_whole_trail_is_a_chain_and_goes_on_after_a_restart(path: Path) -> Non
     assert [entry["number"] for entry in entries] == [1, 2, 3, 4, 5]
     assert [entry["previous"] for entry in entries] == [START, *(entry["hash"] for entry in entries[:-1])]
     again = AuditTrail(path)
-    assert again.head == Head(5, entries[-1]["hash"])
+    assert again.end == TrailEnd(5, entries[-1]["hash"])
     again.append("finished", {})
     assert [entry["event"] for entry in verify_trail(path)] == ["round"] * 5 + ["finished"]
     assert again.stamp() == {"audit": {"lines": 6, "hash": verify_trail(path)[-1]["hash"]}}
@@ -69,15 +69,15 @@ def test_the_first_bad_line_is_named(change, line: int, words: str, path: Path) 
         AuditTrail(path)
 
 
-def test_lines_cut_off_at_the_end_are_found_by_the_heads_that_others_keep(path: Path) -> None:
+def test_lines_cut_off_at_the_end_are_found_by_the_ends_that_others_keep(path: Path) -> None:
     entries = verify_trail(path)
-    heads = [("oslo", {"lines": 3, "hash": entries[2]["hash"]}), ("summary.json", {"lines": 5, **_hash(entries[4])})]
-    check_anchors(entries, heads)
+    ends = [("oslo", {"lines": 3, "hash": entries[2]["hash"]}), ("summary.json", {"lines": 5, **_hash(entries[4])})]
+    check_anchors(entries, ends)
     path.write_bytes(b"".join(lines_of(path)[:4]))
     short = verify_trail(path)
-    check_anchors(short, heads[:1])
+    check_anchors(short, ends[:1])
     with refused("ends after line 4", "summary.json knows 5 lines", "from line 5 on"):
-        check_anchors(short, heads)
+        check_anchors(short, ends)
     with refused("line 3 is not the one that oslo knows"):
         check_anchors(short, [("oslo", {"lines": 3, **_hash(entries[1])})])
 

@@ -71,14 +71,14 @@ def test_a_whole_run_is_told_in_events_and_kept_in_the_trail(deployed: Make) -> 
     assert (finished["event"], finished["answered"]) == ("finished", sorted(NAMES))
 
 
-def test_events_of_a_site_hold_figures_and_the_head_of_the_trail(deployed: Make) -> None:
+def test_events_of_a_site_hold_figures_and_the_end_of_the_trail(deployed: Make) -> None:
     deployment = deployed(router=False)
     recorded(deployment).go()
     own = read_events(deployment.site_folder("oslo"))
     assert [event["kind"] for event in own] == ["hello", "train", "train", "finish"]
     assert [event.get("round") for event in own] == [None, 1, 2, None]
-    heads = [event["audit"]["lines"] for event in own[1:]]
-    assert heads == [1, 2, 3]
+    ends = [event["audit"]["lines"] for event in own[1:]]
+    assert ends == [1, 2, 3]
     everything = (deployment.site_folder("oslo") / "events.jsonl").read_text()
     assert len(everything) < 3000, "figures only"
 

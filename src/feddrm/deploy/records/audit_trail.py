@@ -1,6 +1,6 @@
 """The audit trail of a run: what the server decided, one JSON object per line, each with the hash of the one before.
 
-A changed, removed, inserted or moved line breaks the chain. Lines cut off at the end leave a whole chain. So the head
+A changed, removed, inserted or moved line breaks the chain. Lines cut off at the end leave a whole chain. So its end
 (number of lines, hash of the last) is also kept elsewhere: every message to a site carries it, the site writes it to
 its own event log, and ``summary.json`` has the last one.
 """
@@ -26,7 +26,7 @@ START = "0" * 64  # stands for the hash before the first line
 
 
 @dataclass(frozen=True)
-class Head:
+class TrailEnd:
     """Where a trail ends: the number of its lines and the hash of the last."""
 
     lines: int = 0
@@ -47,14 +47,14 @@ class AuditTrail:
             if mended:  # a crash cut the last line off
                 os.truncate(path, len(content) - mended)
         entries = verify_trail(path) if path.exists() else []
-        self.head = Head(len(entries), entries[-1]["hash"]) if entries else Head()
+        self.end = TrailEnd(len(entries), entries[-1]["hash"]) if entries else TrailEnd()
         if mended:
             self.append("mended", {"bytes_dropped": mended})
 
     def append(self, event: str, details: Mapping[str, Any]) -> None:
         """Add a line. If it cannot be written, nothing of it stays, and the run stops."""
-        number = self.head.lines + 1
-        entry = {"number": number, "time": utc(time.time()), "previous": self.head.hash, "event": event, **details}
+        number = self.end.lines + 1
+        entry = {"number": number, "time": utc(time.time()), "previous": self.end.hash, "event": event, **details}
         digest = _digest(entry)
         before = self.path.stat().st_size if self.path.exists() else 0
         try:
@@ -68,11 +68,11 @@ class AuditTrail:
             raise FeddrmError(
                 f"cannot write {self.path} ({error.strerror}): free the disk, then 'feddrm deploy run' goes on"
             ) from error
-        self.head = Head(number, digest)
+        self.end = TrailEnd(number, digest)
 
     def stamp(self) -> dict[str, Any]:
-        """The field of a message's header that tells a site the head."""
-        return {"audit": self.head.as_dict()}
+        """The field of a message's header that tells a site the trail's end."""
+        return {"audit": self.end.as_dict()}
 
 
 def verify_trail(path: Path) -> list[dict[str, Any]]:
@@ -106,15 +106,15 @@ def _fault(line: bytes, number: int, previous: str) -> str | None:
 
 
 def check_anchors(entries: list[dict[str, Any]], anchors: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-    """Refuse a trail that lacks a head which was noted elsewhere; each anchor has the place where it was found."""
-    for place, head in anchors:
-        lines = head["lines"]
+    """Refuse a trail that lacks an end which was noted elsewhere; each comes with the place where it was noted."""
+    for place, end in anchors:
+        lines = end["lines"]
         if lines > len(entries):
             raise FeddrmError(
                 f"the trail ends after line {len(entries)}, and {place} knows {lines} lines: "
                 f"lines were cut off from line {len(entries) + 1} on: compare it with a copy"
             )
-        if lines and entries[lines - 1]["hash"] != head["hash"]:
+        if lines and entries[lines - 1]["hash"] != end["hash"]:
             raise FeddrmError(f"line {lines} is not the one that {place} knows: it was replaced: compare with a copy")
 
 

@@ -18,23 +18,23 @@ from feddrm.runs.folder import RunFolder
 def audit_run(run: Path, sites: Sequence[Path]) -> dict[str, Any]:
     """Verify a run's trail; returns its lines and what they were compared with. The first bad line is named.
 
-    ``sites`` are folders of sites: the last head in a site's event log must be a line of the trail.
+    ``sites`` are folders of sites: the last end of the trail in a site's event log must be one of its lines.
     """
     entries = verify_trail(run / AUDIT)
     anchors = list(_anchors(run, sites))
     check_anchors(entries, anchors)
     _check_aggregate(run, entries)
-    head = {"lines": len(entries), "hash": entries[-1]["hash"] if entries else None}
-    return {"run": str(run), **head, "compared_with": [place for place, _ in anchors], "entries": entries}
+    end = {"lines": len(entries), "hash": entries[-1]["hash"] if entries else None}
+    return {"run": str(run), **end, "compared_with": [place for place, _ in anchors], "entries": entries}
 
 
 def _anchors(run: Path, sites: Sequence[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
-    if head := (RunFolder(run).summary() or {}).get("audit"):
-        yield "summary.json", head
+    if end := (RunFolder(run).summary() or {}).get("audit"):
+        yield "summary.json", end
     for site in sites:
-        heads = [event["audit"] for event in read_events(site) if event.get("run") == run.name and event.get("audit")]
-        if heads:  # the last one: the same run may have begun afresh before
-            yield f"the event log of {site.name}", heads[-1]
+        ends = [event["audit"] for event in read_events(site) if event.get("run") == run.name and event.get("audit")]
+        if ends:  # the last one: the same run may have begun afresh before
+            yield f"the event log of {site.name}", ends[-1]
 
 
 def _check_aggregate(run: Path, entries: Sequence[dict[str, Any]]) -> None:

@@ -64,7 +64,7 @@ class Server:
 
     def _begin(self, spec: RunSpec, done: int) -> None:
         """Tell that the run starts, or continues after the ``done`` rounds, and note it in the audit trail."""
-        if self.audit.head.lines:
+        if self.audit.end.lines:
             self.audit.append("continued", {"after_round": done})
         else:
             keys = {name: fingerprint(key) for name, key in self.channel.site_keys.items()}

@@ -58,7 +58,7 @@ class Finish:
             "accepted": dict(self.state.accepted),
             "router": chosen,
             **({"removed": removed} if removed else {}),
-            "audit": audit.head.as_dict(),
+            "audit": audit.end.as_dict(),
         }
         if self.spec.privacy is not None:
             spent = {name: epsilon for entry in self.state.history for name, epsilon in entry["epsilon"].items()}

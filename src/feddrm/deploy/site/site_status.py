@@ -43,7 +43,7 @@ class SiteStatus:
         self._write(message={**message, "error": error.encode(errors="backslashreplace").decode()}, waiting={})
 
     def answered(self, request: Mapping[str, Any], reply: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
-        """Write the event of a message that was answered or refused, with the head of the server's audit trail."""
+        """Write the event of a message that was answered or refused, with the end of the server's audit trail."""
         if request.get("kind") == "waiting":
             return
         about = {"run": _run(request), **{key: request.get(key) for key in ("kind", "step", "round")}}

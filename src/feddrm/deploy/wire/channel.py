@@ -70,8 +70,8 @@ class Channel:
 
     def ask(self, requests: Mapping[str, Request], deadline: float, check: Check) -> dict[str, Message]:
         """The usable replies by site name. Sites that are away, late, or refused by ``check`` are left out."""
-        self.discover()
         self.bytes_sent, self.bytes_received, self.refusals, self.absences = {}, {}, {}, {}
+        self.discover()  # a site may refuse the hello already
         packed = {
             name: pack({**header, "to": name, **self.stamp()}, tensors)
             for name, (header, tensors) in requests.items()
