@@ -33,7 +33,7 @@ def test_a_client_with_enough_samples_passes_and_each_floor_refuses() -> None:
     floors.check_client(client([0, 0, 2, 2], 4), tested=True)
     floors.check_client(client([0, 0, 2, 2], 0), tested=True)
     floors.check_client(client([0, 0, 2, 2], 3), tested=False)
-    with refused("the training samples has fewer samples than the floor per_sum=4 of its site.yaml", "lower the floor"):
+    with refused("the training samples: fewer samples than the floor per_sum=4 of its site.yaml", "lower the floor"):
         floors.check_client(client([0, 0, 2], 4), tested=True)
     with refused("a class of the training samples", "per_class=2"):
         floors.check_client(client([0, 0, 0, 2], 4), tested=True)
@@ -107,7 +107,7 @@ def test_a_run_waits_for_a_site_below_its_floor_with_the_reason(deployed: Make) 
 
     server.waiting.pause = pause  # type: ignore[method-assign]
     server.go()
-    assert waited[0].startswith("lima (the training samples has fewer samples than the floor per_sum=5000")
+    assert waited[0].startswith("lima (the training samples: fewer samples than the floor per_sum=5000")
     assert server.run.summary()["rounds"] == 2
 
 
@@ -134,7 +134,7 @@ def test_every_step_of_a_fit_is_covered(deployed: Make) -> None:
             if step == "keep":  # it answers with nothing
                 assert not reply.tensors
             elif floor == 5000 or not whole:
-                assert f"samples has fewer samples than the floor per_sum={floor}" in reply.header["error"], step
+                assert f"samples: fewer samples than the floor per_sum={floor}" in reply.header["error"], step
                 assert not reply.tensors
             else:
                 assert reply.tensors
@@ -153,7 +153,7 @@ def test_a_fit_of_classes_needs_the_floor_of_every_class(deployed: Make) -> None
     most = int(torch.bincount(client.train.y).max())
     deployment.change_site("oslo", floors={"per_class": most})
     reply = refusals(deployment, {**asked.header, "to": "oslo"}, asked.tensors)
-    assert f"a class of the samples of a fit has fewer samples than the floor per_class={most}" in reply.header["error"]
+    assert f"a class of the samples of a fit: fewer samples than the floor per_class={most}" in reply.header["error"]
     assert not reply.tensors
 
 

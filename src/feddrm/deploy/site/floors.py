@@ -79,6 +79,6 @@ class Floors:
 
     def _refusal(self, name: str, what: str) -> str:
         return (
-            f"{what} has fewer samples than the floor {name}={getattr(self, name)} of its site.yaml: no sum over them "
+            f"{what}: fewer samples than the floor {name}={getattr(self, name)} of its site.yaml: no sum over them "
             "leaves this site: lower the floor there, or go on without this site"
         )
