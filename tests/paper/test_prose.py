@@ -238,7 +238,8 @@ def test_what_a_tuned_rate_is_worth_reads_as_measured() -> None:
     assert f"its clients are {100 * (last[0] - last[1]):.1f} points ahead of FedDRM's" in readme
     recipes = " ".join((ROOT / "docs" / "recipes.md").read_text().split())
     rates = [json.loads(file.read_text())["chosen"]["lr"] for file in (results / "search").glob("*.json")]
-    assert (rates.count(0.3), len(rates)) == (7, 8) and "It chose 0.3 in seven searches of eight" in recipes
+    assert (rates.count(0.3), len(rates)) == (7, 8)
+    assert "It chose 0.3 in seven searches of eight" in recipes
     average = percent("cifar10-dir0.3_feddrm-lam0.9", "average_accuracy")
     assert f"FedDRM answers {average} of the clients' own test samples" in recipes
     assert f"and {drm} of queries of unknown origin by the stack" in recipes
@@ -264,4 +265,5 @@ def test_sets_of_clients_cover_too_little_in_tuned_cells() -> None:
     sets = [r.content["router"]["conformal"] for cell, r in records.items() if r.routed and f"{DRM}_seed2025" in cell]
     levels = ("density_0.05", "density_0.1", "density_0.2")
     covered = " / ".join(span([100 * found[level]["covered"] for found in sets], 1) for level in levels)
-    assert len(sets) == len(SETTINGS) and f"held the client of {covered} % of the test samples" in prose()
+    assert len(sets) == len(SETTINGS)
+    assert f"held the client of {covered} % of the test samples" in prose()

@@ -28,7 +28,7 @@ from feddrm.router.solver.client_statistics import (
     client_sums,
     logits_at,
 )
-from feddrm.router.solver.lbfgs import Task, first_state, minimise
+from feddrm.router.solver.lbfgs import Minimisation, first_state, minimise
 from feddrm.router.solver.problem import Problem, Scaler, Whitening, add
 
 MOST_POLISH = 10  # Newton's steps after the solver; two are usual
@@ -136,7 +136,7 @@ def fit_sites(
     def gradients(points: Mapping[str, Tensor]) -> dict[str, dict[int, ClientSums]]:
         return {k: {i: site.gradient(scaler, i, p) for i, site in enumerate(sites)} for k, p in points.items()}
 
-    task = Task(problem, whitening, first_state(problem, len(sites)))
+    task = Minimisation(problem, whitening, first_state(problem, len(sites)))
     state = minimise({"fit": task}, gradients, rounds=None, tolerance=tolerance, noise=1e-12)["fit"]
     point, answers = _polished(sites, scaler, whitening, state.iterate - state.iterate[0])
     loss = float(add([site.gradient(scaler, i, point) for i, site in enumerate(sites)])["loss"])

@@ -41,6 +41,10 @@ class FedAS(Method):
     name: ClassVar[str] = "fedas"
     variant: str = "paper"
 
+    @property
+    def needs_classes(self) -> bool:
+        return self.variant == "original"
+
     def check(self, rounds: int) -> None:
         super().check(rounds)
         check_variant(self.name, self.variant)

@@ -122,6 +122,11 @@ class Method(Named, ABC):
         """Whether ``aggregate`` consists of tensor arithmetic alone, so that a CUDA graph can record it."""
         return True
 
+    @property
+    def needs_classes(self) -> bool:
+        """Whether it looks at labels as classes, beyond the task's loss."""
+        return self.closed_form
+
     def check(self, rounds: int) -> None:
         """Refuse impossible hyper-parameters before anything is loaded."""
         if not 0 <= self.tuning_rounds(rounds) <= rounds:
