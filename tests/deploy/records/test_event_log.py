@@ -44,5 +44,6 @@ def test_the_files_stay_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     files = sorted(tmp_path.glob("events.jsonl*"))
     assert len(files) == 1 + rotating_log.KEPT
     assert all(path.stat().st_size <= 2000 for path in files)
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in files), "only their owner can read them"
     assert all(json.loads(line)["event"] == "round started" for path in files for line in path.read_text().splitlines())
     assert read_events(tmp_path, last=1) == read_events(tmp_path)[-1:]
