@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from feddrm.deploy.records.event_log import read_events
 from feddrm.deploy.server.status import ServerStatus, last_complaint, read_status
 
 
@@ -57,3 +58,31 @@ def test_whose_answers_are_missing_is_part_of_the_status_until_the_next(tmp_path
     assert (current["what"], current["round"], current["waiting"]) == ("training", 1, {"pune": 6.0})
     status.record("round finished", {"round": 2})
     assert "waiting" not in (read_status(tmp_path) or {})
+
+
+def test_every_event_is_written_and_what_repeats_itself_only_once(tmp_path: Path) -> None:
+    status = ServerStatus(tmp_path)
+    missing = {"site": "lima", "kind": "train", "round": 1, "reason": "timed out"}
+    for event, details in [
+        *[("site missing", missing)] * 3,
+        ("site missing", {**missing, "site": "pune"}),
+        ("site missing", {**missing, "reason": "not connected"}),
+        ("site answered", {"site": "lima", "kind": "train", "round": 1}),
+        *[("site missing", {**missing, "reason": "not connected"})] * 2,
+        *[("waiting", {"round": 1, "for": "lima", "waiting": {"lima": 5.0}})] * 2,
+        ("outstanding", {"waiting": {"lima": 5.0}}),
+        *[("complaint", {"text": "lima is unwell"})] * 2,
+        *[("failed", {"text": "the run failed"})] * 2,
+    ]:
+        status.record(event, details)
+    assert [(event["event"], event.get("site")) for event in read_events(tmp_path)] == [
+        ("site missing", "lima"),
+        ("site missing", "pune"),
+        ("site missing", "lima"),
+        ("site answered", "lima"),
+        ("site missing", "lima"),
+        ("waiting", None),
+        ("complaint", None),
+        ("failed", None),
+        ("failed", None),
+    ]

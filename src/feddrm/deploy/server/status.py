@@ -35,17 +35,19 @@ class ServerStatus:
 
         ``outstanding`` says whose answers are missing. It is no event, and only changes that part of the status.
         """
-        if event != "outstanding" and self._is_news(event, details):
+        if event == "outstanding":
+            self._write({**(self.entry or {"what": "starting"}), **details})
+            return
+        news = self._is_news(event, details)
+        if news:
             self.events.write(event, details)
-        if event in LOGGED and not (event == "complaint" and details["text"] in self.logged):
+        if news and event in LOGGED:
             complaints = RotatingLog(self.folder / COMPLAINTS)
             complaints.line(details["text"])
             complaints.close()
             log.log(logging.INFO if event == "returned" else logging.WARNING, details["text"])
             self.logged.add(details["text"])
-        if event == "outstanding":
-            self._write({**(self.entry or {"what": "starting"}), **details})
-        elif event in SHOWN:
+        if event in SHOWN:
             self._write({"what": SHOWN[event], **details})
 
     def _is_news(self, event: str, details: Mapping[str, Any]) -> bool:
