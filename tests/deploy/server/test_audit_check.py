@@ -168,3 +168,19 @@ def test_cut_and_replaced_trails_and_models_are_found(deployed: Make) -> None:
     (deployment.run / CHECKPOINT).write_bytes(pack(header, other))
     with refused("is not the model of round 2", "line 3"):
         audit_run(deployment.run, [])
+
+
+def test_a_site_that_is_not_there_at_the_start_is_told_with_its_reason(deployed: Make) -> None:
+    deployment = deployed(router=False)
+    looks: list[int] = []
+
+    class Late(DirectTransport):
+        def nodes(self) -> set[int]:
+            looks.append(1)
+            return {0, 2} if len(looks) < 4 else {0, 1, 2}
+
+    recorded(deployment, Late(deployment.folder)).go()
+    (missing,) = events(deployment, "site missing")
+    assert (missing["site"], missing["kind"], missing["reason"]) == ("lima", "hello", "not connected")
+    (waiting,) = events(deployment, "waiting")
+    assert waiting["for"] == "lima (not connected)"
