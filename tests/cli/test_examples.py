@@ -29,6 +29,7 @@ ELSEWHERE = {  # these run in tests of their own, or take minutes
         "deploy down",
         "deploy server",
         "deploy site",
+        "deploy audit",
         "paper figure",
         "tune",
     ),

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 import yaml
@@ -27,6 +28,8 @@ from feddrm.deploy.process_lock import running
 from feddrm.deploy.provision.certificates import write_certificates, write_key_pair
 from feddrm.deploy.provision.members import add_site, remove_site, renew
 from feddrm.deploy.provision.project import write_site_key
+from feddrm.deploy.records.event_log import read_events
+from feddrm.deploy.server.audit_check import audit_run
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.status import read_status
 from feddrm.deploy.server.training import ServerState
@@ -50,11 +53,16 @@ ROUTING = {"features": "multiscale", "path_rounds": 1, "rounds": 1}  # every rou
 @pytest.fixture
 def project(deployed: Callable[..., Deployed]) -> Iterator[Deployed]:
     training = {"method": "feddrm", "rounds": ROUNDS}
-    made = deployed(training=training, port=free_port(), deadline=DEADLINE, routing=ROUTING)
+    watch = {"port": free_port()}
+    made = deployed(training=training, port=free_port(), deadline=DEADLINE, routing=ROUTING, watch=watch)
     try:
         yield made
     finally:
         local_cluster.down(made.folder)
+
+
+def page(project: Deployed, name: str) -> httpx.Response:
+    return httpx.get(f"http://127.0.0.1:{project.settings.watch_port}/{name}", trust_env=False)
 
 
 def history(folder: Path) -> list[dict[str, Any]]:
@@ -78,6 +86,8 @@ def test_every_kind_of_process_is_killed_and_the_outcome_is_that_of_one_process(
     local_cluster.begin(folder)
     until(lambda: len(history(folder)) >= 1, "a round", LONG)
 
+    assert page(project, "state").json()["running"]
+
     os.kill(child_of(pids["lima"]), signal.SIGKILL)  # as in a power cut: it cannot sign off
     os.kill(pids["lima"], signal.SIGKILL)
     os.kill(pids["pune"], signal.SIGKILL)  # the worker without its SuperNode
@@ -91,6 +101,7 @@ def test_every_kind_of_process_is_killed_and_the_outcome_is_that_of_one_process(
         "a round that does not wait for pune any longer",
         LONG,
     )
+    until(lambda: any("pune: " in line for line in _reasons(project)), "the reason on the page", LONG)
     os.kill(running(folder / "sites" / "pune") or 0, signal.SIGCONT)
     until(lambda: history(folder)[-1]["answered"] == list(NAMES), "pune to take part again", LONG)
 
@@ -114,6 +125,7 @@ def test_every_kind_of_process_is_killed_and_the_outcome_is_that_of_one_process(
     summary = local_cluster.run(folder, lambda status: None, 240)
     assert summary["rounds"] == ROUNDS
     assert len(history(folder)) == ROUNDS > before
+    _tells_what_happened(project)
 
     with _a_site_with_another_authority(folder):  # it takes its time to start
         # The outcome is that of one process with the same sites in the same rounds.
@@ -131,6 +143,30 @@ def test_every_kind_of_process_is_killed_and_the_outcome_is_that_of_one_process(
         _refuses_strangers(folder, project.settings)
     local_cluster.down(folder)
     _answers_queries(folder, [client.test.x[0] for client in load("digits", clients=3, seed=7).clients])
+
+
+def _reasons(project: Deployed) -> list[str]:
+    """Why sites are missing, as the page shows it."""
+    return [f"{site['site']}: {site['reason']}" for site in page(project, "state").json()["sites"] if site["reason"]]
+
+
+def _tells_what_happened(project: Deployed) -> None:
+    """Trail, metrics and events of a run in which everything was killed."""
+    server, rounds = project.folder / "server", history(project.folder)
+    trail = audit_run(project.run, [project.site_folder(name) for name in NAMES])
+    assert trail["compared_with"] == ["summary.json", *(f"the event log of {name}" for name in NAMES)]
+    kept = {entry["round"]: entry for entry in trail["entries"] if entry["event"] == "round"}
+    assert [kept[entry["round"]]["answered"] for entry in rounds] == [entry["answered"] for entry in rounds]
+    assert sum(entry["event"] == "continued" for entry in trail["entries"]) >= 2, "the server was killed twice"
+    reasons = {reason for entry in rounds for reason in entry["missing"].values()}
+    assert reasons <= {"not connected", "connection lost", "timed out"}
+    assert "timed out" in reasons, "a site was halted past its deadline"
+    metrics = page(project, "metrics").text
+    assert f'feddrm_training_rounds_total{{run="first"}} {float(ROUNDS)}' in metrics
+    assert 'feddrm_training_answers_total{outcome="timed out",run="first",site="pune"}' in metrics
+    events = [event["event"] for event in read_events(server)]
+    assert {"run started", "round started", "site answered", "site missing", "router fitted", "finished"} <= set(events)
+    assert page(project, "state").json()["finished"]
 
 
 def documented(folder: Path, verb: str) -> dict[str, list[str]]:

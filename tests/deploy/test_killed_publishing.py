@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -13,11 +14,15 @@ import numpy as np
 import pytest
 
 from deployment import QUICK_ROUTING, Deployed, DirectTransport
+from feddrm.deploy.records.audit_trail import AUDIT, AuditTrail, verify_trail
+from feddrm.deploy.records.event_log import EVENTS
 from feddrm.deploy.server import finish
+from feddrm.deploy.server.audit_check import audit_run
 from feddrm.deploy.server.finish import Finish
 from feddrm.deploy.site.site import Site
 from feddrm.deploy.site.site_status import STATUS
 from feddrm.errors import FeddrmError
+from feddrm.io.text import json_bytes
 from feddrm.predictor.predictor import Predictor
 from feddrm.runs import Run
 from kill_points import contents, count_operations, kill, points
@@ -34,9 +39,16 @@ def _nothing_waits_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Everything but locks and what depends on the clock: the site's status, and the traffic of the router's fit."""
-    timed = (STATUS, "router_traffic.json", "lock")
-    return {name: content for name, content in contents(folder).items() if not name.endswith(timed)}
+    """Everything but locks and what depends on the clock: status, traffic, events, the audit trail and its end."""
+    timed = (STATUS, "router_traffic.json", "lock", EVENTS, AUDIT)
+    kept = {name: content for name, content in contents(folder).items() if not name.endswith(timed)}
+    if "summary.json" in kept:
+        kept["summary.json"] = json_bytes(without_audit(json.loads(kept["summary.json"])))
+    return kept
+
+
+def without_audit(summary: dict[str, Any] | None) -> dict[str, Any]:
+    return {key: value for key, value in (summary or {}).items() if key != "audit"}
 
 
 def answers(folder: Path, answer: str) -> Any:
@@ -90,10 +102,10 @@ def test_a_server_killed_at_the_end_of_a_run_ends_it_as_an_undisturbed_one(
     deployment = deployed(routing=QUICK_ROUTING)
     before, fits, fit_cohort, run = tmp_path / "before", list[Any](), finish.fit_cohort, Finish.run
 
-    def keep_the_project(self: Finish) -> None:
+    def keep_the_project(self: Finish, audit: AuditTrail) -> None:
         if not before.exists():
             shutil.copytree(deployment.folder, before)
-        run(self)
+        run(self, audit)
 
     def fit_once(*arguments: Any) -> Any:
         if not fits:
@@ -114,9 +126,11 @@ def test_a_server_killed_at_the_end_of_a_run_ends_it_as_an_undisturbed_one(
         copy = replace(deployment, folder=Path(shutil.copytree(before, tmp_path / f"project-{point}")))
         kill(lambda copy=copy: go(copy.folder), point)
         now = Run.open(copy.run)
-        assert now.summary in (None, Run.open(deployment.run).summary)
+        assert without_audit(now.summary) in ({}, without_audit(Run.open(deployment.run).summary))
+        assert verify_trail(copy.run / AUDIT), "a crash is no alarm"
         if (copy.run / "router" / "manifest.json").exists():
             assert now.router().weight.equal(Run.open(deployment.run).router().weight)
         go(copy.folder)
         assert files(copy.run) == expected, f"after file operation {point}"
+        assert audit_run(copy.run, [copy.site_folder("lima")])["entries"][-1]["event"] == "finished"
         shutil.rmtree(copy.folder)

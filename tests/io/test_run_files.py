@@ -31,6 +31,7 @@ def test_the_names_of_a_run() -> None:
         "shared_file": "router/shared.safetensors",
         "commit_file": "router/.commit",
         "clients": "clients",
+        "serving_file": "serving.json",
     }
 
 

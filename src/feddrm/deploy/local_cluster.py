@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from feddrm.deploy.process_lock import running
+from feddrm.deploy.records.audit_trail import AUDIT
 from feddrm.deploy.rotating_log import LOG
 from feddrm.deploy.server.federation_settings import CONFIG, FederationSettings
 from feddrm.deploy.server.status import JOB, last_complaint, read_status
@@ -30,8 +31,20 @@ _started: list[subprocess.Popen[bytes]] = []  # kept, because Python warns of a 
 
 def folders(project: Path) -> dict[str, Path]:
     """The server's folder and every site's, by name."""
-    server = server_folder(project)
-    return {"server": server, **{path.name: path for path in sorted((project / "sites").glob("*")) if path.is_dir()}}
+    return {"server": server_folder(project), **{path.name: path for path in site_folders(project)}}
+
+
+def site_folders(project: Path) -> list[Path]:
+    """The folders of a project's sites that are on this machine."""
+    return [path for path in sorted((project / "sites").glob("*")) if path.is_dir()]
+
+
+def run_folder(folder: Path) -> Path:
+    """The folder of the current run of a project or a server. A run's own folder may be given, too."""
+    if (folder / AUDIT).exists():
+        return folder
+    server = server_folder(folder)
+    return server / "runs" / FederationSettings.read(server).run
 
 
 def server_folder(project: Path) -> Path:

@@ -122,3 +122,16 @@ def test_status_at_the_server_names_whom_it_waits_for_and_since_when(deploy: Cal
     status = {"what": "training", "round": 2, "waiting": {"lima": 60.0}, "time": 0.0}
     (project / "server" / "status.json").write_text(json.dumps(status))
     assert "the server waits for lima since 1970-01-01T00:01:00Z" in deploy("status", "f")[1]
+
+
+def test_check_of_a_server_and_of_a_whole_project(deploy: Call, project: Path) -> None:
+    code, out = deploy("check", "f/server", "--json")
+    found = {finding["what"]: finding["level"] for finding in json.loads(out)}
+    assert {"settings", "key", "certificate", "port", "disk", "versions"} <= set(found)
+    assert code == int("problem" in found.values())
+    whole = json.loads(deploy("check", "f", "--json")[1])
+    assert list(whole) == ["server", "lima", "oslo", "pune"]
+    (project / "server" / "secret").chmod(0o644)
+    code, out = deploy("check", "f")
+    assert code == 1
+    assert "others can read secret: chmod 600" in out

@@ -117,8 +117,16 @@ def test_a_start_script_finds_its_python_and_says_what_it_does(tmp_path: Path) -
     assert chosen.stdout.splitlines() == [
         f"feddrm site: {fake} -m feddrm deploy site {site}",
         f"feddrm site: its logs are {site}/feddrm.log and {site}/flower.log",
+        f"called with -m feddrm deploy check {site}",
         call,
     ]
+    assert "deploy check" not in started(site / "start.sh", FEDDRM_PYTHON=str(fake), FEDDRM_CHECK="0").stdout
+    strict = tmp_path / "strict python"
+    strict.write_text('#!/bin/sh\necho "called with $*"\ntest "$4" != check\n')
+    strict.chmod(0o755)
+    problem = started(site / "start.sh", FEDDRM_PYTHON=str(strict))
+    assert (problem.returncode, call in problem.stdout) == (1, False)
+    assert "correct the problems above" in problem.stderr
     (site / "venv" / "bin").mkdir(parents=True)
     shutil.copy(fake, site / "venv" / "bin" / "python")
     assert call in started(site / "start.sh").stdout

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import json
 import re
+import select
 import shutil
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -15,13 +18,21 @@ from pathlib import Path
 import pytest
 import yaml
 
-from feddrm.deploy.provision import certificates, site_check
+from feddrm.deploy.provision import certificates, folder_check
 from feddrm.deploy.provision.certificates import write_certificates, write_key_pair
+from feddrm.deploy.provision.folder_check import Finding
 from feddrm.deploy.provision.project import make_project
-from feddrm.deploy.provision.site_check import Finding, check_site
+from feddrm.deploy.provision.site_check import check_site
 from feddrm.deploy.server.federation_settings import FederationSettings
 
 Found = Callable[[], dict[str, Finding]]
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
 
 
 @pytest.fixture
@@ -50,6 +61,8 @@ def test_a_sound_site(site: Path) -> None:
         "classes": "ok",
         "columns": "ok",
         "folder": "ok",
+        "disk": findings["disk"].level,
+        "versions": "ok",
         "key": "ok",
         "server's key": "ok",
         "certificate": "ok",
@@ -106,7 +119,7 @@ def test_a_folder_that_cannot_be_written_is_a_problem(site: Path, monkeypatch: p
     def refuse(dir: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(site_check, "NamedTemporaryFile", refuse)
+    monkeypatch.setattr(folder_check, "NamedTemporaryFile", refuse)
     assert "Permission denied" in found(site)["folder"].text
 
 
@@ -134,7 +147,7 @@ def test_a_clock_before_the_certificate_is_a_problem(site: Path, monkeypatch: py
         def now(cls, tz: datetime.tzinfo | None = None) -> Earlier:  # type: ignore[override]
             return cls(2001, 1, 1, tzinfo=tz)
 
-    monkeypatch.setattr(site_check.datetime, "datetime", Earlier)
+    monkeypatch.setattr(folder_check.datetime, "datetime", Earlier)
     assert found(site)["clock"].level == "problem"
 
 
@@ -176,3 +189,83 @@ def test_the_clock_is_compared_with_a_server_that_can_be_reached(ahead: float, l
     assert findings["server"].level == "ok"
     assert "certificate is valid to" in findings["server"].text
     assert findings["clock"].level == level
+
+
+@contextmanager
+def proxy(allow: bool) -> Iterator[tuple[int, list[str]]]:
+    """The port of a proxy that lets callers through, or not, and what they asked for."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_CONNECT(self) -> None:
+            asked.append(self.path)
+            self.send_response(200 if allow else 403)
+            self.end_headers()
+            if not allow:
+                return
+            host, _, port = self.path.partition(":")
+            with socket.create_connection((host, int(port))) as far:
+                ends = [self.connection, far]
+                while True:
+                    for end in select.select(ends, [], [])[0]:
+                        content = end.recv(65536)
+                        if not content:
+                            return
+                        ends[1 - ends.index(end)].sendall(content)
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_port, asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("allow", [True, False])
+def test_the_server_is_asked_through_the_proxy_of_the_environment(
+    allow: bool, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Flower's client asks it: through TLS from end to end."""
+    with answering(site.parent.parent / "server", 0.0) as port, proxy(allow) as (way, asked):
+        change(site, server=f"localhost:{port}")
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{way}")
+        findings = found(site)
+        assert asked == [f"localhost:{port}"]
+    assert findings["server"].level == ("ok" if allow else "warning")
+    assert f"proxy http://127.0.0.1:{way}" in findings["server"].text
+    assert (
+        "certificate is valid to" in findings["server"].text or "ask for it, or set NO_PROXY" in findings["server"].text
+    )
+    assert ("clock" in findings) == allow
+    assert findings["proxy"].level == "problem", "the site's own processes would be asked through it, too"
+    assert "add 127.0.0.1 to NO_PROXY" in findings["proxy"].text
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+    findings = found(site)
+    assert "proxy" not in findings
+    assert "proxy" not in findings["server"].text
+
+
+def test_floors_are_checked_before_a_run(site: Path) -> None:
+    assert "floors" not in found(site)
+    change(site, floors={"per_class": 5, "per_sum": 5})
+    assert (found(site)["floors"].level, found(site)["floors"].text[:22]) == ("ok", "at least 5 samples of ")
+    change(site, floors={"per_class": 5, "per_sum": 10})
+    assert "A fold of a router's fit may have 5" in found(site)["floors"].text
+    change(site, floors={"per_sum": 29})
+    assert "the floor per_sum=29" in found(site)["data"].text
+    assert found(site)["data"].level == "problem"
+
+
+def test_data_of_another_form_than_the_last_run_are_warned_of(site: Path) -> None:
+    facts = {"sample_shape": [2], "classes": ["sick", "well", "odd"]}
+    (site / "data.json").write_text(json.dumps(facts))
+    assert found(site)["form"].level == "ok"
+    (site / "data.json").write_text(json.dumps({**facts, "classes": ["well", "odd"]}))
+    assert "class 'sick' is not one of the last run" in found(site)["form"].text
+    (site / "data.json").write_text(json.dumps({**facts, "sample_shape": [3]}))
+    assert "shape [2], the last run agreed on [3]" in found(site)["form"].text
+    assert found(site)["form"].level == "warning"

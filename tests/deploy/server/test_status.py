@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from feddrm.deploy.records.event_log import read_events
 from feddrm.deploy.server.status import ServerStatus, last_complaint, read_status
 
 
@@ -12,7 +13,7 @@ def test_the_last_status_is_read_back(tmp_path: Path) -> None:
     assert read_status(tmp_path) is None
     status = ServerStatus(tmp_path)
     status.record("waiting", {"round": 0, "for": "lima"})
-    status.record("training", {"round": 1, "answered": ["Zürich"]})
+    status.record("round finished", {"round": 1, "answered": ["Zürich"]})
     status.record("complaint", {"text": "oslo is unwell"})
     current = read_status(tmp_path)
     assert current is not None
@@ -36,7 +37,7 @@ def test_a_complaint_is_logged_once_and_a_failure_every_time(tmp_path: Path) -> 
 
 def test_sites_that_go_and_come_back_are_logged_and_the_status_stays(tmp_path: Path) -> None:
     status = ServerStatus(tmp_path)
-    status.record("training", {"round": 1})
+    status.record("round finished", {"round": 1})
     for event in ("away", "returned", "away", "returned"):
         status.record(event, {"text": f"lima: {event}"})
     lines = (tmp_path / "complaints.log").read_text().splitlines()
@@ -51,9 +52,37 @@ def test_whose_answers_are_missing_is_part_of_the_status_until_the_next(tmp_path
     status = ServerStatus(tmp_path)
     status.record("outstanding", {"waiting": {"lima": 5.0}})
     assert (read_status(tmp_path) or {})["waiting"] == {"lima": 5.0}
-    status.record("training", {"round": 1})
+    status.record("round finished", {"round": 1})
     status.record("outstanding", {"waiting": {"pune": 6.0}})
     current = read_status(tmp_path) or {}
     assert (current["what"], current["round"], current["waiting"]) == ("training", 1, {"pune": 6.0})
-    status.record("training", {"round": 2})
+    status.record("round finished", {"round": 2})
     assert "waiting" not in (read_status(tmp_path) or {})
+
+
+def test_every_event_is_written_and_what_repeats_itself_only_once(tmp_path: Path) -> None:
+    status = ServerStatus(tmp_path)
+    missing = {"site": "lima", "kind": "train", "round": 1, "reason": "timed out"}
+    for event, details in [
+        *[("site missing", missing)] * 3,
+        ("site missing", {**missing, "site": "pune"}),
+        ("site missing", {**missing, "reason": "not connected"}),
+        ("site answered", {"site": "lima", "kind": "train", "round": 1}),
+        *[("site missing", {**missing, "reason": "not connected"})] * 2,
+        *[("waiting", {"round": 1, "for": "lima", "waiting": {"lima": 5.0}})] * 2,
+        ("outstanding", {"waiting": {"lima": 5.0}}),
+        *[("complaint", {"text": "lima is unwell"})] * 2,
+        *[("failed", {"text": "the run failed"})] * 2,
+    ]:
+        status.record(event, details)
+    assert [(event["event"], event.get("site")) for event in read_events(tmp_path)] == [
+        ("site missing", "lima"),
+        ("site missing", "pune"),
+        ("site missing", "lima"),
+        ("site answered", "lima"),
+        ("site missing", "lima"),
+        ("waiting", None),
+        ("complaint", None),
+        ("failed", None),
+        ("failed", None),
+    ]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import yaml
 
 from deployment import Deployed
 from feddrm.deploy.site.site_settings import SiteSettings
@@ -68,3 +70,26 @@ def test_a_site_that_demands_privacy_sends_no_sums_of_its_columns(deployed: Make
     )
     with refused("'schema: auto' sends sums that privacy does not cover: give a schema file"):
         SiteSettings.read(deployment.site_folder("oslo"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        ({"floors": {"per_sum": 0}}, ["floors: per_sum=0", "1 or more"]),
+        ({"floors": {"per_class": True}}, ["floors: per_class=True"]),
+        ({"floors": {"per_sum": 2.5}}, ["floors: per_sum=2.5"]),
+        ({"floors": {"sum": 5}}, ["floors:", "'sum'", "per_class: 5, per_sum: 20"]),
+        ({"floors": 5}, ["floors:", "per_class: 5, per_sum: 20"]),
+        ({"floors": {"per_sum": 5}, "share": {"features": True}}, ["single samples' features", "remove it, or floors"]),
+    ],
+)
+def test_floors_that_cannot_be_are_refused(settings: dict[str, object], parts: list[str], tmp_path: Path) -> None:
+    values = {"name": "oslo", "server": "localhost:1", "data": {"folder": "data"}, **settings}
+    (tmp_path / "site.yaml").write_text(yaml.safe_dump(values))
+    with refused("site.yaml: ", *parts):
+        SiteSettings.read(tmp_path)
+
+
+def test_a_site_has_no_floors_by_default(tmp_path: Path) -> None:
+    (tmp_path / "site.yaml").write_text("{name: oslo, server: 'localhost:1', data: {folder: data}}")
+    assert not SiteSettings.read(tmp_path).floors.is_set

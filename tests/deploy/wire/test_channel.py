@@ -113,3 +113,59 @@ def test_a_removed_member_is_not_heard_any_more(deployed: Make) -> None:
     assert set(channel.nodes) == {"oslo", "pune"}
     assert any("none of this federation's keys" in text for text in deployment.complaints)
     assert channel.missing(NAMES) == "oslo, pune"
+
+
+def test_a_refused_hello_is_reported_in_the_sites_words_and_repeated(
+    deployed: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = deployed(router=False)
+    server = deployment.server()
+    server.run_spec()
+
+    def complain(request: object) -> bytes:
+        raise FeddrmError("a floor is not reached")
+
+    channel = deployment.server().channel  # as after a restart: it knows no node yet
+    with monkeypatch.context() as patch:
+        patch.setitem(deployment.site("lima")._handlers, "hello", complain)
+        assert set(channel.discover()) == {"oslo", "pune"}
+        assert deployment.complaints == ["lima: a floor is not reached"]
+        assert set(channel.ask(dict.fromkeys(NAMES, ({"kind": "waiting", "for": {}}, {})), 1.0, lambda _, m: m)) == {
+            *("oslo", "pune")
+        }
+        assert channel.missing(NAMES) == "lima (a floor is not reached)"
+        assert channel.absences == {"lima": "refused: a floor is not reached"}
+    assert set(channel.discover()) == {"lima"}
+
+
+def test_why_a_site_is_missing_is_told_in_words(deployed: Make) -> None:
+    deployment = deployed(router=False)
+    present = {0, 1, 2}
+
+    class Fading(DirectTransport):
+        def nodes(self) -> set[int]:
+            return set(present)
+
+        def ask(self, *arguments: Any) -> dict[int, bytes]:
+            replies = super().ask(*arguments)
+            if self.asked == 2:
+                present.discard(0)
+                return {2: replies[2]}
+            return replies
+
+    channel = deployment.server(Fading(deployment.folder)).channel
+    events: list[tuple[str, str, str | None]] = []
+    channel.on_event = lambda event, details: (
+        events.append((event, details["site"], details.get("reason"))) if "site" in details else None
+    )
+    request = dict.fromkeys(NAMES, ({"kind": "waiting", "for": {}}, {}))
+    assert set(channel.ask(request, 1.0, lambda _, m: m)) == {"pune"}
+    expected = {"oslo": "connection lost", "lima": "timed out"}
+    assert channel.absences == expected
+    assert channel.missing(NAMES) == "oslo (connection lost), lima (timed out)"
+    assert events == [*(("site missing", *pair) for pair in expected.items()), ("site answered", "pune", None)]
+    channel.ask(request, 1.0, lambda _, m: m)
+    assert channel.absences == {"oslo": "not connected"}
+    remove_site(deployment.folder / "server", "lima")
+    channel.ask(request, 1.0, lambda _, m: m)
+    assert channel.absences == {"oslo": "not connected", "lima": "removed"}

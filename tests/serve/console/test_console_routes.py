@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,39 +15,16 @@ import pytest
 import torch
 from PIL import Image
 
+from browsing import browser, needs_browser, text, wait, webdriver
 from feddrm.serve.auth import add_key
 from serving import Hospitals, Launch, until
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="pip install 'feddrm[dev]' to run this")
+assert browser, "the fixture of this module"
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
-from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
+from selenium.webdriver.support.ui import Select  # noqa: E402
 
-BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = [
-    pytest.mark.skipif(
-        BROWSER is None or DRIVER is None, reason="needs Debian's chromium and chromium-driver: apt-get install both"
-    ),
-    pytest.mark.slow,
-]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[webdriver.Chrome]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    for word in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--window-size=1200,1400",
-    ):
-        options.add_argument(word)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    made = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield made
-    made.quit()
+pytestmark = [needs_browser, pytest.mark.slow]
 
 
 @pytest.fixture
@@ -56,15 +32,6 @@ def page(browser: webdriver.Chrome, demo: str) -> webdriver.Chrome:
     browser.get(demo)
     wait(browser, lambda: len(browser.find_elements(By.CSS_SELECTOR, "#sample-list button")) == 8)
     return browser
-
-
-def wait(browser: webdriver.Chrome, condition: object, seconds: float = 30) -> None:
-    WebDriverWait(browser, seconds, ignored_exceptions=[Exception]).until(lambda _: condition())  # type: ignore[operator]
-
-
-def text(browser: webdriver.Chrome, place: str) -> str:
-    found: str = browser.find_element(By.ID, place).text
-    return found
 
 
 def save_screenshot(browser: webdriver.Chrome, name: str, folder: Path, part: str = "body") -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from feddrm.cli.data_options import given_settings
-from feddrm.cli.deploy import members
+from feddrm.cli.deploy import members, monitor
 from feddrm.cli.deploy.members import require_flower
 from feddrm.cli.output import JsonFlag, print_json, print_table
 from feddrm.errors import SettingError
@@ -46,6 +46,9 @@ def init(
     ] = None,
     port: Annotated[int, typer.Option(help="Port of the server.")] = 8000,
     keys: Annotated[Path | None, typer.Option(help="Folder of public keys, NAME.pub, that sites made.")] = None,
+    watch_port: Annotated[
+        int | None, typer.Option(help="Show the training on the server's own machine at this port: page and metrics.")
+    ] = None,
     plain_text: Annotated[
         bool, typer.Option("--plain-text", help="No TLS and no node authentication: others can read what is sent.")
     ] = False,
@@ -80,6 +83,7 @@ def init(
         host=hosts[0],
         port=port,
         insecure=plain_text,
+        watch=None if watch_port is None else {"port": watch_port},
     )
     if settings.local and hosts[1:]:
         raise SettingError(f"--host {hosts[0]}: give first the name by which sites on other machines reach the server")
@@ -259,3 +263,5 @@ app.command()(members.check)
 app.command("add-site")(members.add_site)
 app.command("remove-site")(members.remove_site)
 app.command()(members.renew)
+app.command()(monitor.audit)
+app.command()(monitor.watch)

@@ -45,22 +45,36 @@ def keygen(
 
 
 def check(
-    folder: Annotated[Path, typer.Argument(metavar="SITE", help="The site's own folder.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A site's folder, the server's, or one that 'init' made.")
+    ],
     json: JsonFlag = False,
 ) -> None:
-    """Check a site: its data, folders, key, certificate and clock. It needs no server and changes nothing.
+    """Check a site or the server before it is started: one line each, with the remedy. It changes nothing.
+
+    A site: data, floors, folder, disk, versions, key, certificate, the way to the server, clock. The server: settings,
+    folder, disk, versions, keys, certificate, ports. The exit code is 1 if there is a problem.
 
     Example: feddrm deploy check federation/sites/oslo
     """
     require_flower()
-    from feddrm.deploy.provision.site_check import PROBLEM, check_site
+    from feddrm.deploy.local_cluster import folders, is_site
+    from feddrm.deploy.provision.folder_check import PROBLEM
+    from feddrm.deploy.provision.server_check import check_server
+    from feddrm.deploy.provision.site_check import check_site
+    from feddrm.deploy.server.federation_settings import CONFIG
 
-    findings = check_site(folder)
+    alone = is_site(folder) or (folder / CONFIG).exists()
+    places = {folder.name: folder} if alone else folders(folder)
+    found = {name: check_site(place) if is_site(place) else check_server(place) for name, place in places.items()}
     if json:
-        print_json([vars(finding) for finding in findings])
+        plain = {name: [vars(finding) for finding in findings] for name, findings in found.items()}
+        print_json(plain[folder.name] if alone else plain)
     else:
-        print_table(["what", "level", "result"], [[f.what, f.level, f.text] for f in findings])
-    if any(finding.level == PROBLEM for finding in findings):
+        for name, findings in found.items():
+            rows = [[f.what, f.level, f.text] for f in findings]
+            print_table(["what", "level", "result"], rows, None if alone else name)
+    if any(finding.level == PROBLEM for findings in found.values() for finding in findings):
         raise typer.Exit(1)
 
 

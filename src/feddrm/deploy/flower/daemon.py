@@ -34,6 +34,7 @@ from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.site_keys import KEYS, NODES, REMOVED, site_keys
 from feddrm.deploy.server.status import JOB, ServerStatus
 from feddrm.deploy.site.site_settings import SiteSettings
+from feddrm.deploy.watch.watch_page import WatchPage
 from feddrm.deploy.wire.key_files import fingerprint, load_public_key
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
@@ -96,6 +97,8 @@ def run_server(folder: Path) -> None:
     shorten_first_backoff()
     with only_process(folder) as mark_ready, logging_to(folder), _until_signal():
         _wait_for_port("127.0.0.1" if settings.local else "", settings.port)
+        if settings.watch_port is not None:
+            WatchPage(folder, settings.watch_port)
         mark_ready()
         status = ServerStatus(folder)
         superlink = Supervisor(

@@ -1,66 +1,68 @@
-"""What ``feddrm deploy check`` finds at a site: its data, folders, key, certificate and clock. No server is needed."""
+"""What ``feddrm deploy check`` finds at a site: data, floors, folder, keys, certificate, way to the server, clock."""
 
 from __future__ import annotations
 
-import datetime
 import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
+import httpx
 import torch
 from torch import Tensor
 
+from feddrm.data import Client
 from feddrm.data.sources.labelled_samples import SPELLING_REMEDY, short_list, spelling_variants
-from feddrm.deploy.provision.certificates import read_certificate
+from feddrm.deploy.provision.folder_check import (
+    OK,
+    PROBLEM,
+    WARNING,
+    Finding,
+    check_certificate,
+    check_disk,
+    check_folder,
+    check_loopback,
+    check_versions,
+    collect,
+    proxy_of,
+)
+from feddrm.deploy.site.floors import Floors
 from feddrm.deploy.site.site import KEY, SERVER_KEY
 from feddrm.deploy.site.site_dataset import SiteDataset, read_site_dataset
 from feddrm.deploy.site.site_settings import SiteSettings
 from feddrm.deploy.wire.key_files import fingerprint, load_private_key, load_public_key
 from feddrm.errors import FeddrmError
 from feddrm.io.connection_errors import explain
-from feddrm.io.run_files import CLIENTS_FOLDER, PRIVATE, PRIVATE_HEAD
+from feddrm.io.run_files import CLIENTS_FOLDER, FACTS, PRIVATE, PRIVATE_HEAD
+from feddrm.io.text import read_json
+from feddrm.router.settings import Holdout
 
-OK, WARNING, PROBLEM = "ok", "warning", "problem"
 FEW = 20  # training samples below which sums tell much of single samples
-SOON_DAYS = 30
 AHEAD_SECONDS, BEHIND_SECONDS = 5.0, 300.0  # Flower refuses requests of a clock that differs by more
 SERVER_SECONDS = 5.0
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was checked: ``level`` is ok, warning or problem."""
-
-    what: str
-    level: str
-    text: str
+FOLDS = Holdout.suggested(0).parts  # of a router's fit with few samples
+NEW_AUTHORITY = "ask the coordinator for a new one"
 
 
 def check_site(folder: Path) -> list[Finding]:
     """Check everything; one finding that is a problem does not end the rest."""
     settings = SiteSettings.read(folder)
+    places = [folder / "runs", folder / CLIENTS_FOLDER]
     steps: dict[str, Callable[[], Iterator[Finding]]] = {
-        "data": lambda: _data(read_site_dataset(settings.name, settings.data, folder)),
-        "folder": lambda: _folder(folder),
+        "data": lambda: _data(read_site_dataset(settings.name, settings.data, folder), folder, settings.floors),
+        "folder": lambda: check_folder(folder, places, _private_files(folder)),
+        "disk": lambda: check_disk(folder),
+        "versions": lambda: check_versions(folder),
         "key": lambda: _key(folder),
-        "certificate": lambda: _certificate(folder) if not settings.insecure else iter(()),
+        "certificate": lambda: iter(()) if settings.insecure else check_certificate(folder / "ca.crt", NEW_AUTHORITY),
+        "proxy": check_loopback,
         "server": lambda: _server(folder, settings),
     }
-    findings: list[Finding] = []
-    for what, step in steps.items():
-        try:
-            findings += step()
-        except FeddrmError as error:
-            findings.append(Finding(what, PROBLEM, str(error)))
-    return findings
+    return collect(steps)
 
 
-def _data(dataset: SiteDataset) -> Iterator[Finding]:
+def _data(dataset: SiteDataset, folder: Path, floors: Floors) -> Iterator[Finding]:
     client = dataset.client(dataset.classes)
     train, test = client.train, client.test
     shape = " x ".join(map(str, train.x.shape[1:]))
@@ -76,6 +78,37 @@ def _data(dataset: SiteDataset) -> Iterator[Finding]:
         yield Finding("columns", OK, f"{len(dataset.columns)}: {short_list(_columns(dataset, [train.x, test.x]))}")
         if (pair := spelling_variants(dataset.columns)) is not None:
             yield Finding("spelling", WARNING, f"the columns '{pair[0]}' and '{pair[1]}' {SPELLING_REMEDY}")
+    yield from _form(dataset, client, folder)
+    yield from _floors(dataset, client, floors)
+
+
+def _form(dataset: SiteDataset, client: Client, folder: Path) -> Iterator[Finding]:
+    """Whether the data have the form that all sites agreed on in the last run that was finished here."""
+    if not (folder / FACTS).exists():
+        return
+    agreed = read_json(folder / FACTS, "remove it: the next run sends it again")
+    shape = list(client.train.x.shape[1:])
+    more = [label for label in dataset.classes if label not in agreed["classes"]]
+    if dataset.table is None and shape != agreed["sample_shape"]:
+        text = f"samples of shape {shape}, the last run agreed on {agreed['sample_shape']}: bring all sites to one form"
+        yield Finding("form", WARNING, text)
+    elif more:
+        yield Finding("form", WARNING, f"class '{more[0]}' is not one of the last run: the next needs another name")
+    else:
+        yield Finding("form", OK, "shape and classes are those of the last run")
+
+
+def _floors(dataset: SiteDataset, client: Client, floors: Floors) -> Iterator[Finding]:
+    if not floors.is_set:
+        return
+    floors.check_client(client, tested=True)
+    if dataset.sums is not None and dataset.table is not None:
+        floors.check_columns(dataset.sums, dataset.table.rows.cells)
+    text = f"at least {floors.per_class} samples of a class and {floors.per_sum} of a sum; no metrics are sent"
+    smallest = len(client.train) // FOLDS
+    if smallest < floors.per_sum:
+        text += f". A fold of a router's fit may have {smallest}: its messages will be refused"
+    yield Finding("floors", WARNING if smallest < floors.per_sum else OK, text)
 
 
 def _columns(dataset: SiteDataset, parts: Sequence[Tensor]) -> list[str]:
@@ -87,24 +120,9 @@ def _columns(dataset: SiteDataset, parts: Sequence[Tensor]) -> list[str]:
     return [f"{name} ({low:g} to {high:g})" for name, low, high in ranges]
 
 
-def _folder(folder: Path) -> Iterator[Finding]:
-    for place in (folder, folder / "runs", folder / CLIENTS_FOLDER):
-        try:
-            if place.exists():
-                with NamedTemporaryFile(dir=place):
-                    pass
-        except OSError as error:
-            raise FeddrmError(
-                f"cannot write into {place} ({error.strerror}): give it to the user of the site"
-            ) from error
-    private = [folder / KEY, folder / "secret", *folder.glob("runs/*/*")]
-    private += [path for name in (PRIVATE, PRIVATE_HEAD) for path in folder.glob(f"{CLIENTS_FOLDER}/*/{name}")]
-    open_files = [path for path in private if path.is_file() and path.stat().st_mode & 0o077]
-    if open_files:
-        names = short_list([str(path.relative_to(folder)) for path in open_files], 3)
-        yield Finding("folder", PROBLEM, f"others can read {names}: chmod 600")
-    else:
-        yield Finding("folder", OK, "writable; only its owner can read the private part and the keys")
+def _private_files(folder: Path) -> list[Path]:
+    kept = [path for name in (PRIVATE, PRIVATE_HEAD) for path in folder.glob(f"{CLIENTS_FOLDER}/*/{name}")]
+    return [folder / KEY, folder / "secret", *folder.glob("runs/*/*"), *kept]
 
 
 def _key(folder: Path) -> Iterator[Finding]:
@@ -118,41 +136,30 @@ def _key(folder: Path) -> Iterator[Finding]:
     yield Finding("server's key", OK, f"{fingerprint(load_public_key(folder / SERVER_KEY))}: as keys/server.pub there")
 
 
-def _certificate(folder: Path) -> Iterator[Finding]:
-    certificate = read_certificate(folder / "ca.crt")
-    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    now = datetime.datetime.now(datetime.UTC)
-    dates = f"ca.crt is valid from {begin:%Y-%m-%d} to {end:%Y-%m-%d}"
-    if now < begin:
-        yield Finding("clock", PROBLEM, f"it says {now:%Y-%m-%d %H:%M} UTC, before {dates}: set this machine's clock")
-    elif now > end:
-        yield Finding("certificate", PROBLEM, f"{dates}: it has expired, ask the coordinator for a new one")
-    else:
-        soon = (end - now).days < SOON_DAYS
-        yield Finding("certificate", WARNING if soon else OK, dates)
-
-
 def _server(folder: Path, settings: SiteSettings) -> Iterator[Finding]:
-    """Whether the server can be reached, what its certificate says, and how far the clocks differ."""
-    host, _, port = settings.server.rpartition(":")
+    """Whether the server can be reached as Flower reaches it, what its certificate says, how far the clocks differ.
+
+    Both Flower's client and this check use the proxy that the environment names. The clock is compared with the
+    ``Date`` of the server's answer, which comes through TLS.
+    """
     scheme = "http" if settings.insecure else "https"
+    url = f"{scheme}://{settings.server}/health"
+    proxy = proxy_of(scheme, settings.server.rpartition(":")[0])
+    way = f" through the proxy {proxy}" if proxy else ""
+    context = True if settings.insecure else ssl.create_default_context(cafile=folder / "ca.crt")
     try:
-        if settings.insecure:
-            connection = HTTPConnection(host, int(port), timeout=SERVER_SECONDS)
-        else:
-            context = ssl.create_default_context(cafile=folder / "ca.crt")
-            connection = HTTPSConnection(host, int(port), timeout=SERVER_SECONDS, context=context)
-        connection.request("GET", "/health")
-        peer = connection.sock
-        certificate = peer.getpeercert() if isinstance(peer, ssl.SSLSocket) else None
-        date = connection.getresponse().headers["Date"]
-        connection.close()
-    except (OSError, HTTPException, ValueError) as error:
-        reason = explain(error, f"{scheme}://{settings.server}")
-        yield Finding("server", WARNING, f"{settings.server} cannot be asked now: {reason}")
+        with httpx.Client(verify=context, timeout=SERVER_SECONDS) as client, client.stream("GET", url) as answer:
+            peer = answer.extensions["network_stream"].get_extra_info("ssl_object")
+            certificate, date = peer.getpeercert() if peer is not None else None, answer.headers["Date"]
+    except httpx.ProxyError as error:
+        text = f"the proxy {proxy} does not let {settings.server} through ({error}): ask for it, or set NO_PROXY"
+        yield Finding("server", WARNING, text)
+        return
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, KeyError, ValueError) as error:
+        yield Finding("server", WARNING, f"{settings.server} cannot be asked now{way}: {explain(error, url)}")
         return
     until = f", its certificate is valid to {certificate['notAfter']}" if certificate else ""
-    yield Finding("server", OK, f"{settings.server} answers{until}")
+    yield Finding("server", OK, f"{settings.server} answers{way}{until}")
     difference = time.time() - parsedate_to_datetime(date).timestamp()
     text = f"{abs(difference):.0f} s {'ahead of' if difference > 0 else 'behind'} the server's"
     if difference > AHEAD_SECONDS or difference < -BEHIND_SECONDS:

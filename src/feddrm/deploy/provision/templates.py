@@ -43,19 +43,21 @@ SITE_PAGE = """# {name}: what your IT department needs to know
    stays here. Send `node.pub` to the coordinator, who adds it with `feddrm deploy add-site`.
 4. **Name your data** in `site.yaml` (the file has examples). The data stay where they are. They must not change
    while a run lasts: after a restart with changed data, the site takes no further part until the old data are back.
-   `venv/bin/python -m feddrm deploy check .` reads them without a server, and checks key, certificate and folders.
+   `venv/bin/python -m feddrm deploy check .` reads them, and checks folder, disk, versions, key, certificate, the way
+   to the server (also through a proxy) and the clock; every line has its remedy. `./start.sh` calls it first.
 5. **Start** `./start.sh`, best as a service (`feddrm-site.service`, see below). You may stop or kill it at any time,
    and the connection may fail: the federation continues without the site until it is back.
    `venv/bin/python -m feddrm deploy status .` says whether the site is connected, what the server asked last, and
-   whom it waits for. The logs are `feddrm.log` and `flower.log`, with times in UTC; each file begins anew at 5 MiB, and
-   three older ones are kept.
+   whom it waits for. The logs are `feddrm.log`, `flower.log` and `events.jsonl` (what was asked and answered, in
+   figures); each file begins anew at 5 MiB, and three older ones are kept.
 6. **What leaves the site:** the number of training samples, their form and the class names; with `schema: auto`
    also sums of a table's columns and the different texts in them; the model parameters that the method shares; in
    every round the training loss and two counts (test samples, and how many of them were right); at the end, counts
    and sums of the answers to its test samples, unless `site.yaml` says `share: {{metrics: false}}`; for the router,
    sums over samples. Features of single samples leave it only with `share: {{features: true}}`. Raw data, labels and
    the private part do not leave it. With `privacy:` in `site.yaml`, the parameters leave with noise added, whatever
-   the server asks for, and losses, counts and sums do not leave at all (docs/deploy.md).
+   the server asks for, and losses, counts and sums do not leave at all (docs/deploy.md). With `floors:` no sum over
+   fewer samples leaves, whatever the server asks for.
 7. **What stays:** `runs/` and `clients/{name}/` in this folder hold the private part. Back them up, and also
    `uploads.json`, which counts what differential privacy has cost.
    Only their owner can read the private part, `node.key` and `secret`. Do not copy `node.key` and `secret`.
@@ -115,6 +117,8 @@ SITE_COMMENT = """# What only this site decides. 'data' names its samples, in on
 # 'share' says what else may leave: sums of its answers to test samples (default: true; without them the run has no
 # metrics but accuracy), and features of held-out samples, which all other sites get (default: false):
 #   share: {metrics: false, features: true}
+# 'floors' are the fewest samples of a class and of a sum; a message that would need a sum over fewer is refused:
+#   floors: {per_class: 5, per_sum: 20}
 """
 
 START = """#!/bin/sh
@@ -134,6 +138,10 @@ if ! [ -x "$python" ]; then
 fi
 echo "feddrm {role}: $python -m feddrm deploy {role} $here"
 echo "feddrm {role}: its logs are $here/feddrm.log and $here/flower.log"
+if [ "${{FEDDRM_CHECK:-1}}" != 0 ] && ! "$python" -m feddrm deploy check "$here"; then
+    echo "start.sh: correct the problems above; FEDDRM_CHECK=0 starts without this check" >&2
+    exit 1
+fi
 exec "$python" -m feddrm deploy {role} "$here"
 """
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
+from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 
+from feddrm.deploy.records.audit_trail import AUDIT, AuditTrail
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.finish import Finish
 from feddrm.deploy.server.negotiation import make_run_spec
 from feddrm.deploy.server.reply_validation import HELLO_FIELDS, check_header
-from feddrm.deploy.server.training import ServerState, Training
+from feddrm.deploy.server.training import CHECKPOINT, ServerState, Training, round_record
 from feddrm.deploy.server.waiting import Waiting
 from feddrm.deploy.wire.channel import Channel
+from feddrm.deploy.wire.key_files import fingerprint
 from feddrm.deploy.wire.messages import Message
 from feddrm.deploy.wire.public_files import describe_run
 from feddrm.deploy.wire.run_spec import RunSpec
@@ -37,9 +42,13 @@ class Server:
         self.waiting = Waiting(channel, sleep)
         folder.mkdir(parents=True, exist_ok=True)
 
+    @cached_property
+    def audit(self) -> AuditTrail:
+        return AuditTrail(self.folder / AUDIT)
+
     @property
     def checkpoint(self) -> Path:
-        return self.folder / "checkpoint.safetensors"
+        return self.folder / CHECKPOINT
 
     def go(self) -> None:
         """Do what is left of the run: rounds, the router, the last message to every site."""
@@ -48,9 +57,22 @@ class Server:
         spec = self.run_spec()
         describe_run(self.folder, spec)
         training = Training(self.settings, spec, self.channel)
+        self._begin(spec, self.state(training).round)
         with cpu_kernels(spec.make_net(), training.schedule.plan.batch_size):
             state = self._train(training)
-        Finish(self.settings, self.run, self.waiting, spec, state).run()
+        Finish(self.settings, self.run, self.waiting, spec, state).run(self.audit)
+
+    def _begin(self, spec: RunSpec, done: int) -> None:
+        """Tell that the run starts, or continues after the ``done`` rounds, and note it in the audit trail."""
+        if self.audit.end.lines:
+            self.audit.append("continued", {"after_round": done})
+        else:
+            keys = {name: fingerprint(key) for name, key in self.channel.site_keys.items()}
+            decided = {"spec": spec.as_dict(), "settings": asdict(self.settings), "keys": keys, "after_round": done}
+            self.audit.append("run", json.loads(json.dumps(decided)))  # plain values, as a reader gets them
+        self.channel.stamp = self.audit.stamp
+        begun = {"run": spec.run, "method": spec.method["name"], "sites": list(spec.names)}
+        self.channel.on_event("run started", {**begun, "rounds": spec.make_plan().rounds, "after_round": done})
 
     def run_spec(self) -> RunSpec:
         """The run spec: made once, when every site has said what data it has, and then read from disk."""
@@ -82,7 +104,11 @@ class Server:
                 return {name: hellos[name] for name in members}
             for name in missing:
                 self.channel.attendance.left_out(name)
-            self.waiting.pause(0, ", ".join(missing))
+                refusal = self.channel.refusals.get(name)
+                reason = "not connected" if refusal is None else f"refused: {refusal}"
+                self.channel.on_event("site missing", {"site": name, "kind": "hello", "reason": reason})
+            shown = {name: self.channel.refusals.get(name, "not connected") for name in missing}
+            self.waiting.pause(0, ", ".join(f"{name} ({reason})" for name, reason in shown.items()))
 
     def state(self, training: Training) -> ServerState:
         """The state after the last finished round."""
@@ -97,8 +123,12 @@ class Server:
                 self.waiting.pause(state.round, self.channel.missing(training.spec.names))
                 continue
             state = played
+            self.audit.append("round", round_record(state))  # before the checkpoint: no round goes without its line
             state.save(self.checkpoint)
-            self.channel.on_event("training", {"round": state.round, "rounds": rounds, **state.history[-1]})
+            self.channel.on_event("round finished", {"round": state.round, "rounds": rounds, **state.history[-1]})
+            if "epsilon" in state.history[-1]:
+                spent = {"round": state.round, "epsilon": state.history[-1]["epsilon"]}
+                self.channel.on_event("privacy spent", spent)
             self._write_metrics(state)
         self._write_metrics(state)  # after a crash the last line may be missing
         return state

@@ -36,7 +36,8 @@ class FederationSettings:
 
     ``training`` holds options of ``feddrm train``: method, model, rounds, lr, seed and so on. ``deadline``
     is how many seconds a site has to answer one message. ``quorum`` is how many sites must answer for a
-    round to count. A new name for ``run`` starts a new training from the beginning.
+    round to count. A new name for ``run`` starts a new training from the beginning. ``watch`` names the ``port`` of
+    the page and the metrics that show the training on the server's own machine.
     """
 
     clients: tuple[str, ...]
@@ -50,11 +51,21 @@ class FederationSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     insecure: bool = False
+    watch: dict[str, int] | None = None
 
     @property
     def local(self) -> bool:
         """Whether the server listens on loopback only, because all sites are on its machine."""
         return self.host in ("127.0.0.1", "localhost")
+
+    @property
+    def watch_port(self) -> int | None:
+        """The port of the page and the metrics, None without them."""
+        if self.watch is None:
+            return None
+        if set(self.watch) != {"port"}:
+            raise SettingError(f"watch={self.watch}: write it as 'watch: {{port: 8001}}'")
+        return self.watch["port"]
 
     @property
     def router_settings(self) -> RouterSettings:
@@ -119,8 +130,7 @@ class FederationSettings:
                 f"deadline={self.deadline}, quorum={self.quorum}: give positive seconds, and 1 to {len(self.clients)}"
             )
         check_host(self.host)
-        if not 0 < self.port < 2**16:
-            raise SettingError(f"port={self.port}: give a number from 1 to {2**16 - 1}")
+        _check_ports({"port": self.port, "watch: port": self.watch_port})
         apart = {"method", "model", "recipe"}  # the others are fields of the plan
         allowed = {f.name for f in fields(Plan)} | apart
         if unknown := [key for key in self.training if key not in allowed]:
@@ -147,6 +157,15 @@ class FederationSettings:
                 f"routing: competence=true with features={routing.features}: raw features are the samples themselves, "
                 "and those stay at their sites: leave features out, or give multiscale"
             )
+
+
+def _check_ports(ports: dict[str, int | None]) -> None:
+    given = {name: port for name, port in ports.items() if port is not None}
+    for name, port in given.items():
+        if not 0 < port < 2**16:
+            raise SettingError(f"{name}={port}: give a number from 1 to {2**16 - 1}")
+    if len(set(given.values())) < len(given):
+        raise SettingError(f"watch: port={ports['port']} is the port that sites use: choose another")
 
 
 def check_host(host: str) -> None:

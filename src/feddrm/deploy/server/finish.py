@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from feddrm.deploy.records.audit_trail import AuditTrail
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.remote_cohort import NO_ROWS, RemoteCohort, Rows, SiteMissingError
 from feddrm.deploy.server.reply_validation import BlankFit, check_answers, check_sums
@@ -36,13 +38,19 @@ class Finish:
         self.settings, self.folder, self.waiting, self.spec, self.state = settings, folder, waiting, spec, state
         self.channel = waiting.channel
 
-    def run(self) -> None:
+    def run(self, audit: AuditTrail) -> None:
         """Publish the shared leaves and the router, finish at every site, and write the summary last."""
         settle_run(self.folder)
         self.folder.publish(self.state.shared, {})
         chosen = self.fit_router() if self.settings.router and self.spec.privacy is None else None
+        if chosen is not None:
+            manifest = (self.folder.router / MANIFEST).read_bytes()
+            audit.append("router", {"chosen": chosen, "manifest": hashlib.sha256(manifest).hexdigest()})
+            fitted = {key: chosen["router"][key] for key in ("recipe", "ridge", "held_out_loss", "held_out_accuracy")}
+            self.channel.on_event("router fitted", fitted)
         replies = self._finish_sites()
         removed = self._removed()
+        audit.append("finished", {"rounds": self.state.round, "answered": sorted(replies), "removed": removed})
         summary: dict[str, Any] = {
             "rounds": self.state.round,
             **accuracy(replies, "average_accuracy"),
@@ -50,10 +58,12 @@ class Finish:
             "accepted": dict(self.state.accepted),
             "router": chosen,
             **({"removed": removed} if removed else {}),
+            "audit": audit.end.as_dict(),
         }
         if self.spec.privacy is not None:
             spent = {name: epsilon for entry in self.state.history for name, epsilon in entry["epsilon"].items()}
             summary["privacy"] = {**self.spec.privacy, "epsilon": spent}
+        self.channel.on_event("evaluation", {key: summary.get(key) for key in ("average_accuracy", "without_metrics")})
         self.folder.write_json(self.folder.summary_file, summary)
         self.channel.on_event("finished", {"round": self.state.round, "rounds": self.state.round})
 
@@ -123,7 +133,10 @@ class Finish:
 
         def ask(header: Mapping[str, Any], tensors: Mapping[str, Tensor], rows: Rows = NO_ROWS) -> dict[int, Message]:
             traffic["messages"] += 1
-            self.channel.on_event("fitting the router", {"round": self.state.round, "step": traffic["messages"]})
+            self.channel.on_event(
+                "fitting the router",
+                {"round": self.state.round, "step": traffic["messages"], "question": header["step"]},
+            )
             whole = {"kind": "fit", "brief": self.spec.as_dict(), "fit_protocol": FIT_PROTOCOL, **header}
             requests = {name: (whole, {**tensors, **rows.to_site(number)}) for number, name in enumerate(names)}
             form = blank.answer(header, requests[names[0]][1])

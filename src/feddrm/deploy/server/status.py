@@ -1,4 +1,4 @@
-"""The server's status files, for ``feddrm deploy status``: ``status.json`` and ``complaints.log`` in its folder."""
+"""The files that tell what the server does: ``status.json``, ``complaints.log`` and ``events.jsonl`` in its folder."""
 
 from __future__ import annotations
 
@@ -8,37 +8,57 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from feddrm.deploy.records.event_log import EventLog
 from feddrm.deploy.rotating_log import RotatingLog, log
 from feddrm.io.atomic import write_atomically
 from feddrm.io.text import json_line, read_json
 
 STATUS, COMPLAINTS = "status.json", "complaints.log"
 LOGGED = ("complaint", "failed", "away", "returned")  # events that go to the log of complaints
+# What the status says after an event. Events that are not named here, and not logged as complaints, leave it as it is.
+SHOWN = {"round finished": "training", **{e: e for e in ("waiting", "fitting the router", "finished", "failed")}}
+REPEATED = ("waiting", "round started", "site missing")  # events that are told again in every attempt
 JOB = "job.json"  # exists while a run is wanted
 
 
 class ServerStatus:
-    """Writes the server's events to the two files."""
+    """Writes the server's events to the three files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.logged = folder, set[str]()
         self.entry: dict[str, Any] = {}  # the last status
+        self.events = EventLog(folder)
+        self.last: dict[tuple[str, Any], Mapping[str, Any]] = {}  # the last event of a kind, by site
 
     def record(self, event: str, details: Mapping[str, Any]) -> None:
-        """Replace the status. Complaints and sites that go or come back are only logged, complaints once per text.
+        """Write an event, and replace the status where it shows the event. The same complaint is written once.
 
-        ``outstanding`` says whose answers are missing. It only changes that part of the status.
+        ``outstanding`` says whose answers are missing. It is no event, and only changes that part of the status.
         """
-        if event in LOGGED and not (event == "complaint" and details["text"] in self.logged):
+        if event == "outstanding":
+            self._write({**(self.entry or {"what": "starting"}), **details})
+            return
+        news = self._is_news(event, details)
+        if news:
+            self.events.write(event, details)
+        if news and event in LOGGED:
             complaints = RotatingLog(self.folder / COMPLAINTS)
             complaints.line(details["text"])
             complaints.close()
             log.log(logging.INFO if event == "returned" else logging.WARNING, details["text"])
             self.logged.add(details["text"])
-        if event == "outstanding":
-            self._write({**(self.entry or {"what": "starting"}), **details})
-        elif event not in LOGGED or event == "failed":
-            self._write({"what": event, **details})
+        if event in SHOWN:
+            self._write({"what": SHOWN[event], **details})
+
+    def _is_news(self, event: str, details: Mapping[str, Any]) -> bool:
+        if event == "complaint":
+            return details["text"] not in self.logged
+        site = details.get("site")
+        if event == "site answered":
+            self.last.pop(("site missing", site), None)
+        repeated = event in REPEATED and self.last.get((event, site)) == details
+        self.last[event, site] = dict(details)
+        return not repeated
 
     def _write(self, entry: Mapping[str, Any]) -> None:
         self.entry = {**entry, "time": time.time()}

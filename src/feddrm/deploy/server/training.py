@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +14,16 @@ import torch
 from feddrm.deploy.privacy import Privacy
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.reply_validation import blank_upload, check_update
-from feddrm.deploy.wire.channel import Channel
+from feddrm.deploy.wire.channel import REMOVED_MEMBER, Channel
 from feddrm.deploy.wire.messages import Message, pack, unpack
 from feddrm.deploy.wire.run_spec import RunSpec
 from feddrm.engine import RoundSchedule, first_state
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
+from feddrm.io.tensors import tensor_bytes
 from feddrm.methods import Tensors
+
+CHECKPOINT = "checkpoint.safetensors"
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +63,7 @@ class Training:
         number, began = state.round + 1, time.perf_counter()
         drawn = [self.spec.names[i] for i in self.schedule.answering(number)]
         asked = [name for name in drawn if name in self.channel.site_keys]  # a removed site is not asked any more
+        self.channel.on_event("round started", {"round": number, "asked": asked})
         replies = self._ask(state, asked) if asked else {}
         if asked and len(replies) < min(self.settings.quorum, len(asked)):
             return None
@@ -70,6 +75,7 @@ class Training:
             "loss": loss,
             "asked": asked,
             "answered": answered,
+            "missing": {n: self.channel.absences.get(n, REMOVED_MEMBER) for n in drawn if n not in replies},
             "seconds": time.perf_counter() - began,
             "site_seconds": max((replies[name].header["seconds"] for name in answered), default=0.0),
             "bytes_sent": dict(self.channel.bytes_sent),
@@ -118,6 +124,15 @@ class Training:
         losses = [message.header.get("loss") for message in messages]
         loss = None if None in losses else float(weights @ torch.tensor(losses, dtype=torch.float64))
         return shared, loss
+
+
+def round_record(state: ServerState) -> dict[str, Any]:
+    """What the audit trail keeps of the last round: who took part, who did not and why, the hash of the aggregate."""
+    entry = state.history[-1]
+    return {
+        **{key: entry[key] for key in ("round", "asked", "answered", "missing")},
+        "aggregate": hashlib.sha256(tensor_bytes(state.shared)).hexdigest(),
+    }
 
 
 def accuracy(replies: Mapping[str, Message], name: str) -> dict[str, float]:

@@ -80,11 +80,16 @@ class Site:
             self.status.message(request.header, f"{type(error).__name__}, see {LOG}")
         header, tensors = unpack(body)
         header |= {"from": self.name, "answers": digest(content), "seconds": time.perf_counter() - began}
-        return sign(pack(header, tensors), self.key)
+        answer = sign(pack(header, tensors), self.key)
+        self.status.answered(request.header, header, {"bytes_received": len(signed), "bytes_sent": len(answer)})
+        return answer
 
     def _hello(self, request: Message) -> bytes:  # noqa: ARG002
         """What the server must know of a site's data: how many samples, their form, their classes."""
-        client, sums = self.dataset.client(self.dataset.classes), self.dataset.sums
+        client, sums, table = self.dataset.client(self.dataset.classes), self.dataset.sums, self.dataset.table
+        self.settings.floors.check_client(client, tested=self.demand is None)
+        if sums is not None and table is not None:
+            self.settings.floors.check_columns(sums, table.rows.cells)
         return pack(
             {
                 "samples": len(client.train),
@@ -106,6 +111,7 @@ class Site:
     def _train(self, request: Message) -> bytes:
         """Train one round, from the private slots that belong to the server's state."""
         run = self._run_of(request)
+        self.settings.floors.check_client(run.client, tested=run.spec.privacy is None)
         number, after = int(request.header["round"]), int(request.header["after"])
         received = {leaf: value.to(run.device) for leaf, value in request.tensors.items()}
         private = run.private_slots(after)
@@ -121,6 +127,7 @@ class Site:
             if upload:
                 upload = self._protected(privacy, upload, received)
             header["uploads"] = self.uploads.equivalent(privacy.noise)
+            self.status.events.write("privacy spent", {"round": number, "epsilon": privacy.epsilon(header["uploads"])})
         run.store.save(number, update.private)
         run.store.forget_before(after)
         return pack(header, upload)
@@ -135,6 +142,7 @@ class Site:
     def _finish(self, request: Message) -> bytes:
         """Write what ``feddrm serve-client`` needs to answer queries."""
         run = self._run_of(request)
+        self.settings.floors.check_client(run.client, tested=run.spec.privacy is None)
         received = {leaf: value.to(run.device) for leaf, value in without_public(request.tensors).items()}
         private = run.private_slots(int(request.header["after"]))
         files = run.client_files
@@ -154,7 +162,9 @@ class Site:
             files.head_file.unlink(missing_ok=True)  # of an earlier run
         if run.spec.privacy is not None:
             return pack({})
-        sums = answer_sums(logits.double().log_softmax(-1), labels) if self.settings.share.metrics else {}
+        # Most bins of the metrics' sums have a few samples, so a site with floors sends none.
+        shared_sums = self.settings.share.metrics and not self.settings.floors.is_set
+        sums = answer_sums(logits.double().log_softmax(-1), labels) if shared_sums else {}
         return pack(accuracy_counts(logits, labels), sums)
 
     def _fit(self, request: Message) -> bytes:
@@ -187,7 +197,8 @@ class Site:
             # If the server has accepted no upload yet, the run starts afresh, even under an old name.
             if not store.check_samples(checksum, restart=request.header.get("after") == 0):
                 raise FeddrmError(f"holds other samples than this run began with (their checksum differs): {BACK}")
-            self._run = SiteRun(spec, client, store, RunFiles(self.folder).client(self.name))
+            files = RunFiles(self.folder).client(self.name)
+            self._run = SiteRun(spec, client, store, files, self.settings.floors)
         return self._run
 
     def _data_of(self, spec: RunSpec) -> tuple[Client, str]:

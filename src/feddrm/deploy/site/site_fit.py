@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from feddrm.data import Client, RandomResizedCrop
+from feddrm.deploy.site.floors import Floors
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.wire.messages import Message, pack
 from feddrm.errors import FeddrmError
@@ -38,6 +39,7 @@ from feddrm.router.solver.hessian import client_hessian
 from feddrm.router.solver.problem import Scaler
 
 BINS = 1000
+NO_FLOORS = Floors()
 SCALES = torch.logspace(-2, 2, 257, dtype=torch.float64).tolist()  # inverse temperatures
 KEPT_HEAD = "fit-head"  # in the private store
 ROWS = "rows/"  # begins the names of tensors with one row per held-out sample
@@ -62,8 +64,8 @@ class SiteFit:
     it keeps on disk: it may restart between two messages.
     """
 
-    def __init__(self, net: Net, site: SiteClient, store: PrivateStore) -> None:
-        self.net, self.site, self.store = net, site, store
+    def __init__(self, net: Net, site: SiteClient, store: PrivateStore, floors: Floors = NO_FLOORS) -> None:
+        self.net, self.site, self.store, self.floors = net, site, store, floors
         self._first: Message | None = None
         self._computed: dict[str, Tensor] | None = None
         self._designs: dict[str, tuple[Scaler, Tensor]] = {}
@@ -93,11 +95,14 @@ class SiteFit:
         header = {key: message.header[key] for key in ("recipe", "parts", "used", "seed", "sizes", "crops")}
         self.store.keep("fit-features", header, message.tensors)
         self._first, self._computed, self._designs = Message(header, message.tensors), None, {}
+        masks = self._holdout().masks(self._part())
+        for mask in masks:
+            self._check_fold(mask)
         features = self._features()
         rows = torch.cat(list(features.values()), dim=1).cpu()
         widths = [feature.shape[1] for feature in features.values()]
         out: dict[str, Tensor] = {}
-        for part, moments in enumerate(site_moments(rows, self._holdout().masks(self._part()), 0, 1)):
+        for part, moments in enumerate(site_moments(rows, masks, 0, 1)):
             sums = dict(zip(features, torch.split(moments.sums[0, 0], widths), strict=True))
             out |= {f"{part}/count": moments.counts.sum(), **_named(f"{part}/sum", sums)}
             out[f"{part}/scatter"] = moments.tensors()["scatter"]
@@ -145,13 +150,16 @@ class SiteFit:
         if len(rows := self._test_rows(message, message.header["table"])):
             # The server knows of no more samples than those of training.
             some = torch.linspace(0, len(rows) - 1, min(len(rows), len(self._part()))).long()
+            self.floors.check_sum(len(some), "the test samples")
             logits = logits_at(rows[some.to(rows.device)], self._point(message, "all"))
         calm = logits * float(message.header["scale"])
-        out = {"strange": strange.max() if len(strange) else strange.sum()}
+        most = strange.topk(min(self.floors.per_sum, len(strange))).values  # the largest alone, if there is no floor
+        out = {"strange": most.mean() if len(most) else most.sum()}
         for rule in RULES:
             weights = by_rule(calm, message.tensors["log_prior"].to(calm), rule).exp()
             for kind, values in (("top", weights.amax(1)), ("own", weights[:, self.site.number])):
-                out[f"{rule}/{kind}"] = torch.bincount((values * BINS).long().clamp(0, BINS - 1).cpu(), minlength=BINS)
+                counts = torch.bincount((values * BINS).long().clamp(0, BINS - 1).cpu(), minlength=BINS)
+                out[f"{rule}/{kind}"] = self.floors.pooled(counts)
         return out
 
     def _corrections(self, message: Message) -> dict[str, Tensor]:
@@ -304,6 +312,12 @@ class SiteFit:
         size = len(self.site.client.train)
         return self._holdout().draw(self.site.number, size, header["seed"], header["crops"])
 
+    def _check_fold(self, mask: Tensor) -> None:
+        """Refuse sums by which a fold with too few samples, or too few others, would show."""
+        crops = self._fit_start().header["crops"]
+        for samples in (int(mask.sum()), int((~mask).sum())):
+            self.floors.check_sum(samples // crops, "a fold of the training samples")
+
     def _held_out(self, message: Message, target: Target, prefix: str = "") -> tuple[Tensor, Sample]:
         """Logits of the held-out samples, each by the fit that did not see the sample, and these samples."""
         samples, logits, held = _Samples(self, message), [], []
@@ -324,8 +338,13 @@ class _Samples:
     def outside(self, table: str, target: Target, fold: int | None) -> Sample:
         """The samples that a fit is made on: all but its fold."""
         if fold is None:
-            return Sample(self.fit._design(self.message, table), self.fit._target(target))
-        return self._some(table, target, fold, False)
+            self.fit.floors.check_sum(len(self.fit.site.client.train), "the training samples")
+            sample = Sample(self.fit._design(self.message, table), self.fit._target(target))
+        else:
+            sample = self._some(table, target, fold, False)
+        if target != "client":
+            self.fit.floors.check_classes(sample.y, "the samples of a fit")
+        return sample
 
     def inside(self, table: str, target: Target, fold: int) -> Sample:
         """The samples that a fit holds out."""
@@ -333,6 +352,7 @@ class _Samples:
 
     def _some(self, table: str, target: Target, fold: int, inside: bool) -> Sample:
         mask = (self.part == fold) == inside
+        self.fit._check_fold(mask)
         key = (table, fold, inside)
         if key not in self.rows:
             self.rows[key] = self.fit._design(self.message, table)[mask]

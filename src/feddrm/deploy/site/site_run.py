@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from feddrm.data import Client, Participant
+from feddrm.deploy.site.floors import Floors
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site_fit import SiteClient, SiteFit
 from feddrm.deploy.wire.run_spec import RunSpec
@@ -20,7 +21,9 @@ from feddrm.runs.config import SMALL_SIDE, threads_for
 class SiteRun:
     """Made once from the server's run spec; ``client_files`` are what the site answers queries with."""
 
-    def __init__(self, spec: RunSpec, client: Client, store: PrivateStore, client_files: ClientFiles) -> None:
+    def __init__(
+        self, spec: RunSpec, client: Client, store: PrivateStore, client_files: ClientFiles, floors: Floors
+    ) -> None:
         self.spec, self.client, self.store, self.client_files = spec, client, store, client_files
         self.device = client.train.x.device
         self.method, self.net = spec.make_method(), spec.make_net().to(self.device)
@@ -28,7 +31,7 @@ class SiteRun:
         self.schedule = RoundSchedule(self.method, spec.make_plan(), len(spec.names))
         self.participant = Participant(spec.names.index(client.name), client, spec.make_crop())
         site = SiteClient(client, self.participant.number, self.participant.crop, len(spec.names), len(spec.classes))
-        self.fit = SiteFit(self.net, site, store)
+        self.fit = SiteFit(self.net, site, store, floors)
 
     def private_slots(self, after: int) -> Slots:
         """The private slots after a round; the initial ones after round 0."""

@@ -10,6 +10,7 @@ import torch
 
 from feddrm.data.sources.csv_tables import AUTO
 from feddrm.deploy.privacy import PrivacyDemand
+from feddrm.deploy.site.floors import Floors
 from feddrm.errors import SettingError
 from feddrm.runs.config import known_fields, read_config
 
@@ -40,6 +41,7 @@ class SiteSettings:
     poll_seconds: float = 0.25
     privacy: dict[str, float] | None = None
     share: Sharing = field(default_factory=Sharing)
+    floors: Floors = field(default_factory=Floors)
 
     @classmethod
     def read(cls, folder: Path) -> SiteSettings:
@@ -69,6 +71,7 @@ class SiteSettings:
             values["share"] = Sharing(**known_fields(Sharing, dict(values.get("share") or {}), "share"))
         except (TypeError, ValueError, SettingError) as error:
             raise SettingError(f"{path}: share: {error} (as in 'share: {{metrics: false}}')") from error
+        values["floors"] = _read_floors(path, values.get("floors"), values["share"])
         try:
             torch.empty(0, device=values.get("device", "cpu"))
         except (RuntimeError, AssertionError) as error:
@@ -77,3 +80,16 @@ class SiteSettings:
                 f"{path}: device '{values['device']}' cannot be used here ({reason}): use cpu"
             ) from error
         return cls(**values)
+
+
+def _read_floors(path: Path, given: Any, share: Sharing) -> Floors:
+    try:
+        floors = Floors(**known_fields(Floors, dict(given or {}), "floors"))
+        floors.check()
+    except (TypeError, ValueError, SettingError) as error:
+        raise SettingError(f"{path}: floors: {error} (as in 'floors: {{per_class: 5, per_sum: 20}}')") from error
+    if floors.is_set and share.features:
+        raise SettingError(
+            f"{path}: 'share: {{features: true}}' lets single samples' features out: remove it, or floors"
+        )
+    return floors

@@ -1,4 +1,4 @@
-"""A site's status file, for ``feddrm deploy status`` at the site: its connection, and the server's last message."""
+"""What a site tells its administrator: ``status.json`` (its connection, the last message) and ``events.jsonl``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from feddrm.deploy.records.event_log import EventLog
 from feddrm.deploy.rotating_log import log
 from feddrm.io.atomic import write_atomically
 from feddrm.io.text import json_line, read_json
@@ -22,6 +23,7 @@ class SiteStatus:
     def __init__(self, folder: Path) -> None:
         self.folder, self.lock = folder, threading.Lock()
         self.values: dict[str, Any] = read_site_status(folder) or {}
+        self.events = EventLog(folder)
 
     def connection(self, text: str) -> None:
         """How the connection is: ``connected``, or why it is not."""
@@ -29,6 +31,7 @@ class SiteStatus:
         if now.items() <= self.values.items():
             return  # a SuperNode that starts again says it again
         log.info("connected to the server" if text == CONNECTED else f"not connected: {text}")
+        self.events.write("connected" if text == CONNECTED else "not connected", {"reason": now["reason"] or None})
         self._write(**now, since=time.time())
 
     def message(self, header: Mapping[str, Any], error: str = "") -> None:
@@ -36,15 +39,27 @@ class SiteStatus:
         if header.get("kind") == "waiting":  # the server tells whom it waits for, and since when
             self._write(waiting=header["for"])
             return
-        spec = header.get("brief")
-        run = spec.get("run") if isinstance(spec, dict) else None
-        message = {"kind": header.get("kind"), "run": run, "round": header.get("round"), "time": time.time()}
+        message = {"kind": header.get("kind"), "run": _run(header), "round": header.get("round"), "time": time.time()}
         self._write(message={**message, "error": error.encode(errors="backslashreplace").decode()}, waiting={})
+
+    def answered(self, request: Mapping[str, Any], reply: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+        """Write the event of a message that was answered or refused, with the end of the server's audit trail."""
+        if request.get("kind") == "waiting":
+            return
+        about = {"run": _run(request), **{key: request.get(key) for key in ("kind", "step", "round")}}
+        figures = {"seconds": reply["seconds"], "loss": reply.get("loss"), "reason": reply.get("error")}
+        event = "refused" if "error" in reply else "answered"
+        self.events.write(event, {**about, **figures, **sizes, "audit": request.get("audit")})
 
     def _write(self, **changes: Any) -> None:
         with self.lock:
             self.values |= changes
             write_atomically(self.folder / STATUS, json_line(self.values), private=True)
+
+
+def _run(header: Mapping[str, Any]) -> Any:
+    spec = header.get("brief")
+    return spec.get("run") if isinstance(spec, dict) else None
 
 
 def read_site_status(folder: Path) -> dict[str, Any] | None:

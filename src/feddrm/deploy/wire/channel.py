@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -16,6 +18,7 @@ from feddrm.errors import FeddrmError
 HELLO_SECONDS = 60.0
 COMPLAINT_LENGTH = 400  # characters
 STALL_SECONDS, TELL_SECONDS = 10.0, 5.0  # when sites are told of a stall; how long that may take
+REMOVED_MEMBER = "removed"
 REFUSED = b"refused: "  # begins the answer of a node that takes no message of this server; it is not signed
 
 SiteKeys = Mapping[str, ec.EllipticCurvePublicKey]
@@ -62,13 +65,15 @@ class Channel:
         self.bytes_sent: dict[str, int] = {}  # by site, of sites with a usable reply
         self.bytes_received: dict[str, int] = {}
         self.refusals: dict[str, str] = {}  # why a site's reply cannot be used
+        self.absences: dict[str, str] = {}  # why a site has no usable reply, in words
+        self.stamp: Callable[[], Mapping[str, Any]] = dict  # further fields of every request's header
 
     def ask(self, requests: Mapping[str, Request], deadline: float, check: Check) -> dict[str, Message]:
         """The usable replies by site name. Sites that are away, late, or refused by ``check`` are left out."""
-        self.discover()
-        self.bytes_sent, self.bytes_received, self.refusals = {}, {}, {}
+        self.bytes_sent, self.bytes_received, self.refusals, self.absences = {}, {}, {}, {}
+        self.discover()  # a site may refuse the hello already
         packed = {
-            name: pack({**header, "to": name}, tensors)
+            name: pack({**header, "to": name, **self.stamp()}, tensors)
             for name, (header, tensors) in requests.items()
             if name in self.nodes
         }
@@ -77,15 +82,42 @@ class Channel:
             self._told = set()  # another message ends what a site shows
         kind = "train" if any(header["kind"] == "train" for header, _ in requests.values()) else "query"
         replies: dict[str, Message] = {}
+        seconds: dict[str, float | None] = {}
         content = {node: packed[name] for node, name in names.items()}
         for node, signed in self._exchange(content, deadline, kind, names).items():
             name = names[node]
             reply = self.verified(signed, packed[name], name)
             if reply is not None and (usable := self.checked(name, reply, check)) is not None:
-                replies[name] = usable
+                replies[name], took = usable, reply.header.get("seconds")  # a site's word: it may be anything
+                seconds[name] = took if isinstance(took, int | float) and 0 <= took < math.inf else None
                 self.bytes_sent[name], self.bytes_received[name] = len(packed[name]), len(signed)
         self._note_attendance(requests)
+        self._report({name: header for name, (header, _) in requests.items()}, replies, seconds)
         return replies
+
+    def _report(
+        self,
+        headers: Mapping[str, Mapping[str, Any]],
+        replies: Mapping[str, Message],
+        seconds: Mapping[str, float | None],
+    ) -> None:
+        """Tell who has answered, and why the others have not."""
+        silent = [name for name in headers if name in self.nodes and name not in replies and name not in self.refusals]
+        reachable = self.transport.nodes() if silent else set()
+        for name, header in headers.items():
+            about = {"site": name, **{key: header.get(key) for key in ("kind", "step", "round")}}
+            if name in replies:
+                figures = {"seconds": seconds[name], "loss": replies[name].header.get("loss")}
+                sizes = {"bytes_sent": self.bytes_sent[name], "bytes_received": self.bytes_received[name]}
+                self.on_event("site answered", {**about, **figures, **sizes})
+                continue
+            if name in self.refusals:
+                self.absences[name] = f"refused: {self.refusals[name]}"
+            elif name not in silent:
+                self.absences[name] = "not connected" if name in self.site_keys else REMOVED_MEMBER
+            else:
+                self.absences[name] = "timed out" if self.nodes[name] in reachable else "connection lost"
+            self.on_event("site missing", {**about, "reason": self.absences[name]})
 
     def _note_attendance(self, names: Iterable[str]) -> None:
         for name in names:
@@ -110,17 +142,23 @@ class Channel:
             if signed.startswith(REFUSED):
                 self.on_event("complaint", {"text": printable_line(signed.removeprefix(REFUSED).decode())})
                 continue  # it gets another hello: somebody may correct it
-            for name in self.site_keys:
-                reply = self.verified(signed, hello, name, quiet=True)
-                if reply is not None:
-                    replies[name], self.nodes[name] = reply, node
-                    break
-            else:
+            name = self._signer(signed)
+            if name is None:
                 self.foreign.add(node)
                 self.on_event("complaint", {"text": f"node {node} has none of this federation's keys: it is ignored"})
+            elif (reply := self.verified(signed, hello, name)) is not None:
+                replies[name], self.nodes[name] = reply, node
         return replies
 
-    def verified(self, signed: bytes, request: bytes, name: str, quiet: bool = False) -> Message | None:
+    def _signer(self, signed: bytes) -> str | None:
+        """The member that has signed a reply; None for a stranger's."""
+        for name, key in self.site_keys.items():
+            with suppress(FeddrmError):
+                verify(signed, key, name)
+                return name
+        return None
+
+    def verified(self, signed: bytes, request: bytes, name: str) -> Message | None:
         """The reply, if ``name`` signed it, it answers this very request, and it reports no error."""
         try:
             if signed.startswith(REFUSED):
@@ -131,8 +169,7 @@ class Channel:
             if "error" in reply.header:
                 raise FeddrmError(str(reply.header["error"]))
         except FeddrmError as error:
-            if not quiet:
-                self._refuse(name, f"{name}: ", str(error))
+            self._refuse(name, f"{name}: ", str(error))
             return None
         return reply
 
@@ -147,7 +184,8 @@ class Channel:
     def missing(self, names: Iterable[str]) -> str:
         """The sites without a usable reply to the last request, each with the reason if it is known."""
         missing = [name for name in names if name in self.site_keys and name not in self.bytes_sent]
-        return ", ".join(f"{name} ({self.refusals[name]})" if name in self.refusals else name for name in missing)
+        reasons = {**self.absences, **self.refusals}
+        return ", ".join(f"{name} ({reasons[name]})" if name in reasons else name for name in missing)
 
     def tell_of_stall(self, waiting: Mapping[str, float]) -> None:
         """Tell the sites that are there whom the server waits for and since when, once that lasts; they show it."""

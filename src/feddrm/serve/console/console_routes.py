@@ -1,4 +1,4 @@
-"""The console's paths: five static files at ``/`` and the figures that they show."""
+"""The console's paths: static files at ``/`` and the figures that they show."""
 
 from __future__ import annotations
 
@@ -12,30 +12,23 @@ from PIL import Image
 from starlette.responses import Response
 from torch import Tensor
 
+from feddrm.io.page_files import SECURITY_POLICY, content_type, page_files
 from feddrm.serve.gateway import Gateway
 from feddrm.serve.http.authorise import authorise
 from feddrm.serve.http.error_responses import ERROR_RESPONSES, ApiError, json_response
 from feddrm.serve.schemas import ErrorAnswer
 
 STATIC = Path(__file__).parent / "static"
-CONTENT_TYPES = {
-    "index.html": "text/html", "console.css": "text/css",
-    "console.js": "text/javascript", "table_form.js": "text/javascript", "outcomes.js": "text/javascript",
-}  # fmt: skip
-SECURITY_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 
 
 def add_console_routes(app: FastAPI, gateway: Gateway, facts: Mapping[str, Any], gallery: Tensor | None) -> None:
     """Add the console. ``facts`` and ``gallery`` are the run's dataset summary: client figures and sample pictures."""
-    files = {name: (STATIC / name).read_bytes() for name in CONTENT_TYPES}
+    files = page_files(STATIC)
     clients = {str(client["name"]): client for client in facts.get("clients", ())}
 
     def static_file(name: str) -> Response:
         headers = {"Content-Security-Policy": SECURITY_POLICY}
-        return Response(files[name], media_type=CONTENT_TYPES[name], headers=headers)
+        return Response(files[name], media_type=content_type(name), headers=headers)
 
     @app.get("/", include_in_schema=False)
     async def index() -> Response:
@@ -43,7 +36,7 @@ def add_console_routes(app: FastAPI, gateway: Gateway, facts: Mapping[str, Any],
 
     @app.get("/console/{name}", include_in_schema=False)
     async def file(name: str) -> Response:
-        if name not in CONTENT_TYPES:
+        if name not in files:
             raise ApiError(404, "no such file")
         return static_file(name)
 

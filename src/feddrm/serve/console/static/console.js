@@ -1,7 +1,6 @@
 "use strict";
 // The console. It shows only data of the gateway that it was loaded from, and sets text as text, never as markup.
 
-const $ = (id) => document.getElementById(id);
 let key = sessionStorage.getItem("key") || "";
 let federation = null;
 let takesPictures = null; // whether the router takes pictures; otherwise it takes rows of numbers
@@ -10,13 +9,6 @@ let lastNumber = 0; // of the latest decision shown
 let gatewayStart = null; // start time of the gateway that numbers the decisions
 const SAMPLES_SHOWN = 3; // per client, in the federation's table
 const sampleUrls = {}; // URLs of those samples, by client
-
-function element(name, text, attributes = {}) {
-  const created = document.createElement(name);
-  if (text !== undefined && text !== null) created.textContent = text;
-  for (const [attribute, value] of Object.entries(attributes)) created.setAttribute(attribute, value);
-  return created;
-}
 
 async function call(path, options = {}) {
   const headers = { ...(options.headers || {}) };
@@ -35,24 +27,11 @@ async function call(path, options = {}) {
   return answer;
 }
 
-function percent(value) {
-  return (100 * value).toFixed(value > 0 && value < 0.001 ? 3 : 1) + " %";
-}
-
 function bar(value, label) {
   const cell = element("td", null, { class: "number" });
   const meter = element("meter", percent(value), { min: 0, max: 1, value, "aria-label": label });
   cell.append(meter, percent(value));
   return cell;
-}
-
-function row(cells) {
-  const line = element("tr");
-  cells.forEach((cell, place) => {
-    if (cell instanceof Node) line.append(cell);
-    else line.append(place === 0 ? element("th", cell, { scope: "row" }) : element("td", cell));
-  });
-  return line;
 }
 
 function labelSetSentence(answer, miss) {

@@ -1,0 +1,116 @@
+"""What ``feddrm deploy check`` looks at in a site's folder and in the server's: one finding each, with its remedy."""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from urllib.request import getproxies, proxy_bypass
+
+from feddrm._version import __version__
+from feddrm.data.sources.labelled_samples import short_list
+from feddrm.deploy.provision import wheel
+from feddrm.deploy.provision.certificates import read_certificate
+from feddrm.errors import FeddrmError
+
+OK, WARNING, PROBLEM = "ok", "warning", "problem"
+SOON_DAYS = 30
+FLOWER = "1.41."  # deploy.flower builds on this version
+LITTLE, TOO_LITTLE = 2**30, 100 * 2**20  # bytes of free disk
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was checked: ``level`` is ok, warning or problem."""
+
+    what: str
+    level: str
+    text: str
+
+
+def collect(steps: Mapping[str, Callable[[], Iterable[Finding]]]) -> list[Finding]:
+    """All findings; one that is a problem does not end the rest."""
+    findings: list[Finding] = []
+    for what, step in steps.items():
+        try:
+            findings += step()
+        except FeddrmError as error:
+            findings.append(Finding(what, PROBLEM, str(error)))
+    return findings
+
+
+def check_folder(folder: Path, places: Iterable[Path], private: Iterable[Path]) -> Iterator[Finding]:
+    """Whether these places can be written, and only their owner can read the private files."""
+    for place in (folder, *places):
+        try:
+            if place.exists():
+                with NamedTemporaryFile(dir=place):
+                    pass
+        except OSError as error:
+            raise FeddrmError(
+                f"cannot write into {place} ({error.strerror}): give it to the user who runs this"
+            ) from error
+    open_files = [path for path in private if path.is_file() and path.stat().st_mode & 0o077]
+    if open_files:
+        names = short_list([str(path.relative_to(folder)) for path in open_files], 3)
+        yield Finding("folder", PROBLEM, f"others can read {names}: chmod 600")
+    else:
+        yield Finding("folder", OK, "writable; only its owner can read the private part and the keys")
+
+
+def check_disk(folder: Path) -> Iterator[Finding]:
+    """The free space of the folder's disk."""
+    free = shutil.disk_usage(folder).free
+    level = PROBLEM if free < TOO_LITTLE else WARNING if free < LITTLE else OK
+    remedy = "" if level == OK else ": free some, a run stops when its disk is full"
+    yield Finding("disk", level, f"{free / 2**30:.1f} GiB are free{remedy}")
+
+
+def check_versions(folder: Path) -> Iterator[Finding]:
+    """The installed versions, and whether feddrm is that of the wheel in the folder."""
+    flower = version("flwr")
+    python = ".".join(map(str, sys.version_info[:3]))
+    text = f"feddrm {__version__}, flwr {flower}, torch {version('torch')}, Python {python}"
+    others = [path.name for path in folder.glob("feddrm-*.whl") if path.name != wheel.NAME]
+    if not flower.startswith(FLOWER):
+        yield Finding("versions", PROBLEM, f"{text}: feddrm needs flwr {FLOWER}*: pip install 'feddrm[deploy]'")
+    elif others and not (folder / wheel.NAME).exists():
+        yield Finding("versions", WARNING, f"{text}: the folder has {others[0]}: all sites need the same, install one")
+    else:
+        yield Finding("versions", OK, text)
+
+
+def check_certificate(path: Path, remedy: str) -> Iterator[Finding]:
+    """The dates of a certificate."""
+    certificate = read_certificate(path)
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    now = datetime.datetime.now(datetime.UTC)
+    dates = f"{path.name} is valid from {begin:%Y-%m-%d} to {end:%Y-%m-%d}"
+    if now < begin:
+        yield Finding("clock", PROBLEM, f"it says {now:%Y-%m-%d %H:%M} UTC, before {dates}: set this machine's clock")
+    elif now > end:
+        yield Finding("certificate", PROBLEM, f"{dates}: it has expired, {remedy}")
+    elif (end - now).days < SOON_DAYS:
+        yield Finding("certificate", WARNING, f"{dates}: {remedy}")
+    else:
+        yield Finding("certificate", OK, dates)
+
+
+def proxy_of(scheme: str, host: str) -> str | None:
+    """The proxy that the environment names for an address, None without one. Flower's HTTP client uses it."""
+    proxies = getproxies()
+    return None if proxy_bypass(host) else proxies.get(scheme) or proxies.get("all")
+
+
+def check_loopback() -> Iterator[Finding]:
+    """Whether calls between the processes of this machine would go through a proxy."""
+    for scheme in ("http", "https"):
+        if proxy := proxy_of(scheme, LOOPBACK):
+            yield Finding("proxy", PROBLEM, f"calls of {LOOPBACK} would go through {proxy}: add {LOOPBACK} to NO_PROXY")
+            return

@@ -1,0 +1,1 @@
+"""What a deployment writes down about itself: events and the audit trail."""

@@ -1,0 +1,51 @@
+"""What ``feddrm deploy audit`` verifies: the chain of a run's audit trail, its end, and the model that it names."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from feddrm.deploy.records.audit_trail import AUDIT, check_anchors, verify_trail
+from feddrm.deploy.records.event_log import read_events
+from feddrm.deploy.server.training import CHECKPOINT, ServerState
+from feddrm.errors import FeddrmError
+from feddrm.io.tensors import tensor_bytes
+from feddrm.runs.folder import RunFolder
+
+
+def audit_run(run: Path, sites: Sequence[Path]) -> dict[str, Any]:
+    """Verify a run's trail; returns its lines and what they were compared with. The first bad line is named.
+
+    ``sites`` are folders of sites: the last end of the trail in a site's event log must be one of its lines.
+    """
+    entries = verify_trail(run / AUDIT)
+    anchors = list(_anchors(run, sites))
+    check_anchors(entries, anchors)
+    _check_aggregate(run, entries)
+    end = {"lines": len(entries), "hash": entries[-1]["hash"] if entries else None}
+    return {"run": str(run), **end, "compared_with": [place for place, _ in anchors], "entries": entries}
+
+
+def _anchors(run: Path, sites: Sequence[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
+    if end := (RunFolder(run).summary() or {}).get("audit"):
+        yield "summary.json", end
+    for site in sites:
+        ends = [event["audit"] for event in read_events(site) if event.get("run") == run.name and event.get("audit")]
+        if ends:  # the last one: the same run may have begun afresh before
+            yield f"the event log of {site.name}", ends[-1]
+
+
+def _check_aggregate(run: Path, entries: Sequence[dict[str, Any]]) -> None:
+    """Refuse a checkpoint that is not the aggregate of its round's last line."""
+    if not (run / CHECKPOINT).exists():
+        return
+    state = ServerState.load(run / CHECKPOINT)
+    digest = hashlib.sha256(tensor_bytes(state.shared)).hexdigest()
+    lines = [entry for entry in entries if entry["event"] == "round" and entry["round"] == state.round]
+    if lines and lines[-1]["aggregate"] != digest:
+        raise FeddrmError(
+            f"{run / CHECKPOINT} is not the model of round {state.round} (line {lines[-1]['number']} of {AUDIT}): "
+            "put it back from a copy"
+        )

@@ -1,0 +1,23 @@
+"""What all web pages of feddrm share: their look, small parts of scripts, and what a page may load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_SHARED = Path(__file__).parent / "static"
+
+
+def page_files(folder: Path) -> dict[str, bytes]:
+    """The files of a page by name: the shared ones, and those in its folder."""
+    paths = [path for place in (_SHARED, folder) for path in sorted(place.iterdir())]
+    return {path.name: path.read_bytes() for path in paths if path.suffix in TYPES}
+
+
+def content_type(name: str) -> str:
+    """The content type of a page's file."""
+    return TYPES[Path(name).suffix]

@@ -1,0 +1,175 @@
+"""The floors of a site: no message of any kind carries a sum over fewer samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployment import NAMES, QUICK_ROUTING, Deployed, DirectTransport
+from feddrm.data import Client, Split
+from feddrm.data.tables.column_sums import table_sums
+from feddrm.deploy.server.reply_validation import HELLO_FIELDS
+from feddrm.deploy.server.training import ServerState, Training
+from feddrm.deploy.site.floors import Floors
+from feddrm.deploy.site.site_fit import ROW_STEPS
+from feddrm.deploy.wire.messages import Message, pack, sign, unpack, verify
+from refusal import refused
+
+Make = Callable[..., Deployed]
+
+
+def client(train: list[int], test: int) -> Client:
+    splits = (torch.tensor(train), torch.zeros(test, dtype=torch.int64))
+    return Client("oslo", *(Split(torch.zeros(len(y), 2), y) for y in splits))
+
+
+def test_a_client_with_enough_samples_passes_and_each_floor_refuses() -> None:
+    floors = Floors(per_class=2, per_sum=4)
+    floors.check_client(client([0, 0, 2, 2], 4), tested=True)
+    floors.check_client(client([0, 0, 2, 2], 0), tested=True)
+    floors.check_client(client([0, 0, 2, 2], 3), tested=False)
+    with refused("the training samples: fewer samples than the floor per_sum=4 of its site.yaml", "lower the floor"):
+        floors.check_client(client([0, 0, 2], 4), tested=True)
+    with refused("a class of the training samples", "per_class=2"):
+        floors.check_client(client([0, 0, 0, 2], 4), tested=True)
+    with refused("the test samples", "per_sum=4"):
+        floors.check_client(client([0, 0, 2, 2], 3), tested=True)
+
+
+def test_numbers_of_samples_stay_in_the_sites_log(caplog: pytest.LogCaptureFixture) -> None:
+    with refused("per_sum=90") as caught:
+        Floors(per_sum=90).check_sum(37, "a fold")
+    assert "37" not in str(caught.value)
+    assert "37" in caplog.text
+
+
+def test_columns_with_few_numbers_or_rare_texts_are_refused() -> None:
+    cells = [["1", "f"], ["2", "f"], ["", "m"], ["4", "m"], ["5", "m"]]
+    sums = table_sums(["age", "sex"], cells, [True] * 5, ())
+    Floors(per_class=2, per_sum=4).check_columns(sums, cells)
+    with refused("column 'age'", "per_sum=5"):
+        Floors(per_sum=5).check_columns(sums, cells)
+    with refused("a text of column 'sex'", "per_class=3"):
+        Floors(per_class=3).check_columns(sums, cells)
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=30), st.integers(1, 12))
+def test_pooled_bins_have_enough_samples_and_none_moves_up(counts: list[int], floor: int) -> None:
+    before = torch.tensor(counts)
+    after = Floors(per_sum=floor).pooled(before)
+    assert after.sum() == before.sum()
+    if before.sum() >= floor:
+        assert all(count == 0 or count >= floor for count in after.tolist())
+    assert bool((after.cumsum(0) >= before.cumsum(0)).all()), "a threshold may only err towards larger sets"
+    assert torch.equal(Floors().pooled(before), before)
+
+
+def refusals(deployment: Deployed, header: dict[str, Any], tensors: dict[str, torch.Tensor] | None = None) -> Message:
+    """The reply of oslo to a message that the server has signed."""
+    server = deployment.server()
+    content = pack({"to": "*" if header["kind"] == "hello" else "oslo", **header}, tensors)
+    reply = deployment.site("oslo").handle(sign(content, server.channel.key))
+    return unpack(verify(reply, server.channel.site_keys["oslo"], "oslo"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("floor", ["per_sum", "per_class"])
+@pytest.mark.parametrize("kind", ["hello", "train", "finish"])
+def test_a_message_that_would_carry_a_sum_below_a_floor_is_refused(kind: str, floor: str, deployed: Make) -> None:
+    deployment = deployed(router=False)
+    server = deployment.server()
+    spec = server.run_spec()
+    shared = Training(server.settings, spec, server.channel).initial_state().shared
+    deployment.change_site("oslo", floors={floor: 5000})
+    reply = refusals(deployment, {"kind": kind, "brief": spec.as_dict(), "round": 1, "after": 0}, shared)
+    assert f"the floor {floor}=5000 of its site.yaml" in reply.header["error"]
+    assert not reply.tensors
+    assert not set(reply.header) & {*HELLO_FIELDS, "loss", "right", "tested"}
+
+
+@pytest.mark.slow
+def test_a_run_waits_for_a_site_below_its_floor_with_the_reason(deployed: Make) -> None:
+    """Before the first round: nothing of the site has left."""
+    deployment = deployed(router=False)
+    deployment.change_site("lima", floors={"per_sum": 5000})
+    server = deployment.server()
+    waited: list[str] = []
+
+    def pause(number: int, missing: str) -> None:
+        waited.append(missing)
+        if len(waited) > 1:
+            deployment.change_site("lima", floors={"per_sum": 1})
+
+    server.waiting.pause = pause  # type: ignore[method-assign]
+    server.go()
+    assert waited[0].startswith("lima (the training samples: fewer samples than the floor per_sum=5000")
+    assert server.run.summary()["rounds"] == 2
+
+
+@pytest.mark.slow
+def test_every_step_of_a_fit_is_covered(deployed: Make) -> None:
+    """All messages of a whole fit with heads are sent again to a site with a floor above its folds."""
+    routing = {"features": "raw", "path_rounds": 1, "rounds": 1, "heads": True, "joint": True}
+    deployment = deployed(routing=routing)
+    transport = DirectTransport(deployment.folder)
+    deployment.server(transport).go()
+    requests = {}
+    for way, name, signed in transport.messages:
+        message = unpack(signed[2 + int.from_bytes(signed[:2], "big") :])
+        if (way, name, message.header.get("kind")) == ("to", "oslo", "fit"):
+            folds = [fold for _, _, fold in message.header.get("fits", {"": (0, 0, 0)}).values()]
+            requests[message.header["step"], set(folds) == {None}] = message
+    run = deployment.site("oslo")._run_of(next(iter(requests.values())))
+    assert {step for step, _ in requests} == set(run.fit._steps) - set(ROW_STEPS)
+    assert len(run.client.train) > 300, "all training samples pass, their folds do not"
+    for floor in (300, 5000):
+        deployment.change_site("oslo", floors={"per_sum": floor})
+        for (step, whole), message in requests.items():
+            reply = refusals(deployment, message.header, message.tensors)
+            if step == "keep":  # it answers with nothing
+                assert not reply.tensors
+            elif floor == 5000 or not whole:
+                assert f"samples: fewer samples than the floor per_sum={floor}" in reply.header["error"], step
+                assert not reply.tensors
+            else:
+                assert reply.tensors
+
+
+@pytest.mark.slow
+def test_a_fit_of_classes_needs_the_floor_of_every_class(deployed: Make) -> None:
+    """Gradients at zero show the sums of every class."""
+    routing = {"features": "raw", "path_rounds": 1, "rounds": 1, "heads": True, "joint": False}
+    deployment = deployed(routing=routing)
+    transport = DirectTransport(deployment.folder)
+    deployment.server(transport).go()
+    messages = [unpack(content[2 + int.from_bytes(content[:2], "big") :]) for _, _, content in transport.messages]
+    asked = next(m for m in messages if "class" in {target for _, target, _ in m.header.get("fits", {}).values()})
+    client = deployment.site("oslo").dataset.client(deployment.server().run_spec().classes)
+    most = int(torch.bincount(client.train.y).max())
+    deployment.change_site("oslo", floors={"per_class": most})
+    reply = refusals(deployment, {**asked.header, "to": "oslo"}, asked.tensors)
+    assert f"a class of the samples of a fit: fewer samples than the floor per_class={most}" in reply.header["error"]
+    assert not reply.tensors
+
+
+@pytest.mark.slow
+def test_a_run_above_all_floors_ends_with_a_router_and_without_metrics(deployed: Make) -> None:
+    deployment = deployed(routing=QUICK_ROUTING)
+    for name in NAMES:
+        deployment.change_site(name, floors={"per_sum": 20})
+    transport = DirectTransport(deployment.folder)
+    deployment.server(transport).go()
+    summary = deployment.server().run.summary()
+    assert summary["router"] is not None
+    assert summary["without_metrics"] == list(NAMES)
+    assert summary["average_accuracy"] > 0
+    for way, _, signed in transport.messages:
+        tensors = unpack(signed[2 + int.from_bytes(signed[:2], "big") :]).tensors
+        for name in [name for name in tensors if way == "from" and name.endswith(("/top", "/own"))]:
+            assert all(count == 0 or count >= 20 for count in tensors[name].tolist())
+    assert ServerState.load(deployment.run / "checkpoint.safetensors").round == 2
