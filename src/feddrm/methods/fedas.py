@@ -41,6 +41,10 @@ class FedAS(Method):
     name: ClassVar[str] = "fedas"
     variant: str = "paper"
 
+    @property
+    def averages(self) -> bool:
+        return self.variant == "paper"
+
     def check(self, rounds: int) -> None:
         super().check(rounds)
         check_variant(self.name, self.variant)

@@ -58,6 +58,10 @@ class FedPAC(Method):
     def device_aggregate(self) -> bool:
         return self.variant == "paper"  # the quadratic programmes are solved on the CPU
 
+    @property
+    def averages(self) -> bool:
+        return self.variant == "paper"
+
     def check(self, rounds: int) -> None:
         super().check(rounds)
         check_variant(self.name, self.variant)

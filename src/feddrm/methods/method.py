@@ -122,6 +122,11 @@ class Method(Named, ABC):
         """Whether ``aggregate`` consists of tensor arithmetic alone, so that a CUDA graph can record it."""
         return True
 
+    @property
+    def averages(self) -> bool:
+        """Whether ``aggregate`` needs the weighted mean of the uploads only: secure aggregation shows nothing else."""
+        return type(self).aggregate is Method.aggregate
+
     def check(self, rounds: int) -> None:
         """Refuse impossible hyper-parameters before anything is loaded."""
         if not 0 <= self.tuning_rounds(rounds) <= rounds:

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from feddrm.deploy.provision.certificates import certificate_hosts, renew_certificate
-from feddrm.deploy.provision.project import host_names, write_site
+from feddrm.deploy.provision.project import copy_site_keys, host_names, write_site
 from feddrm.deploy.server.federation_settings import CONFIG, RUN_SETTINGS, FederationSettings, check_host
 from feddrm.deploy.server.site_keys import KEYS, REMOVED, site_keys
 from feddrm.deploy.wire.key_files import fingerprint, load_public_key
@@ -68,6 +68,7 @@ def add_site(
         raise FeddrmError(f"{folder} is there already: choose another folder with --out")
     state = RunState.of(server, settings)
     write_site(folder, name, server, after, {"folder": "data"}, public)
+    copy_site_keys(folder, name, server)
     _write_members(server, after)
     return folder, state
 
