@@ -216,7 +216,7 @@ class Site:
         masking = self._masking(request, run)
         with router_kernels(sum(run.spec.sizes)):
             reply = run.fit.answer(request)
-        return pack({}, reply if masking is None else masking(reply))
+        return pack({"step": request.header["step"]}, reply if masking is None else masking(reply))
 
     def _run_of(self, request: Message) -> SiteRun:
         """The run that a message belongs to, made from its run spec when it is new."""
