@@ -68,3 +68,22 @@ def test_a_site_that_demands_privacy_sends_no_sums_of_its_columns(deployed: Make
     )
     with refused("'schema: auto' sends sums that privacy does not cover: give a schema file"):
         SiteSettings.read(deployment.site_folder("oslo"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"fewest_sites": 2}, "fewest_sites=2: give a whole number from 3 up"),
+        ({"fewest_sites": "many"}, "fewest_sites='many'"),
+        ({"require_secure_aggregation": "yes"}, "require_secure_aggregation='yes': give true or false"),
+        (
+            {"require_secure_aggregation": True, "data": {"csv": "a.csv", "label": "y", "schema": "auto"}},
+            "'schema: auto' sends sums of this site alone",
+        ),
+    ],
+)
+def test_a_mistake_in_secure_aggregation_is_named(settings: dict[str, object], reason: str, deployed: Make) -> None:
+    deployment = deployed()
+    deployment.change_site("oslo", **settings)
+    with refused("site.yaml", reason):
+        SiteSettings.read(deployment.site_folder("oslo"))

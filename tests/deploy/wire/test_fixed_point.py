@@ -50,6 +50,7 @@ def test_sums_are_within_the_stated_rounding(
             # float64 itself rounds: the product with the weight at each site, and the sum at the end.
             rounding = Fraction(2) ** -52 * (abs(exact) + sum(abs(Fraction(v)) for v in values))
             step = Fraction(2) ** -41 if name.endswith("single") else Fraction(2) ** -65
+            rounding += abs(exact) * Fraction(2) ** -24 if name.endswith("single") else 0  # the sum as float32
             assert abs(Fraction(got) - exact) <= sites * step + rounding
 
 
@@ -63,7 +64,7 @@ def test_values_that_have_a_place_come_back_as_they_were() -> None:
     again = decode(encode(tensors, 3), tensors)
     assert again["double"].tolist()[1:] == tensors["double"].tolist()[1:]
     assert float(again["double"][0]) == 1 / 3
-    assert again["single"].tolist() == tensors["single"].double().tolist()
+    assert torch.equal(again["single"], tensors["single"])
     assert torch.equal(again["count"], tensors["count"])
     assert again["empty"].shape == (0, 3)
 

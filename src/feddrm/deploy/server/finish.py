@@ -117,8 +117,7 @@ class Finish:
         if len(self.sums.ready(self.spec.names, self.state.accepted)) == len(self.spec.names):
             answer = self.sums.ask(requests, form, fields)
             if answer is not None:
-                headers, total = answer
-                return headers, {name: value.to(form[name].dtype) for name, value in total.items()}
+                return answer
         raise SiteMissingError(f"a sum over all sites needs {', '.join(self.sums.missing)}: it is asked for again")
 
     def _write_detail(self, rows: Sequence[Mapping[str, Any]], confusion: Tensor) -> None:

@@ -53,9 +53,14 @@ class MaskedSums:
         return {names for number, names in self._sent.values() if number == round}
 
     def ask(
-        self, requests: Mapping[str, Request], form: Mapping[str, Tensor], fields: Sequence[str] = ()
+        self,
+        requests: Mapping[str, Request],
+        form: Mapping[str, Tensor],
+        fields: Sequence[str] = (),
+        weight: float = 1.0,
     ) -> tuple[dict[str, dict[str, Any]], Tensors] | None:
-        """The checked ``fields`` of all replies by site, and the sum of their tensors, which have this ``form``.
+        """The checked ``fields`` of all replies by site, and the sum of their tensors, which have this ``form``,
+        floats divided by ``weight``.
 
         None if one site has not answered: then the server has learnt nothing.
         """
@@ -78,7 +83,7 @@ class MaskedSums:
         total = np.zeros(len(words[MASKED]), np.uint64)
         for reply in replies.values():
             total += reply.tensors[MASKED].numpy().view(np.uint64)
-        return {name: reply.header for name, reply in replies.items()}, decode(total, form)
+        return {name: reply.header for name, reply in replies.items()}, decode(total, form, weight)
 
 
 def _check_key(_: str, reply: Message) -> Message:

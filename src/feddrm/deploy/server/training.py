@@ -139,15 +139,14 @@ class Training:
         private = self.spec.privacy is not None
         fields = {} if private else summed_fields(dict.fromkeys(SUMMED, 0))
         known = ("seconds", "uploads") if private else ("seconds",)
-        answer = self.sums.ask(self._requests(state, names), {**form, **fields}, known)
+        share = sum(self.spec.share_of(name) for name in names)
+        answer = self.sums.ask(self._requests(state, names), {**form, **fields}, known, share)
         if answer is None:
             return None
-        headers, total = answer
-        share = sum(self.spec.share_of(name) for name in names)
-        mean = {leaf: (total[leaf] / share).to(value.dtype) for leaf, value in form.items()}
+        headers, mean = answer
+        counts = {key: mean.pop(f"field/{key}").item() for key in SUMMED if fields}
         shared = self._aggregate(state, [mean], torch.ones(1, dtype=torch.float64))
-        counts = {key: int(total[f"field/{key}"]) for key in ("right", "tested") if fields}
-        return Played(shared, headers, [counts], float(total["field/loss"]) / share if fields else None)
+        return Played(shared, headers, [counts], counts.get("loss"))
 
     def _upload_form(self, state: ServerState) -> Tensors:
         """An upload of the right form."""

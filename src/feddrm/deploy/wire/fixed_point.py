@@ -11,7 +11,7 @@ integers  1                        2^62 / m                        none
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from feddrm.methods import Tensors
 
 LARGEST_SUM = 2.0**62
 ONE_WORD, COARSE, FINE = 2.0**40, 2.0**12, 2.0**64
+BLOCK = 2**15
 Words = np.ndarray[tuple[int], np.dtype[np.uint64]]
 
 
@@ -41,21 +42,24 @@ def encode(tensors: Mapping[str, Tensor], sites: int, weight: float = 1.0) -> Wo
     return words
 
 
-def decode(words: Words, form: Mapping[str, Tensor]) -> Tensors:
-    """Tensors with the names, shapes and types of ``form``: floats in float64, integers in their own type."""
+def decode(words: Words, form: Mapping[str, Tensor], weight: float = 1.0) -> Tensors:
+    """Tensors with the names, shapes and types of ``form``. Floats are divided by ``weight``."""
     out: Tensors = {}
     at = 0
     for name, value in form.items():
         size, each = value.numel(), _words_each(value)
         parts = words[at : at + size * each].view(np.int64)
         at += size * each
-        if not value.is_floating_point():
-            flat = torch.from_numpy(parts.copy()).to(value.dtype)
-        elif each == 1:
-            flat = torch.from_numpy(parts / ONE_WORD)
+        flat: np.ndarray
+        if each == 2:
+            flat = (parts[:size] / COARSE + parts[size:] / FINE) / weight
+        elif value.is_floating_point():
+            flat = np.empty(size, np.float32)
+            for block in _blocks(size):
+                flat[block] = parts[block] * (1 / ONE_WORD) / weight
         else:
-            flat = torch.from_numpy(parts[:size] / COARSE + parts[size:] / FINE)
-        out[name] = flat.reshape(value.shape)
+            flat = parts.copy()
+        out[name] = torch.from_numpy(flat).to(value.dtype).reshape(value.shape)
     return out
 
 
@@ -92,6 +96,10 @@ def _write(words: np.ndarray, flat: np.ndarray, dtype: torch.dtype, weight: floa
         coarse[:] = np.rint(values * COARSE)
         fine[:] = np.rint((values - coarse / COARSE) * FINE)  # the difference is exact
     else:
-        scaled = np.multiply(flat, weight * ONE_WORD, dtype=np.float64)
-        np.rint(scaled, out=scaled)
-        words[:] = scaled
+        for block in _blocks(len(flat)):
+            words[block] = np.rint(np.multiply(flat[block], weight * ONE_WORD, dtype=np.float64))
+
+
+def _blocks(size: int) -> Iterator[slice]:
+    """Parts of an array whose intermediate results stay in the processor's cache."""
+    return (slice(start, start + BLOCK) for start in range(0, size, BLOCK))
