@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 from commands import feddrm_command
+from documentation import ROOT, blocks
 
-ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```(console|python)\n(.*?)```", README, flags=re.DOTALL)
+BLOCKS = blocks("README.md", "console", "python")
 COMMANDS = [line for kind, body in BLOCKS if kind == "console" for line in body.splitlines() if line]
 SCRIPTS = [body for kind, body in BLOCKS if kind == "python"]
 

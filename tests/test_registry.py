@@ -8,8 +8,11 @@ from typing import ClassVar
 import pytest
 
 import feddrm
+from feddrm.data import Dataset
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.registry import Named, check_choice, nearest
+from feddrm.methods import Method
+from feddrm.models import Model
+from feddrm.registry import Named, built_in, check_choice, nearest
 
 
 @dataclass(frozen=True)
@@ -66,3 +69,9 @@ def test_a_value_outside_the_known_ones_is_refused() -> None:
 def test_an_unknown_attribute_of_the_package_is_named() -> None:
     with pytest.raises(AttributeError, match="no attribute 'loda'"):
         feddrm.loda  # noqa: B018
+
+
+@pytest.mark.parametrize(("package", "family"), [("methods", Method), ("models", Model), ("data/datasets", Dataset)])
+def test_what_the_source_lists_is_what_is_registered(package: str, family: type[Named]) -> None:
+    registered = {n: c.summary() for n, c in family.family.items() if c.__module__.startswith("feddrm.")}
+    assert built_in(package) == registered

@@ -52,9 +52,11 @@ COVERED = {
 THEMES = {
     "tests/test_api.py": "the names that feddrm exports",
     "tests/test_benchmarks.py": "the scripts in benchmarks/",
+    "tests/test_survival.py": "survival, from data to predictions",
     "tests/test_killed.py": "training, fit and report that end at any file operation",
     "tests/test_readme.py": "every command and example of the README",
     "tests/test_structure.py": "the rules of this file",
+    "tests/test_theory.py": "every command, example and figure of docs/theory.md",
     "tests/methods/test_contract.py": "every method, by one set of tests",
     "tests/methods/test_exchange.py": "what every method sends, keeps and combines",
     "tests/methods/test_golden.py": "every method against exact figures",

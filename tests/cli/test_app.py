@@ -89,10 +89,12 @@ def test_help_prints_the_example(words: list[str], capsys: pytest.CaptureFixture
 
 
 @pytest.mark.slow
-def test_help_does_not_wait_for_torch() -> None:
-    script = "import sys; sys.argv = ['feddrm', '--help']; import feddrm.cli; print('torch' in sys.modules)"
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "False"
+@pytest.mark.parametrize("words", [["--help"], ["methods"], ["models", "--json"], ["datasets"]], ids=" ".join)
+def test_listings_do_not_wait_for_torch(words: list[str]) -> None:
+    script = f"import sys; sys.argv = ['feddrm', *{words}]; from feddrm.cli.app import app; app(standalone_mode=False)"
+    asked = f"{script}; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines()[-1] == "False False"
 
 
 @pytest.mark.slow

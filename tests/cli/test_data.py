@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
 from cli.conftest import assert_one_line, call
+from documentation import command_words
 
 pytestmark = pytest.mark.slow
 
@@ -134,17 +134,16 @@ def test_a_schema_is_drafted_and_used(capsys: pytest.CaptureFixture[str], tmp_pa
 def test_the_commands_of_the_documentation_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "tables.md").read_text()
-    block, auto = re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
+    *block, auto = command_words("docs/tables.md")
     lines = [f"{i % 2},{20 + i},{('yes', 'no', '')[i % 3]},{'xyz'[i % 3]}\n" for i in range(30)]
     (tmp_path / "visits.csv").write_text("outcome,age,smoker,hospital\n" + "".join(lines))
     monkeypatch.chdir(tmp_path)
-    for command in block.splitlines():
-        code, out, err = call(capsys, *command.split()[1:])
+    for command in block:
+        code, out, err = call(capsys, *command[1:])
         assert (code, err) == (0, "")
     assert "raw columns: age, smoker" in out
-    assert_one_line(call(capsys, *block.splitlines()[0].split()[1:]), 1, "schema.yaml exists")
-    code, out, err = call(capsys, *auto.split()[1:], "--rounds", "1")
+    assert_one_line(call(capsys, *block[0][1:]), 1, "schema.yaml exists")
+    code, out, err = call(capsys, *auto[1:], "--rounds", "1")
     assert code == 0, err
     names = [column["name"] for column in json.loads(Path("runs/visits/data.json").read_text())["schema"]["columns"]]
     assert names == ["age", "smoker"]

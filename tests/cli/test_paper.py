@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,30 @@ def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.mark.slow
+def test_processes_on_one_folder_share_a_grid_and_survive_one_that_is_killed(here: Path) -> None:
+    words = [sys.executable, "-m", "feddrm", "paper", "run", "--grid", "smoke", "--device", "cpu", "--no-router"]
+    logs = [here / f"{number}.log" for number in range(3)]
+    work = here / "runs" / "paper-smoke" / "work"
+    processes = []
+    for log in logs:
+        with log.open("w") as output:
+            processes.append(subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT))
+        if log is logs[0]:
+            while not list(work.glob("*.lock")):  # the first one has begun a cell
+                assert processes[0].poll() is None, log.read_text()
+                time.sleep(0.02)
+    processes[0].send_signal(signal.SIGKILL)
+    ended = [process.wait() for process in processes]
+    assert ended == [-signal.SIGKILL, 0, 0], [log.read_text() for log in logs]
+    last = subprocess.run(words, capture_output=True, text=True, check=True)  # takes what the others found locked
+    results = sorted(path.stem for path in (here / "runs" / "paper-smoke" / "results").glob("*.json"))
+    assert len(results) == 7
+    assert "7 of 7 chosen cells done" in last.stdout
+    told = "".join(log.read_text() for log in logs) + last.stdout
+    assert {cell: told.count(f"{cell}: finished") for cell in results} == dict.fromkeys(results, 1)
 
 
 @pytest.mark.slow

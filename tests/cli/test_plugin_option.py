@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +13,10 @@ import yaml
 from typer.main import get_command
 
 from cli.conftest import assert_one_line, call
+from documentation import command_words
 from feddrm.cli.app import app
 from feddrm.data import Dataset
-from plugin_files import PAGE, forget, new_process, options, write_examples
+from plugin_files import forget, new_process, options, write_examples
 
 TRAIN = ["train", "--data", "blobs", "--method", "fedmedian", "--model", "narrow", "--rounds", "2", "--out", "run"]
 QUERIES = "x0,x1,x2,x3\n0.1,-0.2,0.3,0.1\n4.2,3.9,4.1,4.0\n"
@@ -83,10 +82,9 @@ def test_a_completing_shell_executes_nothing(place: Path) -> None:
 @pytest.mark.slow
 def test_the_commands_of_the_page_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_examples(place)
-    (block,) = re.findall(r"```console\n(.*?)```", PAGE, flags=re.DOTALL)
-    for line in block.splitlines():
+    for words in command_words("docs/extending.md"):
         forget()
-        code, out, err = call(capsys, *shlex.split(line)[1:])
+        code, out, err = call(capsys, *words[1:])
         assert code == 0, err
         assert out
 

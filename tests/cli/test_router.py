@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,10 +17,12 @@ from PIL import Image
 
 from cli.conftest import assert_one_line, call
 from commands import feddrm_command
+from documentation import command_words
 from feddrm.data import Federation, load
 from feddrm.models import Mlp
 from feddrm.router import load_router
 from feddrm.runs import Run, train
+from patients import write_tcga_brca
 
 pytestmark = pytest.mark.slow
 
@@ -41,9 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_commands_of_the_documentation_run(run: Path, tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "router.md").read_text()
-    blocks = re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
-    commands = [line.split() for block in blocks for line in block.splitlines()]
+    commands = command_words("docs/router.md")
     assert [" ".join(c[1:3]).removesuffix(" runs/first") for c in commands] == [
         "fit-router", "route", "predict", "route", "router export", "router leave", "router join", "predict"
     ]  # fmt: skip
@@ -331,3 +330,32 @@ def test_raw_columns_are_routed_by_the_schema_and_flagged(tmp_path: Path, feddrm
     assert [answer["flags"] for answer in answers] == [
         [], [{"column": "age", "value": 300, "problem": "it must be at most 120 years"}],
     ]  # fmt: skip
+
+
+def test_survival_from_training_to_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write_tcga_brca(tmp_path / "data")
+    run, table = str(tmp_path / "run"), str(data / "brca.csv")
+    where = ["--data-dir", str(data)]
+    training = ["train", "--data", "tcga_brca", *where, "--set", "data.intervals=3", "--rounds", "3", "--out", run]
+    assert "task survival: samples are counted" in call(capsys, "data", "info", "tcga_brca", *where)[1]
+    code, out, err = call(capsys, *training)
+    assert (code, "C-index in percent (client: accuracy)" in out) == (0, True), err
+    code, out, _ = call(capsys, "fit-router", run, *where)
+    assert code == 0
+    assert "client accuracy exact, density" in " ".join(out.split())
+    assert "system mean of all curves" in " ".join(out.split())
+    assert set(json.loads(call(capsys, "fit-router", run, *where, "--json")[1])) == {
+        "client_accuracy", "system_c_index", "router"
+    }  # fmt: skip
+    code, out, _ = call(capsys, "evaluate", run, "--views", "1", *where)
+    assert (code, "C-index in percent after round 3" in out) == (0, True)
+    columns = [f"--ignore={name}" for name in ("pid", "E", "T")]
+    days = load("tcga_brca", data_dir=str(data), intervals=3).task.as_dict()["edges"]
+    code, out, _ = call(capsys, "predict", run, table, *columns)
+    assert code == 0
+    assert f"risk survives day {days[1]} survives day {days[2]} client" in " ".join(out.split())
+    answers = json.loads(call(capsys, "predict", run, table, *columns, "--json")[1])
+    assert len(answers) == 120
+    assert list(answers[0]["survival"]) == [str(day) for day in days]
+    assert_one_line(call(capsys, "predict", run, table, *columns, "--label-miss=0.1"), 2, "a label set needs classes")
+    assert_one_line(call(capsys, "serve", run), 2, "a gateway needs classes")

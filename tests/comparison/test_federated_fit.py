@@ -14,7 +14,9 @@ from populations import three
 from refusal import refused
 
 
-@pytest.mark.parametrize(("basis", "shift"), [("normal", 0.0), ("normal", 40.0), ("gamma", 6.0), ("identity", 0.0)])
+@pytest.mark.parametrize(
+    ("basis", "shift"), [("normal", 0.0), ("normal", 40.0), ("gamma", 6.0), ("identity", 0.0), ("polynomial(3)", 20.0)]
+)
 def test_the_fit_over_sites_is_the_pooled_fit(basis: str, shift: float) -> None:
     samples = {name: x + shift for name, x in three().items()}
     found = fit_sites([PopulationSite(name, x, basis) for name, x in samples.items()], basis)

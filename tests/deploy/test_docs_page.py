@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
+from documentation import ROOT, blocks
 
 
 def commands(page: str) -> list[str]:
-    blocks = re.findall(r"```console\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
-    return [line for block in blocks for line in block.splitlines() if line.startswith("feddrm deploy")]
+    lines = [line for _, body in blocks(page, "console") for line in body.splitlines()]
+    return [line for line in lines if line.startswith("feddrm deploy")]
 
 
 def test_the_commands_are_those_of_the_readme() -> None:

@@ -89,6 +89,16 @@ def test_zeros_apart() -> None:
     assert facts["populations"][0]["n"] == 90
     assert facts["populations"][0]["zeros"]["share"] == both.shares[0]
     assert facts["populations"][1]["mean"]["x"] == both.mean().value[1, 0]
+    samples["c"] = draws["a"] + 0.1  # without a zero
+    more = analyse(samples, "lognormal", AnalysisSettings(zeros=True, testing=QUICK))
+    names = [test.hypothesis for test, _ in more.tests]
+    assert names[:2] == ["a = b = c, zeros included", "a = b, without zeros"]
+    assert more.facts()["populations"][2]["zeros"]["low"] == 0
+
+
+def test_samples_too_small_to_compare_bases_are_analysed() -> None:
+    analysis = analyse([[1.0, 2.0, 3.0, 6.0], np.arange(1.0, 9)], "identity", AnalysisSettings(testing=QUICK))
+    assert analysis.doubts == []
 
 
 def test_a_ridge_leaves_tests_out() -> None:

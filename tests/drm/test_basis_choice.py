@@ -45,5 +45,5 @@ def test_a_score_is_the_mean_held_out_log_likelihood() -> None:
 
 def test_what_is_not_defined_is_left_out() -> None:
     assert set(choose_basis(list(three().values())).scores) == {"identity", "normal", "polynomial(3)"}
-    with refused("no basis fits these samples", "takes logarithms"):
+    with refused("no basis can be chosen for these samples: name one", "takes logarithms"):
         choose_basis(list(three().values()), ["gamma"])

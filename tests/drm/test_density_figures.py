@@ -23,6 +23,15 @@ def test_density_panels_are_columns_by_populations() -> None:
     figure.canvas.draw()
 
 
+def test_density_panels_have_the_band_of_the_estimate() -> None:
+    fit = DensityRatioModel().fit(three())
+    axes = density_figure(fit, 0.9).axes[1]
+    low, high = inference.density_estimate(fit, 1, axes.lines[0].get_xdata()).interval(0.9)
+    band = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert band.max() == pytest.approx(high.max())
+    assert band.min() == max(low.min(), 0)
+
+
 def test_distribution_panels_have_the_estimate_and_its_band() -> None:
     fit = DensityRatioModel().fit(three())
     figure = distribution_figure(fit, 0.9)
@@ -45,3 +54,12 @@ def test_quantile_panels_compare_with_the_sample() -> None:
     np.testing.assert_array_equal(points.get_xdata(), np.sort(samples["c"]))
     np.testing.assert_array_equal(points.get_ydata(), inference.quantile(fit, (np.arange(120) + 0.5) / 120)[2])
     assert list(line.get_xdata()) == list(line.get_ydata()) == [samples["c"].min(), samples["c"].max()]
+
+
+def test_bars_of_whole_numbers_hold_equally_many() -> None:
+    ages = {"a": np.arange(30, 78), "b": np.arange(28, 70)}
+    axes = density_figure(DensityRatioModel("identity").fit(ages)).axes[0]
+    (width,) = {bar.get_width() for bar in axes.patches}
+    first = axes.patches[0].get_x()
+    assert (width, first) == (4, 27.5)
+    assert axes.patches[-1].get_x() + width >= 77.5

@@ -117,7 +117,7 @@ def test_dependent_functions_are_refused_without_a_ridge() -> None:
     [
         ([[1.0, 2.0]], "two populations"),
         ({"a": [1.0, 2.0], "b": [1.0]}, "population 'b' has 1 observations"),
-        ({"a": [1.0, 2.0], "b": [1.0, np.nan]}, "population 'b': a sample has a value that is missing"),
+        ({"a": [1.0, 2.0], "b": [1.0, np.nan]}, "population 'b': observation 2 is missing or infinite"),
         ({"a": [1.0, 2.0], "b": np.ones((2, 2))}, "population 'b' has 5 basis functions"),
         ({"a": [1.0, 2.0], "b": ["x", "y"]}, "population 'b': a sample must be an array of numbers"),
         ({"a": np.ones((2, 2, 2)), "b": np.ones((2, 2, 2))}, "a function as basis"),
@@ -263,8 +263,8 @@ def test_a_long_table_is_divided_by_its_group() -> None:
     [
         ({"a": [1.0, 2.0, 4.0], "b": [1.0, 3.0]}, "normal", "'b' has 2 observations for the 3 parameters of its tilt"),
         ({"a": [1.0, 2.0, 4.0], "b": [3.0, 3.0, 3.0]}, "identity", "'b' is constant: all its 3 observations are equal"),
-        ({"a": [0.1, 0.2, 0.4], "b": [0.3, 1.5, 0.2]}, "beta", "samples between 0 and 1, but one is 1.5"),
-        ({"a": [1.0, 2.0, 4.0], "b": [0.0, 1.0, 3.0]}, "lognormal", "takes logarithms, but a sample is 0"),
+        ({"a": [0.1, 0.2, 0.4], "b": [0.3, 1.5, 0.2]}, "beta", "samples between 0 and 1, but observation 2 is 1.5"),
+        ({"a": [1.0, 2.0, 4.0], "b": [0.0, 1.0, 3.0]}, "lognormal", "takes logarithms, but observation 1 is 0"),
     ],
 )
 def test_degenerate_samples_are_refused(samples: dict[str, list[float]], basis: str, says: str) -> None:

@@ -32,7 +32,8 @@ from feddrm.methods import (
     Tensors,
 )
 from feddrm.methods.losses import classify
-from feddrm.models import LeNet, Net, Outputs
+from feddrm.models import LeNet, Mlp, Net, Outputs
+from patients import survival_federation
 
 pytestmark = [
     pytest.mark.gpu,
@@ -129,6 +130,25 @@ def test_the_graph_equals_the_loop_in_float64(method: Method) -> None:
     assert apart(method, one, other) < 1e-9
     start = played(method, "sequential", plan(1), dtype=torch.float64)
     assert apart(method, start, other) > 1e-3  # it did train
+
+
+@pytest.mark.parametrize("method", [FedDRM(), FedAvg()], ids=lambda m: m.name)
+def test_survival_is_captured(method: Method) -> None:
+    """The loss of another task than classification, whose interval edges must be on the device before the capture."""
+    federation = survival_federation().to("cuda")
+    net = Mlp(hidden=(16,), branch=8).build(federation.shape, len(federation.classes), len(federation), seed=1)
+    net.task = federation.task
+    forward, schedule = functional(net.to("cuda", torch.float64)), RoundSchedule(method, plan(), len(federation))
+
+    def wide(leaves: Tensors, x: Tensor) -> Outputs:
+        return forward(leaves, x.double())
+
+    start = first_state(method, {k: v.detach() for k, v in net.named_parameters()}, len(federation))
+    ends = [
+        list(federate(schedule, wide, federation, start, engine=engine))[-1].state for engine in ("sequential", "graph")
+    ]
+    assert apart(method, *ends) < 1e-9
+    assert apart(method, start, ends[1]) > 1e-3  # it did train
 
 
 @pytest.mark.parametrize("method", METHODS, ids=LABELS)

@@ -226,11 +226,44 @@ def test_what_a_tuned_rate_is_worth_reads_as_measured() -> None:
     drm = percent("cifar10-dir0.3_feddrm-lam0.9", *stack)
     views = json.loads((ROOT / "results" / "bench" / "tuned_views_h200.json").read_text())
     readme = " ".join((ROOT / "README.md").read_text().split())
-    assert f"FedDRM answers {drm} of queries of unknown origin on CIFAR-10 Dir-0.3" in readme
-    assert f"({views['4 views']['stacked']:.1f} % with four" in readme
-    assert f"and {percent('cifar10-spc5_feddrm-lam0.9', *stack)} on 5-SPC" in readme
-    assert f"tuned as well, answers {percent('cifar10-dir0.3_fedavgft', *stack)} on Dir-0.3" in readme
+    stacks = [percent(f"{setting}_feddrm-lam0.9", *stack).removesuffix(" %") for setting in SETTINGS]
+    assert f"FedDRM's stack answers {', '.join(stacks[:-1])} and {stacks[-1]} % of queries of unknown origin" in readme
+    published = json.loads((ROOT / "src" / "feddrm" / "paper" / "published.json").read_text())
+    theirs = [f"{mean:.1f}" for mean, _ in published["average"]["rows"]["feddrm"]]
+    assert f"clients answer {', '.join(theirs[:-1])} and {theirs[-1]} % of their own" in readme
+    assert all(float(ours) > float(paper) for ours, paper in zip(stacks, theirs, strict=True))
+    assert f"raise the {stacks[0]} to {views['4 views']['stacked']:.1f} %" in readme
+    assert f"tuned as well, answers {percent('cifar10-dir0.3_fedavgft', *stack)} in the first setting" in readme
+    last = [records[f"cifar100-spc25_{m}_seed2025"].content["average_accuracy"]["mean"] for m in ("fedavgft", DRM)]
+    assert f"its clients are {100 * (last[0] - last[1]):.1f} points ahead of FedDRM's" in readme
     recipes = " ".join((ROOT / "docs" / "recipes.md").read_text().split())
+    rates = [json.loads(file.read_text())["chosen"]["lr"] for file in (results / "search").glob("*.json")]
+    assert (rates.count(0.3), len(rates)) == (7, 8)
+    assert "It chose 0.3 in seven searches of eight" in recipes
     average = percent("cifar10-dir0.3_feddrm-lam0.9", "average_accuracy")
     assert f"FedDRM answers {average} of the clients' own test samples" in recipes
     assert f"and {drm} of queries of unknown origin by the stack" in recipes
+
+
+def test_how_often_label_sets_held_the_label_in_tuned_cells() -> None:
+    results = ROOT / "results" / "tuned"
+    records = read_records(with_choices(Grid.read("tuned"), results), results)
+    text, rows = prose(), 0
+    for cell, record in records.items():
+        if not record.routed or not (sets := record.content["router"].get("label_sets")):
+            continue
+        trained = [sets["trained"][miss] for miss in ("0.05", "0.1", "0.2")]
+        figures = " | ".join(f"{100 * found['covered']:.1f} / {found['size']:.2f}" for found in trained)
+        assert f"({cell}) | {figures} | {trained[0]['asked']:.2f} |" in text
+        rows += 1
+    assert rows == 4
+
+
+def test_sets_of_clients_cover_too_little_in_tuned_cells() -> None:
+    results = ROOT / "results" / "tuned"
+    records = read_records(with_choices(Grid.read("tuned"), results), results)
+    sets = [r.content["router"]["conformal"] for cell, r in records.items() if r.routed and f"{DRM}_seed2025" in cell]
+    levels = ("density_0.05", "density_0.1", "density_0.2")
+    covered = " / ".join(span([100 * found[level]["covered"] for found in sets], 1) for level in levels)
+    assert len(sets) == len(SETTINGS)
+    assert f"held the client of {covered} % of the test samples" in prose()

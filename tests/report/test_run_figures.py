@@ -30,7 +30,7 @@ def test_a_comparison_shows_only_the_main_rules(make_run: MakeRun) -> None:
     groups = group_runs([RunRecord.read(folder), RunRecord.read(make_run("b", method="fedavg"))])
     figure = run_figures.comparison_figure(groups)
     labels = [str(line.get_label()) for line in figure.axes[0].lines]
-    rules = ("vote", "head, density", "exact, density", "stacked", "global probe", "my rule")
+    rules = ("vote", "mean of all curves", "head, density", "exact, density", "stacked", "global probe", "my rule")
     assert labels == ["average", *(f"system ({rule})" for rule in rules), "global", "oracle"]
     looks = [(line.get_color(), line.get_marker()) for line in figure.axes[0].lines]
     assert len(set(looks)) == len(looks)

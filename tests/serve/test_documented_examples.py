@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -11,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from documentation import blocks
 from serving import NAMES
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-SHELL = re.findall(r"```shell\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)[0].splitlines()
+SHELL = blocks("README.md", "shell")[0][1].splitlines()
 
 
 @pytest.mark.parametrize("example", SHELL)
@@ -34,7 +34,7 @@ def test_the_shell_examples_of_the_readme(demo: str, png_file: bytes, tmp_path: 
 
 def test_the_python_example_of_the_documentation(demo: str, png_file: bytes, tmp_path: Path) -> None:
     (tmp_path / "scan.png").write_bytes(png_file)
-    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "serve.md").read_text(), flags=re.DOTALL)
+    ((_, script),) = blocks("docs/serve.md", "python")
     script = script.replace("http://127.0.0.1:8080", demo)
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, check=True, text=True)
     client, label = done.stdout.split()

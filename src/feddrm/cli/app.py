@@ -16,6 +16,7 @@ from feddrm.cli.data_options import PluginCommand
 from feddrm.cli.output import JsonFlag, print_json, print_table
 from feddrm.errors import INTERRUPTED, FeddrmError
 from feddrm.plugins import load_configured
+from feddrm.registry import built_in
 
 _NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())  # before 8.2, click prints the help itself
 typer.core.HAS_RICH = False  # with rich, typer escapes brackets in help texts that rich does not print
@@ -56,9 +57,7 @@ def datasets(json: JsonFlag = False) -> None:
 
     Example: feddrm datasets
     """
-    from feddrm.data import Dataset
-
-    _list(Dataset.members(), json)
+    _list("feddrm.data", "Dataset", "data/datasets", json)
 
 
 @app.command(cls=PluginCommand)
@@ -67,9 +66,7 @@ def models(json: JsonFlag = False) -> None:
 
     Example: feddrm models
     """
-    from feddrm.models import Model
-
-    _list(Model.members(), json)
+    _list("feddrm.models", "Model", "models", json)
 
 
 @app.command(cls=PluginCommand)
@@ -78,9 +75,7 @@ def methods(json: JsonFlag = False) -> None:
 
     Example: feddrm methods
     """
-    from feddrm.methods import Method
-
-    _list(Method.members(), json)
+    _list("feddrm.methods", "Method", "methods", json)
 
 
 app.command(cls=PluginCommand)(train.train)
@@ -98,14 +93,17 @@ app.command(name="serve-key")(serve.serve_key)
 app.command()(serve.query)
 
 
-def _list(family: dict[str, type], json: bool) -> None:
-    rows = {name: member.summary() for name, member in family.items()}  # type: ignore[attr-defined]
+def _list(module: str, root: str, source: str, json: bool) -> None:
+    """Print a family. It is imported only if a plugin, which may add to it, has done so."""
     for line in load_configured():
         print(f"feddrm: warning: {line}", file=sys.stderr)
+    rows = built_in(source)
+    if module in sys.modules:
+        rows |= {name: member.summary() for name, member in getattr(sys.modules[module], root).family.items()}
     if json:
-        print_json(rows)
+        print_json(dict(sorted(rows.items())))
     else:
-        print_table(["name", "what it is"], rows.items())
+        print_table(["name", "what it is"], sorted(rows.items()))
 
 
 def main() -> None:

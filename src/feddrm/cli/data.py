@@ -85,6 +85,8 @@ def info(
     typer.echo(f"from {facts['source']}")
     if federation.schema is not None:
         typer.echo(f"raw columns: {', '.join(federation.schema.names)} (schema {federation.schema.digest})")
+    if not federation.task.classifies:
+        typer.echo(f"task {federation.task.name}: samples are counted by the interval in which their follow-up ends")
     print_table(header, rows)
 
 

@@ -70,6 +70,7 @@ def fit(
     """
     from feddrm.drm import AnalysisSettings, BasisWarning, DensityRatioModel, analyse
     from feddrm.drm.inference import Testing
+    from feddrm.errors import FeddrmError, SettingError
 
     testing = Testing(correction=correction, seed=seed)
     levels = _numbers("--quantiles", quantiles)
@@ -77,10 +78,15 @@ def fit(
     DensityRatioModel(basis, ridge=ridge)  # refuses what cannot be, before any file is read
     _check(out, page=True)
     samples, columns = _samples(files, group, column or [])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BasisWarning)  # printed below, in one line
-        analysis = analyse(samples, basis, settings, columns, ridge)
-    facts = analysis.facts()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BasisWarning)  # printed below, in one line
+            analysis = analyse(samples, basis, settings, columns, ridge)
+        facts = analysis.facts()
+    except FeddrmError as error:
+        if group is None or isinstance(error, SettingError):
+            raise  # a population has the name of its file
+        raise FeddrmError(f"{files[0]}: {error}") from error
     for doubt in analysis.doubts:
         typer.echo(f"feddrm: warning: {doubt}", err=True)
     if out is not None:
@@ -123,7 +129,7 @@ def _write_analysis(analysis: Analysis, out: Path) -> None:
     if out.suffix.lower() == ".html":
         write_together({out: analysis_page(analysis).encode()})
     else:
-        _save(density_figure(analysis.fit), out)
+        _save(density_figure(analysis.fit, analysis.settings.confidence), out)
 
 
 def _print_fit(facts: dict[str, Any]) -> None:

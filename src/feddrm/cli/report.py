@@ -36,7 +36,7 @@ def report(
         return
     header, differences = table.difference_rows()
     best = "; * is better than every other by paired differences" if differences else ""
-    print_table(table.header(), table.text_rows(), title=f"accuracy in percent{best}")
+    print_table(table.header(), table.text_rows(), title=f"{table.title}{best}")
     if (metrics := table.metric_table()) is not None:
         rows = [[cell.formatted(str, "{}") for cell in row.cells] for row in metrics.rows]
         title = "metrics of the answers in percent, Brier score as it is [95 % interval]"

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from feddrm.router import Router
     from feddrm.runs import Run
+    from feddrm.tasks import Survival, Task
 
 RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that 'feddrm train' wrote.")]
 QueryFiles = Annotated[
@@ -181,26 +182,29 @@ def fit_router(
     opened = Run.open(run)
     opened.fit_router(device=device, data_dir=data_dir, progress=True, **settings)
     summary = opened.summary or {}
+    survival = "system_c_index" in summary
+    system, oracle = (f"{kind}_{'c_index' if survival else 'accuracy'}" for kind in ("system", "oracle"))
     if json:
-        print_json({key: summary[key] for key in ("client_accuracy", "system_accuracy", "router")})
+        print_json({key: summary[key] for key in ("client_accuracy", system, "router")})
         return
     rows = [
         [kind, rule_label(rule), f"{100 * value['mean']:.2f}"]
-        for kind in ("client", "system")
-        for rule, value in summary[f"{kind}_accuracy"].items()
-        if value is not None
+        for kind, key in (("client accuracy" if survival else "client", "client_accuracy"), ("system", system))
+        for rule, value in summary[key].items()
+        if value is not None and value["mean"] is not None
     ]
-    rows.append(["oracle", "own heads", f"{100 * summary['oracle_accuracy']['mean']:.2f}"])
-    print_table(["accuracy", "by", "percent"], rows)
+    if summary[oracle] is not None:
+        rows.append(["oracle", "own heads", f"{100 * summary[oracle]['mean']:.2f}"])
+    print_table(["C-index" if survival else "accuracy", "by", "percent"], rows)
+    others = f"head, {'mean of all curves' if survival else 'vote'} and oracle"
     if (window := summary["window"]) > 1:
         typer.echo(
-            f"the router is measured after round {summary['rounds']}; "
-            f"head, vote and oracle are means over the last {window} rounds"
+            f"the router is measured after round {summary['rounds']}; {others} are means over the last {window} rounds"
         )
     typer.echo(f"wrote {opened.folder.router}")
     fit = summary["router"]
     if views is not None:
-        typer.echo(f"the router is fitted and measured with views={views}; head, vote and oracle are those of training")
+        typer.echo(f"the router is fitted and measured with views={views}; {others} are those of training")
     if fit["own_scales"]:
         typer.echo(f"these figures presume queries that their own client has scaled; for raw ones, {ONE_SCALE}")
     if not fit["converged"]:
@@ -298,6 +302,7 @@ def predict(
     from feddrm.io.atomic import write_atomically
     from feddrm.report.tables import to_csv
     from feddrm.runs import Run
+    from feddrm.tasks import Survival
 
     if csv and json:
         raise SettingError("--csv and --json print the same answers: give one of them")
@@ -320,9 +325,12 @@ def predict(
     elif json:
         print_json(answers.as_dicts(names))
     else:
-        header = ["query", "label", "sure of the label", "client", "sure of the client", "abstains because"]
+        said = ["label", "sure of the label"]
+        if isinstance(task := answers.task, Survival):
+            said = ["risk", *(f"survives day {day}" for day in _days(task))]
+        header = ["query", *said, "client", "sure of the client", "abstains because"]
         entries = answers.as_dicts(names)
-        rows = [_answer_row(row) for row in entries]
+        rows = [_answer_row(row, task) for row in entries]
         if label_miss is not None:
             header.append(f"one of, but for {label_miss:g}")
             rows = [[*row, set_text(entry["label_set"])] for row, entry in zip(rows, entries, strict=True)]
@@ -331,10 +339,24 @@ def predict(
             typer.echo(f"wrote {out}")
 
 
-def _answer_row(row: dict[str, Any]) -> list[str]:
-    sure = ["-" if row[key] is None else f"{row[key]:.1%}" for key in ("label_probability", "client_probability")]
+def _answer_row(row: dict[str, Any], task: Task) -> list[str]:
+    from feddrm.tasks import Survival
+
+    def percent(value: float | None) -> str:
+        return "-" if value is None else f"{value:.1%}"
+
+    if isinstance(task, Survival):
+        risk, curve = row["risk"], row["survival"] or {}
+        answer = ["-" if risk is None else f"{risk:.3f}", *(percent(curve.get(str(day))) for day in _days(task))]
+    else:
+        answer = [row["label"] or "-", percent(row["label_probability"])]
     clients = ", ".join(row["answered"]) or row["client"] or "-"
-    return [row["query"], row["label"] or "-", sure[0], clients, sure[1], reason_text(row)]
+    return [row["query"], *answer, clients, percent(row["client_probability"]), reason_text(row)]
+
+
+def _days(task: Survival) -> tuple[int, int]:
+    """The two days that a terminal has room for: the end of the middle interval and that of the last."""
+    return task.edges[len(task.edges) // 2], task.edges[-1]
 
 
 def open_queries(run: Run, inputs: list[Path], ignore: list[str] | None) -> tuple[Router, Tensor, list[str]]:

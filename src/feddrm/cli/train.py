@@ -200,8 +200,9 @@ def _print_views(run: Run, views: int, device: str | None, data_dir: str | None,
     for measure in sorted(scores[1], key=lambda m: m.order):
         gain = scores[views][measure].mean - scores[1][measure].mean
         rows.append([measure.title, *(of[measure].percent for of in scores.values()), f"{100 * gain:+.2f}"])
-    header = ["accuracy", *("1 view" if count == 1 else f"{count} views" for count in scores), "difference"]
-    print_table(header, rows, title=f"accuracy in percent after round {measured[1]['round']}")
+    noun = "C-index" if "average_c_index" in measured[1] else "accuracy"
+    header = [noun, *("1 view" if count == 1 else f"{count} views" for count in scores), "difference"]
+    print_table(header, rows, title=f"{noun} in percent after round {measured[1]['round']}")
 
 
 def demo(
@@ -330,7 +331,7 @@ def print_runs(folders: list[Path]) -> None:
     from feddrm.runs import Run
 
     table = report_table(folders)
-    print_table(table.header(), table.text_rows(), title="accuracy in percent")
+    print_table(table.header(), table.text_rows(), title=table.title)
     for folder in folders:
         if collapsed := (Run.open(folder).summary or {}).get("collapsed"):
             ending = ", to the end" if collapsed["at_end"] else ""

@@ -75,12 +75,12 @@ def tables(facts: dict[str, Any]) -> list[Table]:
 
 def _tilts(facts: dict[str, Any]) -> Table:
     rows = [
-        [p["name"], p["n"], term, f"{value:.4f}", f"{error:.4f}"]
+        [p["name"], p["n"], term, f"{value:.4g}", f"{error:.3g}"]
         for p in facts["populations"][1:]
         for term, value, error in zip(facts["terms"], p["tilt"], p["standard_error"], strict=True)
     ]
     reference = facts["populations"][0]
-    title = f"log density ratio against '{reference['name']}' ({reference['n']} observations)"
+    title = f"log density ratio against '{reference['name']}' (n = {reference['n']})"
     return Table.of(["population", "n", "term", "tilt", "std. error"], rows, title)
 
 
@@ -113,7 +113,11 @@ def _spelled(value: float, low: float, high: float) -> str:
 def _figures(analysis: Analysis) -> list[dict[str, Any]]:
     fit, confidence = analysis.fit, analysis.settings.confidence
     kinds: list[tuple[str, Callable[[DensityRatioFit], Figure], str]] = [
-        ("density", density_figure, "Histogram of each sample, and the density fitted to all.")
+        (
+            "density",
+            partial(density_figure, confidence=confidence),
+            f"Densities: histogram of each sample, and fitted to all with pointwise {100 * confidence:g} % bands.",
+        )
     ]
     if analysis.single:
         caption = (

@@ -28,11 +28,11 @@ from feddrm.router.solver.client_statistics import (
     client_sums,
     logits_at,
 )
-from feddrm.router.solver.lbfgs import Task, first_state, minimise
+from feddrm.router.solver.lbfgs import Minimisation, first_state, minimise
 from feddrm.router.solver.problem import Problem, Scaler, Whitening, add
 
 MOST_POLISH = 10  # Newton's steps after the solver; two are usual
-LARGEST_TILT = 50.0  # of a standardised basis function: populations that the basis separates
+LARGEST_SPREAD = 50.0  # of log ratios, in pooled standard deviations: populations that the basis separates
 
 
 class RemotePopulation(Protocol):
@@ -136,9 +136,9 @@ def fit_sites(
     def gradients(points: Mapping[str, Tensor]) -> dict[str, dict[int, ClientSums]]:
         return {k: {i: site.gradient(scaler, i, p) for i, site in enumerate(sites)} for k, p in points.items()}
 
-    task = Task(problem, whitening, first_state(problem, len(sites)))
+    task = Minimisation(problem, whitening, first_state(problem, len(sites)))
     state = minimise({"fit": task}, gradients, rounds=None, tolerance=tolerance, noise=1e-12)["fit"]
-    point, answers = _polished(sites, scaler, state.iterate - state.iterate[0])
+    point, answers = _polished(sites, scaler, whitening, state.iterate - state.iterate[0])
     loss = float(add([site.gradient(scaler, i, point) for i, site in enumerate(sites)])["loss"])
     tilts = _tilts(answers, counts, scaler, point)
     names = tuple(site.name for site in sites)
@@ -146,23 +146,30 @@ def fit_sites(
 
 
 def _polished(
-    sites: Sequence[RemotePopulation], scaler: Scaler, point: Tensor
+    sites: Sequence[RemotePopulation], scaler: Scaler, whitening: Whitening, point: Tensor
 ) -> tuple[Tensor, list[Mapping[str, Floats]]]:
     """Newton's steps to the optimum, and the sites' answers there."""
     for _ in range(MOST_POLISH):
         answers = [site.curvature(scaler, i, point) for i, site in enumerate(sites)]
-        if float(point.abs().max()) > LARGEST_TILT:
+        if _spread(whitening, point) > LARGEST_SPREAD:
             break
         score = np.sum([answer["scores"] for answer in answers], axis=0)
         step = np.linalg.solve(np.sum([answer["information"] for answer in answers], axis=0), score)
-        if np.abs(step).max() < 1e-10:
+        change = torch.from_numpy(step.reshape(len(sites) - 1, -1))
+        if _spread(whitening, change) < 1e-10:
             return point, answers
         point = point.clone()
-        point[1:] += torch.from_numpy(step.reshape(len(sites) - 1, -1))
+        point[1:] += change
     raise FeddrmError(
         "the fit over sites has no finite optimum: the basis may separate populations perfectly: choose a basis with "
         "fewer functions"
     )
+
+
+def _spread(whitening: Whitening, point: Tensor) -> float:
+    """How far log ratios reach from zero. Slopes of nearly dependent functions may be larger."""
+    slopes = (point[:, :-1] @ whitening.vectors) * whitening.values.sqrt()
+    return float(torch.hypot(slopes.norm(dim=1), point[:, -1]).max())
 
 
 def _tilts(answers: Sequence[Mapping[str, Floats]], counts: Floats, scaler: Scaler, point: Tensor) -> Estimate:

@@ -8,6 +8,7 @@ from feddrm.data.datasets.cifar import Cifar10, Cifar20, Cifar100
 from feddrm.data.datasets.digits import Digits
 from feddrm.data.datasets.heart import Heart
 from feddrm.data.datasets.retina import Retina
+from feddrm.data.datasets.tcga_brca import TcgaBrca
 from feddrm.data.datasets.user import Csv, Folders, Leaf, Npz
 from feddrm.data.federation import DEPLOYED, Federation
 from feddrm.data.partition import PARTITIONS, partition
@@ -43,6 +44,7 @@ __all__ = [
     "Retina",
     "Split",
     "TableSchema",
+    "TcgaBrca",
     "View",
     "batch",
     "colour_shifts",

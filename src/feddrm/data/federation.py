@@ -23,6 +23,7 @@ from feddrm.data.sources.image_folders import ImageFolderSource
 from feddrm.data.sources.leaf_files import LeafSource
 from feddrm.data.tables.table_schema import TableSchema
 from feddrm.errors import FeddrmError
+from feddrm.tasks import CLASSIFICATION, Task
 
 SCALE_RATIO = 100.0  # of the columns' largest and smallest standard deviation, beyond which a warning is given
 DEPLOYED = "deployed"  # the name of a federation whose samples stay at the sites
@@ -36,7 +37,8 @@ class Federation:
     raw rows became the samples, whose ``columns`` are then the schema's encoded ones.
     ``gallery`` [client, sample, channel, height, width] shows the same samples as each client would
     see them. It is None where clients differ by nature and not by a known transform. ``mirrors`` says that the
-    mirror image of a sample has the same class and could be the same client's.
+    mirror image of a sample has the same class and could be the same client's. ``task`` says what the labels mean;
+    the ``classes`` of survival are its intervals.
     """
 
     name: str
@@ -49,13 +51,16 @@ class Federation:
     schema: TableSchema | None = None
     gallery: Tensor | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    task: Task = CLASSIFICATION
 
     def __post_init__(self) -> None:
         check_client_names(self.name, [c.name for c in self.clients])
         shape, dtype = self.clients[0].train.x.shape[1:], self.clients[0].train.x.dtype
         for client in self.clients:
             for part, split in (("training", client.train), ("test", client.test)):
-                _check_split(f"{self.name}: {part} data of client '{client.name}'", split, shape, dtype, self.classes)
+                where = f"{self.name}: {part} data of client '{client.name}'"
+                _check_split(where, split, shape, dtype)
+                self.task.check(where, split.y, self.classes)
         if self.schema is not None and self.columns != self.schema.encoded:
             raise FeddrmError(f"{self.name}: its columns are not those of its schema: encode its rows by the schema")
 
@@ -96,7 +101,8 @@ class Federation:
         """Samples per client and class [client, class], of ``train``, ``test`` or ``all``."""
         rows = []
         for client in self.clients:
-            train, test = (torch.bincount(s.y.cpu(), minlength=len(self.classes)) for s in (client.train, client.test))
+            classes = [self.task.class_of(split.y.cpu()) for split in (client.train, client.test)]
+            train, test = (torch.bincount(numbers, minlength=len(self.classes)) for numbers in classes)
             rows.append({"train": train, "test": test, "all": train + test}[part])
         return torch.stack(rows)
 
@@ -133,6 +139,7 @@ class Federation:
             ],
             "train": int(self.sizes.sum()),
             "test": sum(len(c.test) for c in self.clients),
+            **({} if self.task.classifies else {"task": self.task.as_dict()}),
         }
 
     def scale_warning(self) -> str | None:
@@ -228,7 +235,7 @@ class Federation:
         return cls(**vars(load_flamby(dataset, centers, **options)))
 
 
-def _check_split(where: str, split: Split, shape: torch.Size, dtype: torch.dtype, classes: Sequence[str]) -> None:
+def _check_split(where: str, split: Split, shape: torch.Size, dtype: torch.dtype) -> None:
     if len(split) == 0:
         raise FeddrmError(f"{where} is empty: drop the client or give it more samples")
     if len(split.x) != len(split.y):
@@ -238,6 +245,3 @@ def _check_split(where: str, split: Split, shape: torch.Size, dtype: torch.dtype
             f"{where} has samples of shape {tuple(split.x.shape[1:])} ({split.x.dtype}), "
             f"the first client {tuple(shape)} ({dtype}): bring all to one shape"
         )
-    low, high = int(split.y.min()), int(split.y.max())
-    if low < 0 or high >= len(classes):
-        raise FeddrmError(f"{where} has label {low if low < 0 else high}, outside the {len(classes)} classes")

@@ -60,6 +60,11 @@ class DatasetSummary:
         return torch.tensor([client["train"] for client in self.facts["clients"]], dtype=torch.int64)
 
     @property
+    def label_noun(self) -> str:
+        """What samples are counted by: their class, or the interval in which the follow-up of survival ends."""
+        return "interval" if "task" in self.facts else "class"
+
+    @property
     def columns(self) -> tuple[str, ...]:
         return tuple(str(name) for name in self.facts.get("columns") or ())
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from feddrm.drm.basis import AUTO, Basis, Floats
-from feddrm.drm.basis_choice import CANDIDATES, choose_basis
+from feddrm.drm.basis_choice import CANDIDATES, FOLDS, choose_basis
 from feddrm.drm.density_ratio import DensityRatioFit, DensityRatioModel, Samples
 from feddrm.drm.inference import estimates
 from feddrm.drm.inference.estimates import check_levels, normal_quantile, single_column, weighted_quantiles
@@ -77,7 +77,7 @@ class Analysis:
         """What speaks against the basis: the distributions, or another basis that predicts much better."""
         basis = self.fit.model.basis
         doubts = [self.goodness.warning(basis)] if self.goodness and self.goodness.doubtful else []
-        if self.tested and isinstance(basis, str) and self.single and len(self.fit.owner) <= MOST_COMPARED:
+        if isinstance(basis, str) and self._comparable:
             others = [name for name in CANDIDATES if name not in ("identity", "normal" if "poly" in basis else basis)]
             choice = self.fit.choice or choose_basis(self.fit.samples, (basis, *others))
             gain = (choice.scores[choice.name] - choice.scores.get(basis, -np.inf)) * len(self.fit.owner)
@@ -87,6 +87,12 @@ class Analysis:
                     f"{gain:.1f}): its intervals and p-values may be wrong; choose {choice.name}, or 'auto'"
                 )
         return doubts
+
+    @property
+    def _comparable(self) -> bool:
+        """Whether other bases can be tried: no ridge, one column, enough observations and not too many."""
+        enough = self.fit.counts.min() >= FOLDS and len(self.fit.owner) <= MOST_COMPARED
+        return self.tested and self.single and bool(enough)
 
     @cached_property
     def tests(self) -> list[tuple[HypothesisTest, float | None]]:
@@ -98,7 +104,10 @@ class Analysis:
         results: list[tuple[HypothesisTest, float | None]] = [(whole, None)]
         if self.settings.absent:
             results.append((without_terms(self.fit, self.settings.absent, how), None))
-        results += pairwise(self.fit, how) if len(self.fit.names) > 2 else []
+        if len(self.fit.names) > 2:
+            part = ", without zeros" if self.two_part else ""
+            pairs = pairwise(self.fit, how)
+            results += [(replace(test, hypothesis=test.hypothesis + part), adjusted) for test, adjusted in pairs]
         if self.single and not self.two_part:
             levels = self.settings.levels
             results += [(equal_quantiles(self.fit, level, None, how.statistic), None) for level in levels]

@@ -26,9 +26,11 @@ def _normal(x: Floats) -> Floats:
 
 
 def _logs(x: Floats, name: str) -> Floats:
-    if (low := x.min(initial=1.0)) <= 0:
+    if (x <= 0).any():
+        row, column = np.argwhere(x <= 0)[0]
         raise FeddrmError(
-            f"the {name} basis takes logarithms, but a sample is {low:g}: shift it above 0, or use normal"
+            f"the {name} basis takes logarithms, but observation {row + 1} is {x[row, column]:g}: shift the sample "
+            f"above 0, or use normal"
         )
     return np.log(x)
 
@@ -43,8 +45,12 @@ def _lognormal(x: Floats) -> Floats:
 
 
 def _beta(x: Floats) -> Floats:
-    if (high := x.max(initial=0.0)) >= 1:
-        raise FeddrmError(f"the beta basis needs samples between 0 and 1, but one is {high:g}: scale it, or use normal")
+    if (x >= 1).any():
+        row, column = np.argwhere(x >= 1)[0]
+        raise FeddrmError(
+            f"the beta basis needs samples between 0 and 1, but observation {row + 1} is {x[row, column]:g}: scale the "
+            f"sample, or use normal"
+        )
     return np.hstack([_logs(x, "beta"), np.log1p(-x)])
 
 
@@ -108,9 +114,10 @@ def evaluate_basis(basis: Basis, sample: Any) -> Floats:
                 f"the basis made an array of shape {features.shape} from {len(sample)} observations: "
                 f"it must return one row for each"
             )
-    if not (np.abs(features) < LARGEST).all():
+    if not (fine := (np.abs(features) < LARGEST).all(1)).all():
         raise FeddrmError(
-            f"the basis is not finite, or beyond {LARGEST:g}, on this sample: scale the data, or choose another basis"
+            f"the basis is not finite, or beyond {LARGEST:g}, at observation {fine.argmin() + 1}: scale the data, or "
+            f"choose another basis"
         )
     return features
 
@@ -131,6 +138,6 @@ def as_rows(sample: Any) -> Floats:
     x = x[:, None] if x.ndim == 1 else x
     if x.ndim != 2:
         raise FeddrmError(f"a sample has shape {x.shape}: give one row per observation, or a function as basis")
-    if not np.isfinite(x).all():
-        raise FeddrmError("a sample has a value that is missing or infinite: remove or correct it")
+    if not (fine := np.isfinite(x).all(1)).all():
+        raise FeddrmError(f"observation {fine.argmin() + 1} is missing or infinite: remove or correct it")
     return x

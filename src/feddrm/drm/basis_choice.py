@@ -24,13 +24,26 @@ class BasisChoice:
     scores: Mapping[str, float]
 
 
-def choose_basis(samples: Sequence[object], candidates: Sequence[str] = CANDIDATES, seed: int = 0) -> BasisChoice:
+def choose_basis(
+    samples: Sequence[object],
+    candidates: Sequence[str] = CANDIDATES,
+    seed: int = 0,
+    names: Sequence[str] | None = None,
+) -> BasisChoice:
     """Fit every candidate without one fifth of the observations, five times, and score what was left out.
 
     The dual likelihood has the same observations for every basis, so its held-out values can be compared. A candidate
     that is not defined on the samples (a logarithm of a negative number), or that has no finite fit, is left out.
+    ``names`` are those of the populations, 1, 2, ... by default.
     """
     rows = [as_rows(sample) for sample in samples]
+    names = tuple(names or (str(i + 1) for i in range(len(rows))))
+    for name, part in zip(names, rows, strict=True):
+        if len(part) < FOLDS:
+            raise FeddrmError(
+                f"population '{name}' has {len(part)} observations, too few to hold out a fifth of them for the choice "
+                f"of a basis: give at least {FOLDS}, or name the basis"
+            )
     owner = np.repeat(np.arange(len(rows)), [len(part) for part in rows])
     rng = np.random.default_rng(seed)
     # Every fold has its share of every population.
@@ -39,16 +52,15 @@ def choose_basis(samples: Sequence[object], candidates: Sequence[str] = CANDIDAT
     scores = {}
     for name in candidates:
         try:
-            scores[name] = _held_out(evaluate_basis(name, pooled), owner, fold)
+            scores[name] = _held_out(evaluate_basis(name, pooled), owner, fold, names)
         except FeddrmError as error:
             last = error
     if not scores:
-        raise FeddrmError(f"no basis fits these samples; the last refusal: {last}")
+        raise FeddrmError(f"no basis can be chosen for these samples: name one; the last that was tried: {last}")
     return BasisChoice(max(scores, key=lambda name: scores[name]), scores)
 
 
-def _held_out(features: Floats, owner: NDArray[np.intp], fold: NDArray[np.intp]) -> float:
-    names = tuple(map(str, range(owner.max() + 1)))
+def _held_out(features: Floats, owner: NDArray[np.intp], fold: NDArray[np.intp], names: tuple[str, ...]) -> float:
     total = 0.0
     for left_out in range(FOLDS):
         seen = fold != left_out

@@ -6,29 +6,33 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from feddrm.drm.basis import Floats
 from feddrm.drm.density_ratio import DensityRatioFit
-from feddrm.drm.inference.estimates import density, distribution, quantile, single_column
+from feddrm.drm.inference.estimates import density_estimate, distribution, quantile, single_column
 
 OWN, POOLED, THIRD = "#b9c6d3", "#d55e00", "#0072b2"
 MOST_PANELS = 36
 MOST_POINTS = 300  # of a curve
 
 
-def density_figure(fit: DensityRatioFit) -> Figure:
-    """One panel per population and column: the histogram of its own sample, and the density fitted to all data."""
+def density_figure(fit: DensityRatioFit, confidence: float = 0.95) -> Figure:
+    """One panel per population and column: histogram of its own sample, density fitted to all data, pointwise band."""
     populations = min(len(fit.names), MOST_PANELS)
     rows = min(len(fit.columns), max(1, MOST_PANELS // populations))
     figure = Figure(figsize=(2.2 + 2.6 * populations, 0.9 + 2.2 * rows), layout="constrained")
     grid = figure.subplots(rows, populations, squeeze=False, sharex="row", sharey="row")
     for row in range(rows):
         x = fit.values[:, row]
-        edges = np.histogram_bin_edges(x, bins=min(60, max(8, int(3 * len(x) ** (1 / 3)))))
+        edges = _edges(x)
         for i in range(populations):
             axes = grid[row, i]
             axes.hist(x[fit.owner == i], edges, density=True, color=OWN, label="its own sample")
             points = np.linspace(edges[0], edges[-1], 300)
             if np.ptp(x) > 0:
-                axes.plot(points, density(fit, i, points, row), POOLED, label="fitted to all")
+                estimate = density_estimate(fit, i, points, row)
+                low, high = estimate.interval(confidence)
+                axes.fill_between(points, np.maximum(low, 0), high, color=POOLED, alpha=0.25, linewidth=0)
+                axes.plot(points, estimate.value, POOLED, label="fitted to all")
             axes.spines[["top", "right"]].set_visible(False)
             axes.set_yticks([])
             if row == 0:
@@ -37,6 +41,15 @@ def density_figure(fit: DensityRatioFit) -> Figure:
                 axes.set_ylabel(fit.columns[row][:28], parse_math=False)
     grid[0, 0].legend(frameon=False, fontsize="small")
     return figure
+
+
+def _edges(x: Floats) -> Floats:
+    """Edges of a histogram's bars. Those of whole numbers hold the same number of them each."""
+    bins = min(60, max(8, int(3 * len(x) ** (1 / 3))))
+    if (x != np.round(x)).any() or np.ptp(x) < 2:
+        return np.histogram_bin_edges(x, bins)
+    width = np.ceil((np.ptp(x) + 1) / bins)
+    return np.asarray(np.arange(x.min() - 0.5, x.max() + width, width))
 
 
 def distribution_figure(fit: DensityRatioFit, confidence: float = 0.95) -> Figure:

@@ -53,7 +53,7 @@ class DensityRatioModel:
         """Fit to one sample per population, by name or in order. Ratios are reported against the first."""
         names, parts = named_samples(samples)
         column_names = _columns(parts[0], columns)
-        model, choice = self._resolved(parts, column_names)
+        model, choice = self._resolved(names, parts, column_names)
         features = []
         for name, part in zip(names, parts, strict=True):
             try:
@@ -109,10 +109,12 @@ class DensityRatioModel:
         names = list(dict.fromkeys(labels.tolist()))
         return self.fit({name: rows[labels == name] for name in names}, [str(name) for name in given])
 
-    def _resolved(self, parts: list[Any], columns: list[str]) -> tuple[DensityRatioModel, BasisChoice | None]:
+    def _resolved(
+        self, names: tuple[str, ...], parts: list[Any], columns: list[str]
+    ) -> tuple[DensityRatioModel, BasisChoice | None]:
         """The model with the basis that ``auto`` chooses, or with the compiled formula."""
         if self.basis == AUTO:
-            choice = choose_basis(parts)
+            choice = choose_basis(parts, names=names)
             return replace(self, basis=choice.name), choice
         if isinstance(self.basis, str) and is_formula(self.basis):
             return replace(self, basis=FormulaBasis.compile(self.basis, columns, parts)), None

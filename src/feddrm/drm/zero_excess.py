@@ -67,7 +67,8 @@ class TwoPartFit:
         n, p = self.sizes, self.shares
         centre = (p + z**2 / (2 * n)) / (1 + z**2 / n)
         reach = z / (1 + z**2 / n) * np.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
-        return centre - reach, centre + reach
+        # Rounding would leave limits of 1e-18 where no or every observation is zero.
+        return np.where(self.zeros == 0, 0.0, centre - reach), np.where(self.zeros == n, 1.0, centre + reach)
 
     def homogeneity(self, how: Testing | None = None) -> HypothesisTest:
         """Test whether all populations are equal: the sum of both parts' likelihood ratios."""

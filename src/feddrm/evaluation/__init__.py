@@ -14,6 +14,7 @@ from feddrm.evaluation.accuracy import (
     confusion,
     evaluate,
     global_accuracy,
+    head_routes,
     oracle_accuracy,
     per_client,
     route,
@@ -24,6 +25,7 @@ from feddrm.evaluation.accuracy import (
 )
 from feddrm.evaluation.answer_metrics import answer_metrics, class_confusion, own_answers
 from feddrm.evaluation.collapse import LASTING, collapse_summary, collapsed_share, is_collapsed
+from feddrm.evaluation.concordance import average_c_index, c_index, routed_curves, survival_curves
 from feddrm.evaluation.cuda_replay import Replay
 from feddrm.evaluation.passes import Leaves
 from feddrm.evaluation.predictions import Execution, Predictions, Queries, pooled_queries, predict
@@ -60,6 +62,8 @@ __all__ = [
     "answer_metrics",
     "ask",
     "average_accuracy",
+    "average_c_index",
+    "c_index",
     "class_confusion",
     "client_accuracy",
     "collapse_summary",
@@ -67,6 +71,7 @@ __all__ = [
     "confusion",
     "evaluate",
     "global_accuracy",
+    "head_routes",
     "is_collapsed",
     "oracle_accuracy",
     "own_answers",
@@ -74,8 +79,10 @@ __all__ = [
     "pooled_queries",
     "predict",
     "route",
+    "routed_curves",
     "routed_predictions",
     "summarise",
+    "survival_curves",
     "system_accuracy",
     "vote",
     "votes",

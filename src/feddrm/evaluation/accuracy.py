@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from feddrm.errors import FeddrmError, SettingError
+from feddrm.evaluation.concordance import survival_figures, survival_rows
 from feddrm.evaluation.predictions import Predictions
 from feddrm.registry import check_choice
 from feddrm.rules import RULES, Evidence, Rule
@@ -126,6 +127,12 @@ def route(client_logits: Tensor, weights: Tensor, rule: str = "density") -> Tens
     return chosen.scores(Evidence(client_logits, log_prior)).argmax(1)
 
 
+def head_routes(predictions: Predictions, weights: Tensor) -> dict[str, Tensor]:
+    """The clients [N] that the published head chooses by every rule; empty for a method without one."""
+    logits = predictions.client_logits
+    return {} if logits is None else {f"head_{rule}": route(logits, weights, rule) for rule in RULES}
+
+
 def routed_predictions(logits: Tensor, routes: Tensor) -> Tensor:
     """The class that each sample's chosen client predicts, for logits [m, N, K] and routes [N]."""
     return logits[routes, torch.arange(len(routes), device=logits.device)].argmax(-1)
@@ -147,7 +154,7 @@ def confusion(routes: Tensor, origin: Tensor, clients: int) -> Tensor:
 
 def per_client(
     predictions: Predictions, names: Sequence[str], weights: Tensor, ties: str = "smallest"
-) -> list[dict[str, str | int | float | None]]:
+) -> list[dict[str, Any]]:
     """One row per client: the accuracy on its ``test`` samples of its ``own`` model and of every other way.
 
     ``head_density`` and ``head_posterior`` are accuracies after routing by that rule; ``recall_...`` is
@@ -156,13 +163,16 @@ def per_client(
     clients, labels, origin = len(predictions.logits), predictions.labels, predictions.origin
     if len(names) != clients:
         raise FeddrmError(f"{len(names)} names for {clients} clients: give one each")
+    chosen = head_routes(predictions, weights)
+    if not predictions.task.classifies:
+        return survival_rows(predictions, names, chosen)
     correct: dict[str, Tensor | None] = {
         "own": routed_predictions(predictions.logits, origin) == labels,
         "global": None if predictions.global_logits is None else predictions.global_logits.argmax(-1) == labels,
         "vote": vote(predictions.logits, ties) == labels,
     }
     for rule in RULES:
-        routes = None if predictions.client_logits is None else route(predictions.client_logits, weights, rule)
+        routes = chosen.get(f"head_{rule}")
         correct[f"head_{rule}"] = None if routes is None else routed_predictions(predictions.logits, routes) == labels
         correct[f"recall_{rule}"] = None if routes is None else routes == origin
     columns = {
@@ -177,16 +187,18 @@ def per_client(
 
 
 def evaluate(predictions: Predictions, weights: Tensor, ties: str = "smallest") -> dict[str, Any]:
-    """Every accuracy of one round, under the names of ``summary.json``; what a method lacks is None or left out."""
+    """Every accuracy of one round, under the names of ``summary.json``; what a method lacks is None or left out.
+
+    Of another task than classification it is the C-index instead (:mod:`feddrm.evaluation.concordance`).
+    """
+    routes, origin = head_routes(predictions, weights), predictions.origin
+    client = {name: _weighted(_by_client(r == origin, origin, len(weights)), weights) for name, r in routes.items()}
+    if not predictions.task.classifies:
+        return {**survival_figures(predictions, weights, routes), "client_accuracy": client}
     shared = global_accuracy(predictions)
-    client: dict[str, float] = {}
     system = {"vote": system_accuracy(vote(predictions.logits, ties), predictions.labels)}
-    if predictions.client_logits is not None:
-        for rule in RULES:
-            routes = route(predictions.client_logits, weights, rule)
-            routed = routed_predictions(predictions.logits, routes)
-            client[f"head_{rule}"] = client_accuracy(predictions.client_logits, predictions.origin, weights, rule)
-            system[f"head_{rule}"] = system_accuracy(routed, predictions.labels)
+    for name, chosen in routes.items():
+        system[name] = system_accuracy(routed_predictions(predictions.logits, chosen), predictions.labels)
     if shared is not None:
         system["global"] = shared
     return {

@@ -15,6 +15,7 @@ from feddrm.errors import FeddrmError, SettingError
 from feddrm.evaluation.cuda_replay import Replay
 from feddrm.evaluation.passes import Leaves, PassRunner, plan_passes
 from feddrm.models import Net, is_client_branch, is_head, is_project, is_trunk
+from feddrm.tasks import CLASSIFICATION, Task
 from feddrm.threads import thread_map
 
 # Second key of the test crops' draws. The draws of training have a client's number there, which is never as large.
@@ -32,7 +33,7 @@ class Queries:
 
 
 class Predictions(NamedTuple):
-    """Logits of m models for N samples of K classes, with the samples' labels and clients.
+    """Logits of m models for N samples of K classes, with the samples' labels and clients, and what both mean.
 
     ``client_logits`` come from the published client head of the aggregated model, ``global_logits``
     from the one model without a private part. Either is None for methods that have none.
@@ -43,6 +44,7 @@ class Predictions(NamedTuple):
     origin: Tensor  # [N]
     client_logits: Tensor | None = None  # [N, m]
     global_logits: Tensor | None = None  # [N, K]
+    task: Task = CLASSIFICATION
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ def predict(
     mean = test.views.mean(test.x, all_logits)
     logits = mean["classes"]
     shared = None if global_model is None else logits[-1]
-    return Predictions(logits[: len(models)], labels, origin, mean.get("client"), shared)
+    return Predictions(logits[: len(models)], labels, origin, mean.get("client"), shared, net.task)
 
 
 def _check(net: Net, leaves: Leaves, what: str, *, client: bool) -> None:

@@ -45,6 +45,10 @@ class FedAS(Method):
     def averages(self) -> bool:
         return self.variant == "paper"
 
+    @property
+    def needs_classes(self) -> bool:
+        return self.variant == "original"
+
     def check(self, rounds: int) -> None:
         super().check(rounds)
         check_variant(self.name, self.variant)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from feddrm.data import Batch
 from feddrm.errors import SettingError
-from feddrm.methods.losses import cross_entropy
+from feddrm.methods.losses import cross_entropy, task_loss
 from feddrm.methods.method import Forward, Method, Phase, Slots, Stage
 from feddrm.models import is_head
 
@@ -40,5 +40,5 @@ class FedDRM(Method):
     def _loss(self, net: Forward, slots: Slots, batch: Batch) -> Tensor:
         out = net(slots["model"], batch.x)
         assert out.client_logits is not None
-        classes = cross_entropy(out.logits, batch.y, batch.mask)
-        return self.lam * classes + (1 - self.lam) * cross_entropy(out.client_logits, batch.client, batch.mask)
+        clients = cross_entropy(out.client_logits, batch.client, batch.mask)
+        return self.lam * task_loss(out, batch) + (1 - self.lam) * clients

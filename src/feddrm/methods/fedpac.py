@@ -62,6 +62,10 @@ class FedPAC(Method):
     def averages(self) -> bool:
         return self.variant == "paper"
 
+    @property
+    def needs_classes(self) -> bool:
+        return self.variant == "original"
+
     def check(self, rounds: int) -> None:
         super().check(rounds)
         check_variant(self.name, self.variant)

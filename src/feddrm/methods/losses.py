@@ -7,6 +7,7 @@ from torch import Tensor
 
 from feddrm.data import Batch
 from feddrm.methods.method import Forward, Slots, Tensors
+from feddrm.models import Outputs
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
@@ -24,9 +25,14 @@ def cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
     return masked_mean(F.cross_entropy(logits, labels, reduction="none"), mask)
 
 
+def task_loss(out: Outputs, batch: Batch) -> Tensor:
+    """Mean loss of the task over the real samples: the cross-entropy of the classes, or that of survival."""
+    return masked_mean(out.task.losses(out.logits, batch.y), batch.mask)
+
+
 def classify(net: Forward, slots: Slots, batch: Batch) -> Tensor:
-    """Cross-entropy of the classes under the client's model."""
-    return cross_entropy(net(slots["model"], batch.x).logits, batch.y, batch.mask)
+    """The task's loss under the client's model."""
+    return task_loss(net(slots["model"], batch.x), batch)
 
 
 def distance(a: Tensors, b: Tensors, leaves: list[str] | None = None) -> Tensor:

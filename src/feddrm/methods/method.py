@@ -127,6 +127,11 @@ class Method(Named, ABC):
         """Whether ``aggregate`` needs the weighted mean of the uploads only: secure aggregation shows nothing else."""
         return type(self).aggregate is Method.aggregate
 
+    @property
+    def needs_classes(self) -> bool:
+        """Whether it looks at labels as classes, beyond the task's loss."""
+        return self.closed_form
+
     def check(self, rounds: int) -> None:
         """Refuse impossible hyper-parameters before anything is loaded."""
         if not 0 <= self.tuning_rounds(rounds) <= rounds:

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from feddrm.tasks import CLASSIFICATION, Task
+
 
 class Outputs(NamedTuple):
     """The outputs of a network for a batch.
@@ -20,13 +22,14 @@ class Outputs(NamedTuple):
     ``stages`` holds the activations in order, from ``"input"`` to ``"embedding"``, which equals
     ``features``. Covariate shift shows in the shallow stages, label shift in the deep ones.
     ``client_logits`` is None for a network without a client branch. Under ``torch.vmap`` return single
-    fields of such a network, because vmap returns tensors only.
+    fields of such a network, because vmap returns tensors only. ``task`` says what the logits mean.
     """
 
     logits: Tensor
     features: Tensor
     client_logits: Tensor | None
     stages: dict[str, Tensor]
+    task: Task = CLASSIFICATION
 
 
 class Dense(nn.Module):
@@ -66,10 +69,12 @@ class Net(nn.Module):
         self.project, self.head = class_branch
         self.client_project, self.client_head = client_branch or (None, None)
         self.client_stage = client_stage
+        self.task: Task = CLASSIFICATION
 
     def forward(self, x: Tensor) -> Outputs:
         features, stages = self.embed(x)
-        return Outputs(_logits(self.head, self.hidden(features)), features, self.client_logits(stages), stages)
+        logits = _logits(self.head, self.hidden(features))
+        return Outputs(logits, features, self.client_logits(stages), stages, self.task)
 
     def embed(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """b(x) and every stage: the trunk's pass, which any number of heads can share."""

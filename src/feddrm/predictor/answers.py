@@ -18,8 +18,10 @@ from feddrm.io.staging import Snapshot
 from feddrm.predictor.predictor import Predictor, class_names, named_sets
 from feddrm.registry import check_choice, nearest
 from feddrm.router import Decision, Router, load_router, read_manifest
+from feddrm.router.artifact import manifest_task
 from feddrm.router.label_sets import ROUNDING, SHARE, check_label_miss, clients_for_sets, mixed_p_values, within_set
 from feddrm.router.policy import consult as mixture
+from feddrm.tasks import CLASSIFICATION, Survival, Task, require_classes
 
 ABSTAIN = ("mark", "answer")
 
@@ -34,6 +36,9 @@ class Answers:
     probabilities are not numbers (nan), unless ``abstain="answer"`` asked for them. Without routing, ``decision`` is
     None and ``client_probability`` is nan. ``label_sets`` has the classes that each query may have, if sets were
     requested; None where the router abstains, and where too much of its probability is with clients that are away.
+
+    Answers about survival have no labels. Their ``classes`` are intervals, and their ``probabilities`` are those to
+    be free of the event at the end of each; ``risk`` [N] orders the queries.
     """
 
     classes: tuple[str, ...]
@@ -45,13 +50,22 @@ class Answers:
     answered: tuple[tuple[str, ...], ...]
     decision: Decision | None
     label_sets: tuple[tuple[str, ...] | None, ...] | None = None
+    task: Task = CLASSIFICATION
+
+    @property
+    def risk(self) -> Tensor:
+        """Minus the expected number of intervals that are survived; of survival only."""
+        if not isinstance(self.task, Survival):
+            raise FeddrmError(f"the task is {self.task.name}, which has no risks: look at labels and probabilities")
+        return self.task.risk(self.probabilities)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __repr__(self) -> str:
-        given = sum(label is not None for label in self.labels)
-        return f"Answers({given} labels for {len(self)} queries, {len(self.classes)} classes)"
+        given, what = sum(map(bool, self.answered)), "labels" if self.task.classifies else "curves"
+        noun = "classes" if self.task.classifies else "intervals"
+        return f"Answers({given} {what} for {len(self)} queries, {len(self.classes)} {noun})"
 
     def as_dicts(self, queries: Sequence[str]) -> list[dict[str, Any]]:
         """Plain values for JSON, one dictionary per query, under the names of the gateway's answers."""
@@ -60,8 +74,7 @@ class Answers:
         return [
             {
                 "query": query,
-                "label": self.labels[i],
-                "label_probability": _number(self.label_probability[i]),
+                **self._answer(i),
                 "client": self.client[i],
                 "client_probability": _number(self.client_probability[i]),
                 "answered": list(self.answered[i]),
@@ -72,24 +85,40 @@ class Answers:
                 "flags": [flag.as_flag() for flag in decision.flags[i]]
                 if decision is not None and decision.flags
                 else [],
-                "probabilities": None
-                if self.labels[i] is None
-                else dict(zip(self.classes, self.probabilities[i].tolist(), strict=True)),
+                self._curve: dict(zip(self._names, self.probabilities[i].tolist(), strict=True))
+                if self.answered[i]
+                else None,
             }
             for i, query in enumerate(queries)
         ]
 
+    @property
+    def _curve(self) -> str:
+        """The name of the probabilities."""
+        return "probabilities" if self.task.classifies else "survival"
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """What each probability belongs to: a class, or an interval's last day."""
+        return tuple(map(str, self.task.edges)) if isinstance(self.task, Survival) else self.classes
+
+    def _answer(self, i: int) -> dict[str, Any]:
+        if not self.task.classifies:
+            return {"risk": _number(self.risk[i])}
+        return {"label": self.labels[i], "label_probability": _number(self.label_probability[i])}
+
     def csv_table(self, queries: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
-        """Header and rows: the fields of :meth:`as_dicts`, then the probability of every class."""
+        """Header and rows: the fields of :meth:`as_dicts`, then every probability."""
         entries = self.as_dicts(queries)
-        header = [name for name in (entries[0] if entries else ()) if name not in ("flags", "probabilities")]
+        header = [name for name in (entries[0] if entries else ()) if name not in ("flags", self._curve)]
         rows = []
         for entry in entries:
             sets = {name: ",".join(entry[name]) for name in ("answered", "label_set") if entry.get(name) is not None}
             cells = entry | sets
-            given = entry["probabilities"] or {}
-            rows.append([*(cells[name] for name in header), *(given.get(label) for label in self.classes)])
-        return [*header, *(f"probability of {label}" for label in self.classes)], rows
+            given = entry[self._curve] or {}
+            rows.append([*(cells[name] for name in header), *(given.get(name) for name in self._names)])
+        what = "probability of" if self.task.classifies else "survival to day"
+        return [*header, *(f"{what} {name}" for name in self._names)], rows
 
 
 def answer_queries(  # noqa: PLR0913 (the options of a public method)
@@ -116,7 +145,9 @@ def answer_queries(  # noqa: PLR0913 (the options of a public method)
     if label_miss is not None:
         check_label_miss(label_miss, routing.get("rule") or "density")
     before = Snapshot.of(run.router)
-    router = load_router(run.router)
+    router, task = load_router(run.router), manifest_task(read_manifest(run.router))
+    if label_miss is not None:
+        require_classes(task, "a label set", "leave out label_miss")
     samples = router.samples(x).detach().cpu()
     number = len(samples)
     if client is None:
@@ -144,10 +175,11 @@ def answer_queries(  # noqa: PLR0913 (the options of a public method)
     if Snapshot.of(run.router) != before:  # clients may have been asked under two routers
         raise FeddrmError(f"the router of {run.path} was replaced meanwhile: ask again")
     top, label = probabilities.max(1)
+    labelled = asked & task.classifies
     return Answers(
         classes,
-        tuple(classes[k] if given else None for k, given in zip(label.tolist(), asked.tolist(), strict=True)),
-        top,
+        tuple(classes[k] if given else None for k, given in zip(label.tolist(), labelled.tolist(), strict=True)),
+        top.masked_fill(~labelled, math.nan),
         probabilities,
         tuple(best),
         client_probability,
@@ -157,6 +189,7 @@ def answer_queries(  # noqa: PLR0913 (the options of a public method)
         ),
         decision,
         None if label_miss is None else _sets(within_set(p_values, label_miss), sure, classes),
+        task,
     )
 
 

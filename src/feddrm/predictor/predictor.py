@@ -27,12 +27,13 @@ from feddrm.predictor.query_groups import compute_in_groups
 from feddrm.registry import nearest
 from feddrm.router import Recipe, Router, load_heads, load_router, read_manifest
 from feddrm.router.answer_calibration import NO_SCORES, AnswerCalibration
-from feddrm.router.artifact import FIT, manifest_model, trained_clients
+from feddrm.router.artifact import FIT, manifest_model, manifest_task, trained_clients
 from feddrm.router.features.base import extract
 from feddrm.router.label_sets import check_label_miss, within_set
 from feddrm.router.private_head import PrivateHead
 from feddrm.router.solver.client_statistics import logits_at
 from feddrm.router.solver.problem import Scaler
+from feddrm.tasks import CLASSIFICATION, Task, require_classes
 
 ANSWERS = ("trained", "refit")
 COPY_AGAIN = "copy the run again"
@@ -50,6 +51,7 @@ class Predictor:
     named: bool  # whether the classes have names; otherwise they have numbers
     views: QueryViews = field(default_factory=QueryViews)  # of every sample; features are answered as they are
     fit: str | None = None  # the name of the router's fit that the head belongs to; a trained one belongs to none
+    task: Task = CLASSIFICATION  # its answers: class probabilities, or the survival curve
 
     @property
     def takes_features(self) -> bool:
@@ -79,13 +81,15 @@ class Predictor:
         manifest, router = read_manifest(files.router), load_router(files.router)
         if name not in router.names:
             raise FeddrmError(f"the router knows no client '{name}' (there are: {', '.join(router.names)})")
-        router = with_own_scale(router, client, now)
+        router, task = with_own_scale(router, client, now), manifest_task(manifest)
+        if answer == "refit":
+            require_classes(task, "the refitted head", "give --answer trained")
         kind = TrainedHead if answer == "trained" else RefitHead
         head = kind.load(client, files, manifest, router, now)
         number = int(manifest["classes"])
         named = known_classes(run, number) is not None
         fit = manifest["notes"].get(FIT) if answer == "refit" else None
-        return cls(name, answer, class_names(run, number), router, head, named, router.views(views), fit)
+        return cls(name, answer, class_names(run, number), router, head, named, router.views(views), fit, task)
 
     def __call__(self, queries: Sequence[tuple[str, NDArray[Any]]]) -> list[NDArray[np.float64]]:
         """Probabilities [n, K] for every query; queries with the same kind of samples in one pass."""
@@ -97,13 +101,16 @@ class Predictor:
             logits = self.head.features(rows)
         else:
             logits = self.views.mean(self.router.inputs(rows), lambda x: {"logits": self.head.samples(x)})["logits"]
-        probabilities: NDArray[np.float64] = (logits.double() / self.head.calibration.temperature).softmax(1).numpy()
+        probabilities: NDArray[np.float64] = self.task.answers(
+            logits.double() / self.head.calibration.temperature
+        ).numpy()
         if not np.isfinite(probabilities).all():
             raise FeddrmError("the numbers are too large for this model: check their scale")
         return probabilities
 
     def p_values(self, probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
         """The conformal p-values of the classes whose probabilities this client gave."""
+        require_classes(self.task, "a p-value", "leave out label sets")
         if self.head.calibration.scores is None:
             raise FeddrmError(f"client '{self.name}' has {NO_SCORES}")
         values: NDArray[np.float64] = self.head.calibration.p_values(torch.from_numpy(probabilities)).numpy()

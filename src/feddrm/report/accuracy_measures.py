@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 RULES = {
     "vote": "vote",
+    "averaged": "mean of all curves",
     "head_density": "head, density",
     "head_posterior": "head, posterior",
     "exact_density": "exact, density",
@@ -30,7 +31,7 @@ RULES = {
     "rival_nearest": "rival: nearest mean",
     "rival_cosine": "rival: cosine of means",
 }
-BESIDE = tuple(rule for rule in RULES if rule.endswith("_competence") or rule.startswith("rival_"))
+BESIDE = ("averaged", *(rule for rule in RULES if rule.endswith("_competence") or rule.startswith("rival_")))
 KINDS = ("average", "system", "client", "global", "oracle")
 BY_RULE = ("system", "client")
 MEANINGS = {
@@ -40,6 +41,12 @@ MEANINGS = {
     "global": "The shared model alone answers every test sample; no client is asked.",
     "oracle": "All test samples pooled, each answered by the client that it came from: perfect routing.",
 }
+# What the figures of a task measure, by the end of their names in files. The client is always told by accuracy.
+QUANTITIES = {"accuracy": "accuracy", "c_index": "C-index"}
+C_INDEX = (
+    "Of the pairs of test samples whose order is known, the fraction in which the one with the earlier event has the "
+    "higher risk. 50 % is chance. Risks come from survival probabilities, so those of different clients compare."
+)
 # The metrics of the answers after the last round, by whose answers they are.
 ANSWERS = {
     "own": "Every client answers its own test samples. Probabilities are those of the trained models.",
@@ -57,7 +64,7 @@ METRIC_LABELS = {
     "worst_client": "worst client's accuracy",
 }
 # The rule that stands for a run where only one can be shown. Fixed in advance: never the best one on test data.
-HEADLINE = ("exact_density", "head_density", "vote")
+HEADLINE = ("exact_density", "head_density", "vote", "averaged")
 
 
 class Measure(NamedTuple):
@@ -75,6 +82,10 @@ class Measure(NamedTuple):
     def title(self) -> str:
         """The full name, such as ``system (vote)``."""
         return f"{self.kind} ({rule_label(self.rule)})" if self.rule else self.kind
+
+    def key(self, quantity: str) -> str:
+        """Its name in files: ``system_accuracy``, ``average_c_index``."""
+        return f"{self.kind}_{'accuracy' if self.kind == 'client' else quantity}"
 
     @property
     def order(self) -> tuple[int, int, str]:

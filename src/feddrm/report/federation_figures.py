@@ -91,7 +91,7 @@ def draw_heat_map(axes: Axes, dataset: DatasetSummary) -> None:
     counts = dataset.counts.numpy()
     image = axes.imshow(counts, cmap="Blues", vmin=0, vmax=max(1, counts.max()), aspect="auto", interpolation="nearest")
     axes.set_yticks(range(len(dataset.names)), shortened(dataset.names), parse_math=False)
-    axes.set_title("samples per client and class")
+    axes.set_title(f"samples per client and {dataset.label_noun}")
     if counts.shape[1] <= MOST_NUMBERS:
         labels = shortened(dataset.classes)
         rotation: dict[str, Any] = {"rotation": 45, "ha": "right"} if max(map(len, labels)) > 4 else {}

@@ -14,7 +14,7 @@ from feddrm.errors import SettingError
 from feddrm.io.atomic import write_together
 from feddrm.io.run_files import REPORT
 from feddrm.report import federation_figures, run_figures
-from feddrm.report.accuracy_measures import ANSWERS, KINDS, MEANINGS, Measure, headline, rule_label
+from feddrm.report.accuracy_measures import ANSWERS, C_INDEX, KINDS, MEANINGS, Measure, headline, rule_label
 from feddrm.report.html_templates import TEMPLATES
 from feddrm.report.run_group import RunGroup
 from feddrm.report.run_record import RunRecord
@@ -24,8 +24,8 @@ from feddrm.report.tables import DASH, Table
 
 CSV, LATEX = "table.csv", "table.tex"
 TILES = {
-    "average": "Average accuracy",
-    "system": "System accuracy",
+    "average": "Average {}",
+    "system": "System {}",
     "client": "Client accuracy",
     "global": "Global model",
     "oracle": "Oracle",
@@ -94,7 +94,10 @@ def report_page(table: RunTable) -> str:
         paired=Table.of([h.capitalize() for h in header], differences, DIFFERENCES) if differences else None,
         metrics=table.metric_table(),
         comparison=_comparison(groups) if several else (),
-        meanings=[(kind.capitalize(), MEANINGS[kind]) for kind in KINDS if kind in kinds],
+        meanings=[
+            *([("C-index", C_INDEX)] if groups[0].first.quantity == "c_index" else []),
+            *((kind.capitalize(), MEANINGS[kind]) for kind in KINDS if kind in kinds),
+        ],
         answers=[(f"{name.capitalize()} answers", ANSWERS[name]) for name in ANSWERS if name in answers],
         differences=_differences(groups) if several else None,
         version=__version__,
@@ -128,13 +131,13 @@ def _tiles(group: RunGroup) -> list[Tile]:
                 f"{score.spread}{over}" if score.spread else "last round",
                 *([measure.label] if measure.rule else []),
             ]
-            tiles.append(Tile(title, f"{score.mean:.2%}", " · ".join(note)))
+            tiles.append(Tile(title.format(group.first.noun), f"{score.mean:.2%}", " · ".join(note)))
     return tiles
 
 
 def _comparison(groups: Sequence[RunGroup]) -> list[Picture]:
     """Figures that show all groups side by side."""
-    pictures = []
+    pictures, noun = [], groups[0].first.noun
     bars = " Bars and bands: standard deviation over seeds." if any(len(g.records) > 1 for g in groups) else ""
     measures = run_figures.comparison_measures(groups)
     if measures:
@@ -143,20 +146,20 @@ def _comparison(groups: Sequence[RunGroup]) -> list[Picture]:
             for g in groups
         )
         svg = inline_svg(
-            lambda: run_figures.comparison_figure(groups), "compare", "Accuracies of all runs", description
+            lambda: run_figures.comparison_figure(groups), "compare", f"The {noun} of all runs", description
         )
-        caption = f"The main accuracies of every run on one scale; the table has all of them.{bars}"
+        caption = f"The main figures of every run on one scale; the table has all of them.{bars}"
         pictures.append(Picture(svg, caption))
     if any(group.first.points for group in groups):
         svg = inline_svg(
             lambda: run_figures.comparison_curves(groups),
             "curves",
-            "Average and system accuracy of all runs over rounds",
+            f"Average and system {noun} of all runs over rounds",
             "One line per run; the last values are in the table above.",
         )
         caption = (
-            "Over rounds. One rule, chosen in advance, stands for each run's system accuracy: "
-            "the router's density rule if there is a router, the vote otherwise."
+            f"Over rounds. One rule, chosen in advance, stands for each run's system {noun}: "
+            "the router's density rule if there is a router, otherwise the answer of all clients together."
         )
         pictures.append(Picture(svg, caption))
     return pictures
@@ -180,8 +183,9 @@ def _training(record: RunRecord, key: str) -> Section | None:
     pictures = []
     if answers:
         last = _last_values(record, answers)
-        svg = inline_svg(lambda: run_figures.accuracy_figure(record), f"{key}-accuracy", "Accuracy over rounds", last)
-        pictures.append(Picture(svg, f"Accuracy over rounds. {last}"))
+        title = f"{_capital(record.noun)} over rounds"
+        svg = inline_svg(lambda: run_figures.accuracy_figure(record), f"{key}-accuracy", title, last)
+        pictures.append(Picture(svg, f"{title}. {last}"))
     if recalls:
         last = _last_values(record, recalls)
         title = "Client accuracy over rounds"
@@ -206,16 +210,19 @@ def _clients(record: RunRecord, key: str) -> Section | None:
         return None
     answers = run_figures.client_series(record.clients, recall=False)
     recalls = run_figures.client_series(record.clients, recall=True)
-    pictures = []
+    pictures, noun = [], _capital(record.noun)
     if answers:
         description = "; ".join(
             f"{c.name}: {', '.join(f'{run_figures.client_label(k)} {_percent(c.values.get(k))}' for k in answers)}"
             for c in record.clients
         )
         svg = inline_svg(
-            lambda: run_figures.client_figure(record.clients), f"{key}-clients", "Accuracy per client", description
+            lambda: run_figures.client_figure(record.clients, record.noun),
+            f"{key}-clients",
+            f"{noun} per client",
+            description,
         )
-        caption = "Accuracy on every client's test samples: its own model as a bar, other ways to answer as marks."
+        caption = f"{noun} on every client's test samples: its own model as a bar, other ways to answer as marks."
         pictures.append(Picture(svg, caption))
     header = ["Client", "Train", "Test", *(run_figures.client_label(k).capitalize() for k in answers + recalls)]
     rows = [
@@ -226,7 +233,11 @@ def _clients(record: RunRecord, key: str) -> Section | None:
         ]
         for client in record.clients
     ]
-    caption = f"Samples and accuracy in percent per client{_after_round(record)}."
+    caption = f"Samples and {record.noun} in percent per client{_after_round(record)}."
+    if any(client.events is not None for client in record.clients):
+        header.insert(3, "Test events")
+        for row, client in zip(rows, record.clients, strict=True):
+            row.insert(3, DASH if client.events is None else client.events)
     return Section("Clients", figures=pictures, tables=[Table.of(header, rows, caption)])
 
 
@@ -297,7 +308,9 @@ def _reliability(curve: Mapping[str, Any], key: str, title: str, axes: tuple[str
 
 def _data(dataset: DatasetSummary, key: str) -> Section:
     facts, pictures = dataset.facts, []
-    size = f"{dataset.name}: {int(dataset.sizes.sum())} training samples, {len(dataset.classes)} classes"
+    survival = dataset.label_noun == "interval"
+    nouns = "intervals" if survival else "classes"
+    size = f"{dataset.name}: {int(dataset.sizes.sum())} training samples, {len(dataset.classes)} {nouns}"
     source = f", from {facts['source']}" if facts.get("source") else ""
     notes = [f"{size}{source}."]
     counts = dataset.counts
@@ -306,16 +319,18 @@ def _data(dataset: DatasetSummary, key: str) -> Section:
     else:
         most = [dataset.classes[int(i)] for i in counts.argmax(1)] if len(dataset.classes) else []
         description = "; ".join(
-            f"{name}: {int(n)} samples, most of class {top}"
+            f"{name}: {int(n)} samples, most {'end in' if survival else 'of class'} {top}"
             for name, n, top in zip(dataset.names, counts.sum(1), most, strict=True)
         )
         svg = inline_svg(
             lambda: federation_figures.label_figure(dataset),
             f"{key}-labels",
-            "Samples per client and class",
+            f"Samples per client and {dataset.label_noun}",
             description,
         )
-        pictures.append(Picture(svg, "Label shift: training and test samples of every class at every client."))
+        ends = "Training and test samples of every client by the interval in which their follow-up ends."
+        shift = "Label shift: training and test samples of every class at every client."
+        pictures.append(Picture(svg, ends if survival else shift))
     if dataset.gallery is not None:
         title = "The same samples as every client sees them" if dataset.same_samples else "Samples of every client"
         description = f"One row per client. {_shifts(facts)}"
@@ -337,7 +352,9 @@ def _shifts(facts: Mapping[str, Any]) -> str:
 
 def _settings(record: RunRecord) -> Section:
     tables = [Table.of(["Setting", "Value"], flat(record.config), "The run's configuration.")]
-    facts = {k: v for k, v in (record.summary or {}).items() if not k.endswith("_accuracy") and k != "metrics"}
+    facts = {
+        k: v for k, v in (record.summary or {}).items() if not k.endswith(("_accuracy", "_c_index")) and k != "metrics"
+    }
     if facts:
         tables.append(Table.of(["Fact", "Value"], flat(facts), "How it ran."))
     return Section("Settings", tables=tables, side_by_side=True)
@@ -364,6 +381,10 @@ def flat(values: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, str]]:
 
 def _after_round(record: RunRecord) -> str:
     return "" if record.evaluated_round is None else f", after round {record.evaluated_round}"
+
+
+def _capital(noun: str) -> str:
+    return f"{noun[0].upper()}{noun[1:]}"
 
 
 def _percent(value: float | None) -> str:

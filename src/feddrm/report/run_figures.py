@@ -28,6 +28,7 @@ LOOKS: dict[str, tuple[str, str, str]] = {
     "oracle": (SERIES[6], "--", "D"),
     "global": (SERIES[4], "-.", "s"),
     "vote": (SERIES[3], ":", "v"),
+    "averaged": (SERIES[3], "--", "h"),
     "head_density": (SERIES[1], "-", "^"),
     "head_posterior": (SERIES[2], "--", "P"),
     "exact_density": (SERIES[5], "-", "*"),
@@ -35,7 +36,14 @@ LOOKS: dict[str, tuple[str, str, str]] = {
     "stacked": (SERIES[0], ":", "p"),
     "global_probe": (SERIES[2], "-.", "<"),
 }
-MAIN = ("vote", "head_density", "exact_density", "stacked", "global_probe")  # the rules that a comparison shows
+MAIN = (
+    "vote",
+    "averaged",
+    "head_density",
+    "exact_density",
+    "stacked",
+    "global_probe",
+)  # the rules that a comparison shows
 DASHES, MARKERS = ("-", "--", ":", "-."), "os^DvPX*"
 
 
@@ -85,7 +93,7 @@ def client_label(key: str) -> str:
     return "own model" if key == "own" else rule_label(key)
 
 
-def client_figure(clients: Sequence[ClientResult]) -> Figure:
+def client_figure(clients: Sequence[ClientResult], noun: str = "accuracy") -> Figure:
     """A bar for each client's own model, a mark for every other way to answer its samples."""
     names = shortened(tuple(client.name for client in clients))
     room = 0.055 * max(map(len, names)) if _crowded(names) else 0.0  # for rotated names, below the diagram
@@ -102,7 +110,7 @@ def client_figure(clients: Sequence[ClientResult]) -> Figure:
             handles += axes.plot(places, values, marker, color=colour, label=client_label(key), alpha=0.9)
     _client_ticks(axes, names)
     axes.set_ylim(0, 100)
-    axes.set_ylabel("accuracy (%)")
+    axes.set_ylabel(f"{noun} (%)")
     axes.grid(axis="y", linewidth=0.6)
     axes.set_axisbelow(True)
     _legend(figure, handles)
@@ -188,7 +196,7 @@ def comparison_figure(groups: Sequence[RunGroup]) -> Figure:
             axes.errorbar(x, y, xerr=spreads, fmt="none", ecolor=colour, elinewidth=1.2, capsize=3, alpha=0.7)
     axes.set_yticks(range(len(groups)), shortened(tuple(group.name for group in groups)), parse_math=False)
     axes.set_ylim(len(groups) - 0.5, -0.5)
-    axes.set_xlabel("accuracy (%)")
+    axes.set_xlabel(f"{groups[0].first.noun} (%)")
     axes.grid(linewidth=0.6)
     axes.tick_params(length=0)
     _legend(figure, handles)
@@ -217,10 +225,11 @@ def comparison_curves(groups: Sequence[RunGroup]) -> Figure:
         label = f"{shortened((group.name,))[0]}{rule}"
         # Matplotlib hides labels that begin with an underscore.
         handles.append(Line2D([], [], label=f" {label}" if label.startswith("_") else label, **style))
-    for axes, title in ((left, "average accuracy"), (right, "system accuracy (rule in brackets)")):
+    noun = groups[0].first.noun
+    for axes, title in ((left, f"average {noun}"), (right, f"system {noun} (rule in brackets)")):
         axes.set_title(title)
         _finish_rounds(axes, None)
-    left.set_ylabel("accuracy (%)")
+    left.set_ylabel(f"{noun} (%)")
     _legend(figure, handles)
     return figure
 
@@ -231,7 +240,7 @@ def _curves(record: RunRecord, measures: Sequence[Measure], width: float = WIDTH
         colour, dash, _ = _look(measure.rule or measure.kind, i)
         x, y = record.curve(measure)
         axes.plot(x, 100 * np.asarray(y), color=colour, linestyle=dash, marker=_dot(x), label=measure.title)
-    axes.set_ylabel("accuracy (%)")
+    axes.set_ylabel("accuracy (%)" if measures[0].kind == "client" else f"{record.noun} (%)")
     _legend(figure, axes.lines)
     _finish_rounds(axes, record)
     return figure

@@ -16,7 +16,17 @@ from feddrm.errors import FeddrmError
 from feddrm.io import text
 from feddrm.io.run_files import CONFIG, EVALUATION, FACTS, METRICS, ROUTER_FOLDER, SUMMARY
 from feddrm.io.staging import Snapshot, read_whole
-from feddrm.report.accuracy_measures import ANSWERS, BY_RULE, KINDS, METRIC_LABELS, RULES, AnswerMetric, Measure, Score
+from feddrm.report.accuracy_measures import (
+    ANSWERS,
+    BY_RULE,
+    KINDS,
+    METRIC_LABELS,
+    QUANTITIES,
+    RULES,
+    AnswerMetric,
+    Measure,
+    Score,
+)
 
 REMEDY = "restore the file or train the run again"
 
@@ -43,6 +53,7 @@ class ClientResult:
     train: int | None
     test: int | None
     values: Mapping[str, float | None]
+    events: int | None = None  # among the test samples, of survival
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +77,16 @@ class RunRecord:
     @property
     def name(self) -> str:
         return self.folder.name or str(self.folder)
+
+    @property
+    def quantity(self) -> str:
+        """What its figures measure: accuracy, or c_index for survival."""
+        return "accuracy" if self.dataset is None or "task" not in self.dataset.facts else "c_index"
+
+    @property
+    def noun(self) -> str:
+        """The same in words."""
+        return QUANTITIES[self.quantity]
 
     @property
     def finished(self) -> bool:
@@ -184,7 +205,7 @@ def read_scores(entry: Mapping[str, Any], path: Path) -> dict[Measure, Score]:
     """Every accuracy in a summary or a metrics line, of any rule; values that are null or absent are left out."""
     values: dict[Measure, Score | None] = {}
     for kind in KINDS:
-        key = f"{kind}_accuracy"
+        key = next((k for quantity in QUANTITIES if (k := Measure(kind).key(quantity)) in entry), "")
         value = entry.get(key)
         if kind in BY_RULE:
             rules = _mapping(value, path, key)
@@ -233,8 +254,10 @@ def _read_clients(evaluation: Mapping[str, Any], path: Path) -> tuple[ClientResu
     for entry in listed:
         plain = {k: v for k, v in entry.items() if not isinstance(v, str | list | dict)}
         values = {_client_key(key): _number(value, path, f"per_client.{key}") for key, value in plain.items()}
-        train, test = (None if (n := values.pop(part, None)) is None else int(n) for part in ("train", "test"))
-        results.append(ClientResult(str(entry["name"]), train, test, values))
+        train, test, events = (
+            None if (n := values.pop(part, None)) is None else int(n) for part in ("train", "test", "events")
+        )
+        results.append(ClientResult(str(entry["name"]), train, test, values, events))
     return tuple(results)
 
 

@@ -9,12 +9,12 @@ from itertools import combinations, groupby, product
 from pathlib import Path
 from typing import Any
 
+from feddrm.errors import FeddrmError
 from feddrm.report.accuracy_measures import ANSWERS, BEST, BY_RULE, METRIC_LABELS, Measure, Score, rule_label
 from feddrm.report.run_group import RunGroup, distinct_names, find_runs, group_runs
 from feddrm.report.run_record import RunRecord
 from feddrm.report.tables import DASH, ColumnGroup, Table, TableCell, TableColumn, TableRow, to_csv
 
-TITLES = {"system": "System accuracy", "client": "Client accuracy"}
 FACTS = ("run", "method", "data", "model", "finished", "round", "rounds")
 COMPARED = (Measure("average"), BEST)  # the measures whose paired differences a page has room for
 METRICS_CAPTION = (
@@ -38,6 +38,8 @@ class RunTable:
 
     @classmethod
     def of(cls, records: Sequence[RunRecord]) -> RunTable:
+        if len({record.quantity for record in records}) > 1:
+            raise FeddrmError("some runs are measured by accuracy, some by C-index: report them apart")
         groups = group_runs(records)
         measures = {measure for group in groups for measure in group.scores}
         if len(groups) == 1:
@@ -51,6 +53,12 @@ class RunTable:
     @property
     def records(self) -> tuple[RunRecord, ...]:
         return tuple(record for group in self.groups for record in group.records)
+
+    @property
+    def title(self) -> str:
+        """What the figures measure, and in which unit."""
+        noun = self.groups[0].first.noun
+        return f"{noun} in percent" if noun == "accuracy" else f"{noun} in percent (client: accuracy)"
 
     @property
     def seeded(self) -> bool:
@@ -134,7 +142,8 @@ class RunTable:
     def csv(self) -> str:
         """One line per run, with fractions in full precision; a cell without a value is empty."""
         columns = [measure for measure in self.columns if measure != BEST]
-        keys = [f"{key}.{part}" for key in map(_key, columns) for part in ("mean", "std")]
+        quantity = self.groups[0].first.quantity
+        keys = [f"{_key(measure, quantity)}.{part}" for measure in columns for part in ("mean", "std")]
         metrics = [
             key for key in product(ANSWERS, METRIC_LABELS) if any(key in record.metrics for record in self.records)
         ]
@@ -176,7 +185,7 @@ class RunTable:
             rows = [(*row[:-1], *row[-1]) for row in zip(names, *facts.values(), scores, strict=True)]
             stub = [TableCell("Run"), *map(TableCell, facts)]
             groups = [
-                (TITLES.get(kind, ""), [TableCell(m.label.capitalize()) for m in measures])
+                (self._title(kind), [TableCell(m.label.capitalize()) for m in measures])
                 for kind, measures in groupby(self.columns, key=lambda m: m.kind)
             ]
         return Table(
@@ -191,7 +200,7 @@ class RunTable:
     def caption(self) -> str:
         """How to read the figures, and whether the runs can be compared."""
         spread = "seeds" if self.seeded else "the reporting window"
-        text = f"Accuracy in percent, mean ± standard deviation over {spread}"
+        text = f"{self.title[0].upper()}{self.title[1:]}, mean ± standard deviation over {spread}"
         text += "; figures without ± are of the last round alone" if self._some_single and not self.seeded else ""
         text += "; figures without ± are of one seed" if self._some_single and self.seeded else ""
         if len(self.groups) == 1:
@@ -206,6 +215,10 @@ class RunTable:
         if not self.difference_rows()[1]:
             return f"{text}. None is marked as the best: that takes two seeds in common (feddrm train --seeds)."
         return f"{text}. In bold: better than every other, by the 95 % intervals of the paired differences."
+
+    def _title(self, kind: str) -> str:
+        """The title of the columns of a kind that has rules."""
+        return {"system": f"System {self.groups[0].first.noun}", "client": "Client accuracy"}.get(kind, "")
 
     @property
     def _some_single(self) -> bool:
@@ -233,23 +246,24 @@ class RunTable:
         group = self.groups[row]
         folders = [str(record.folder) for record in group.records]
         plain = {**_facts(group.name, group.first), "folder": folders[0], "folders": folders, "seeds": group.seeds}
+        quantity = group.first.quantity
         for measure in self.columns:
             score = self.score(row, measure)
             value = None if score is None else {"mean": score.mean, "std": score.std}
             if measure == BEST:
                 answer = group.best_answer
-                plain["best_system_accuracy"] = value and answer and {"answer": answer.rule or answer.kind, **value}
+                plain[f"best_system_{quantity}"] = value and answer and {"answer": answer.rule or answer.kind, **value}
             elif measure.kind in BY_RULE:
-                plain.setdefault(f"{measure.kind}_accuracy", {})[measure.rule] = value
+                plain.setdefault(measure.key(quantity), {})[measure.rule] = value
             else:
-                plain[f"{measure.kind}_accuracy"] = value
+                plain[measure.key(quantity)] = value
         for (answers, name), metric in group.metrics.items():
             figure = {key: value for key, value in asdict(metric).items() if value not in (None, "")}
             plain.setdefault("metrics", {}).setdefault(answers, {})[name] = figure
         plain["differences"] = [
             {
                 "less": other.name,
-                "accuracy": _key(measure),
+                "accuracy": _key(measure, quantity),
                 "seeds": difference.seeds,
                 "mean": difference.mean,
                 "standard_error": difference.error,
@@ -274,6 +288,6 @@ def _facts(name: str, record: RunRecord) -> dict[str, Any]:
     }
 
 
-def _key(measure: Measure) -> str:
+def _key(measure: Measure, quantity: str) -> str:
     """The name of a measure in files: ``system_accuracy.vote``."""
-    return f"{measure.kind}_accuracy{f'.{measure.rule}' if measure.rule else ''}"
+    return f"{measure.key(quantity)}{f'.{measure.rule}' if measure.rule else ''}"

@@ -30,9 +30,11 @@ from feddrm.plugins import require_plugins, used_plugins, without_folders
 from feddrm.router.features.base import Recipe
 from feddrm.router.router import Calibration, Router
 from feddrm.router.solver.problem import Scaler
+from feddrm.tasks import CLASSIFICATION, Task
 
 FORMAT = "feddrm-router-1"
 MANIFEST, ROUTER, TRUNK, HEADS = "manifest.json", "router.safetensors", "trunk.safetensors", "heads.safetensors"
+TASK = "task"  # a note in the manifest; without it the task is classification
 AGAIN = "fit it again with 'feddrm fit-router'"
 DIVERGED = "train with a lower --lr, or scale the data"
 # Notes in the manifest. Both stay as they are when clients leave or join.
@@ -234,6 +236,12 @@ def manifest_model(manifest: Mapping[str, Any], folder: Path) -> Model:
     settings = dict(manifest["model"])
     require_plugins(settings.pop("plugins", None), folder / MANIFEST)
     return Model.make(settings.pop("name"), **settings)
+
+
+def manifest_task(manifest: Mapping[str, Any]) -> Task:
+    """The task of the clients' models; a router from before tasks was fitted for classification."""
+    given = manifest["notes"].get(TASK)
+    return CLASSIFICATION if given is None else Task.of(given)
 
 
 def load_heads(folder: str | Path) -> dict[str, Tensor]:

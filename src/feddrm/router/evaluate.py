@@ -12,23 +12,27 @@ from feddrm.evaluation import (
     Predictions,
     Queries,
     answer_metrics,
+    c_index,
     class_confusion,
     client_accuracy,
     confusion,
     route,
+    routed_curves,
     routed_predictions,
+    survival_curves,
     system_accuracy,
 )
 from feddrm.models import Net
-from feddrm.router.answer_calibration import HeldOutAnswers, answer_figures
+from feddrm.router.answer_calibration import FOLDS, HeldOutAnswers, answer_figures
 from feddrm.router.features.base import Leaves, Recipe, extract
 from feddrm.router.fit.fit_router import FittedRouter
 from feddrm.router.fit.head_problems import joint_classes, joint_clients
 from feddrm.router.label_sets import label_set_figures
-from feddrm.router.policy import by_rule, conformal_set, consult, reliability
-from feddrm.router.router import Router
+from feddrm.router.policy import by_rule, conformal_set, conformal_threshold, consult, reliability
+from feddrm.router.router import Calibration, Router
 from feddrm.router.solver.client_statistics import logits_at
 from feddrm.rules import RIVALS, RULES, Competence, Evidence, Rule
+from feddrm.tasks import Survival
 
 COVERAGES = (0.5, 0.8, 0.9, 0.95, 1.0)
 
@@ -44,6 +48,8 @@ def evaluate_router(
     Mixtures use the weights of the posterior rule. ``calibrations`` are the clients' own, for their folders alone;
     ``answers``, ``label_sets`` and ``metrics`` are measured with those that were fitted without the sample. ``metrics``
     and ``class_confusion`` are of the answers by one client, chosen by the density rule.
+
+    Of survival there are C-indices instead, and nothing that needs classes.
     """
     router, labels, origin = fitted.router, predictions.labels, predictions.origin
     features = router.recipe.features if fitted.heads is None else router.recipe.features + fitted.heads.recipe.features
@@ -51,16 +57,29 @@ def evaluate_router(
     columns = test.views.mean(test.x, lambda x: extract(recipe, net, shared, x))
     routed_by = torch.cat([columns[f.name] for f in router.recipe.features], dim=1)
     logits = router.logits(routed_by).double()
-    published = predictions.logits.double().log_softmax(-1)
     log_weights = {rule: by_rule(logits, router.log_prior, rule) for rule in RULES}
-    client: dict[str, float] = {}
-    system: dict[str, float] = {}
-    confusions = {}
-    for rule in RULES:
-        routes = route(logits, weights.to(logits.device), rule)
-        client[f"exact_{rule}"] = client_accuracy(logits, origin, weights, rule)
-        system[f"exact_{rule}"] = system_accuracy(routed_predictions(predictions.logits, routes), labels)
-        confusions[f"exact_{rule}"] = confusion(routes, origin, router.clients).tolist()
+    by_origin = {f"exact_{rule}": route(logits, weights.to(logits.device), rule) for rule in RULES}
+    client = {f"exact_{rule}": client_accuracy(logits, origin, weights, rule) for rule in RULES}
+    curve = reliability(log_weights["posterior"], origin)
+    routing: dict[str, Any] = {
+        "client_accuracy": client,
+        "confusion": {name: confusion(routes, origin, router.clients).tolist() for name, routes in by_origin.items()},
+        "router": {
+            "features": router.recipe.name,
+            "ece": curve.error,
+            "ece_density": reliability(log_weights["density"], origin).error,
+            "reliability": curve.as_dict(),
+            "conformal": _conformal(router.calibration, log_weights, origin),
+            "temperature": router.calibration.temperature,
+        },
+    }
+    if not predictions.task.classifies:
+        return {**routing, "system_c_index": _c_indices(predictions, by_origin, log_weights["posterior"])}
+    published = predictions.logits.double().log_softmax(-1)
+    system = {
+        name: system_accuracy(routed_predictions(predictions.logits, routes), labels)
+        for name, routes in by_origin.items()
+    }
     evidence = _evidence(router, routed_by, logits, published)
     chosen_by = {rule: rule_class().scores(evidence).argmax(1) for rule, rule_class in _beyond_origin(evidence).items()}
     for rule, routes in chosen_by.items():
@@ -77,11 +96,7 @@ def evaluate_router(
         "exact_density": answer_figures(published, held_out.log_classes, log_weights["density"], labels, 1),
         "consult_all": answer_figures(published, held_out.log_classes, log_weights["posterior"], labels, None),
     }
-    routes, samples = (
-        route(logits, weights.to(logits.device), "density"),
-        torch.arange(len(labels), device=labels.device),
-    )
-    calibrated = held_out.log_classes[routes, samples]
+    calibrated = held_out.log_classes[by_origin["exact_density"], torch.arange(len(labels), device=labels.device)]
     refit_oracle = None
     if fitted.heads is not None:
         x = fitted.heads.scaler(torch.cat([columns[f.name] for f in fitted.heads.recipe.features], dim=1))
@@ -94,29 +109,33 @@ def evaluate_router(
         calibrations["refit"], held_out = HeldOutAnswers.of(own, labels, origin)
         label_sets["refit"] = label_set_figures(held_out, log_weights["density"], labels)
         answers["refit_density"] = answer_figures(own, held_out.log_classes, log_weights["density"], labels, 1)
-    curve = reliability(log_weights["posterior"], origin)
     return {
-        "client_accuracy": client,
+        **routing,
         "system_accuracy": system,
         "refit_oracle_accuracy": refit_oracle,
         "router": {
-            "features": router.recipe.name,
-            "ece": curve.error,
-            "ece_density": reliability(log_weights["density"], origin).error,
-            "reliability": curve.as_dict(),
+            **routing["router"],
             "answers": answers,
             "label_sets": label_sets,
             "selective": _selective(mixture, labels),
-            "conformal": _conformal(router.calibration.conformal, log_weights, origin),
-            "temperature": router.calibration.temperature,
             # The trunk was trained on the judged samples, so as a rule more right answers are expected than are given.
             "expected_right": None if evidence.right is None else float(evidence.right.amax(1).mean()),
         },
         "metrics": answer_metrics(calibrated, labels, origin, router.names),
         "class_confusion": class_confusion(calibrated.argmax(-1), labels, calibrated.shape[1]).tolist(),
-        "confusion": confusions,
         "calibrations": {kind: dict(zip(router.names, values, strict=True)) for kind, values in calibrations.items()},
     }
+
+
+def _c_indices(
+    predictions: Predictions, routes: Mapping[str, Tensor], log_posterior: Tensor
+) -> dict[str, float | None]:
+    """System C-indices: by the trained model of the chosen client, and by mixtures of the clients' curves."""
+    task, log_curves = predictions.task, survival_curves(predictions).log()
+    assert isinstance(task, Survival)
+    curves = {name: routed_curves(log_curves, chosen) for name, chosen in routes.items()}
+    curves |= {"consult_2": consult(log_posterior, log_curves, 2), "consult_all": consult(log_posterior, log_curves)}
+    return {name: c_index(task.risk(curve.exp()), predictions.labels) for name, curve in curves.items()}
 
 
 def _evidence(router: Router, features: Tensor, logits: Tensor, answers: Tensor) -> Evidence:
@@ -178,14 +197,25 @@ def _head_accuracies(
 
 
 def _conformal(
-    thresholds: Mapping[str, float], log_weights: Mapping[str, Tensor], origin: Tensor
+    calibration: Calibration, log_weights: Mapping[str, Tensor], origin: Tensor
 ) -> dict[str, dict[str, float]]:
-    """How often a set holds the right client and how many clients it holds, by rule and allowed miss."""
+    """How often a set holds the right client and how many clients it holds, by rule and allowed miss.
+
+    Thresholds that come from these test samples are measured by parts in turn, each with a threshold of the others.
+    """
+    part = torch.arange(len(origin), device=origin.device) % FOLDS.parts
     measured = {}
-    for name, threshold in thresholds.items():
-        sets = conformal_set(log_weights[name.rpartition("_")[0]], threshold).double()
-        covered = sets.gather(1, origin[:, None])
-        measured[name] = {"covered": float(covered.mean()), "size": float(sets.sum(1).mean())}
+    for name, threshold in calibration.conformal.items():
+        rule, _, miss = name.rpartition("_")
+        least = torch.full((len(origin), 1), threshold, dtype=torch.float64, device=origin.device)
+        for fold in range(FOLDS.used if calibration.tested else 0):
+            inside = part == fold
+            least[inside] = conformal_threshold(log_weights[rule][~inside], origin[~inside], float(miss))
+        sets = conformal_set(log_weights[rule], least).double()
+        measured[name] = {
+            "covered": float(sets.gather(1, origin[:, None]).mean()),
+            "size": float(sets.sum(1).mean()),
+        }
     return measured
 
 

@@ -81,7 +81,7 @@ def join_client(router: Router, federation: Federation, ridge: float, settings: 
         requests["all"] = FitRequest(design, "client", problem, None, joined_start(point, facts.sizes))
         states = solve_requests(cohort, requests, settings.rounds, settings.tolerance)
         fitted = states.pop("all").iterate
-        held_out = cohort.held_out_router(design, [state.iterate for state in states.values()])
+        held_out = cohort.held_out_router(design, [state.iterate for state in states.values()], fitted)
         return replace(
             router,
             names=facts.names,

@@ -62,8 +62,8 @@ def conformal_threshold(log_weights: Tensor, origin: Tensor, miss: float) -> flo
     return float(own[rank - 1]) if rank >= 1 else 0.0
 
 
-def conformal_set(log_weights: Tensor, threshold: float) -> Tensor:
-    """Which clients belong to each query's set: bool [N, m]."""
+def conformal_set(log_weights: Tensor, threshold: float | Tensor) -> Tensor:
+    """Which clients belong to each query's set: bool [N, m]. Queries [N, 1] may have thresholds of their own."""
     return log_weights.exp() >= threshold
 
 

@@ -91,21 +91,23 @@ class Decision:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Constants measured on held-out samples (see :mod:`feddrm.router.fit.selection`).
+    """Constants measured on samples that the router was not fitted on (see :mod:`feddrm.router.fit.calibration`).
 
     ``confidence`` has, per rule, the 101 percentiles of the largest weight (by competence: of the largest probability
     of a right answer). ``conformal`` has, per rule and
     probability of missing the true client, the smallest weight of a client in the set. Samples whose
-    strangeness exceeds ``unlike_above`` are unlike all training data.
+    strangeness exceeds ``unlike_above`` are unlike all training data. ``tested`` says that these thresholds come from
+    test samples; those of older routers come from training samples.
     """
 
     temperature: float = 1.0
     confidence: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     conformal: Mapping[str, float] = field(default_factory=dict)
     unlike_above: float = float("inf")
+    tested: bool = False
 
     def threshold(self, rule: str, coverage: float) -> float:
-        """The confidence that this fraction of the held-out samples reaches."""
+        """The confidence that this fraction of the samples reaches."""
         if not 0 < coverage <= 1:
             raise SettingError(f"coverage={coverage}: give a fraction above 0, at most 1")
         if coverage == 1:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from feddrm.data import generator_for
 from feddrm.errors import SettingError
 from feddrm.router.features.base import Recipe
+from feddrm.tasks import Task, require_classes
 
 FOLD = int.from_bytes(b"fold", "big")
 SMALL = 10_000  # samples; a smaller federation holds out every part in turn
@@ -98,6 +99,12 @@ class RouterSettings:
             self.holdout.check()
         if self.features is not None:
             Recipe.parse(self.features)
+
+    def for_task(self, task: Task) -> RouterSettings:
+        """The settings without class heads, where there are no classes."""
+        if self.joint:
+            require_classes(task, "joint=True", "leave it out")
+        return self if task.classifies else replace(self, heads=False)
 
     def crops_on(self, device: torch.device) -> int:
         """How many crops are made of every training sample of data that has crops."""

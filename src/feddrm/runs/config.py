@@ -17,6 +17,7 @@ from feddrm.methods import Method
 from feddrm.models import Model, Net
 from feddrm.plugins import used_plugins
 from feddrm.registry import nearest
+from feddrm.tasks import require_classes
 from feddrm.typed_settings import typed
 
 SMALL_SIDE = 32  # smaller images, and tables, get the perceptron
@@ -120,6 +121,7 @@ class Config:
         """The network before training, on the configured device."""
         clients = len(federation) if self.method.client_branch else None
         net = self.model.build(federation.shape, len(federation.classes), clients, self.plan.seed)
+        net.task = federation.task
         return net.to(self.device)
 
 
@@ -162,6 +164,8 @@ def resolve(
         threads=machine.threads if machine.threads is not None else threads_for(small, machine.device),
     )
     config.check()
+    if method.needs_classes:
+        require_classes(federation.task, f"method '{method.name}' as it is set", "choose another method")
     federation.query_views.take(config.evaluation.views)
     return config
 

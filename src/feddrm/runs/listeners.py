@@ -26,7 +26,9 @@ def progress_listener(title: str, wanted: bool = True) -> Iterator[OnRound | Non
         def show(result: RoundResult, metrics: dict[str, Any] | None, rounds: int) -> None:
             notes = [] if result.loss is None else [f"loss {result.loss:.3f}"]
             if metrics:
-                notes.append(f"average accuracy {100 * metrics['average_accuracy']:.1f} %")
+                for key, what in (("average_accuracy", "accuracy"), ("average_c_index", "C-index")):
+                    if metrics.get(key) is not None:
+                        notes.append(f"average {what} {100 * metrics[key]:.1f} %")
             advance(result.state.round, rounds, ", ".join(notes), metrics is not None)
 
         yield show
@@ -64,6 +66,6 @@ def _flat(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in metrics.items():
         if isinstance(value, Mapping):
             out |= _flat(value, f"{prefix}{key}/")
-        elif key.endswith("_accuracy") or prefix:
+        elif key.endswith(("_accuracy", "_c_index")) or prefix:
             out[f"{prefix}{key}"] = value
     return out

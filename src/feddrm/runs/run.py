@@ -92,4 +92,7 @@ class Run:
             lines = self.metrics()
             return f"unfinished: round {lines[-1]['round'] if lines else 0} of {self.config.get('rounds')}"
         router = "router" if summary.get("router") else "no router"
-        return f"{summary['rounds']} rounds, {router}, average accuracy {summary['average_accuracy']['mean']:.1%}"
+        for key, what in (("average_accuracy", "accuracy"), ("average_c_index", "C-index")):
+            if (score := summary.get(key)) is not None:
+                return f"{summary['rounds']} rounds, {router}, average {what} {score['mean']:.1%}"
+        return f"{summary['rounds']} rounds, {router}"

@@ -16,10 +16,8 @@ from feddrm.router.fit.local_cohort import facts_of
 from feddrm.router.private_head import PrivateHead
 from feddrm.runs.client_predictions import all_predictions, pooled_test_set
 from feddrm.runs.folder import RunFolder
-from feddrm.runs.run_router import load_run_federation, saved_config
+from feddrm.runs.run_router import KINDS, load_run_federation, saved_config
 from feddrm.threads import intra_op_threads
-
-KINDS = ("client_accuracy", "system_accuracy")
 
 
 def evaluate_run(
@@ -48,14 +46,16 @@ def evaluate_run(
     with intra_op_threads(1), arithmetic(config.precision, config.device).set():  # as in training
         predictions = all_predictions(config, net, state, test)
     figures = {"round": state.round, **evaluate(predictions, federation.weights, config.evaluation.ties)}
-    answers = own_answers(predictions)
-    figures["metrics"] = {"own": answer_metrics(answers, predictions.labels, predictions.origin, federation.names)}
+    if federation.task.classifies:
+        answers = own_answers(predictions)
+        figures["metrics"] = {"own": answer_metrics(answers, predictions.labels, predictions.origin, federation.names)}
     if Snapshot.of(folder.router).has(folder.router / MANIFEST):
         fitted = read_whole(folder.router, lambda now: _fitted_router(folder, federation, config.device, now))
         routed = evaluate_router(fitted, net, state.shared, test, predictions, federation.weights)
-        figures["metrics"]["system"] = routed["metrics"]
-        figures["label_sets"] = routed["router"]["label_sets"]
-        figures |= {kind: {**figures[kind], **routed[kind]} for kind in KINDS}
+        if federation.task.classifies:
+            figures["metrics"]["system"] = routed["metrics"]
+            figures["label_sets"] = routed["router"]["label_sets"]
+        figures |= {kind: {**figures[kind], **routed[kind]} for kind in KINDS if kind in routed}
     return figures
 
 

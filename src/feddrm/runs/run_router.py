@@ -28,6 +28,9 @@ from feddrm.runs.client_predictions import client_models, execution, pooled_test
 from feddrm.runs.config import Config, known_fields, resolve
 from feddrm.runs.folder import RunFolder
 
+KINDS = ("client_accuracy", "system_accuracy", "system_c_index")  # figures by rule, of training and of the router
+BY_ALL = ("vote", "averaged")  # rules by which all clients answer
+
 
 def fit_run_router(
     folder: RunFolder,
@@ -70,7 +73,8 @@ def write_router(
     """Write ``router/``, what belongs to each client, and the figures of a fitted router."""
     artifact = fitted.artifact(config.as_dict()["model"])
     public = {**_scales(folder, federation), **_figures(folder, fitted, figures)}
-    artifact.write(folder.router, public, _private_files(folder, fitted, artifact.fit, figures["calibrations"]))
+    calibrations = figures.get("calibrations", {"trained": {}})
+    artifact.write(folder.router, public, _private_files(folder, fitted, artifact.fit, calibrations))
     for name in set(federation.names) - set(fitted.private):
         folder.client(name).head_file.unlink(missing_ok=True)  # of an earlier fit
 
@@ -116,8 +120,8 @@ def _fit(
         unused = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         return predictions(Queries(x, unused, unused, views)).logits.double().log_softmax(-1)
 
-    fitted = fit_router(net, state.shared, federation, settings, published=published, on_step=on_step)
     test = pooled_test_set(config, federation, state.round)
+    fitted = fit_router(net, state.shared, federation, settings, published=published, test=test, on_step=on_step)
     answered = predictions(test, config.threads)
     return fitted, evaluate_router(fitted, net, state.shared, test, answered, federation.weights)
 
@@ -185,16 +189,15 @@ def _private_files(
 def _figures(folder: RunFolder, fitted: FittedRouter, figures: dict[str, Any]) -> dict[Path, bytes]:
     """The summary and the evaluation with the router's figures; those of an earlier router are replaced."""
     summary = dict(folder.summary() or {})
-    for kind in ("client_accuracy", "system_accuracy"):
+    for kind in (kind for kind in KINDS if kind in figures):
         measured = {rule: {"mean": value, "std": None} for rule, value in figures[kind].items()}
         summary[kind] = {**_of_training(summary.get(kind)), **measured}
-    summary["metrics"] = {**summary.get("metrics", {}), "system": figures["metrics"]}
     reliability = figures["router"].pop("reliability")
-    answers = {kind: values.pop("reliability") for kind, values in figures["router"]["answers"].items()}
+    answers = {kind: values.pop("reliability") for kind, values in figures["router"].get("answers", {}).items()}
     chosen = fitted.chosen["router"]
     summary["router"] = {
         **figures["router"],
-        "refit_oracle_accuracy": figures["refit_oracle_accuracy"],
+        **{key: figures[key] for key in ("refit_oracle_accuracy",) if key in figures},
         **{key: chosen[key] for key in ("recipe", "ridge", "rounds", "converged", "held_out_accuracy")},
         "seconds": dict(fitted.seconds),
         "own_scales": fitted.router.own_scales,
@@ -203,13 +206,15 @@ def _figures(folder: RunFolder, fitted: FittedRouter, figures: dict[str, Any]) -
     }
     evaluation = folder.read_json(folder.evaluation_file) or {}
     evaluation["confusion"] = {**_of_training(evaluation.get("confusion")), **figures["confusion"]}
-    by_answer = evaluation.get("class_confusion", {})
-    evaluation["class_confusion"] = {**by_answer, "system": figures["class_confusion"]}
     evaluation["reliability"] = reliability
-    evaluation["answer_reliability"] = answers["exact_density"]
+    if "metrics" in figures:  # answers are classes
+        summary["metrics"] = {**summary.get("metrics", {}), "system": figures["metrics"]}
+        by_answer = evaluation.get("class_confusion", {})
+        evaluation["class_confusion"] = {**by_answer, "system": figures["class_confusion"]}
+        evaluation["answer_reliability"] = answers["exact_density"]
     return {folder.evaluation_file: json_bytes(evaluation), folder.summary_file: json_bytes(summary)}
 
 
 def _of_training(by_rule: dict[str, Any] | None) -> dict[str, Any]:
     """The figures that training measured, without those of an earlier router."""
-    return {rule: value for rule, value in (by_rule or {}).items() if rule == "vote" or rule.startswith("head_")}
+    return {rule: value for rule, value in (by_rule or {}).items() if rule in BY_ALL or rule.startswith("head_")}

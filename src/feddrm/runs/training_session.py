@@ -17,7 +17,6 @@ from feddrm.engine import RoundResult, RoundSchedule, State, arithmetic, engine_
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import (
     LASTING,
-    RULES,
     Predictions,
     Replay,
     answer_metrics,
@@ -26,10 +25,10 @@ from feddrm.evaluation import (
     collapsed_share,
     confusion,
     evaluate,
+    head_routes,
     is_collapsed,
     own_answers,
     per_client,
-    route,
     summarise,
     votes,
 )
@@ -145,7 +144,7 @@ class TrainingSession:
             "loss": result.loss,
             "answered": [names[i] for i in result.answered],
             **accuracies,
-            "collapsed_share": collapsed_share(predictions),
+            **({"collapsed_share": collapsed_share(predictions)} if predictions.task.classifies else {}),
         }
 
     def warn_of_collapse(self, metrics: Mapping[str, Any]) -> None:
@@ -162,21 +161,23 @@ class TrainingSession:
         """Write the last round in detail, the shared and the private leaves, and last of all the summary."""
         weights, names = self.federation.weights, self.federation.names
         predictions = predictions or self.predictions(state)
-        routes = {}
-        if predictions.client_logits is not None:
-            for rule in RULES:
-                chosen = route(predictions.client_logits, weights, rule)
-                routes[f"head_{rule}"] = confusion(chosen, predictions.origin, len(names)).tolist()
+        routes = {
+            name: confusion(chosen, predictions.origin, len(names)).tolist()
+            for name, chosen in head_routes(predictions, weights).items()
+        }
         rows = per_client(predictions, names, weights, self.config.evaluation.ties)
         for row, client in zip(rows, self.federation.clients, strict=True):
             row["train"] = len(client.train)
-        detail = {"round": state.round, "per_client": rows, "confusion": routes, "votes": votes(predictions)}
-        answers, labels = own_answers(predictions), predictions.labels
-        detail["class_confusion"] = {"own": class_confusion(answers.argmax(-1), labels, answers.shape[1]).tolist()}
+        detail = {"round": state.round, "per_client": rows, "confusion": routes}
+        metrics = {}
+        if predictions.task.classifies:
+            answers, labels = own_answers(predictions), predictions.labels
+            detail["votes"] = votes(predictions)
+            detail["class_confusion"] = {"own": class_confusion(answers.argmax(-1), labels, answers.shape[1]).tolist()}
+            metrics = {"metrics": {"own": answer_metrics(answers, labels, predictions.origin, names)}}
         self.folder.write_json(self.folder.evaluation_file, detail)
         self.folder.publish(state.shared, dict(zip(names, state.private, strict=True)))
-        metrics = {"own": answer_metrics(answers, labels, predictions.origin, names)}
-        self.folder.write_json(self.folder.summary_file, {**self.summary(state), "metrics": metrics})
+        self.folder.write_json(self.folder.summary_file, {**self.summary(state), **metrics})
 
     def summary(self, state: State) -> dict[str, Any]:
         """The content of ``summary.json``."""
@@ -185,7 +186,7 @@ class TrainingSession:
         entries = evaluated[-window:]
         # Models before and after tuning differ, so the means are over one stage only.
         entries = [entry for entry in entries if entry["stage"] == entries[-1]["stage"]]
-        accuracies = [{k: e[k] for k in e if k.endswith("_accuracy")} for e in entries]
+        accuracies = [{k: e[k] for k in e if k.endswith(("_accuracy", "_c_index"))} for e in entries]
         return {
             **summarise(accuracies, window),
             "window": len(entries),

@@ -29,6 +29,7 @@ from feddrm.search.holdout import hold_out
 from feddrm.search.method_search import MethodSearch
 from feddrm.search.search_page import search_page
 from feddrm.search.trial import GOALS, SearchTask, TimeIsUp, Trial, goal_scores
+from feddrm.tasks import require_classes
 
 SETTINGS, TRIALS, PAGE, LOCK = "tune.yaml", "trials.json", "tune.html", "lock"
 PAGE_SECONDS = 20.0  # between two drawings of the page while a search goes on
@@ -85,6 +86,7 @@ def tune(  # noqa: PLR0913 (the public signature)
         raise SettingError(f"finalists={finalists}: give how many trials are trained to their end, as 2")
     deadline = None if budget is None else time.monotonic() + budget
     federation, reload_settings = load_data(data, data_settings)
+    require_classes(federation.task, "a search", "compare runs with 'feddrm report'")
     cost = cost if cost is not None else 4.0 if is_small(federation) else 1.0
     folder, searches = Path(out), []
     for method in [methods] if isinstance(methods, str | Method) else methods:

@@ -17,12 +17,13 @@ from feddrm.errors import FeddrmError, FieldProblem
 from feddrm.io.staging import read_whole
 from feddrm.predictor.query_groups import compute_in_groups
 from feddrm.router import Decision, Router, load_router, read_manifest
-from feddrm.router.artifact import FIT, artifact_version
+from feddrm.router.artifact import FIT, artifact_version, manifest_task
 from feddrm.rules import Competence
 from feddrm.serve.batching import Batcher
 from feddrm.serve.http.decode import InputSpec
 from feddrm.serve.settings import GatewaySettings
 from feddrm.serve.telemetry.metrics import Metrics
+from feddrm.tasks import require_classes
 from feddrm.threads import without_onednn_if_small
 
 
@@ -135,6 +136,7 @@ class LoadedRouter:
         version, router, manifest = read_whole(
             folder, lambda _: (artifact_version(folder), load_router(folder), read_manifest(folder))
         )
+        require_classes(manifest_task(manifest), "a gateway", "answer queries with 'feddrm predict'")
         columns = manifest["notes"].get("columns")
         spec = InputSpec(
             shape=router.shape,

@@ -352,7 +352,7 @@ def test_queries_in_a_table(tmp_path: Path) -> None:
     assert places == [f"{path}, row 2", f"{path}, row 3"]
     with refused(f"{path} has 3 columns, 2 are wanted"):
         read_rows(path, None, 2)
-    with refused(f"{path} has no column 'c' for a query"):
+    with refused(f"{path} has no column 'c' for a query", "add it, as in the training data"):
         read_rows(path, ("a", "c"), 2)
     for cell, remedy in (("?", "fill it in"), ("low", "encode it as numbers"), ("1e99", "correct it")):
         with refused(f"{path}, row 2: column 'b'", remedy) as caught:

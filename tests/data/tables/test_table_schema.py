@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from documentation import blocks
 from feddrm.data.tables.column_kinds import CategoryColumn, NumberColumn, Usual
 from feddrm.data.tables.table_schema import TableSchema
 from feddrm.errors import FieldProblem, TableError
@@ -138,7 +138,6 @@ def test_a_problem_as_json_is_short_and_plain() -> None:
 
 
 def test_the_documented_schema_can_be_read(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[3] / "docs" / "tables.md").read_text()
-    (block,) = re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)
+    ((_, block),) = blocks("docs/tables.md", "yaml")
     (tmp_path / "schema.yaml").write_text(block)
     assert TableSchema.load(tmp_path / "schema.yaml").names == ("age", "chol", "smoker")

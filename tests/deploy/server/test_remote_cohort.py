@@ -17,6 +17,7 @@ from feddrm.deploy.server.remote_cohort import NO_ROWS, Ask, RemoteCohort, Rows
 from feddrm.deploy.server.training import ServerState
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site import Site
+from feddrm.deploy.site.site_fit import BINS
 from feddrm.deploy.wire.messages import Message, unpack
 from feddrm.deploy.wire.run_spec import FIT_PROTOCOL
 from feddrm.router import (
@@ -40,6 +41,7 @@ from feddrm.router.settings import Holdout
 from feddrm.router.solver.client_statistics import Sample
 from feddrm.router.solver.problem import Problem, add
 from feddrm.router.solver.solve import moments_of, solve
+from feddrm.rules import RULES
 from feddrm.threads import router_kernels
 from refusal import refused
 
@@ -183,7 +185,7 @@ def test_both_cohorts_answer_every_question_alike(deployed: Make, target: Target
     assert replace(remote.facts, names=local.facts.names) == local.facts
     recipe, holdout, trunk = Recipe.parse("raw", *spec.scale), Holdout(4, 2), Trunk(None, {})
     outputs = {"client": 3, "class": 10, "pair": 30}[target]
-    sums = []
+    sums, confidences = [], []
     for cohort in (local, remote):
         cohort.measure(recipe, trunk, holdout)
         design = cohort.design(recipe)
@@ -196,13 +198,15 @@ def test_both_cohorts_answer_every_question_alike(deployed: Make, target: Target
         answers |= {f"scores {k}": of for k, of in cohort.scores(scored, dict.fromkeys(scored, point)).items()}
         answers["scaler"] = {"mean": design.scaler.mean, "scale": design.scaler.scale}
         if target == "client":
-            answers["slopes"] = cohort.held_out_router(design, [point, -point]).slopes(0.7)
+            router = cohort.held_out_router(design, [point, -point], point / 9)
+            answers["slopes"] = router.slopes(0.7)
+            confidences.append(router.confidence(1.3, cohort.facts.log_prior))
         else:
             probes, joints = ([point, -point], None) if target == "class" else ([point[:10]] * 2, [point, -point])
             heads = HeldOutHeads(
                 design, probes, [torch.zeros(30, design.width + 1, dtype=torch.float64)] * 2, joints, 0.1, 0.1
             )
-            router = cohort.held_out_router(design, [point[:3], point[:3]])
+            router = cohort.held_out_router(design, [point[:3], point[:3]], point[:3])
             classes = cohort.held_out_classes(heads, router, 1.0)
             models = ["global_probe"] if joints is None else ["global_probe", "joint"]
             answers["curves"] = classes.curves(models)(torch.full((len(models),), 0.4, dtype=torch.float64))
@@ -211,6 +215,17 @@ def test_both_cohorts_answer_every_question_alike(deployed: Make, target: Target
         assert expected.keys() == sums[1][question].keys()
         for name, value in expected.items():
             torch.testing.assert_close(sums[1][question][name], value, rtol=2e-5, atol=1e-4, msg=f"{question} {name}")
+    if confidences:
+        expected, found = confidences
+        assert found.strangest == pytest.approx(expected.strangest, rel=1e-5)
+        for rule in RULES:
+            for values, bins in (
+                (expected.top[rule], found.top[rule]),
+                (expected.own[rule].exp(), found.own[rule].exp()),
+            ):
+                assert len(bins) == len(values) == sum(len(client.test) for client in federation.clients)
+                below = values.sort().values - bins.sort().values
+                assert -1e-6 < float(below.min()) <= float(below.max()) < 1 / BINS + 1e-6
 
 
 def agreed(deployment: Deployed) -> Deployed:

@@ -9,7 +9,7 @@ from scipy.stats import binom, norm, t
 
 from feddrm.drm import DensityRatioModel, inference
 from feddrm.drm.basis import Floats
-from feddrm.drm.inference.estimates import quantile_estimate
+from feddrm.drm.inference.estimates import _gaussian, quantile_estimate
 from feddrm.drm.logistic import information
 from refusal import refused
 
@@ -204,6 +204,22 @@ def test_quantile_errors_agree_with_the_normal_theory() -> None:
     error = quantile_estimate(fit, [0.5])[0].error[:, 0]
     own, pooled = (np.sqrt(np.pi / 2 / n) for n in (4000, 8000))
     assert ((pooled < error) & (error < own)).all()
+
+
+def test_the_error_of_a_density_agrees_with_the_bootstrap_and_its_normal_interval_covers() -> None:
+    rng = np.random.default_rng(4)
+    at = np.array([-1.0, 0.0, 1.5])
+    fit = DensityRatioModel().fit({"a": rng.normal(0, 1, 300), "b": rng.normal(0.5, 1.2, 200)})
+    estimate = inference.density_estimate(fit, "b", at)
+    drawn = inference.bootstrap(fit, lambda w: _gaussian(fit.values[:, 0], fit.weights[:, 1], at).T @ w[:, 1], 800)
+    np.testing.assert_allclose(estimate.error, drawn.error, rtol=0.08)
+    np.testing.assert_array_equal(estimate.value, inference.density(fit, 1, at))
+    low, high = estimate.interval()
+    truth = norm(0.5, 1.2).pdf(at)
+    assert ((low < truth) & (truth < high)).all()
+    # With the others' observations the density is more precise than a kernel estimate from the own sample.
+    own = _gaussian(fit.samples[1], np.full(200, 1 / 200), at)
+    assert (estimate.error < own.std(0) / np.sqrt(200)).all()
 
 
 def test_the_density_is_one_and_near_the_truth() -> None:

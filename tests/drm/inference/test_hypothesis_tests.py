@@ -115,6 +115,17 @@ def test_the_bartlett_factor_is_the_mean_of_permuted_statistics() -> None:
     assert inference.homogeneity(fit, how) == test  # the seed decides
 
 
+@pytest.mark.parametrize("correction", ["bartlett", "bootstrap"])
+def test_small_samples_that_hardly_overlap_are_tested(correction: str) -> None:
+    """The fit is far from its permuted replicates, which are near zero."""
+    samples = [np.linspace(low, high, 25) for low, high in ((37, 67), (28, 39), (32, 48), (44, 74))]
+    fit = DensityRatioModel().fit(samples)
+    test = inference.homogeneity(fit, Testing(correction=correction))
+    assert test.factor == pytest.approx(1, abs=0.2)
+    assert test.p_value < 0.01
+    assert inference.equality(fit, ["1", "2"], Testing(correction=correction)).p_value < 0.02
+
+
 def test_auto_corrects_small_samples_only() -> None:
     small, large = DensityRatioModel().fit(three(0, (59, 90, 90))), DensityRatioModel().fit(three(0, (60, 90, 90)))
     assert Testing().resolved(small).correction == "bartlett"

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddrm.router.fit.calibration import MISSES, STRANGER, calibrate, quantiles
-from feddrm.router.fit.local_cohort import LocalHeldOut
+from feddrm.router.fit.calibration import MISSES, STRANGER, LocalHeldOut, calibrate, quantiles
+from feddrm.router.policy import by_rule, conformal_set
 from feddrm.rules import RULES
 
 
@@ -29,6 +29,7 @@ def held_out(scale: float) -> LocalHeldOut:
     return LocalHeldOut(
         [torch.cat([rows[part], 100 + rows[:1]]) for part in parts],
         [torch.cat([scale * logits[part], unseen]) for part in parts],
+        [logits[:0]] * 3,
     )
 
 
@@ -41,3 +42,33 @@ def test_the_temperature_undoes_the_scale_and_unseen_samples_do_not_count(scale:
     for rule in RULES:
         assert list(calibration.confidence[rule]) == sorted(calibration.confidence[rule])
         assert calibration.conformal[f"{rule}_0.01"] <= calibration.conformal[f"{rule}_0.2"]
+
+
+def learned_by_heart(tested: int) -> tuple[LocalHeldOut, torch.Tensor, torch.Tensor]:
+    """Training samples at three centres, test samples and queries nearer to each other, as after long training."""
+    g = torch.Generator().manual_seed(1)
+    centres = torch.eye(3, dtype=torch.float64)
+
+    def drawn(count: int, apart: float) -> list[torch.Tensor]:
+        return [apart * centre + torch.randn(count, 3, generator=g, dtype=torch.float64) for centre in centres]
+
+    train, test, queries = drawn(3000, 4.0), drawn(tested, 2.0), torch.cat(drawn(3000, 2.0))
+    held_out = LocalHeldOut(train, [4.0 * x for x in train], [4.0 * x for x in test])
+    return held_out, 4.0 * queries, torch.arange(3).repeat_interleave(3000)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_sets_of_clients_hold_new_queries_as_often_as_asked_where_the_network_learned_its_samples(rule: str) -> None:
+    held_out, queries, origin = learned_by_heart(3000)
+    log_prior = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64).log()
+    calibration = calibrate(held_out, log_prior)
+    log_weights = by_rule(queries / calibration.temperature, log_prior, rule)
+    for miss in MISSES:
+        within = conformal_set(log_weights, calibration.least_weight(rule, miss)).gather(1, origin[:, None])
+        assert float(within.double().mean()) == pytest.approx(1 - miss, abs=0.015)
+    answered = log_weights.exp().amax(1) >= calibration.threshold(rule, 0.8)
+    assert float(answered.double().mean()) == pytest.approx(0.8, abs=0.015)
+    by_training = calibrate(learned_by_heart(0)[0], log_prior)
+    assert by_training.temperature == calibration.temperature, "test samples do not set what changes labels"
+    within = conformal_set(log_weights, by_training.least_weight(rule, 0.1)).gather(1, origin[:, None])
+    assert float(within.double().mean()) < 0.85, "thresholds of training samples let sets miss too often"

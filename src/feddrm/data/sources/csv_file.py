@@ -31,11 +31,12 @@ class CsvTable:
     def place(self, row: int) -> str:
         return f"{self.path}, row {self.lines[row]}"
 
-    def column_index(self, name: str, purpose: str) -> int:
+    def column_index(self, name: str, purpose: str, remedy: str = "") -> int:
+        """The place of a column. Where the caller chose its name, another one is the remedy."""
         if name not in self.header:
             raise FeddrmError(
                 f"{self.path} has no column '{name}' for {purpose}{nearest(name, self.header)}: "
-                f"give one of {short_list(self.header)}"
+                f"{remedy or f'give one of {short_list(self.header)}'}"
             )
         return self.header.index(name)
 

@@ -281,7 +281,7 @@ def read_rows(
     present = [name for name in table.header if name not in set(map(nfc, ignore))]
     if columns is None and len(present) != width:
         raise FeddrmError(f"{path} has {len(present)} columns, {width} are wanted: give the columns of training")
-    indices = [table.column_index(name, "a query") for name in columns or present]
+    indices = [table.column_index(name, "a query", "add it, as in the training data") for name in columns or present]
     numbers = [[table.number(row, index, can_drop=False) for index in indices] for row in range(len(table.rows))]
     return np.array(numbers, dtype=np.float32), [table.place(row) for row in range(len(numbers))]
 
@@ -297,7 +297,7 @@ def read_raw_rows(path: Path, schema: TableSchema, ignore: Sequence[str]) -> tup
             f"{path} has a column '{unknown[0]}' that the router does not know{nearest(unknown[0], schema.names)}: "
             f"leave it out, or --ignore '{unknown[0]}'"
         )
-    indices = [table.column_index(name, "a query") for name in schema.names]
+    indices = [table.column_index(name, "a query", "add it, as in the training data") for name in schema.names]
     rows = [table.cells(row, indices, numbers=False) for row in range(len(table.rows))]
     return rows, [table.place(row) for row in range(len(rows))]
 

@@ -56,8 +56,8 @@ SITE_PAGE = """# {name}: what your IT department needs to know
    sums over samples. Features of single samples leave it only with `share: {{features: true}}`. Raw data, labels and
    the private part do not leave it. With `privacy:` in `site.yaml`, the parameters leave with noise added, whatever
    the server asks for, and losses, counts and sums do not leave at all. In a run with secure aggregation they leave
-   masked: the server learns sums over at least three sites; `require_secure_aggregation: true` demands that. Compare the
-   fingerprints of the other sites' keys in `keys/` with these sites by telephone (docs/deploy.md).
+   masked: the server learns sums over at least three sites; `require_secure_aggregation: true` demands that. Compare
+   the fingerprints of the other sites' keys in `keys/` with these sites by telephone (docs/deploy.md).
 7. **What stays:** `runs/` and `clients/{name}/` in this folder hold the private part. Back them up, and also
    `uploads.json`, which counts what differential privacy has cost.
    Only their owner can read the private part, `node.key` and `secret`. Do not copy `node.key` and `secret`.

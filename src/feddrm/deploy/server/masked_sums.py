@@ -83,7 +83,7 @@ class MaskedSums:
         total = np.zeros(len(words[MASKED]), np.uint64)
         for reply in replies.values():
             total += reply.tensors[MASKED].numpy().view(np.uint64)
-        return {name: reply.header for name, reply in replies.items()}, decode(total, form, weight)
+        return {name: replies[name].header for name in requests}, decode(total, form, weight)
 
 
 def _check_key(_: str, reply: Message) -> Message:

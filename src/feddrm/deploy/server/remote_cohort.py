@@ -159,8 +159,8 @@ class RemoteCohort:
             {key: add([part_of(answer, f"{key}/held") for answer in answers]) for key in held},
         )
 
-    def held_out_router(self, design: DesignMatrix, folds: Sequence[Tensor]) -> RemoteHeldOut:
-        return RemoteHeldOut(self, design, folds)
+    def held_out_router(self, design: DesignMatrix, folds: Sequence[Tensor], point: Tensor) -> RemoteHeldOut:
+        return RemoteHeldOut(self, design, folds, point)
 
     def corrections(self, design: DesignMatrix, probes: Sequence[Tensor]) -> RemoteCorrections:
         return RemoteCorrections(self, design, probes)
@@ -218,7 +218,7 @@ class RemoteCohort:
 
 @dataclass(frozen=True, eq=False)
 class RemoteHeldOut:
-    """The router's scores of held-out samples, which stay on the sites. Confidence travels as counts in bins.
+    """The router's scores of held-out and test samples, which stay on the sites. Confidence travels as counts in bins.
 
     The slopes of all temperatures take one message: between its scales they are interpolated, to about 1e-9.
     """
@@ -226,6 +226,7 @@ class RemoteHeldOut:
     cohort: RemoteCohort
     design: DesignMatrix
     folds: Sequence[Tensor]
+    point: Tensor
 
     def slopes(self, scale: float) -> ClientSums:
         count, slope, even = self._slopes
@@ -242,7 +243,8 @@ class RemoteHeldOut:
 
     def confidence(self, temperature: float, log_prior: Tensor) -> Confidence:
         header = {"step": "spread", "scale": 1 / temperature, **self.cohort.pooling, **self._header}
-        answers = self.cohort.everybody(header, {**self._tensors, "log_prior": log_prior})
+        tensors = {**self._tensors, "point/all": self.point, "log_prior": log_prior}
+        answers = self.cohort.everybody(header, tensors)
         strangest = max(_strangest(answer["strange"]) for answer in answers)
         counts = add([{key: value for key, value in answer.items() if key != "strange"} for answer in answers])
 

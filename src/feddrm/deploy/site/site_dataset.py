@@ -21,6 +21,7 @@ from feddrm.data.tables.table_schema import TableSchema
 from feddrm.deploy.rotating_log import log
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.registry import nearest
+from feddrm.tasks import require_classes
 
 KINDS = ("folder", "csv", "npz", "dataset")
 BACK = "put them back, or start a new run"
@@ -142,6 +143,7 @@ def sorted_classes(classes: set[str]) -> tuple[str, ...]:
 def _share(name: str, data: Mapping[str, Any]) -> SiteDataset:
     settings = {key: value for key, value in data.items() if key not in ("dataset", "client")}
     whole = load(str(data["dataset"]), **settings)
+    require_classes(whole.task, "a deployed federation", "train these data in one process ('feddrm train')")
     number = data.get("client", 0)
     if not isinstance(number, int) or not 0 <= number < len(whole):
         raise SettingError(f"{name}: client={number!r}: '{data['dataset']}' has shares 0 to {len(whole) - 1}")

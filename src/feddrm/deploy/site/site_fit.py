@@ -147,10 +147,14 @@ class SiteFit:
         return {"count": each[0]["count"], **{k: torch.stack([s[k] for s in each]) for k in ("slope", "even", "bend")}}
 
     def _spread(self, message: Message) -> dict[str, Tensor]:
-        """Counts for the thresholds: held-out samples by their weight on the best client and on this client."""
+        """Counts for the thresholds: test samples by their weight on the best client and on this client."""
         logits, held = self._held_out(message, "client")
-        calm = logits * float(message.header["scale"])
         strange = held.x.square().mean(1).double()
+        if len(rows := self._test_rows(message, message.header["table"])):
+            # The server knows of no more samples than those of training.
+            some = torch.linspace(0, len(rows) - 1, min(len(rows), len(self._part()))).long()
+            logits = logits_at(rows[some.to(rows.device)], self._point(message, "all"))
+        calm = logits * float(message.header["scale"])
         out = {"strange": strange.max() if len(strange) else strange.sum()}
         if message.header.get("pooled"):  # a largest value is no sum: counts in bins, whose sum has the highest one
             place = (strange.clamp_min(1e-30).log2() * STRANGE_STEPS).ceil().long().cpu() + STRANGE_BINS // 2
@@ -185,14 +189,17 @@ class SiteFit:
         probe, table = self._point(message, "probe"), message.header["table"]
         sample = _Samples(self, message).outside(table, "class", None)
         correction = self._corrected(sample, probe, message.header["ridge"], None, CORRECTION_ROUNDS)
-        test = self.site.client.test
-        features = self._extract(self.site.client.view(test.x))
-        rows = self._scaler(message, table)(torch.cat([features[name] for name in table.split("+")], dim=1))
-        calibration = AnswerCalibration.fit(logits_at(rows, probe + correction), test.y)
+        rows = self._test_rows(message, table)
+        calibration = AnswerCalibration.fit(logits_at(rows, probe + correction), self.site.client.test.y)
         scores = {} if calibration.scores is None else {"scores": calibration.scores}
         tensors = {"correction": correction.to(sample.x), **scores}
         self.store.keep(KEPT_HEAD, {"temperature": calibration.temperature}, tensors)
         return {}
+
+    def _test_rows(self, message: Message, table: str) -> Tensor:
+        """The standardised features of this site's test samples."""
+        features = self._extract(self.site.client.view(self.site.client.test.x))
+        return self._scaler(message, table)(torch.cat([features[name] for name in table.split("+")], dim=1))
 
     def kept_head(self, fit: str | None) -> PrivateHead | None:
         """The head of the latest fit, named after it; None where no heads were fitted."""

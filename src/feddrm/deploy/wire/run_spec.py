@@ -22,7 +22,7 @@ from feddrm.plugins import require_plugins
 from feddrm.router.fit.cohort import Facts
 from feddrm.runs.config import known_fields
 
-FIT_PROTOCOL = 2  # of the messages of the router's fit; sites that do not state one speak 1
+FIT_PROTOCOL = 3  # of the messages of the router's fit; sites that do not state one speak 1
 DTYPES = {"uint8": torch.uint8, "float32": torch.float32}
 
 

@@ -141,7 +141,7 @@ def quantile_estimate(fit: DensityRatioFit, levels: ArrayLike) -> tuple[Estimate
     for column in centre.T:
         below = (x[:, None] <= column).astype(np.float64)
         influence = np.column_stack([influence_of_mean(fit, i, below[:, [i]])[:, 0] for i in range(len(fit.names))])
-        heights = [_density(fit, x, fit.weights[:, i], column[[i]], _fourth_order)[0] for i in range(len(column))]
+        heights = [_height(fit, x, fit.weights[:, i], column[[i]]) for i in range(len(column))]
         covariances.append(within_covariance(fit, influence) / np.outer(heights, heights))
     errors = np.sqrt(np.array([np.diag(matrix) for matrix in covariances]).T)
     return Estimate(centre, errors), np.array(covariances)
@@ -152,33 +152,48 @@ def density(fit: DensityRatioFit, population: str | int, at: Floats, column: int
 
     Where the basis takes logarithms it is estimated on their scale, so that it is 0 below 0.
     """
-    return _density(fit, fit.values[:, column], fit.weights[:, fit.index(population)], at, _gaussian)
+    return density_estimate(fit, population, at, column).value
 
 
-def _density(fit: DensityRatioFit, x: Floats, weights: Floats, at: Floats, kernel: Callable[..., Floats]) -> Floats:
+def density_estimate(fit: DensityRatioFit, population: str | int, at: Floats, column: int = 0) -> Estimate:
+    """The same with standard errors. They do not include the bias of smoothing, which flattens peaks."""
+    x, place = fit.values[:, column], fit.index(population)
+    weights, error = fit.weights[:, place], np.empty(len(at))
+    value = np.empty(len(at))
+    for start in range(0, len(at), size := max(1, 2_000_000 // len(x))):
+        part = slice(start, start + size)
+        kernels = _kernels(fit, x, weights, at[part], _gaussian)
+        value[part] = weights @ kernels
+        error[part] = np.sqrt(_variances(fit, influence_of_mean(fit, place, kernels)))
+    return Estimate(value, error)
+
+
+def _kernels(fit: DensityRatioFit, x: Floats, weights: Floats, at: Floats, kernel: Callable[..., Floats]) -> Floats:
+    """The kernel of every observation (rows) at every point."""
     if any("log" in term for term in fit.terms) and x.min() > 0:
         inside = at > 0
-        out = np.zeros_like(at)
-        out[inside] = kernel(np.log(x), weights, np.log(at[inside])) / at[inside]
+        out = np.zeros((len(x), len(at)))
+        out[:, inside] = kernel(np.log(x), weights, np.log(at[inside])) / at[inside]
         return out
     return kernel(x, weights, at)
 
 
 def _gaussian(x: Floats, weights: Floats, at: Floats) -> Floats:
     width = _kernel_width(x, weights)
-    out = np.empty(len(at))
-    for start in range(0, len(at), rows := max(1, 2_000_000 // len(x))):
-        scaled = (at[start : start + rows, None] - x) / width
-        out[start : start + rows] = np.exp(-(scaled**2) / 2) @ weights / (width * np.sqrt(2 * np.pi))
-    return out
+    return np.asarray(np.exp(-(((at - x[:, None]) / width) ** 2) / 2) / (width * np.sqrt(2 * np.pi)))
 
 
 def _fourth_order(x: Floats, weights: Floats, at: Floats) -> Floats:
     """A kernel of fourth order: a Gaussian one flattens peaks, and errors of medians would be too large."""
     width = 1.3 * _kernel_width(x, weights)
-    scaled = (at[:, None] - x) / width
-    out = np.exp(-(scaled**2) / 2) * (3 - scaled**2) / 2 @ weights / (width * np.sqrt(2 * np.pi))
-    return np.asarray(np.maximum(out, _gaussian(x, weights, at) / 2))  # far out it may be negative
+    scaled = (at - x[:, None]) / width
+    return np.asarray(np.exp(-(scaled**2) / 2) * (3 - scaled**2) / 2 / (width * np.sqrt(2 * np.pi)))
+
+
+def _height(fit: DensityRatioFit, x: Floats, weights: Floats, at: Floats) -> float:
+    """The density at one point for the error of a quantile; far out the kernel of fourth order may be negative."""
+    fourth, second = (float(weights @ _kernels(fit, x, weights, at, kind)[:, 0]) for kind in (_fourth_order, _gaussian))
+    return max(fourth, second / 2)
 
 
 def _kernel_width(x: Floats, weights: Floats) -> float:

@@ -30,7 +30,7 @@ from feddrm.drm.inference.resampling import (
     require_no_ridge,
     start_of,
 )
-from feddrm.errors import SettingError
+from feddrm.errors import FeddrmError, SettingError
 from feddrm.registry import check_choice
 
 Rows = NDArray[np.floating[Any]]
@@ -152,7 +152,9 @@ def _test(fit: DensityRatioFit, matrix: Rows, value: Floats | None, how: Testing
         if exchangeable
         else draws(fit, null.weights(fit.design)[:, :, 0].T, how.replicates, how.seed)
     )
-    replicated = np.concatenate(list(constraint.replicated(fit, how.statistic, samples)))
+    # Where the hypothesis holds, its fit is near the replicates; the fit without it may be far from them.
+    values = constraint.replicated(fit, how.statistic, samples, null.coefficients[0])
+    replicated = np.concatenate([np.empty(0), *values])
     require_enough(len(replicated), how.replicates)
     factor = float(replicated.mean()) / degrees
     if how.correction == "bootstrap":
@@ -177,17 +179,22 @@ class _Constraint:
         return cls(whole, np.zeros(len(matrix)) if value is None else value, null_space(whole))
 
     def refit(self, fit: DensityRatioFit, refits: Refits) -> Refits:
-        """The fits under the hypothesis. They start at the projection of the fit to the data."""
+        """The fit to the data under the hypothesis, from the projection of the fit, or else of zero."""
         inverse = np.linalg.inv(refits.information[0])
         gain = inverse @ self.matrix.T @ np.linalg.inv(self.matrix @ inverse @ self.matrix.T)
-        start = start_of(fit)
-        return refit(fit.design, refits.counts, start - gain @ (self.matrix @ start - self.value), self.free)
+        for start in (start_of(fit), np.zeros(self.matrix.shape[1])):
+            null = refit(fit.design, refits.counts, start - gain @ (self.matrix @ start - self.value), self.free)
+            if len(null.coefficients):
+                return null
+        raise FeddrmError("the populations have no fit under the hypothesis: they are too far from it to be tested")
 
-    def replicated(self, fit: DensityRatioFit, statistic: str, samples: Iterator[Floats]) -> Iterator[Floats]:
-        """The statistic of every replicate that has a fit."""
+    def replicated(
+        self, fit: DensityRatioFit, statistic: str, samples: Iterator[Floats], start: Floats
+    ) -> Iterator[Floats]:
+        """The statistic of every replicate that has a fit. The fits begin at ``start``, where the hypothesis holds."""
         for counts in samples:
-            whole = refit(fit.design, counts, start_of(fit))
-            null = self.refit(fit, whole) if statistic == STATISTICS[0] else whole
+            whole = refit(fit.design, counts, start)
+            null = refit(fit.design, whole.counts, start, self.free) if statistic == STATISTICS[0] else whole
             if len(null.log_likelihood) == len(whole.log_likelihood):
                 yield self.statistics(statistic, whole, null)
 

@@ -153,7 +153,7 @@ def require_enough(kept: int, replicates: int) -> None:
     if kept < (1 - MOST_LOST) * replicates:
         raise FeddrmError(
             f"in {replicates - kept} of {replicates} bootstrap samples the basis separates populations: "
-            f"give correction 'none', or a basis with fewer functions"
+            f"give more observations, a basis with fewer functions, or a ridge above 0"
         )
 
 

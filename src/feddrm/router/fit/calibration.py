@@ -1,20 +1,69 @@
-"""Calibrating a router on held-out samples: temperature, percentiles of confidence, conformal thresholds."""
+"""Calibrating a router: its temperature on held-out training samples, its thresholds on test samples.
+
+A network tells samples that it was trained on apart better than new ones, also if the router was fitted without them.
+Thresholds of training samples let sets of clients miss too often. They change no label, so test samples may set them
+(docs/decisions/0012-answers-calibrated-on-test-samples.md). A temperature changes the labels of mixtures.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from feddrm.router.fit.cohort import HeldOutRouter
-from feddrm.router.policy import RULES, conformal_threshold, solve_temperature
+from feddrm.router.fit.cohort import Confidence, HeldOutRouter
+from feddrm.router.policy import RULES, by_rule, client_slopes, conformal_threshold, solve_temperature
 from feddrm.router.router import Calibration
+from feddrm.router.solver.client_statistics import ClientSums
 
 MISSES = (0.01, 0.05, 0.1, 0.2)
 STRANGER = 1.5  # times the strangest held-out sample: a query beyond that comes from no client of this federation
 
 
+@dataclass(frozen=True, eq=False)
+class LocalHeldOut:
+    """Every client's samples: standardised features and logits of training samples, logits of test samples.
+
+    The logits of a training sample are those of the fit that did not see it, NaN where every fit did.
+    """
+
+    rows: Sequence[Tensor]
+    logits: Sequence[Tensor]
+    test: Sequence[Tensor]
+
+    def slopes(self, scale: float) -> ClientSums:
+        logits, origin = _joined([logits for _, logits in self._held_out])
+        return client_slopes(logits, origin, scale)
+
+    def confidence(self, temperature: float, log_prior: Tensor) -> Confidence:
+        unseen = [test if len(test) else held for test, (_, held) in zip(self.test, self._held_out, strict=True)]
+        logits, origin = _joined(unseen)
+        top, own = {}, {}
+        for rule in RULES:
+            log_weights = by_rule(logits / temperature, log_prior, rule)
+            top[rule] = log_weights.exp().amax(1).cpu()
+            own[rule] = log_weights.gather(1, origin[:, None])[:, 0]
+        strange = torch.cat([rows.square().mean(1) for rows, _ in self._held_out])
+        return Confidence(top, own, float(strange.max()))
+
+    @cached_property
+    def _held_out(self) -> list[tuple[Tensor, Tensor]]:
+        """The training samples that some fit held out."""
+        seen = [~logits[:, 0].isnan() for logits in self.logits]
+        return [(x[mask], z[mask]) for x, z, mask in zip(self.rows, self.logits, seen, strict=True)]
+
+
+def _joined(logits: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """All clients' logits, and the clients that they belong to."""
+    origin = [torch.full((len(z),), number, device=z.device) for number, z in enumerate(logits)]
+    return torch.cat(list(logits)).double(), torch.cat(origin)
+
+
 def calibrate(held_out: HeldOutRouter, log_prior: Tensor) -> Calibration:
-    """The calibration of a router from the scores of its held-out samples."""
+    """The calibration of a router."""
     temperature = solve_temperature(held_out.slopes)
     weights = held_out.confidence(temperature, log_prior)
     confidence: dict[str, tuple[float, ...]] = {}
@@ -24,7 +73,7 @@ def calibrate(held_out: HeldOutRouter, log_prior: Tensor) -> Calibration:
         confidence[rule] = tuple(quantiles(top, torch.linspace(0, 1, 101, dtype=top.dtype)).tolist())
         first = torch.zeros(len(own), dtype=torch.int64, device=own.device)
         conformal |= {f"{rule}_{miss}": conformal_threshold(own[:, None], first, miss) for miss in MISSES}
-    return Calibration(temperature, confidence, conformal, STRANGER * weights.strangest)
+    return Calibration(temperature, confidence, conformal, STRANGER * weights.strangest, tested=True)
 
 
 def quantiles(values: Tensor, grid: Tensor) -> Tensor:

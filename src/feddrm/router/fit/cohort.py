@@ -23,6 +23,7 @@ from feddrm.router.fit.ridge_path import Chosen
 from feddrm.router.settings import Holdout
 from feddrm.router.solver.client_statistics import ClientSums
 from feddrm.router.solver.problem import Problem, Scaler
+from feddrm.tasks import CLASSIFICATION, Task
 
 Job = tuple[DesignMatrix, Sequence[float]]  # ridge strengths to be tried on a design matrix
 Target = Literal["client", "class", "pair"]  # what a fit tells apart; a pair is a client and a class
@@ -41,6 +42,7 @@ class Facts:
     columns: tuple[str, ...] | None = None
     schema: TableSchema | None = None
     query_views: QueryViews = field(default_factory=QueryViews)
+    task: Task = CLASSIFICATION
 
     @property
     def samples(self) -> int:
@@ -73,11 +75,11 @@ class FitRequest:
 
 @dataclass(frozen=True, eq=False)
 class Confidence:
-    """How sure a router is of its held-out samples, by rule."""
+    """How sure a router is of samples that nothing was fitted on, by rule."""
 
     top: Mapping[str, Tensor]  # weight of every sample's best client
     own: Mapping[str, Tensor]  # log-weight of every sample's own client
-    strangest: float  # the largest mean square of a sample's standardised features
+    strangest: float  # the largest mean square of a held-out sample's standardised features
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,13 +104,13 @@ class Judged:
 
 
 class HeldOutRouter(Protocol):
-    """The router's scores of held-out samples, each by the fit that did not see the sample."""
+    """The router's scores of held-out samples, each by the fit that did not see the sample, and of test samples."""
 
     def slopes(self, scale: float) -> ClientSums:
         """Slope and curvature of the held-out loss at an inverse temperature."""
 
     def confidence(self, temperature: float, log_prior: Tensor) -> Confidence:
-        """Weights by every rule."""
+        """Weights of test samples by every rule; of the held-out ones of a client without test samples."""
 
 
 class Corrections(Protocol):
@@ -172,8 +174,8 @@ class Cohort(Protocol):
         All clients answer, in float64.
         """
 
-    def held_out_router(self, design: DesignMatrix, folds: Sequence[Tensor]) -> HeldOutRouter:
-        """The scores of a router's fits."""
+    def held_out_router(self, design: DesignMatrix, folds: Sequence[Tensor], point: Tensor) -> HeldOutRouter:
+        """The scores of a router's fits; ``point`` is the one on all training samples."""
 
     def corrections(self, design: DesignMatrix, probes: Sequence[Tensor]) -> Corrections:
         """The corrections of the probes of every fold."""

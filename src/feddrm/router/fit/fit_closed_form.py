@@ -93,7 +93,7 @@ class ClosedForm:
         tried, _ = self.blocks
         clock("moments")
         client, classes = self.heads["client"], self.heads["class"]
-        held_out = cohort.held_out_router(client.design, client.folds)
+        held_out = cohort.held_out_router(client.design, client.folds, client.point)
         router = assemble_router(cohort, self.trunk, client.design, client.point, held_out, self.everything)
         private = {name: value.to(cohort.like) for name, value in self.private.items()}
         clock("heads")

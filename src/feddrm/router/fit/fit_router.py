@@ -1,8 +1,8 @@
 """Fitting the exact router to a cohort of clients: features, held-out choices, fits, calibration, heads.
 
-Ridge strengths, features, temperature, thresholds and stacking weights come from samples that are held out of the
-fits (:mod:`feddrm.router.fit.selection`). The fits that are kept use all training samples with the strengths so
-chosen. Only ``evaluate_router`` sees test data.
+Ridge strengths, features, temperature and stacking weights come from samples that are held out of the fits
+(:mod:`feddrm.router.fit.selection`). The fits that are kept use all training samples with the strengths so chosen.
+Test samples set the thresholds, which decide no label (:mod:`feddrm.router.fit.calibration`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from torch import Tensor
 
 from feddrm.data import Federation
 from feddrm.errors import FeddrmError
+from feddrm.evaluation import Queries
 from feddrm.models import Net
-from feddrm.router.artifact import Artifact, load_heads, load_router, make_artifact, read_manifest
+from feddrm.router.artifact import TASK, Artifact, load_heads, load_router, make_artifact, read_manifest
 from feddrm.router.features.base import Leaves, Recipe, possible_features
 from feddrm.router.features.design_matrix import DesignMatrix
 from feddrm.router.fit.calibration import calibrate
@@ -65,6 +66,7 @@ class FittedRouter:
                 "chosen": self.chosen,
                 "heads": None if heads is None else heads.recipe.as_list(),
                 "stacks": {} if heads is None else {name: dict(s.weights) for name, s in heads.stacks.items()},
+                **({} if self.facts.task.classifies else {TASK: self.facts.task.as_dict()}),
             },
             new_fit=True,
         )
@@ -94,16 +96,19 @@ def fit_router(
     settings: RouterSettings | None = None,
     *,
     published: Published | None = None,
+    test: Queries | None = None,
     on_step: Progress | None = None,
 ) -> FittedRouter:
     """Fit the exact router and, where asked, the heads to a federation whose samples are here.
 
     ``shared`` are the leaves that the server holds. Without a net and leaves (None, {}) the router looks at the samples
-    themselves and needs no training. ``published``, the clients' own models, allow one more stack.
+    themselves and needs no training. ``published``, the clients' own models, allow one more stack. ``test`` are the
+    test samples as they are evaluated, for the thresholds; without it, whole.
     """
-    settings = settings or RouterSettings()
+    settings = (settings or RouterSettings()).for_task(federation.task)
     with router_kernels(int(federation.sizes.sum())):
-        return fit_cohort(LocalCohort(federation, settings, published), Trunk(net, dict(shared)), settings, on_step)
+        cohort = LocalCohort(federation, settings, published, test)
+        return fit_cohort(cohort, Trunk(net, dict(shared)), settings, on_step)
 
 
 def fit_cohort(cohort: Cohort, trunk: Trunk, settings: RouterSettings, on_step: Progress | None = None) -> FittedRouter:
@@ -119,7 +124,7 @@ def fit_cohort(cohort: Cohort, trunk: Trunk, settings: RouterSettings, on_step: 
     softmax = Softmax(cohort, "client", lambda width, ridge: Problem(len(facts.names), width, ridge), settings)
     design, chosen, trials = choose_recipe(softmax, recipes, holdout, report)
     folds, state = softmax.finish(design, chosen)
-    held_out = cohort.held_out_router(design, folds)
+    held_out = cohort.held_out_router(design, folds, state.iterate)
     recipe = design.recipe
     router = assemble_router(cohort, usable, design, state.iterate, held_out, everything)
     clock("router")

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from feddrm.data import Client, Federation, RandomResizedCrop, generator_for
 from feddrm.errors import FeddrmError, SettingError
+from feddrm.evaluation import Queries, pooled_queries
 from feddrm.moments import Moments
 from feddrm.router.features.base import Recipe, extract
 from feddrm.router.features.design_matrix import DesignMatrix, stretch_of
+from feddrm.router.fit.calibration import LocalHeldOut
 from feddrm.router.fit.cohort import (
-    Confidence,
     Corrections,
     Facts,
     FitRequest,
@@ -31,7 +32,7 @@ from feddrm.router.fit.head_problems import OwnCorrections, joint_classes, joint
 from feddrm.router.fit.ridge_path import Chosen
 from feddrm.router.fit.selection import FINE_ROUNDS, PATH_TOLERANCE
 from feddrm.router.fit.stacking import client_curves
-from feddrm.router.policy import RULES, by_rule, client_slopes, consult, solve_temperature
+from feddrm.router.policy import client_slopes, consult, solve_temperature
 from feddrm.router.settings import Holdout, RouterSettings
 from feddrm.router.solver.client_statistics import (
     BlockDiagonal,
@@ -51,20 +52,30 @@ Published = Callable[[Tensor], Tensor]  # log class probabilities [m, n, K] of n
 
 
 class LocalCohort:
-    """All clients of a federation. ``published`` are the clients' own models: they allow one more stack."""
+    """All clients of a federation. ``published`` are the clients' own models: they allow one more stack.
+
+    ``test`` are the test samples as they are evaluated; without it, whole.
+    """
 
     members = 1
 
-    def __init__(self, federation: Federation, settings: RouterSettings, published: Published | None = None) -> None:
+    def __init__(
+        self,
+        federation: Federation,
+        settings: RouterSettings,
+        published: Published | None = None,
+        test: Queries | None = None,
+    ) -> None:
         self.federation, self.seed, self._few = federation, settings.seed, settings.few_messages
         self.facts = facts_of(federation)
         first = federation.clients[0].train.x
         self.views = federation.query_views.take(settings.views)
         self._crop = federation.crop if settings.views == 1 else None  # views are those of the whole image
         self.crops = 1 if self._crop is None else settings.crops_on(first.device)
+        self._test = test or pooled_queries(federation, crop=False, seed=0, round=0, views=settings.views)
         self._ask_published = published if settings.heads else None
         self._features: list[dict[str, Tensor]] = []
-        self._labels = [client.train.y.repeat(self.crops) for client in federation.clients]
+        self._labels = [federation.task.class_of(client.train.y).repeat(self.crops) for client in federation.clients]
         self._parts: list[Tensor] = []
         self._published: list[Tensor] = []
         self._samples = _SampleCache()
@@ -82,7 +93,7 @@ class LocalCohort:
             self._parts.append(holdout.draw(number, len(client.train), self.seed, self.crops).to(device))
             if answers:
                 self._published.append(torch.cat(answers, dim=1))
-        self._measured, self._holdout = recipe, holdout
+        self._measured, self._holdout, self._trunk = recipe, holdout, trunk
         self.like = next(iter(self._features[0].values())).new_empty(0)
         if self._few and self.like.is_cuda:
             raise SettingError("few_messages on a CUDA device: fit on the CPU, or leave few_messages out")
@@ -179,8 +190,13 @@ class LocalCohort:
                 scores[key] = client_scores(self._sample(request, True), point)
         return gradients, scores
 
-    def held_out_router(self, design: DesignMatrix, folds: Sequence[Tensor]) -> LocalHeldOut:
-        return LocalHeldOut(design.rows, self.held_out_logits(design, folds))
+    def held_out_router(self, design: DesignMatrix, folds: Sequence[Tensor], point: Tensor) -> LocalHeldOut:
+        test, trunk = self._test, self._trunk
+        columns = test.views.mean(test.x, lambda view: extract(design.recipe, trunk.net, trunk.leaves, view))
+        rows = design.scaler(_joined([columns[f.name] for f in design.recipe.features], 1))
+        logits = logits_at(rows, point)
+        tested = [logits[test.origin == number] for number in range(len(self.federation))]
+        return LocalHeldOut(design.rows, self.held_out_logits(design, folds), tested)
 
     def corrections(self, design: DesignMatrix, probes: Sequence[Tensor]) -> Corrections:
         if self._few:
@@ -290,34 +306,6 @@ class _SampleCache:
         return self._samples[key]
 
 
-@dataclass(frozen=True, eq=False)
-class LocalHeldOut:
-    """The router's logits of every client's held-out samples."""
-
-    rows: Sequence[Tensor]
-    logits: Sequence[Tensor]
-
-    def slopes(self, scale: float) -> ClientSums:
-        return client_slopes(*self.seen, scale)
-
-    def confidence(self, temperature: float, log_prior: Tensor) -> Confidence:
-        logits, origin = self.seen
-        top, own = {}, {}
-        for rule in RULES:
-            log_weights = by_rule(logits / temperature, log_prior, rule)
-            top[rule] = log_weights.exp().amax(1).cpu()
-            own[rule] = log_weights.gather(1, origin[:, None])[:, 0]
-        strange = torch.cat([x[~z[:, 0].isnan()].square().mean(1) for x, z in zip(self.rows, self.logits, strict=True)])
-        return Confidence(top, own, float(strange.max()))
-
-    @cached_property
-    def seen(self) -> tuple[Tensor, Tensor]:
-        """The logits that there are, and the clients that they belong to."""
-        seen = [~logits[:, 0].isnan() for logits in self.logits]
-        origin = [torch.full((int(mask.sum()),), i, device=mask.device) for i, mask in enumerate(seen)]
-        return torch.cat([z[mask] for z, mask in zip(self.logits, seen, strict=True)]), torch.cat(origin)
-
-
 class LocalCorrections:
     """All clients' corrections in one fit: their outputs do not touch each other."""
 
@@ -379,6 +367,7 @@ def facts_of(federation: Federation) -> Facts:
         columns=federation.columns,
         schema=federation.schema,
         query_views=federation.query_views,
+        task=federation.task,
     )
 
 

@@ -21,7 +21,7 @@ from feddrm.router.fit.ridge_path import Chosen, RidgePath
 from feddrm.router.settings import Holdout, RouterSettings
 from feddrm.router.solver.client_statistics import ClientSums
 from feddrm.router.solver.hessian import MOST_PARAMETERS, Hessian
-from feddrm.router.solver.lbfgs import FitState, Task, advance, first_state, minimise
+from feddrm.router.solver.lbfgs import FitState, Minimisation, advance, first_state, minimise
 from feddrm.router.solver.problem import Problem, add
 
 RIDGES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
@@ -41,15 +41,15 @@ def solve_requests(
     cohort: Cohort, requests: Mapping[str, FitRequest], rounds: int | None, tolerance: float
 ) -> dict[str, FitState]:
     """Fit all requests side by side on a cohort."""
-    tasks = {
-        key: Task(request.problem, request.design.whitening, _first_state(cohort, request))
+    fits = {
+        key: Minimisation(request.problem, request.design.whitening, _first_state(cohort, request))
         for key, request in requests.items()
     }
 
     def gradients(trials: Mapping[str, Tensor]) -> Mapping[str, Mapping[int, ClientSums]]:
         return cohort.gradients({key: requests[key] for key in trials}, trials)
 
-    return minimise(tasks, gradients, rounds=rounds, tolerance=tolerance, noise=cohort.noise)
+    return minimise(fits, gradients, rounds=rounds, tolerance=tolerance, noise=cohort.noise)
 
 
 def solve_in_few(

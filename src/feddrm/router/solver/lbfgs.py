@@ -71,7 +71,7 @@ Watch = Callable[[FitState], None]
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class Minimisation:
     """A problem, the metric that preconditions it, and the state that its fit goes on from."""
 
     problem: Problem
@@ -107,7 +107,7 @@ def first_state(problem: Problem, clients: int, *, like: Tensor | None = None, s
 
 
 def minimise(
-    tasks: Mapping[str, Task],
+    fits: Mapping[str, Minimisation],
     gradients: Gradients,
     *,
     rounds: int | None,
@@ -115,22 +115,22 @@ def minimise(
     noise: float,
     watch: Watch | None = None,
 ) -> dict[str, FitState]:
-    """Advance all tasks side by side until each is done, for at most ``rounds`` rounds (None: ``MOST_ROUNDS``).
+    """Advance all fits side by side until each is done, for at most ``rounds`` rounds (None: ``MOST_ROUNDS``).
 
     Tasks do not depend on each other; side by side they share the messages of a round.
     """
     rounds = MOST_ROUNDS if rounds is None else rounds
     if rounds < 1:
         raise SettingError(f"rounds={rounds}: give at least one")
-    states = {key: task.state for key, task in tasks.items()}
+    states = {key: fit.state for key, fit in fits.items()}
     for _ in range(rounds):
         trials = {key: state.trial for key, state in states.items() if not bool(state.done)}
         if not trials:
             break
         answers = gradients(trials)
         for key in trials:
-            task = tasks[key]
-            states[key] = advance(task.problem, states[key], answers[key], task.metric, tolerance, noise)
+            fit = fits[key]
+            states[key] = advance(fit.problem, states[key], answers[key], fit.metric, tolerance, noise)
             if watch is not None:
                 watch(states[key])
     return states

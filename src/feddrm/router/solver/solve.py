@@ -24,7 +24,7 @@ from feddrm.router.solver.client_statistics import (
     client_moments,
     client_sums,
 )
-from feddrm.router.solver.lbfgs import FitState, Task, Watch, first_state, minimise, objective
+from feddrm.router.solver.lbfgs import FitState, Minimisation, Watch, first_state, minimise, objective
 from feddrm.router.solver.problem import Problem, Scaler, Whitening, add
 
 
@@ -66,9 +66,9 @@ def solve(
     def gradients(trials: Mapping[str, Tensor]) -> dict[str, dict[int, ClientSums]]:
         return {key: {i: client_gradient(s, point) for i, s in enumerate(samples)} for key, point in trials.items()}
 
-    task = {"fit": Task(problem, whitening, state)}
+    fits = {"fit": Minimisation(problem, whitening, state)}
     noise = noise_of(like.dtype)
-    states = minimise(task, gradients, rounds=rounds, tolerance=tolerance, noise=noise, watch=watch)
+    states = minimise(fits, gradients, rounds=rounds, tolerance=tolerance, noise=noise, watch=watch)
     return Fit.of(problem, states["fit"])
 
 

@@ -25,11 +25,13 @@ from feddrm.serve.oip.codec import json_texts
 from feddrm.serve.oip.oip_routes import Outputs, Tensors, add_oip_routes, answer_infer
 from feddrm.serve.schemas import PredictorOptions
 from feddrm.serve.settings import PredictorSettings
+from feddrm.tasks import require_classes
 from feddrm.threads import without_onednn_if_small
 
 
 def build_predictor(predictor: Predictor, settings: PredictorSettings) -> ASGIApp:
     """The application of one client."""
+    require_classes(predictor.task, "a client's service", "answer queries with 'feddrm predict'")
     keys = None if settings.keys is None else ApiKeys(settings.keys)
     router, classes = predictor.router, predictor.classes
     spec = InputSpec(router.shape, router.weight.shape[1], None, settings.max_rows, settings.max_pixels)

@@ -1,0 +1,108 @@
+"""The C-index of survival models: of pairs of patients whose order is known, the fraction that risks put in order.
+
+Harrell et al., "Evaluating the yield of medical tests", JAMA 247 (1982). Risks are minus the expected number of
+intervals that are survived, a function of survival probabilities. So risks by different clients' models are on one
+scale, and the C-index of a system compares patients of all clients, each with the risk by the model that answers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from feddrm.evaluation.predictions import Predictions
+from feddrm.tasks import Survival
+
+PAIRS = 2**24  # in memory at a time
+
+
+def c_index(risk: Tensor, labels: Tensor) -> float | None:
+    """The C-index of risks [N] for labels of :class:`feddrm.tasks.Survival`; None if no pair can be compared.
+
+    A pair counts if the one patient's event was seen before the other's time, or on the day on which the other's
+    follow-up ended. The patient with the earlier event should have the higher risk. Equal risks count half. So does
+    lifelines.
+    """
+    days, event = labels // 2, labels % 2 == 1
+    right = tied = pairs = 0
+    for part in torch.split(event.nonzero()[:, 0], max(1, PAIRS // max(1, len(labels)))):
+        first = days[part, None]
+        comparable = (first < days) | ((first == days) & ~event)
+        pairs += int(comparable.sum())
+        right += int((comparable & (risk[part, None] > risk)).sum())
+        tied += int((comparable & (risk[part, None] == risk)).sum())
+    return (right + tied / 2) / pairs if pairs else None
+
+
+def client_c_indices(risk: Tensor, labels: Tensor, origin: Tensor, clients: int) -> list[float | None]:
+    """The C-index among the patients of every client."""
+    return [c_index(risk[origin == client], labels[origin == client]) for client in range(clients)]
+
+
+def average_c_index(by_client: Sequence[float | None], weights: Tensor) -> float | None:
+    """The clients' own C-indices, averaged by ``weights`` over the clients that have one."""
+    known = [(value, weight) for value, weight in zip(by_client, weights.tolist(), strict=True) if value is not None]
+    total = sum(weight for _, weight in known)
+    return sum(value * weight for value, weight in known) / total if known else None
+
+
+def survival_curves(predictions: Predictions) -> Tensor:
+    """The survival probabilities [m, N, K] of all models, in float64."""
+    return predictions.task.answers(predictions.logits.double())
+
+
+def routed_curves(curves: Tensor, routes: Tensor) -> Tensor:
+    """Every sample's curve [N, K] by the model of its chosen client."""
+    return curves[routes, torch.arange(len(routes), device=curves.device)]
+
+
+def answering_curves(predictions: Predictions, routes: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The curves [N, K] of every way to answer: own and global model, mean of all models, and the chosen ones."""
+    curves = survival_curves(predictions)
+    shared = predictions.global_logits
+    return {
+        "own": routed_curves(curves, predictions.origin),
+        **({} if shared is None else {"global": predictions.task.answers(shared.double())}),
+        "averaged": curves.mean(0),
+        **{name: routed_curves(curves, chosen) for name, chosen in routes.items()},
+    }
+
+
+def survival_figures(predictions: Predictions, weights: Tensor, routes: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Every C-index of one round, under the names of ``summary.json``. ``routes`` [N] are the routers' choices."""
+    task, labels, clients = predictions.task, predictions.labels, len(predictions.logits)
+    assert isinstance(task, Survival)
+    risks = {name: task.risk(curve) for name, curve in answering_curves(predictions, routes).items()}
+    pooled = {name: c_index(risk, labels) for name, risk in risks.items()}
+    own = client_c_indices(risks["own"], labels, predictions.origin, clients)
+    return {
+        "average_c_index": average_c_index(own, weights),
+        "oracle_c_index": pooled.pop("own"),
+        "global_c_index": pooled.get("global"),
+        "system_c_index": pooled,
+    }
+
+
+def survival_rows(predictions: Predictions, names: Sequence[str], routes: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+    """One row per client: its ``test`` patients, the ``events`` among them, and the C-index of every way to answer.
+
+    ``recall_...`` is the fraction of its patients that are routed to the client itself.
+    """
+    task, labels, origin = predictions.task, predictions.labels, predictions.origin
+    assert isinstance(task, Survival)
+    columns = {
+        name: client_c_indices(task.risk(curve), labels, origin, len(names))
+        for name, curve in answering_curves(predictions, routes).items()
+    }
+    for name, chosen in routes.items():
+        home = [(chosen[origin == client] == client).double().mean() for client in range(len(names))]
+        columns[name.replace("head_", "recall_")] = [float(share) for share in home]
+    own = [labels[origin == client] for client in range(len(names))]
+    return [
+        {"name": name, "test": len(own[i]), "events": int((own[i] % 2).sum())}
+        | {key: column[i] for key, column in columns.items()}
+        for i, name in enumerate(names)
+    ]
