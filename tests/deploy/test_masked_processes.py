@@ -26,13 +26,8 @@ ROUNDS = 14
 
 @pytest.fixture
 def project(deployed: Callable[..., Deployed]) -> Iterator[Deployed]:
-    made = deployed(
-        training={"method": "feddrm", "rounds": ROUNDS},
-        port=free_port(),
-        deadline=DEADLINE,
-        routing=ROUTING,
-        secure_aggregation=True,
-    )
+    training = {"method": "feddrm", "rounds": ROUNDS}
+    made = deployed(training=training, port=free_port(), deadline=DEADLINE, routing=ROUTING, secure_aggregation=True)
     try:
         yield made
     finally:
@@ -79,3 +74,20 @@ def test_killed_processes_cost_a_masked_run_time_and_nothing_else(project: Deplo
     state = ServerState.load(project.run / "checkpoint.safetensors")
     for leaf, value in expected.shared.items():  # rounds differ by the rounding of float32, and training adds to it
         torch.testing.assert_close(state.shared[leaf], value, rtol=0, atol=1e-4)
+
+
+def test_a_masked_round_waits_for_a_site_that_is_too_slow(deployed: Callable[..., Deployed]) -> None:
+    made = deployed(training={"rounds": 6}, port=free_port(), deadline=5.0, router=False, secure_aggregation=True)
+    server, pune = made.folder / "server", made.site_folder("pune")
+    try:
+        local_cluster.up(made.folder)
+        local_cluster.begin(made.folder)
+        until(lambda: len(history(made.folder)) >= 1, "a round", LONG)
+        os.kill(running(pune) or 0, signal.SIGSTOP)
+        until(lambda: (read_status(server) or {}).get("for") == "pune", "the server to wait for pune", LONG)
+        os.kill(running(pune) or 0, signal.SIGCONT)
+        summary = local_cluster.run(made.folder, lambda status: None, LONG)
+    finally:
+        local_cluster.down(made.folder)
+    assert summary["accepted"] == dict.fromkeys(NAMES, 6)
+    assert all(entry["answered"] == list(NAMES) for entry in history(made.folder))
