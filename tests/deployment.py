@@ -65,9 +65,11 @@ class DirectTransport:
     away: Callable[[str, int], bool] = lambda name, count: False
     messages: list[tuple[str, str, bytes]] = field(default_factory=list)
     asked: int = 0
+    names: tuple[str, ...] = NAMES
+    gone: Callable[[str], bool] = lambda name: False  # whose node is not connected
 
     def nodes(self) -> set[int]:
-        return set(range(len(NAMES)))
+        return {node for node, name in enumerate(self.names) if not self.gone(name)}
 
     def ask(
         self, messages: Mapping[int, bytes], deadline: float, kind: str, on_wait: Callable[[set[int]], None]
@@ -76,7 +78,7 @@ class DirectTransport:
         self.asked += 1
         replies = {}
         for node, content in messages.items():
-            name = NAMES[node]
+            name = self.names[node]
             self.messages.append(("to", name, content))
             message = serialised(Message(wrap(content), dst_node_id=node, message_type=kind, ttl=deadline))
             config = {"site": str(self.folder / "sites" / name)}
@@ -113,7 +115,7 @@ class Deployed:
                 self.complaints.append(details["text"])
 
         channel = Channel(
-            transport or DirectTransport(self.folder),
+            transport or DirectTransport(self.folder, names=self.settings.clients),
             load_private_key(keys / "server.key"),
             lambda: read_site_keys(keys),
             on_event,

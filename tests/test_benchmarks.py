@@ -36,6 +36,7 @@ def figures_of(words: str, key: str, folder: Path) -> dict[str, Any]:
         ("closed_form_methods --seeds 1 --data heart", "tables"),
         ("data_pipeline --random", "batch_of_128"),
         ("deploy_privacy --rounds 1 --seeds 1", "rows"),
+        ("secure_aggregation --repeats 1", "nets"),
         ("digits_gap --rounds 1", "gap_points"),
         ("drift --streams 2 --queries 400 --rounds 2", "unshifted"),
         ("drm_simulations coverage --repetitions 2 --workers 1", "coverage"),

@@ -66,6 +66,7 @@ THEMES = {
     "tests/cli/test_examples.py": "the examples in the help of every command",
     "tests/deploy/test_docs_page.py": "the commands of docs/deploy.md",
     "tests/deploy/test_end_to_end.py": "a federation of real processes",
+    "tests/deploy/test_masked_processes.py": "a federation of real processes with secure aggregation",
     "tests/deploy/test_killed_publishing.py": "the end of a deployed run, killed at any file operation",
     "tests/deploy/test_parity.py": "a deployed training equals one process to the last bit",
     "tests/deploy/site/test_changed_data.py": "a site whose data has changed",

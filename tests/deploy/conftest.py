@@ -23,7 +23,7 @@ def deployed(tmp_path: Path) -> Callable[..., Deployed]:
     def make(data: Mapping[str, Any] | None = None, **settings: Any) -> Deployed:
         site_at.cache_clear()
         training = {"rounds": 2, "local_steps": 4, "batch_size": 16, **settings.pop("training", {})}
-        chosen = FederationSettings(clients=NAMES, training=training, **settings)
+        chosen = FederationSettings(training=training, **{"clients": NAMES, **settings})
         make_project(tmp_path / "federation", chosen, data=data or {"dataset": "digits", "seed": 7})
         return Deployed(tmp_path / "federation", chosen)
 

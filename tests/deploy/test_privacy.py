@@ -34,6 +34,26 @@ def test_epsilon_is_a_close_upper_bound(noise: float, uploads: int) -> None:
     assert privacy.epsilon(0) == 0
 
 
+@pytest.mark.parametrize(
+    ("noise", "uploads", "renyi", "exact"),
+    [
+        (2.0, 1, 4.728917801378043, 4.37717810002493),
+        (8.0, 10, 3.6171572323443586, 3.341409471859205),
+        (50.0, 40, 1.0254859681942754, 0.9384698564677924),
+        (3.0, 40, 27.811994947226303, 26.182942963157704),
+    ],
+)
+def test_epsilon_is_that_of_dp_accounting(noise: float, uploads: int, renyi: float, exact: float) -> None:
+    """Figures of dp-accounting 0.6.0: its Rényi accountant with the same orders, its privacy loss distributions."""
+    assert Privacy(clip=1.0, noise=noise).epsilon(uploads) == pytest.approx(renyi, rel=1e-12)
+    assert exact < renyi < 1.1 * exact
+    oracle = pytest.importorskip("dp_accounting")
+    event = oracle.GaussianDpEvent(noise / 2)  # replacing all samples changes an upload by up to twice the clip
+    accountant = oracle.rdp.RdpAccountant([1 + 10 ** (k / 50) for k in range(-200, 200)])
+    assert accountant.compose(event, uploads).get_epsilon(1e-5) == pytest.approx(renyi, rel=1e-12)
+    assert oracle.pld.PLDAccountant().compose(event, uploads).get_epsilon(1e-5) == pytest.approx(exact, rel=1e-6)
+
+
 def test_changes_are_clipped_and_get_noise() -> None:
     received = {"a": torch.zeros(20_000), "b": torch.ones(20_000)}
     upload = {"a": torch.full((20_000,), 3.0), "b": torch.full((20_000,), 5.0)}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from feddrm.errors import SettingError
-from feddrm.methods import ConFREE, Ditto, FedALA, FedAS, FedAvg, FedPAC, FedRep, Phase, Sgd, Stage
+from feddrm.methods import ConFREE, Ditto, FedALA, FedAS, FedAvg, FedPAC, FedRep, Method, Phase, Sgd, Stage
 from feddrm.methods.losses import classify
 from feddrm.methods.method import check_variant, split_steps, weighted_mean
 from feddrm.models import is_head
@@ -104,3 +104,16 @@ def test_both_variants_pass_and_others_are_refused():
         message = rf"{method.name}: unknown variant 'papr': choose 'paper' .* or 'original'"
         with pytest.raises(SettingError, match=message):
             method(variant="papr").check(rounds=10)
+
+
+@pytest.mark.parametrize("name", sorted(name for name in Method.family if not Method.family[name].closed_form))
+def test_a_method_that_averages_needs_the_mean_of_the_uploads_only(name: str) -> None:
+    method = Method.make(name)
+    generator = torch.Generator().manual_seed(1)
+    shared, first, second = ({"trunk.w": torch.randn(5, generator=generator)} for _ in range(3))
+    weights = torch.tensor([0.25, 0.75], dtype=torch.float64)
+    mean = {"trunk.w": 0.25 * first["trunk.w"] + 0.75 * second["trunk.w"]}
+    both = method.aggregate(shared, [first, second], weights)
+    alone = method.aggregate(shared, [mean], torch.ones(1, dtype=torch.float64))
+    assert torch.allclose(both["trunk.w"], alone["trunk.w"]) or not method.averages
+    assert method.averages == (name != "confree")

@@ -58,6 +58,10 @@ class Plan:
             if not holds:
                 raise SettingError(f"{name}={getattr(self, name)}: {problem}")
 
+    def asked(self, clients: int) -> int:
+        """How many clients a round asks. Halves are rounded up; Python's ``round`` would round them to even."""
+        return max(1, math.floor(self.participation * clients + 0.5))
+
     def rate(self, round: int) -> float:
         """Cosine schedule over all rounds (1, 2, ...): constant within a round, no restart for tuning.
 
@@ -102,14 +106,9 @@ def first_state(method: Method, leaves: Tensors, clients: int) -> State:
 def participants(plan: Plan, clients: int, round: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(asked, answered) of a round, in client order; drawn from the seed and the round alone."""
     order = torch.randperm(clients, generator=generator_for(plan.seed, ASKED, round))
-    asked = tuple(sorted(order[: _asked(plan, clients)].tolist()))
+    asked = tuple(sorted(order[: plan.asked(clients)].tolist()))
     chance = torch.rand(clients, generator=generator_for(plan.seed, FAILED, round), dtype=torch.float64)
     return asked, tuple(i for i in asked if chance[i] >= plan.dropout)
-
-
-def _asked(plan: Plan, clients: int) -> int:
-    """How many clients a round asks. Halves are rounded up; Python's ``round`` would round them to even."""
-    return max(1, math.floor(plan.participation * clients + 0.5))
 
 
 @dataclass(frozen=True)
@@ -136,4 +135,4 @@ class RoundSchedule:
     @property
     def seats(self) -> int:
         """The largest number of clients that may answer in a round."""
-        return max(map(len, self.only), default=0) if self.only is not None else _asked(self.plan, self.clients)
+        return max(map(len, self.only), default=0) if self.only is not None else self.plan.asked(self.clients)

@@ -42,6 +42,10 @@ class FedAS(Method):
     variant: str = "paper"
 
     @property
+    def averages(self) -> bool:
+        return self.variant == "paper"
+
+    @property
     def needs_classes(self) -> bool:
         return self.variant == "original"
 

@@ -59,6 +59,10 @@ class FedPAC(Method):
         return self.variant == "paper"  # the quadratic programmes are solved on the CPU
 
     @property
+    def averages(self) -> bool:
+        return self.variant == "paper"
+
+    @property
     def needs_classes(self) -> bool:
         return self.variant == "original"
 

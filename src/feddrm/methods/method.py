@@ -123,6 +123,11 @@ class Method(Named, ABC):
         return True
 
     @property
+    def averages(self) -> bool:
+        """Whether ``aggregate`` needs the weighted mean of the uploads only: secure aggregation shows nothing else."""
+        return type(self).aggregate is Method.aggregate
+
+    @property
     def needs_classes(self) -> bool:
         """Whether it looks at labels as classes, beyond the task's loss."""
         return self.closed_form

@@ -52,6 +52,7 @@ def test_init_writes_a_project_that_only_its_owner_can_read(feddrm: Feddrm, tmp_
         inside = {path.name for path in (folder / "sites" / name).iterdir()}
         assert {
             "site.yaml",
+            "keys",
             "node.key",
             "node.pub",
             "server.pub",

@@ -85,3 +85,27 @@ def test_the_router_is_fitted_in_few_messages_unless_told_otherwise(
 ) -> None:
     settings = FederationSettings(("oslo", "lima"), routing=routing).router_settings
     assert (settings.few_messages, settings.rounds) == (few, rounds)
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"clients": ("oslo", "lima")}, ("a sum of 2 sites, it needs 3",)),
+        ({"training": {"participation": 0.5}}, ("a sum of 2 sites", "a larger participation")),
+        ({"training": {"dropout": 0.1}}, ("dropout=0.1 is for simulations",)),
+        ({"training": {"method": "confree"}}, ("confree", "one by one")),
+        ({"routing": {"heads": True, "competence": True}}, ("competence needs rows of single samples",)),
+    ],
+)
+def test_secure_aggregation_refuses_what_needs_single_replies(changes: dict[str, Any], parts: tuple[str, ...]) -> None:
+    settings = FederationSettings(NAMES, secure_aggregation=True)
+    settings.check()
+    with refused(*parts):
+        replace(settings, **changes).check()
+
+
+def test_a_run_cannot_change_its_secure_aggregation(deployed: Callable[..., Deployed]) -> None:
+    deployment = deployed(router=False)
+    deployment.server().run_spec()
+    with refused("secure_aggregation not given, federation.yaml now says true", "choose another 'run'"):
+        deployment.server(secure_aggregation=True).run_spec()

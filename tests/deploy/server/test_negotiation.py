@@ -188,3 +188,44 @@ def test_training_may_name_a_recipe() -> None:
         assert make_run_spec(settings, sites).make_plan() == fill_in({"momentum": 0.5}, small=False, recipe=recipe)
     with refused("unknown recipe 'papr'; did you mean 'paper'?"):
         replace(SETTINGS, training={"recipe": "papr"}).check()
+
+
+MASKS = {"protocol": 1, "required": False, "fewest": 3}
+SECURE = replace(SETTINGS, secure_aggregation=True)
+
+
+def masked_hellos(**lima: Any) -> dict[str, dict[str, Any]]:
+    return {name: {**hello, "masks": hello.get("masks", MASKS)} for name, hello in hellos(**lima).items()}
+
+
+def test_secure_aggregation_is_part_of_the_run_spec() -> None:
+    spec = make_run_spec(SECURE, masked_hellos())
+    assert spec.secure_aggregation
+    assert RunSpec.of(spec.as_dict()) == spec
+    old = {key: value for key, value in spec.as_dict().items() if key != "secure_aggregation"}
+    assert not RunSpec.of(old).secure_aggregation, "of a server that has none"
+    assert not make_run_spec(SETTINGS, hellos()).secure_aggregation
+
+
+def test_a_site_that_requires_secure_aggregation_stops_a_run_without_it() -> None:
+    with refused("lima requires secure aggregation", "'secure_aggregation: true' in federation.yaml"):
+        make_run_spec(SETTINGS, hellos(masks={**MASKS, "required": True}))
+
+
+@pytest.mark.parametrize(
+    ("lima", "reason"),
+    [
+        ({"masks": None}, "secure aggregation by protocol 0, this server by 1: install the same feddrm"),
+        ({"masks": {**MASKS, "fewest": 4}}, "sums of at least 4 sites (fewest_sites in its site.yaml), a round"),
+    ],
+)
+def test_a_site_that_cannot_take_part_in_its_sums_stops_the_run(lima: dict[str, Any], reason: str) -> None:
+    with refused("lima", reason):
+        make_run_spec(SECURE, masked_hellos(**lima))
+
+
+def test_sums_of_columns_are_no_masked_sums() -> None:
+    own = sums(a=["1", "2", "3"])
+    each = {name: {**hello, "column_sums": own} for name, hello in masked_hellos().items()}
+    with refused("'schema: auto'", "without masks", "the same schema file"):
+        make_run_spec(SECURE, each)

@@ -171,3 +171,20 @@ def test_a_site_keeps_the_calibration_that_its_test_samples_give(deployed: Make)
         assert not any(
             own.shape == sent.shape and torch.allclose(own, sent.double()) for sent in tensors.values() for own in kept
         )
+
+
+def test_a_site_that_requires_secure_aggregation_sends_nothing_without_it(deployed: Make) -> None:
+    deployment = deployed(router=False)
+    spec = deployment.server().run_spec().as_dict()
+    deployment.change_site("oslo", require_secure_aggregation=True)
+    for kind in ("train", "finish", "fit"):
+        reply = reply_to(deployment, kind, spec)
+        assert "oslo requires secure aggregation" in reply.header["error"]
+        assert not reply.tensors
+    reply = reply_to(deployment, "train", {**spec, "secure_aggregation": True})
+    assert "no mask keys: nothing is sent" in reply.header["error"]
+    deployment.change_site("oslo", share={"features": True})
+    step = {"step": "held_out_rows", "fit_protocol": FIT_PROTOCOL}
+    reply = reply_to(deployment, "fit", {**spec, "secure_aggregation": True}, **step)
+    assert "rows of samples are no sums: none leave this site" in reply.header["error"]
+    assert not reply.tensors

@@ -93,3 +93,22 @@ def test_floors_that_cannot_be_are_refused(settings: dict[str, object], parts: l
 def test_a_site_has_no_floors_by_default(tmp_path: Path) -> None:
     (tmp_path / "site.yaml").write_text("{name: oslo, server: 'localhost:1', data: {folder: data}}")
     assert not SiteSettings.read(tmp_path).floors.is_set
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"fewest_sites": 2}, "fewest_sites=2: give a whole number from 3 up"),
+        ({"fewest_sites": "many"}, "fewest_sites='many'"),
+        ({"require_secure_aggregation": "yes"}, "require_secure_aggregation='yes': give true or false"),
+        (
+            {"require_secure_aggregation": True, "data": {"csv": "a.csv", "label": "y", "schema": "auto"}},
+            "'schema: auto' sends sums of this site alone",
+        ),
+    ],
+)
+def test_a_mistake_in_secure_aggregation_is_named(settings: dict[str, object], reason: str, deployed: Make) -> None:
+    deployment = deployed()
+    deployment.change_site("oslo", **settings)
+    with refused("site.yaml", reason):
+        SiteSettings.read(deployment.site_folder("oslo"))

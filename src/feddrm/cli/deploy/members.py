@@ -104,6 +104,7 @@ def add_site(
     whose = "the site keeps its own private key" if key is not None else "its private key is in it: send it safely"
     typer.echo(f"wrote {made}: send it to {name} ({whose})")
     typer.echo(AT_ONCE)
+    typer.echo(f"for secure aggregation every other site puts {name}'s node.pub into its folder as keys/{name}.pub")
     if _goes_on(state):
         typer.echo(f"run '{state.folder.name}' goes on without {name}, which takes part in the next run")
     _name_next_run(state, run)

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from feddrm.deploy.provision.certificates import certificate_hosts, renew_certificate
-from feddrm.deploy.provision.project import host_names, write_site
+from feddrm.deploy.provision.project import copy_site_keys, host_names, write_site
 from feddrm.deploy.server.federation_settings import CONFIG, RUN_SETTINGS, FederationSettings, check_host
 from feddrm.deploy.server.site_keys import KEYS, REMOVED, site_keys
 from feddrm.deploy.wire.key_files import fingerprint, load_public_key
@@ -68,6 +68,7 @@ def add_site(
         raise FeddrmError(f"{folder} is there already: choose another folder with --out")
     state = RunState.of(server, settings)
     write_site(folder, name, server, after, {"folder": "data"}, public)
+    copy_site_keys(folder, name, server)
     _write_members(server, after)
     return folder, state
 
@@ -82,7 +83,7 @@ def remove_site(server: Path, name: str, run: str | None = None) -> RunState:
     if name not in settings.clients:
         raise SettingError(f"'{name}' is no site of this federation: there are {', '.join(settings.clients)}")
     after = replace(settings, clients=tuple(c for c in settings.clients if c != name), run=run or settings.run)
-    after.check()
+    replace(after, secure_aggregation=False).check()  # a site can leave even if too few for a masked sum are left
     if name in keys:
         short = fingerprint(load_public_key(keys[name])).removeprefix("SHA256:")[:8].replace("/", "_")
         (server / KEYS / REMOVED).mkdir(exist_ok=True)

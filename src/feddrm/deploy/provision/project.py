@@ -12,7 +12,8 @@ from typing import Any
 
 from feddrm.deploy.provision import certificates, templates, wheel
 from feddrm.deploy.server.federation_settings import CONFIG, FederationSettings
-from feddrm.deploy.server.site_keys import KEYS
+from feddrm.deploy.server.site_keys import KEYS, site_keys
+from feddrm.deploy.site.site_masks import SITE_KEYS
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
 from feddrm.io.text import yaml_bytes
@@ -46,6 +47,8 @@ def make_project(
     for number, name in enumerate(settings.clients):
         share = {**data, "clients": len(settings.clients), "client": number} if data is not None else {"folder": "data"}
         write_site(folder / "sites" / name, name, server, settings, share, (public_keys or {}).get(name))
+    for name in settings.clients:  # once all sites have a key
+        copy_site_keys(folder / "sites" / name, name, server)
     page = {"sites": ", ".join(settings.clients), "host": settings.host, "port": settings.port}
     text = templates.PROJECT_PAGE.format(**page, wheel=wheel.NAME, checksum=wheel.checksum())
     (folder / "README.md").write_text(text)
@@ -88,6 +91,14 @@ def write_site(
     page = {"name": name, "server": config["server"], "wheel": wheel.NAME, "checksum": wheel.checksum()}
     (site / "README.md").write_text(templates.SITE_PAGE.format(**page))
     write_atomically(server / KEYS / f"{name}.pub", public_key)  # last: a running server registers it at once
+
+
+def copy_site_keys(site: Path, name: str, server: Path) -> None:
+    """Give a site the public keys of all other sites: it checks their mask keys by them (secure aggregation)."""
+    (site / SITE_KEYS).mkdir(exist_ok=True)
+    for other, path in site_keys(server / KEYS).items():
+        if other != name:
+            write_atomically(site / SITE_KEYS / path.name, path.read_bytes())
 
 
 def write_site_key(site: Path) -> bytes:

@@ -56,8 +56,10 @@ SITE_PAGE = """# {name}: what your IT department needs to know
    and sums of the answers to its test samples, unless `site.yaml` says `share: {{metrics: false}}`; for the router,
    sums over samples. Features of single samples leave it only with `share: {{features: true}}`. Raw data, labels and
    the private part do not leave it. With `privacy:` in `site.yaml`, the parameters leave with noise added, whatever
-   the server asks for, and losses, counts and sums do not leave at all (docs/deploy.md). With `floors:` no sum over
-   fewer samples leaves, whatever the server asks for.
+   the server asks for, and losses, counts and sums do not leave at all. With `floors:` no sum over fewer samples
+   leaves, whatever the server asks for. In a run with secure aggregation they leave masked: the server learns sums
+   over at least three sites; `require_secure_aggregation: true` demands that. Compare the fingerprints of the other
+   sites' keys in `keys/` with these sites by telephone (docs/deploy.md).
 7. **What stays:** `runs/` and `clients/{name}/` in this folder hold the private part. Back them up, and also
    `uploads.json`, which counts what differential privacy has cost.
    Only their owner can read the private part, `node.key` and `secret`. Do not copy `node.key` and `secret`.
@@ -119,6 +121,10 @@ SITE_COMMENT = """# What only this site decides. 'data' names its samples, in on
 #   share: {metrics: false, features: true}
 # 'floors' are the fewest samples of a class and of a sum; a message that would need a sum over fewer is refused:
 #   floors: {per_class: 5, per_sum: 20}
+# 'require_secure_aggregation' refuses runs in which the server sees what this site sends, and not only sums over sites;
+# 'fewest_sites' is how many sites such a sum must have (3 or more). keys/ has the other sites' public keys:
+#   require_secure_aggregation: true
+#   fewest_sites: 4
 """
 
 START = """#!/bin/sh

@@ -119,9 +119,13 @@ class Server:
         state, rounds = self.state(training), training.schedule.plan.rounds
         while state.round < rounds:
             played = training.next_round(state)
-            if played is None:
+            if played is None and training.spec.secure_aggregation:  # a sum needs each of its sites
+                self.waiting.pause_for_all(state.round, training.sums.missing)
+            elif played is None:
                 self.waiting.pause(state.round, self.channel.missing(training.spec.names))
+            if played is None:
                 continue
+            self.waiting.refusals.clear()
             state = played
             self.audit.append("round", round_record(state))  # before the checkpoint: no round goes without its line
             state.save(self.checkpoint)

@@ -11,6 +11,7 @@ from typing import Any
 
 from feddrm.data.client import check_client_names
 from feddrm.deploy.privacy import Privacy
+from feddrm.deploy.wire.masks import FEWEST_SITES, check_method
 from feddrm.deploy.wire.run_spec import check_run
 from feddrm.engine import Plan
 from feddrm.engine.recipes import check_recipe
@@ -37,7 +38,8 @@ class FederationSettings:
     ``training`` holds options of ``feddrm train``: method, model, rounds, lr, seed and so on. ``deadline``
     is how many seconds a site has to answer one message. ``quorum`` is how many sites must answer for a
     round to count. A new name for ``run`` starts a new training from the beginning. ``watch`` names the ``port`` of
-    the page and the metrics that show the training on the server's own machine.
+    the page and the metrics that show the training on the server's own machine. With ``secure_aggregation`` the
+    server learns sums over sites only.
     """
 
     clients: tuple[str, ...]
@@ -48,6 +50,7 @@ class FederationSettings:
     router: bool = True
     routing: dict[str, Any] = field(default_factory=dict)
     privacy: dict[str, float] | None = None
+    secure_aggregation: bool = False
     host: str = "127.0.0.1"
     port: int = 8000
     insecure: bool = False
@@ -115,7 +118,8 @@ class FederationSettings:
         """The settings that decide the outcome, by dotted names. Deadline and quorum are not among them."""
         parts = {"training": self.training, "routing": self.routing, "privacy": self.privacy or {}}
         nested = {f"{part}.{key}": value for part, values in parts.items() for key, value in values.items()}
-        return dict(json.loads(json.dumps({"clients": self.clients, "router": self.router, **nested})))
+        secure = {"secure_aggregation": True} if self.secure_aggregation else {}
+        return dict(json.loads(json.dumps({"clients": self.clients, "router": self.router, **secure, **nested})))
 
     def check(self) -> None:
         """Refuse impossible settings before anything is started."""
@@ -147,6 +151,22 @@ class FederationSettings:
         self._check_competence(self.router_settings)
         if self.privacy is not None:
             Privacy(**known_fields(Privacy, self.privacy, "privacy")).check(method)
+        if self.secure_aggregation:
+            self._check_secure_aggregation(method, Plan(**plan))
+
+    def _check_secure_aggregation(self, method: Method, plan: Plan) -> None:
+        """Refuse what needs single replies, and sums of so few sites that they tell what one has sent."""
+        check_method(method)
+        asked = plan.asked(len(self.clients))
+        if asked < FEWEST_SITES:
+            raise SettingError(
+                f"secure_aggregation: a sum of {asked} sites, it needs {FEWEST_SITES}: of two, each would know the "
+                "other's value; add sites, or give a larger participation"
+            )
+        if plan.dropout:
+            raise SettingError(f"secure_aggregation: dropout={plan.dropout} is for simulations: leave it out")
+        if self.router and self.router_settings.competence:
+            raise SettingError("secure_aggregation: competence needs rows of single samples: leave competence out")
 
     @staticmethod
     def _check_competence(routing: RouterSettings) -> None:

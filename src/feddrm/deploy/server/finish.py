@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,15 +14,19 @@ from torch import Tensor
 
 from feddrm.deploy.records.audit_trail import AuditTrail
 from feddrm.deploy.server.federation_settings import FederationSettings
+from feddrm.deploy.server.masked_sums import MaskedSums
 from feddrm.deploy.server.remote_cohort import NO_ROWS, RemoteCohort, Rows, SiteMissingError
-from feddrm.deploy.server.reply_validation import BlankFit, check_answers, check_sums
+from feddrm.deploy.server.reply_validation import ACCURACY_FIELDS, BlankFit, check_answers, check_sums
 from feddrm.deploy.server.training import ServerState, accuracy
 from feddrm.deploy.server.waiting import Waiting
+from feddrm.deploy.wire.channel import Request
+from feddrm.deploy.wire.masks import summed_fields
 from feddrm.deploy.wire.messages import Message
 from feddrm.deploy.wire.public_files import public_tensors
 from feddrm.deploy.wire.run_spec import FIT_PROTOCOL, RunSpec
-from feddrm.evaluation.answer_metrics import metrics_of_sums
+from feddrm.evaluation.answer_metrics import answer_sums, metrics_of_sums
 from feddrm.io.staging import settle_run
+from feddrm.methods import Tensors
 from feddrm.router.artifact import MANIFEST, read_manifest
 from feddrm.router.fit.cohort import Trunk
 from feddrm.router.fit.fit_router import fit_cohort
@@ -37,6 +41,7 @@ class Finish:
     ) -> None:
         self.settings, self.folder, self.waiting, self.spec, self.state = settings, folder, waiting, spec, state
         self.channel = waiting.channel
+        self.sums = MaskedSums(self.channel, spec, settings.deadline)
 
     def run(self, audit: AuditTrail) -> None:
         """Publish the shared leaves and the router, finish at every site, and write the summary last."""
@@ -48,13 +53,14 @@ class Finish:
             audit.append("router", {"chosen": chosen, "manifest": hashlib.sha256(manifest).hexdigest()})
             fitted = {key: chosen["router"][key] for key in ("recipe", "ridge", "held_out_loss", "held_out_accuracy")}
             self.channel.on_event("router fitted", fitted)
+        masked = self._masked_answers() if self.spec.secure_aggregation and self.spec.privacy is None else {}
         replies = self._finish_sites()
         removed = self._removed()
         audit.append("finished", {"rounds": self.state.round, "answered": sorted(replies), "removed": removed})
         summary: dict[str, Any] = {
             "rounds": self.state.round,
-            **accuracy(replies, "average_accuracy"),
-            **self._write_metrics(replies),
+            **accuracy((reply.header for reply in replies.values()), "average_accuracy"),
+            **(masked if self.spec.secure_aggregation else self._write_metrics(replies)),
             "accepted": dict(self.state.accepted),
             "router": chosen,
             **({"removed": removed} if removed else {}),
@@ -77,14 +83,60 @@ class Finish:
         tested = {name: replies[name].header["tested"] for name in sent}
         if not any(tested.values()):
             return {}
-        sizes = dict(zip(self.spec.names, self.spec.sizes, strict=True))
         right = {name: replies[name].header["right"] / count if count else None for name, count in tested.items()}
-        rows = [{"name": n, "train": sizes[n], "test": tested[n], "own": right[n]} for n in sent]
+        rows = [{"name": n, "train": self.sizes[n], "test": tested[n], "own": right[n]} for n in sent]
         sums = [replies[name].tensors for name in sent]
-        confusion = torch.stack([one["confusion"] for one in sums]).sum(0)
+        self._write_detail(rows, torch.stack([one["confusion"] for one in sums]).sum(0))
+        return {"metrics": {"own": metrics_of_sums(sums, sent)}}
+
+    def _masked_answers(self) -> dict[str, Any]:
+        """The sum of all sites' answers for the summary, with metrics if every site shares them.
+
+        Nothing is known of single sites. Once a site is removed there is no sum over all sites of the run any more.
+        """
+        method, blank = self.spec.make_method(), torch.zeros(1, len(self.spec.classes)).log_softmax(1)
+        form = {
+            **summed_fields({"right": 0, "tested": 0}),
+            **answer_sums(blank, torch.zeros(1, dtype=torch.int64)),
+        }
+        header = {"kind": "answers", "brief": self.spec.as_dict()}
+        self.waiting.refusals.clear()
+        while not self._removed():
+            requests: dict[str, Request] = {
+                name: ({**header, "after": self.state.accepted[name]}, method.send(self.state.shared, number))
+                for number, name in enumerate(self.spec.names)
+            }
+            try:
+                headers, total = self._ask_sum(requests, form, ("metrics",))
+            except SiteMissingError:
+                self.waiting.pause_for_all(self.state.round, self.sums.missing)
+                continue
+            counts = {key: int(total.pop(f"field/{key}")) for key in ACCURACY_FIELDS}
+            out: dict[str, Any] = accuracy([counts], "average_accuracy")
+            if silent := [name for name, fields in headers.items() if not fields["metrics"]]:
+                return {**out, "without_metrics": silent}
+            check_answers(Message(counts, total), len(self.spec.classes))
+            self._write_detail([{"name": n, "train": s} for n, s in self.sizes.items()], total["confusion"])
+            return {**out, "metrics": {"own": metrics_of_sums([total], [""]) | {"worst_client": None}}} if out else {}
+        return {}
+
+    def _ask_sum(
+        self, requests: Mapping[str, Request], form: Tensors, fields: Sequence[str] = ()
+    ) -> tuple[dict[str, dict[str, Any]], Tensors]:
+        """One masked question to all sites of the run."""
+        if len(self.sums.ready(self.spec.names, self.state.accepted)) == len(self.spec.names):
+            answer = self.sums.ask(requests, form, fields)
+            if answer is not None:
+                return answer
+        raise SiteMissingError(f"a sum over all sites needs {', '.join(self.sums.missing)}: it is asked for again")
+
+    def _write_detail(self, rows: Sequence[Mapping[str, Any]], confusion: Tensor) -> None:
         detail = {"round": self.state.round, "per_client": rows, "class_confusion": {"own": confusion.tolist()}}
         self.folder.write_json(self.folder.evaluation_file, detail)
-        return {"metrics": {"own": metrics_of_sums(sums, sent)}}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return dict(zip(self.spec.names, self.spec.sizes, strict=True))
 
     def _removed(self) -> list[str]:
         """The sites of this run that are no members any more."""
@@ -96,7 +148,8 @@ class Finish:
         classes = len(self.spec.classes)
 
         def check(_: str, reply: Message) -> Message:
-            return Message({}, {}) if self.spec.privacy is not None else check_answers(reply, classes)
+            silent = self.spec.privacy is not None or self.spec.secure_aggregation
+            return Message({}, {}) if silent else check_answers(reply, classes)
 
         replies: dict[str, Message] = {}
         self.waiting.refusals.clear()
@@ -126,10 +179,11 @@ class Finish:
 
     def _fit_router(self, blank: BlankFit) -> dict[str, Any] | None:
         settings = self.settings.router_settings
-        names, sizes = self.spec.names, dict(zip(self.spec.names, self.spec.sizes, strict=True))
+        names, sizes = self.spec.names, self.sizes
         traffic = {"messages": 0, "bytes_to_a_site": 0, "bytes_from_a_site": 0}
         began = time.monotonic()
         self.waiting.refusals.clear()
+        secure = self.spec.secure_aggregation
 
         def ask(header: Mapping[str, Any], tensors: Mapping[str, Tensor], rows: Rows = NO_ROWS) -> dict[int, Message]:
             traffic["messages"] += 1
@@ -138,21 +192,31 @@ class Finish:
                 {"round": self.state.round, "step": traffic["messages"], "question": header["step"]},
             )
             whole = {"kind": "fit", "brief": self.spec.as_dict(), "fit_protocol": FIT_PROTOCOL, **header}
-            requests = {name: (whole, {**tensors, **rows.to_site(number)}) for number, name in enumerate(names)}
+            requests: dict[str, Request] = {
+                name: (whole, {**tensors, **rows.to_site(number)}) for number, name in enumerate(names)
+            }
             form = blank.answer(header, requests[names[0]][1])
 
             def check(name: str, reply: Message) -> Message:
                 return check_sums(reply, form, sizes[name] * cohort.crops, rows.of_site(names.index(name)))
 
-            while not (replies := self.channel.ask(requests, self.settings.deadline, check)):
-                self.waiting.pause_for_all(self.state.round, names)
+            def added() -> dict[int, Message]:
+                total = Message({}, self._ask_sum(requests, form)[1])
+                return {0: check_sums(total, form, sum(sizes.values()) * cohort.crops)}
+
+            def separate() -> dict[int, Message]:
+                while not (replies := self.channel.ask(requests, self.settings.deadline, check)):
+                    self.waiting.pause_for_all(self.state.round, names)
+                return {names.index(name): reply for name, reply in replies.items()}
+
+            answers = added() if secure else separate()
             traffic["bytes_to_a_site"] += max(self.channel.bytes_sent.values())
             traffic["bytes_from_a_site"] += max(self.channel.bytes_received.values())
             if removed := self._removed():
                 raise SiteMissingError(f"{', '.join(removed)} was removed during the run")
-            return {names.index(name): reply for name, reply in replies.items()}
+            return answers
 
-        cohort = RemoteCohort(ask, self.spec.facts, self.spec.crop, settings)
+        cohort = RemoteCohort(ask, self.spec.facts, self.spec.crop, settings, pooled=secure)
         trunk = Trunk(self.spec.make_net().requires_grad_(False), self.state.shared)
         while True:
             try:
@@ -164,4 +228,4 @@ class Finish:
                 if self._removed():
                     self.channel.on_event("complaint", {"text": f"no router is fitted: {error}: start another 'run'"})
                     return None
-                self.waiting.pause_for_all(self.state.round, names)
+                self.waiting.pause_for_all(self.state.round, self.sums.missing if secure else names)

@@ -13,6 +13,7 @@ from feddrm.data.tables.table_schema import TableSchema
 from feddrm.deploy.privacy import Privacy, PrivacyDemand
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.site.site_dataset import sorted_classes
+from feddrm.deploy.wire.masks import FEWEST_SITES, MASK_PROTOCOL, required_masks
 from feddrm.deploy.wire.public_files import SOURCE
 from feddrm.deploy.wire.run_spec import FIT_PROTOCOL, RunSpec, blank_client
 from feddrm.engine import Plan
@@ -29,6 +30,8 @@ def make_run_spec(settings: FederationSettings, hellos: Hellos) -> RunSpec:
     _check_alike(settings, hellos)
     classes = _common_classes(hellos)
     first = next(iter(hellos.values()))
+    for name, hello in hellos.items():
+        _check_masks(settings, name, hello)
     training = {**settings.training, "device": "cpu", "data": {}}
     clients = tuple(blank_client(name, first["shape"], first["dtype"]) for name in hellos)
     config = resolve(Federation(DEPLOYED, clients, classes, SOURCE), **training)
@@ -46,6 +49,7 @@ def make_run_spec(settings: FederationSettings, hellos: Hellos) -> RunSpec:
             "model": values["model"],
             "plan": {key: values[key] for key in Plan.__dataclass_fields__ if key in values},
             "privacy": None if settings.privacy is None else dict(settings.privacy),
+            "secure_aggregation": settings.secure_aggregation,
             "plugins": without_folders(values.get("plugins", ())),
         }
     )
@@ -97,6 +101,31 @@ def _check_alike(settings: FederationSettings, hellos: Hellos) -> None:
             )
         if hello["privacy"] is not None:  # the site would refuse every message of such a run
             PrivacyDemand(**hello["privacy"]).check_offer(settings.privacy, name)
+
+
+def _check_masks(settings: FederationSettings, name: str, hello: Mapping[str, Any]) -> None:
+    """Refuse a run whose secure aggregation does not suit a site, or is of another protocol."""
+    masks = hello.get("masks") or {"protocol": 0, "required": False, "fewest": FEWEST_SITES}
+    if not settings.secure_aggregation:
+        if masks["required"]:
+            raise FeddrmError(required_masks(name))
+        return
+    if masks["protocol"] != MASK_PROTOCOL:
+        raise FeddrmError(
+            f"{name} (feddrm {hello['version']}) has secure aggregation by protocol {masks['protocol']}, this "
+            f"server by {MASK_PROTOCOL}: install the same feddrm at both"
+        )
+    asked = Plan(**{k: v for k, v in settings.training.items() if k == "participation"}).asked(len(settings.clients))
+    if masks["fewest"] > asked:
+        raise FeddrmError(
+            f"{name} takes part in sums of at least {masks['fewest']} sites (fewest_sites in its site.yaml), a "
+            f"round of this run asks {asked}: add sites, or agree on a smaller number"
+        )
+    if hello.get("column_sums"):
+        raise FeddrmError(
+            f"{name} has 'schema: {AUTO}', whose sums of columns are sent site by site, without masks: give every site "
+            "the same schema file, or leave secure_aggregation out"
+        )
 
 
 def _shown(hello: Mapping[str, Any], key: str) -> str:

@@ -17,7 +17,7 @@ import torch
 from scipy.interpolate import CubicHermiteSpline
 from torch import Tensor
 
-from feddrm.deploy.site.site_fit import BINS, ROWS, SCALES
+from feddrm.deploy.site.site_fit import BINS, ROWS, SCALES, STRANGE_STEPS
 from feddrm.deploy.wire.messages import Message
 from feddrm.errors import FeddrmError
 from feddrm.methods import Tensors
@@ -66,14 +66,17 @@ class SiteMissingError(FeddrmError):
 
 
 class RemoteCohort:
-    """All sites of a deployed federation, reached through ``ask``."""
+    """All sites of a deployed federation, reached through ``ask``.
+
+    With ``pooled`` the answers are masked, and ``ask`` returns their sum as that of one member.
+    """
 
     noise = noise_of(torch.float32)
     like = torch.empty(0)
 
-    def __init__(self, ask: Ask, facts: Facts, crop: bool, settings: RouterSettings) -> None:
-        self.ask, self.facts, self.seed = ask, facts, settings.seed
-        self.members = len(facts.names)
+    def __init__(self, ask: Ask, facts: Facts, crop: bool, settings: RouterSettings, *, pooled: bool = False) -> None:
+        self.ask, self.facts, self.seed, self.pooled = ask, facts, settings.seed, pooled
+        self.members = 1 if pooled else len(facts.names)
         self.crops = settings.crops_on(self.like.device) if crop else 1
 
     def measure(self, recipe: Recipe, trunk: Trunk, holdout: Holdout) -> None:
@@ -86,9 +89,12 @@ class RemoteCohort:
             "seed": self.seed,
             "sizes": list(self.facts.sizes),
             "crops": self.crops,
+            **self.pooling,
         }
         leaves = {leaf: value for leaf, value in trunk.leaves.items() if recipe.wants(leaf)}
         answers = self.everybody(header, leaves)
+        if self.pooled:
+            answers = _by_client(answers[0], len(self.facts.names))
         widths = {f.name: len(answers[0][f"0/sum/{f.name}"]) for f in recipe.features}
         parts = len(holdout.masks(torch.empty(0)))
         clients = []
@@ -99,9 +105,14 @@ class RemoteCohort:
                 raise FeddrmError(f"{self.facts.names[number]}: {error}") from error
         self.moments, self.holdout = MemberMoments(clients, widths), holdout
 
+    @property
+    def pooling(self) -> dict[str, bool]:
+        """What tells a site that its answer will be part of a sum."""
+        return {"pooled": True} if self.pooled else {}
+
     def _moments_of(self, number: int, answer: Mapping[str, Tensor], parts: int) -> list[Moments]:
         """One site's moments by part."""
-        place = {"shape": torch.tensor([self.members, 1]), "cells": torch.tensor([[number, 0]])}
+        place = {"shape": torch.tensor([len(self.facts.names), 1]), "cells": torch.tensor([[number, 0]])}
         return [
             Moments.load(
                 {
@@ -134,7 +145,8 @@ class RemoteCohort:
 
     def at_zero(self, request: FitRequest) -> tuple[dict[int, ClientSums], ClientSums]:
         """No message."""
-        return self.moments.at_zero(request)
+        answers, scores = self.moments.at_zero(request)
+        return {0: add(list(answers.values()))} if self.pooled else answers, scores
 
     def evaluate(
         self, requests: Mapping[str, FitRequest], points: Mapping[str, Tensor], curved: Collection[str]
@@ -190,7 +202,7 @@ class RemoteCohort:
     ) -> list[ClientSums]:
         """The answers of all sites in the order of their numbers."""
         answers = self.ask(header, tensors, rows)
-        if missing := [name for i, name in enumerate(self.facts.names) if i not in answers]:
+        if missing := [self.facts.names[i] for i in range(self.members) if i not in answers]:
             raise SiteMissingError(
                 f"the router's fit needs {', '.join(missing)}, which did not answer: it starts again"
             )
@@ -230,10 +242,10 @@ class RemoteHeldOut:
         return sums["count"], slope, even
 
     def confidence(self, temperature: float, log_prior: Tensor) -> Confidence:
-        header = {"step": "spread", "scale": 1 / temperature, **self._header}
+        header = {"step": "spread", "scale": 1 / temperature, **self.cohort.pooling, **self._header}
         tensors = {**self._tensors, "point/all": self.point, "log_prior": log_prior}
         answers = self.cohort.everybody(header, tensors)
-        strangest = max(float(answer["strange"]) for answer in answers)
+        strangest = max(_strangest(answer["strange"]) for answer in answers)
         counts = add([{key: value for key, value in answer.items() if key != "strange"} for answer in answers])
 
         def weights(key: str) -> Tensor:
@@ -308,6 +320,24 @@ class RemoteClasses:
 def design_tensors(design: DesignMatrix) -> Tensors:
     """A design matrix as sites need it to standardise their features."""
     return _scaler_tensors(design.recipe, design.scaler)
+
+
+def _strangest(value: Tensor) -> float:
+    """The largest of a site's samples; of counts in bins, the upper edge of the highest bin that has a sample."""
+    return float(value) if value.dim() == 0 else 2.0 ** ((int(value.nonzero().max()) - len(value) // 2) / STRANGE_STEPS)
+
+
+def _by_client(total: Mapping[str, Tensor], clients: int) -> list[ClientSums]:
+    """Every client's counts and sums, from a sum over sites in which each has its own row.
+
+    Of the Gram matrices there is the sum only. Moments add up, so it may count as the first client's.
+    """
+    each: list[ClientSums] = []
+    for number in range(clients):
+        own = {name: value[number] for name, value in total.items() if not name.endswith("/scatter")}
+        grams = {name: value if number == 0 else value * 0 for name, value in total.items() if name not in own}
+        each.append({**own, **grams})
+    return each
 
 
 def part_of(tensors: Mapping[str, Tensor], key: str) -> Tensors:

@@ -20,7 +20,7 @@ from feddrm.data.tables.table_schema import TableSchema
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site_dataset import BACK
 from feddrm.deploy.site.site_fit import ROWS, SiteClient, SiteFit
-from feddrm.deploy.wire.messages import Message, unpack
+from feddrm.deploy.wire.messages import Message
 from feddrm.deploy.wire.run_spec import DTYPES, RunSpec
 from feddrm.engine import RoundSchedule, first_state, functional, train_client
 from feddrm.errors import FeddrmError, SettingError
@@ -30,7 +30,7 @@ from feddrm.methods import Tensors
 LARGEST = 2.0**53  # larger numbers are not exact in a double
 HELLO_FIELDS = (
     "samples", "shape", "dtype", "classes", "columns", "schema", "column_sums", "crop", "scale", "version", "privacy",
-    "fit_protocol", "share_features",
+    "fit_protocol", "share_features", "masks",
 )  # fmt: skip
 ACCURACY_FIELDS = ("right", "tested")
 
@@ -49,6 +49,10 @@ def _list(value: Any, each: Callable[[Any], bool]) -> bool:
 
 def _text(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable()
+
+
+def _fields(value: Any, types: Mapping[str, type]) -> bool:
+    return isinstance(value, dict) and all(type(value.get(name)) is kind for name, kind in types.items())
 
 
 def _schema(value: Any) -> bool:
@@ -81,6 +85,11 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "privacy": lambda v: (
         v is None or (isinstance(v, dict) and set(v) == {"clip", "noise"} and all(map(_number, v.values())))
     ),
+    "masks": lambda v: v is None or _fields(v, {"protocol": int, "required": bool, "fewest": int}),
+    "mask_key": lambda v: _fields(v, {"key": str, "signature": str}),
+    "sent_round": _integer,
+    "sent_for": lambda v: _list(v, _text),
+    "metrics": lambda v: isinstance(v, bool),
     "seconds": lambda v: _number(v, 0),
     "loss": _number,
     "uploads": lambda v: _number(v, 0),
@@ -169,7 +178,7 @@ class BlankFit:
         blank = {**header, "sizes": self.sizes} if "sizes" in header else dict(header)
         self.crops = header.get("crops", self.crops)  # the rows of one sample
         own = {name: value[: self.crops] if name.startswith(ROWS) else value for name, value in tensors.items()}
-        return unpack(self.site.answer(Message(blank, own))).tensors
+        return self.site.answer(Message(blank, own))
 
 
 def check_sums(reply: Message, form: Tensors, samples: int, rows: int = 0) -> Message:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from feddrm.deploy.privacy import Privacy
 from feddrm.deploy.server.federation_settings import FederationSettings
+from feddrm.deploy.server.masked_sums import MaskedSums
 from feddrm.deploy.server.reply_validation import blank_upload, check_update
-from feddrm.deploy.wire.channel import REMOVED_MEMBER, Channel
+from feddrm.deploy.wire.channel import REMOVED_MEMBER, Channel, Request
+from feddrm.deploy.wire.masks import FEWEST_SITES, SUMMED, summed_fields
 from feddrm.deploy.wire.messages import Message, pack, unpack
 from feddrm.deploy.wire.run_spec import RunSpec
 from feddrm.engine import RoundSchedule, first_state
@@ -45,6 +48,15 @@ class ServerState:
         return cls(header["round"], shared, header["accepted"], tuple(header["history"]))
 
 
+class Played(NamedTuple):
+    """What a round brought: the shared leaves, the header of every site that answered, counts, and the loss."""
+
+    shared: Tensors
+    headers: Mapping[str, Mapping[str, Any]]
+    counts: Sequence[Mapping[str, Any]]  # headers with the numbers of tested samples and of right answers
+    loss: float | None
+
+
 class Training:
     """Plays the rounds of one run; the state is passed in and out."""
 
@@ -52,6 +64,7 @@ class Training:
         self.settings, self.spec, self.channel = settings, spec, channel
         self.method = spec.make_method()
         self.schedule = RoundSchedule(self.method, spec.make_plan(), len(spec.names))
+        self.sums = MaskedSums(channel, spec, settings.deadline)
         self._upload_forms: dict[bool, Tensors] = {}  # by whether the round is one of tuning
 
     def initial_state(self) -> ServerState:
@@ -64,37 +77,94 @@ class Training:
         drawn = [self.spec.names[i] for i in self.schedule.answering(number)]
         asked = [name for name in drawn if name in self.channel.site_keys]  # a removed site is not asked any more
         self.channel.on_event("round started", {"round": number, "asked": asked})
-        replies = self._ask(state, asked) if asked else {}
-        if asked and len(replies) < min(self.settings.quorum, len(asked)):
+        played = self._play_masked(state, asked) if self.spec.secure_aggregation else self._play(state, asked)
+        if played is None:
             return None
-        answered = [name for name in self.spec.names if name in replies]  # in the order of the clients' numbers
-        shared, loss = self._aggregate(state, [self.spec.names.index(name) for name in answered], replies)
+        answered = list(played.headers)
         entry: dict[str, Any] = {
             "round": number,
             "lr": self.schedule.plan.rate(number),
-            "loss": loss,
+            "loss": played.loss,
             "asked": asked,
             "answered": answered,
-            "missing": {n: self.channel.absences.get(n, REMOVED_MEMBER) for n in drawn if n not in replies},
+            "missing": {n: self.channel.absences.get(n, REMOVED_MEMBER) for n in drawn if n not in answered},
             "seconds": time.perf_counter() - began,
-            "site_seconds": max((replies[name].header["seconds"] for name in answered), default=0.0),
+            "site_seconds": max((header["seconds"] for header in played.headers.values()), default=0.0),
             "bytes_sent": dict(self.channel.bytes_sent),
             "bytes_received": dict(self.channel.bytes_received),
-            **accuracy(replies, "accuracy_before"),
+            **accuracy(played.counts, "accuracy_before"),
         }
         if self.spec.privacy is not None:
             privacy = Privacy(**self.spec.privacy)
-            entry["epsilon"] = {name: privacy.epsilon(replies[name].header["uploads"]) for name in answered}
+            entry["epsilon"] = {name: privacy.epsilon(header["uploads"]) for name, header in played.headers.items()}
         accepted = {**state.accepted, **dict.fromkeys(answered, number)}
-        return ServerState(number, shared, accepted, (*state.history, entry))
+        return ServerState(number, played.shared, accepted, (*state.history, entry))
 
-    def _ask(self, state: ServerState, names: Sequence[str]) -> dict[str, Message]:
+    def _play(self, state: ServerState, asked: Sequence[str]) -> Played | None:
+        """A round whose uploads the server sees one by one."""
+        requests, form = self._requests(state, asked), self._upload_form(state)
+
+        def check(name: str, reply: Message) -> Message:
+            return check_update(reply, form, requests[name][1], self.spec.privacy is not None)
+
+        replies = self.channel.ask(requests, self.settings.deadline, check) if asked else {}
+        if asked and len(replies) < min(self.settings.quorum, len(asked)):
+            return None
+        answered = [name for name in self.spec.names if name in replies]  # in the order of the clients' numbers
+        headers = {name: replies[name].header for name in answered}
+        if not answered:
+            return Played(state.shared, headers, [], None)
+        sizes = torch.tensor([self.spec.sizes[self.spec.names.index(name)] for name in answered]).double()
+        weights = sizes / sizes.sum()
+        shared = self._aggregate(state, [replies[name].tensors for name in answered], weights)
+        losses = [header.get("loss") for header in headers.values()]
+        loss = None if None in losses else float(weights @ torch.tensor(losses, dtype=torch.float64))
+        return Played(shared, headers, list(headers.values()), loss)
+
+    def _play_masked(self, state: ServerState, asked: Sequence[str]) -> Played | None:
+        """A round of which the server learns sums only.
+
+        A site sends its part of a round for one set of sites. If one of them stays away, the round is given up: asked
+        again for the others, the difference of both sums would be that site's upload, should it still arrive.
+        """
+        if len(asked) < FEWEST_SITES:
+            raise FeddrmError(
+                f"{len(asked)} sites are left, secure aggregation needs {FEWEST_SITES}: add a site, choose another run"
+            )
+        ready = self.sums.ready(asked, state.accepted)
+        if len(ready) < max(self.settings.quorum, FEWEST_SITES):
+            return None
+        begun = self.sums.begun(state.round + 1) or {tuple(ready)}
+        chosen = set().union(*begun)
+        if len(begun) > 1 or not chosen <= set(ready):
+            away = ", ".join(sorted(chosen - set(ready)))
+            text = f"round {state.round + 1} is given up: {away or 'a site'} left it after others had sent their part"
+            self.channel.on_event("complaint", {"text": text})
+            return Played(state.shared, {}, [], None)
+        names, form = [name for name in self.spec.names if name in chosen], self._upload_form(state)
+        private = self.spec.privacy is not None
+        fields = {} if private else summed_fields(dict.fromkeys(SUMMED, 0))
+        known = ("seconds", "uploads") if private else ("seconds",)
+        share = sum(self.spec.share_of(name) for name in names)
+        answer = self.sums.ask(self._requests(state, names), {**form, **fields}, known, share)
+        if answer is None:
+            return None
+        headers, mean = answer
+        counts = {key: mean.pop(f"field/{key}").item() for key in SUMMED if fields}
+        shared = self._aggregate(state, [mean], torch.ones(1, dtype=torch.float64))
+        return Played(shared, headers, [counts], counts.get("loss"))
+
+    def _upload_form(self, state: ServerState) -> Tensors:
+        """An upload of the right form."""
         number = state.round + 1
         tuning = self.schedule.stage(number).tuning
         if tuning not in self._upload_forms:
             self._upload_forms[tuning] = blank_upload(self.spec, self.schedule, state.shared, number)
-        header = {"kind": "train", "brief": self.spec.as_dict(), "round": number}
-        requests = {
+        return self._upload_forms[tuning]
+
+    def _requests(self, state: ServerState, names: Sequence[str]) -> dict[str, Request]:
+        header = {"kind": "train", "brief": self.spec.as_dict(), "round": state.round + 1}
+        return {
             name: (
                 {**header, "after": state.accepted[name]},
                 self.method.send(state.shared, self.spec.names.index(name)),
@@ -102,28 +172,14 @@ class Training:
             for name in names
         }
 
-        def check(name: str, reply: Message) -> Message:
-            return check_update(reply, self._upload_forms[tuning], requests[name][1], self.spec.privacy is not None)
-
-        return self.channel.ask(requests, self.settings.deadline, check)
-
-    def _aggregate(
-        self, state: ServerState, numbers: Sequence[int], replies: Mapping[str, Message]
-    ) -> tuple[Tensors, float | None]:
-        """The new shared leaves, and the mean training loss if every site sent one."""
-        if not numbers:
-            return state.shared, None
-        messages = [replies[self.spec.names[i]] for i in numbers]
-        sizes = torch.tensor([self.spec.sizes[i] for i in numbers]).double()
-        weights = sizes / sizes.sum()
-        shared = self.method.aggregate(state.shared, [message.tensors for message in messages], weights)
+    def _aggregate(self, state: ServerState, uploads: Sequence[Tensors], weights: Tensor) -> Tensors:
+        """The new shared leaves."""
+        shared = self.method.aggregate(state.shared, uploads, weights)
         if not all(bool(value.isfinite().all()) for value in shared.values()):
             raise FeddrmError(
                 f"round {state.round + 1} ends in a model that is not finite: lower lr, choose another run"
             )
-        losses = [message.header.get("loss") for message in messages]
-        loss = None if None in losses else float(weights @ torch.tensor(losses, dtype=torch.float64))
-        return shared, loss
+        return shared
 
 
 def round_record(state: ServerState) -> dict[str, Any]:
@@ -135,7 +191,8 @@ def round_record(state: ServerState) -> dict[str, Any]:
     }
 
 
-def accuracy(replies: Mapping[str, Message], name: str) -> dict[str, float]:
+def accuracy(counts: Iterable[Mapping[str, Any]], name: str) -> dict[str, float]:
     """The share of right answers over the test samples of all sites, as ``name``; empty if no site sent counts."""
-    tested = sum(reply.header.get("tested", 0) for reply in replies.values())
-    return {name: sum(reply.header.get("right", 0) for reply in replies.values()) / tested} if tested else {}
+    sums = [(header.get("right", 0), header.get("tested", 0)) for header in counts]
+    tested = sum(tested for _, tested in sums)
+    return {name: sum(right for right, _ in sums) / tested} if tested else {}

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from feddrm._version import __version__
 from feddrm.data import DEPLOYED, Client, Federation
 from feddrm.data.tables.table_schema import TableSchema
@@ -15,10 +17,12 @@ from feddrm.deploy.rotating_log import LOG, log
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site_dataset import BACK, SiteDataset, read_site_dataset
 from feddrm.deploy.site.site_fit import ROW_STEPS
+from feddrm.deploy.site.site_masks import Masking, SiteMasks
 from feddrm.deploy.site.site_run import SiteRun, accuracy_counts
 from feddrm.deploy.site.site_settings import SiteSettings
 from feddrm.deploy.site.site_status import SiteStatus
 from feddrm.deploy.wire.key_files import load_private_key, load_public_key
+from feddrm.deploy.wire.masks import MASK_PROTOCOL, SUMMED, required_masks, summed_fields
 from feddrm.deploy.wire.messages import ANY_SITE, Message, digest, pack, sign, unpack, verify
 from feddrm.deploy.wire.public_files import SOURCE, received_artifact, without_public, write_public
 from feddrm.deploy.wire.run_spec import FIT_PROTOCOL, RunSpec
@@ -47,6 +51,7 @@ class Site:
         self.dataset = read_site_dataset(self.name, self.settings.data, self.folder)
         self.demand = None if self.settings.privacy is None else PrivacyDemand(**self.settings.privacy)
         self.uploads = UploadCount(self.folder / UPLOADS)
+        self.masks = SiteMasks(self.folder, self.name, self.key, self.settings.fewest_sites)
         self.status = SiteStatus(self.folder)
         self._run: SiteRun | None = None
         self._data: tuple[RunSpec, Client, str] | None = None
@@ -55,6 +60,8 @@ class Site:
             "train": self._train,
             "finish": self._finish,
             "fit": self._fit,
+            "mask key": self._mask_key,
+            "answers": self._answers,
             "waiting": lambda _: pack({}),  # only for the site's status
         }
 
@@ -104,6 +111,11 @@ class Site:
                 "version": __version__,
                 "fit_protocol": FIT_PROTOCOL,
                 "share_features": self.settings.share.features,
+                "masks": {
+                    "protocol": MASK_PROTOCOL,
+                    "required": self.settings.require_secure_aggregation,
+                    "fewest": self.settings.fewest_sites,
+                },
                 "privacy": None if self.demand is None else {"clip": self.demand.clip, "noise": self.demand.noise},
             }
         )
@@ -113,6 +125,7 @@ class Site:
         run = self._run_of(request)
         self.settings.floors.check_client(run.client, tested=run.spec.privacy is None)
         number, after = int(request.header["round"]), int(request.header["after"])
+        masking = self._masking(request, run)
         received = {leaf: value.to(run.device) for leaf, value in request.tensors.items()}
         private = run.private_slots(after)
         header: dict[str, Any] = {"round": number}
@@ -130,7 +143,24 @@ class Site:
             self.status.events.write("privacy spent", {"round": number, "epsilon": privacy.epsilon(header["uploads"])})
         run.store.save(number, update.private)
         run.store.forget_before(after)
-        return pack(header, upload)
+        if masking is None:
+            return pack(header, upload)
+        plain = {key: value for key, value in header.items() if key not in SUMMED}
+        return pack(plain, masking({**upload, **summed_fields(header)}, run.spec.share_of(self.name)))
+
+    def _masking(self, request: Message, run: SiteRun) -> Masking | None:
+        """The masks for the reply to a request; None in a run without secure aggregation."""
+        if not run.spec.secure_aggregation:
+            return None
+        masking = self.masks.open(request.header, run.spec)
+        if request.header["kind"] == "train":
+            self.masks.record_round(run.store, int(request.header["round"]), [self.name, *masking.seeds])
+        return masking
+
+    def _mask_key(self, request: Message) -> bytes:
+        """This site's mask key, for the server to relay."""
+        run = self._run_of(request)
+        return pack(self.masks.signed_key(run.spec, run.store))
 
     def _protected(self, privacy: Privacy, upload: Tensors, received: Tensors) -> Tensors:
         if self.demand is not None:
@@ -160,12 +190,28 @@ class Site:
         write_public(self.folder, request.tensors, shared, own)
         if head is None:
             files.head_file.unlink(missing_ok=True)  # of an earlier run
-        if run.spec.privacy is not None:
+        if run.spec.privacy is not None or run.spec.secure_aggregation:
             return pack({})
-        # Most bins of the metrics' sums have a few samples, so a site with floors sends none.
-        shared_sums = self.settings.share.metrics and not self.settings.floors.is_set
-        sums = answer_sums(logits.double().log_softmax(-1), labels) if shared_sums else {}
+        sums = answer_sums(logits.double().log_softmax(-1), labels) if self._shares_metrics else {}
         return pack(accuracy_counts(logits, labels), sums)
+
+    @property
+    def _shares_metrics(self) -> bool:
+        """Most bins of the metrics' sums have a few samples, so a site with floors sends none."""
+        return self.settings.share.metrics and not self.settings.floors.is_set
+
+    def _answers(self, request: Message) -> bytes:
+        """Masked sums of the final model's answers to the site's test samples, in a run with secure aggregation."""
+        run = self._run_of(request)
+        masking = self._masking(request, run)
+        if run.spec.privacy is not None or masking is None:
+            raise FeddrmError("sums of its answers leave it masked, and not in a private run: none are sent")
+        self.settings.floors.check_client(run.client, tested=True)
+        received = {leaf: value.to(run.device) for leaf, value in request.tensors.items()}
+        logits, labels = run.test_logits(received, run.private_slots(int(request.header["after"]))), run.client.test.y
+        sums, shares = answer_sums(logits.double().log_softmax(-1), labels), self._shares_metrics
+        sent = sums if shares else {name: torch.zeros_like(value) for name, value in sums.items()}
+        return pack({"metrics": shares}, masking({**summed_fields(accuracy_counts(logits, labels)), **sent}))
 
     def _fit(self, request: Message) -> bytes:
         """One step of the router's fit."""
@@ -179,8 +225,12 @@ class Site:
             )
         if request.header["step"] in ROW_STEPS and not self.settings.share.features:
             raise FeddrmError("its site.yaml does not say 'share: {features: true}': none leave this site")
+        if request.header["step"] in ROW_STEPS and run.spec.secure_aggregation:
+            raise FeddrmError("its run has secure aggregation, and rows of samples are no sums: none leave this site")
+        masking = self._masking(request, run)
         with router_kernels(sum(run.spec.sizes)):
-            return run.fit.answer(request)
+            reply = run.fit.answer(request)
+        return pack({"step": request.header["step"]}, reply if masking is None else masking(reply))
 
     def _run_of(self, request: Message) -> SiteRun:
         """The run that a message belongs to, made from its run spec when it is new."""
@@ -193,6 +243,10 @@ class Site:
                 Privacy(**spec.privacy).check(spec.make_method())
             if self.demand is not None:
                 self.demand.check_offer(spec.privacy, self.name)
+            if spec.secure_aggregation:
+                self.masks.check_run(spec)
+            elif self.settings.require_secure_aggregation:
+                raise FeddrmError(required_masks(self.name))
             store = PrivateStore(self.folder / "runs" / spec.run)
             # If the server has accepted no upload yet, the run starts afresh, even under an old name.
             if not store.check_samples(checksum, restart=request.header.get("after") == 0):

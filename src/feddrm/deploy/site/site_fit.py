@@ -14,7 +14,7 @@ from torch import Tensor
 from feddrm.data import Client, RandomResizedCrop
 from feddrm.deploy.site.floors import Floors
 from feddrm.deploy.site.private_store import PrivateStore
-from feddrm.deploy.wire.messages import Message, pack
+from feddrm.deploy.wire.messages import Message
 from feddrm.errors import FeddrmError
 from feddrm.models import Net
 from feddrm.router import Recipe
@@ -41,6 +41,7 @@ from feddrm.router.solver.problem import Scaler
 BINS = 1000
 NO_FLOORS = Floors()
 SCALES = torch.logspace(-2, 2, 257, dtype=torch.float64).tolist()  # inverse temperatures
+STRANGE_STEPS, STRANGE_BINS = 64, 4096  # bins of a sixty-fourth of a power of two, from 2^-32 to 2^32
 KEPT_HEAD = "fit-head"  # in the private store
 ROWS = "rows/"  # begins the names of tensors with one row per held-out sample
 ROW_STEPS = ("held_out_rows", "answer_rows", "judge_rows")
@@ -84,12 +85,12 @@ class SiteFit:
             "judge_rows": self._judge_rows,
         }
 
-    def answer(self, message: Message) -> bytes:
+    def answer(self, message: Message) -> dict[str, Tensor]:
         """The sums that a step asks for, by the names of the points that they belong to."""
         step = message.header["step"]
         if step not in self._steps:
             raise FeddrmError(f"unknown step '{step}' of a fit: both ends need the same feddrm")
-        return pack({"step": step}, self._steps[step](message))
+        return self._steps[step](message)
 
     def _start(self, message: Message) -> dict[str, Tensor]:
         header = {key: message.header[key] for key in ("recipe", "parts", "used", "seed", "sizes", "crops")}
@@ -104,9 +105,16 @@ class SiteFit:
         out: dict[str, Tensor] = {}
         for part, moments in enumerate(site_moments(rows, masks, 0, 1)):
             sums = dict(zip(features, torch.split(moments.sums[0, 0], widths), strict=True))
-            out |= {f"{part}/count": moments.counts.sum(), **_named(f"{part}/sum", sums)}
+            own = {f"{part}/count": moments.counts.sum(), **_named(f"{part}/sum", sums)}
+            out |= {name: self._placed(value) for name, value in own.items()} if message.header.get("pooled") else own
             out[f"{part}/scatter"] = moments.tensors()["scatter"]
         return out
+
+    def _placed(self, value: Tensor) -> Tensor:
+        """A value in this client's row, zeros in all others: in a sum over sites, clients stay apart."""
+        rows = torch.zeros(self.site.clients, *value.shape, dtype=value.dtype)
+        rows[self.site.number] = value
+        return rows
 
     def _evaluate(self, message: Message) -> dict[str, Tensor]:
         """Loss and gradient, second derivatives where they are asked for, and scores of what is held out."""
@@ -155,6 +163,10 @@ class SiteFit:
         calm = logits * float(message.header["scale"])
         most = strange.topk(min(self.floors.per_sum, len(strange))).values  # the largest alone, if there is no floor
         out = {"strange": most.mean() if len(most) else most.sum()}
+        if message.header.get("pooled"):  # a largest value is no sum: counts in bins, whose sum has the highest one
+            place = (out["strange"].clamp_min(1e-30).log2() * STRANGE_STEPS).ceil().long().cpu() + STRANGE_BINS // 2
+            places = place.clamp(0, STRANGE_BINS - 1).expand(len(most))
+            out = {"strange": torch.bincount(places, minlength=STRANGE_BINS)}
         for rule in RULES:
             weights = by_rule(calm, message.tensors["log_prior"].to(calm), rule).exp()
             for kind, values in (("top", weights.amax(1)), ("own", weights[:, self.site.number])):

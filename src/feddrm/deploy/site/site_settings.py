@@ -11,6 +11,7 @@ import torch
 from feddrm.data.sources.csv_tables import AUTO
 from feddrm.deploy.privacy import PrivacyDemand
 from feddrm.deploy.site.floors import Floors
+from feddrm.deploy.wire.masks import FEWEST_SITES
 from feddrm.errors import SettingError
 from feddrm.runs.config import known_fields, read_config
 
@@ -31,7 +32,11 @@ class Sharing:
 
 @dataclass(frozen=True)
 class SiteSettings:
-    """What only this site decides. ``privacy`` is the least that it demands, whatever the server's run spec says."""
+    """What only this site decides. ``privacy`` is the least that it demands, whatever the server's run spec says.
+
+    With ``require_secure_aggregation`` it takes part in runs whose server learns sums only. A sum has at least
+    ``fewest_sites`` sites.
+    """
 
     name: str
     server: str
@@ -42,6 +47,8 @@ class SiteSettings:
     privacy: dict[str, float] | None = None
     share: Sharing = field(default_factory=Sharing)
     floors: Floors = field(default_factory=Floors)
+    require_secure_aggregation: bool = False
+    fewest_sites: int = FEWEST_SITES
 
     @classmethod
     def read(cls, folder: Path) -> SiteSettings:
@@ -67,6 +74,7 @@ class SiteSettings:
                 raise SettingError(
                     f"{path}: 'schema: {AUTO}' sends sums that privacy does not cover: give a schema file"
                 )
+        _check_secure_aggregation(path, values)
         try:
             values["share"] = Sharing(**known_fields(Sharing, dict(values.get("share") or {}), "share"))
         except (TypeError, ValueError, SettingError) as error:
@@ -93,3 +101,16 @@ def _read_floors(path: Path, given: Any, share: Sharing) -> Floors:
             f"{path}: 'share: {{features: true}}' lets single samples' features out: remove it, or floors"
         )
     return floors
+
+
+def _check_secure_aggregation(path: Path, values: dict[str, Any]) -> None:
+    required, fewest = values.get("require_secure_aggregation", False), values.get("fewest_sites", FEWEST_SITES)
+    if not isinstance(required, bool):
+        raise SettingError(f"{path}: require_secure_aggregation={required!r}: give true or false")
+    if not isinstance(fewest, int) or fewest < FEWEST_SITES:
+        raise SettingError(
+            f"{path}: fewest_sites={fewest!r}: give a whole number from {FEWEST_SITES} up: of two sites, each would "
+            "know the other's value from the sum"
+        )
+    if required and values["data"].get("schema") == AUTO:
+        raise SettingError(f"{path}: 'schema: {AUTO}' sends sums of this site alone: give a schema file")

@@ -48,6 +48,7 @@ class RunSpec:
     privacy: Mapping[str, float] | None = None
     plugins: tuple[Mapping[str, str], ...] = ()  # what every site must have loaded by its own choice
     schema: Mapping[str, Any] | None = None  # of tables: what raw rows of every site are encoded by
+    secure_aggregation: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON and YAML hold it: lists instead of tuples."""
@@ -56,7 +57,7 @@ class RunSpec:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> RunSpec:
         """The inverse of :meth:`as_dict`."""
-        optional = {"privacy", "plugins", "schema"}
+        optional = {"privacy", "plugins", "schema", "secure_aggregation"}
         missing = [name for name in cls.__dataclass_fields__ if name not in {*values, *optional}]
         if missing:
             raise FeddrmError(f"the server's run spec lacks '{missing[0]}': both ends need the same feddrm")
@@ -81,6 +82,10 @@ class RunSpec:
         clients = len(self.names) if self.make_method().client_branch else None
         model = Model.make(self.model["name"], **_settings(self.model))
         return model.build(self.shape, len(self.classes), clients, self.make_plan().seed)
+
+    def share_of(self, name: str) -> float:
+        """A site's share of all training samples."""
+        return self.sizes[self.names.index(name)] / sum(self.sizes)
 
     def make_crop(self) -> RandomResizedCrop | None:
         return RandomResizedCrop() if self.crop else None
