@@ -33,12 +33,12 @@ def figures_of(words: str, key: str, folder: Path) -> dict[str, Any]:
     [
         ("closed_form --features 40 --scale 0.02 --repeat 1", "fit"),
         ("closed_form --digits 1", "digits"),
-        ("closed_form_methods --seeds 1 --data heart", "tables"),
         ("data_pipeline --random", "batch_of_128"),
         ("deploy_privacy --rounds 1 --seeds 1", "rows"),
         ("secure_aggregation --repeats 1", "nets"),
         ("digits_gap --rounds 1", "gap_points"),
-        ("drift --streams 2 --queries 400 --rounds 2", "unshifted"),
+        ("drift --streams 2 --queries 400 --rounds 2", "auto"),
+        ("drm_simulations bootstrap --repetitions 2 --workers 1", "bootstrap"),
         ("drm_simulations coverage --repetitions 2 --workers 1", "coverage"),
         ("drm_simulations power --repetitions 2 --workers 1", "power"),
         ("drm_simulations size --repetitions 2 --workers 1", "size"),
@@ -53,6 +53,13 @@ def test_short_benchmarks_run_and_write_their_figures(words: str, key: str, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.data
+@pytest.mark.usefixtures("real_data")
+def test_closed_form_methods_are_compared_with_trained_ones(tmp_path: Path) -> None:
+    figures_of("closed_form_methods --seeds 1 --data heart", "tables", tmp_path)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["cpu_round", "recipe_settings", "router_rounds", "stacked_clients", "threads", "tuned"]
 )
@@ -61,6 +68,8 @@ def test_long_benchmarks_can_be_imported(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.data
+@pytest.mark.usefixtures("real_data")
 def test_closed_form_and_exact_fit_are_compared_on_a_trained_run_and_shown(tmp_path: Path) -> None:
     run, target, docs = tmp_path / "run", tmp_path / "figures.json", tmp_path / "docs"
     feddrm.train("heart", rounds=1, out=run)

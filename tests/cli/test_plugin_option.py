@@ -40,6 +40,7 @@ def test_every_command_that_meets_names_has_the_option() -> None:
     assert having == {
         *("train", "evaluate", "report", "fit-router", "route", "predict", "serve", "serve-client", "tune", "fit"),
         *("methods", "models", "datasets", "data info", "data show", "router export", "router join", "router leave"),
+        "replay",
     }
 
 

@@ -124,10 +124,13 @@ def test_the_server_sleeps_while_all_sites_are_away_from_the_fit(deployed: Make)
 
 
 @pytest.mark.parametrize("data", ["digits", pytest.param("heart", marks=pytest.mark.data)])
-def test_metrics_of_the_sites_answers_are_those_of_pooled_samples(data: str, deployed: Make) -> None:
+def test_metrics_of_the_sites_answers_are_those_of_pooled_samples(
+    data: str, deployed: Make, request: pytest.FixtureRequest
+) -> None:
     """From counts exactly, from sums to the last digits, AUROC within the bound that is stated."""
     deployment = deployed(router=False)
     if data == "heart":
+        request.getfixturevalue("real_data")
         for number, name in enumerate(deployment.settings.clients):
             deployment.change_site(name, data={"dataset": "heart", "client": number})
     server = deployment.server()
