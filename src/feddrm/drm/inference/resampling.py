@@ -116,7 +116,8 @@ class Bootstrap:
         if not 0 < level < 1:
             raise SettingError(f"confidence {level}: give a number between 0 and 1, such as 0.95")
         reach = np.sqrt(self.smallest / (self.smallest - 1)) * t.ppf(0.5 + level / 2, self.smallest - 1)
-        low, high = np.quantile(self.values, norm.cdf([-reach, reach]), axis=0)
+        # A new estimate lies below the k-th smallest of B with probability k / (B + 1).
+        low, high = np.quantile(self.values, norm.cdf([-reach, reach]), axis=0, method="weibull")
         return np.asarray(low), np.asarray(high)
 
 
