@@ -320,12 +320,9 @@ def test_the_gateway_goes_on_when_the_disk_of_the_audit_log_is_full(run: Path, t
 
 
 def test_overload_is_a_429_at_once(run: Path, tmp_path: Path, launch: Launch) -> None:
-    process = launch("serve", run, "--port", 0, "--audit", tmp_path / "a.sqlite", "--log-level", "warning",
-                     FEDDRM_SERVE_MAX_IN_FLIGHT="2", FEDDRM_SERVE_MAX_WAITING_ROWS="64")  # fmt: skip
-    url = process.wait_ready()
-    codes: Counter[int] = Counter()
-    retry: set[str] = set()
-    begun = threading.Semaphore(0)
+    url = launch("serve", run, "--port", 0, "--audit", tmp_path / "a.sqlite", "--log-level", "warning",
+                 FEDDRM_SERVE_MAX_IN_FLIGHT="2", FEDDRM_SERVE_MAX_WAITING_ROWS="64").wait_ready()  # fmt: skip
+    codes, retry, begun = Counter[int](), set[str](), threading.Semaphore(0)
 
     def ask() -> None:
         begun.release()
