@@ -57,6 +57,7 @@ def bind_grpc(settings: HttpSettings) -> socket.socket | None:
     """The socket that holds the port of the gRPC form until its server takes the port; None without one."""
     if settings.grpc_port is None:
         return None
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # it writes to standard error, and not as JSON lines
     try:
         import feddrm.serve.oip.grpc_server  # noqa: F401 - its packages are an extra of their own
     except ImportError as error:

@@ -3,8 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+
+pytest.importorskip("grpc_health", reason="pip install 'feddrm[grpc]' to run this")
+
+import numpy as np
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from grpc_tools import protoc
 from tritonclient.grpc import service_pb2

@@ -6,9 +6,12 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytest.importorskip("grpc_health", reason="pip install 'feddrm[grpc]' to run this")
+
 import grpc
 import numpy as np
-import pytest
 from fastapi import FastAPI, Request
 from google.protobuf.json_format import MessageToDict
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -207,6 +210,26 @@ def test_too_many_calls_at_once_are_told_to_come_back() -> None:
             assert grpc_form.trailing["retry-after"] == "1"
             grpc_form.go_on.set()
             assert "outputs" in await first
+
+    asyncio.run(go())
+
+
+def test_connections_and_calls_and_their_rate_are_limited() -> None:
+    async def go() -> None:
+        async with served(max_connections=1) as grpc_form:
+            grpc_form.go_on.clear()
+            first = asyncio.create_task(grpc_form.call("ModelInfer", numbers(1, 2)))
+            await grpc_form.begun.wait()
+            assert (await grpc_form.call("ServerLive"))[0] == Code.RESOURCE_EXHAUSTED
+            reader, writer = await asyncio.open_connection("127.0.0.1", grpc_form.port)
+            assert await reader.read() == b""
+            writer.close()
+            grpc_form.go_on.set()
+            assert "outputs" in await first
+        async with served(rate=0.01) as grpc_form:
+            assert "outputs" in await grpc_form.call("ModelInfer", numbers(1, 2))
+            assert (await grpc_form.call("ModelInfer", numbers(1, 2)))[0] == Code.RESOURCE_EXHAUSTED
+            assert int(grpc_form.trailing["retry-after"]) > 1
 
     asyncio.run(go())
 
