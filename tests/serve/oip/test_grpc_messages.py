@@ -10,8 +10,11 @@ pytest.importorskip("grpc_health", reason="pip install 'feddrm[grpc]' to run thi
 import numpy as np
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from grpc_tools import protoc
+from hypothesis import given
+from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
+from feddrm.errors import FeddrmError
 from feddrm.serve.oip import grpc_messages
 from feddrm.serve.oip.codec import LENGTH_HEADER, read_infer, write_answer
 from feddrm.serve.oip.grpc_messages import CONTENTS, MESSAGES, SERVICE, infer_head, infer_response, infer_tail
@@ -110,6 +113,31 @@ def test_tensors_that_do_not_fit_are_errors() -> None:
         made.raw_input_contents.extend([bytes(6)] * number)
         with refused(f"{number} raw_input_contents for 1 inputs"):
             read(made)
+
+
+@given(
+    st.sampled_from([*CONTENTS, "BYTES", ""]),
+    st.lists(st.integers(-2, 2**63 - 1) | st.integers(0, 3), max_size=3),
+    st.dictionaries(
+        st.sampled_from([*CONTENTS.values(), "bool_contents"]), st.lists(st.integers(0, 300), max_size=6), max_size=2
+    ),
+    st.lists(st.binary(max_size=8), max_size=2),
+    st.floats() | st.none(),
+)
+def test_any_message_is_read_or_refused(
+    datatype: str, shape: list[int], contents: dict[str, list[int]], raw: list[bytes], parameter: float | None
+) -> None:
+    made = request(datatype, tuple(shape), **contents)
+    made.raw_input_contents.extend(raw)
+    made.parameters["coverage"].SetInParent()
+    if parameter is not None:
+        made.parameters["coverage"].double_param = parameter
+    try:
+        infer_request, tensors = read(made)
+    except FeddrmError:
+        return
+    assert list(tensors["input"].shape) == shape
+    assert infer_request.parameters["coverage"] in (parameter, str(parameter))
 
 
 def test_an_answer_of_the_http_form_becomes_a_response() -> None:
