@@ -97,8 +97,8 @@ def serve(
         raise SettingError("--demo starts its own clients: leave out --clients")
     given: dict[str, Any] = {
         "host": host, "port": port, "grpc_port": grpc_port, "keys": keys, "open": open_, "tls_cert": tls_cert,
-        "tls_key": tls_key,
-        "proxy": proxy, "audit": audit, "retention_days": retention_days, "reload_seconds": reload_seconds,
+        "tls_key": tls_key, "proxy": proxy, "audit": audit, "retention_days": retention_days,
+        "reload_seconds": reload_seconds,
         "rule": rule, "costs": read_costs(cost), "coverage": coverage, "max_away": max_away, "views": views,
         "rate": rate, "log_level": log_level, "use_log": use_log, "record_features": record_features,
         "challenger": challenger, "challenger_share": share, "drift": drift,
@@ -145,8 +145,7 @@ def serve_client(
 
     given: dict[str, Any] = {
         "host": host, "port": port, "grpc_port": grpc_port, "keys": keys, "open": open_, "tls_cert": tls_cert,
-        "tls_key": tls_key,
-        "rate": rate, "log_level": log_level, "answer": answer, "views": views,
+        "tls_key": tls_key, "rate": rate, "log_level": log_level, "answer": answer, "views": views,
     }  # fmt: skip
     settings = make_settings(PredictorSettings, **given)
     predictor = Predictor.load(folder, run, settings.answer, settings.views)

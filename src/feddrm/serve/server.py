@@ -88,7 +88,7 @@ class BothForms(uvicorn.Server):
             self.grpc_sock.close()
             self.grpc = GrpcServer(self.config.loaded_app, self.settings, port, self.server_state.tasks)
         await super().startup(sockets)
-        if self.grpc is not None:
+        if self.grpc is not None and self.started:
             await self.grpc.start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -149,7 +149,7 @@ def demo_clients(run: Path, views: int = 1) -> Iterator[Path]:
         )
     # The predictors take the limits from the environment; address, keys and TLS there are the gateway's.
     own: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "rate": 0, "open": False, "log_level": "warning"}
-    own |= dict.fromkeys(("keys", "tls_cert", "tls_key", "grpc_port"))
+    own |= dict.fromkeys(("keys", "tls_cert", "tls_key"))
     settings = PredictorSettings(**own, views=views)
     fork, processes, entries = multiprocessing.get_context("fork"), [], {}
     # Nobody writes to this pipe. When the gateway ends, the pipe closes, and the predictors end as well.
