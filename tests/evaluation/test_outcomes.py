@@ -51,7 +51,7 @@ def test_joined_parts_give_the_figures_of_the_whole(task: Survival | None) -> No
                 global_logits=predictions.global_logits[rows],
             )
         )
-    joined = Outcomes.join([Outcomes.of(part, weights) for part in parts])
+    joined = Outcomes.join([Outcomes.of(part, weights) for part in parts], 40)
     names = list("abcde")
     assert evaluate(joined, weights) == evaluate(predictions, weights)
     assert per_client(joined, names, weights) == per_client(predictions, names, weights)

@@ -6,7 +6,7 @@ Outcomes have none for every model. They can be made of the samples part by part
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -54,16 +54,34 @@ class Outcomes(NamedTuple):
         return cls(labels, origin, len(by_model), answers, routes, votes, task)
 
     @classmethod
-    def join(cls, parts: Sequence[Outcomes]) -> Outcomes:
-        """The outcomes of all parts' samples, in order."""
-        first = parts[0]
-        return first._replace(
-            labels=torch.cat([part.labels for part in parts]),
-            origin=torch.cat([part.origin for part in parts]),
-            answers={way: torch.cat([part.answers[way] for part in parts]) for way in first.answers},
-            routes={rule: torch.cat([part.routes[rule] for part in parts]) for rule in first.routes},
-            votes=torch.cat([part.votes for part in parts]),
+    def join(cls, parts: Iterable[Outcomes], samples: int) -> Outcomes:
+        """The outcomes of all parts' samples, in order.
+
+        There is room for all of them from the start. Small results that are kept between large ones that are freed
+        would leave gaps in memory: 0.4 GiB with 1,000 clients.
+        """
+        rooms: Outcomes | None = None
+        done = 0
+        for part in parts:
+            if rooms is None:
+                rooms = part._each(lambda values: values.new_empty(samples, *values.shape[1:]))
+            for room, values in zip(rooms._tensors(), part._tensors(), strict=True):
+                room[done : done + len(values)] = values
+            done += len(part.labels)
+        assert rooms is not None  # predictions of no sample are refused
+        return rooms
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Outcomes:
+        return self._replace(
+            labels=change(self.labels),
+            origin=change(self.origin),
+            answers={way: change(values) for way, values in self.answers.items()},
+            routes={rule: change(values) for rule, values in self.routes.items()},
+            votes=change(self.votes),
         )
+
+    def _tensors(self) -> list[Tensor]:
+        return [self.labels, self.origin, *self.answers.values(), *self.routes.values(), self.votes]
 
     def right(self, way: str) -> Tensor:
         """Whether the class that a way of answering gives to each sample is right."""

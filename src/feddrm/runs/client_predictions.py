@@ -15,7 +15,7 @@ from feddrm.methods import Method, Tensors
 from feddrm.models import Net
 from feddrm.runs.config import Config
 
-CPU_LOGITS, GPU_LOGITS = 2**24, 2**29  # in memory at a time, of all models: 64 MiB and 2 GiB
+CPU_LOGITS, GPU_LOGITS = 2**23, 2**29  # in memory at a time, of all models: 32 MiB and 2 GiB
 
 
 def pooled_test_set(
@@ -63,7 +63,7 @@ def all_outcomes(
         how = replace(how, replay=None)  # a graph is for one number of samples; the last part has another
     models = client_models(config.method, state)
     parts = predict_parts(net, models, test, size, **_of_server(config, state), execution=how)
-    return Outcomes.join([Outcomes.of(part, weights) for part in parts])
+    return Outcomes.join((Outcomes.of(part, weights) for part in parts), len(test.labels))
 
 
 def participant_predictions(
