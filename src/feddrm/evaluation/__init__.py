@@ -23,11 +23,11 @@ from feddrm.evaluation.accuracy import (
     votes,
 )
 from feddrm.evaluation.answer_metrics import answer_metrics, class_confusion, own_answers
+from feddrm.evaluation.answers_by_sample import AnswersBySample, head_routes, route
+from feddrm.evaluation.answers_by_sample import routed as routed_curves
 from feddrm.evaluation.collapse import LASTING, collapse_summary, collapsed_share, is_collapsed
 from feddrm.evaluation.concordance import average_c_index, c_index, survival_curves
 from feddrm.evaluation.cuda_replay import Replay
-from feddrm.evaluation.outcomes import Outcomes, head_routes, route
-from feddrm.evaluation.outcomes import routed as routed_curves
 from feddrm.evaluation.passes import Leaves
 from feddrm.evaluation.predictions import Execution, Predictions, Queries, pooled_queries, predict, predict_parts
 from feddrm.evaluation.window import summarise
@@ -56,8 +56,8 @@ __all__ = [
     "RULES",
     "TIES",
     "Answers",
+    "AnswersBySample",
     "Execution",
-    "Outcomes",
     "Predictions",
     "Queries",
     "Replay",

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from feddrm.errors import FeddrmError, SettingError
+from feddrm.evaluation.answers_by_sample import AnswersBySample, check_weights, class_counts, head_routes, route, routed
 from feddrm.evaluation.concordance import survival_figures, survival_rows
-from feddrm.evaluation.outcomes import Outcomes, check_weights, class_counts, head_routes, route, routed
 from feddrm.evaluation.predictions import Predictions
 from feddrm.registry import check_choice
 from feddrm.rules import RULES
@@ -28,20 +28,20 @@ WARP = 32  # threads that CUDA reduces in registers
 LANES = 1024  # threads of a block, two votes each
 
 
-def average_accuracy(predictions: Predictions | Outcomes, weights: Tensor) -> float:
+def average_accuracy(predictions: Predictions | AnswersBySample, weights: Tensor) -> float:
     """Every client's model on the client's own test set, averaged over clients by ``weights``."""
-    outcomes = Outcomes.of(predictions)
+    outcomes = AnswersBySample.of(predictions)
     return _weighted(_by_client(outcomes.right("own"), outcomes.origin, outcomes.clients), weights)
 
 
-def oracle_accuracy(predictions: Predictions | Outcomes) -> float:
+def oracle_accuracy(predictions: Predictions | AnswersBySample) -> float:
     """System accuracy of a router that knows the client of every sample."""
-    return _share(Outcomes.of(predictions).right("own"))
+    return _share(AnswersBySample.of(predictions).right("own"))
 
 
-def global_accuracy(predictions: Predictions | Outcomes) -> float | None:
+def global_accuracy(predictions: Predictions | AnswersBySample) -> float | None:
     """The one shared model on the pooled test set; None where the method has none."""
-    outcomes = Outcomes.of(predictions)
+    outcomes = AnswersBySample.of(predictions)
     return _share(outcomes.right("global")) if "global" in outcomes.answers else None
 
 
@@ -69,12 +69,12 @@ def _elected(counts: Tensor, clients: int, ties: str) -> Tensor:
     return torch.where(leads, rank[last], clients).argmin(1)
 
 
-def votes(predictions: Predictions | Outcomes) -> dict[str, float]:
+def votes(predictions: Predictions | AnswersBySample) -> dict[str, float]:
     """How much the vote depends on its tie rule: the fraction of ``tied`` samples, and the accuracy by each rule.
 
     ``leading`` is the fraction of samples whose right class leads, alone or tied: no tie rule can be better.
     """
-    outcomes = Outcomes.of(predictions)
+    outcomes = AnswersBySample.of(predictions)
     counts, labels = outcomes.votes, outcomes.labels
     leads = counts == counts.amax(1, keepdim=True)
     rules = TIES if outcomes.clients <= 2 * LANES else TIES[:1]
@@ -130,14 +130,14 @@ def confusion(routes: Tensor, origin: Tensor, clients: int) -> Tensor:
 
 
 def per_client(
-    predictions: Predictions | Outcomes, names: Sequence[str], weights: Tensor, ties: str = "smallest"
+    predictions: Predictions | AnswersBySample, names: Sequence[str], weights: Tensor, ties: str = "smallest"
 ) -> list[dict[str, Any]]:
     """One row per client: the accuracy on its ``test`` samples of its ``own`` model and of every other way.
 
     ``head_density`` and ``head_posterior`` are accuracies after routing by that rule; ``recall_...`` is
     the fraction routed to the client itself. A value is None where the method has no such model.
     """
-    outcomes = Outcomes.of(predictions, weights)
+    outcomes = AnswersBySample.of(predictions, weights)
     clients, labels, origin, routes = outcomes.clients, outcomes.labels, outcomes.origin, outcomes.routes
     if len(names) != clients:
         raise FeddrmError(f"{len(names)} names for {clients} clients: give one each")
@@ -163,12 +163,12 @@ def per_client(
     ]
 
 
-def evaluate(predictions: Predictions | Outcomes, weights: Tensor, ties: str = "smallest") -> dict[str, Any]:
+def evaluate(predictions: Predictions | AnswersBySample, weights: Tensor, ties: str = "smallest") -> dict[str, Any]:
     """Every accuracy of one round, under the names of ``summary.json``; what a method lacks is None or left out.
 
     Of another task than classification it is the C-index instead (:mod:`feddrm.evaluation.concordance`).
     """
-    outcomes = Outcomes.of(predictions, weights)
+    outcomes = AnswersBySample.of(predictions, weights)
     routes, origin = outcomes.routes, outcomes.origin
     client = {name: _weighted(_by_client(r == origin, origin, len(weights)), weights) for name, r in routes.items()}
     if not outcomes.task.classifies:
@@ -197,7 +197,7 @@ def evaluate_participants(predictions: Predictions, participants: Sequence[int],
     numbers = torch.tensor(participants)
     home = {name: chosen == predictions.origin for name, chosen in head_routes(predictions, weights).items()}
     place = torch.searchsorted(numbers.to(predictions.origin), predictions.origin)
-    own, shares = Outcomes.of(predictions._replace(origin=place)), weights[numbers]
+    own, shares = AnswersBySample.of(predictions._replace(origin=place)), weights[numbers]
     if own.task.classifies:
         figures = {"average_accuracy": average_accuracy(own, shares), "global_accuracy": global_accuracy(own)}
     else:

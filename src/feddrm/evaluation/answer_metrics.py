@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from feddrm.evaluation.outcomes import Outcomes
+from feddrm.evaluation.answers_by_sample import AnswersBySample
 from feddrm.evaluation.predictions import Predictions
 
 REPLICATES = 200
@@ -48,9 +48,9 @@ def answer_metrics(log_probabilities: Tensor, labels: Tensor, origin: Tensor, na
     return _stated(_bootstrap(origin, measure), names)
 
 
-def own_answers(predictions: Predictions | Outcomes) -> Tensor:
+def own_answers(predictions: Predictions | AnswersBySample) -> Tensor:
     """Log class probabilities [N, K] of every sample by its own client's model."""
-    return Outcomes.of(predictions).answers["own"].double().log_softmax(-1)
+    return AnswersBySample.of(predictions).answers["own"].double().log_softmax(-1)
 
 
 def class_confusion(predicted: Tensor, labels: Tensor, classes: int) -> Tensor:

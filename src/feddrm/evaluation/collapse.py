@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from feddrm.evaluation.outcomes import Outcomes
+from feddrm.evaluation.answers_by_sample import AnswersBySample
 from feddrm.evaluation.predictions import Predictions
 
 SAME_ANSWER = 0.99  # of a client's queries get one class: its model ignores the query
@@ -16,12 +16,12 @@ LASTING = 3  # evaluated rounds after which a collapse is worth a warning: sound
 ONE_CLASS = 0.9  # of a client's samples are of one class: one answer to all would then be nearly right
 
 
-def collapsed_share(predictions: Predictions | Outcomes) -> float:
+def collapsed_share(predictions: Predictions | AnswersBySample) -> float:
     """The share of test samples whose own client gives one answer to nearly all queries, though it has several classes.
 
     Samples of clients that hold nearly one class do not count, neither as collapsed nor as sound.
     """
-    outcomes = Outcomes.of(predictions)
+    outcomes = AnswersBySample.of(predictions)
     clients, classes, origin = outcomes.clients, outcomes.votes.shape[1], outcomes.origin
 
     def largest_share(classes_of_samples: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from feddrm.evaluation.outcomes import Outcomes
+from feddrm.evaluation.answers_by_sample import AnswersBySample
 from feddrm.evaluation.predictions import Predictions
 from feddrm.tasks import Survival
 
@@ -55,7 +55,7 @@ def survival_curves(predictions: Predictions) -> Tensor:
     return predictions.task.answers(predictions.logits.double())
 
 
-def _risks(outcomes: Outcomes) -> dict[str, Tensor]:
+def _risks(outcomes: AnswersBySample) -> dict[str, Tensor]:
     """The risks [N] by every way to answer: own and global model, mean of all models' curves, and the chosen models."""
     task = outcomes.task
     assert isinstance(task, Survival)
@@ -64,7 +64,7 @@ def _risks(outcomes: Outcomes) -> dict[str, Tensor]:
     return {way: task.risk(curve) for way, curve in curves.items()}
 
 
-def survival_figures(outcomes: Outcomes, weights: Tensor) -> dict[str, Any]:
+def survival_figures(outcomes: AnswersBySample, weights: Tensor) -> dict[str, Any]:
     """Every C-index of one round, under the names of ``summary.json``."""
     risks, labels = _risks(outcomes), outcomes.labels
     pooled = {name: c_index(risk, labels) for name, risk in risks.items()}
@@ -77,7 +77,7 @@ def survival_figures(outcomes: Outcomes, weights: Tensor) -> dict[str, Any]:
     }
 
 
-def survival_rows(outcomes: Outcomes, names: Sequence[str]) -> list[dict[str, Any]]:
+def survival_rows(outcomes: AnswersBySample, names: Sequence[str]) -> list[dict[str, Any]]:
     """One row per client: its ``test`` patients, the ``events`` among them, and the C-index of every way to answer.
 
     ``recall_...`` is the fraction of its patients that are routed to the client itself.

@@ -43,8 +43,9 @@ class Shard:
     def __init__(self, path: Path, remedy: str) -> None:
         self.path, self.remedy = path, remedy
         try:
-            self.file: Any = safe_open(str(path), framework="pt")
-            self.header: dict[str, dict[str, list[str]]] = json.loads((self.file.metadata() or {})[FORMAT])
+            file: Any = safe_open(str(path), framework="pt")
+            self.file = file
+            self.header: dict[str, dict[str, list[str]]] = json.loads((file.metadata() or {})[FORMAT])
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise broken(path, f"it is no shard of clients, {error}", remedy) from error
 

@@ -10,7 +10,16 @@ from torch import Tensor
 
 from feddrm.data import Federation, Pool
 from feddrm.engine import CPU_QUERIES, GPU_QUERIES, State, arithmetic
-from feddrm.evaluation import Execution, Outcomes, Predictions, Queries, Replay, pooled_queries, predict, predict_parts
+from feddrm.evaluation import (
+    AnswersBySample,
+    Execution,
+    Predictions,
+    Queries,
+    Replay,
+    pooled_queries,
+    predict,
+    predict_parts,
+)
 from feddrm.methods import Method, Tensors
 from feddrm.models import Net
 from feddrm.runs.config import Config
@@ -53,7 +62,7 @@ def _of_server(config: Config, state: State) -> dict[str, Tensors | None]:
 
 def all_outcomes(
     config: Config, net: Net, state: State, test: Queries, weights: Tensor, replay: Replay | None = None
-) -> Outcomes:
+) -> AnswersBySample:
     """The outcomes of :func:`all_predictions`, made part by part where they would take too much memory."""
     how = execution(config, config.threads, replay)
     most = GPU_LOGITS if torch.device(config.device).type == "cuda" else CPU_LOGITS
@@ -63,7 +72,7 @@ def all_outcomes(
         how = replace(how, replay=None)  # a graph is for one number of samples; the last part has another
     models = client_models(config.method, state)
     parts = predict_parts(net, models, test, size, **_of_server(config, state), execution=how)
-    return Outcomes.join((Outcomes.of(part, weights) for part in parts), len(test.labels))
+    return AnswersBySample.join((AnswersBySample.of(part, weights) for part in parts), len(test.labels))
 
 
 def participant_predictions(

@@ -18,7 +18,7 @@ from feddrm.engine.private_shards import PrivateShards
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import (
     LASTING,
-    Outcomes,
+    AnswersBySample,
     Predictions,
     Replay,
     answer_metrics,
@@ -113,7 +113,7 @@ class TrainingSession:
         shards = PrivateShards.start(self.folder.state_shards, state.private[0], clients, self.config.device)
         return state._replace(private=shards)
 
-    def measure(self, result: RoundResult) -> tuple[Outcomes | None, dict[str, Any] | None]:
+    def measure(self, result: RoundResult) -> tuple[AnswersBySample | None, dict[str, Any] | None]:
         """Evaluate a round, or its participants, and write the line of metrics; None for what is not due."""
         evaluation, outcomes, metrics = self.config.evaluation, None, None
         if evaluation.due(result.state.round, self.config.plan.rounds):
@@ -149,15 +149,17 @@ class TrainingSession:
         test = pooled_test_set(self.config, self.federation, state.round, self.test_pool)
         return all_predictions(self.config, self.net, state, test, self.replay)
 
-    def outcomes(self, state: State) -> Outcomes:
+    def outcomes(self, state: State) -> AnswersBySample:
         """What the figures need of these predictions."""
         test = pooled_test_set(self.config, self.federation, state.round, self.test_pool)
         return all_outcomes(self.config, self.net, state, test, self.federation.weights, self.replay)
 
-    def evaluate(self, result: RoundResult, predictions: Predictions | None = None) -> tuple[Outcomes, dict[str, Any]]:
+    def evaluate(
+        self, result: RoundResult, predictions: Predictions | None = None
+    ) -> tuple[AnswersBySample, dict[str, Any]]:
         """The outcomes after a round and its line of ``metrics.jsonl``."""
         began, weights = time.perf_counter(), self.federation.weights
-        outcomes = self.outcomes(result.state) if predictions is None else Outcomes.of(predictions, weights)
+        outcomes = self.outcomes(result.state) if predictions is None else AnswersBySample.of(predictions, weights)
         accuracies = evaluate(outcomes, weights, self.config.evaluation.ties)
         self.seconds["evaluate"] += time.perf_counter() - began
         collapsed = {"collapsed_share": collapsed_share(outcomes)} if outcomes.task.classifies else {}
@@ -193,7 +195,7 @@ class TrainingSession:
                 metrics["round"], 100 * metrics["collapsed_share"], self.config.plan.lr,
             )  # fmt: skip
 
-    def finish(self, state: State, outcomes: Outcomes | None) -> None:
+    def finish(self, state: State, outcomes: AnswersBySample | None) -> None:
         """Write the last round in detail, the shared and the private leaves, and last of all the summary."""
         weights, names = self.federation.weights, self.federation.names
         outcomes = outcomes or self.outcomes(state)

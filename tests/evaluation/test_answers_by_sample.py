@@ -1,4 +1,4 @@
-"""Outcomes: made part by part, they give the figures of all predictions, bit for bit."""
+"""AnswersBySample: made part by part, they give the figures of all predictions, bit for bit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from feddrm.data import Federation, load
 from feddrm.evaluation import (
-    Outcomes,
+    AnswersBySample,
     Predictions,
     collapsed_share,
     evaluate,
@@ -51,7 +51,7 @@ def test_joined_parts_give_the_figures_of_the_whole(task: Survival | None) -> No
                 global_logits=predictions.global_logits[rows],
             )
         )
-    joined = Outcomes.join([Outcomes.of(part, weights) for part in parts], 40)
+    joined = AnswersBySample.join([AnswersBySample.of(part, weights) for part in parts], 40)
     names = list("abcde")
     assert evaluate(joined, weights) == evaluate(predictions, weights)
     assert per_client(joined, names, weights) == per_client(predictions, names, weights)

@@ -1,7 +1,7 @@
 """What the figures of a round need of its predictions, sample by sample.
 
 Predictions have a place for every model, sample and class: 1.2 GB for 1,000 clients, 30,000 samples and 10 classes.
-Outcomes have none for every model. They can be made of the samples part by part and joined.
+AnswersBySample have none for every model. They can be made of the samples part by part and joined.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from feddrm.rules import RULES, Evidence, Rule
 from feddrm.tasks import CLASSIFICATION, Task
 
 
-class Outcomes(NamedTuple):
+class AnswersBySample(NamedTuple):
     """The answers to N samples of K classes by every way to answer, and the clients that the published head chooses.
 
     ``answers`` are logits: of the sample's ``own`` client, the ``global`` model, and the client that the head chooses
@@ -35,9 +35,9 @@ class Outcomes(NamedTuple):
     task: Task = CLASSIFICATION
 
     @classmethod
-    def of(cls, predictions: Predictions | Outcomes, weights: Tensor | None = None) -> Outcomes:
-        """The outcomes of predictions; without the clients' ``weights``, nothing is routed. Outcomes are returned."""
-        if isinstance(predictions, Outcomes):
+    def of(cls, predictions: Predictions | AnswersBySample, weights: Tensor | None = None) -> AnswersBySample:
+        """The sample answers in predictions; without the clients' ``weights``, nothing is routed."""
+        if isinstance(predictions, AnswersBySample):
             return predictions
         _, labels, origin, _, shared, task = predictions
         routes = {} if weights is None else head_routes(predictions, weights)
@@ -54,13 +54,13 @@ class Outcomes(NamedTuple):
         return cls(labels, origin, len(by_model), answers, routes, votes, task)
 
     @classmethod
-    def join(cls, parts: Iterable[Outcomes], samples: int) -> Outcomes:
+    def join(cls, parts: Iterable[AnswersBySample], samples: int) -> AnswersBySample:
         """The outcomes of all parts' samples, in order.
 
         There is room for all of them from the start. Small results that are kept between large ones that are freed
         would leave gaps in memory: 0.4 GiB with 1,000 clients.
         """
-        rooms: Outcomes | None = None
+        rooms: AnswersBySample | None = None
         done = 0
         for part in parts:
             if rooms is None:
@@ -71,7 +71,7 @@ class Outcomes(NamedTuple):
         assert rooms is not None  # predictions of no sample are refused
         return rooms
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Outcomes:
+    def _each(self, change: Callable[[Tensor], Tensor]) -> AnswersBySample:
         return self._replace(
             labels=change(self.labels),
             origin=change(self.origin),
