@@ -13,22 +13,23 @@ from feddrm.evaluation.accuracy import (
     client_accuracy,
     confusion,
     evaluate,
+    evaluate_participants,
     global_accuracy,
-    head_routes,
     oracle_accuracy,
     per_client,
-    route,
     routed_predictions,
     system_accuracy,
     vote,
     votes,
 )
 from feddrm.evaluation.answer_metrics import answer_metrics, class_confusion, own_answers
+from feddrm.evaluation.answers_by_sample import AnswersBySample, head_routes, route
+from feddrm.evaluation.answers_by_sample import routed as routed_curves
 from feddrm.evaluation.collapse import LASTING, collapse_summary, collapsed_share, is_collapsed
-from feddrm.evaluation.concordance import average_c_index, c_index, routed_curves, survival_curves
+from feddrm.evaluation.concordance import average_c_index, c_index, survival_curves
 from feddrm.evaluation.cuda_replay import Replay
 from feddrm.evaluation.passes import Leaves
-from feddrm.evaluation.predictions import Execution, Predictions, Queries, pooled_queries, predict
+from feddrm.evaluation.predictions import Execution, Predictions, Queries, pooled_queries, predict, predict_parts
 from feddrm.evaluation.window import summarise
 from feddrm.models import Net
 from feddrm.rules import RULES
@@ -55,6 +56,7 @@ __all__ = [
     "RULES",
     "TIES",
     "Answers",
+    "AnswersBySample",
     "Execution",
     "Predictions",
     "Queries",
@@ -70,6 +72,7 @@ __all__ = [
     "collapsed_share",
     "confusion",
     "evaluate",
+    "evaluate_participants",
     "global_accuracy",
     "head_routes",
     "is_collapsed",
@@ -78,6 +81,7 @@ __all__ = [
     "per_client",
     "pooled_queries",
     "predict",
+    "predict_parts",
     "route",
     "routed_curves",
     "routed_predictions",
