@@ -58,7 +58,7 @@ class AnswersBySample(NamedTuple):
         """The outcomes of all parts' samples, in order.
 
         There is room for all of them from the start. Small results that are kept between large ones that are freed
-        would leave gaps in memory: 0.4 GiB with 1,000 clients.
+        would leave gaps in memory.
         """
         rooms: AnswersBySample | None = None
         done = 0
