@@ -39,6 +39,8 @@ TlsCert = Annotated[Path | None, typer.Option(help="Certificate (PEM).")]
 TlsKey = Annotated[Path | None, typer.Option(help="Its private key (PEM).")]
 Proxy = Annotated[str | None, typer.Option(help="Proxies whose X-Forwarded-* headers are trusted.")]
 Rate = Annotated[float | None, typer.Option(help="Requests per second and caller (default: no limit).")]
+TraceEndpoint = Annotated[str | None, typer.Option(help="Send traces here by OTLP, such as http://127.0.0.1:4318.")]
+TraceRate = Annotated[float | None, typer.Option(help="Requests per second to record at most (50); 0: no limit.")]
 LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.")]
 
 
@@ -75,6 +77,8 @@ def serve(
     drift: Annotated[
         bool | None, typer.Option("--drift", help="Compare queries with the training data; alarm if they differ.")
     ] = None,
+    trace_endpoint: TraceEndpoint = None,
+    trace_rate: TraceRate = None,
     samples: Annotated[bool, typer.Option(help="Show the run's sample pictures in the console.")] = True,
     log_level: LogLevel = None,
 ) -> None:
@@ -97,6 +101,7 @@ def serve(
         "rule": rule, "costs": read_costs(cost), "coverage": coverage, "max_away": max_away, "views": views,
         "rate": rate, "log_level": log_level, "use_log": use_log, "record_features": record_features,
         "challenger": challenger, "challenger_share": share, "drift": drift,
+        "trace_endpoint": trace_endpoint, "trace_rate": trace_rate,
     }  # fmt: skip
     settings = make_settings(GatewaySettings, clients=clients, **given)
     load_router(RunFiles(run).router).views(settings.views)  # early, before anything is started
@@ -105,7 +110,9 @@ def serve(
     gallery = summary.gallery if summary is not None and samples else None
     with contextlib.ExitStack() as stack:
         if demo:  # before anything else starts threads
-            started = stack.enter_context(demo_clients(run, settings.views))
+            names = ("views", "trace_endpoint", "trace_rate")
+            shared = {name: getattr(settings, name) for name in names}
+            started = stack.enter_context(demo_clients(run, **shared))
             settings = settings.model_copy(update={"clients": started})
         sock = stack.enter_context(bind(settings))
         app = build_gateway(run, settings, facts, gallery)
@@ -125,6 +132,8 @@ def serve_client(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     rate: Rate = None,
+    trace_endpoint: TraceEndpoint = None,
+    trace_rate: TraceRate = None,
     log_level: LogLevel = None,
 ) -> None:
     """Answer queries with a client's private leaves (Open Inference Protocol v2); they stay on this machine.
@@ -140,6 +149,7 @@ def serve_client(
     given: dict[str, Any] = {
         "host": host, "port": port, "keys": keys, "open": open_, "tls_cert": tls_cert, "tls_key": tls_key,
         "rate": rate, "log_level": log_level, "answer": answer, "views": views,
+        "trace_endpoint": trace_endpoint, "trace_rate": trace_rate,
     }  # fmt: skip
     settings = make_settings(PredictorSettings, **given)
     predictor = Predictor.load(folder, run, settings.answer, settings.views)

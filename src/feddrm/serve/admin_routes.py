@@ -25,6 +25,7 @@ from feddrm.serve.loaded_router import LoadedRouter
 from feddrm.serve.schemas import ErrorAnswer, OutcomeAnswer, OutcomeBatch, OutcomeReport, OutcomeRequest, OutcomeTable
 from feddrm.serve.settings import first_problem
 from feddrm.serve.telemetry.audit import AuditRecord
+from feddrm.serve.telemetry.tracing import trace_id
 
 STATUS = {"unknown": 404, "conflict": 409, "late": 410}  # of problems with outcomes; 422 for all others
 NO_USE_LOG = "this gateway keeps no use log: start it with --use-log FILE"
@@ -62,7 +63,7 @@ def add_artifact_routes(app: FastAPI, gateway: Gateway) -> None:
         request_id = request.scope["state"]["request_id"]
         gateway.audit.add(
             AuditRecord(time.time(), request_id, caller, action, loaded.version, 0, "", None, 0.0, 0.0, 0, "", "", "",
-                        milliseconds)
+                        milliseconds, trace_id())
         )  # fmt: skip
         return json_response({"artifact": loaded.version, "clients": list(loaded.names)})
 

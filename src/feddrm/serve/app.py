@@ -56,6 +56,6 @@ def build_gateway(
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type", "X-API-Key"],
         )
-    outermost = RequestMiddleware(layers, settings, gateway.metrics.observe_request, settings.cors)
+    outermost = RequestMiddleware(layers, settings, gateway.metrics.observe_request, settings.cors, gateway.tracer)
     gateway.metrics.in_flight.set_function(lambda: outermost.in_flight)
     return outermost

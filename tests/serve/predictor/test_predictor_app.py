@@ -93,3 +93,5 @@ def test_label_sets_are_given_where_a_request_says_how_often_they_may_miss(
     status, content = ask_sets(older, 0.1)
     assert status == 409
     assert content["error"].startswith("client 'fax' has no scores for label sets: fit the router again")
+    document = ask(predictor, "GET", "/openapi.json").json()
+    assert "409" in document["paths"]["/v2/models/{model}/infer"]["post"]["responses"]

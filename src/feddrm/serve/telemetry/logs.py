@@ -77,7 +77,8 @@ def log_request(seconds: float, fields: dict[str, Any]) -> None:
 def json_logging(level: str) -> Iterator[None]:
     """Log as JSON lines within the block."""
     handler = JsonLogHandler(sys.stderr.buffer)
-    for name, lowest in (("feddrm.serve", level.upper()), ("uvicorn.error", "WARNING"), ("feddrm.tls", "WARNING")):
+    others = ("uvicorn.error", "feddrm.tls", "opentelemetry")
+    for name, lowest in (("feddrm.serve", level.upper()), *((other, "WARNING") for other in others)):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(lowest)
