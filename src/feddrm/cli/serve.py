@@ -34,6 +34,9 @@ ROWS_PER_REQUEST = 256  # a gateway takes 1,024 samples at most, unless it is se
 Host = Annotated[str | None, typer.Option(help="Address to listen on (default: this machine only).")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")]
 KeysFile = Annotated[Path | None, typer.Option(help="API keys, made by 'feddrm serve-key'.")]
+OidcIssuer = Annotated[str | None, typer.Option(help="Accept bearer tokens of this OIDC issuer (its iss).")]
+OidcAudience = Annotated[str | None, typer.Option(help="The audience (aud) that tokens must have.")]
+OidcJwks = Annotated[str | None, typer.Option(help="The issuer's public keys: an https:// URL or a file.")]
 Open = Annotated[bool | None, typer.Option("--open", help="Serve other machines without keys.")]
 TlsCert = Annotated[Path | None, typer.Option(help="Certificate (PEM).")]
 TlsKey = Annotated[Path | None, typer.Option(help="Its private key (PEM).")]
@@ -51,6 +54,9 @@ def serve(
     host: Host = None,
     port: Port = None,
     keys: KeysFile = None,
+    oidc_issuer: OidcIssuer = None,
+    oidc_audience: OidcAudience = None,
+    oidc_jwks: OidcJwks = None,
     open_: Open = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
@@ -101,6 +107,7 @@ def serve(
         "rule": rule, "costs": read_costs(cost), "coverage": coverage, "max_away": max_away, "views": views,
         "rate": rate, "log_level": log_level, "use_log": use_log, "record_features": record_features,
         "challenger": challenger, "challenger_share": share, "drift": drift,
+        "oidc_issuer": oidc_issuer, "oidc_audience": oidc_audience, "oidc_jwks": oidc_jwks,
         "trace_endpoint": trace_endpoint, "trace_rate": trace_rate,
     }  # fmt: skip
     settings = make_settings(GatewaySettings, clients=clients, **given)
@@ -128,6 +135,9 @@ def serve_client(
     host: Host = None,
     port: Port = None,
     keys: KeysFile = None,
+    oidc_issuer: OidcIssuer = None,
+    oidc_audience: OidcAudience = None,
+    oidc_jwks: OidcJwks = None,
     open_: Open = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
@@ -149,6 +159,7 @@ def serve_client(
     given: dict[str, Any] = {
         "host": host, "port": port, "keys": keys, "open": open_, "tls_cert": tls_cert, "tls_key": tls_key,
         "rate": rate, "log_level": log_level, "answer": answer, "views": views,
+        "oidc_issuer": oidc_issuer, "oidc_audience": oidc_audience, "oidc_jwks": oidc_jwks,
         "trace_endpoint": trace_endpoint, "trace_rate": trace_rate,
     }  # fmt: skip
     settings = make_settings(PredictorSettings, **given)

@@ -19,7 +19,7 @@ from feddrm.predictor.predictor import class_names, known_classes
 from feddrm.router import read_manifest
 from feddrm.router.label_sets import SHARE
 from feddrm.router.router import AWAY, DOWN
-from feddrm.serve.auth import ApiKeys
+from feddrm.serve.access import Access
 from feddrm.serve.feedback.artifacts import Artifacts
 from feddrm.serve.feedback.drift_watch import DriftWatch
 from feddrm.serve.feedback.serving_state import ServingState
@@ -48,7 +48,7 @@ class Gateway:
         self.run, self.settings = run, settings
         self.metrics = Metrics()
         self.tracer = open_tracer(settings, "feddrm-gateway", self.metrics.observe_trace)
-        self.keys = None if settings.keys is None else ApiKeys(settings.keys)
+        self.access = Access(settings, self.metrics.issuer_ok.set)
         number = int(read_manifest(ServingState.read(run).folder(run))["classes"])
         self.classes, named = class_names(run, number), known_classes(run, number) is not None
         self.upstreams = Upstreams.read(settings.clients, settings, self.classes if named else ())
@@ -89,6 +89,7 @@ class Gateway:
         tasks = [asyncio.create_task(self.upstreams.watch(self.settings.health_seconds))] if self.upstreams else []
         if self.settings.reload_seconds:
             tasks.append(asyncio.create_task(self.artifacts.watch()))
+        await self.access.start()
         self.ready = True
         log.info("ready", extra={"fields": {"artifact": self.router.version, "clients": len(self.upstreams)}})
         self.tracer.start()
@@ -104,9 +105,9 @@ class Gateway:
                 await asyncio.to_thread(closing.close)
         log.info("stopped")
 
-    def begin(self, request: Request, action: str) -> RequestContext:
-        """Check the API key of a request to route or predict, and take the current router for it."""
-        caller = authorise(request, self.keys, action)
+    async def begin(self, request: Request, action: str) -> RequestContext:
+        """Check the key or token of a request to route or predict, and take the current router for it."""
+        caller = await authorise(request, self.access, action)
         request_id = request.scope["state"]["request_id"]
         return RequestContext(action, request_id, caller, time.perf_counter(), self.artifacts.answering(request_id))
 

@@ -107,7 +107,7 @@ def demo_clients(run: Path, **shared: Any) -> Iterator[Path]:
         )
     # The predictors take the limits from the environment; address, keys and TLS there are the gateway's.
     own: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "rate": 0, "open": False, "log_level": "warning"}
-    own |= dict.fromkeys(("keys", "tls_cert", "tls_key"))
+    own |= dict.fromkeys(("keys", "tls_cert", "tls_key", "oidc_issuer", "oidc_audience", "oidc_jwks"))
     settings = PredictorSettings(**own, **shared)
     fork, processes, entries = multiprocessing.get_context("fork"), [], {}
     # Nobody writes to this pipe. When the gateway ends, the pipe closes, and the predictors end as well.

@@ -102,7 +102,7 @@ class RequestMiddleware:
         self, scope: Scope, headers: Mapping[bytes, bytes], counted: bool, request_id: str
     ) -> Response | None:
         """The response to a request that is rejected before its body is read; None for any other."""
-        if self.settings.keys is None and (text := self._foreign_page(headers, counted)):
+        if not self.settings.protected and (text := self._foreign_page(headers, counted)):
             return error_response(403, text, request_id)
         if not counted:
             return None

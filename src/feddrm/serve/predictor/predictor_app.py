@@ -17,7 +17,7 @@ from feddrm.engine.kernels import largest_product
 from feddrm.errors import FeddrmError
 from feddrm.predictor.predictor import Predictor
 from feddrm.router.answer_calibration import NO_SCORES
-from feddrm.serve.auth import ApiKeys
+from feddrm.serve.access import Access
 from feddrm.serve.batching import Batcher
 from feddrm.serve.http.authorise import authorise
 from feddrm.serve.http.decode import Array, InputSpec, check_samples, options_in
@@ -36,7 +36,7 @@ from feddrm.threads import without_onednn_if_small
 def build_predictor(predictor: Predictor, settings: PredictorSettings) -> ASGIApp:
     """The application of one client."""
     require_classes(predictor.task, "a client's service", "answer queries with 'feddrm predict'")
-    keys = None if settings.keys is None else ApiKeys(settings.keys)
+    access = Access(settings)
     router, classes = predictor.router, predictor.classes
     spec = InputSpec(router.shape, router.weight.shape[1], None, settings.max_rows, settings.max_pixels)
     largest = 0 if predictor.head.net is None else largest_product(predictor.head.net, settings.max_batch_rows)
@@ -56,6 +56,7 @@ def build_predictor(predictor: Predictor, settings: PredictorSettings) -> ASGIAp
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await access.start()
         state["ready"] = True
         tracer.start()
         yield
@@ -92,7 +93,7 @@ def build_predictor(predictor: Predictor, settings: PredictorSettings) -> ASGIAp
         return {"probabilities": probabilities, "label": labels, **_label_sets(predictor, probabilities, miss)}
 
     async def infer(request: Request) -> Response:
-        authorise(request, keys, "predict")
+        await authorise(request, access, "predict")
         return await answer_infer(request, settings, predictor.version, predict)
 
     add_oip_routes(

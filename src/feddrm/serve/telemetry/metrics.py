@@ -40,6 +40,10 @@ class Metrics:
         self.audit = Counter("feddrm_audit_records", "Decisions written or dropped", ["outcome"], registry=registry)
         self.audit_ok = Gauge("feddrm_audit_ok", "0 while the audit log cannot be written", registry=registry)
         self.traces = Counter("feddrm_traces", "Requests recorded, or over the rate", ["result"], registry=registry)
+        self.issuer_ok = Gauge(
+            "feddrm_oidc_keys_ok", "0 while the keys of the tokens' issuer cannot be read", registry=registry
+        )
+        self.issuer_ok.set(1)
         self.reloads = Counter("feddrm_reloads", "Reloads of the artifact, by outcome", ["outcome"], registry=registry)
         self.artifact = Gauge("feddrm_artifact", "1 for the version that is served", ["version"], registry=registry)
         self.challenger = Gauge(
