@@ -43,7 +43,7 @@ TlsKey = Annotated[Path | None, typer.Option(help="Its private key (PEM).")]
 Proxy = Annotated[str | None, typer.Option(help="Proxies whose X-Forwarded-* headers are trusted.")]
 Rate = Annotated[float | None, typer.Option(help="Requests per second and caller (default: no limit).")]
 TraceEndpoint = Annotated[str | None, typer.Option(help="Send traces here by OTLP, such as http://127.0.0.1:4318.")]
-TraceRate = Annotated[float | None, typer.Option(help="Requests per second to record at most (50); 0: no limit.")]
+TraceRate = Annotated[float | None, typer.Option(help="Requests per second to record at most (20); 0: no limit.")]
 LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.")]
 
 

@@ -76,7 +76,7 @@ class HttpSettings(OidcSettings):
     grace_seconds: int = Field(10, ge=0)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     trace_endpoint: str | None = Field(None, pattern=r"^https?://[^\s]+$")  # OTLP over HTTP, such as http://host:4318
-    trace_rate: float = Field(50.0, ge=0)  # requests per second that are recorded at most; 0: no limit
+    trace_rate: float = Field(20.0, ge=0)  # requests per second that are recorded at most; 0: no limit
 
     @model_validator(mode="after")
     def _safe(self) -> Self:
