@@ -286,13 +286,16 @@ class Router:
         """Decide for raw samples or network inputs [N, ...], with the options of :meth:`route_features`.
 
         ``x`` is a tensor, an array, a list or a data frame, whose columns are taken by name. Images are whole numbers
-        0..255, or floats as the network takes them.
-        ``views`` averages the features over so many crops and mirror images of each. Values of a table's row that
-        cannot be are flagged, and the decision about the row abstains.
+        0..255, or floats as the network takes them. ``views`` averages the features over so many crops and mirror
+        images of each. Values of a table's row that cannot be are flagged, and the decision about the row abstains.
         """
         x = self.inputs(x)
-        decision = self.route_features(self.features(x, views), **options)
-        return decision if self.row_checks is None else decision.flagged(self.row_checks(x))
+        return self.route_inputs(x, self.features(x, views), **options)
+
+    def route_inputs(self, inputs: Tensor, features: Tensor, **options: Any) -> Decision:
+        """Decide for network inputs whose features are known, as :meth:`route` does."""
+        decision = self.route_features(features, **options)
+        return decision if self.row_checks is None else decision.flagged(self.row_checks(inputs))
 
     @cached_property
     def row_checks(self) -> RowChecks | None:
