@@ -9,7 +9,7 @@ for (const box of document.querySelectorAll("input[data-search]")) {
     shown.textContent = rows.filter(row => !row.hidden).length + " of " + rows.length + " clients";
   };
   const value = (row, column) => {
-    const text = row.cells[column].textContent.trim(), number = parseFloat(text);
+    const text = row.cells[column].textContent.trim(), number = parseFloat(text.replaceAll(",", ""));
     return column && text !== "" ? (Number.isNaN(number) ? -Infinity : number) : text.toLowerCase();
   };
   [...table.tHead.rows[0].cells].forEach((head, column) => {
