@@ -169,7 +169,9 @@ class BlankFit:
     """A site with one blank sample. Its answer to a step of the router's fit has the form of a usable reply."""
 
     def __init__(self, spec: RunSpec, folder: Path) -> None:
-        blank = spec.blank_client(spec.names[0])
+        zeros = spec.blank_client(spec.names[0])
+        # A half has a logarithm, which a comparison may ask for; whole numbers stay zeros.
+        blank = replace(zeros, train=replace(zeros.train, x=torch.full_like(zeros.train.x, 0.5)))
         client = SiteClient(blank, 0, spec.make_crop(), len(spec.names), len(spec.classes))
         self.site = SiteFit(spec.make_net(), client, PrivateStore(folder))
         self.sizes, self.crops = [1] * len(spec.names), 1
