@@ -357,7 +357,7 @@ def test_the_folders_work_apart_by_their_start_scripts(
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     started = [subprocess.Popen([place / "start.sh"], env={**os.environ, "PATH": path}) for place in apart.values()]
     try:
-        until(lambda: running(apart["server"]), "the server", 60)
+        until(lambda: running(apart["server"]), "the server", 180)
         summary = local_cluster.run(apart["server"], lambda status: None, 120)
         assert summary["rounds"] == 2
         assert summary["metrics"]["own"]["accuracy"]["value"] == summary["average_accuracy"]
