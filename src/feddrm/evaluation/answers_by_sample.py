@@ -55,7 +55,7 @@ class AnswersBySample(NamedTuple):
 
     @classmethod
     def join(cls, parts: Iterable[AnswersBySample], samples: int) -> AnswersBySample:
-        """The outcomes of all parts' samples, in order.
+        """The answers to all parts' samples, in order.
 
         There is room for all of them from the start. Small results that are kept between large ones that are freed
         would leave gaps in memory.

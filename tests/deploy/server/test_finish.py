@@ -278,8 +278,15 @@ def test_sites_are_compared_as_in_one_process(secure: bool, deployed: Make) -> N
         trained, _ = divide(name, {name: 60}, Division(0.3, 2025))[name]
         ages[name] = rows["age"].to_numpy()[trained].astype(np.float32).astype(float)
     transport = DirectTransport(deployment.folder)
-    deployment.server(transport).go()
-    assert not deployment.complaints
+    server, status, shown = deployment.server(transport), ServerStatus(deployment.folder / "server"), []
+
+    def on_event(event: str, details: Mapping[str, Any]) -> None:
+        status.record(event, details)
+        if event == "comparing the sites":
+            shown.append(status.entry["what"])
+
+    server.channel.on_event = on_event
+    server.go()
     found = json.loads((deployment.run / "summary.json").read_text())["comparison"]
     fit = DensityRatioModel("gamma").fit(ages)
     tilts = inference.tilts(fit)
@@ -287,6 +294,7 @@ def test_sites_are_compared_as_in_one_process(secure: bool, deployed: Make) -> N
     np.testing.assert_allclose(list(found["tilts"].values()), tilts.value, atol=1e-6)
     np.testing.assert_allclose(list(found["standard_errors"].values()), tilts.error, atol=1e-6)
     steps = fit_steps(transport)
+    assert shown == ["comparing the sites"] * len(steps), "what 'deploy status' says meanwhile"
     assert (steps[0], set(steps[1:-1]), steps[-1]) == ("fold_moments", {"evaluate"}, "score_scatter")
     assert len(steps) <= 12
     everything = b"".join(content for _, _, content in transport.messages)

@@ -16,7 +16,10 @@ from feddrm.io.text import json_line, read_json
 STATUS, COMPLAINTS = "status.json", "complaints.log"
 LOGGED = ("complaint", "failed", "away", "returned")  # events that go to the log of complaints
 # What the status says after an event. Events that are not named here, and not logged as complaints, leave it as it is.
-SHOWN = {"round finished": "training", **{e: e for e in ("waiting", "fitting the router", "finished", "failed")}}
+SHOWN = {
+    "round finished": "training",
+    **{e: e for e in ("waiting", "fitting the router", "comparing the sites", "finished", "failed")},
+}
 REPEATED = ("waiting", "round started", "site missing")  # events that are told again in every attempt
 JOB = "job.json"  # exists while a run is wanted
 
