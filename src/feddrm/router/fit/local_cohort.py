@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -48,6 +49,7 @@ from feddrm.router.solver.solve import moments_of, noise_of, pooled, scaler_of, 
 
 JUDGED = Holdout(5, 5)  # the parts of judged samples; where the heads' folds are five, they are the same
 ROUTER = int.from_bytes(b"rout", "big")
+Made = TypeVar("Made")
 Published = Callable[[Tensor], Tensor]  # log class probabilities [m, n, K] of network inputs
 
 
@@ -155,9 +157,9 @@ class LocalCohort:
 
     def held_out_figures(self, design: DesignMatrix, folds: Sequence[Tensor], target: Target) -> tuple[float, float]:
         """The temperature of fits on what each did not see, and the share of it that they get right."""
-        logits = torch.cat(self.held_out_logits(design, folds))
-        seen, y = ~logits[:, 0].isnan(), torch.cat(self._targets(target))
-        logits, y = logits[seen], y[seen]
+        each = zip(self.held_out_logits(design, folds), self._targets(target), strict=True)
+        seen = [(logits[mask], y[mask]) for logits, y, mask in ((z, y, ~z[:, 0].isnan()) for z, y in each)]
+        logits, y = (torch.cat(parts) for parts in zip(*seen, strict=True))
         right = float((logits.argmax(1) == y).double().mean())
         return solve_temperature(lambda scale: client_slopes(logits, y, scale)), right
 
@@ -194,9 +196,13 @@ class LocalCohort:
         test, trunk = self._test, self._trunk
         columns = test.views.mean(test.x, lambda view: extract(design.recipe, trunk.net, trunk.leaves, view))
         rows = design.scaler(_joined([columns[f.name] for f in design.recipe.features], 1))
-        own = [rows[test.origin == number] for number in range(len(self.federation))]
-        tested = [(x, logits_at(x, point)) for x in own]
-        return LocalHeldOut(design.rows, self.held_out_logits(design, folds), tested)
+
+        def tested(number: int) -> tuple[Tensor, Tensor]:
+            own = rows[test.origin == number]
+            return own, logits_at(own, point)
+
+        logits = self.held_out_logits(design, folds)
+        return LocalHeldOut(design.rows, logits, _OnDemand(len(self.federation), tested))
 
     def corrections(self, design: DesignMatrix, probes: Sequence[Tensor]) -> Corrections:
         if self._few:
@@ -207,7 +213,7 @@ class LocalCohort:
         """The answers of the probe, of all corrected heads as the router mixes them, and of the joint model."""
         assert isinstance(router, LocalHeldOut)
         clients = len(self.facts.names)
-        weights = [(logits / temperature).log_softmax(1) for logits in router.logits]
+        weights = _OnDemand(clients, lambda number: (router.logits[number] / temperature).log_softmax(1))
         answers = {
             "global_probe": [z.log_softmax(1) for z in self.held_out_logits(heads.design, heads.probes)],
             "refit_all": [consult(w, a) for w, a in zip(weights, self._held_out_answers(heads), strict=True)],
@@ -239,16 +245,18 @@ class LocalCohort:
             each.append((design.rows[number][seen], (answers.argmax(-1) == y).T[seen], part[seen]))
         return Judged(*(torch.cat(tensors) for tensors in zip(*each, strict=True)))
 
-    def held_out_logits(self, design: DesignMatrix, folds: Sequence[Tensor]) -> list[Tensor]:
+    def held_out_logits(self, design: DesignMatrix, folds: Sequence[Tensor]) -> Sequence[Tensor]:
         """Every client's logits by the fit that did not see the sample; NaN for samples that no fit held out."""
-        out = []
-        for x, part in zip(design.rows, self._parts, strict=True):
+
+        def logits_of(number: int) -> Tensor:
+            x, part = design.rows[number], self._parts[number]
             logits = torch.full((len(x), len(folds[0])), torch.nan, dtype=torch.float64, device=x.device)
             for fold, point in enumerate(folds):
                 inside = part == fold
                 logits[inside] = logits_at(x[inside], point)
-            out.append(logits)
-        return out
+            return logits
+
+        return _OnDemand(len(design.rows), logits_of)
 
     def each(self, design: DesignMatrix, fold: int | None, inside: bool = False) -> list[Sample]:
         """Every client's samples with their classes: all of them, or those inside or outside a fold."""
@@ -289,6 +297,19 @@ class LocalCohort:
 def _joined(parts: Sequence[Tensor], axis: int) -> Tensor:
     """The parts as one; a single one is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=axis)
+
+
+class _OnDemand(Sequence[Made]):
+    """One value per client, made when it is looked at: logits of all samples over all clients may not fit in memory."""
+
+    def __init__(self, clients: int, make: Callable[[int], Made]) -> None:
+        self._clients, self._make = range(clients), make
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self._make(self._clients[number])
 
 
 class _SampleCache:
