@@ -130,16 +130,16 @@ def test_coverage_answers_the_most_confident_queries_first():
 
 
 def test_conformal_sets_are_counted_by_rule_and_miss():
-    log_weights = {"density": torch.tensor([[0.7, 0.3], [0.4, 0.6]]).log()}
+    log_weights = torch.tensor([[0.7, 0.3], [0.4, 0.6]]).log()
     older = Calibration(conformal={"density_0.1": 0.5, "density_0.2": 0.25})
-    counted = _conformal(older, log_weights, torch.tensor([0, 0]))
+    counted = _conformal(older, "density", log_weights[:, :1], log_weights.split(1))
     assert counted == {"density_0.1": {"covered": 0.5, "size": 1.0}, "density_0.2": {"covered": 1.0, "size": 2.0}}
 
 
 def test_sets_whose_threshold_comes_from_the_same_samples_are_counted_without_them():
     own = torch.tensor([0.9, 0.5, 0.6, 0.7, 0.8], dtype=torch.float64)  # one sample per part
-    log_weights = {"density": torch.stack([own, 1 - own], dim=1).log()}
+    log_weights = torch.stack([own, 1 - own], dim=1).log()
     calibration = Calibration(conformal={"density_0.2": 0.5}, tested=True)
-    counted = _conformal(calibration, log_weights, torch.zeros(5, dtype=torch.int64))
+    counted = _conformal(calibration, "density", log_weights[:, :1], [log_weights])
     # Of four others, the lowest is the threshold. Only the lowest sample of all lies below that of its others.
     assert counted["density_0.2"]["covered"] == pytest.approx(0.8)

@@ -207,6 +207,8 @@ def fit_router(
         typer.echo(f"the router is fitted and measured with views={views}; {others} are those of training")
     if fit["own_scales"]:
         typer.echo(f"these figures presume queries that their own client has scaled; for raw ones, {ONE_SCALE}")
+    for line in fit.get("left_out", []):
+        typer.echo(line)
     if not fit["converged"]:
         remedy = f"give --rounds {4 * fit['rounds']}" if rounds is None else "leave out --rounds"
         typer.echo(f"the fit stopped after {fit['rounds']} rounds, short of its optimum: to go on, {remedy}")

@@ -126,7 +126,12 @@ class Reliability:
 def reliability(log_weights: Tensor, target: Tensor) -> Reliability:
     """How often the best client is the right one, by the router's confidence."""
     confidence, best = log_weights.double().exp().max(1)
-    sums = calibration_bins(torch.ones_like(confidence)[:, None], confidence, best == target)
+    return reliability_of(confidence, best == target)
+
+
+def reliability_of(confidence: Tensor, found: Tensor) -> Reliability:
+    """How often samples are right, by the confidence in them."""
+    sums = calibration_bins(torch.ones_like(confidence)[:, None], confidence, found)
     count, sure, right = (values[:, 0].cpu() for values in sums)
     divisor = count.clamp(min=1)
     edges = torch.linspace(0, 1, len(count) + 1, dtype=torch.float64)

@@ -76,6 +76,12 @@ class LocalCohort:
         self.crops = 1 if self._crop is None else settings.crops_on(first.device)
         self._test = test or pooled_queries(federation, crop=False, seed=0, round=0, views=settings.views)
         self._ask_published = published if settings.heads else None
+        self.left_out: list[str] = []
+        answers = 8 * len(federation) * self.facts.samples * self.crops * len(federation.classes)
+        line = settings.too_large("answers of all clients' models to all training samples", answers, first.device)
+        if self._ask_published is not None and line is not None:
+            self._ask_published = None
+            self.left_out.append(line)
         self._features: list[dict[str, Tensor]] = []
         self._labels = [federation.task.class_of(client.train.y).repeat(self.crops) for client in federation.clients]
         self._parts: list[Tensor] = []

@@ -5,7 +5,7 @@ Sums and second moments of the features are sent once, loss and gradient in ever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,11 @@ from torch import Tensor
 from feddrm.threads import intra_op_threads, thread_map
 
 ClientSums = dict[str, Tensor]
-BLOCK = {"cpu": 2**19, "cuda": 2**27}  # probabilities [rows, outputs] that are computed at once; on a CPU they fit a cache
+BLOCK = {
+    "cpu": 2**19,
+    "cuda": 2**27,
+}  # probabilities [rows, outputs] that are computed at once; on a CPU they fit a cache
+STRIPES = 16  # parts of all blocks that threads share
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,16 +97,14 @@ def client_scores(sample: Sample | BlockDiagonal, point: Tensor) -> ClientSums:
     return _streamed(_scores, sample, point)
 
 
-def logits_at(
-    x: Tensor, point: Tensor, offset: Tensor | None = None, precision: torch.dtype = torch.float64
-) -> Tensor:
+def logits_at(x: Tensor, point: Tensor, offset: Tensor | None = None, precision: torch.dtype = torch.float64) -> Tensor:
     """W x + b (+ offset) for a point [outputs, d + 1]; the product itself in the precision of x."""
     z = (x @ point[:, :-1].to(x.dtype).T).to(precision) + point[:, -1].to(precision)
     return z if offset is None else z + offset.to(precision)
 
 
 def _streamed(sums: Callable[[Sample, Tensor, torch.dtype], ClientSums], sample: Sample, point: Tensor) -> ClientSums:
-    """The sums over all samples, block by block of rows, added in the order of the blocks.
+    """The sums over all samples, block by block of rows, added in an order that no number of cores changes.
 
     The matrix of probabilities [samples, outputs] may be larger than the memory, and takes longer to write and read
     than to compute. So it is never made as a whole. Several blocks are computed in the precision of x: rounding in
@@ -111,12 +113,23 @@ def _streamed(sums: Callable[[Sample, Tensor, torch.dtype], ClientSums], sample:
     rows = max(1, BLOCK[sample.x.device.type] // len(point))
     if len(sample) <= rows:
         return sums(sample, point, torch.float64)
-    blocks = [sample.slice(start, start + rows) for start in range(0, len(sample), rows)]
-    total: ClientSums = {}
+    starts = range(0, len(sample), rows)
+
+    def stripe(number: int) -> ClientSums:
+        """Neighbouring blocks, a share of all."""
+        own = starts[number * len(starts) // STRIPES : (number + 1) * len(starts) // STRIPES]
+        return _total(sums(sample.slice(start, start + rows), point, sample.x.dtype) for start in own)
+
     threads = 1 if sample.x.is_cuda else torch.get_num_threads()
     with intra_op_threads(1), thread_map(threads) as spread:
-        for block in spread(lambda block: sums(block, point, sample.x.dtype), blocks):
-            total = {key: total[key].add_(value) for key, value in block.items()} if total else block
+        return _total(spread(stripe, range(STRIPES)))
+
+
+def _total(parts: Iterable[ClientSums]) -> ClientSums:
+    """The sum of all parts that are not empty, in their order; only one of them is kept in memory."""
+    total: ClientSums = {}
+    for part in parts:
+        total = {key: total[key].add_(value) for key, value in part.items()} if total and part else total or part
     return total
 
 
