@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from feddrm.router.solver import client_statistics
 from feddrm.router.solver.client_statistics import client_gradient, client_scores, logits_at
 
 from .made import clients_with_overlap
@@ -24,3 +26,14 @@ def test_the_gradient_is_autograds() -> None:
     message = client_gradient(sample, point.detach())
     assert torch.allclose(message["gradient"], expected, atol=1e-10)
     assert torch.allclose(message["loss"], loss.detach(), atol=1e-10)
+
+
+def test_sums_over_blocks_of_rows_are_those_over_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample, point = clients_with_overlap()[1], torch.randn(4, 13, dtype=torch.float64)
+    whole, scores = client_gradient(sample, point), client_scores(sample, point)
+    monkeypatch.setitem(client_statistics.BLOCK, "cpu", 4 * 3)  # three rows at a time
+    assert len(sample) % 3 or len(sample) > 3 * client_statistics.STRIPES
+    for key, value in client_gradient(sample, point).items():
+        assert torch.allclose(value, whole[key], atol=1e-10), key
+    for key, value in client_scores(sample, point).items():
+        assert torch.allclose(value, scores[key], atol=1e-10), key

@@ -121,7 +121,7 @@ def head_candidates(base: Recipe, measured: Recipe) -> list[str]:
 
 
 def joint_left_out(cohort: Cohort, width: int, settings: RouterSettings) -> str | None:
-    """The line that says why the joint model is left out: not asked for, too large or too slow; None if it is fitted."""
+    """Why the joint model is left out: too large, too slow, or (empty) not asked for; None if it is fitted."""
     if settings.joint is not None:
         return None if settings.joint else ""
     facts, device = cohort.facts, cohort.like.device
