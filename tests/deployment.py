@@ -30,6 +30,7 @@ from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site import Site
 from feddrm.deploy.wire.channel import Channel
 from feddrm.deploy.wire.key_files import load_private_key
+from feddrm.deploy.wire.messages import unpack
 from feddrm.engine import Plan, RoundSchedule, State, cpu_kernels, federate, first_state, functional
 from feddrm.methods import Method
 from feddrm.models import Model, is_head
@@ -154,6 +155,13 @@ def play_round(server: Server) -> ServerState:
     assert state is not None
     state.save(server.checkpoint)
     return state
+
+
+def fit_steps(transport: DirectTransport) -> list[str]:
+    """The steps of a fit, one for every message that oslo got."""
+    sent = [signed for way, name, signed in transport.messages if (way, name) == ("to", "oslo")]
+    headers = [unpack(signed[2 + int.from_bytes(signed[:2], "big") :]).header for signed in sent]
+    return [header["step"] for header in headers if header["kind"] == "fit"]
 
 
 def private_leaves(folder: Path) -> list[str]:

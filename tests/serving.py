@@ -34,7 +34,7 @@ QUICK = {"FEDDRM_SERVE_HEALTH_SECONDS": "0.2", "FEDDRM_SERVE_FAILURES": "2"}
 
 
 class Process:
-    """A running ``feddrm`` command; reading ``url`` waits until it listens."""
+    """A running ``feddrm`` command; reading ``url`` or ``grpc_address`` waits until it listens."""
 
     def __init__(
         self, words: list[str], log: Path, environment: dict[str, str], largest_file: int | None = None
@@ -52,13 +52,21 @@ class Process:
 
     @property
     def url(self) -> str:
+        return self._addresses[0]
+
+    @property
+    def grpc_address(self) -> str:
+        return self._addresses[1].removeprefix("gRPC at ")
+
+    @property
+    def _addresses(self) -> list[str]:
         until = time.monotonic() + 60
         while not (self._out.exists() and (line := self._out.read_text()).endswith("\n")):
             assert self.code() is None, self.log.read_text()
             assert time.monotonic() < until, self.log.read_text()
             time.sleep(0.02)
         assert " at http" in line
-        return line.split()[-1]
+        return line.strip().partition(" at ")[2].split(", ")
 
     def wait_ready(self, seconds: float = 60) -> str:
         until = time.monotonic() + seconds

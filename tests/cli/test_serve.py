@@ -27,6 +27,7 @@ def feddrm(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, 
     [
         (["serve", "nowhere"], 1, ["nowhere", "no router", "fit-router"]),
         (["serve", "nowhere", "--port", "99999"], 2, ["port"]),
+        (["serve", "nowhere", "--grpc-port", "99999"], 2, ["grpc_port"]),
         (["serve", "nowhere", "--host", "0.0.0.0"], 2, ["0.0.0.0", "--keys", "--open"]),
         (["serve", "nowhere", "--tls-key", "k.pem"], 2, ["--tls-cert"]),
         (["serve", "nowhere", "--demo", "--clients", "c.yaml"], 2, ["--demo"]),

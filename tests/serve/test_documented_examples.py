@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from documentation import blocks
-from serving import NAMES
+from serving import NAMES, Launch
 
 pytestmark = pytest.mark.slow
 
@@ -34,9 +34,20 @@ def test_the_shell_examples_of_the_readme(demo: str, png_file: bytes, tmp_path: 
 
 def test_the_python_example_of_the_documentation(demo: str, png_file: bytes, tmp_path: Path) -> None:
     (tmp_path / "scan.png").write_bytes(png_file)
-    ((_, script),) = blocks("docs/serve.md", "python")
+    (_, script), _ = blocks("docs/serve.md", "python")
     script = script.replace("http://127.0.0.1:8080", demo)
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, check=True, text=True)
     client, label = done.stdout.split()
     assert client in NAMES
     assert label.isdigit()
+
+
+def test_the_grpc_example_of_the_documentation(run: Path, launch: Launch, tmp_path: Path) -> None:
+    _, (_, script) = blocks("docs/serve.md", "python")
+    process = launch("serve", run, "--port", 0, "--grpc-port", 0, "--audit", tmp_path / "a.sqlite")
+    process.wait_ready()
+    script = script.replace("127.0.0.1:8081", process.grpc_address)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True)
+    client, probability = done.stdout.split()
+    assert client in NAMES
+    assert 0 < float(probability) <= 1

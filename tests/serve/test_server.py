@@ -3,16 +3,18 @@ from __future__ import annotations
 import shutil
 import ssl
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import httpx
 import pytest
 
+from commands import python_script
 from feddrm.io.connection_errors import FOREIGN, HANDSHAKE, NOT_TLS, SPEAKS_TLS
 from feddrm.serve.auth import add_key
 from feddrm.serve.gateway_client import GatewayClient
-from feddrm.serve.server import address, bind
+from feddrm.serve.server import address, bind, bind_grpc
 from feddrm.serve.settings import HttpSettings
 from refusal import refused
 from serving import Launch
@@ -24,6 +26,28 @@ def test_a_taken_port_is_an_error() -> None:
         assert address(HttpSettings(), sock) == f"http://127.0.0.1:{port}"
         with refused("cannot listen", str(port), "--port"):
             bind(HttpSettings(port=port))
+        with refused("cannot listen", str(port), "--grpc-port"):
+            bind_grpc(HttpSettings(grpc_port=port))
+    assert bind_grpc(HttpSettings()) is None
+    with bind(HttpSettings(port=0)) as sock, bind(HttpSettings(), grpc=True) as other:
+        port, grpc_port = sock.getsockname()[1], other.getsockname()[1]
+        assert address(HttpSettings(), sock, other) == f"http://127.0.0.1:{port}, gRPC at 127.0.0.1:{grpc_port}"
+
+
+def test_without_its_packages_the_grpc_form_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    monkeypatch.delitem(sys.modules, "feddrm.serve.oip.grpc_server", raising=False)
+    with refused("--grpc-port needs more packages", "pip install 'feddrm[grpc]'"):
+        bind_grpc(HttpSettings(grpc_port=0))
+    assert bind_grpc(HttpSettings()) is None
+
+
+@pytest.mark.slow
+def test_grpc_is_imported_only_if_it_is_served() -> None:
+    """The process that starts all others has imported gateway and server."""
+    names = ["feddrm.serve.server", "grpc", "google.protobuf"]
+    script = f"import sys; print([name in sys.modules for name in {names}])"
+    assert python_script(script).stdout.strip() == "[True, False, False]"
 
 
 @pytest.mark.slow

@@ -33,6 +33,9 @@ ROWS_PER_REQUEST = 256  # a gateway takes 1,024 samples at most, unless it is se
 
 Host = Annotated[str | None, typer.Option(help="Address to listen on (default: this machine only).")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")]
+GrpcPort = Annotated[
+    int | None, typer.Option(help="Also serve the Open Inference Protocol by gRPC on this port; 0 takes a free one.")
+]
 KeysFile = Annotated[Path | None, typer.Option(help="API keys, made by 'feddrm serve-key'.")]
 Open = Annotated[bool | None, typer.Option("--open", help="Serve other machines without keys.")]
 TlsCert = Annotated[Path | None, typer.Option(help="Certificate (PEM).")]
@@ -48,6 +51,7 @@ def serve(
     demo: Annotated[bool, typer.Option("--demo", help="Start all clients of the run on this machine.")] = False,
     host: Host = None,
     port: Port = None,
+    grpc_port: GrpcPort = None,
     keys: KeysFile = None,
     open_: Open = None,
     tls_cert: TlsCert = None,
@@ -84,7 +88,7 @@ def serve(
     """
     with packages():
         from feddrm.serve.app import build_gateway
-        from feddrm.serve.server import address, bind, demo_clients, run_app
+        from feddrm.serve.server import address, bind, bind_grpc, demo_clients, run_app
         from feddrm.serve.settings import GatewaySettings, make_settings
     from feddrm.io.run_files import RunFiles
     from feddrm.router import load_router
@@ -92,8 +96,9 @@ def serve(
     if demo and clients is not None:
         raise SettingError("--demo starts its own clients: leave out --clients")
     given: dict[str, Any] = {
-        "host": host, "port": port, "keys": keys, "open": open_, "tls_cert": tls_cert, "tls_key": tls_key,
-        "proxy": proxy, "audit": audit, "retention_days": retention_days, "reload_seconds": reload_seconds,
+        "host": host, "port": port, "grpc_port": grpc_port, "keys": keys, "open": open_, "tls_cert": tls_cert,
+        "tls_key": tls_key, "proxy": proxy, "audit": audit, "retention_days": retention_days,
+        "reload_seconds": reload_seconds,
         "rule": rule, "costs": read_costs(cost), "coverage": coverage, "max_away": max_away, "views": views,
         "rate": rate, "log_level": log_level, "use_log": use_log, "record_features": record_features,
         "challenger": challenger, "challenger_share": share, "drift": drift,
@@ -107,10 +112,10 @@ def serve(
         if demo:  # before anything else starts threads
             started = stack.enter_context(demo_clients(run, settings.views))
             settings = settings.model_copy(update={"clients": started})
-        sock = stack.enter_context(bind(settings))
+        sockets = stack.enter_context(bind(settings)), bind_grpc(settings)
         app = build_gateway(run, settings, facts, gallery)
-        print(f"feddrm gateway at {address(settings, sock)}", flush=True)
-        run_app(app, settings, sock)
+        print(f"feddrm gateway at {address(settings, *sockets)}", flush=True)
+        run_app(app, settings, *sockets)
 
 
 def serve_client(
@@ -120,6 +125,7 @@ def serve_client(
     views: Views = None,
     host: Host = None,
     port: Port = None,
+    grpc_port: GrpcPort = None,
     keys: KeysFile = None,
     open_: Open = None,
     tls_cert: TlsCert = None,
@@ -134,19 +140,19 @@ def serve_client(
     with packages():
         from feddrm.predictor.predictor import Predictor
         from feddrm.serve.predictor.predictor_app import build_predictor
-        from feddrm.serve.server import address, bind, run_app
+        from feddrm.serve.server import address, bind, bind_grpc, run_app
         from feddrm.serve.settings import PredictorSettings, make_settings
 
     given: dict[str, Any] = {
-        "host": host, "port": port, "keys": keys, "open": open_, "tls_cert": tls_cert, "tls_key": tls_key,
-        "rate": rate, "log_level": log_level, "answer": answer, "views": views,
+        "host": host, "port": port, "grpc_port": grpc_port, "keys": keys, "open": open_, "tls_cert": tls_cert,
+        "tls_key": tls_key, "rate": rate, "log_level": log_level, "answer": answer, "views": views,
     }  # fmt: skip
     settings = make_settings(PredictorSettings, **given)
     predictor = Predictor.load(folder, run, settings.answer, settings.views)
-    sock = bind(settings)
+    sockets = bind(settings), bind_grpc(settings)
     app = build_predictor(predictor, settings)
-    print(f"feddrm client {predictor.name} at {address(settings, sock)}", flush=True)
-    run_app(app, settings, sock)
+    print(f"feddrm client {predictor.name} at {address(settings, *sockets)}", flush=True)
+    run_app(app, settings, *sockets)
 
 
 def serve_key(

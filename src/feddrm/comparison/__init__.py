@@ -1,6 +1,6 @@
-"""Populations compared beyond one process and one figure: the fit over sites, and the page of an analysis."""
+"""Populations compared beyond one process and one figure: the fit over clients, and the page of an analysis."""
 
 from feddrm.comparison.analysis_page import analysis_page
-from feddrm.comparison.federated_fit import FederatedFit, PopulationSite, fit_sites
+from feddrm.comparison.federated_fit import FederatedFit, IncomparableError, fit_federation, fit_populations
 
-__all__ = ["FederatedFit", "PopulationSite", "analysis_page", "fit_sites"]
+__all__ = ["FederatedFit", "IncomparableError", "analysis_page", "fit_federation", "fit_populations"]

@@ -1,92 +1,42 @@
-"""The density ratio model when every population sits at its own site: sites send sums, no observation leaves one.
+"""The density ratio model when every population is a client of a federation: sums travel, no observation does.
 
-The dual likelihood is a sum over observations. The router's solver (``router/solver``) finds its optimum from the
-sites' losses and gradients; one or two Newton steps with the sites' second derivatives make it exact, and the same
-message has the sums that standard errors need.
+The basis functions are features, and the questions are those of a router's fit without a ridge. So the clients may be
+in this process or at sites of a deployed federation. Newton's method finds the optimum in about ten messages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from scipy.stats import chi2
 from torch import Tensor
 
-from feddrm.drm.basis import BASES, Basis, Floats, check_basis, evaluate_basis, terms
+from feddrm.data import Federation
+from feddrm.data.tables.column_kinds import NumberColumn
+from feddrm.drm.basis import BASES, Floats, check_basis, terms
 from feddrm.drm.inference import Estimate, HypothesisTest
-from feddrm.drm.logistic import information
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.router.solver.client_statistics import (
-    ClientSums,
-    Sample,
-    client_gradient,
-    client_moments,
-    client_sums,
-    logits_at,
-)
-from feddrm.router.solver.lbfgs import Minimisation, first_state, minimise
-from feddrm.router.solver.problem import Problem, Scaler, Whitening, add
+from feddrm.registry import check_choice
+from feddrm.router import BasisFeature, Holdout, Recipe, RouterSettings
+from feddrm.router.features.design_matrix import DesignMatrix
+from feddrm.router.fit.cohort import Cohort, Facts, FitRequest, Trunk
+from feddrm.router.fit.local_cohort import LocalCohort
+from feddrm.router.solver.client_statistics import ClientSums
+from feddrm.router.solver.hessian import Hessian
+from feddrm.router.solver.problem import Problem, Whitening, add
 
-MOST_POLISH = 10  # Newton's steps after the solver; two are usual
+HOLDOUT = Holdout(2, 2)  # the cohort's moments come in parts; this fit holds out none
+MOST_STEPS = 100  # of Newton's method; ten are usual
 LARGEST_SPREAD = 50.0  # of log ratios, in pooled standard deviations: populations that the basis separates
+SETTLED = 1e-10  # the largest change of a log ratio in the last step
 
 
-class RemotePopulation(Protocol):
-    """A population as the fit sees it: it answers with sums over its observations."""
-
-    name: str
-
-    def sums(self) -> ClientSums:
-        """Number, sum and sum of squares of the basis functions."""
-
-    def moments(self, scaler: Scaler) -> ClientSums:
-        """The sum of products of the standardised basis functions."""
-
-    def gradient(self, scaler: Scaler, number: int, point: Tensor) -> ClientSums:
-        """Loss and gradient at a point [populations, functions + 1], as the ``number``-th population."""
-
-    def curvature(self, scaler: Scaler, number: int, point: Tensor) -> Mapping[str, Floats]:
-        """The second derivative, and the sums of the scores and of their products."""
-
-
-@dataclass(frozen=True, eq=False)
-class PopulationSite:
-    """A site in this process, with its sample."""
-
-    name: str
-    sample: Any
-    basis: Basis
-
-    def sums(self) -> ClientSums:
-        return client_sums(self._features)
-
-    def moments(self, scaler: Scaler) -> ClientSums:
-        return client_moments(scaler(self._features))
-
-    def gradient(self, scaler: Scaler, number: int, point: Tensor) -> ClientSums:
-        x = scaler(self._features)
-        return client_gradient(Sample(x, torch.full((len(x),), number)), point)
-
-    def curvature(self, scaler: Scaler, number: int, point: Tensor) -> Mapping[str, Floats]:
-        x = scaler(self._features)
-        posterior = logits_at(x, point).softmax(1).numpy()
-        design = np.hstack([x.numpy(), np.ones((len(x), 1))])
-        residual = (np.arange(len(point)) == number) - posterior
-        scores = (residual[:, 1:, None] * design[:, None, :]).reshape(len(x), -1)
-        blank = np.zeros((design.shape[1],) * 2)
-        return {
-            "information": information(design, posterior, blank),
-            "scores": scores.sum(0),
-            "products": scores.T @ scores,
-        }
-
-    @property
-    def _features(self) -> Tensor:
-        return torch.from_numpy(evaluate_basis(self.basis, self.sample))
+class IncomparableError(FeddrmError):
+    """Populations to which the basis cannot be fitted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +48,7 @@ class FederatedFit:
     terms: tuple[str, ...]
     tilts: Estimate  # one row (gamma dagger, xi) per population
     log_likelihood: float
-    rounds: int  # messages of the solver to every site
+    steps: int  # of Newton's method, each a message to every client
 
     @property
     def homogeneity(self) -> HypothesisTest:
@@ -108,62 +58,106 @@ class FederatedFit:
         degrees = (len(self.names) - 1) * len(self.terms)
         return HypothesisTest(" = ".join(self.names), statistic, degrees, float(chi2.sf(statistic, degrees)))
 
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as the folder of a run holds them."""
+        test = self.homogeneity
+        return {
+            "populations": dict(zip(self.names, self.counts.astype(int).tolist(), strict=True)),
+            "terms": ["intercept", *self.terms],
+            "tilts": dict(zip(self.names, self.tilts.value.tolist(), strict=True)),
+            "standard_errors": dict(zip(self.names, self.tilts.error.tolist(), strict=True)),
+            "log_likelihood": self.log_likelihood,
+            "homogeneity": {"statistic": test.statistic, "degrees": test.degrees, "p_value": test.p_value},
+        }
 
-def fit_sites(
-    sites: Sequence[RemotePopulation], basis: str, columns: Sequence[str] = ("x",), tolerance: float = 1e-9
-) -> FederatedFit:
-    """Fit by messages to the sites. The basis must be a named one: ``auto`` would have to see the observations."""
+
+def fit_federation(federation: Federation, basis: str, columns: Sequence[str] | None = None) -> FederatedFit:
+    """Compare the clients of a federation that is here, on columns of their training samples; None means all."""
+    return fit_populations(LocalCohort(federation, RouterSettings()), basis, columns)
+
+
+def fit_populations(cohort: Cohort, basis: str, columns: Sequence[str] | None = None) -> FederatedFit:
+    """Fit by questions to the clients. The basis must be a named one: ``auto`` would have to see the observations."""
+    facts = cohort.facts
+    feature, names = basis_feature(facts, basis, columns)
+    labels = tuple(terms(basis, names, len(BASES[basis][0](np.full((1, len(names)), 0.5))[0])))
+    if len(facts.names) < 2:
+        raise IncomparableError(f"a density ratio needs two populations, but there is {len(facts.names)}: add a client")
+    if (size := 1 + len(labels)) > min(facts.sizes):
+        name = facts.names[int(np.argmin(facts.sizes))]
+        raise IncomparableError(
+            f"client '{name}' has {min(facts.sizes)} observations for the {size} parameters of its tilt: give more, or "
+            f"a basis with fewer functions"
+        )
+    recipe = Recipe((feature,))
+    cohort.measure(recipe, Trunk(None, {}), HOLDOUT)
+    design = cohort.design(recipe)
+    assert design.whitening is not None
+    if float(design.whitening.values.min()) < 1e-10:
+        raise IncomparableError(
+            "the basis functions are dependent on these samples: choose one with fewer functions"
+        )
+    request = FitRequest(design, "client", Problem(len(facts.names), len(labels), ridge=0.0), fold=None)
+    point, sums, steps = _maximum(cohort, request, design.whitening)
+    tilts = _tilts(cohort, request, point, sums)
+    return FederatedFit(facts.names, np.array(facts.sizes, float), labels, tilts, -float(sums["loss"]), steps)
+
+
+def check_common_basis(basis: str) -> None:
+    """Refuse a basis that would have to see the observations of all clients."""
     check_basis(basis)
     if basis not in BASES:
-        raise SettingError(f"basis '{basis}' cannot be agreed on over sites: give one of {', '.join(BASES)}")
-    if len(sites) < 2:
-        raise FeddrmError(f"a density ratio needs two populations, but there is {len(sites)}: give one more site")
-    messages = [site.sums() for site in sites]
-    counts = np.array([float(message["count"]) for message in messages])
-    scaler = Scaler.of(add(messages))
-    whitening = Whitening.of(add([site.moments(scaler) for site in sites]))
-    width = len(scaler.mean)
-    if (size := 1 + width) > counts.min():
-        name = sites[int(counts.argmin())].name
-        raise FeddrmError(
-            f"site '{name}' has {counts.min():.0f} observations for the {size} parameters of its tilt: give more, or a "
-            f"basis with fewer functions"
+        raise SettingError(f"basis '{basis}' cannot be agreed on over clients: give one of {', '.join(BASES)}")
+
+
+def basis_feature(facts: Facts, basis: str, columns: Sequence[str] | None = None) -> tuple[BasisFeature, list[str]]:
+    """The basis functions of raw columns that never miss a value, and the names of the columns."""
+    check_common_basis(basis)
+    if len(facts.shape) != 1:
+        raise SettingError(f"samples of shape {list(facts.shape)} are no rows of a table: a comparison needs columns")
+    inputs = list(facts.columns or (f"x{i}" for i in range(facts.shape[0])))
+    described = {} if facts.schema is None else {name: c for c in facts.schema.columns for name in c.outputs}
+    whole = [name for name in inputs if facts.schema is None or (name in described and not described[name].missing)]
+    chosen = list(whole if columns is None else columns)
+    for name in chosen:
+        if name in described and described[name].missing:
+            raise SettingError(f"column '{name}' misses values, which were filled in: give some of {', '.join(whole)}")
+        check_choice("column", name, whole)
+    scales = [(c.centre, c.scale) if isinstance(c := described.get(name), NumberColumn) else (0, 1) for name in chosen]
+    centre, scale = ([float(value) for value in values] for values in zip(*scales, strict=True))
+    return BasisFeature(basis, tuple(map(inputs.index, chosen)), tuple(centre), tuple(scale)), chosen
+
+
+def _maximum(cohort: Cohort, request: FitRequest, whitening: Whitening) -> tuple[Tensor, ClientSums, int]:
+    """The optimum by Newton's method, with the clients' sums there, and the number of questions."""
+    point = torch.zeros(request.problem.outputs, request.problem.features + 1, dtype=torch.float64)
+    sums, step, best = None, torch.zeros_like(point), np.inf
+    for number in range(1, MOST_STEPS):
+        answers, _ = cohort.evaluate({"fit": request}, {"fit": point + step}, ["fit"])
+        found = add(list(answers["fit"].values()))
+        loss = float(found["loss"])
+        if loss > best + 1e-9 * abs(best):
+            step = step / 2  # too far: ask again on the way
+            continue
+        point, sums, best = point + step, found, min(loss, best)
+        step = torch.zeros_like(point)
+        step[1:] = torch.linalg.solve(_information(request.problem, sums), -sums["gradient"][1:].flatten()).view(
+            -1, point.shape[1]
         )
-    if float(whitening.values.min()) < 1e-10:
-        raise FeddrmError("the basis functions are dependent on these samples: choose a basis with fewer functions")
-    problem = Problem(len(sites), width, ridge=0.0)
-
-    def gradients(points: Mapping[str, Tensor]) -> dict[str, dict[int, ClientSums]]:
-        return {k: {i: site.gradient(scaler, i, p) for i, site in enumerate(sites)} for k, p in points.items()}
-
-    task = Minimisation(problem, whitening, first_state(problem, len(sites)))
-    state = minimise({"fit": task}, gradients, rounds=None, tolerance=tolerance, noise=1e-12)["fit"]
-    point, answers = _polished(sites, scaler, whitening, state.iterate - state.iterate[0])
-    loss = float(add([site.gradient(scaler, i, point) for i, site in enumerate(sites)])["loss"])
-    tilts = _tilts(answers, counts, scaler, point)
-    names = tuple(site.name for site in sites)
-    return FederatedFit(names, counts, tuple(terms(basis, list(columns), width)), tilts, -loss, int(state.rounds))
-
-
-def _polished(
-    sites: Sequence[RemotePopulation], scaler: Scaler, whitening: Whitening, point: Tensor
-) -> tuple[Tensor, list[Mapping[str, Floats]]]:
-    """Newton's steps to the optimum, and the sites' answers there."""
-    for _ in range(MOST_POLISH):
-        answers = [site.curvature(scaler, i, point) for i, site in enumerate(sites)]
+        if _spread(whitening, step) < SETTLED:
+            return point, sums, number
         if _spread(whitening, point) > LARGEST_SPREAD:
             break
-        score = np.sum([answer["scores"] for answer in answers], axis=0)
-        step = np.linalg.solve(np.sum([answer["information"] for answer in answers], axis=0), score)
-        change = torch.from_numpy(step.reshape(len(sites) - 1, -1))
-        if _spread(whitening, change) < 1e-10:
-            return point, answers
-        point = point.clone()
-        point[1:] += change
-    raise FeddrmError(
-        "the fit over sites has no finite optimum: the basis may separate populations perfectly: choose a basis with "
+    raise IncomparableError(
+        "the fit over clients has no finite optimum: the basis may separate populations perfectly: choose a basis with "
         "fewer functions"
     )
+
+
+def _information(problem: Problem, sums: Mapping[str, Tensor]) -> Tensor:
+    """The second derivative of the loss in all but the first population's parameters."""
+    size = (problem.outputs - 1) * (problem.features + 1)
+    return Hessian.of(dict(sums), problem).values[1:, :, 1:].reshape(size, size) * sums["count"]
 
 
 def _spread(whitening: Whitening, point: Tensor) -> float:
@@ -172,18 +166,22 @@ def _spread(whitening: Whitening, point: Tensor) -> float:
     return float(torch.hypot(slopes.norm(dim=1), point[:, -1]).max())
 
 
-def _tilts(answers: Sequence[Mapping[str, Floats]], counts: Floats, scaler: Scaler, point: Tensor) -> Estimate:
+def _tilts(cohort: Cohort, request: FitRequest, point: Tensor, sums: ClientSums) -> Estimate:
     """Coefficients of the basis itself with sandwich errors, scores centred within populations."""
-    inverse = np.linalg.inv(np.sum([answer["information"] for answer in answers], axis=0))
-    middle = np.zeros_like(inverse)
-    for answer, n in zip(answers, counts, strict=True):
-        middle += n / (n - 1) * (answer["products"] - np.outer(answer["scores"], answer["scores"]) / n)
-    scale, mean = scaler.scale.numpy(), scaler.mean.numpy()
-    # From (slopes of standardised functions, intercept) to (intercept, slopes of the functions).
-    back = np.vstack([np.append(-mean / scale, 1.0), np.column_stack([np.diag(1 / scale), np.zeros(len(scale))])])
+    inverse = torch.linalg.inv(_information(request.problem, sums)).numpy()
+    middle = cohort.score_scatter(request, point).numpy()
+    counts = np.array(cohort.facts.sizes, float)
+    back = _back(request.design)
     value = point.numpy() @ back.T
     value[:, 0] -= np.log(counts / counts[0])
     whole = np.kron(np.eye(len(counts) - 1), back)
     error = np.zeros_like(value)
     error[1:] = np.sqrt(np.diag(whole @ inverse @ middle @ inverse @ whole.T)).reshape(len(counts) - 1, -1)
     return Estimate(value, error)
+
+
+def _back(design: DesignMatrix) -> Floats:
+    """From (slopes of standardised functions, intercept) to (intercept, slopes of the functions)."""
+    scale, mean = design.scaler.scale.double().numpy(), design.scaler.mean.double().numpy()
+    slopes = np.column_stack([np.diag(1 / scale), np.zeros(len(scale))])
+    return np.vstack([np.append(-mean / scale, 1.0), slopes])

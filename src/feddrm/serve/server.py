@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import multiprocessing
@@ -13,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import uvicorn
@@ -30,31 +31,75 @@ from feddrm.serve.predictor.predictor_app import build_predictor
 from feddrm.serve.settings import HttpSettings, PredictorSettings
 from feddrm.serve.telemetry.logs import json_logging
 
+if TYPE_CHECKING:
+    from feddrm.serve.oip.grpc_server import GrpcServer
 
-def bind(settings: HttpSettings) -> socket.socket:
+
+def bind(settings: HttpSettings, *, grpc: bool = False) -> socket.socket:
     """A listening socket. It is opened before anything is loaded, so that a taken port is an early error."""
+    port, option = (settings.grpc_port or 0, "--grpc-port") if grpc else (settings.port, "--port")
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        sock.bind((settings.host, settings.port))
+        sock.bind((settings.host, port))
         sock.listen(2048)
     except OSError as error:
         sock.close()
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise FeddrmError(
-            f"cannot listen on {settings.host} port {settings.port} ({reason}): choose another --port"
+            f"cannot listen on {settings.host} port {port} ({reason}): choose another {option}"
         ) from error
     return sock
 
 
-def address(settings: HttpSettings, sock: socket.socket) -> str:
-    """The URL of the socket."""
+def bind_grpc(settings: HttpSettings) -> socket.socket | None:
+    """The socket that holds the port of the gRPC form until its server takes the port; None without one."""
+    if settings.grpc_port is None:
+        return None
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # it writes to standard error, and not as JSON lines
+    try:
+        import feddrm.serve.oip.grpc_server  # noqa: F401 - its packages are an extra of their own
+    except ImportError as error:
+        raise FeddrmError(f"--grpc-port needs more packages ({error}): pip install 'feddrm[grpc]'") from error
+    return bind(settings, grpc=True)
+
+
+def address(settings: HttpSettings, sock: socket.socket, grpc_sock: socket.socket | None = None) -> str:
+    """The URL of the socket, and the address of the gRPC form if there is one."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"{'http' if settings.tls_cert is None else 'https'}://{host}:{sock.getsockname()[1]}"
+    url = f"{'http' if settings.tls_cert is None else 'https'}://{host}:{sock.getsockname()[1]}"
+    return url if grpc_sock is None else f"{url}, gRPC at {host}:{grpc_sock.getsockname()[1]}"
 
 
-def run_app(app: ASGIApp, settings: HttpSettings, sock: socket.socket) -> None:
+class BothForms(uvicorn.Server):
+    """uvicorn and, if there is a socket for it, the gRPC form: both start and end together, in one event loop."""
+
+    def __init__(self, config: uvicorn.Config, settings: HttpSettings, grpc_sock: socket.socket | None) -> None:
+        super().__init__(config)
+        self.settings, self.grpc_sock = settings, grpc_sock
+        self.grpc: GrpcServer | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.grpc_sock is not None:
+            from feddrm.serve.oip.grpc_server import GrpcServer
+
+            port = self.grpc_sock.getsockname()[1]
+            self.grpc_sock.close()
+            self.grpc = GrpcServer(self.config.loaded_app, self.settings, port, self.server_state.tasks)
+        await super().startup(sockets)
+        if self.grpc is not None and self.started:
+            await self.grpc.start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.grpc is not None:  # uvicorn waits for this task before it ends the application
+            stopping = asyncio.create_task(self.grpc.stop())
+            self.server_state.tasks.add(stopping)
+            stopping.add_done_callback(self.server_state.tasks.discard)
+        await super().shutdown(sockets)
+
+
+def run_app(app: ASGIApp, settings: HttpSettings, sock: socket.socket, grpc_sock: socket.socket | None = None) -> None:
     """Serve until SIGTERM or Ctrl-C; running requests get ``grace_seconds`` to finish."""
     torch.set_num_threads(1)  # queries are small, and other cores are needed by clients, callers and the log
     config = uvicorn.Config(
@@ -72,7 +117,7 @@ def run_app(app: ASGIApp, settings: HttpSettings, sock: socket.socket) -> None:
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
     )
-    server = uvicorn.Server(config)
+    server = BothForms(config, settings, grpc_sock)
     # For signals that arrive before uvicorn handles them, and for those that it raises again when it ends: a service
     # that was asked to stop exits with 0.
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -22,6 +22,7 @@ class HttpSettings(BaseSettings):
 
     host: str = "127.0.0.1"
     port: int = Field(8080, ge=0, le=65535)
+    grpc_port: int | None = Field(None, ge=0, le=65535)  # of the Open Inference Protocol's gRPC form; None: none
     keys: Path | None = None
     open: bool = False  # listen on other addresses than loopback without keys
     tls_cert: Path | None = None

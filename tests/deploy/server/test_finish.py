@@ -7,16 +7,20 @@ import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from deployment import QUICK_ROUTING, Deployed, DirectTransport
+from deployment import NAMES, QUICK_ROUTING, Deployed, DirectTransport, fit_steps
+from feddrm.data.sources.labelled_samples import Division, divide
 from feddrm.deploy import local_cluster
 from feddrm.deploy.provision.members import remove_site
 from feddrm.deploy.server.status import ServerStatus
 from feddrm.deploy.server.waiting import PATIENCE
 from feddrm.deploy.wire.messages import Message, pack, unpack
+from feddrm.drm import DensityRatioModel, inference
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import answer_metrics, class_confusion
 from feddrm.report.report_page import report_page
@@ -259,3 +263,45 @@ def test_a_removed_site_leaves_the_router_of_a_finished_run_by_the_named_command
     assert remove_site(deployment.folder / "server", "lima").router
     leave_run_router(server.run, ["lima"], None)
     assert load_router(server.run.router).names == ("oslo", "pune")
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "masked"])
+def test_sites_are_compared_as_in_one_process(secure: bool, deployed: Make) -> None:
+    """Every population at its own site: the density ratio model of the pooled tables, from sums."""
+    deployment = deployed(comparison={"basis": "gamma", "columns": ["age"]}, router=False, secure_aggregation=secure)
+    rng, ages = np.random.default_rng(0), {}
+    for i, name in enumerate(NAMES):
+        rows = pd.DataFrame({"age": rng.gamma(9 + i, 5, 60).round(1), "dose": rng.normal(size=60)})
+        rows["ill"] = np.arange(60) % 2
+        rows.to_csv(deployment.site_folder(name) / "visits.csv", index=False)
+        deployment.change_site(name, data={"csv": "visits.csv", "label": "ill"})
+        trained, _ = divide(name, {name: 60}, Division(0.3, 2025))[name]
+        ages[name] = rows["age"].to_numpy()[trained].astype(np.float32).astype(float)
+    transport = DirectTransport(deployment.folder)
+    deployment.server(transport).go()
+    assert not deployment.complaints
+    found = json.loads((deployment.run / "summary.json").read_text())["comparison"]
+    fit = DensityRatioModel("gamma").fit(ages)
+    tilts = inference.tilts(fit)
+    assert found["populations"] == {name: len(x) for name, x in ages.items()}
+    np.testing.assert_allclose(list(found["tilts"].values()), tilts.value, atol=1e-6)
+    np.testing.assert_allclose(list(found["standard_errors"].values()), tilts.error, atol=1e-6)
+    steps = fit_steps(transport)
+    assert (steps[0], set(steps[1:-1]), steps[-1]) == ("fold_moments", {"evaluate"}, "score_scatter")
+    assert len(steps) <= 12
+    everything = b"".join(content for _, _, content in transport.messages)
+    assert not [x for xs in ages.values() for x in xs if np.float32(x).tobytes() in everything]
+
+
+def test_a_comparison_that_cannot_be_is_refused_before_training_or_said_in_the_summary(deployed: Make) -> None:
+    deployment = deployed(comparison={"basis": "normal"}, router=False)
+    with refused("samples of shape [1, 8, 8] are no rows of a table"):
+        deployment.server().go()
+    for i, name in enumerate(NAMES):
+        lines = "\n".join(f"{100 * i + k / 7},{k % 2}" for k in range(30))
+        (deployment.site_folder(name) / "visits.csv").write_text(f"age,ill\n{lines}\n")
+        deployment.change_site(name, data={"csv": "visits.csv", "label": "ill"})
+    deployment.server().go()
+    found = json.loads((deployment.run / "summary.json").read_text())["comparison"]
+    assert "no finite optimum" in found["problem"]
+    assert any("no comparison: " in text for text in deployment.complaints)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from deployment import NAMES, Deployed, DirectTransport
+from deployment import NAMES, Deployed, DirectTransport, fit_steps
 from feddrm.data import Federation, load
 from feddrm.deploy.server.remote_cohort import NO_ROWS, Ask, RemoteCohort, Rows
 from feddrm.deploy.server.training import ServerState
@@ -59,13 +59,6 @@ def fitted_here(deployment: Deployed, **settings: object) -> tuple[FittedRouter,
     with router_kernels(sum(spec.sizes)):
         net = spec.make_net().requires_grad_(False)
         return fit_router(net, shared, federation, RouterSettings(**settings)), federation  # type: ignore[arg-type]
-
-
-def fit_steps(transport: DirectTransport) -> list[str]:
-    """The steps of the router's fit, one for every message that oslo got."""
-    sent = [signed for way, name, signed in transport.messages if (way, name) == ("to", "oslo")]
-    headers = [unpack(signed[2 + int.from_bytes(signed[:2], "big") :]).header for signed in sent]
-    return [header["step"] for header in headers if header["kind"] == "fit"]
 
 
 def test_features_ridge_and_router_are_those_of_one_process(deployed: Make) -> None:

@@ -99,7 +99,7 @@ def test_unknown_features_are_refused(text: str, parts: list[str]) -> None:
 def test_possible_features_depend_on_the_shared_leaves() -> None:
     net = Mlp(hidden=(8,), branch=4).build((1, 8, 8), 3, 2)
     everything = leaves(net)
-    assert set(possible_features((1, 8, 8), net, everything)) == set(Feature.family)
+    assert set(possible_features((1, 8, 8), net, everything)) == set(Feature.family) - {"basis"}
     trunk_only = {leaf: value for leaf, value in everything.items() if leaf.startswith("trunk")}
     assert set(possible_features((1, 8, 8), net, trunk_only)) == {"raw", "colour", "multiscale", "embedding"}
     assert set(possible_features((1, 8, 8), None, {})) == {"raw", "colour"}

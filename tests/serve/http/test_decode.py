@@ -18,7 +18,15 @@ from starlette.types import Message
 from feddrm.data.tables.column_kinds import CategoryColumn, NumberColumn
 from feddrm.data.tables.table_schema import TableSchema
 from feddrm.errors import FeddrmError
-from feddrm.serve.http.decode import SMALL_JSON, SMALL_PNG, InputSpec, decode_samples, needs_thread, read_body
+from feddrm.serve.http.decode import (
+    SMALL_JSON,
+    SMALL_PNG,
+    InputSpec,
+    decode_samples,
+    needs_thread,
+    options_in,
+    read_body,
+)
 from feddrm.serve.http.error_responses import ApiError
 from feddrm.serve.schemas import Options, PredictOptions
 from feddrm.serve.settings import HttpSettings
@@ -227,3 +235,21 @@ def test_text_in_rows_without_a_schema_is_refused() -> None:
     for cell in ("3", None, True):
         with refused("column 'dose' is no number"):
             decode({"rows": [{"age": 1, "dose": cell}]}, TABLE)
+
+
+def test_a_compressed_body_is_refused_before_it_is_read() -> None:
+    async def receive() -> Message:
+        raise AssertionError
+
+    request = Request({"type": "http", "headers": [(b"content-encoding", b"gzip")]}, receive)
+    with pytest.raises(ApiError, match="Content-Encoding") as error:
+        asyncio.run(read_body(request, HttpSettings()))
+    assert error.value.status == 415
+
+
+@pytest.mark.parametrize("without", [["a", "b"], "a,b"])
+def test_parameters_of_an_infer_request_are_options(without: object) -> None:
+    options = options_in({"without": without, "coverage": 0.5, "sequence_id": 7}, Options)
+    assert (options.without, options.coverage) == (("a", "b"), 0.5)
+    with refused("without"):
+        options_in({"without": 7}, Options)

@@ -65,5 +65,11 @@ def test_an_answer_has_the_wanted_outputs_as_json_or_bytes() -> None:
     length = int(headers[LENGTH_HEADER])
     assert [out["name"] for out in json.loads(body[:length])["outputs"]] == ["margin"]
     assert np.frombuffer(body[length:], "<f4").tolist() == [0.5, 0.25]
+    wanted = [{"name": "client", "parameters": {"binary_data": True}}]
+    body, headers = write_answer({"id": "7"}, outputs, InferRequest(inputs=[tensor], outputs=wanted))
+    assert body.endswith(b"\4\0\0\0oslo\4\0\0\0lima")
+    (output,) = json.loads(body[: int(headers[LENGTH_HEADER])])["outputs"]
+    about = {"name": "client", "datatype": "BYTES", "shape": [2], "parameters": {"binary_data_size": 16}}
+    assert output == about
     with refused("no output 'x'", "margin, sure, client"):
         write_answer({}, outputs, InferRequest(inputs=[tensor], outputs=[{"name": "x"}]))

@@ -9,6 +9,7 @@ from pathlib import Path
 from string import punctuation
 from typing import Any
 
+from feddrm.comparison.federated_fit import check_common_basis
 from feddrm.data.client import check_client_names
 from feddrm.deploy.privacy import Privacy
 from feddrm.deploy.wire.masks import FEWEST_SITES, check_method
@@ -39,7 +40,8 @@ class FederationSettings:
     is how many seconds a site has to answer one message. ``quorum`` is how many sites must answer for a
     round to count. A new name for ``run`` starts a new training from the beginning. ``watch`` names the ``port`` of
     the page and the metrics that show the training on the server's own machine. With ``secure_aggregation`` the
-    server learns sums over sites only.
+    server learns sums over sites only. ``comparison`` has the ``basis`` and the ``columns`` of a density ratio model of
+    the sites' populations.
     """
 
     clients: tuple[str, ...]
@@ -49,6 +51,7 @@ class FederationSettings:
     quorum: int = 1
     router: bool = True
     routing: dict[str, Any] = field(default_factory=dict)
+    comparison: dict[str, Any] | None = None
     privacy: dict[str, float] | None = None
     secure_aggregation: bool = False
     host: str = "127.0.0.1"
@@ -115,7 +118,7 @@ class FederationSettings:
             )
 
     def _deciding(self) -> dict[str, Any]:
-        """The settings that decide the outcome, by dotted names. Deadline and quorum are not among them."""
+        """The settings that decide the outcome, by dotted names. Deadline, quorum and comparison are not among them."""
         parts = {"training": self.training, "routing": self.routing, "privacy": self.privacy or {}}
         nested = {f"{part}.{key}": value for part, values in parts.items() for key, value in values.items()}
         secure = {"secure_aggregation": True} if self.secure_aggregation else {}
@@ -149,6 +152,7 @@ class FederationSettings:
         if (views := self.router_settings.views) != 1:
             raise SettingError(f"routing: views={views}: a deployed router is fitted on crops: leave views out")
         self._check_competence(self.router_settings)
+        self._check_comparison()
         if self.privacy is not None:
             Privacy(**known_fields(Privacy, self.privacy, "privacy")).check(method)
         if self.secure_aggregation:
@@ -167,6 +171,17 @@ class FederationSettings:
             raise SettingError(f"secure_aggregation: dropout={plan.dropout} is for simulations: leave it out")
         if self.router and self.router_settings.competence:
             raise SettingError("secure_aggregation: competence needs rows of single samples: leave competence out")
+
+    def _check_comparison(self) -> None:
+        if self.comparison is None:
+            return
+        if not set(self.comparison) <= {"basis", "columns"} or "basis" not in self.comparison:
+            raise SettingError(
+                f"comparison={self.comparison}: write it as 'comparison: {{basis: normal, columns: [age]}}'"
+            )
+        check_common_basis(self.comparison["basis"])
+        if self.privacy is not None:
+            raise SettingError("comparison: its sums are sent without noise: leave comparison or privacy out")
 
     @staticmethod
     def _check_competence(routing: RouterSettings) -> None:

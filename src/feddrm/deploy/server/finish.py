@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from feddrm.comparison import IncomparableError, fit_populations
 from feddrm.deploy.records.audit_trail import AuditTrail
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.masked_sums import MaskedSums
@@ -27,10 +28,14 @@ from feddrm.deploy.wire.run_spec import FIT_PROTOCOL, RunSpec
 from feddrm.evaluation.answer_metrics import answer_sums, metrics_of_sums
 from feddrm.io.staging import settle_run
 from feddrm.methods import Tensors
+from feddrm.router import RouterSettings
 from feddrm.router.artifact import MANIFEST, read_manifest
 from feddrm.router.fit.cohort import Trunk
 from feddrm.router.fit.fit_router import fit_cohort
 from feddrm.runs.folder import RunFolder
+
+TRAFFIC = ("messages", "bytes_to_a_site", "bytes_from_a_site")
+Fitted = TypeVar("Fitted")
 
 
 class Finish:
@@ -53,6 +58,9 @@ class Finish:
             audit.append("router", {"chosen": chosen, "manifest": hashlib.sha256(manifest).hexdigest()})
             fitted = {key: chosen["router"][key] for key in ("recipe", "ridge", "held_out_loss", "held_out_accuracy")}
             self.channel.on_event("router fitted", fitted)
+        comparison = self.compare()
+        if comparison is not None:
+            audit.append("comparison", comparison)
         masked = self._masked_answers() if self.spec.secure_aggregation and self.spec.privacy is None else {}
         replies = self._finish_sites()
         removed = self._removed()
@@ -63,6 +71,7 @@ class Finish:
             **(masked if self.spec.secure_aggregation else self._write_metrics(replies)),
             "accepted": dict(self.state.accepted),
             "router": chosen,
+            **({"comparison": comparison} if comparison is not None else {}),
             **({"removed": removed} if removed else {}),
             "audit": audit.end.as_dict(),
         }
@@ -179,17 +188,51 @@ class Finish:
 
     def _fit_router(self, blank: BlankFit) -> dict[str, Any] | None:
         settings = self.settings.router_settings
-        names, sizes = self.spec.names, self.sizes
-        traffic = {"messages": 0, "bytes_to_a_site": 0, "bytes_from_a_site": 0}
-        began = time.monotonic()
+        trunk = Trunk(self.spec.make_net().requires_grad_(False), self.state.shared)
+        began, traffic = time.monotonic(), dict.fromkeys(TRAFFIC, 0)
+        cohort = self._cohort(settings, blank, "fitting the router", traffic)
+        fitted = self._with_all_sites("router", lambda: fit_cohort(cohort, trunk, settings))
+        if fitted is None:
+            return None
+        fitted.save(self.folder.router, dict(self.spec.model))
+        self.folder.write_json(self.folder.traffic_file, {**traffic, "seconds": time.monotonic() - began})
+        return dict(fitted.chosen)
+
+    def compare(self) -> dict[str, Any] | None:
+        """The density ratio model of the sites' populations as plain values, where the settings ask for one."""
+        if (wanted := self.settings.comparison) is None:
+            return None
+        with TemporaryDirectory() as folder:
+            blank = BlankFit(self.spec, Path(folder))
+            cohort = self._cohort(RouterSettings(), blank, "comparing the sites", dict.fromkeys(TRAFFIC, 0))
+            try:
+                found = self._with_all_sites("comparison", lambda: fit_populations(cohort, **wanted))
+            except IncomparableError as error:  # the training stands all the same
+                self.channel.on_event("complaint", {"text": f"no comparison: {error}"})
+                return {**wanted, "problem": str(error)}
+        return None if found is None else {**wanted, **found.as_dict()}
+
+    def _with_all_sites(self, noun: str, fit: Callable[[], Fitted]) -> Fitted | None:
+        """A fit that starts again when a missing site is back; None once a site of the run was removed."""
         self.waiting.refusals.clear()
-        secure = self.spec.secure_aggregation
+        while True:
+            try:
+                return fit()
+            except SiteMissingError as error:
+                if self._removed():
+                    self.channel.on_event("complaint", {"text": f"no {noun} is fitted: {error}: start another 'run'"})
+                    return None
+                secure = self.spec.secure_aggregation
+                self.waiting.pause_for_all(self.state.round, self.sums.missing if secure else self.spec.names)
+
+    def _cohort(self, settings: RouterSettings, blank: BlankFit, event: str, traffic: dict[str, int]) -> RemoteCohort:
+        """The sites as a fit sees them. ``traffic`` counts messages and bytes."""
+        names, sizes, secure = self.spec.names, self.sizes, self.spec.secure_aggregation
 
         def ask(header: Mapping[str, Any], tensors: Mapping[str, Tensor], rows: Rows = NO_ROWS) -> dict[int, Message]:
             traffic["messages"] += 1
             self.channel.on_event(
-                "fitting the router",
-                {"round": self.state.round, "step": traffic["messages"], "question": header["step"]},
+                event, {"round": self.state.round, "step": traffic["messages"], "question": header["step"]}
             )
             whole = {"kind": "fit", "brief": self.spec.as_dict(), "fit_protocol": FIT_PROTOCOL, **header}
             requests: dict[str, Request] = {
@@ -217,15 +260,4 @@ class Finish:
             return answers
 
         cohort = RemoteCohort(ask, self.spec.facts, self.spec.crop, settings, pooled=secure)
-        trunk = Trunk(self.spec.make_net().requires_grad_(False), self.state.shared)
-        while True:
-            try:
-                fitted = fit_cohort(cohort, trunk, settings)
-                fitted.save(self.folder.router, dict(self.spec.model))
-                self.folder.write_json(self.folder.traffic_file, {**traffic, "seconds": time.monotonic() - began})
-                return dict(fitted.chosen)
-            except SiteMissingError as error:  # the fit starts again when the site is back
-                if self._removed():
-                    self.channel.on_event("complaint", {"text": f"no router is fitted: {error}: start another 'run'"})
-                    return None
-                self.waiting.pause_for_all(self.state.round, self.sums.missing if secure else names)
+        return cohort

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from feddrm.comparison.federated_fit import basis_feature
 from feddrm.data import DEPLOYED, Federation
 from feddrm.data.sources.csv_tables import AUTO
 from feddrm.data.sources.labelled_samples import SPELLING_REMEDY, spelling_variants
@@ -38,7 +39,7 @@ def make_run_spec(settings: FederationSettings, hellos: Hellos) -> RunSpec:
     if settings.privacy is not None:
         Privacy(**settings.privacy).check(config.method)
     values = config.as_dict()
-    return RunSpec.of(
+    spec = RunSpec.of(
         {
             "run": settings.run,
             "names": tuple(hellos),
@@ -53,6 +54,9 @@ def make_run_spec(settings: FederationSettings, hellos: Hellos) -> RunSpec:
             "plugins": without_folders(values.get("plugins", ())),
         }
     )
+    if settings.comparison is not None:
+        basis_feature(spec.facts, **settings.comparison)
+    return spec
 
 
 def _with_common_schema(hellos: Hellos) -> Hellos:
@@ -83,7 +87,7 @@ def _check_alike(settings: FederationSettings, hellos: Hellos) -> None:
         if hello["schema"] is not None and tuple(hello["columns"] or ()) != TableSchema.of(hello["schema"]).encoded:
             raise FeddrmError(f"{name} has columns that are not those of its schema: both ends need the same feddrm")
         routed = settings.router and settings.privacy is None
-        if routed and (protocol := hello.get("fit_protocol") or 1) != FIT_PROTOCOL:
+        if (routed or settings.comparison) and (protocol := hello.get("fit_protocol") or 1) != FIT_PROTOCOL:
             raise FeddrmError(
                 f"{name} (feddrm {hello['version']}) fits the router by protocol {protocol}, this server by "
                 f"{FIT_PROTOCOL}: install the same feddrm at both, or set 'router: false' in federation.yaml"

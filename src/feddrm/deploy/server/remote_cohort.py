@@ -160,6 +160,9 @@ class RemoteCohort:
             {key: add([part_of(answer, f"{key}/held") for answer in answers]) for key in held},
         )
 
+    def score_scatter(self, request: FitRequest, point: Tensor) -> Tensor:
+        return self.total(*_question("score_scatter", {"fit": request}, {"fit": point}))["fit/scatter"]
+
     def held_out_router(self, design: DesignMatrix, folds: Sequence[Tensor], point: Tensor) -> RemoteHeldOut:
         return RemoteHeldOut(self, design, folds, point)
 

@@ -35,7 +35,7 @@ from feddrm.router.solver.client_statistics import (
     client_scores,
     logits_at,
 )
-from feddrm.router.solver.hessian import client_hessian
+from feddrm.router.solver.hessian import client_hessian, client_score_scatter
 from feddrm.router.solver.problem import Scaler
 
 BINS = 1000
@@ -75,6 +75,7 @@ class SiteFit:
             "evaluate": self._evaluate,
             "gradient": self._gradient,
             "scores": self._scores,
+            "score_scatter": self._score_scatter,
             "slope": self._slope,
             "spread": self._spread,
             "corrections": self._corrections,
@@ -143,6 +144,14 @@ class SiteFit:
         out: dict[str, Tensor] = {}
         for key, (table, target, fold) in message.header["fits"].items():
             out |= _named(key, client_scores(samples.inside(table, target, fold).double(), self._point(message, key)))
+        return out
+
+    def _score_scatter(self, message: Message) -> dict[str, Tensor]:
+        samples = _Samples(self, message)
+        out: dict[str, Tensor] = {}
+        for key, (table, target, fold) in message.header["fits"].items():
+            sample = samples.outside(table, target, fold).double()
+            out |= _named(key, client_score_scatter(sample, self._point(message, key)))
         return out
 
     def _slope(self, message: Message) -> dict[str, Tensor]:

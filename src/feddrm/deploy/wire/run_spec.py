@@ -111,8 +111,8 @@ def check_run(name: object) -> None:
 
 
 def blank_client(name: str, shape: Sequence[int], dtype: str) -> Client:
-    """A client with one sample of zeros."""
-    blank = Split(torch.zeros(1, *shape, dtype=DTYPES[dtype]), torch.zeros(1, dtype=torch.int64))
+    """A client with one sample of halves, or zeros where samples are whole numbers: a half has a logarithm."""
+    blank = Split(torch.full((1, *shape), 0.5).to(DTYPES[dtype]), torch.zeros(1, dtype=torch.int64))
     return Client(name, blank, blank)
 
 

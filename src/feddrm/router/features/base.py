@@ -24,6 +24,7 @@ from feddrm.router.features.colour import colour_statistics
 from feddrm.router.features.tensor_cache import cached_tensor
 
 Leaves = Mapping[str, Tensor]
+Stages = Mapping[str, Tensor]
 CPU_BATCH, GPU_BATCH = 512, 2048
 PIXELS = 256  # images of at most this many values may use them as features
 
@@ -39,7 +40,7 @@ class Feature(Named, ABC):
         return None if self.needs == "nothing" or net is not None else "it needs a shared trunk, and there is none"
 
     @abstractmethod
-    def __call__(self, net: Net | None, stages: Mapping[str, Tensor]) -> Tensor:
+    def __call__(self, net: Net | None, stages: Stages) -> Tensor:
         """Rows [n, d] from the stages of one batch; ``stages["input"]`` is always there."""
 
 
@@ -49,7 +50,7 @@ class Multiscale(Feature):
 
     name: ClassVar[str] = "multiscale"
 
-    def __call__(self, net: Net | None, stages: Mapping[str, Tensor]) -> Tensor:
+    def __call__(self, net: Net | None, stages: Stages) -> Tensor:
         assert net is not None
         columns = []
         for name, stage in stages.items():
@@ -68,7 +69,7 @@ class Embedding(Feature):
 
     name: ClassVar[str] = "embedding"
 
-    def __call__(self, net: Net | None, stages: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002
+    def __call__(self, net: Net | None, stages: Stages) -> Tensor:  # noqa: ARG002
         return stages["embedding"].flatten(1).float()
 
 
@@ -79,7 +80,7 @@ class Hidden(Feature):
     name: ClassVar[str] = "hidden"
     needs: ClassVar[str] = "project"
 
-    def __call__(self, net: Net | None, stages: Mapping[str, Tensor]) -> Tensor:
+    def __call__(self, net: Net | None, stages: Stages) -> Tensor:
         assert net is not None
         return net.hidden(stages["embedding"]).float()
 
@@ -96,7 +97,7 @@ class ClientBranch(Feature):
             return "the network has no client branch"
         return super().unfit(shape, net)
 
-    def __call__(self, net: Net | None, stages: Mapping[str, Tensor]) -> Tensor:
+    def __call__(self, net: Net | None, stages: Stages) -> Tensor:
         assert net is not None
         assert net.client_project is not None
         v: Tensor = net.client_project(stages[net.client_stage])
@@ -116,7 +117,7 @@ class Raw(Feature):
             return f"{size} raw pixels are too many (at most {PIXELS}): use multiscale"
         return None
 
-    def __call__(self, net: Net | None, stages: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002
+    def __call__(self, net: Net | None, stages: Stages) -> Tensor:  # noqa: ARG002
         return stages["input"].flatten(1).float()
 
 
@@ -140,7 +141,7 @@ class Colour(Feature):
     def unfit(self, shape: tuple[int, ...], net: Net | None) -> str | None:  # noqa: ARG002
         return None if len(shape) == 3 else "samples are no images"
 
-    def __call__(self, net: Net | None, stages: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002
+    def __call__(self, net: Net | None, stages: Stages) -> Tensor:  # noqa: ARG002
         x = stages["input"].float()
         mean, std = (_by_channel(v, x.device) for v in (self.mean, self.std))
         return colour_statistics((x * std + mean).clamp(0, 1))

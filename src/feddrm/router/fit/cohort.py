@@ -177,6 +177,9 @@ class Cohort(Protocol):
         All clients answer, in float64.
         """
 
+    def score_scatter(self, request: FitRequest, point: Tensor) -> Tensor:
+        """The sum of :func:`~feddrm.router.solver.hessian.client_score_scatter` over the clients, in float64."""
+
     def held_out_router(self, design: DesignMatrix, folds: Sequence[Tensor], point: Tensor) -> HeldOutRouter:
         """The scores of a router's fits; ``point`` is the one on all training samples."""
 

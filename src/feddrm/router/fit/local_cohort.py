@@ -43,7 +43,7 @@ from feddrm.router.solver.client_statistics import (
     client_scores,
     logits_at,
 )
-from feddrm.router.solver.hessian import client_hessian
+from feddrm.router.solver.hessian import client_hessian, client_score_scatter
 from feddrm.router.solver.problem import Scaler, Whitening, add
 from feddrm.router.solver.solve import moments_of, noise_of, pooled, scaler_of, solve
 
@@ -197,6 +197,10 @@ class LocalCohort:
             if request.fold is not None:
                 scores[key] = client_scores(self._sample(request, True), point)
         return gradients, scores
+
+    def score_scatter(self, request: FitRequest, point: Tensor) -> Tensor:
+        samples = map(Sample, request.design.rows, self._targets(request.target))
+        return add([client_score_scatter(sample, point) for sample in samples])["scatter"]
 
     def held_out_router(self, design: DesignMatrix, folds: Sequence[Tensor], point: Tensor) -> LocalHeldOut:
         test, trunk = self._test, self._trunk

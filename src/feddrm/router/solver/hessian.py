@@ -30,6 +30,19 @@ def client_hessian(sample: Sample, point: Tensor) -> ClientSums:
     return {"count": count, "hessian": torch.stack(rows)}
 
 
+def client_score_scatter(sample: Sample, point: Tensor) -> ClientSums:
+    """Sums of products of the samples' scores around their mean, n / (n - 1) times; for standard errors.
+
+    A score is the gradient of one sample's log-likelihood without the part of the first output.
+    """
+    x = torch.cat([sample.x, sample.x.new_ones(len(sample), 1)], dim=1).double()
+    residual = -logits_at(sample.x, point, sample.offset).softmax(1)
+    residual[torch.arange(len(sample), device=x.device), sample.y] += 1
+    scores = (residual[:, 1:, None] * x[:, None, :]).flatten(1)
+    centred = scores - scores.mean(0)
+    return {"scatter": centred.T @ centred * (len(sample) / max(1, len(sample) - 1))}
+
+
 @dataclass(frozen=True, eq=False)
 class Hessian:
     """Second derivatives of the mean loss near the optimum, [outputs, d + 1, outputs, d + 1]."""

@@ -60,7 +60,9 @@ class InputSpec:
 
 
 async def read_body(request: Request, settings: HttpSettings) -> bytes:
-    """The whole body; an error as soon as it is too long or too slow."""
+    """The whole body; an error as soon as it is too long or too slow, or if it is compressed."""
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise ApiError(415, "a compressed body is not read here: send it without Content-Encoding")
     given, limit = request.headers.get("content-length", ""), settings.max_body_bytes
     # int() fails on thousands of digits, which may all be leading zeros; then the bytes are counted as they arrive.
     size = int(given) if given.isdecimal() and len(given) < 20 else 0
@@ -135,7 +137,8 @@ def decode_samples(
 def options_in(parameters: Mapping[str, Any], options: type[AnyModel]) -> AnyModel:
     """The options among the parameters of an infer request, which may also have parameters of the protocol."""
     try:
-        return options.model_validate({name: parameters[name] for name in options.model_fields if name in parameters})
+        given = {name: parameters[name] for name in options.model_fields if name in parameters}
+        return options.model_validate(_with_list(given))
     except ValidationError as error:
         raise FeddrmError(first_problem(error)) from error
 
@@ -155,10 +158,10 @@ def check_samples(kind: str, x: Array, spec: InputSpec) -> Array:
     return x
 
 
-def _with_list(query: dict[str, str]) -> dict[str, Any]:
-    """The query string's options, with ``without`` as a list."""
-    values: dict[str, Any] = dict(query)
-    if "without" in values:
+def _with_list(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, with ``without`` as a list where it is a text: query strings and gRPC have no lists."""
+    values = dict(given)
+    if isinstance(values.get("without"), str):
         values["without"] = [name for name in values["without"].split(",") if name]
     return values
 

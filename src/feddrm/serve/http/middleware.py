@@ -85,7 +85,8 @@ class RequestMiddleware:
             if self.on_request is not None:
                 self.on_request(path, status, seconds)
             if path not in UNLOGGED:
-                line = {"request_id": request_id, "method": scope["method"], "path": path, "status": status}
+                method = state.get("rpc", scope["method"])  # of gRPC, the name of the call
+                line = {"request_id": request_id, "method": method, "path": path, "status": status}
                 log_request(seconds, {**line, "caller": state.get("caller", "")})
 
     def _rejection(

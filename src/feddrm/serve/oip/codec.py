@@ -50,7 +50,7 @@ class InferRequest(BaseModel):
     id: str | None = Field(None, max_length=128)
     parameters: dict[str, Any] = {}
     inputs: list[TensorIn] = Field(min_length=1, max_length=8)
-    outputs: list[OutputWanted] | None = Field(None, min_length=1, max_length=8)
+    outputs: list[OutputWanted] | None = Field(None, min_length=1, max_length=16)
 
 
 class TensorOut(BaseModel):
@@ -128,7 +128,8 @@ def read_infer(body: bytes, header_length: str | None) -> tuple[InferRequest, di
         expected = math.prod(tensor.shape) * DTYPES[tensor.datatype].itemsize
         if not isinstance(size, int) or isinstance(size, bool) or size != expected or position + size > len(body):
             raise FeddrmError(
-                f"input '{tensor.name}' of shape {tensor.shape} needs {expected} bytes after the JSON part"
+                f"input '{tensor.name}' of shape {tensor.shape} and type {tensor.datatype} needs {expected} bytes of "
+                f"data: send as many"
             )
         array = np.frombuffer(body, DTYPES[tensor.datatype], math.prod(tensor.shape), position)
         tensors[tensor.name] = _reshape(array, tensor)
@@ -153,7 +154,7 @@ def write_answer(
 ) -> tuple[bytes, dict[str, str]]:
     """An answer with the outputs that the request wants, and its headers.
 
-    Numbers are written as JSON or, if the request wants it, as bytes after the JSON. Strings are always JSON.
+    They are written as JSON or, if the request wants it, as bytes after the JSON.
     """
     all_binary = request.parameters.get("binary_data_output") is True
     wanted = [(out.name, out.parameters) for out in request.outputs] if request.outputs else [(n, {}) for n in outputs]
@@ -164,16 +165,16 @@ def write_answer(
             raise FeddrmError(f"no output '{name}' (there are: {', '.join(outputs)})")
         data, binary = outputs[name], parameters.get("binary_data", all_binary) is True
         if isinstance(data, list):
-            written.append({"name": name, "datatype": "BYTES", "shape": [len(data)], "data": data})
-            continue
-        datatype = "BOOL" if data.dtype == bool else "FP32"
-        flat = data.astype(bool if datatype == "BOOL" else "<f4").ravel()
-        output: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(data.shape)}
+            output: dict[str, Any] = {"name": name, "datatype": "BYTES", "shape": [len(data)]}
+        else:
+            datatype = "BOOL" if data.dtype == bool else "FP32"
+            output = {"name": name, "datatype": datatype, "shape": list(data.shape)}
+            data = data.astype(bool if datatype == "BOOL" else "<f4").ravel()
         if binary:
-            tail.append(flat.tobytes())
+            tail.append(_text_bytes(data) if isinstance(data, list) else data.tobytes())
             written.append({**output, "parameters": {"binary_data_size": len(tail[-1])}})
         else:
-            written.append({**output, "data": flat})
+            written.append({**output, "data": data})
     head = orjson.dumps({**about, "outputs": written}, option=orjson.OPT_SERIALIZE_NUMPY)
     if not tail:
         return head, {"Content-Type": "application/json"}
@@ -191,6 +192,12 @@ def single_input(tensors: Mapping[str, Array]) -> tuple[str, Array]:
     if len(tensors) != 1 or kind is None:
         raise FeddrmError("give one tensor, named 'input' or 'features'")
     return kind, next(iter(tensors.values()))
+
+
+def _text_bytes(texts: Sequence[str]) -> bytes:
+    """Texts as the protocol's bytes: the length of each in four bytes, then its UTF-8."""
+    encoded = [text.encode() for text in texts]
+    return b"".join(len(text).to_bytes(4, "little") + text for text in encoded)
 
 
 def _from_numbers(tensor: TensorIn) -> Array:

@@ -104,6 +104,13 @@ def add_oip_routes(
         }
         return json_response({"name": model, "versions": [version], "platform": "feddrm", **tensors})
 
+    @app.api_route("/v2/models/{model}/versions/{rest:path}", methods=["GET", "POST"], include_in_schema=False)
+    async def versioned(model: str, rest: str) -> Response:
+        """The protocol lets callers name a version; here the server chooses."""
+        check_model(model)
+        version = rest.partition("/")[0][:64]
+        raise ApiError(404, f"version '{version}' cannot be asked for: leave the version out, the answer states it")
+
     binary = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     # FastAPI finds path parameters among the arguments of a function, and this one takes the request alone.
     parameter = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "enum": list(models)}}
