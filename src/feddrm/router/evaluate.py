@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -129,8 +130,8 @@ def evaluate_routed(
         return {**routing, "system_c_index": {name: c_index(risk, labels) for name, risk in risks.items()}}
     asked = {name: ask(routes) for name, routes in by_origin.items()}
     system = {name: system_accuracy(logits.argmax(-1), labels) for name, logits in asked.items()}
-    routes = by_origin["exact_density"]
-    trained, calibrated = _calibrated(asked["exact_density"].double(), ask(origin).double(), routes, test)
+    held_out = partial(_calibrated, routes=by_origin["exact_density"], test=test, names=router.names)
+    trained, calibrated = held_out(asked["exact_density"].double(), ask(origin).double())
     answers = {"exact_density": trust(calibrated, labels)}
     calibrations = {"trained": trained}
     if fitted.heads is not None:
@@ -138,7 +139,7 @@ def evaluate_routed(
         heads = {name: _by_heads(fitted, x, chosen) for name, chosen in {**by_origin, "oracle": origin}.items()}
         system["global_probe"] = system_accuracy(logits_at(x, fitted.heads.probe.double()).argmax(-1), labels)
         system |= {f"refit_{rule}": system_accuracy(heads[f"exact_{rule}"].argmax(-1), labels) for rule in RULES}
-        calibrations["refit"], refitted = _calibrated(heads["exact_density"], heads["oracle"], routes, test)
+        calibrations["refit"], refitted = held_out(heads["exact_density"], heads["oracle"])
         answers["refit_density"] = trust(refitted, labels)
         routing["refit_oracle_accuracy"] = system_accuracy(heads["oracle"].argmax(-1), labels)
     return {
@@ -147,7 +148,7 @@ def evaluate_routed(
         "router": {**routing["router"], "answers": answers},
         "metrics": answer_metrics(calibrated, labels, origin, router.names),
         "class_confusion": class_confusion(calibrated.argmax(-1), labels, calibrated.shape[1]).tolist(),
-        "calibrations": {kind: dict(zip(router.names, values, strict=True)) for kind, values in calibrations.items()},
+        "calibrations": calibrations,
     }
 
 
@@ -170,20 +171,21 @@ def _routing(
     rows = max(1, BLOCK[features.device.type] // router.clients)
 
     def blocks(rule: str) -> Iterator[tuple[Tensor, Tensor]]:
-        for part in features.split(rows):
+        for part in torch.split(features, rows):
             logits = router.logits(part).double()
             yield logits, by_rule(logits, router.log_prior, rule)
 
-    routes, own, conformal, curves = {}, {}, {}, {}
+    routes, curves = {}, {}
+    conformal: dict[str, dict[str, float]] = {}
     for rule in RULES:
         parts = []
-        for (logits, log_weights), clients in zip(blocks(rule), origin.split(rows), strict=True):
+        for (logits, log_weights), clients in zip(blocks(rule), torch.split(origin, rows), strict=True):
             top, best = log_weights.exp().max(1)
             chosen = route(logits, weights.to(logits.device), rule)
             parts.append((chosen, log_weights.gather(1, clients[:, None]), top, best))
-        chosen, own[rule], top, best = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        chosen, own, top, best = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
         routes[f"exact_{rule}"], curves[rule] = chosen, reliability_of(top, best == origin)
-        conformal |= _conformal(router.calibration, rule, own[rule], (weights for _, weights in blocks(rule)))
+        conformal |= _conformal(router.calibration, rule, own, (weights for _, weights in blocks(rule)))
     return {
         "client_accuracy": {name: routes_accuracy(chosen, origin, weights) for name, chosen in routes.items()},
         "confusion": {name: confusion(chosen, origin, router.clients).tolist() for name, chosen in routes.items()},
@@ -198,20 +200,21 @@ def _routing(
     }, routes
 
 
-def _calibrated(routed: Tensor, own: Tensor, routes: Tensor, test: Queries) -> tuple[list[AnswerCalibration], Tensor]:
+def _calibrated(
+    routed: Tensor, own: Tensor, routes: Tensor, test: Queries, names: Sequence[str]
+) -> tuple[dict[str, AnswerCalibration], Tensor]:
     """Every client's calibration, and the answers [N, K] to queries, each calibrated without the query itself.
 
     ``routed`` are the logits of the chosen clients ``routes``, ``own`` those of every query's own client.
     """
-    kept, answers = [], torch.empty_like(routed)
-    for client in range(int(max(routes.max(), test.origin.max())) + 1):
+    kept, answers = {}, torch.empty_like(routed)
+    for client, name in enumerate(names):
         mine, asked = test.origin == client, (routes == client).nonzero()[:, 0]
         others = asked[~mine[asked]]
         rows = torch.cat([mine.nonzero()[:, 0], others])
         logits = torch.cat([own[mine], routed[others]])
         first = torch.arange(int(mine.sum()), device=rows.device)
-        calibration, held_out = HeldOutAnswers.of_client(client, logits, test.labels[rows], first)
-        kept.append(calibration)
+        kept[name], held_out = HeldOutAnswers.of_client(client, logits, test.labels[rows], first)
         chosen = routes[rows] == client
         answers[rows[chosen]] = held_out.log_classes[chosen]
     return kept, answers
@@ -221,7 +224,7 @@ def _by_heads(fitted: FittedRouter, x: Tensor, routes: Tensor) -> Tensor:
     """Logits [N, K] by the refitted heads of the chosen clients."""
     assert fitted.heads is not None
     out = logits_at(x, fitted.heads.probe.double())
-    for client in routes.unique().tolist():
+    for client in routes.bincount().nonzero()[:, 0].tolist():
         asked = routes == client
         out[asked] += logits_at(x[asked], fitted.private[fitted.router.names[client]].double())
     return out

@@ -131,7 +131,7 @@ def _fit(
 
     def ask(routes: Tensor) -> Tensor:
         """The logits of every test sample by one client's model."""
-        asked = [(client, (routes == client).nonzero()[:, 0]) for client in routes.unique().tolist()]
+        asked = [(client, (routes == client).nonzero()[:, 0]) for client in routes.bincount().nonzero()[:, 0].tolist()]
         parts = [Queries(test.x[rows], test.labels[rows], test.origin[rows], test.views) for _, rows in asked]
         with arithmetic(config.precision, config.device).set():
             how = execution(config)

@@ -7,9 +7,10 @@ Thresholds of training samples let sets of clients miss too often. They change n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,8 +21,22 @@ from feddrm.router.query_drift import MOST_CLIENTS, drift_reference
 from feddrm.router.router import Calibration
 from feddrm.router.solver.client_statistics import ClientSums
 
+Made = TypeVar("Made")
 MISSES = (0.01, 0.05, 0.1, 0.2)
 STRANGER = 1.5  # times the strangest held-out sample: a query beyond that comes from no client of this federation
+
+
+class OnDemand(Sequence[Made]):
+    """One value per client, made when it is looked at: logits of all samples over all clients may not fit in memory."""
+
+    def __init__(self, clients: int, make: Callable[[int], Made]) -> None:
+        self._clients, self._make = range(clients), make
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self._make(self._clients[number])
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +71,8 @@ class LocalHeldOut:
                 kept.append(logits)
         strangest = max(float(x.square().mean(1).max()) for x, _ in self._held_out if len(x))
         reference = drift_reference(torch.cat(kept), log_prior, torch.cat(strangeness)) if kept else None
-        weights = ({rule: torch.cat(parts) for rule, parts in side.items()} for side in (top, own))
-        return Confidence(*weights, strangest, reference)
+        tops, owns = ({rule: torch.cat(parts) for rule, parts in side.items()} for side in (top, own))
+        return Confidence(tops, owns, strangest, reference)
 
     @cached_property
     def _held_out(self) -> list[tuple[Tensor, Tensor]]:

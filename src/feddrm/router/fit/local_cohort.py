@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +14,7 @@ from feddrm.evaluation import Queries, pooled_queries
 from feddrm.moments import Moments
 from feddrm.router.features.base import Recipe, extract
 from feddrm.router.features.design_matrix import DesignMatrix, stretch_of
-from feddrm.router.fit.calibration import LocalHeldOut
+from feddrm.router.fit.calibration import LocalHeldOut, OnDemand
 from feddrm.router.fit.cohort import (
     Corrections,
     Facts,
@@ -32,7 +30,7 @@ from feddrm.router.fit.feature_blocks import MemberMoments, site_moments
 from feddrm.router.fit.head_problems import OwnCorrections, joint_classes, joint_label, private_problem, private_samples
 from feddrm.router.fit.ridge_path import Chosen
 from feddrm.router.fit.selection import FINE_ROUNDS, PATH_TOLERANCE
-from feddrm.router.fit.stacking import client_curves
+from feddrm.router.fit.stacking import LocalClasses
 from feddrm.router.policy import client_slopes, consult, solve_temperature
 from feddrm.router.settings import Holdout, RouterSettings
 from feddrm.router.solver.client_statistics import (
@@ -49,7 +47,6 @@ from feddrm.router.solver.solve import moments_of, noise_of, pooled, scaler_of, 
 
 JUDGED = Holdout(5, 5)  # the parts of judged samples; where the heads' folds are five, they are the same
 ROUTER = int.from_bytes(b"rout", "big")
-Made = TypeVar("Made")
 Published = Callable[[Tensor], Tensor]  # log class probabilities [m, n, K] of network inputs
 
 
@@ -212,7 +209,7 @@ class LocalCohort:
             return own, logits_at(own, point)
 
         logits = self.held_out_logits(design, folds)
-        return LocalHeldOut(design.rows, logits, _OnDemand(len(self.federation), tested))
+        return LocalHeldOut(design.rows, logits, OnDemand(len(self.federation), tested))
 
     def corrections(self, design: DesignMatrix, probes: Sequence[Tensor]) -> Corrections:
         if self._few:
@@ -223,7 +220,7 @@ class LocalCohort:
         """The answers of the probe, of all corrected heads as the router mixes them, and of the joint model."""
         assert isinstance(router, LocalHeldOut)
         clients = len(self.facts.names)
-        weights = _OnDemand(clients, lambda number: (router.logits[number] / temperature).log_softmax(1))
+        weights = OnDemand(clients, lambda number: (router.logits[number] / temperature).log_softmax(1))
         answers = {
             "global_probe": [z.log_softmax(1) for z in self.held_out_logits(heads.design, heads.probes)],
             "refit_all": [consult(w, a) for w, a in zip(weights, self._held_out_answers(heads), strict=True)],
@@ -266,7 +263,7 @@ class LocalCohort:
                 logits[inside] = logits_at(x[inside], point)
             return logits
 
-        return _OnDemand(len(design.rows), logits_of)
+        return OnDemand(len(design.rows), logits_of)
 
     def each(self, design: DesignMatrix, fold: int | None, inside: bool = False) -> list[Sample]:
         """Every client's samples with their classes: all of them, or those inside or outside a fold."""
@@ -307,19 +304,6 @@ class LocalCohort:
 def _joined(parts: Sequence[Tensor], axis: int) -> Tensor:
     """The parts as one; a single one is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=axis)
-
-
-class _OnDemand(Sequence[Made]):
-    """One value per client, made when it is looked at: logits of all samples over all clients may not fit in memory."""
-
-    def __init__(self, clients: int, make: Callable[[int], Made]) -> None:
-        self._clients, self._make = range(clients), make
-
-    def __len__(self) -> int:
-        return len(self._clients)
-
-    def __getitem__(self, number: Any) -> Any:
-        return self._make(self._clients[number])
 
 
 class _SampleCache:
@@ -365,24 +349,6 @@ class LocalCorrections:
         problem = private_problem(len(facts.classes), self.design.width, ridge, len(facts.names))
         whitening = self.design.whitening
         return solve(problem, [samples], whitening, start=start, rounds=rounds, tolerance=tolerance).point
-
-
-@dataclass(frozen=True, eq=False)
-class LocalClasses:
-    """Held-out class probabilities by model and client."""
-
-    stacks: Mapping[str, Sequence[str]]
-    answers: Mapping[str, Sequence[Tensor]]
-    labels: Sequence[Tensor]
-
-    def curves(self, models: Sequence[str]) -> Callable[[Tensor], ClientSums]:
-        clients = []
-        for number, y in enumerate(self.labels):
-            rows = torch.stack([self.answers[name][number] for name in models])
-            seen = ~rows[0, :, 0].isnan()
-            if bool(seen.any()):
-                clients.append((rows[:, seen], y[seen]))
-        return lambda weights: add([client_curves(rows, y, weights.to(y.device)) for rows, y in clients])
 
 
 def facts_of(federation: Federation) -> Facts:

@@ -14,10 +14,7 @@ from torch import Tensor
 from feddrm.threads import intra_op_threads, thread_map
 
 ClientSums = dict[str, Tensor]
-BLOCK = {
-    "cpu": 2**19,
-    "cuda": 2**27,
-}  # probabilities [rows, outputs] that are computed at once; on a CPU they fit a cache
+BLOCK = {"cpu": 2**19, "cuda": 2**27}  # probabilities [rows, outputs] computed at once; on a CPU they fit a cache
 STRIPES = 16  # parts of all blocks that threads share
 
 
