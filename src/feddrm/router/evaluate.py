@@ -119,8 +119,8 @@ def evaluate_routed(
 ) -> dict[str, Any]:
     """The figures that need one client's answer to every query, where all clients' answers would take too much memory.
 
-    They are those of :func:`evaluate_router`, under the same names. ``ask`` returns the logits [N, K] of the trained
-    models of the clients [N] that are asked.
+    They are those of :func:`evaluate_router`, under the same names; those of mixtures, label sets, competence and the
+    rivals are left out. ``ask`` returns the logits [N, K] of the trained models of the clients [N] that are asked.
     """
     router, labels, origin = fitted.router, test.labels, test.origin
     columns, routed_by = _features(fitted, net, shared, test)
@@ -132,7 +132,7 @@ def evaluate_routed(
     system = {name: system_accuracy(logits.argmax(-1), labels) for name, logits in asked.items()}
     held_out = partial(_calibrated, routes=by_origin["exact_density"], test=test, names=router.names)
     trained, calibrated = held_out(asked["exact_density"].double(), ask(origin).double())
-    answers = {"exact_density": trust(calibrated, labels)}
+    answers = {"exact_density": _trust(asked["exact_density"], calibrated, labels)}
     calibrations = {"trained": trained}
     if fitted.heads is not None:
         x = fitted.heads.scaler(torch.cat([columns[f.name] for f in fitted.heads.recipe.features], dim=1))
@@ -140,7 +140,7 @@ def evaluate_routed(
         system["global_probe"] = system_accuracy(logits_at(x, fitted.heads.probe.double()).argmax(-1), labels)
         system |= {f"refit_{rule}": system_accuracy(heads[f"exact_{rule}"].argmax(-1), labels) for rule in RULES}
         calibrations["refit"], refitted = held_out(heads["exact_density"], heads["oracle"])
-        answers["refit_density"] = trust(refitted, labels)
+        answers["refit_density"] = _trust(heads["exact_density"], refitted, labels)
         routing["refit_oracle_accuracy"] = system_accuracy(heads["oracle"].argmax(-1), labels)
     return {
         **routing,
@@ -218,6 +218,10 @@ def _calibrated(
         chosen = routes[rows] == client
         answers[rows[chosen]] = held_out.log_classes[chosen]
     return kept, answers
+
+
+def _trust(logits: Tensor, calibrated: Tensor, labels: Tensor) -> dict[str, object]:
+    return trust(calibrated, labels) | trust(logits.double().log_softmax(-1), labels, "uncalibrated_")
 
 
 def _by_heads(fitted: FittedRouter, x: Tensor, routes: Tensor) -> Tensor:
