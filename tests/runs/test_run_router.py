@@ -148,12 +148,14 @@ def test_the_features_can_be_named(fitted: Path, tmp_path: Path, digits: Federat
 def test_what_is_too_large_is_left_out_and_the_other_figures_stay(
     fitted: Path, tmp_path: Path, digits: Federation
 ) -> None:
-    copy = shutil.copytree(fitted, tmp_path / "copy")
-    run, whole = Run.open(copy), Run.open(fitted).summary
-    run.fit_router(digits, part_bytes=1)
-    summary = run.summary
+    full, copy = (shutil.copytree(fitted, tmp_path / name) for name in ("full", "copy"))
+    run = Run.open(copy)
+    Run.open(full).fit_router(digits, features="embedding")  # one that sends some queries to a wrong client
+    run.fit_router(digits, features="embedding", part_bytes=1)
+    whole, summary = Run.open(full).summary, run.summary
     assert summary is not None
     assert whole is not None
+    assert summary["client_accuracy"]["exact_density"]["mean"] < 0.95
     lines = summary["router"]["left_out"]
     assert [line.split(":")[0] for line in lines] == [
         "answers of all clients' models to all training samples",
@@ -165,19 +167,22 @@ def test_what_is_too_large_is_left_out_and_the_other_figures_stay(
     assert manifest["notes"]["chosen"]["left_out"] == lines
     system = {*BY_TRAINING, "exact_density", "exact_posterior", "global_probe", "refit_density", "refit_posterior"}
     assert set(summary["system_accuracy"]) == system
-    for kind in ("system_accuracy", "client_accuracy", "metrics"):
+    for kind in ("system_accuracy", "client_accuracy"):
         assert summary[kind] == {name: whole[kind][name] for name in summary[kind]}
+    for name, metric in summary["metrics"]["system"].items():
+        for key in ("value", "interval"):
+            assert metric[key] == pytest.approx(whole["metrics"]["system"][name][key], rel=1e-9), (name, key)
     for key in ("ece", "conformal", "temperature", "refit_oracle_accuracy", "recipe", "ridge", "held_out_accuracy"):
         assert summary["router"][key] == whole["router"][key], key
     for name, figures in summary["router"]["answers"].items():
         assert figures == pytest.approx(whole["router"]["answers"][name], rel=1e-6)
-    for ours, theirs in ((Run.open(p).folder.client(name) for p in (copy, fitted)) for name in digits.names):
+    for ours, theirs in ((Run.open(p).folder.client(name) for p in (copy, full)) for name in digits.names):
         mine, whole_run = (AnswerCalibration.read(f.temperature_file, "").temperature for f in (ours, theirs))
         assert mine == pytest.approx(whole_run, rel=1e-6)
         head, same = (load_file(f.head_file) for f in (ours, theirs))
         assert all(torch.allclose(head[key], same[key], rtol=1e-5) for key in same)
     write_report(report_table([copy]), tmp_path / "report")
-    assert run.evaluate(digits)["metrics"] == summary["metrics"]
+    assert run.evaluate(digits)["metrics"]["system"]["accuracy"] == summary["metrics"]["system"]["accuracy"]
 
 
 @pytest.mark.parametrize("method", ["local", "fedavg", "ditto"])
