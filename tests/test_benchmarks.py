@@ -46,6 +46,7 @@ def figures_of(words: str, key: str, folder: Path) -> dict[str, Any]:
         ("label_sets --digits 1 --heart 0 --rounds 1", "digits"),
         ("many_clients --clients 30 --samples 20", "decision_ms"),
         ("router --features 40 --scale 0.02", "fit"),
+        ("thousand_clients --clients 3 4 --data rows --rounds 3", "curves"),
         ("vote_starts --data digits --model mlp --rounds 2 --starts 2 --out TMP", "vote"),
     ],
 )

@@ -23,6 +23,7 @@ from feddrm.report.run_record import RunRecord
 from feddrm.report.run_table import report_table
 from feddrm.runs import Run, run_router, train, training_session
 from kill_points import contents, count_operations, kill, points
+from runs.conftest import crowd
 
 pytestmark = pytest.mark.slow
 
@@ -90,6 +91,24 @@ def test_a_training_ends_as_an_undisturbed_one(taken_over: bool, digits: Federat
         assert again.keys() == expected.keys(), f"after file operation {point}"
         assert {name for name in expected if again[name] != expected[name]} <= set(TIMED), f"file operation {point}"
         shutil.rmtree(out)
+
+
+def test_a_training_of_many_clients_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
+    """Private slots lie in shards, which rounds write and checkpoints delete."""
+    federation, settings = crowd(), {**SETTINGS, "participation": 0.1}
+    expected = contents(train(federation, "fedrep", out=tmp_path / "whole", **settings).path)
+    assert sum(name.startswith("checkpoint/private/") for name in expected) == 3
+    assert {name for name in expected if name.startswith("clients/")} == {
+        "clients/private-0.safetensors", "clients/private-1.safetensors",
+    }  # fmt: skip
+    total = count_operations(lambda: train(federation, "fedrep", out=tmp_path / "first", **settings))
+    for point in points(total):
+        out = tmp_path / f"run-{point}"
+        kill(lambda out=out: train(federation, "fedrep", out=out, **settings), point)
+        train(federation, "fedrep", out=out, **settings)
+        again = contents(out)
+        assert again.keys() == expected.keys(), f"after file operation {point}"
+        assert {name for name in expected if again[name] != expected[name]} <= set(TIMED), f"file operation {point}"
 
 
 # The router

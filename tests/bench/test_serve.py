@@ -4,7 +4,8 @@ import pytest
 
 pytest.importorskip("fastapi", reason="pip install 'feddrm[serve]' to run this")
 
-from feddrm.bench.serve import bench_feedback, bench_serve
+from feddrm.bench.serve import bench_feedback, bench_serve, bench_trace
+from refusal import refused
 
 
 @pytest.mark.slow
@@ -31,3 +32,20 @@ def test_the_cost_of_feedback_is_measured_beside_a_gateway_without() -> None:
         assert list(ways) == ["without", "use log", "drift", "use log with features, drift"]
         assert all(figures["requests_per_second"] > 0 for figures in ways.values())
         assert results["cost"][path]["without"] == {"fewer_requests_per_second": 0.0, "more_gateway_cpu": 0.0}
+
+
+@pytest.mark.slow
+def test_the_cost_of_traces_is_measured_beside_a_gateway_without() -> None:
+    pytest.importorskip("opentelemetry.sdk", reason="pip install 'feddrm[otel]' to run this")
+    results = bench_trace(callers=2, seconds=0.2, repeats=1)
+    for path in ("/v1/predict", "/v1/route"):
+        ways = results["http"][path]
+        assert list(ways) == ["without", "traced", "every request traced"]
+        ratio = ways["traced"]["requests_per_second"] / ways["without"]["requests_per_second"]
+        assert results["traced_to_untraced"][path] == pytest.approx(ratio, abs=1e-3)
+
+
+def test_traces_cannot_be_measured_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feddrm.bench.serve.find_spec", lambda name: None)
+    with refused("pip install 'feddrm[otel]'"):
+        bench_trace()

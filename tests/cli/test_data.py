@@ -28,6 +28,22 @@ def test_info_prints_the_counts_of_every_client(capsys: pytest.CaptureFixture[st
         assert row.rstrip().endswith(client["shift"])
 
 
+def test_of_many_clients_the_largest_and_the_smallest_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("data", "info", "digits", "--clients", "40", "--alpha", "100", "--seed", "7")
+    sizes = {c["name"]: c["train"] for c in json.loads(call(capsys, *words, "--json")[1])["clients"]}
+
+    def printed(*options: str) -> list[str]:
+        lines = call(capsys, *words, *options)[1].splitlines()
+        return [line.split()[0] for line in lines if line.split()[:1] and line.split()[0] in {*sizes, "..."}]
+
+    by_size = sorted(sizes, key=lambda name: -sizes[name])
+    assert printed() == [*by_size[:10], "...", *by_size[-10:]]
+    by_name = sorted(sizes)
+    assert printed("--sort", "name") == [*by_name[:10], "...", *by_name[-10:]]
+    assert printed("--find", "FAX") == [name for name in sizes if "fax" in name]
+    assert "40 clients with" in call(capsys, *words)[1]
+
+
 def test_show_writes_a_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     target = tmp_path / "x.png"
     code, out, err = call(capsys, "data", "show", "digits", "--out", str(target))
@@ -99,6 +115,8 @@ def test_columns_may_have_any_name(capsys: pytest.CaptureFixture[str], tmp_path:
         (["data", "info", "cifar10"], 1, "no files of 'cifar10'"),
         (["data", "show", "digits", "--out", "x.gif"], 2, "end its name in .png"),
         (["data", "info"], 2, "Missing argument"),
+        (["data", "info", "digits", "--find", "nobody"], 2, "--find 'nobody': no client's name contains it"),
+        (["data", "info", "digits", "--sort", "tests"], 2, "unknown --sort 'tests'"),
         (["data", "info", "digits", "--set", "seed=1.5"], 2, "seed='1.5': give a whole number"),
         (["data", "info", "digits", "--set", "name=x"], 2, "'digits' has no setting 'name'"),
     ],

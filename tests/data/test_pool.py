@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from feddrm.data import Client, Federation, Pool, RandomResizedCrop, Split, View, colour_shifts, load
+from feddrm.data.shift import COLOURS
 
 SIZES = (7, 3, 5)
 
@@ -40,6 +43,20 @@ def test_equals_the_clients_views(split: str, crop: bool, shift: bool) -> None:
         assert torch.equal(pool.y[samples], part.y)
         assert (pool.owners[samples] == i).all()
     assert len(pool.y) == sum(len(getattr(c, split)) for c in federation.clients)
+
+
+@pytest.mark.slow
+def test_clients_with_one_shift_share_its_table() -> None:
+    """A table has 64 MiB: 1,000 clients of CIFAR have eight shifts, and need eight tables."""
+    federation = made(crop=False, shift=True)
+    clients = tuple(replace(c, view=replace(c.view, shift=federation.clients[i % 2].view.shift))
+                    for i, c in enumerate(federation.clients))  # fmt: skip
+    federation = replace(federation, clients=clients)
+    pool = Pool.of(federation, "train")
+    assert pool.tables is not None
+    assert len(pool.tables) == 2 * COLOURS
+    wanted = torch.cat([client.view(client.train.x) for client in clients])
+    assert torch.equal(pool.network_input(pool.x, pool.owners), wanted)
 
 
 def test_tables_pass_through() -> None:

@@ -25,6 +25,7 @@ def test_the_names_of_a_run() -> None:
         "tensorboard": "tensorboard",
         "checkpoint": "checkpoint",
         "state_file": "checkpoint/state.safetensors",
+        "state_shards": "checkpoint/private",
         "seconds_file": "checkpoint/seconds.json",
         "lock_file": "checkpoint/lock",
         "router": "router",

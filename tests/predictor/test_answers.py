@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 
 from feddrm.data import Federation
+from feddrm.io.run_files import RunFiles
+from feddrm.io.shards import shard_bytes
+from feddrm.io.tensors import read_tensors, split_slots
 from feddrm.predictor import answers
 from feddrm.predictor.predictor import Predictor
 from feddrm.router.router import BROKEN, UNSURE
@@ -43,6 +46,23 @@ def test_answers_under_two_routers_are_refused(run: Path, images: Tensor, tmp_pa
     monkeypatch.setattr(answers, "_load_predictor", lambda run, name, answer: load_and_commit(run.client(name).path))
     with refused("the router of", "was replaced meanwhile", "ask again"):
         Run.open(copy).predict(images)
+
+
+def test_private_parts_in_a_shard_answer_as_those_in_folders(run: Path, images: Tensor, tmp_path: Path) -> None:
+    """Large federations have shards; temperatures and heads stay in the clients' folders."""
+    expected = Run.open(run).predict(images)
+    files = RunFiles(Path(shutil.copytree(run, tmp_path / "run")))
+    private = {name: files.client(name).private_file for name in Run.open(run).router().names}
+    files.shard_file(0).write_bytes(
+        shard_bytes({name: split_slots(read_tensors(path, "")) for name, path in private.items()})
+    )
+    for path in private.values():
+        path.unlink()
+    found = Run.open(files.path).predict(images)
+    np.testing.assert_array_equal(found.probabilities, expected.probabilities)
+    files.shard_file(0).unlink()
+    with refused("has no private part of client"):
+        Run.open(files.path).predict(images)
 
 
 def test_every_query_is_answered_by_the_client_that_the_router_names(run: Path, images: Tensor) -> None:

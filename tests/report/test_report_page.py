@@ -14,7 +14,9 @@ import pytest
 from feddrm.data import Federation
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.report.accuracy_measures import Measure
+from feddrm.report.client_views.client_overview import edges
 from feddrm.report.report_page import write_report
+from feddrm.report.run_record import RunRecord
 from feddrm.report.run_table import report_table
 
 pytestmark = pytest.mark.slow
@@ -68,11 +70,12 @@ def write_for(folders: Sequence[Path], out: Path) -> Path:
     return write_report(report_table(folders), out)
 
 
-def read_page(path: Path) -> Page:
-    """A page with nothing fetched, nothing executed, and words for every picture."""
+def read_page(path: Path, scripts: int = 0) -> Page:
+    """A page with nothing fetched, nothing executed but its own scripts, and words for every picture."""
     page = Page(path.read_text(encoding="utf-8"))
     names = [tag for tag, _ in page.tags]
-    assert not {"script", "link", "iframe", "object", "embed", "base"} & set(names)
+    assert not {"link", "iframe", "object", "embed", "base"} & set(names)
+    assert names.count("script") == scripts
     ids = page.attributes("id")
     assert len(ids) == len(set(ids))
     for target in page.attributes("href") + page.attributes("src"):
@@ -244,7 +247,14 @@ def test_many_clients_and_classes(make_run: MakeRun) -> None:
     clients = {f"site-{i}": (rng.normal(size=(60, 3)), np.arange(60) % 25) for i in range(41)}
     folder = make_run("many", federation=Federation.from_arrays(clients))
     write_for([folder], folder)
-    read_page(folder / "report.html")
+    page = read_page(folder / "report.html", scripts=1)
+    assert page.cells.count("site-7") == 1 + sum(
+        "site-7" in [client.name for client in some] for some in edges(RunRecord.read(folder).clients)
+    )
+    assert "All 41 clients" in page.texts
+    assert "The 10 best clients by own model." in page.texts
+    assert "r1-all-clients" in page.attributes("id")
+    assert any(text.startswith("Groups of clients that the router confuses") for text in page.texts)
 
 
 def test_a_failure_leaves_no_files_behind(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

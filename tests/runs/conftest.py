@@ -32,9 +32,18 @@ def arrays(seed: int, names: tuple[str, ...] = ("oslo", "lima"), label: int = 0)
     return Federation.from_arrays({name: (x[name], y[name]) for name in names})
 
 
+def crowd(clients: int = 103) -> Federation:
+    """A federation that is large: its clients' private slots lie in shards."""
+    rng = np.random.default_rng(0)
+    return Federation.from_arrays(
+        {f"c{i}": (rng.normal(size=(8, 3)), [0, 1, 0, 1, 0, 1, 0, 1]) for i in range(clients)}, test_fraction=0.5
+    )
+
+
 def files(folder: Path) -> dict[str, bytes]:
     """Everything that must not depend on when or how often a run was interrupted."""
     names = ["config.yaml", "metrics.jsonl", "evaluation.json", "data.json", "checkpoint/state.safetensors"]
     names += ["router/shared.safetensors"]
-    names += [f"clients/{p.name}/private.safetensors" for p in sorted((folder / "clients").iterdir())]
+    for path in [*(folder / "clients").rglob("private*.safetensors"), *(folder / "checkpoint" / "private").rglob("*")]:
+        names.append(str(path.relative_to(folder)))
     return {name: (folder / name).read_bytes() for name in names}

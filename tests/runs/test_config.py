@@ -14,7 +14,7 @@ from feddrm.engine import Plan
 from feddrm.engine.recipes import fill_in
 from feddrm.io.text import yaml_bytes
 from feddrm.runs import Evaluation, read_config, resolve
-from feddrm.runs.config import known_fields, threads_for, training_settings
+from feddrm.runs.config import fill_in_evaluation, known_fields, threads_for, training_settings
 from refusal import refused
 
 
@@ -125,3 +125,20 @@ def test_a_net_has_a_client_branch_if_the_method_needs_one() -> None:
     assert head is not None
     assert head.out_features == 2
     assert resolve(federation, method="fedavg").build_net(federation).client_head is None
+
+
+def test_a_large_federation_is_evaluated_five_times_and_its_participants_in_between() -> None:
+    few, many = fill_in_evaluation({}, 40, 100), fill_in_evaluation({}, 40, 101)
+    assert few == {"window": 5, "every": 1}
+    assert many == {"window": 1, "every": 8, "participants": True}
+    when = Evaluation(**many)
+    assert [round for round in range(1, 41) if when.due(round, 40)] == [8, 16, 24, 32, 40]
+
+
+def test_given_settings_of_evaluation_are_kept_and_whole_ones_left_as_they_are() -> None:
+    assert fill_in_evaluation({"window": 3}, 40, 1000) == {"window": 3, "every": 8, "participants": True}
+    assert fill_in_evaluation({"every": 2, "participants": False}, 40, 1000)["participants"] is False
+    old = {"window": 5, "every": 1}  # of a run from before participants were evaluated
+    assert fill_in_evaluation(old, 40, 1000) == old
+    assert "participants" not in Evaluation(**old).as_dict()
+    assert Evaluation(**old, participants=True).as_dict()["participants"] is True

@@ -19,7 +19,7 @@ from feddrm.engine import load_state
 from feddrm.errors import FeddrmError
 from feddrm.runs import Run, train, training_session
 from feddrm.runs.training_session import TrainingSession
-from runs.conftest import SMALL, files
+from runs.conftest import SMALL, crowd, files
 
 pytestmark = pytest.mark.slow
 
@@ -70,17 +70,17 @@ def test_ctrl_c_during_an_evaluation_loses_no_round(
 ) -> None:
     settings = {**SMALL, "evaluation": {"window": 2, "every": 1}}
     whole = train(digits, "fedavg", out=tmp_path / "whole", **settings)
-    really = TrainingSession.predictions
+    really = TrainingSession.outcomes
 
     def interrupted(self: Any, state: Any) -> Any:
         if state.round == 3:
             raise KeyboardInterrupt
         return really(self, state)
 
-    monkeypatch.setattr(TrainingSession, "predictions", interrupted)
+    monkeypatch.setattr(TrainingSession, "outcomes", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train(digits, "fedavg", out=tmp_path / "cut", **settings)
-    monkeypatch.setattr(TrainingSession, "predictions", really)
+    monkeypatch.setattr(TrainingSession, "outcomes", really)
     cut = train(digits, "fedavg", out=tmp_path / "cut", **settings)
     assert files(tmp_path / "cut") == files(tmp_path / "whole")
     assert cut.summary is not None
@@ -236,3 +236,67 @@ def test_a_run_from_before_clip_and_warmup_goes_on(digits: Federation, tmp_path:
     assert {"clip", "warmup"}.isdisjoint(Run.open(tmp_path / "run").config)
     with pytest.raises(FeddrmError, match=r"holds a run with clip=None, not 1\.0"):
         train(digits, "feddrm", out=tmp_path / "run", clip=1.0, **SMALL)
+
+
+def test_a_large_federation_resumes_bit_for_bit_and_equals_the_one_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {**SMALL, "participation": 0.1, "evaluation": {"window": 1, "every": 4}}
+    federation = crowd()
+    train(federation, "ditto", out=tmp_path / "whole", **settings)
+
+    def stop(played: Any, metrics: Any, rounds: int) -> None:
+        if played.state.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(federation, "ditto", out=tmp_path / "cut", on_round=stop, **settings)
+    train(federation, "ditto", out=tmp_path / "cut", **settings)
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+    monkeypatch.setattr(training_session, "CLIENTS", 1000)  # all private slots in memory, as in older runs
+    train(federation, "ditto", out=tmp_path / "memory", **settings)
+    in_memory, on_disk = (
+        load_state(tmp_path / name / "checkpoint" / "state.safetensors") for name in ("memory", "cut")
+    )
+    assert isinstance(in_memory.private, tuple)
+    for one, other in zip(in_memory.private, on_disk.private, strict=True):
+        assert {slot: list(leaves) for slot, leaves in one.items()} == {s: list(v) for s, v in other.items()}
+        assert all(torch.equal(value, other[slot][leaf]) for slot, own in one.items() for leaf, value in own.items())
+    assert files(tmp_path / "memory")["metrics.jsonl"] == files(tmp_path / "whole")["metrics.jsonl"]
+
+
+def test_rounds_in_between_have_the_figures_of_their_participants(digits: Federation, tmp_path: Path) -> None:
+    every = train(digits, "feddrm", out=tmp_path / "every", **SMALL, evaluation={"window": 4, "every": 1})
+    some = train(
+        digits, "feddrm", out=tmp_path / "some", **SMALL, evaluation={"window": 1, "every": 2, "participants": True}
+    )
+    whole, lines = every.metrics(), some.metrics()
+    assert [line["round"] for line in lines if "participants" in line] == [1, 3]
+    for line, complete in zip(lines, whole, strict=True):
+        if "participants" not in line:
+            assert line == complete
+            continue
+        figures = line["participants"]  # all clients take part, so these are figures of all
+        assert figures["clients"] == 3
+        for key in ("average_accuracy", "global_accuracy", "client_accuracy"):
+            assert figures[key] == complete[key]
+        assert "average_accuracy" not in line
+    assert some.summary is not None
+    assert some.summary["average_accuracy"] == {"mean": whole[-1]["average_accuracy"], "std": None}
+
+
+def test_few_participants_are_averaged_by_their_own_weights(tmp_path: Path) -> None:
+    federation, seen = crowd(), []
+    train(
+        federation, "fedavg", out=tmp_path, on_round=lambda result, metrics, _: seen.append((result, metrics)),
+        **{**SMALL, "participation": 0.1}, evaluation={"window": 1, "every": 4, "participants": True},
+    )  # fmt: skip
+    result, metrics = seen[0]
+    assert metrics["participants"]["clients"] == len(result.answered) == 10
+    net = SMALL["model"].build(federation.shape, 2, None, 3).requires_grad_(False)
+    right = []
+    for number in result.answered:
+        test = federation.clients[number].test
+        logits = torch.func.functional_call(net, dict(result.state.shared), (test.x,)).logits
+        right.append(float((logits.argmax(1) == test.y).double().mean()))
+    assert metrics["participants"]["average_accuracy"] == pytest.approx(sum(right) / 10)

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -176,6 +177,19 @@ def test_ten_thousand_fuzzed_and_mutated_requests_leave_memory_flat(gateway: Pro
     assert made + codes.total() >= 10_000
     assert {200, 415, 422} <= set(codes)
     assert after < 1.05 * before
+
+
+def test_a_predictor_answers_as_its_document_says(run: Path, launch: Launch, tmp_path: Path) -> None:
+    """One without scores for label sets, which it answers with 409."""
+    copy = Path(shutil.copytree(run, tmp_path / "run")) / "clients" / "fax"
+    (copy / "temperature.json").unlink()
+    process = launch("serve-client", copy, "--port", 0, "--log-level", "error")
+    assert fuzz(process.wait_ready(), 5, tmp_path) > 50
+    tensor = {"name": "features", "datatype": "FP32", "shape": [1, 16], "data": [[0.1] * 16]}
+    body = {"inputs": [tensor], "parameters": {"label_miss": 0.1}}
+    answer = httpx.post(f"{process.url}/v2/models/fax/infer", json=body)
+    document = httpx.get(f"{process.url}/openapi.json").json()["paths"]["/v2/models/{model}/infer"]["post"]
+    assert (answer.status_code, "409" in document["responses"]) == (409, True)
 
 
 @pytest.mark.long

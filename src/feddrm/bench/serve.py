@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -35,10 +36,12 @@ from feddrm.errors import FeddrmError
 from feddrm.io.run_files import ROUTER_FOLDER
 from feddrm.router import Router, load_router
 from feddrm.runs import hardware, train, versions
+from feddrm.serve.telemetry.trace_setup import NO_EXTRA
 from feddrm.threads import without_onednn_if_small
 
 Say = Callable[[str], None]
 MANY = 256  # images in one request
+TRACEPARENT = "\r\ntraceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"  # after the content type
 
 
 class Workload(NamedTuple):
@@ -92,16 +95,9 @@ def bench_serve(
 def bench_feedback(
     *, callers: int = 8, seconds: float = 3.0, repeats: int = 5, say: Say = lambda _: None
 ) -> dict[str, Any]:
-    """What a use log, recorded features and the watch on drift cost: four gateways side by side, measured in turn.
-
-    The clients run on this machine as well. The figures are medians over the repeats.
-    """
-    with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
+    """What a use log, recorded features and the watch on drift cost: four gateways side by side, measured in turn."""
+    with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        say("training the digits model and its router")
-        digits = load("digits", clients=3)
-        train(digits, "feddrm", out=folder / "run", rounds=10).fit_router(features="embedding", heads=False)
-        bodies = _feature_bodies(load_router(folder / "run" / ROUTER_FOLDER), digits)
         use_log = ["--use-log", str(folder / "uses")]
         features = ["--use-log", str(folder / "features"), "--record-features", "10000"]
         ways = {
@@ -110,13 +106,56 @@ def bench_feedback(
             "drift": ["--drift"],
             "use log with features, drift": [*features, "--drift"],
         }
-        servers = {}
+        return {"what": "feddrm bench serve --feedback", **_compare(folder, ways, callers, seconds, repeats, say)}
+
+
+def bench_trace(
+    *, callers: int = 8, seconds: float = 3.0, repeats: int = 5, say: Say = lambda _: None
+) -> dict[str, Any]:
+    """What recording traces costs: gateways side by side, measured in turn; all callers send a trace context.
+
+    One gateway records nothing, one at most as many requests per second as it does by default, one every request. The
+    receiver of the traces is a process that reads them and keeps none.
+    """
+    if find_spec("opentelemetry") is None:
+        raise FeddrmError(NO_EXTRA)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        (folder / "receiver.py").write_text(RECEIVER)
+        with _server([str(folder / "receiver.py")], {}, subprocess.DEVNULL) as (port, _):
+            recorded = ["--trace-endpoint", f"http://127.0.0.1:{port}"]
+            ways = {"without": [], "traced": recorded, "every request traced": [*recorded, "--trace-rate", "0"]}
+            figures = _compare(folder, ways, callers, seconds, repeats, say, headers=TRACEPARENT)
+    ratios = {path: round(1 - ways["traced"]["fewer_requests_per_second"], 4) for path, ways in figures["cost"].items()}
+    return {"what": "feddrm bench serve --trace", "traced_to_untraced": ratios, **figures}
+
+
+def _compare(
+    folder: Path,
+    ways: Mapping[str, Sequence[str]],
+    callers: int,
+    seconds: float,
+    repeats: int,
+    say: Say,
+    headers: str = "",
+) -> dict[str, Any]:
+    """Requests/s of gateways with these options, each with its clients on this machine, measured in turn.
+
+    The figures are medians over the repeats; the first round is the warm-up. The first way is what the others are
+    compared with.
+    """
+    say("training the digits model and its router")
+    digits = load("digits", clients=3)
+    train(digits, "feddrm", out=folder / "run", rounds=10).fit_router(features="embedding", heads=False)
+    bodies = _feature_bodies(load_router(folder / "run" / ROUTER_FOLDER), digits)
+    first, servers = next(iter(ways)), {}
+    measured: dict[str, dict[str, list[dict[str, float]]]] = {}
+    with ExitStack() as stack:
         for way, options in ways.items():
             audit = ["--audit", str(folder / f"{way}.sqlite")]
             servers[way] = stack.enter_context(_gateway(folder / "run", "--demo", *audit, *options))
-        measured: dict[str, dict[str, list[dict[str, float]]]] = {}
         for _, path, (way, (port, pid)) in product(range(repeats + 1), ("/v1/predict", "/v1/route"), servers.items()):
-            requests = [post_request(port, path, "application/json", body) for body in bodies]
+            requests = [post_request(port, path, f"application/json{headers}", body) for body in bodies]
             used = _cpu_seconds(pid)
             figures = asyncio.run(run_load(port, requests, callers, seconds))
             cpu = 1e3 * (_cpu_seconds(pid) - used) / figures["requests"]
@@ -124,11 +163,9 @@ def bench_feedback(
             measured.setdefault(path, {}).setdefault(way, []).append(one)
             say(f"{path}, {way}: {one}")
     table = {path: {way: _medians(rows[1:]) for way, rows in of.items()} for path, of in measured.items()}
-    cost = {
-        path: {way: _cost(of["without"][1:], rows[1:]) for way, rows in of.items()} for path, of in measured.items()
-    }
+    cost = {path: {way: _cost(of[first][1:], rows[1:]) for way, rows in of.items()} for path, of in measured.items()}
     about = {"callers": callers, "repeats": repeats, "load_average": round(os.getloadavg()[0], 1)}
-    return {"what": "feddrm bench serve --feedback", "http": table, "cost": cost, **about, **_environment()}
+    return {"http": table, "cost": cost, **about, **_environment()}
 
 
 def _medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -256,6 +293,23 @@ config = uvicorn.Config(app, port=0, log_config=None, access_log=False, lifespan
 sock = config.bind_socket()
 print(f"floor at http://127.0.0.1:{sock.getsockname()[1]}", flush=True)
 uvicorn.Server(config).run(sockets=[sock])
+"""
+
+
+RECEIVER = """
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+    def log_message(self, *_):
+        pass
+server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print(f"receiver at http://127.0.0.1:{server.server_address[1]}", flush=True)
+server.serve_forever()
 """
 
 

@@ -72,6 +72,7 @@ def serve(
     feedback: Annotated[
         bool, typer.Option("--feedback", help="Only measure what a use log and the watch on drift cost.")
     ] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Only measure what recording traces costs.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the figures here as JSON.")] = None,
     json: JsonFlag = False,
 ) -> None:
@@ -79,16 +80,20 @@ def serve(
 
     Example: feddrm bench serve --seconds 2 --requests 10000
     """
-    from feddrm.bench.serve import bench_feedback, bench_serve
     from feddrm.cli.serve import packages
 
     with packages():  # before minutes of measuring
         import fastapi  # noqa: F401
 
-    if feedback:
-        figures = bench_feedback(callers=_numbers("--callers", callers)[-1], seconds=seconds, say=_print_progress)
+        from feddrm.bench.serve import bench_feedback, bench_serve, bench_trace
+
+    if feedback and trace:
+        raise SettingError("--feedback and --trace measure different things: give one of them")
+    if feedback or trace:
+        compare = bench_trace if trace else bench_feedback
+        figures = compare(callers=_numbers("--callers", callers)[-1], seconds=seconds, say=_print_progress)
         _save(figures, out)
-        _print_feedback(figures, json)
+        _print_costs(figures, json)
         return
     figures = bench_serve(
         callers=_numbers("--callers", callers),
@@ -143,7 +148,7 @@ def deploy(
     print_table(["way", "s per round", "overhead s", "first round s", "bytes to a site", "bytes back"], rows)
 
 
-def _print_feedback(figures: dict[str, Any], json: bool) -> None:
+def _print_costs(figures: dict[str, Any], json: bool) -> None:
     if json:
         print_json(figures)
         return
@@ -153,6 +158,8 @@ def _print_feedback(figures: dict[str, Any], json: bool) -> None:
         for way, load in ways.items()
     ]
     print_table(["path", "way", "requests/s", "gateway's CPU ms each", "fewer requests/s", "more CPU"], rows)
+    for path, ratio in figures.get("traced_to_untraced", {}).items():
+        typer.echo(f"{path}: {100 * ratio:.1f} % of the requests/s without traces")
 
 
 def _print_progress(line: str) -> None:

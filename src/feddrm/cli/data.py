@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,13 +22,16 @@ from feddrm.cli.data_options import (
     open_federation,
 )
 from feddrm.cli.output import JsonFlag, print_json, print_table
-from feddrm.errors import FeddrmError
+from feddrm.errors import FeddrmError, SettingError
+from feddrm.registry import check_choice
 
 app = typer.Typer(
     help="Show a federation: sizes, classes and shifts; draft a table schema.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+MOST_CLIENTS, EDGE = 30, 10  # of more clients, the first and the last are printed
+SORTS = ("name", "train", "test")
 MAX_CLASS_COLUMNS = 20  # a table with more columns is unreadable; --json prints all classes
 
 
@@ -44,12 +47,18 @@ def info(
     data_dir: DataDir = None,
     download: Download = False,
     extra: Extra = None,
+    find: Annotated[str | None, typer.Option(help="Only clients whose name contains this.")] = None,
+    sort: Annotated[str | None, typer.Option(help="Sort by name, train or test (largest first).")] = None,
     json: JsonFlag = False,
 ) -> None:
     """Print the sizes, the class counts and the shift of every client.
 
+    Of more than 30 clients it prints the first and the last ten, by training samples unless --sort says otherwise.
+
     Example: feddrm data info digits --clients 8 --alpha 0.3
     """
+    if sort is not None:
+        check_choice("--sort", sort, SORTS)
     federation = open_federation(
         dataset,
         extra,
@@ -68,6 +77,7 @@ def info(
     if json:
         print_json(facts)
         return
+    listed, left_out = chosen_clients(facts["clients"], find, sort)
     few_classes = len(facts["classes"]) <= MAX_CLASS_COLUMNS
     header = ["client", "train", "test", *(facts["classes"] if few_classes else ["classes held"]), "shift"]
     rows = [
@@ -78,7 +88,7 @@ def info(
             *(client["class_counts"] if few_classes else [sum(c > 0 for c in client["class_counts"])]),
             client["shift"],
         ]
-        for client in facts["clients"]
+        for client in listed
     ]
     settings = ", ".join(f"{key}={value}" for key, value in facts["settings"].items() if value is not None)
     typer.echo(f"{facts['name']}: {facts['train']} training and {facts['test']} test samples, {settings}")
@@ -87,7 +97,29 @@ def info(
         typer.echo(f"raw columns: {', '.join(federation.schema.names)} (schema {federation.schema.digest})")
     if not federation.task.classifies:
         typer.echo(f"task {federation.task.name}: samples are counted by the interval in which their follow-up ends")
+    if left_out:
+        rows.insert(EDGE, ["...", *([""] * (len(header) - 1))])
+        sizes = sorted(client["train"] for client in facts["clients"])
+        typer.echo(
+            f"{len(sizes):,} clients with {sizes[0]:,} to {sizes[-1]:,} training samples (median "
+            f"{sizes[len(sizes) // 2]:,}); {left_out:,} are left out (--find NAME, or --json for all)"
+        )
     print_table(header, rows)
+
+
+def chosen_clients(
+    clients: list[dict[str, Any]], find: str | None, sort: str | None
+) -> tuple[list[dict[str, Any]], int]:
+    """The clients to print, in order, and how many are left out between the first and the last ten."""
+    found = [client for client in clients if find is None or find.lower() in client["name"].lower()]
+    if not found:
+        raise SettingError(f"--find {find!r}: no client's name contains it (the first is '{clients[0]['name']}')")
+    if sort is not None or len(found) > MOST_CLIENTS:
+        key = sort or "train"
+        found = sorted(found, key=lambda client: client["name"] if key == "name" else -client[key])
+    if len(found) <= MOST_CLIENTS:
+        return found, 0
+    return found[:EDGE] + found[-EDGE:], len(found) - 2 * EDGE
 
 
 @app.command(cls=PluginCommand)

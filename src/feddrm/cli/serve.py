@@ -37,11 +37,16 @@ GrpcPort = Annotated[
     int | None, typer.Option(help="Also serve the Open Inference Protocol by gRPC on this port; 0 takes a free one.")
 ]
 KeysFile = Annotated[Path | None, typer.Option(help="API keys, made by 'feddrm serve-key'.")]
+OidcIssuer = Annotated[str | None, typer.Option(help="Accept bearer tokens of this OIDC issuer (its iss).")]
+OidcAudience = Annotated[str | None, typer.Option(help="The audience (aud) that tokens must have.")]
+OidcJwks = Annotated[str | None, typer.Option(help="The issuer's public keys: an https:// URL or a file.")]
 Open = Annotated[bool | None, typer.Option("--open", help="Serve other machines without keys.")]
 TlsCert = Annotated[Path | None, typer.Option(help="Certificate (PEM).")]
 TlsKey = Annotated[Path | None, typer.Option(help="Its private key (PEM).")]
 Proxy = Annotated[str | None, typer.Option(help="Proxies whose X-Forwarded-* headers are trusted.")]
 Rate = Annotated[float | None, typer.Option(help="Requests per second and caller (default: no limit).")]
+TraceEndpoint = Annotated[str | None, typer.Option(help="Send traces here by OTLP, such as http://127.0.0.1:4318.")]
+TraceRate = Annotated[float | None, typer.Option(help="Requests per second to record at most (20); 0: no limit.")]
 LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.")]
 
 
@@ -53,6 +58,9 @@ def serve(
     port: Port = None,
     grpc_port: GrpcPort = None,
     keys: KeysFile = None,
+    oidc_issuer: OidcIssuer = None,
+    oidc_audience: OidcAudience = None,
+    oidc_jwks: OidcJwks = None,
     open_: Open = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
@@ -79,6 +87,8 @@ def serve(
     drift: Annotated[
         bool | None, typer.Option("--drift", help="Compare queries with the training data; alarm if they differ.")
     ] = None,
+    trace_endpoint: TraceEndpoint = None,
+    trace_rate: TraceRate = None,
     samples: Annotated[bool, typer.Option(help="Show the run's sample pictures in the console.")] = True,
     log_level: LogLevel = None,
 ) -> None:
@@ -102,6 +112,8 @@ def serve(
         "rule": rule, "costs": read_costs(cost), "coverage": coverage, "max_away": max_away, "views": views,
         "rate": rate, "log_level": log_level, "use_log": use_log, "record_features": record_features,
         "challenger": challenger, "challenger_share": share, "drift": drift,
+        "oidc_issuer": oidc_issuer, "oidc_audience": oidc_audience, "oidc_jwks": oidc_jwks,
+        "trace_endpoint": trace_endpoint, "trace_rate": trace_rate,
     }  # fmt: skip
     settings = make_settings(GatewaySettings, clients=clients, **given)
     load_router(RunFiles(run).router).views(settings.views)  # early, before anything is started
@@ -110,7 +122,9 @@ def serve(
     gallery = summary.gallery if summary is not None and samples else None
     with contextlib.ExitStack() as stack:
         if demo:  # before anything else starts threads
-            started = stack.enter_context(demo_clients(run, settings.views))
+            names = ("views", "trace_endpoint", "trace_rate")
+            shared = {name: getattr(settings, name) for name in names}
+            started = stack.enter_context(demo_clients(run, **shared))
             settings = settings.model_copy(update={"clients": started})
         sockets = stack.enter_context(bind(settings)), bind_grpc(settings)
         app = build_gateway(run, settings, facts, gallery)
@@ -127,10 +141,15 @@ def serve_client(
     port: Port = None,
     grpc_port: GrpcPort = None,
     keys: KeysFile = None,
+    oidc_issuer: OidcIssuer = None,
+    oidc_audience: OidcAudience = None,
+    oidc_jwks: OidcJwks = None,
     open_: Open = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     rate: Rate = None,
+    trace_endpoint: TraceEndpoint = None,
+    trace_rate: TraceRate = None,
     log_level: LogLevel = None,
 ) -> None:
     """Answer queries with a client's private leaves (Open Inference Protocol v2); they stay on this machine.
@@ -146,6 +165,8 @@ def serve_client(
     given: dict[str, Any] = {
         "host": host, "port": port, "grpc_port": grpc_port, "keys": keys, "open": open_, "tls_cert": tls_cert,
         "tls_key": tls_key, "rate": rate, "log_level": log_level, "answer": answer, "views": views,
+        "oidc_issuer": oidc_issuer, "oidc_audience": oidc_audience, "oidc_jwks": oidc_jwks,
+        "trace_endpoint": trace_endpoint, "trace_rate": trace_rate,
     }  # fmt: skip
     settings = make_settings(PredictorSettings, **given)
     predictor = Predictor.load(folder, run, settings.answer, settings.views)

@@ -94,9 +94,7 @@ def fit_populations(cohort: Cohort, basis: str, columns: Sequence[str] | None = 
     design = cohort.design(recipe)
     assert design.whitening is not None
     if float(design.whitening.values.min()) < 1e-10:
-        raise IncomparableError(
-            "the basis functions are dependent on these samples: choose one with fewer functions"
-        )
+        raise IncomparableError("the basis functions are dependent on these samples: choose one with fewer functions")
     request = FitRequest(design, "client", Problem(len(facts.names), len(labels), ridge=0.0), fold=None)
     point, sums, steps = _maximum(cohort, request, design.whitening)
     tilts = _tilts(cohort, request, point, sums)

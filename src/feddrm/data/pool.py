@@ -21,8 +21,9 @@ from feddrm.data.shift import COLOURS, look_up, pack, unpack
 class Pool:
     """The samples of one split. Those of client i begin at ``starts[i]``; ``owners`` has the client of each sample.
 
-    ``mean`` and ``std`` are [client, channel, 1, 1]. ``tables`` holds the colour tables of all clients,
-    one after another (64 MiB each), or None if no client shifts colours.
+    ``mean`` and ``std`` are [client, channel, 1, 1]. ``tables`` holds the colour tables of all different shifts,
+    one after another (64 MiB each), and ``first_colours`` where each client's table begins; both are None if no client
+    shifts colours.
     """
 
     x: Tensor
@@ -32,6 +33,7 @@ class Pool:
     mean: Tensor
     std: Tensor
     tables: Tensor | None
+    first_colours: Tensor | None = None
 
     @classmethod
     def of(cls, federation: Federation, split: str) -> Pool:
@@ -44,14 +46,18 @@ class Pool:
             torch.tensor([getattr(view, name) for view in views], device=x.device)[:, :, None, None]
             for name in ("mean", "std")
         )
-        tables = None
+        tables = first_colours = None
         if any(view.shift is not None for view in views):
+            shifts = list(dict.fromkeys(view.shift for view in views))
             identity = torch.arange(COLOURS, dtype=torch.int32, device=x.device)
-            tables = torch.cat([identity if view.shift is None else view.shift.table(x.device) for view in views])
+            tables = torch.cat([identity if shift is None else shift.table(x.device) for shift in shifts])
+            places = {shift: COLOURS * place for place, shift in enumerate(shifts)}
+            first_colours = torch.tensor([places[view.shift] for view in views], device=x.device)
         if federation.crop is not None:
             x = column_first(x)
         owners = torch.cat([torch.full_like(part.y, i) for i, part in enumerate(parts)])
-        return cls(x, torch.cat([part.y for part in parts]), owners, tuple(starts), mean, std, tables)
+        y = torch.cat([part.y for part in parts])
+        return cls(x, y, owners, tuple(starts), mean, std, tables, first_colours)
 
     def __call__(self, samples: Tensor, client: Tensor, boxes: Tensor | None = None) -> Tensor:
         """Network input from the samples with these numbers; ``client`` is one per sample, or one for all."""
@@ -66,7 +72,7 @@ class Pool:
         client = client.view(-1)  # indexing by a 0-d tensor would copy it to the CPU and wait
         if boxes is not None:
             x = resized_crop(x, boxes)
-        if self.tables is not None:
-            x = unpack(look_up(self.tables, pack(x).long() + COLOURS * client.view(-1, 1, 1)))
+        if self.tables is not None and self.first_colours is not None:
+            x = unpack(look_up(self.tables, pack(x).long() + self.first_colours[client].view(-1, 1, 1)))
         x = x.to(torch.float32, memory_format=torch.channels_last)
         return x.div_(255).sub_(self.mean[client]).div_(self.std[client])

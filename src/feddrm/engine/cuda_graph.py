@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from feddrm.data import Batch, Draw, Federation, Participant, Pool, draw_for
 from feddrm.engine.client_update import Update, client_update
+from feddrm.engine.private_shards import PrivateShards
 from feddrm.engine.rounds import play_round
 from feddrm.engine.schedule import RoundResult, RoundSchedule, State
 from feddrm.methods import Forward, Slots, Stage, Tensors
@@ -92,9 +93,10 @@ class GraphEngine:
         self, captured: _Round, state: State, stage: Stage, answering: tuple[int, ...], weights: Tensor
     ) -> RoundResult:
         """Copies of the round's results, because the next replay overwrites the graph's tensors."""
-        private = list(state.private)
-        for client, update in zip(answering, captured.updates, strict=False):
-            private[client] = {name: _copies(slot) for name, slot in update.private.items()}
+        private = {
+            client: {name: _copies(slot) for name, slot in update.private.items()}
+            for client, update in zip(answering, captured.updates, strict=False)
+        }
         if captured.shared is not None and len(answering) == self.schedule.seats:
             shared = _copies(captured.shared)
         else:
@@ -102,9 +104,7 @@ class GraphEngine:
             shared = self.method.aggregate(state.shared, uploads, weights)
         number = state.round + 1
         loss = float(captured.loss)  # waits until the round is done
-        return RoundResult(
-            State(number, shared, tuple(private)), stage, self.schedule.plan.rate(number), loss, answering
-        )
+        return RoundResult(state.after(shared, private), stage, self.schedule.plan.rate(number), loss, answering)
 
     # Random draws are made on the CPU, as in the sequential engine, while the GPU plays the round before.
 
@@ -265,8 +265,13 @@ def _laid_out(state: State, device: torch.device) -> State:
     def copy(tensors: Tensors) -> Tensors:
         return {leaf: room_for(value, device).copy_(value) for leaf, value in tensors.items()}
 
-    private = tuple({name: copy(slot) for name, slot in slots.items()} for slots in state.private)
-    return State(state.round, copy(state.shared), private)
+    def laid_out(slots: Slots) -> Slots:
+        return {name: copy(slot) for name, slot in slots.items()}
+
+    private = state.private
+    if isinstance(private, PrivateShards):  # what lies on disk is laid out when it is read
+        return State(state.round, copy(state.shared), replace(private, first=laid_out(private.first)))
+    return State(state.round, copy(state.shared), tuple(map(laid_out, private)))
 
 
 def room_for(value: Tensor, device: torch.device) -> Tensor:

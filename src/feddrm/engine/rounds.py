@@ -26,15 +26,14 @@ def play_round(
         return train_client(schedule, net, participant, received, state.private[client], number)
 
     updates = list(spread(train, answering))
-    shared, private, loss = state.shared, list(state.private), None
+    shared, private, loss = state.shared, {}, None
     if updates:
         sizes = federation.sizes[list(answering)].double()
         weights = sizes / sizes.sum()
         shared = method.aggregate(state.shared, [update.upload for update in updates], weights)
-        for client, update in zip(answering, updates, strict=True):
-            private[client] = update.private
+        private = {client: update.private for client, update in zip(answering, updates, strict=True)}
         loss = float(weights @ torch.stack([update.loss for update in updates]).double().cpu())
-    after = State(number, shared, tuple(private))
+    after = state.after(shared, private)
     return RoundResult(after, schedule.stage(number), schedule.plan.rate(number), loss, answering)
 
 

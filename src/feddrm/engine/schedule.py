@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from feddrm.data import generator_for
+from feddrm.engine.private_shards import PrivateShards
 from feddrm.errors import SettingError
 from feddrm.methods import Method, Sgd, Slots, Stage, Tensors
 
@@ -84,7 +85,14 @@ class State(NamedTuple):
 
     round: int
     shared: Tensors
-    private: tuple[Slots, ...]
+    private: Sequence[Slots]  # a tuple or, of a large federation, on disk
+
+    def after(self, shared: Tensors, private: Mapping[int, Slots]) -> State:
+        """The state after the next round, with the private slots of its participants."""
+        number = self.round + 1
+        if isinstance(self.private, PrivateShards):
+            return State(number, shared, self.private.replaced(number, private))
+        return State(number, shared, tuple(private.get(i, slots) for i, slots in enumerate(self.private)))
 
 
 class RoundResult(NamedTuple):

@@ -13,11 +13,10 @@ from feddrm.evaluation.accuracy import (
     client_accuracy,
     confusion,
     evaluate,
+    evaluate_participants,
     global_accuracy,
-    head_routes,
     oracle_accuracy,
     per_client,
-    route,
     routed_predictions,
     routes_accuracy,
     system_accuracy,
@@ -25,11 +24,13 @@ from feddrm.evaluation.accuracy import (
     votes,
 )
 from feddrm.evaluation.answer_metrics import answer_metrics, class_confusion, own_answers
+from feddrm.evaluation.answers_by_sample import AnswersBySample, head_routes, route
+from feddrm.evaluation.answers_by_sample import routed as routed_curves
 from feddrm.evaluation.collapse import LASTING, collapse_summary, collapsed_share, is_collapsed
-from feddrm.evaluation.concordance import average_c_index, c_index, routed_curves, survival_curves
+from feddrm.evaluation.concordance import average_c_index, c_index, survival_curves
 from feddrm.evaluation.cuda_replay import Replay
 from feddrm.evaluation.passes import Leaves
-from feddrm.evaluation.predictions import Execution, Predictions, Queries, pooled_queries, predict
+from feddrm.evaluation.predictions import Execution, Predictions, Queries, pooled_queries, predict, predict_parts
 from feddrm.evaluation.window import summarise
 from feddrm.models import Net
 from feddrm.rules import RULES
@@ -56,6 +57,7 @@ __all__ = [
     "RULES",
     "TIES",
     "Answers",
+    "AnswersBySample",
     "Execution",
     "Predictions",
     "Queries",
@@ -71,6 +73,7 @@ __all__ = [
     "collapsed_share",
     "confusion",
     "evaluate",
+    "evaluate_participants",
     "global_accuracy",
     "head_routes",
     "is_collapsed",
@@ -79,6 +82,7 @@ __all__ = [
     "per_client",
     "pooled_queries",
     "predict",
+    "predict_parts",
     "route",
     "routed_curves",
     "routed_predictions",

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from feddrm.errors import FeddrmError, SettingError
+from feddrm.evaluation.answers_by_sample import AnswersBySample, check_weights, class_counts, head_routes, route, routed
 from feddrm.evaluation.concordance import survival_figures, survival_rows
 from feddrm.evaluation.predictions import Predictions
 from feddrm.registry import check_choice
-from feddrm.rules import RULES, Evidence, Rule
+from feddrm.rules import RULES
 
 TIES = ("smallest", "cuda")
 
@@ -27,27 +28,26 @@ WARP = 32  # threads that CUDA reduces in registers
 LANES = 1024  # threads of a block, two votes each
 
 
-def average_accuracy(predictions: Predictions, weights: Tensor) -> float:
+def average_accuracy(predictions: Predictions | AnswersBySample, weights: Tensor) -> float:
     """Every client's model on the client's own test set, averaged over clients by ``weights``."""
-    correct = routed_predictions(predictions.logits, predictions.origin) == predictions.labels
-    return _weighted(_by_client(correct, predictions.origin, len(predictions.logits)), weights)
+    outcomes = AnswersBySample.of(predictions)
+    return _weighted(_by_client(outcomes.right("own"), outcomes.origin, outcomes.clients), weights)
 
 
-def oracle_accuracy(predictions: Predictions) -> float:
+def oracle_accuracy(predictions: Predictions | AnswersBySample) -> float:
     """System accuracy of a router that knows the client of every sample."""
-    return system_accuracy(routed_predictions(predictions.logits, predictions.origin), predictions.labels)
+    return _share(AnswersBySample.of(predictions).right("own"))
 
 
-def global_accuracy(predictions: Predictions) -> float | None:
+def global_accuracy(predictions: Predictions | AnswersBySample) -> float | None:
     """The one shared model on the pooled test set; None where the method has none."""
-    if predictions.global_logits is None:
-        return None
-    return system_accuracy(predictions.global_logits.argmax(-1), predictions.labels)
+    outcomes = AnswersBySample.of(predictions)
+    return _share(outcomes.right("global")) if "global" in outcomes.answers else None
 
 
 def system_accuracy(predicted: Tensor, labels: Tensor) -> float:
     """The fraction of the pooled samples whose predicted class is right."""
-    return int((predicted == labels).sum()) / len(labels)
+    return _share(predicted == labels)
 
 
 def vote(logits: Tensor, ties: str = "smallest") -> Tensor:
@@ -56,37 +56,33 @@ def vote(logits: Tensor, ties: str = "smallest") -> Tensor:
     ``ties``: ``"smallest"`` takes the smallest of the leading classes (``torch.mode`` on a CPU);
     ``"cuda"`` takes the one that ``torch.mode`` takes on a GPU, which made the paper's numbers.
     """
+    return _elected(class_counts(logits), len(logits), ties)
+
+
+def _elected(counts: Tensor, clients: int, ties: str) -> Tensor:
     check_choice("ties", ties, TIES)
-    counts = _counts(logits)
     if ties == "smallest":
         return counts.argmax(1)
-    clients = len(logits)
-    rank = torch.tensor(_cuda_ranks(clients), device=logits.device)
+    rank = torch.tensor(_cuda_ranks(clients), device=counts.device)
     last = (counts.cumsum(1) - 1).clamp(min=0)  # where each class's run ends among the sorted votes
     leads = counts == counts.amax(1, keepdim=True)
     return torch.where(leads, rank[last], clients).argmin(1)
 
 
-def votes(predictions: Predictions) -> dict[str, float]:
+def votes(predictions: Predictions | AnswersBySample) -> dict[str, float]:
     """How much the vote depends on its tie rule: the fraction of ``tied`` samples, and the accuracy by each rule.
 
     ``leading`` is the fraction of samples whose right class leads, alone or tied: no tie rule can be better.
     """
-    counts, labels = _counts(predictions.logits), predictions.labels
+    outcomes = AnswersBySample.of(predictions)
+    counts, labels = outcomes.votes, outcomes.labels
     leads = counts == counts.amax(1, keepdim=True)
-    rules = TIES if len(predictions.logits) <= 2 * LANES else TIES[:1]
+    rules = TIES if outcomes.clients <= 2 * LANES else TIES[:1]
     return {
         "tied": float((leads.sum(1) > 1).double().mean()),
         "leading": float(leads[torch.arange(len(labels), device=leads.device), labels].double().mean()),
-        **{ties: system_accuracy(vote(predictions.logits, ties), labels) for ties in rules},
+        **{ties: system_accuracy(_elected(counts, outcomes.clients, ties), labels) for ties in rules},
     }
-
-
-def _counts(logits: Tensor) -> Tensor:
-    """How many of the m models choose each class, [N, K]."""
-    _, samples, classes = logits.shape
-    cell = logits.argmax(-1) + classes * torch.arange(samples, device=logits.device)
-    return torch.bincount(cell.flatten(), minlength=samples * classes).view(samples, classes)
 
 
 @lru_cache(maxsize=16)
@@ -114,28 +110,9 @@ def _cuda_ranks(votes: int) -> list[int]:
     return ranks
 
 
-def route(client_logits: Tensor, weights: Tensor, rule: str = "density") -> Tensor:
-    """The client that answers each of the N samples, for client logits [N, m]; ties go to the smallest number.
-
-    ``weights`` are the clients' training sizes, up to a factor.
-    """
-    chosen = Rule.find(rule)()
-    _check_weights(weights, client_logits.shape[1])
-    log_prior = weights.double().log()
-    # Equal weights become zeros, so that all rules then agree to the last bit.
-    log_prior = (log_prior - log_prior.max()).to(client_logits.device)
-    return chosen.scores(Evidence(client_logits, log_prior)).argmax(1)
-
-
-def head_routes(predictions: Predictions, weights: Tensor) -> dict[str, Tensor]:
-    """The clients [N] that the published head chooses by every rule; empty for a method without one."""
-    logits = predictions.client_logits
-    return {} if logits is None else {f"head_{rule}": route(logits, weights, rule) for rule in RULES}
-
-
 def routed_predictions(logits: Tensor, routes: Tensor) -> Tensor:
     """The class that each sample's chosen client predicts, for logits [m, N, K] and routes [N]."""
-    return logits[routes, torch.arange(len(routes), device=logits.device)].argmax(-1)
+    return routed(logits, routes).argmax(-1)
 
 
 def client_accuracy(client_logits: Tensor, origin: Tensor, weights: Tensor, rule: str = "posterior") -> float:
@@ -157,28 +134,28 @@ def confusion(routes: Tensor, origin: Tensor, clients: int) -> Tensor:
 
 
 def per_client(
-    predictions: Predictions, names: Sequence[str], weights: Tensor, ties: str = "smallest"
+    predictions: Predictions | AnswersBySample, names: Sequence[str], weights: Tensor, ties: str = "smallest"
 ) -> list[dict[str, Any]]:
     """One row per client: the accuracy on its ``test`` samples of its ``own`` model and of every other way.
 
     ``head_density`` and ``head_posterior`` are accuracies after routing by that rule; ``recall_...`` is
     the fraction routed to the client itself. A value is None where the method has no such model.
     """
-    clients, labels, origin = len(predictions.logits), predictions.labels, predictions.origin
+    outcomes = AnswersBySample.of(predictions, weights)
+    clients, labels, origin, routes = outcomes.clients, outcomes.labels, outcomes.origin, outcomes.routes
     if len(names) != clients:
         raise FeddrmError(f"{len(names)} names for {clients} clients: give one each")
-    chosen = head_routes(predictions, weights)
-    if not predictions.task.classifies:
-        return survival_rows(predictions, names, chosen)
+    if not outcomes.task.classifies:
+        return survival_rows(outcomes, names)
     correct: dict[str, Tensor | None] = {
-        "own": routed_predictions(predictions.logits, origin) == labels,
-        "global": None if predictions.global_logits is None else predictions.global_logits.argmax(-1) == labels,
-        "vote": vote(predictions.logits, ties) == labels,
+        "own": outcomes.right("own"),
+        "global": outcomes.right("global") if "global" in outcomes.answers else None,
+        "vote": _elected(outcomes.votes, clients, ties) == labels,
     }
     for rule in RULES:
-        routes = chosen.get(f"head_{rule}")
-        correct[f"head_{rule}"] = None if routes is None else routed_predictions(predictions.logits, routes) == labels
-        correct[f"recall_{rule}"] = None if routes is None else routes == origin
+        name = f"head_{rule}"
+        correct[name] = outcomes.right(name) if name in routes else None
+        correct[f"recall_{rule}"] = routes[name] == origin if name in routes else None
     columns = {
         key: [None] * clients if value is None else _by_client(value, origin, clients).tolist()
         for key, value in correct.items()
@@ -190,28 +167,51 @@ def per_client(
     ]
 
 
-def evaluate(predictions: Predictions, weights: Tensor, ties: str = "smallest") -> dict[str, Any]:
+def evaluate(predictions: Predictions | AnswersBySample, weights: Tensor, ties: str = "smallest") -> dict[str, Any]:
     """Every accuracy of one round, under the names of ``summary.json``; what a method lacks is None or left out.
 
     Of another task than classification it is the C-index instead (:mod:`feddrm.evaluation.concordance`).
     """
-    routes, origin = head_routes(predictions, weights), predictions.origin
+    outcomes = AnswersBySample.of(predictions, weights)
+    routes, origin = outcomes.routes, outcomes.origin
     client = {name: _weighted(_by_client(r == origin, origin, len(weights)), weights) for name, r in routes.items()}
-    if not predictions.task.classifies:
-        return {**survival_figures(predictions, weights, routes), "client_accuracy": client}
-    shared = global_accuracy(predictions)
-    system = {"vote": system_accuracy(vote(predictions.logits, ties), predictions.labels)}
-    for name, chosen in routes.items():
-        system[name] = system_accuracy(routed_predictions(predictions.logits, chosen), predictions.labels)
+    if not outcomes.task.classifies:
+        return {**survival_figures(outcomes, weights), "client_accuracy": client}
+    shared = global_accuracy(outcomes)
+    system = {"vote": system_accuracy(_elected(outcomes.votes, outcomes.clients, ties), outcomes.labels)}
+    for name in routes:
+        system[name] = _share(outcomes.right(name))
     if shared is not None:
         system["global"] = shared
     return {
-        "average_accuracy": average_accuracy(predictions, weights),
-        "oracle_accuracy": oracle_accuracy(predictions),
+        "average_accuracy": average_accuracy(outcomes, weights),
+        "oracle_accuracy": oracle_accuracy(outcomes),
         "global_accuracy": shared,
         "client_accuracy": client,
         "system_accuracy": system,
     }
+
+
+def evaluate_participants(predictions: Predictions, participants: Sequence[int], weights: Tensor) -> dict[str, Any]:
+    """The figures of one round that need the participants' models and test samples only, averaged over participants.
+
+    ``predictions`` are those of the participants' models, in the order of their numbers, for their own samples.
+    The ``weights`` are those of all clients, because the published head may choose any of them.
+    """
+    numbers = torch.tensor(participants)
+    home = {name: chosen == predictions.origin for name, chosen in head_routes(predictions, weights).items()}
+    place = torch.searchsorted(numbers.to(predictions.origin), predictions.origin)
+    own, shares = AnswersBySample.of(predictions._replace(origin=place)), weights[numbers]
+    if own.task.classifies:
+        figures = {"average_accuracy": average_accuracy(own, shares), "global_accuracy": global_accuracy(own)}
+    else:
+        figures = {"average_c_index": survival_figures(own, shares)["average_c_index"]}
+    client = {name: _weighted(_by_client(right, place, len(numbers)), shares) for name, right in home.items()}
+    return {"clients": len(numbers), **figures, "client_accuracy": client}
+
+
+def _share(right: Tensor) -> float:
+    return int(right.sum()) / len(right)
 
 
 def _by_client(correct: Tensor, origin: Tensor, clients: int) -> Tensor:
@@ -225,13 +225,6 @@ def _by_client(correct: Tensor, origin: Tensor, clients: int) -> Tensor:
 
 
 def _weighted(fractions: Tensor, weights: Tensor) -> float:
-    _check_weights(weights, len(fractions))
+    check_weights(weights, len(fractions))
     weights = weights.cpu().double()
     return float((weights * fractions).sum() / weights.sum())
-
-
-def _check_weights(weights: Tensor, clients: int) -> None:
-    if weights.shape != (clients,):
-        raise FeddrmError(f"weights of shape {tuple(weights.shape)} for {clients} clients: give one each")
-    if not bool(((weights > 0) & weights.isfinite()).all()):  # weight 0 has an infinite score by the density rule
-        raise FeddrmError(f"weights {weights.tolist()}: all must be positive, as the sizes of training sets are")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from feddrm.evaluation.answers_by_sample import AnswersBySample
 from feddrm.evaluation.predictions import Predictions
 
 REPLICATES = 200
@@ -47,10 +48,9 @@ def answer_metrics(log_probabilities: Tensor, labels: Tensor, origin: Tensor, na
     return _stated(_bootstrap(origin, measure), names)
 
 
-def own_answers(predictions: Predictions) -> Tensor:
+def own_answers(predictions: Predictions | AnswersBySample) -> Tensor:
     """Log class probabilities [N, K] of every sample by its own client's model."""
-    logits, origin = predictions.logits, predictions.origin
-    return logits[origin, torch.arange(len(origin), device=logits.device)].double().log_softmax(-1)
+    return AnswersBySample.of(predictions).answers["own"].double().log_softmax(-1)
 
 
 def class_confusion(predicted: Tensor, labels: Tensor, classes: int) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from feddrm.evaluation.accuracy import routed_predictions
+from feddrm.evaluation.answers_by_sample import AnswersBySample
 from feddrm.evaluation.predictions import Predictions
 
 SAME_ANSWER = 0.99  # of a client's queries get one class: its model ignores the query
@@ -16,21 +16,21 @@ LASTING = 3  # evaluated rounds after which a collapse is worth a warning: sound
 ONE_CLASS = 0.9  # of a client's samples are of one class: one answer to all would then be nearly right
 
 
-def collapsed_share(predictions: Predictions) -> float:
+def collapsed_share(predictions: Predictions | AnswersBySample) -> float:
     """The share of test samples whose own client gives one answer to nearly all queries, though it has several classes.
 
     Samples of clients that hold nearly one class do not count, neither as collapsed nor as sound.
     """
-    clients, _, classes = predictions.logits.shape
-    origin = predictions.origin
+    outcomes = AnswersBySample.of(predictions)
+    clients, classes, origin = outcomes.clients, outcomes.votes.shape[1], outcomes.origin
 
     def largest_share(classes_of_samples: Tensor) -> Tensor:
         counts = torch.bincount(origin * classes + classes_of_samples, minlength=clients * classes)
         counts = counts.view(clients, classes).double()
         return counts.amax(1) / counts.sum(1).clamp(min=1)
 
-    several = largest_share(predictions.labels) < ONE_CLASS
-    constant = largest_share(routed_predictions(predictions.logits, origin)) >= SAME_ANSWER
+    several = largest_share(outcomes.labels) < ONE_CLASS
+    constant = largest_share(outcomes.answers["own"].argmax(-1)) >= SAME_ANSWER
     samples = torch.bincount(origin, minlength=clients).double()
     total = samples[several].sum()
     return float(samples[several & constant].sum() / total) if bool(total > 0) else 0.0

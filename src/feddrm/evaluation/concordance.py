@@ -7,12 +7,13 @@ scale, and the C-index of a system compares patients of all clients, each with t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from feddrm.evaluation.answers_by_sample import AnswersBySample
 from feddrm.evaluation.predictions import Predictions
 from feddrm.tasks import Survival
 
@@ -54,30 +55,20 @@ def survival_curves(predictions: Predictions) -> Tensor:
     return predictions.task.answers(predictions.logits.double())
 
 
-def routed_curves(curves: Tensor, routes: Tensor) -> Tensor:
-    """Every sample's curve [N, K] by the model of its chosen client."""
-    return curves[routes, torch.arange(len(routes), device=curves.device)]
-
-
-def answering_curves(predictions: Predictions, routes: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The curves [N, K] of every way to answer: own and global model, mean of all models, and the chosen ones."""
-    curves = survival_curves(predictions)
-    shared = predictions.global_logits
-    return {
-        "own": routed_curves(curves, predictions.origin),
-        **({} if shared is None else {"global": predictions.task.answers(shared.double())}),
-        "averaged": curves.mean(0),
-        **{name: routed_curves(curves, chosen) for name, chosen in routes.items()},
-    }
-
-
-def survival_figures(predictions: Predictions, weights: Tensor, routes: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Every C-index of one round, under the names of ``summary.json``. ``routes`` [N] are the routers' choices."""
-    task, labels, clients = predictions.task, predictions.labels, len(predictions.logits)
+def _risks(outcomes: AnswersBySample) -> dict[str, Tensor]:
+    """The risks [N] by every way to answer: own and global model, mean of all models' curves, and the chosen models."""
+    task = outcomes.task
     assert isinstance(task, Survival)
-    risks = {name: task.risk(curve) for name, curve in answering_curves(predictions, routes).items()}
+    models = {way: curve for way, curve in outcomes.answers.items() if way not in outcomes.routes}
+    curves = {**models, "averaged": outcomes.votes, **outcomes.answers}
+    return {way: task.risk(curve) for way, curve in curves.items()}
+
+
+def survival_figures(outcomes: AnswersBySample, weights: Tensor) -> dict[str, Any]:
+    """Every C-index of one round, under the names of ``summary.json``."""
+    risks, labels = _risks(outcomes), outcomes.labels
     pooled = {name: c_index(risk, labels) for name, risk in risks.items()}
-    own = client_c_indices(risks["own"], labels, predictions.origin, clients)
+    own = client_c_indices(risks["own"], labels, outcomes.origin, outcomes.clients)
     return {
         "average_c_index": average_c_index(own, weights),
         "oracle_c_index": pooled.pop("own"),
@@ -86,18 +77,14 @@ def survival_figures(predictions: Predictions, weights: Tensor, routes: Mapping[
     }
 
 
-def survival_rows(predictions: Predictions, names: Sequence[str], routes: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+def survival_rows(outcomes: AnswersBySample, names: Sequence[str]) -> list[dict[str, Any]]:
     """One row per client: its ``test`` patients, the ``events`` among them, and the C-index of every way to answer.
 
     ``recall_...`` is the fraction of its patients that are routed to the client itself.
     """
-    task, labels, origin = predictions.task, predictions.labels, predictions.origin
-    assert isinstance(task, Survival)
-    columns = {
-        name: client_c_indices(task.risk(curve), labels, origin, len(names))
-        for name, curve in answering_curves(predictions, routes).items()
-    }
-    for name, chosen in routes.items():
+    labels, origin = outcomes.labels, outcomes.origin
+    columns = {name: client_c_indices(risk, labels, origin, len(names)) for name, risk in _risks(outcomes).items()}
+    for name, chosen in outcomes.routes.items():
         home = [(chosen[origin == client] == client).double().mean() for client in range(len(names))]
         columns[name.replace("head_", "recall_")] = [float(share) for share in home]
     own = [labels[origin == client] for client in range(len(names))]

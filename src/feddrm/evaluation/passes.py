@@ -108,6 +108,8 @@ class PassRunner:
 
 def in_order(passes: Sequence[Pass], results: Sequence[Logits]) -> Logits:
     """The passes' class logits by row, and the client logits of the pass that has them."""
+    if len(results) == 1:
+        return results[0]  # its rows are in order
     rows: dict[int, Tensor] = {}
     for one, (logits, _) in zip(passes, results, strict=True):
         rows.update(zip(one.rows, () if logits is None else logits, strict=True))

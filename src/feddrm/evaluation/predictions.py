@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -30,6 +30,12 @@ class Queries:
     labels: Tensor
     origin: Tensor  # the number of the sample's client
     views: QueryViews = field(default_factory=QueryViews)
+
+    def parts(self, size: int) -> Iterator[Queries]:
+        """The same queries, ``size`` at a time."""
+        for start in range(0, len(self.labels), size):
+            part = slice(start, start + size)
+            yield Queries(self.x[part], self.labels[part], self.origin[part], self.views)
 
 
 class Predictions(NamedTuple):
@@ -62,7 +68,7 @@ class Execution:
     replay: Replay | None = None
 
 
-def pooled_queries(
+def pooled_queries(  # noqa: PLR0913 (what the crops depend on, and how they are computed)
     federation: Federation,
     *,
     crop: bool,
@@ -71,8 +77,11 @@ def pooled_queries(
     views: int = 1,
     workers: int = 1,
     pool: Pool | None = None,
+    clients: Sequence[int] | None = None,
 ) -> Queries:
-    """The pooled test set; with ``crop``, as in the paper, one random crop per sample where the data has crops.
+    """The pooled test set of all clients, or of those with the given numbers, in order.
+
+    With ``crop``, as in the paper, it has one random crop per sample where the data has crops.
 
     Several ``views`` are those of the whole image, as a predictor would see it: they take the place of the random crop.
 
@@ -90,9 +99,13 @@ def pooled_queries(
         return federation.crop.boxes_of(counts, height, width, generators).to(device)
 
     averaged = federation.query_views.take(views)
+    numbers = range(len(federation)) if clients is None else clients
     if pool is not None:
-        places = boxes(range(len(federation)), pool.x.device)
-        return Queries(pool.network_input(pool.x, pool.owners, places), pool.y, pool.owners, averaged)
+        places, x, y, owners = boxes(numbers, pool.x.device), pool.x, pool.y, pool.owners
+        if clients is not None:
+            chosen = torch.isin(owners, torch.tensor(numbers, device=owners.device))
+            x, y, owners = x[chosen], y[chosen], owners[chosen]
+        return Queries(pool.network_input(x, owners, places), y, owners, averaged)
 
     def prepare(number: int) -> tuple[Tensor, Tensor, Tensor]:
         client = federation.clients[number]
@@ -100,7 +113,7 @@ def pooled_queries(
         return client.view(client.test.x, places), client.test.y, torch.full_like(client.test.y, number)
 
     with thread_map(workers) as spread:
-        parts = list(spread(prepare, range(len(federation))))
+        parts = list(spread(prepare, numbers))
     x, labels, origin = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     return Queries(x, labels, origin, averaged)
 
@@ -121,6 +134,24 @@ def predict(
     one trunk share its pass: methods that personalise nothing but the head need one pass in all, with
     the m heads as a single product. All logits are means over the views of ``test``.
     """
+    whole = max(1, len(test.labels))
+    (predictions,) = predict_parts(
+        net, models, test, whole, client_branch=client_branch, global_model=global_model, execution=execution
+    )
+    return predictions
+
+
+def predict_parts(
+    net: Net,
+    models: Sequence[Leaves],
+    test: Queries,
+    size: int,
+    *,
+    client_branch: Leaves | None = None,
+    global_model: Leaves | None = None,
+    execution: Execution | None = None,
+) -> Iterator[Predictions]:
+    """Like :func:`predict`, with the predictions of ``size`` samples in memory at a time."""
     execution = execution or Execution()
     if not models:
         raise FeddrmError("there is no model to predict with: give one per client")
@@ -134,8 +165,7 @@ def predict(
         _check(net, client_branch, "the model of the client branch", client=True)
     passes = plan_passes([*models, *([] if global_model is None else [global_model])], client_branch)
     like = passes[0].like
-    labels, origin = test.labels.to(like.device), test.origin.to(like.device)
-    if not len(labels):
+    if not len(test.labels):
         raise FeddrmError("the test set is empty: give at least one sample")
     runner = PassRunner(net, execution.arithmetic, execution.batch_size)
 
@@ -147,10 +177,11 @@ def predict(
         assert logits is not None  # there is a model, so there is a row
         return {"classes": logits} if client is None else {"classes": logits, "client": client}
 
-    mean = test.views.mean(test.x, all_logits)
-    logits = mean["classes"]
-    shared = None if global_model is None else logits[-1]
-    return Predictions(logits[: len(models)], labels, origin, mean.get("client"), shared, net.task)
+    for part in test.parts(size):
+        mean = part.views.mean(part.x, all_logits)
+        logits, labels, origin = mean["classes"], part.labels.to(like.device), part.origin.to(like.device)
+        shared = None if global_model is None else logits[-1]
+        yield Predictions(logits[: len(models)], labels, origin, mean.get("client"), shared, net.task)
 
 
 def _check(net: Net, leaves: Leaves, what: str, *, client: bool) -> None:

@@ -10,6 +10,7 @@ FACTS, PICTURES = "data.json", "data.safetensors"  # the dataset summary
 ROUTER_FOLDER, CLIENTS_FOLDER = "router", "clients"
 COMMIT = ".commit"  # in the router's folder: feddrm.io.staging
 SHARED, PRIVATE = "shared.safetensors", "private.safetensors"
+SHARDS = "private"  # of a checkpoint: the private slots of a large federation (feddrm.engine.private_shards)
 PRIVATE_HEAD, SCALE, TEMPERATURE = "head.safetensors", "scale.json", "temperature.json"
 
 
@@ -43,6 +44,7 @@ class RunFiles:
 
         self.checkpoint = self.path / "checkpoint"
         self.state_file = self.checkpoint / "state.safetensors"
+        self.state_shards = self.checkpoint / SHARDS
         self.seconds_file = self.checkpoint / "seconds.json"
         self.lock_file = self.checkpoint / "lock"
 
@@ -50,6 +52,14 @@ class RunFiles:
         self.shared_file = self.router / SHARED
         self.commit_file = self.router / COMMIT
         self.clients = self.path / CLIENTS_FOLDER
+
+    def shard_file(self, number: int) -> Path:
+        """The private slots of the clients of a large federation, a hundred in each file (feddrm.io.shards)."""
+        return self.clients / f"private-{number}.safetensors"
+
+    def shard_files(self) -> list[Path]:
+        """All such files; empty for a run whose clients have their private slots in their own folders."""
+        return sorted(self.clients.glob("private-*.safetensors"))
 
     def client(self, name: str) -> ClientFiles:
         """The files of one client."""

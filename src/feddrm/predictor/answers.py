@@ -15,7 +15,7 @@ from feddrm.engine import CPU_QUERIES
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.run_files import RunFiles
 from feddrm.io.staging import Snapshot
-from feddrm.predictor.predictor import Predictor, class_names, named_sets
+from feddrm.predictor.predictor import Predictor, class_names, named_sets, private_slots
 from feddrm.registry import check_choice, nearest
 from feddrm.router import Decision, Router, load_router, read_manifest
 from feddrm.router.artifact import manifest_task
@@ -273,13 +273,13 @@ def _ask(
 
 
 def _load_predictor(run: RunFiles, client: str, options: Mapping[str, Any]) -> Predictor:
-    file = run.client(client).private_file
-    if not file.is_file():
+    files = run.client(client)
+    if private_slots(files, run, Snapshot.of(run.router)) is None:
         raise FeddrmError(
-            f"{run.path} has no private part of client '{client}' ({file}): ask that client through a gateway "
-            "('feddrm query'), or one whose private part is here (--client NAME)"
+            f"{run.path} has no private part of client '{client}' ({files.private_file}): ask that client through a "
+            "gateway ('feddrm query'), or one whose private part is here (--client NAME)"
         )
-    return Predictor.load(run.client(client).path, run.path, **options)
+    return Predictor.load(files.path, run.path, **options)
 
 
 def _listed(label_set: tuple[str, ...] | None) -> list[str] | None:

@@ -17,10 +17,11 @@ from torch.func import functional_call
 from feddrm.data.query_views import QueryViews
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.run_files import ClientFiles, RunFiles
+from feddrm.io.shards import find_client
 from feddrm.io.staging import Snapshot, read_whole
 from feddrm.io.tensors import read_tensors, split_slots
 from feddrm.io.text import broken, read_json, read_yaml
-from feddrm.methods import Method
+from feddrm.methods import Method, Slots
 from feddrm.models import Model, Net, is_trunk, part
 from feddrm.plugins import require_plugins
 from feddrm.predictor.query_groups import compute_in_groups
@@ -75,7 +76,7 @@ class Predictor:
     @classmethod
     def _load(cls, client: ClientFiles, files: RunFiles, answer: str, views: int, now: Snapshot) -> Predictor:
         name, run = client.path.name, files.path
-        if not now.has(client.private_file):
+        if private_slots(client, files, now) is None:
             missing = client.private_file.name
             raise FeddrmError(f"{client.path} is no client's folder (it has no {missing}): give RUN/clients/NAME")
         manifest, router = read_manifest(files.router), load_router(files.router)
@@ -138,7 +139,7 @@ class TrainedHead:
     def load(
         cls, client: ClientFiles, run: RunFiles, manifest: Mapping[str, Any], router: Router, now: Snapshot
     ) -> TrainedHead:
-        private = split_slots(now.read(client.private_file, _tensors))
+        private = private_slots(client, run, now) or {}
         method, model = now.read(run.config_file, _method_and_model)
         if now.has(client.shared_file):
             received = now.read(client.shared_file, _tensors)
@@ -212,6 +213,13 @@ class RefitHead:
 def named_sets(within: Tensor, classes: Sequence[str]) -> list[list[str]]:
     """Sets of classes [n, K] by name."""
     return [[name for name, inside in zip(classes, row, strict=True) if inside] for row in within.tolist()]
+
+
+def private_slots(client: ClientFiles, run: RunFiles, now: Snapshot) -> Slots | None:
+    """One client's private slots, from its own folder or from a shard of its run; None if neither has them."""
+    if now.has(client.private_file):
+        return split_slots(now.read(client.private_file, _tensors))
+    return find_client(run.shard_files(), client.path.name, COPY_AGAIN)
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from feddrm.data.summary import SAMPLES, DatasetSummary
 
 MOST_NUMBERS = 24  # with more classes, the heat map shows colours without numbers
 MOST_COLUMNS = 60  # more columns than this are not named
+MOST_ROWS = 60  # with more clients, rows are not named; of pictures, the first ones are shown
 LONGEST = 28  # letters of a name in a figure
 
 
@@ -53,8 +54,8 @@ def draw_view(axes: Axes, dataset: DatasetSummary) -> None:
 
 def draw_shift_grid(axes: Axes, dataset: DatasetSummary) -> None:
     """Draw one row of images per client: the same samples under each client's shift, or its own samples."""
-    grid = dataset.gallery
-    assert grid is not None
+    assert dataset.gallery is not None
+    grid = dataset.gallery[:MOST_ROWS]
     m, k, c, height, width = grid.shape
     # The digits are stored light on dark: invert them. Users' own grey images, such as X-rays, stay as they are.
     inverted = c == 1 and dataset.same_samples
@@ -66,11 +67,13 @@ def draw_shift_grid(axes: Axes, dataset: DatasetSummary) -> None:
             canvas[top : top + height, left : left + width] = grid[i, j].permute(1, 2, 0).numpy()
     canvas = 255 - canvas if inverted else canvas
     axes.imshow(canvas[..., 0] if c == 1 else canvas, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-    axes.set_yticks([i * (height + 1) + height / 2 for i in range(m)], shortened(dataset.names), parse_math=False)
+    names = shortened(dataset.names[:m])
+    axes.set_yticks([i * (height + 1) + height / 2 for i in range(m)], names, parse_math=False)
     axes.set_xticks([])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    axes.set_title("the same samples at every client" if dataset.same_samples else "samples of every client")
+    whose = f"the first {m} clients" if len(dataset.names) > m else "every client"
+    axes.set_title(f"the same samples at {whose}" if dataset.same_samples else f"samples of {whose}")
 
 
 def draw_column_means(axes: Axes, dataset: DatasetSummary) -> None:
@@ -78,7 +81,7 @@ def draw_column_means(axes: Axes, dataset: DatasetSummary) -> None:
     means = dataset.column_means
     assert means is not None
     image = axes.imshow(means.numpy(), cmap="RdBu_r", vmin=-2, vmax=2, aspect="auto", interpolation="nearest")
-    axes.set_yticks(range(len(dataset.names)), shortened(dataset.names), parse_math=False)
+    _name_rows(axes, dataset)
     columns = dataset.columns if len(dataset.columns) <= MOST_COLUMNS else ()
     axes.set_xticks(range(len(columns)), shortened(columns), rotation=90, fontsize=7, parse_math=False)
     axes.set_title("column means (pooled standard deviations)")
@@ -90,9 +93,9 @@ def draw_heat_map(axes: Axes, dataset: DatasetSummary) -> None:
     assert dataset.counts is not None
     counts = dataset.counts.numpy()
     image = axes.imshow(counts, cmap="Blues", vmin=0, vmax=max(1, counts.max()), aspect="auto", interpolation="nearest")
-    axes.set_yticks(range(len(dataset.names)), shortened(dataset.names), parse_math=False)
+    _name_rows(axes, dataset)
     axes.set_title(f"samples per client and {dataset.label_noun}")
-    if counts.shape[1] <= MOST_NUMBERS:
+    if counts.shape[1] <= MOST_NUMBERS and len(counts) <= MOST_ROWS:
         labels = shortened(dataset.classes)
         rotation: dict[str, Any] = {"rotation": 45, "ha": "right"} if max(map(len, labels)) > 4 else {}
         axes.set_xticks(range(counts.shape[1]), labels, parse_math=False, **rotation)
@@ -102,6 +105,15 @@ def draw_heat_map(axes: Axes, dataset: DatasetSummary) -> None:
     else:
         axes.set_xlabel(f"{counts.shape[1]} classes")
         axes.figure.colorbar(image, ax=axes, shrink=0.8)
+
+
+def _name_rows(axes: Axes, dataset: DatasetSummary) -> None:
+    """The clients' names beside a heat map, or how many there are."""
+    if len(dataset.names) <= MOST_ROWS:
+        axes.set_yticks(range(len(dataset.names)), shortened(dataset.names), parse_math=False)
+    else:
+        axes.set_yticks([])
+        axes.set_ylabel(f"{len(dataset.names):,} clients")
 
 
 def shortened(names: tuple[str, ...]) -> list[str]:
@@ -118,5 +130,5 @@ def _label_width(dataset: DatasetSummary) -> float:
 
 
 def _height(dataset: DatasetSummary) -> float:
-    rows = len(dataset.names)
+    rows = min(len(dataset.names), MOST_ROWS)
     return max(2.5, 0.55 * min(rows, 20) + 0.2 * max(0, rows - 20) + 1.5)

@@ -14,12 +14,14 @@ from feddrm.errors import SettingError
 from feddrm.io.atomic import write_together
 from feddrm.io.run_files import REPORT
 from feddrm.report import federation_figures, run_figures
-from feddrm.report.accuracy_measures import ANSWERS, C_INDEX, KINDS, MEANINGS, Measure, headline, rule_label
+from feddrm.report.accuracy_measures import ANSWERS, C_INDEX, KINDS, MEANINGS, Measure, headline
+from feddrm.report.client_views.client_overview import MANY
+from feddrm.report.client_views.client_section import after_round, capital, client_views, routing_views
 from feddrm.report.html_templates import TEMPLATES
 from feddrm.report.run_group import RunGroup
 from feddrm.report.run_record import RunRecord
 from feddrm.report.run_table import DIFFERENCES, RunTable
-from feddrm.report.svg import InlineSvg, inline_svg
+from feddrm.report.svg import Picture, inline_svg
 from feddrm.report.tables import DASH, Table
 
 CSV, LATEX = "table.csv", "table.tex"
@@ -40,13 +42,6 @@ class Tile(NamedTuple):
     note: str
 
 
-class Picture(NamedTuple):
-    """A figure and the sentence that says what it shows."""
-
-    svg: InlineSvg
-    caption: str
-
-
 @dataclass(frozen=True)
 class Section:
     """A heading with notes, then figures, then tables."""
@@ -56,6 +51,7 @@ class Section:
     figures: Sequence[Picture] = ()
     tables: Sequence[Table] = ()
     side_by_side: bool = False  # the tables
+    searchable: Table | None = None  # all rows of what the tables show some of
 
 
 @dataclass(frozen=True)
@@ -86,9 +82,11 @@ def report_page(table: RunTable) -> str:
     answers = {name for group in groups for name, _ in group.metrics}
     noun = "groups of runs" if table.seeded else "runs"
     header, differences = table.difference_rows()
+    views = [_view(group, f"r{i}") for i, group in enumerate(groups, 1)]
     return TEMPLATES.get_template("report.html.j2").render(
         title=f"{len(groups)} {noun} compared" if several else groups[0].name,
-        runs=[_view(group, f"r{i}") for i, group in enumerate(groups, 1)],
+        runs=views,
+        searchable=any(section.searchable for view in views for section in view.sections),
         datasets=", ".join(dict.fromkeys(record.data for record in table.records)),
         results=table.table(links=several),
         paired=Table.of([h.capitalize() for h in header], differences, DIFFERENCES) if differences else None,
@@ -183,7 +181,7 @@ def _training(record: RunRecord, key: str) -> Section | None:
     pictures = []
     if answers:
         last = _last_values(record, answers)
-        title = f"{_capital(record.noun)} over rounds"
+        title = f"{capital(record.noun)} over rounds"
         svg = inline_svg(lambda: run_figures.accuracy_figure(record), f"{key}-accuracy", title, last)
         pictures.append(Picture(svg, f"{title}. {last}"))
     if recalls:
@@ -208,37 +206,8 @@ def _last_values(record: RunRecord, measures: Sequence[Measure]) -> str:
 def _clients(record: RunRecord, key: str) -> Section | None:
     if not record.clients:
         return None
-    answers = run_figures.client_series(record.clients, recall=False)
-    recalls = run_figures.client_series(record.clients, recall=True)
-    pictures, noun = [], _capital(record.noun)
-    if answers:
-        description = "; ".join(
-            f"{c.name}: {', '.join(f'{run_figures.client_label(k)} {_percent(c.values.get(k))}' for k in answers)}"
-            for c in record.clients
-        )
-        svg = inline_svg(
-            lambda: run_figures.client_figure(record.clients, record.noun),
-            f"{key}-clients",
-            f"{noun} per client",
-            description,
-        )
-        caption = f"{noun} on every client's test samples: its own model as a bar, other ways to answer as marks."
-        pictures.append(Picture(svg, caption))
-    header = ["Client", "Train", "Test", *(run_figures.client_label(k).capitalize() for k in answers + recalls)]
-    rows = [
-        [
-            client.name,
-            *(DASH if count is None else count for count in (client.train, client.test)),
-            *(_percent(client.values.get(k)) for k in answers + recalls),
-        ]
-        for client in record.clients
-    ]
-    caption = f"Samples and {record.noun} in percent per client{_after_round(record)}."
-    if any(client.events is not None for client in record.clients):
-        header.insert(3, "Test events")
-        for row, client in zip(rows, record.clients, strict=True):
-            row.insert(3, DASH if client.events is None else client.events)
-    return Section("Clients", figures=pictures, tables=[Table.of(header, rows, caption)])
+    figures, tables, searchable = client_views(record, key)
+    return Section("Clients", (), figures, tables, side_by_side=searchable is not None, searchable=searchable)
 
 
 def _answers(record: RunRecord, key: str) -> Section | None:
@@ -256,24 +225,14 @@ def _answers(record: RunRecord, key: str) -> Section | None:
         "Confusion of the classes",
         result,
     )
-    caption = f"How every class's test samples are answered, in percent of them{_after_round(record)}. {result}"
+    caption = f"How every class's test samples are answered, in percent of them{after_round(record)}. {result}"
     return Section("Answers", figures=[Picture(svg, caption)])
 
 
 def _routing(record: RunRecord, key: str) -> Section | None:
-    confusion = record.confusion
-    if not confusion:
+    pictures, groups, _ = routing_views(record, key)
+    if not pictures:
         return None
-    names = [c.name for c in record.clients] or [str(i) for i in range(len(next(iter(confusion.values()))))]
-    shares = ", ".join(
-        f"{rule_label(rule)} {counts.trace() / max(1, counts.sum()):.1%}" for rule, counts in confusion.items()
-    )
-    result = f"Of all test samples, sent to the client they came from: {shares}."
-    svg = inline_svg(
-        lambda: run_figures.confusion_figure(names, confusion), f"{key}-confusion", "Confusion of the routing", result
-    )
-    caption = f"Where every client's test samples are sent, in percent of its samples{_after_round(record)}. {result}"
-    pictures = [Picture(svg, caption)]
     for curve, kind, title, axes, what in (
         (record.reliability, "reliability", "Reliability of the router", ("sent home", "client probability"),
          "How sure the exact router is of the client (posterior rule) against how often it is right."),
@@ -282,7 +241,7 @@ def _routing(record: RunRecord, key: str) -> Section | None:
     ):  # fmt: skip
         if curve is not None:
             pictures.append(_reliability(curve, f"{key}-{kind}", title, axes, what))
-    return Section("Routing", figures=pictures, tables=_label_sets(record))
+    return Section("Routing", figures=pictures, tables=[*groups, *_label_sets(record)])
 
 
 def _label_sets(record: RunRecord) -> list[Table]:
@@ -320,7 +279,7 @@ def _data(dataset: DatasetSummary, key: str) -> Section:
         most = [dataset.classes[int(i)] for i in counts.argmax(1)] if len(dataset.classes) else []
         description = "; ".join(
             f"{name}: {int(n)} samples, most {'end in' if survival else 'of class'} {top}"
-            for name, n, top in zip(dataset.names, counts.sum(1), most, strict=True)
+            for name, n, top in list(zip(dataset.names, counts.sum(1), most, strict=True))[:MANY]
         )
         svg = inline_svg(
             lambda: federation_figures.label_figure(dataset),
@@ -347,7 +306,8 @@ def _data(dataset: DatasetSummary, key: str) -> Section:
 
 def _shifts(facts: Mapping[str, Any]) -> str:
     shifts = [f"{c['name']}: {c['shift']}" for c in facts["clients"] if c.get("shift", "none") != "none"]
-    return f"Shifts: {'; '.join(shifts)}." if shifts else ""
+    more = f"; and {len(shifts) - MANY:,} more" if len(shifts) > MANY else ""
+    return f"Shifts: {'; '.join(shifts[:MANY])}{more}." if shifts else ""
 
 
 def _settings(record: RunRecord) -> Section:
@@ -377,15 +337,3 @@ def flat(values: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, str]]:
         else:
             rows.append((name, str(value)))
     return rows
-
-
-def _after_round(record: RunRecord) -> str:
-    return "" if record.evaluated_round is None else f", after round {record.evaluated_round}"
-
-
-def _capital(noun: str) -> str:
-    return f"{noun[0].upper()}{noun[1:]}"
-
-
-def _percent(value: float | None) -> str:
-    return DASH if value is None else f"{100 * value:.2f}"

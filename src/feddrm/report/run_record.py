@@ -144,7 +144,7 @@ class RunRecord:
     @cached_property
     def scores(self) -> Scores:
         """The figures of the summary, or of the last evaluated round while there is no summary."""
-        return self.final if self.final is not None else self.points[-1].scores
+        return self.final if self.final is not None else next(p.scores for p in reversed(self.points) if p.scores)
 
     def curve(self, measure: Measure) -> tuple[list[int], list[float]]:
         """Rounds and values of one accuracy, where it was measured."""
@@ -173,7 +173,7 @@ class RunRecord:
     def _read(cls, folder: Path, now: Snapshot) -> RunRecord:
         points = _read_points(folder / METRICS)
         summary = now.read(folder / SUMMARY, _read_json) if now.has(folder / SUMMARY) else None
-        if summary is None and not points:
+        if summary is None and not any(point.scores for point in points):
             raise FeddrmError(
                 f"run '{folder}' has nothing to report yet (no {SUMMARY}, no evaluated round in {METRICS}): "
                 "train it at least to its first evaluation"

@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -48,6 +48,13 @@ class InlineSvg:
     view_box: str
     width: int  # in CSS pixels
     body: str  # markup: everything after the opening tag
+
+
+class Picture(NamedTuple):
+    """A figure and the sentence that says what it shows."""
+
+    svg: InlineSvg
+    caption: str
 
 
 def inline_svg(draw: Callable[[], Figure], key: str, title: str, description: str) -> InlineSvg:

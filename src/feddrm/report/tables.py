@@ -80,6 +80,7 @@ class Table:
     rows: tuple[TableRow, ...]
     caption: str = ""  # HTML only: in Markdown and LaTeX, the caller writes the text around a table
     css_class: str = ""
+    key: str = ""  # HTML only: the element's id
 
     @classmethod
     def of(cls, header: Sequence[str], rows: Iterable[Sequence[object]], caption: str = "") -> Table:

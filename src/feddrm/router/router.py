@@ -286,13 +286,16 @@ class Router:
         """Decide for raw samples or network inputs [N, ...], with the options of :meth:`route_features`.
 
         ``x`` is a tensor, an array, a list or a data frame, whose columns are taken by name. Images are whole numbers
-        0..255, or floats as the network takes them.
-        ``views`` averages the features over so many crops and mirror images of each. Values of a table's row that
-        cannot be are flagged, and the decision about the row abstains.
+        0..255, or floats as the network takes them. ``views`` averages the features over so many crops and mirror
+        images of each. Values of a table's row that cannot be are flagged, and the decision about the row abstains.
         """
         x = self.inputs(x)
-        decision = self.route_features(self.features(x, views), **options)
-        return decision if self.row_checks is None else decision.flagged(self.row_checks(x))
+        return self.route_inputs(x, self.features(x, views), **options)
+
+    def route_inputs(self, inputs: Tensor, features: Tensor, **options: Any) -> Decision:
+        """Decide for network inputs whose features are known, as :meth:`route` does."""
+        decision = self.route_features(features, **options)
+        return decision if self.row_checks is None else decision.flagged(self.row_checks(inputs))
 
     @cached_property
     def row_checks(self) -> RowChecks | None:
@@ -324,8 +327,7 @@ class Router:
             raise SettingError(f"max_away={max_away}: give a share of the probability from 0 to 1")
         evidence = self.evidence(features, rule)
         logits, log_weights = evidence.logits, self.rule(rule, costs).log_weights(evidence)
-        probabilities = log_weights.exp()
-        top, client, margin = leaders(probabilities)
+        top, client, margin = leaders(probabilities := log_weights.exp())
         strangeness = self.strangeness(features)
         broken = ~strangeness.isfinite()
         if bool(broken.any()):  # or the numbers are only very large
@@ -340,9 +342,8 @@ class Router:
         sure = top if evidence.right is None else evidence.right.amax(1)
         unsure = sure < self.calibration.threshold(rule, coverage)
         abstain = nobody | unlike | lost | unsure
-        within = None
-        if miss is not None:
-            within = conformal_set(log_weights, self.calibration.least_weight(rule, miss)) & ~away
+        least = None if miss is None else self.calibration.least_weight(rule, miss)
+        within = None if least is None else conformal_set(log_weights, least) & ~away
         return Decision(
             client=torch.where(nobody, NOBODY, client),
             probabilities=probabilities,

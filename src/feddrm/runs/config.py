@@ -20,6 +20,7 @@ from feddrm.registry import nearest
 from feddrm.tasks import require_classes
 from feddrm.typed_settings import typed
 
+MANY = 100  # clients, up to which every evaluation is of all of them
 SMALL_SIDE = 32  # smaller images, and tables, get the perceptron
 TIES = ("smallest", "cuda")
 
@@ -30,6 +31,7 @@ class Evaluation:
 
     ``also`` is the first and the last of further rounds that are all evaluated, for example the rounds before
     tuning starts, in which a method's clients still share one global model. ``views`` are averaged for every answer.
+    With ``participants``, a round in between has the figures of its participants alone.
     """
 
     window: int = 50
@@ -38,6 +40,7 @@ class Evaluation:
     ties: str = "smallest"
     also: tuple[int, int] | None = None
     views: int = 1
+    participants: bool = False
 
     def check(self) -> None:
         """Refuse impossible values."""
@@ -51,11 +54,12 @@ class Evaluation:
             raise SettingError(f"also={self.also}: give the first and the last round, as in [651, 700]")
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values. Views stand there only if there are several, so that older runs can be resumed."""
-        return {key: value for key, value in asdict(self).items() if key != "views" or value != 1}
+        """Plain values. Views and participants stand there only if they are used, so that older runs can be resumed."""
+        unused = {"views": 1, "participants": False}
+        return {key: value for key, value in asdict(self).items() if key not in unused or value != unused[key]}
 
     def due(self, round: int, rounds: int) -> bool:
-        """Whether a round is evaluated."""
+        """Whether a round is evaluated, with all clients."""
         further = self.also is not None and self.also[0] <= round <= self.also[-1]
         return further or round > rounds - self.window or round % self.every == 0
 
@@ -149,9 +153,7 @@ def resolve(
         model = Model.make("identity" if method.closed_form else suitable, **(model or {}))
     model = Model.make(model) if isinstance(model, str) else model
     plan = fill_in(given, small, recipe)
-    when = known_fields(Evaluation, evaluation or {}, "evaluation")
-    window = when.setdefault("window", max(1, min(plan.rounds, max(5, min(50, plan.rounds // 16)))))
-    when.setdefault("every", max(1, (plan.rounds - window) // 20))
+    when = fill_in_evaluation(known_fields(Evaluation, evaluation or {}, "evaluation"), plan.rounds, len(federation))
     config = Config(
         data={"name": federation.name, **(data if data is not None else federation.settings)},
         method=method,
@@ -168,6 +170,18 @@ def resolve(
         require_classes(federation.task, f"method '{method.name}' as it is set", "choose another method")
     federation.query_views.take(config.evaluation.views)
     return config
+
+
+def fill_in_evaluation(given: Mapping[str, Any], rounds: int, clients: int) -> dict[str, Any]:
+    """The given settings of :class:`Evaluation`, with those that suit the federation for the others.
+
+    Every model predicts every sample, so an evaluation costs clients times samples. With more than ``MANY`` clients, a
+    run has five in all, and figures of the participants in between. The settings of an older run are whole.
+    """
+    many = clients > MANY and not {"window", "every"} <= given.keys()
+    window = given.get("window", 1 if many else max(1, min(rounds, max(5, min(50, rounds // 16)))))
+    every = -(-rounds // 5) if many else max(1, (rounds - window) // 20)
+    return {"window": window, "every": every, **({"participants": True} if many else {}), **given}
 
 
 def is_small(federation: Federation) -> bool:

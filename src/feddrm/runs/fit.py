@@ -94,7 +94,9 @@ def _write(session: TrainingSession, result: ClosedFormFit, used_before: bool) -
     config, federation, folder = session.config, session.federation, session.folder
     state = State(0, result.shared, tuple({"model": dict(result.private[name])} for name in federation.names))
     answered = tuple(range(len(federation)))
-    predictions, metrics = session.evaluate(RoundResult(state, Stage(config.plan.local_steps), 0.0, None, answered))
+    predictions = session.predictions(state)
+    result_of_fit = RoundResult(state, Stage(config.plan.local_steps), 0.0, None, answered)
+    outcomes, metrics = session.evaluate(result_of_fit, predictions)
     test = pooled_test_set(config, federation, state.round)
     figures = evaluate_router(result.fitted, session.net, state.shared, test, predictions, federation.weights)
     folder.open(config, federation, used_before)
@@ -104,5 +106,5 @@ def _write(session: TrainingSession, result: ClosedFormFit, used_before: bool) -
     folder.save(state)
     folder.write_json(folder.seconds_file, session.seconds)
     folder.add_metrics(metrics)
-    session.finish(state, predictions)
+    session.finish(state, outcomes)
     write_router(folder, config, federation, result.fitted, figures)

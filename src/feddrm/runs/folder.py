@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from feddrm.engine import State, load_state, save_state
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import locked, temporary, write_atomically
 from feddrm.io.run_files import RunFiles
+from feddrm.io.shards import CLIENTS, shard_bytes
 from feddrm.io.staging import Snapshot, settle_run
 from feddrm.io.tensors import join_slots, tensor_bytes
 from feddrm.io.text import json_bytes, json_line, read_json, read_json_lines, yaml_bytes
@@ -64,7 +65,7 @@ class RunFolder(RunFiles):
             self._refuse_other_settings(config)
             self.refuse_other_data(federation, "choose another --out, or give the old data to resume it")
         else:
-            for file in (self.facts_file, self.pictures_file):
+            for file in (self.facts_file, self.pictures_file, *self.state_shards.glob("*")):
                 file.unlink(missing_ok=True)  # they would describe the data of the start that left nothing else
             write_atomically(self.config_file, yaml_bytes(config.as_dict()))
         if self.summary_file.exists():
@@ -134,11 +135,21 @@ class RunFolder(RunFiles):
         now = Snapshot.of(self.router)
         return now.read(file, lambda path: read_json(path, REMEDY)) if now.has(file) else None
 
-    def publish(self, shared: Tensors, private: Mapping[str, Slots]) -> None:
-        """Write what the server may hold into ``router/`` and each client's private slots into ``clients/<name>/``."""
+    def publish(self, shared: Tensors, names: Sequence[str], private: Sequence[Slots]) -> None:
+        """Write what the server may hold into ``router/`` and each client's private slots into ``clients/<name>/``.
+
+        The private slots of a large federation go into shards of a hundred clients each: a thousand folders are slow to
+        write, to copy and to list, and nobody copies them to a thousand machines.
+        """
         self.router.mkdir(parents=True, exist_ok=True)
         write_atomically(self.shared_file, tensor_bytes(shared))
-        for name, slots in private.items():
+        if len(names) > CLIENTS:
+            self.clients.mkdir(parents=True, exist_ok=True)
+            for number, start in enumerate(range(0, len(names), CLIENTS)):
+                part = dict(zip(names[start : start + CLIENTS], private[start : start + CLIENTS], strict=True))
+                write_atomically(self.shard_file(number), shard_bytes(part), private=True)
+            return
+        for name, slots in zip(names, private, strict=True):
             client = self.client(name)
             client.path.mkdir(parents=True, exist_ok=True)
             write_atomically(client.private_file, tensor_bytes(join_slots(slots)), private=True)

@@ -26,9 +26,11 @@ def progress_listener(title: str, wanted: bool = True) -> Iterator[OnRound | Non
         def show(result: RoundResult, metrics: dict[str, Any] | None, rounds: int) -> None:
             notes = [] if result.loss is None else [f"loss {result.loss:.3f}"]
             if metrics:
+                some = metrics.get("participants")
+                of, figures = (" of the participants", some) if some else ("", metrics)
                 for key, what in (("average_accuracy", "accuracy"), ("average_c_index", "C-index")):
-                    if metrics.get(key) is not None:
-                        notes.append(f"average {what} {100 * metrics[key]:.1f} %")
+                    if figures.get(key) is not None:
+                        notes.append(f"average {what}{of} {100 * figures[key]:.1f} %")
             advance(result.state.round, rounds, ", ".join(notes), metrics is not None)
 
         yield show

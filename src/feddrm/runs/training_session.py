@@ -14,9 +14,11 @@ import torch
 from feddrm.data import Federation, Pool
 from feddrm.data.summary import DatasetSummary
 from feddrm.engine import RoundResult, RoundSchedule, State, arithmetic, engine_for, federate, first_state, functional
+from feddrm.engine.private_shards import PrivateShards
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import (
     LASTING,
+    AnswersBySample,
     Predictions,
     Replay,
     answer_metrics,
@@ -25,19 +27,21 @@ from feddrm.evaluation import (
     collapsed_share,
     confusion,
     evaluate,
-    head_routes,
+    evaluate_participants,
     is_collapsed,
     own_answers,
     per_client,
     summarise,
     votes,
 )
-from feddrm.runs.client_predictions import all_predictions, pooled_test_set
+from feddrm.io.shards import CLIENTS
+from feddrm.runs.client_predictions import all_outcomes, all_predictions, participant_predictions, pooled_test_set
 from feddrm.runs.config import Config
 from feddrm.runs.environment import hardware, versions
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.listeners import OnRound
 
+PARTICIPANTS = "participants"  # the figures of a line of metrics that are of a round's participants alone
 log = logging.getLogger("feddrm.runs")
 CHECKPOINT_SECONDS = 20.0  # between two checkpoints: what a crash may cost
 CHECKPOINT_SHARE = 0.05  # of the time at most: where a checkpoint is hundreds of megabytes, a crash may cost more
@@ -62,11 +66,8 @@ class TrainingSession:
         """Train from ``state``, or from the start, to the last round and finish the run."""
         config, rounds = self.config, self.config.plan.rounds
         self.seconds |= self.folder.read_json(self.folder.seconds_file) or {}
-        if state is None:
-            self.begin()
-            leaves = {leaf: value.detach() for leaf, value in self.net.named_parameters()}
-            state = first_state(config.method, leaves, len(self.federation))
-        predictions = None
+        state = self.start() if state is None else state
+        outcomes = None
         began = time.perf_counter()
         try:
             for result in federate(
@@ -85,11 +86,7 @@ class TrainingSession:
                         f"the loss is not finite after round {result.state.round}: lower --lr (it is "
                         f"{config.plan.lr:g}) or scale the data{elsewhere}"
                     )
-                metrics = None
-                if config.evaluation.due(result.state.round, rounds):
-                    predictions, metrics = self.evaluate(result)
-                    self.folder.add_metrics(metrics)
-                    self.warn_of_collapse(metrics)
+                outcomes, metrics = self.measure(result)
                 state = result.state  # only now: Ctrl-C saves it, and a saved round is never evaluated again
                 if time.monotonic() > self.next_save:
                     self.save(state)
@@ -100,11 +97,33 @@ class TrainingSession:
             self.save(state)  # whole rounds only: the round that was cut short is trained again
             raise
         self.save(state)
-        self.finish(state, predictions)
+        self.finish(state, outcomes)
 
     def begin(self) -> None:
         """Write the dataset summary."""
         DatasetSummary.of(self.federation).write(self.folder.path)
+
+    def start(self) -> State:
+        """The state before round 1. The private slots of a large federation lie on disk."""
+        self.begin()
+        leaves, clients = {leaf: value.detach() for leaf, value in self.net.named_parameters()}, len(self.federation)
+        state = first_state(self.config.method, leaves, clients)
+        if clients <= CLIENTS:
+            return state
+        shards = PrivateShards.start(self.folder.state_shards, state.private[0], clients, self.config.device)
+        return state._replace(private=shards)
+
+    def measure(self, result: RoundResult) -> tuple[AnswersBySample | None, dict[str, Any] | None]:
+        """Evaluate a round, or its participants, and write the line of metrics; None for what is not due."""
+        evaluation, outcomes, metrics = self.config.evaluation, None, None
+        if evaluation.due(result.state.round, self.config.plan.rounds):
+            outcomes, metrics = self.evaluate(result)
+            self.warn_of_collapse(metrics)
+        elif evaluation.participants and result.answered:
+            metrics = self.evaluate_participants(result)
+        if metrics is not None:
+            self.folder.add_metrics(metrics)
+        return outcomes, metrics
 
     def diverged(self, result: RoundResult) -> bool:
         """Whether the loss or, after the last round, a parameter is not finite."""
@@ -130,21 +149,40 @@ class TrainingSession:
         test = pooled_test_set(self.config, self.federation, state.round, self.test_pool)
         return all_predictions(self.config, self.net, state, test, self.replay)
 
-    def evaluate(self, result: RoundResult) -> tuple[Predictions, dict[str, Any]]:
-        """The predictions after a round and its line of ``metrics.jsonl``."""
-        began = time.perf_counter()
-        predictions = self.predictions(result.state)
-        accuracies = evaluate(predictions, self.federation.weights, self.config.evaluation.ties)
+    def outcomes(self, state: State) -> AnswersBySample:
+        """What the figures need of these predictions."""
+        test = pooled_test_set(self.config, self.federation, state.round, self.test_pool)
+        return all_outcomes(self.config, self.net, state, test, self.federation.weights, self.replay)
+
+    def evaluate(
+        self, result: RoundResult, predictions: Predictions | None = None
+    ) -> tuple[AnswersBySample, dict[str, Any]]:
+        """The outcomes after a round and its line of ``metrics.jsonl``."""
+        began, weights = time.perf_counter(), self.federation.weights
+        outcomes = self.outcomes(result.state) if predictions is None else AnswersBySample.of(predictions, weights)
+        accuracies = evaluate(outcomes, weights, self.config.evaluation.ties)
         self.seconds["evaluate"] += time.perf_counter() - began
+        collapsed = {"collapsed_share": collapsed_share(outcomes)} if outcomes.task.classifies else {}
+        return outcomes, {**self.training_figures(result), **accuracies, **collapsed}
+
+    def evaluate_participants(self, result: RoundResult) -> dict[str, Any]:
+        """The line of ``metrics.jsonl`` of a round whose participants alone are evaluated."""
+        began, who = time.perf_counter(), result.answered
+        test = pooled_test_set(self.config, self.federation, result.state.round, self.test_pool, who)
+        predictions = participant_predictions(self.config, self.net, result.state, test, who)
+        figures = evaluate_participants(predictions, who, self.federation.weights)
+        self.seconds["evaluate"] += time.perf_counter() - began
+        return {**self.training_figures(result), PARTICIPANTS: figures}
+
+    def training_figures(self, result: RoundResult) -> dict[str, Any]:
+        """What a line of ``metrics.jsonl`` begins with."""
         names = self.federation.names
-        return predictions, {
+        return {
             "round": result.state.round,
             "stage": "tune" if result.stage.tuning else "train",
             "lr": result.lr,
             "loss": result.loss,
             "answered": [names[i] for i in result.answered],
-            **accuracies,
-            **({"collapsed_share": collapsed_share(predictions)} if predictions.task.classifies else {}),
         }
 
     def warn_of_collapse(self, metrics: Mapping[str, Any]) -> None:
@@ -157,32 +195,31 @@ class TrainingSession:
                 metrics["round"], 100 * metrics["collapsed_share"], self.config.plan.lr,
             )  # fmt: skip
 
-    def finish(self, state: State, predictions: Predictions | None) -> None:
+    def finish(self, state: State, outcomes: AnswersBySample | None) -> None:
         """Write the last round in detail, the shared and the private leaves, and last of all the summary."""
         weights, names = self.federation.weights, self.federation.names
-        predictions = predictions or self.predictions(state)
+        outcomes = outcomes or self.outcomes(state)
         routes = {
-            name: confusion(chosen, predictions.origin, len(names)).tolist()
-            for name, chosen in head_routes(predictions, weights).items()
+            name: confusion(chosen, outcomes.origin, len(names)).tolist() for name, chosen in outcomes.routes.items()
         }
-        rows = per_client(predictions, names, weights, self.config.evaluation.ties)
+        rows = per_client(outcomes, names, weights, self.config.evaluation.ties)
         for row, client in zip(rows, self.federation.clients, strict=True):
             row["train"] = len(client.train)
         detail = {"round": state.round, "per_client": rows, "confusion": routes}
         metrics = {}
-        if predictions.task.classifies:
-            answers, labels = own_answers(predictions), predictions.labels
-            detail["votes"] = votes(predictions)
+        if outcomes.task.classifies:
+            answers, labels = own_answers(outcomes), outcomes.labels
+            detail["votes"] = votes(outcomes)
             detail["class_confusion"] = {"own": class_confusion(answers.argmax(-1), labels, answers.shape[1]).tolist()}
-            metrics = {"metrics": {"own": answer_metrics(answers, labels, predictions.origin, names)}}
+            metrics = {"metrics": {"own": answer_metrics(answers, labels, outcomes.origin, names)}}
         self.folder.write_json(self.folder.evaluation_file, detail)
-        self.folder.publish(state.shared, dict(zip(names, state.private, strict=True)))
+        self.folder.publish(state.shared, names, state.private)
         self.folder.write_json(self.folder.summary_file, {**self.summary(state), **metrics})
 
     def summary(self, state: State) -> dict[str, Any]:
         """The content of ``summary.json``."""
         window = self.config.evaluation.window
-        evaluated = self.folder.metrics()
+        evaluated = [entry for entry in self.folder.metrics() if PARTICIPANTS not in entry]
         entries = evaluated[-window:]
         # Models before and after tuning differ, so the means are over one stage only.
         entries = [entry for entry in entries if entry["stage"] == entries[-1]["stage"]]

@@ -25,6 +25,7 @@ from feddrm.serve.loaded_router import LoadedRouter
 from feddrm.serve.schemas import ErrorAnswer, OutcomeAnswer, OutcomeBatch, OutcomeReport, OutcomeRequest, OutcomeTable
 from feddrm.serve.settings import first_problem
 from feddrm.serve.telemetry.audit import AuditRecord
+from feddrm.serve.telemetry.tracing import trace_id
 
 STATUS = {"unknown": 404, "conflict": 409, "late": 410}  # of problems with outcomes; 422 for all others
 NO_USE_LOG = "this gateway keeps no use log: start it with --use-log FILE"
@@ -51,7 +52,7 @@ def add_artifact_routes(app: FastAPI, gateway: Gateway) -> None:
         return await change(request, "rollback", artifacts.rollback)
 
     async def change(request: Request, action: str, make: Callable[[], Awaitable[LoadedRouter]]) -> Response:
-        started, caller = time.perf_counter(), authorise(request, gateway.keys, "admin")
+        started, caller = time.perf_counter(), await authorise(request, gateway.access, "admin")
         try:
             loaded = await make()
         except ApiError:
@@ -62,7 +63,7 @@ def add_artifact_routes(app: FastAPI, gateway: Gateway) -> None:
         request_id = request.scope["state"]["request_id"]
         gateway.audit.add(
             AuditRecord(time.time(), request_id, caller, action, loaded.version, 0, "", None, 0.0, 0.0, 0, "", "", "",
-                        milliseconds)
+                        milliseconds, trace_id())
         )  # fmt: skip
         return json_response({"artifact": loaded.version, "clients": list(loaded.names)})
 
@@ -74,13 +75,13 @@ def add_administration_routes(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/v1/clients", responses=ERROR_RESPONSES)
     async def clients(request: Request) -> Response:
         """Health, circuit and load of every registered client."""
-        authorise(request, gateway.keys, "admin")
+        await authorise(request, gateway.access, "admin")
         return json_response({"clients": [upstream.as_dict() for upstream in gateway.upstreams.values()]})
 
     @app.get("/metrics", response_class=PlainTextResponse, responses=ERROR_RESPONSES)
     async def metrics(request: Request) -> Response:
         """The metrics, in the format of Prometheus."""
-        authorise(request, gateway.keys, "admin")
+        await authorise(request, gateway.access, "admin")
         for upstream in gateway.upstreams.values():
             gateway.metrics.available.labels(upstream.name).set(upstream.available)
             gateway.metrics.circuit.labels(upstream.name).set(upstream.circuit == "open")
@@ -104,7 +105,7 @@ def add_outcome_routes(app: FastAPI, gateway: Gateway) -> None:
               openapi_extra=json_body(OutcomeRequest))  # fmt: skip
     async def report(request: Request) -> Response:
         """Report the true label of an answer, or of many: all are stored, or none. It needs the scope ``predict``."""
-        caller, use_log = authorise(request, gateway.keys, "predict"), _use_log(gateway)
+        caller, use_log = await authorise(request, gateway.access, "predict"), _use_log(gateway)
         outcomes = _read_outcomes(await read_body(request, gateway.settings), gateway.classes)
         try:
             stored = await asyncio.to_thread(use_log.add_outcomes, outcomes, caller)
@@ -118,7 +119,7 @@ def add_outcome_routes(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/v1/outcomes", responses={200: {"model": OutcomeTable}, 404: problems[404], **ERROR_RESPONSES})
     async def outcomes(request: Request) -> Response:
         """Accuracy, calibration error and abstention over time and by artifact."""
-        authorise(request, gateway.keys, "admin")
+        await authorise(request, gateway.access, "admin")
         return json_response(await asyncio.to_thread(outcome_table, _use_log(gateway).path))
 
 

@@ -54,8 +54,8 @@ def build_gateway(
             layers,
             allow_origins=list(settings.cors),
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "X-API-Key"],
+            allow_headers=["Authorization", "Content-Type", "X-API-Key", "X-Request-ID", "traceparent", "tracestate"],
         )
-    outermost = RequestMiddleware(layers, settings, gateway.metrics.observe_request, settings.cors)
+    outermost = RequestMiddleware(layers, settings, gateway.metrics.observe_request, settings.cors, gateway.tracer)
     gateway.metrics.in_flight.set_function(lambda: outermost.in_flight)
     return outermost

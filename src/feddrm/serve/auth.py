@@ -1,4 +1,4 @@
-"""API keys: a file holds the SHA-256 of each random key and the scopes that the key opens."""
+"""Callers and API keys: a file holds the SHA-256 of each random key and the scopes that the key opens."""
 
 from __future__ import annotations
 
@@ -21,10 +21,18 @@ REMEDY = "make it with 'feddrm serve-key'"
 
 @dataclass(frozen=True)
 class Caller:
-    """The owner of a key: the key's name and its scopes."""
+    """The owner of a key or a token: its name and its scopes."""
 
     name: str
     scopes: frozenset[str]
+
+
+class TokenRefused(FeddrmError):
+    """Why a token is not accepted. The text has nothing of what would be."""
+
+
+class IssuerDown(FeddrmError):
+    """No key of the tokens' issuer could be read so far."""
 
 
 class ApiKeys:
@@ -36,11 +44,11 @@ class ApiKeys:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file_state = self._current_file_state()
+        self._file_state = file_state(path)
         self._callers = _read_callers(path)
 
     def find(self, key: str) -> Caller | None:
-        if (state := self._current_file_state()) != self._file_state:
+        if (state := file_state(self.path)) != self._file_state:
             self._file_state = state
             try:
                 self._callers = _read_callers(self.path)
@@ -49,12 +57,14 @@ class ApiKeys:
                 log.error("the old keys stay", extra={"fields": {"reason": str(error)}})
         return self._callers.get(key_digest(key))
 
-    def _current_file_state(self) -> tuple[int, ...]:
-        try:
-            status = self.path.stat()
-        except OSError:
-            return ()
-        return status.st_mtime_ns, status.st_size, status.st_ino
+
+def file_state(path: Path) -> tuple[int, ...]:
+    """What differs after a change of the file; empty without a file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ()
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def key_digest(key: str) -> str:

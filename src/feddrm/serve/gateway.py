@@ -19,7 +19,7 @@ from feddrm.predictor.predictor import class_names, known_classes
 from feddrm.router import read_manifest
 from feddrm.router.label_sets import SHARE
 from feddrm.router.router import AWAY, DOWN
-from feddrm.serve.auth import ApiKeys
+from feddrm.serve.access import Access
 from feddrm.serve.feedback.artifacts import Artifacts
 from feddrm.serve.feedback.drift_watch import DriftWatch
 from feddrm.serve.feedback.serving_state import ServingState
@@ -32,6 +32,8 @@ from feddrm.serve.schemas import Options, PredictOptions
 from feddrm.serve.settings import GatewaySettings
 from feddrm.serve.telemetry.audit import AuditLog, AuditRecord
 from feddrm.serve.telemetry.metrics import Metrics
+from feddrm.serve.telemetry.trace_setup import open_tracer
+from feddrm.serve.telemetry.tracing import add_span, trace_id
 from feddrm.serve.upstream.dispatch import DECLINED, NO_SETS, Question, SampleAnswers, ask_clients
 from feddrm.serve.upstream.upstreams import Upstreams
 
@@ -45,7 +47,8 @@ class Gateway:
     def __init__(self, run: Path, settings: GatewaySettings) -> None:
         self.run, self.settings = run, settings
         self.metrics = Metrics()
-        self.keys = None if settings.keys is None else ApiKeys(settings.keys)
+        self.tracer = open_tracer(settings, "feddrm-gateway", self.metrics.observe_trace)
+        self.access = Access(settings, self.metrics.issuer_ok.set)
         number = int(read_manifest(ServingState.read(run).folder(run))["classes"])
         self.classes, named = class_names(run, number), known_classes(run, number) is not None
         self.upstreams = Upstreams.read(settings.clients, settings, self.classes if named else ())
@@ -86,8 +89,10 @@ class Gateway:
         tasks = [asyncio.create_task(self.upstreams.watch(self.settings.health_seconds))] if self.upstreams else []
         if self.settings.reload_seconds:
             tasks.append(asyncio.create_task(self.artifacts.watch()))
+        await self.access.start()
         self.ready = True
         log.info("ready", extra={"fields": {"artifact": self.router.version, "clients": len(self.upstreams)}})
+        self.tracer.start()
         self.artifacts.warn_of_own_values()
         yield
         self.ready = False
@@ -95,14 +100,14 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.upstreams.close()
-        for closing in (self.artifacts.challenger, self.drift, self.use_log, self.audit):
+        for closing in (self.artifacts.challenger, self.drift, self.use_log, self.audit, self.tracer):
             if closing is not None:
                 await asyncio.to_thread(closing.close)
         log.info("stopped")
 
-    def begin(self, request: Request, action: str) -> RequestContext:
-        """Check the API key of a request to route or predict, and take the current router for it."""
-        caller = authorise(request, self.keys, action)
+    async def begin(self, request: Request, action: str) -> RequestContext:
+        """Check the key or token of a request to route or predict, and take the current router for it."""
+        caller = await authorise(request, self.access, action)
         request_id = request.scope["state"]["request_id"]
         return RequestContext(action, request_id, caller, time.perf_counter(), self.artifacts.answering(request_id))
 
@@ -118,6 +123,10 @@ class Gateway:
         query = RouterQuery(kind, x, rule, coverage, available, self._max_away(options))
         decisions = await context.router.batcher(query, len(x))
         decisions.away = away
+        began, featured, finished = decisions.times
+        if featured > began:
+            add_span("features", began, featured)
+        add_span("decision", featured, finished)
         if self.drift is not None and context.router is self.router:
             self.drift.add(context.router, decisions)
         if (challenger := self.artifacts.challenger) is not None and not challenger.share:
@@ -229,7 +238,7 @@ class Gateway:
                 now, context.request_id, context.caller, context.action, context.router.version,
                 len(places), ",".join(map(str, places)), names[client] if client >= 0 else None,
                 min([best[i] for i in places]), min([margins[i] for i in places]), int(reason != ""), reason,
-                answered, failed, milliseconds,
+                answered, failed, milliseconds, trace_id(),
             )  # fmt: skip
             self.audit.add(record)
             self.record_count += 1

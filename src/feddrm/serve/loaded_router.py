@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
+from time import time_ns
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,7 +44,8 @@ class Decisions:
     """The router's decisions about the samples of one request, one row per sample.
 
     The same fields as :class:`feddrm.router.Decision`, as NumPy arrays: small ones are cheaper than small tensors.
-    ``away`` says which clients could not be asked, by number, and why.
+    ``away`` says which clients could not be asked, by number, and why. ``times`` are when the features were begun, when
+    the decisions were, and when they were finished, in nanoseconds since 1970.
     """
 
     client: NDArray[np.int64]
@@ -58,6 +60,7 @@ class Decisions:
     features: NDArray[np.floating[Any]] | None = None
     strangeness: NDArray[np.floating[Any]] | None = None
     away: Mapping[int, str] = field(default_factory=dict)
+    times: tuple[int, int, int] = (0, 0, 0)
 
     @classmethod
     def of(cls, decision: Decision) -> Decisions:
@@ -89,6 +92,7 @@ class Decisions:
             right_probability=None if self.right_probability is None else self.right_probability[rows],
             features=None if self.features is None else self.features[rows],
             strangeness=None if self.strangeness is None else self.strangeness[rows],
+            times=self.times,
         )  # fmt: skip
 
     @property
@@ -201,11 +205,17 @@ def decide(
         kind: str, x: NDArray[Any], rule: str, coverage: float, available: Sequence[bool], max_away: float
     ) -> Decisions:
         mask = None if all(available) else torch.tensor(available)
+        weighed, began = costs if rule == Competence.name else None, time_ns()
         with torch.inference_mode():
             rows = torch.from_numpy(x)
-            route = router.route_features if kind == "features" else partial(router.route, views=views)
-            weighed = costs if rule == Competence.name else None
+            route, featured = router.route_features, began
+            if kind != "features":
+                inputs = router.inputs(rows)
+                rows = router.features(inputs, views)
+                route, featured = partial(router.route_inputs, inputs), time_ns()
             decision = route(rows, rule=rule, costs=weighed, coverage=coverage, available=mask, max_away=max_away)
-            return Decisions.of(decision)
+            decisions = Decisions.of(decision)
+        decisions.times = began, featured, time_ns()
+        return decisions
 
     return compute_in_groups(queries, compute)

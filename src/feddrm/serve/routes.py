@@ -39,7 +39,7 @@ def add_query_routes(app: FastAPI, gateway: Gateway) -> None:
               openapi_extra=sample_body(RouteRequest, Options))  # fmt: skip
     async def route(request: Request) -> Response:
         """Rank the clients for every sample; says whether the router abstains and why."""
-        context = gateway.begin(request, "route")
+        context = await gateway.begin(request, "route")
         kind, x, options = await read_samples(request, gateway.settings, context.router.spec, Options)
         decisions = await gateway.decide(context, kind, x, options)
         gateway.record(context, decisions)
@@ -49,13 +49,13 @@ def add_query_routes(app: FastAPI, gateway: Gateway) -> None:
               openapi_extra=sample_body(PredictRequest, PredictOptions))  # fmt: skip
     async def predict(request: Request) -> Response:
         """Route, then ask the chosen client (or the best k); where one fails, ask the next."""
-        context = gateway.begin(request, "predict")
+        context = await gateway.begin(request, "predict")
         kind, x, options = await read_samples(request, gateway.settings, context.router.spec, PredictOptions)
         return _answer(context, "answers", await _predictions(gateway, context, kind, x, options))
 
     async def infer(request: Request) -> Response:
         action = MODELS[request.path_params["model"]]
-        context = gateway.begin(request, action)
+        context = await gateway.begin(request, action)
 
         async def compute(kind: str, x: Array, parameters: Mapping[str, Any]) -> Outputs:
             x = check_samples(kind, x, context.router.spec)

@@ -137,8 +137,11 @@ def run_app(app: ASGIApp, settings: HttpSettings, sock: socket.socket, grpc_sock
 
 
 @contextlib.contextmanager
-def demo_clients(run: Path, views: int = 1) -> Iterator[Path]:
-    """Start a predictor for every client of a run, each in its own process; yields their clients.yaml."""
+def demo_clients(run: Path, **shared: Any) -> Iterator[Path]:
+    """Start a predictor for every client of a run, each in its own process; yields their clients.yaml.
+
+    ``shared`` are the settings that the predictors have in common with the gateway.
+    """
     files = RunFiles(run)
     names = read_manifest(files.router)["clients"]  # some clients of the training may have left the router
     folders = sorted(path for path in files.clients.glob("*") if path.is_dir() and path.name in names)
@@ -149,8 +152,8 @@ def demo_clients(run: Path, views: int = 1) -> Iterator[Path]:
         )
     # The predictors take the limits from the environment; address, keys and TLS there are the gateway's.
     own: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "rate": 0, "open": False, "log_level": "warning"}
-    own |= dict.fromkeys(("keys", "tls_cert", "tls_key"))
-    settings = PredictorSettings(**own, views=views)
+    own |= dict.fromkeys(("keys", "tls_cert", "tls_key", "oidc_issuer", "oidc_audience", "oidc_jwks"))
+    settings = PredictorSettings(**own, **shared)
     fork, processes, entries = multiprocessing.get_context("fork"), [], {}
     # Nobody writes to this pipe. When the gateway ends, the pipe closes, and the predictors end as well.
     read_end, write_end = os.pipe()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
@@ -12,10 +13,44 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 from feddrm.errors import SettingError
 from feddrm.router.router import MAX_AWAY
 
+ASYMMETRIC = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 Settings = TypeVar("Settings", bound=BaseSettings)
 
 
-class HttpSettings(BaseSettings):
+class OidcSettings(BaseSettings):
+    """The issuer whose bearer tokens are accepted, and what a token must have."""
+
+    oidc_issuer: str | None = None
+    oidc_audience: str | None = None
+    oidc_jwks: str | None = None  # a URL or a file
+    oidc_algorithms: str = "RS256,ES256"
+    oidc_name_claim: str = "sub"
+    oidc_scope_claim: str = "scope"  # also a path: realm_access.roles
+    oidc_scope_prefix: str = ""  # before route, predict, admin in the claim
+    oidc_required_claims: str = ""  # besides exp, iss, aud and the name
+    oidc_leeway_seconds: float = Field(30.0, ge=0, le=600)  # by which clocks may differ
+    oidc_refresh_seconds: float = Field(300.0, gt=0)
+    oidc_retry_seconds: float = Field(30.0, gt=0)
+
+    @property
+    def oidc_algorithm_names(self) -> list[str]:
+        return [name.strip() for name in self.oidc_algorithms.split(",")]
+
+    @model_validator(mode="after")
+    def _issuer(self) -> Self:
+        given = [self.oidc_issuer, self.oidc_audience, self.oidc_jwks]
+        if any(given) and not all(given):
+            raise ValueError("tokens need all of --oidc-issuer, --oidc-audience and --oidc-jwks: give all three")
+        for name in self.oidc_algorithm_names:
+            if name not in ASYMMETRIC:
+                raise ValueError(f"oidc_algorithms: '{name[:32]}' is not allowed: give some of {', '.join(ASYMMETRIC)}")
+        jwks = urlsplit(self.oidc_jwks or "")
+        if "://" in (self.oidc_jwks or "") and jwks.scheme != "https" and not is_loopback(jwks.hostname or ""):
+            raise ValueError("oidc_jwks: keys of an issuer are read by https only: give an https:// URL or a file")
+        return self
+
+
+class HttpSettings(OidcSettings):
     """The settings that gateway and predictor have in common."""
 
     model_config = SettingsConfigDict(env_prefix="FEDDRM_SERVE_", extra="forbid")
@@ -41,17 +76,24 @@ class HttpSettings(BaseSettings):
     rate: float = Field(0.0, ge=0)  # requests per second and address; 0: no limit
     grace_seconds: int = Field(10, ge=0)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    trace_endpoint: str | None = Field(None, pattern=r"^https?://[^\s]+$")  # OTLP over HTTP, such as http://host:4318
+    trace_rate: float = Field(20.0, ge=0)  # requests per second that are recorded at most; 0: no limit
 
     @model_validator(mode="after")
     def _safe(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("TLS needs both files: give --tls-cert and --tls-key")
-        if self.keys is None and not self.open and not is_loopback(self.host):
+        if not (self.protected or self.open or is_loopback(self.host)):
             raise ValueError(
                 f"host {self.host} can be reached from other machines: give --keys FILE ('feddrm serve-key' makes "
-                f"one), or --open to serve anybody"
+                f"one) or --oidc-issuer, or --open to serve anybody"
             )
         return self
+
+    @property
+    def protected(self) -> bool:
+        """Whether a caller needs a key or a token."""
+        return self.keys is not None or self.oidc_issuer is not None
 
 
 class GatewaySettings(HttpSettings):

@@ -13,7 +13,7 @@ import pytest
 from flwr.supernode import start_client_internal
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
-from feddrm.deploy.flower.supernode import STILL_ONLINE, refusal, with_notes
+from feddrm.deploy.flower.supernode import LONGEST_PAUSE, NO_MESSAGE, STILL_ONLINE, IdlePause, refusal, with_notes
 from feddrm.io.connection_errors import FOREIGN
 
 pytestmark = pytest.mark.slow
@@ -36,6 +36,25 @@ def test_the_first_wait_for_a_part_of_a_message_is_shortened() -> None:
 def test_the_module_whose_time_is_replaced_only_sleeps() -> None:
     """``main`` replaces ``time`` in this module to shorten its pauses; other functions of ``time`` would be missing."""
     assert set(re.findall(r"\btime\.(\w+)", inspect.getsource(start_client_internal))) == {"sleep"}
+
+
+def test_the_pauses_that_main_tells_apart_are_flowers() -> None:
+    source = inspect.getsource(start_client_internal)
+    assert sorted(re.findall(r"\btime\.sleep\((.*?)\)", source)) == ["0.5", "0.5", f"{NO_MESSAGE:g}"]
+    assert source.count("_push_messages(\n                state=state") == 1, "where main is told of a message"
+
+
+def test_pauses_grow_while_nothing_comes_and_are_short_again_after_a_message() -> None:
+    now = [100.0]
+    pause = IdlePause(0.25, lambda: now[0])
+    assert pause.seconds == 0.25
+    now[0] += 20
+    assert pause.seconds == pytest.approx(1.0), "a twentieth of the time without a message"
+    now[0] += 3600
+    assert pause.seconds == LONGEST_PAUSE
+    pause.reset()
+    assert pause.seconds == 0.25
+    assert IdlePause(5.0, lambda: now[0]).seconds == 5.0, "a site may ask for longer pauses"
 
 
 def answered(status: int, body: str = "{}", path: str = "activate-node") -> httpx.HTTPStatusError:

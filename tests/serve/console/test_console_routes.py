@@ -70,6 +70,31 @@ def test_a_sample_is_answered_and_shown_in_all_tables(page: webdriver.Chrome, tm
     save_screenshot(page, "console-light", tmp_path)
 
 
+MANY_CLIENTS = """
+const peer = { available: true, circuit: "closed", milliseconds: 1, reason: "" }, real = federation;
+federation = { ...real, clients: [...Array(1000).keys()].map((i) => ({
+  client: `site-${i}`, share: i / 1000, samples: 0, shift: "", peer: { ...peer, available: i !== 7 } })) };
+$("client-search").value = arguments[0];
+$("client-search").dispatchEvent(new Event("input"));
+const rows = [...$("clients").rows].map((row) => row.cells[0].textContent);
+const said = [rows, $("clients-shown").textContent, $("client-find").hidden];
+federation = real;
+$("client-search").value = "";
+showClients();
+return said;
+"""  # in one go, because the page asks the gateway again and again
+
+
+def test_of_many_clients_those_that_are_down_or_busy_are_shown_and_others_found(page: webdriver.Chrome) -> None:
+    rows, said, hidden = page.execute_script(MANY_CLIENTS, "")
+    assert rows[:3] == ["site-7", "site-999", "site-998"]
+    assert (len(rows), said, hidden) == (30, "30 of 1000 clients", False)
+    rows, said, _ = page.execute_script(MANY_CLIENTS, " Site-12")
+    assert rows == ["site-12", *(f"site-12{i}" for i in range(10))]
+    assert said == "11 of 1000 clients"
+    assert not page.find_element(By.ID, "client-find").is_displayed(), "three clients need no search"
+
+
 def test_consulting_three_clients_and_routing_only(page: webdriver.Chrome) -> None:
     page.find_elements(By.CSS_SELECTOR, "#sample-list button")[0].click()
     field = page.find_element(By.ID, "consult")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import time
 from pathlib import Path
 
@@ -7,7 +9,7 @@ import httpx
 import pytest
 
 from feddrm.serve.auth import add_key, key_digest
-from serving import Launch
+from serving import Launch, until
 
 pytestmark = pytest.mark.slow
 
@@ -46,3 +48,47 @@ def test_every_path_needs_a_key_with_its_scope_and_changes_of_the_file_count(
     assert post("/v1/route", **{"X-API-Key": lab}) == 401
     assert post("/v1/route", **{"X-API-Key": later}) == 200
     assert lab not in process.whole_log()
+
+
+def test_tokens_of_an_issuer_open_a_gateway_also_while_the_issuer_is_down(
+    run: Path, launch: Launch, tmp_path: Path
+) -> None:
+    pytest.importorskip("jwt", reason="pip install 'feddrm[oidc]' to run this")
+    from issuer import AUDIENCE, ISSUER, Issuer, serving
+
+    key = add_key(tmp_path / "keys.yaml", "lab", ["admin"])
+    with serving(Issuer()) as issuer:
+        words = ["--oidc-issuer", ISSUER, "--oidc-audience", AUDIENCE, "--oidc-jwks", issuer.url]
+        process = launch("serve", run, "--port", 0, "--host", "0.0.0.0", "--keys", tmp_path / "keys.yaml", *words,
+                         "--audit", tmp_path / "a.sqlite", FEDDRM_SERVE_OIDC_RETRY_SECONDS="0.2",
+                         FEDDRM_SERVE_OIDC_REFRESH_SECONDS="0.2")  # fmt: skip
+        with httpx.Client(base_url=process.wait_ready(), timeout=20) as http:
+
+            def post(token: str, path: str = "/v1/route") -> httpx.Response:
+                body = {"features": [[0.0] * 16]}
+                return http.post(path, json=body, headers={"Authorization": f"Bearer {token}"})
+
+            assert post(issuer.token()).status_code == 200
+            assert post(issuer.token(), "/v1/admin/reload").status_code == 403
+            assert post(key, "/v1/admin/reload").status_code == 200
+            answer = post(issuer.token(exp=1))
+            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, 'Bearer error="invalid_token"')
+            assert answer.json()["error"] == "no valid token: it has expired: get a new one from its issuer"
+            issuer.add("two", "RS256")  # it rotates
+            until(lambda: post(issuer.token("two")).status_code == 200)
+            issuer.status = 500
+
+            def ok() -> str:
+                assert post(issuer.token("two")).status_code == 200
+                text = http.get("/metrics", headers={"X-API-Key": key}).text
+                return next(line for line in text.splitlines() if line.startswith("feddrm_oidc_keys_ok"))
+
+            until(lambda: ok() == "feddrm_oidc_keys_ok 0.0")
+            issuer.status = 200
+            until(lambda: ok() == "feddrm_oidc_keys_ok 1.0")
+        log = process.whole_log()
+    assert '"message":"the old keys of the issuer stay"' in log
+    assert '"caller":"oidc:ada"' in log
+    assert issuer.token("two")[:20] not in log  # no part of a token
+    with contextlib.closing(sqlite3.connect(tmp_path / "a.sqlite")) as database:
+        assert ("oidc:ada",) in set(database.execute("SELECT caller FROM decisions"))

@@ -17,7 +17,8 @@ from google.protobuf.json_format import MessageToDict
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from starlette.responses import Response
 
-from feddrm.serve.auth import ApiKeys, add_key
+from feddrm.serve.access import Access
+from feddrm.serve.auth import add_key
 from feddrm.serve.http.authorise import authorise
 from feddrm.serve.http.error_responses import ERROR_RESPONSES, ApiError, install_error_handlers
 from feddrm.serve.http.middleware import FastPaths, RequestMiddleware
@@ -36,7 +37,7 @@ class Served:
 
     def __init__(self, **settings: Any) -> None:
         self.settings = HttpSettings(**settings)
-        keys = None if self.settings.keys is None else ApiKeys(self.settings.keys)
+        access = Access(self.settings)
         self.ready: bool | None = True  # None: an error inside
         self.go_on, self.begun = asyncio.Event(), asyncio.Event()
         self.go_on.set()
@@ -55,7 +56,7 @@ class Served:
             return {"sum": x.sum(1) + parameters.get("more", 0), "name": ["a"] * len(x)}
 
         async def infer(request: Request) -> Response:
-            authorise(request, keys, "predict")
+            await authorise(request, access, "predict")
             return await answer_infer(request, self.settings, "v1", compute)
 
         add_oip_routes(app, ("m",), describe=lambda _: ("v1", tensors, []), ready=self._ready, infer=infer)

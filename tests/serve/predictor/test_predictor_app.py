@@ -71,6 +71,19 @@ def test_keys_need_the_scope_predict(predictor: Predictor, tmp_path: Path) -> No
         assert response.status_code == status
 
 
+def test_tokens_need_the_scope_predict(predictor: Predictor, tmp_path: Path) -> None:
+    pytest.importorskip("jwt", reason="pip install 'feddrm[oidc]' to run this")
+    from issuer import AUDIENCE, ISSUER, Issuer
+
+    issuer, path = Issuer(), tmp_path / "jwks.json"
+    path.write_bytes(issuer.jwks())
+    settings = PredictorSettings(oidc_issuer=ISSUER, oidc_audience=AUDIENCE, oidc_jwks=str(path))
+    for token, status in (("", 401), (issuer.token(scope="route"), 403), (issuer.token(), 422)):
+        headers = {"Authorization": f"Bearer {token}"}
+        response = ask(predictor, "POST", "/v2/models/fax/infer", settings, content=b"{}", headers=headers)
+        assert response.status_code == status
+
+
 def test_label_sets_are_given_where_a_request_says_how_often_they_may_miss(
     predictor: Predictor, images: torch.Tensor
 ) -> None:
@@ -93,3 +106,5 @@ def test_label_sets_are_given_where_a_request_says_how_often_they_may_miss(
     status, content = ask_sets(older, 0.1)
     assert status == 409
     assert content["error"].startswith("client 'fax' has no scores for label sets: fit the router again")
+    document = ask(predictor, "GET", "/openapi.json").json()
+    assert "409" in document["paths"]["/v2/models/{model}/infer"]["post"]["responses"]

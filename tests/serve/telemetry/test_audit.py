@@ -73,6 +73,27 @@ def test_an_unreachable_database_is_an_error_without_the_password() -> None:
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.slow
+def test_a_log_of_the_version_before_traces_goes_on(place: str, tmp_path: Path) -> None:
+    AuditLog(place, 1).close()
+    older = "ALTER TABLE decisions DROP COLUMN trace_id"
+    if "://" in place:
+        import psycopg
+
+        with psycopg.connect(place) as database:
+            database.execute("DELETE FROM decisions")
+            database.execute(older)
+    else:
+        with contextlib.closing(sqlite3.connect(place)) as file:
+            file.execute(older)
+    now = time.time()
+    for _ in range(2):  # the column is added once
+        log = AuditLog(place, 1)
+        log.add(record(now)._replace(trace_id="4bf9"))
+        log.close()
+    assert [row[-1] for row in stored_rows(place)] == ["4bf9"] * 2
+
+
 def test_a_log_of_another_version_is_an_error(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(tmp_path / "audit.sqlite")) as database:
         database.execute("CREATE TABLE decisions (time DOUBLE PRECISION, client TEXT)")

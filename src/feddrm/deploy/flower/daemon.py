@@ -17,7 +17,7 @@ import httpx
 from flwr.supercore.constant import TaskType
 
 from feddrm.deploy.flower.apps import SERVER_FOLDER, site_at
-from feddrm.deploy.flower.supernode import shorten_first_backoff
+from feddrm.deploy.flower.supernode import IdlePause, shorten_first_backoff
 from feddrm.deploy.flower.supervisor import Supervisor
 from feddrm.deploy.flower.task_worker import (
     FlowerConnection,
@@ -74,17 +74,18 @@ def _supernode_command(folder: Path, settings: SiteSettings, port: int) -> list[
 
 
 def _take_client_tasks(connection: FlowerConnection) -> None:
-    client = connection.client()
+    client, pause = connection.client(), IdlePause(IDLE_SECONDS)
     try:
         while True:
             try:
                 token = take_task(client, TaskType.CLIENT_APP)
                 if token is not None:
+                    pause.reset()
                     threading.Thread(target=run_client_task, args=(connection, token), daemon=True).start()
                     continue
             except LinkError:
                 time.sleep(5 * IDLE_SECONDS)
-            time.sleep(IDLE_SECONDS)
+            time.sleep(pause.seconds)
     finally:
         client.close()
 

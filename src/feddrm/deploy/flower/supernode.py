@@ -1,4 +1,4 @@
-"""Flower's SuperNode, with shorter waits and notes: ``python -m feddrm.deploy.flower.supernode SECONDS ARGS...``.
+"""Flower's SuperNode, with other waits and notes: ``python -m feddrm.deploy.flower.supernode SECONDS ARGS...``.
 
 Flower 1.41 looks for a new message every three seconds, and waits one second for a part of a message that is not
 there yet. No option changes that. A fit of forty short steps would spend two minutes waiting. Nor does Flower say in
@@ -25,6 +25,9 @@ from feddrm.deploy.site.site_status import CONNECTED
 from feddrm.io.connection_errors import FOREIGN, NOT_TLS, SPEAKS_TLS, explain
 
 FIRST_BACKOFF = 0.05  # seconds
+SHARE = 0.05  # of the time without a message that the next one may have to wait
+LONGEST_PAUSE = 2.0  # seconds
+NO_MESSAGE = 3.0  # seconds that Flower waits where there is no message
 STILL_ONLINE = "the server still counts an earlier process of this site as connected: it is tried again, up to a minute"
 SITE_WORDS = {  # what a site's administrator can do
     FOREIGN: "the server's certificate is signed by another authority than ca.crt here: get ca.crt from the server",
@@ -40,6 +43,21 @@ def shorten_first_backoff() -> None:
         assert defaults is not None
         assert "initial_backoff" in defaults
         defaults["initial_backoff"] = FIRST_BACKOFF
+
+
+class IdlePause:
+    """The pause before the next question: the longer nothing has come, the longer it is. An idle site costs little."""
+
+    def __init__(self, shortest: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.shortest, self.clock, self.since = shortest, clock, clock()
+
+    @property
+    def seconds(self) -> float:
+        return max(self.shortest, min(LONGEST_PAUSE, SHARE * (self.clock() - self.since)))
+
+    def reset(self) -> None:
+        """Something came."""
+        self.since = self.clock()
 
 
 def with_notes(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,12 +97,19 @@ def refusal(error: httpx.HTTPError) -> str | None:
 
 
 def main() -> None:
-    """Run the SuperNode. The first argument is the longest pause of its main loop."""
-    longest = float(sys.argv.pop(1))
+    """Run the SuperNode. The first argument is the shortest pause of its main loop."""
+    pause = IdlePause(float(sys.argv.pop(1)))
+    push = start_client_internal._push_messages
 
     def sleep(seconds: float) -> None:
-        time.sleep(min(seconds, longest))
+        """Flower's pauses: three seconds without a message, less while a reply is on its way."""
+        time.sleep(min(seconds, pause.seconds if seconds >= NO_MESSAGE else pause.shortest))
 
+    def push_and_reset(*arguments: Any, **options: Any) -> None:
+        push(*arguments, **options)
+        pause.reset()
+
+    start_client_internal._push_messages = push_and_reset
     start_client_internal.time = SimpleNamespace(sleep=sleep)  # type: ignore[attr-defined, assignment]
     FleetHttpClient._unary_unary = with_notes(FleetHttpClient._unary_unary)  # type: ignore[method-assign]
     shorten_first_backoff()

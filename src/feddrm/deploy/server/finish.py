@@ -51,7 +51,7 @@ class Finish:
     def run(self, audit: AuditTrail) -> None:
         """Publish the shared leaves and the router, finish at every site, and write the summary last."""
         settle_run(self.folder)
-        self.folder.publish(self.state.shared, {})
+        self.folder.publish(self.state.shared, (), ())
         chosen = self.fit_router() if self.settings.router and self.spec.privacy is None else None
         if chosen is not None:
             manifest = (self.folder.router / MANIFEST).read_bytes()

@@ -43,7 +43,7 @@ def add_console_routes(app: FastAPI, gateway: Gateway, facts: Mapping[str, Any],
     @app.get("/v1/federation", responses=ERROR_RESPONSES)
     async def federation(request: Request) -> Response:
         """Every client: its data in figures, its health, its share of the decisions so far."""
-        authorise(request, gateway.keys, "admin")
+        await authorise(request, gateway.access, "admin")
         router, total = gateway.router.router, gateway.decisions_by_client.total()
         pictures = 0 if gallery is None else gallery.shape[1]
         return json_response(
@@ -80,7 +80,7 @@ def add_console_routes(app: FastAPI, gateway: Gateway, facts: Mapping[str, Any],
     @app.get("/v1/traffic", responses=ERROR_RESPONSES)
     async def traffic(request: Request, after: int = Query(0, ge=0)) -> Response:
         """The latest decisions with a number above ``after``; no payloads. ``begun``: the gateway's start time."""
-        authorise(request, gateway.keys, "admin")
+        await authorise(request, gateway.access, "admin")
         decisions = [
             {"number": number, "label": label, **record._asdict()}
             for number, label, record in gateway.recent
@@ -94,7 +94,7 @@ def add_console_routes(app: FastAPI, gateway: Gateway, facts: Mapping[str, Any],
     )
     async def sample(request: Request, client: str, number: int) -> Response:
         """A picture that the run keeps of a client's data, to try the router on."""
-        authorise(request, gateway.keys, "admin")
+        await authorise(request, gateway.access, "admin")
         if gallery is None or client not in clients or not 0 <= number < gallery.shape[1]:
             raise ApiError(404, "no such sample")
         pixels = gallery[list(clients).index(client), number].permute(1, 2, 0).numpy()

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from feddrm.errors import FeddrmError
 from feddrm.io.run_files import RunFiles
-from feddrm.predictor.predictor import Predictor
+from feddrm.io.staging import Snapshot
+from feddrm.predictor.predictor import Predictor, private_slots
 from feddrm.report.paired_difference import PairedDifference
 from feddrm.router import Router, load_router
 from feddrm.router.artifact import artifact_version
@@ -148,9 +149,10 @@ class _ClientAnswers:
         return None if labels is None else labels[query] == outcome
 
     def _answer(self, client: str) -> list[str] | None:
-        if not self.run.client(client).private_file.is_file():
+        files = self.run.client(client)
+        if private_slots(files, self.run, Snapshot.of(self.run.router)) is None:
             return None
-        predictor = Predictor.load(self.run.client(client).path, self.run.path)
+        predictor = Predictor.load(files.path, self.run.path)
         if not predictor.takes_features:
             return None
         (probabilities,) = predictor([("features", self.recorded.features)])

@@ -33,6 +33,7 @@ from feddrm.serve.schemas import (
     SampleFields,
 )
 from feddrm.serve.settings import HttpSettings, first_problem
+from feddrm.serve.telemetry.tracing import span
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 SMALL_JSON = 2**14  # bytes of JSON that are parsed in the event loop
@@ -93,9 +94,10 @@ async def read_samples(
     body = await read_body(request, settings)
     content_type = request.headers.get("content-type", "")
     query = dict(parse_qsl(str(request.scope["query_string"], "latin-1"), keep_blank_values=True))
-    if needs_thread(body, content_type):
-        return await asyncio.to_thread(decode_samples, body, content_type, query, spec, options)
-    return decode_samples(body, content_type, query, spec, options)
+    with span("decode"):
+        if needs_thread(body, content_type):
+            return await asyncio.to_thread(decode_samples, body, content_type, query, spec, options)
+        return decode_samples(body, content_type, query, spec, options)
 
 
 def needs_thread(body: bytes, content_type: str) -> bool:

@@ -19,7 +19,7 @@ from feddrm.serve.schemas import ErrorAnswer
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     code: {"model": ErrorAnswer, "description": text}
     for code, text in {
-        401: "no valid API key", 403: "the key lacks the scope",
+        401: "no valid API key or token", 403: "the key or token lacks the scope",
         408: "the body did not arrive in time", 413: "the body is too long",
         415: "the content type is not supported", 422: "the body does not fit", 429: "too busy: see Retry-After",
         503: "no client answered",

@@ -1,4 +1,4 @@
-"""ASGI middleware: request id, limits, log line and error answer of every request; direct calls of busy paths."""
+"""ASGI middleware: id, trace, limits, log line and error answer of every request; direct calls of busy paths."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from feddrm.serve.batching import Busy
 from feddrm.serve.http.error_responses import error_response, response_for
 from feddrm.serve.settings import HttpSettings, is_loopback
 from feddrm.serve.telemetry.logs import log_request
+from feddrm.serve.telemetry.tracing import RequestTrace, Tracer
 
 log = logging.getLogger("feddrm.serve")
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
@@ -44,8 +45,10 @@ class RequestMiddleware:
         settings: HttpSettings,
         on_request: OnRequest | None = None,
         origins: Collection[str] = (),
+        tracer: Tracer | None = None,
     ) -> None:
         self.app, self.settings, self.on_request, self.origins = app, settings, on_request, origins
+        self.tracer = tracer or Tracer()
         self.in_flight = 0
         self._rates: dict[str, tuple[float, float]] = {}
 
@@ -57,6 +60,7 @@ class RequestMiddleware:
         state = scope.setdefault("state", {})
         headers = dict(scope["headers"])
         request_id = state["request_id"] = _request_id(headers.get(b"x-request-id", b""))
+        trace = self.tracer.begin(scope["headers"], request_id, scope["path"] in UNLOGGED)
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
@@ -74,26 +78,32 @@ class RequestMiddleware:
         except ClientDisconnect:
             pass
         except Exception:
-            fields = {"request_id": request_id, "path": _path_template(scope)}
+            fields = {"request_id": request_id, "trace_id": trace.trace_id, "path": _path_template(scope)}
             log.exception("request failed", extra={"fields": fields})
             if not status:
                 text = "something went wrong inside: the log has it under this request id"
                 await error_response(500, text, request_id)(scope, receive, send_with_headers)
         finally:
             self.in_flight -= counted
-            seconds, path, status = time.perf_counter() - started, _path_template(scope), status or CALLER_LEFT
-            if self.on_request is not None:
-                self.on_request(path, status, seconds)
-            if path not in UNLOGGED:
-                method = state.get("rpc", scope["method"])  # of gRPC, the name of the call
-                line = {"request_id": request_id, "method": method, "path": path, "status": status}
-                log_request(seconds, {**line, "caller": state.get("caller", "")})
+            self._end(scope, trace, status or CALLER_LEFT, time.perf_counter() - started)
+
+    def _end(self, scope: Scope, trace: RequestTrace, status: int, seconds: float) -> None:
+        path, caller = _path_template(scope), scope["state"].get("caller", "")
+        method = scope["state"].get("rpc", scope["method"])  # of gRPC, the name of the call
+        if self.on_request is not None:
+            self.on_request(path, status, seconds)
+        if path not in UNLOGGED:
+            line = {"request_id": trace.request_id, "trace_id": trace.trace_id, "method": method, "path": path}
+            log_request(seconds, {**line, "status": status, "caller": caller})
+        attributes = {"http.request.method": method, "http.route": path, "http.response.status_code": status}
+        attributes["feddrm.request_id"] = trace.request_id
+        self.tracer.end(trace, f"{method} {path}", attributes, f"status {status}" if status >= 500 else "")
 
     def _rejection(
         self, scope: Scope, headers: Mapping[bytes, bytes], counted: bool, request_id: str
     ) -> Response | None:
         """The response to a request that is rejected before its body is read; None for any other."""
-        if self.settings.keys is None and (text := self._foreign_page(headers, counted)):
+        if not self.settings.protected and (text := self._foreign_page(headers, counted)):
             return error_response(403, text, request_id)
         if not counted:
             return None

@@ -26,6 +26,7 @@ from feddrm.serve.oip.codec import (
 )
 from feddrm.serve.schemas import ErrorAnswer
 from feddrm.serve.settings import HttpSettings
+from feddrm.serve.telemetry.tracing import span
 
 Tensors = Sequence[tuple[str, str, Sequence[int]]]  # name, datatype, shape
 Outputs = dict[str, Array | list[str]]
@@ -43,10 +44,11 @@ async def answer_infer(
     """
     body = await read_body(request, settings)
     length = request.headers.get(LENGTH_HEADER) or None
-    if json_length(body, length) > SMALL_JSON:  # tensors as bytes need no parsing
-        infer_request, tensors = await asyncio.to_thread(read_infer, body, length)
-    else:
-        infer_request, tensors = read_infer(body, length)
+    with span("decode"):
+        if json_length(body, length) > SMALL_JSON:  # tensors as bytes need no parsing
+            infer_request, tensors = await asyncio.to_thread(read_infer, body, length)
+        else:
+            infer_request, tensors = read_infer(body, length)
     outputs = await compute(*single_input(tensors), infer_request.parameters)
     about = {"model_name": request.path_params["model"], "model_version": version}
     about["id"] = infer_request.id or request.scope["state"]["request_id"]
@@ -61,11 +63,13 @@ def add_oip_routes(
     describe: Callable[[str], tuple[str, Tensors, Tensors]],
     ready: Callable[[], dict[str, Any]],
     infer: Callable[[Request], Awaitable[Response]],
+    problems: Mapping[int, str] | None = None,
 ) -> None:
     """Add all paths of the protocol.
 
     ``describe`` gives a model's version, inputs and outputs. ``ready`` gives additional fields of the answer to
-    ``/v2/health/ready``, or raises an error.
+    ``/v2/health/ready``, or raises an error. ``problems`` are statuses of ``infer`` besides the usual ones, and what
+    they mean.
     """
 
     def check_model(model: str) -> None:
@@ -111,6 +115,9 @@ def add_oip_routes(
         version = rest.partition("/")[0][:64]
         raise ApiError(404, f"version '{version}' cannot be asked for: leave the version out, the answer states it")
 
+    more: dict[int | str, dict[str, Any]] = {
+        status: {"model": ErrorAnswer, "description": text} for status, text in (problems or {}).items()
+    }
     binary = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     # FastAPI finds path parameters among the arguments of a function, and this one takes the request alone.
     parameter = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "enum": list(models)}}
@@ -118,7 +125,12 @@ def add_oip_routes(
     @app.post(
         "/v2/models/{model}/infer",
         name="infer",
-        responses={200: {"model": InferAnswer, "content": binary}, 404: {"model": ErrorAnswer}, **ERROR_RESPONSES},
+        responses={
+            200: {"model": InferAnswer, "content": binary},
+            404: {"model": ErrorAnswer},
+            **ERROR_RESPONSES,
+            **more,
+        },
         openapi_extra=json_body(InferRequest) | {"parameters": [parameter]},
     )
     async def infer_known(request: Request) -> Response:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
+from time import time_ns
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -15,7 +17,7 @@ from feddrm.engine.kernels import largest_product
 from feddrm.errors import FeddrmError
 from feddrm.predictor.predictor import Predictor
 from feddrm.router.answer_calibration import NO_SCORES
-from feddrm.serve.auth import ApiKeys
+from feddrm.serve.access import Access
 from feddrm.serve.batching import Batcher
 from feddrm.serve.http.authorise import authorise
 from feddrm.serve.http.decode import Array, InputSpec, check_samples, options_in
@@ -25,6 +27,8 @@ from feddrm.serve.oip.codec import json_texts
 from feddrm.serve.oip.oip_routes import Outputs, Tensors, add_oip_routes, answer_infer
 from feddrm.serve.schemas import PredictorOptions
 from feddrm.serve.settings import PredictorSettings
+from feddrm.serve.telemetry.trace_setup import open_tracer
+from feddrm.serve.telemetry.tracing import add_span
 from feddrm.tasks import require_classes
 from feddrm.threads import without_onednn_if_small
 
@@ -32,25 +36,32 @@ from feddrm.threads import without_onednn_if_small
 def build_predictor(predictor: Predictor, settings: PredictorSettings) -> ASGIApp:
     """The application of one client."""
     require_classes(predictor.task, "a client's service", "answer queries with 'feddrm predict'")
-    keys = None if settings.keys is None else ApiKeys(settings.keys)
+    access = Access(settings)
     router, classes = predictor.router, predictor.classes
     spec = InputSpec(router.shape, router.weight.shape[1], None, settings.max_rows, settings.max_pixels)
     largest = 0 if predictor.head.net is None else largest_product(predictor.head.net, settings.max_batch_rows)
 
-    def compute(queries: Sequence[tuple[str, Array]]) -> list[Array]:
+    def compute(queries: Sequence[tuple[str, Array]]) -> list[tuple[Array, int, int]]:
+        """The probabilities of every query, and when the pass began and ended."""
+        began = time_ns()
         with without_onednn_if_small(largest):
-            return predictor(queries)
+            answers = predictor(queries)
+        ended = time_ns()
+        return [(answer, began, ended) for answer in answers]
 
-    batcher: Batcher[tuple[str, Array], Array] = Batcher(
+    batcher: Batcher[tuple[str, Array], tuple[Array, int, int]] = Batcher(
         compute, batch_rows=settings.max_batch_rows, waiting_rows=settings.max_waiting_rows
     )
-    state = {"ready": False}
+    state, tracer = {"ready": False}, open_tracer(settings, f"feddrm-client-{predictor.name}")
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await access.start()
         state["ready"] = True
+        tracer.start()
         yield
         state["ready"] = False
+        await asyncio.to_thread(tracer.close)
 
     app = FastAPI(
         title=f"feddrm client {predictor.name}", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None
@@ -76,16 +87,19 @@ def build_predictor(predictor: Predictor, settings: PredictorSettings) -> ASGIAp
         miss = _label_miss(predictor, parameters)
         if kind == "features" and not predictor.takes_features:
             raise FeddrmError("this client's head looks at more than the router's features: send the sample itself")
-        probabilities = await batcher((kind, check_samples(kind, x, spec)), len(x))
+        probabilities, began, ended = await batcher((kind, check_samples(kind, x, spec)), len(x))
+        add_span("model", began, ended)
         labels = [classes[i] for i in probabilities.argmax(1).tolist()]
         return {"probabilities": probabilities, "label": labels, **_label_sets(predictor, probabilities, miss)}
 
     async def infer(request: Request) -> Response:
-        authorise(request, keys, "predict")
+        await authorise(request, access, "predict")
         return await answer_infer(request, settings, predictor.version, predict)
 
-    add_oip_routes(app, (predictor.name,), describe=describe, ready=ready, infer=infer)
-    return RequestMiddleware(FastPaths(app, [f"/v2/models/{predictor.name}/infer"]), settings)
+    add_oip_routes(
+        app, (predictor.name,), describe=describe, ready=ready, infer=infer, problems={409: "no scores for label sets"}
+    )
+    return RequestMiddleware(FastPaths(app, [f"/v2/models/{predictor.name}/infer"]), settings, tracer=tracer)
 
 
 def _label_miss(predictor: Predictor, parameters: Mapping[str, Any]) -> float | None:

@@ -50,11 +50,14 @@ class AuditRecord(NamedTuple):
     answered: str
     failed: str
     milliseconds: float
+    trace_id: str = ""
 
 
 TYPES = {"time": "DOUBLE PRECISION", "probability": "DOUBLE PRECISION", "margin": "DOUBLE PRECISION",
          "abstain": "INTEGER", "samples": "INTEGER", "milliseconds": "DOUBLE PRECISION"}  # fmt: skip
 FIELDS = ", ".join(AuditRecord._fields)
+LATER = AuditRecord._fields[-1]  # added to the logs of older versions
+OLD_FIELDS = ", ".join(AuditRecord._fields[:-1])
 COLUMNS = ", ".join(f"{name} {TYPES.get(name, 'TEXT')}" for name in AuditRecord._fields)
 
 
@@ -147,14 +150,13 @@ class AuditLog:
             connection.commit()
         except Exception as error:
             raise FeddrmError(f"cannot open {where} ({_first_line(error)}): choose another --audit") from error
-        try:
-            connection.cursor().execute(f"SELECT {FIELDS} FROM decisions LIMIT 0")
-            connection.rollback()
-        except Exception as error:
+        if not _has_fields(connection, FIELDS) and _has_fields(connection, OLD_FIELDS):
+            with contextlib.suppress(Exception):  # another gateway may have been faster
+                connection.cursor().execute(f"ALTER TABLE decisions ADD COLUMN {LATER} TEXT")
+                connection.commit()
+        if not _has_fields(connection, FIELDS):
             connection.close()
-            raise FeddrmError(
-                f"{where} was made by another version: move it away, or choose another --audit"
-            ) from error
+            raise FeddrmError(f"{where} was made by another version: move it away, or choose another --audit")
         return connection
 
 
@@ -233,6 +235,16 @@ class PostgresDatabase:
 
     def delete_before(self, cursor: Any, when: float) -> None:
         cursor.execute("DELETE FROM decisions WHERE time < %s", (when,))
+
+
+def _has_fields(connection: DatabaseConnection, fields: str) -> bool:
+    try:
+        connection.cursor().execute(f"SELECT {fields} FROM decisions LIMIT 0")
+    except Exception:  # each database has its own error for an unknown column
+        return False
+    finally:
+        connection.rollback()
+    return True
 
 
 def _first_line(error: Exception) -> str:

@@ -77,7 +77,7 @@ def log_request(seconds: float, fields: dict[str, Any]) -> None:
 def json_logging(level: str) -> Iterator[None]:
     """Log as JSON lines within the block."""
     handler = JsonLogHandler(sys.stderr.buffer)
-    others = dict.fromkeys(("uvicorn.error", "feddrm.tls", "grpc"), "WARNING")
+    others = dict.fromkeys(("uvicorn.error", "feddrm.tls", "grpc", "opentelemetry"), "WARNING")
     for name, lowest in {"feddrm.serve": level.upper(), **others}.items():
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False

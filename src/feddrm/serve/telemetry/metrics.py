@@ -39,6 +39,11 @@ class Metrics:
         self.in_flight = Gauge("feddrm_in_flight", "Requests being answered", registry=registry)
         self.audit = Counter("feddrm_audit_records", "Decisions written or dropped", ["outcome"], registry=registry)
         self.audit_ok = Gauge("feddrm_audit_ok", "0 while the audit log cannot be written", registry=registry)
+        self.traces = Counter("feddrm_traces", "Requests recorded, or over the rate", ["result"], registry=registry)
+        self.issuer_ok = Gauge(
+            "feddrm_oidc_keys_ok", "0 while the keys of the tokens' issuer cannot be read", registry=registry
+        )
+        self.issuer_ok.set(1)
         self.reloads = Counter("feddrm_reloads", "Reloads of the artifact, by outcome", ["outcome"], registry=registry)
         self.artifact = Gauge("feddrm_artifact", "1 for the version that is served", ["version"], registry=registry)
         self.challenger = Gauge(
@@ -74,6 +79,10 @@ class Metrics:
         """Count an answered request."""
         self._child(self.requests, path, str(status)).inc()
         self._child(self.seconds, path).observe(seconds)
+
+    def observe_trace(self, result: str) -> None:
+        """Count a request that was recorded, or over the rate."""
+        self._child(self.traces, result).inc()
 
     def observe_decisions(
         self, artifact: str, names: Sequence[str], clients: Sequence[int], reasons: Sequence[str]

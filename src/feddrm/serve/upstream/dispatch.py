@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -21,6 +21,7 @@ from feddrm.router.policy import consult
 from feddrm.serve.http.decode import Array
 from feddrm.serve.http.number_array import number_array
 from feddrm.serve.oip.codec import write_infer
+from feddrm.serve.telemetry.tracing import outgoing_headers, span
 from feddrm.serve.upstream.upstreams import Declined, Upstream, UpstreamFailure
 
 ClassProbabilities = NDArray[np.float64]
@@ -168,6 +169,22 @@ async def _ask(
     """A client's reply, or the reason why there is none."""
     if (reason := upstream.unavailable_because) is not None:
         return reason
+    with span("ask client", **{"feddrm.client": upstream.name, "feddrm.samples": len(x)}) as asked:
+        reply = await _exchange(upstream, kind, x, classes, seconds, label_miss, outgoing_headers(asked))
+        if isinstance(reply, str):
+            asked.fail(reply)
+    return reply
+
+
+async def _exchange(
+    upstream: Upstream,
+    kind: str,
+    x: Array,
+    classes: int,
+    seconds: float,
+    label_miss: float | None,
+    trace: Mapping[str, str],
+) -> ClientReply | str:
     parameters = None if label_miss is None else {"label_miss": label_miss}
     body, headers = write_infer("input" if kind == "inputs" else "features", x, parameters)
     names = sum(len(name) + 8 for name in upstream.classes) if label_miss is not None else 0
@@ -177,7 +194,7 @@ async def _ask(
     try:
         with upstream.request():
             async with asyncio.timeout(seconds):
-                status, content = await upstream.send("POST", path, limit, content=body, headers=headers)
+                status, content = await upstream.send("POST", path, limit, content=body, headers={**headers, **trace})
             answered = _read_probabilities(status, content, len(x), classes, upstream.classes, label_miss is not None)
     except TimeoutError:
         return "time-out"

@@ -8,6 +8,7 @@ let chosenSample = null; // the chosen sample as a Blob, if any
 let lastNumber = 0; // of the latest decision shown
 let gatewayStart = null; // start time of the gateway that numbers the decisions
 const SAMPLES_SHOWN = 3; // per client, in the federation's table
+const MANY = 30; // clients in a table
 const sampleUrls = {}; // URLs of those samples, by client
 
 async function call(path, options = {}) {
@@ -70,7 +71,7 @@ function showResult(content, labelMiss) {
   sentences.push(`Request ${content.request_id}.`);
   $("detail").textContent = sentences.join(". ");
   $("label-set").textContent = labelMiss ? labelSetSentence(first, labelMiss) : "";
-  $("ranked").replaceChildren(...route.ranked.map((entry) => row([
+  $("ranked").replaceChildren(...route.ranked.slice(0, MANY).map((entry) => row([
     entry.client,
     bar(entry.probability, `client probability of ${entry.client}`),
     element("td", entry.log_density_ratio.toFixed(2), { class: "number" }),
@@ -203,8 +204,20 @@ function shiftCell(client) {
   return cell;
 }
 
+// Of many clients, those that are down and then those with most traffic; a search shows others.
+function clientsShown() {
+  const words = $("client-search").value.trim().toLowerCase();
+  const found = federation.clients.filter((client) => client.client.toLowerCase().includes(words));
+  const down = (client) => Number(Boolean(client.peer) && !client.peer.available);
+  if (found.length > MANY) found.sort((a, b) => down(b) - down(a) || b.share - a.share);
+  return found.slice(0, MANY);
+}
+
 function showClients() {
-  $("clients").replaceChildren(...federation.clients.map((client) => row([
+  const shown = clientsShown();
+  $("client-find").hidden = federation.clients.length <= MANY;
+  $("clients-shown").textContent = `${shown.length} of ${federation.clients.length} clients`;
+  $("clients").replaceChildren(...shown.map((client) => row([
     client.client, healthCell(client), bar(client.share, `share of ${client.client}`), labelChart(client),
     shiftCell(client),
   ])));
@@ -236,7 +249,7 @@ async function showFederation() {
     $("samples").hidden = !withSamples.length;
     $("sample-client").replaceChildren(...withSamples.map((client) => element("option", client.client)));
     if (withSamples.length) await showSamples();
-    await Promise.all(withSamples.map(loadSamples));
+    await Promise.all(clientsShown().filter((client) => client.samples > 0).map(loadSamples));
     showClients();
   }
 }
@@ -274,6 +287,7 @@ async function refresh() {
 }
 
 $("ask").addEventListener("submit", ask);
+$("client-search").addEventListener("input", showClients);
 $("sample-client").addEventListener("change", showSamples);
 $("file").addEventListener("change", () => {
   chosenSample = null;
