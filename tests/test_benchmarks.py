@@ -44,6 +44,7 @@ def figures_of(words: str, key: str, folder: Path) -> dict[str, Any]:
         ("drm_simulations size --repetitions 2 --workers 1", "size"),
         ("digits_router --rounds 1 --seeds 1", "over_global_points"),
         ("label_sets --digits 1 --heart 0 --rounds 1", "digits"),
+        ("many_clients --clients 30 --samples 20", "decision_ms"),
         ("router --features 40 --scale 0.02", "fit"),
         ("thousand_clients --clients 3 4 --data rows --rounds 3", "curves"),
         ("vote_starts --data digits --model mlp --rounds 2 --starts 2 --out TMP", "vote"),

@@ -143,6 +143,17 @@ def test_the_report_speaks_of_the_c_index(run: Run, federation: Federation, tmp_
         report_table([run.path, digits.path])
 
 
+def test_one_answer_per_query_gives_the_same_c_indices(run: Run, federation: Federation, tmp_path: Path) -> None:
+    copy = Run.open(shutil.copytree(run.path, tmp_path / "run"))
+    copy.fit_router(federation, part_bytes=1)
+    assert copy.summary is not None
+    assert run.summary is not None
+    figures, whole = (summary["system_c_index"] for summary in (copy.summary, run.summary))
+    assert figures == {name: whole[name] for name in whole if not name.startswith("consult")}
+    (line,) = copy.summary["router"]["left_out"]
+    assert line.startswith("answers of all clients to all test samples: left out")
+
+
 def test_the_global_model_of_fedavg(federation: Federation, tmp_path: Path) -> None:
     trained = train(federation, "fedavg", out=tmp_path / "run", **SETTINGS, evaluation={"window": 1})
     assert trained.summary is not None

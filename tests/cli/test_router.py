@@ -98,6 +98,20 @@ def test_a_fit_that_is_cut_short_says_so(fitted: Path, tmp_path: Path, capsys: p
     assert json.loads((copy / "summary.json").read_text())["router"]["converged"] is True
 
 
+def test_what_a_fit_leaves_out_is_printed(fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = shutil.copytree(fitted, tmp_path / "run")
+    words = ["fit-router", str(copy), "--features", "raw"]
+    code, out, err = call(capsys, *words, "--part-bytes", "1")
+    assert code == 0, err
+    said = json.loads((copy / "summary.json").read_text())["router"]["left_out"]
+    assert len(said) == 3
+    assert set(said) <= set(out.splitlines())
+    code, out, _ = call(capsys, *words)
+    assert code == 0
+    assert "left out" not in out
+    assert_one_line(call(capsys, *words, "--part-bytes", "0"), 2, "part_bytes=0: give at least 1")
+
+
 def test_predictions_of_pictures_and_arrays(
     fitted: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

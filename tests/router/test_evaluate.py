@@ -12,12 +12,14 @@ from feddrm.data import QueryViews
 from feddrm.evaluation import Predictions, Queries, client_accuracy, confusion, routed_predictions, system_accuracy
 from feddrm.router import FittedRouter, Router
 from feddrm.router.answer_calibration import HeldOutAnswers
-from feddrm.router.evaluate import COVERAGES, _conformal, _selective, evaluate_router
+from feddrm.router.evaluate import COVERAGES, _conformal, _selective, evaluate_routed, evaluate_router
 from feddrm.router.fit.cohort import Facts
 from feddrm.router.label_sets import label_set_figures
 from feddrm.router.policy import by_rule, consult, reliability
 from feddrm.router.router import Calibration
+from feddrm.router.solver.client_statistics import BLOCK
 from feddrm.rules import RULES
+from feddrm.tasks import Classification
 
 FACTS = Facts(("oslo", "lima", "kyoto"), (5, 3, 2), ("a", "b", "c"), (1, 8, 8), ((0.5,), (0.5,)))
 CLASSES, WEIGHTS = 3, torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
@@ -130,16 +132,46 @@ def test_coverage_answers_the_most_confident_queries_first():
 
 
 def test_conformal_sets_are_counted_by_rule_and_miss():
-    log_weights = {"density": torch.tensor([[0.7, 0.3], [0.4, 0.6]]).log()}
+    log_weights = torch.tensor([[0.7, 0.3], [0.4, 0.6]]).log()
     older = Calibration(conformal={"density_0.1": 0.5, "density_0.2": 0.25})
-    counted = _conformal(older, log_weights, torch.tensor([0, 0]))
+    counted = _conformal(older, "density", log_weights[:, :1], log_weights.split(1))
     assert counted == {"density_0.1": {"covered": 0.5, "size": 1.0}, "density_0.2": {"covered": 1.0, "size": 2.0}}
 
 
 def test_sets_whose_threshold_comes_from_the_same_samples_are_counted_without_them():
     own = torch.tensor([0.9, 0.5, 0.6, 0.7, 0.8], dtype=torch.float64)  # one sample per part
-    log_weights = {"density": torch.stack([own, 1 - own], dim=1).log()}
+    log_weights = torch.stack([own, 1 - own], dim=1).log()
     calibration = Calibration(conformal={"density_0.2": 0.5}, tested=True)
-    counted = _conformal(calibration, log_weights, torch.zeros(5, dtype=torch.int64))
+    counted = _conformal(calibration, "density", log_weights[:, :1], [log_weights])
     # Of four others, the lowest is the threshold. Only the lowest sample of all lies below that of its others.
     assert counted["density_0.2"]["covered"] == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("block", [1, 7, 2**19])
+def test_one_answer_per_query_gives_the_same_figures_as_all_answers(
+    measured, router, images, predictions, block, monkeypatch
+):
+    monkeypatch.setitem(BLOCK, "cpu", 3 * block)
+    asked = []
+
+    def ask(routes: torch.Tensor) -> torch.Tensor:
+        asked.append(routes)
+        return predictions.logits[routes, torch.arange(len(routes))]
+
+    test = Queries(router.inputs(images), predictions.labels, predictions.origin)
+    fitted = FittedRouter(router, None, {}, {}, FACTS)
+    routed = evaluate_routed(fitted, router.net, router.leaves, test, ask, Classification(), WEIGHTS)
+    assert any((routes != predictions.origin).any() for routes in asked)
+    assert set(routed["system_accuracy"]) == {f"exact_{rule}" for rule in RULES}
+    for kind in ("system_accuracy", "client_accuracy", "confusion"):
+        assert routed[kind] == {name: measured[kind][name] for name in routed[kind]}
+    assert routed["class_confusion"] == measured["class_confusion"]
+    for key in ("ece", "ece_density", "temperature"):
+        assert routed["router"][key] == pytest.approx(measured["router"][key], rel=1e-6)  # logits are float32
+    assert routed["router"]["conformal"] == measured["router"]["conformal"]
+    answers, expected = (figures["router"]["answers"]["exact_density"] for figures in (routed, measured))
+    assert set(answers) == set(expected)
+    for key in set(answers) - {"reliability"}:
+        assert answers[key] == pytest.approx(expected[key], rel=1e-9), key
+    for name, calibration in routed["calibrations"]["trained"].items():
+        assert calibration.temperature == pytest.approx(measured["calibrations"]["trained"][name].temperature, rel=1e-6)

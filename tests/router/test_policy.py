@@ -15,7 +15,7 @@ from feddrm.router.policy import (
     conformal_set,
     conformal_threshold,
     consult,
-    margins,
+    leaders,
     reliability,
     solve_temperature,
 )
@@ -51,10 +51,24 @@ def test_consulting_one_is_hard_routing_and_all_is_the_mixture() -> None:
         consult(log_weights, log_classes, 5)
 
 
-def test_margins_and_ties() -> None:
-    log_weights = torch.tensor([[0.5, 0.3, 0.2], [0.4, 0.4, 0.2]]).log()
-    assert torch.allclose(margins(log_weights), torch.tensor([0.2, 0.0]), atol=1e-7)
-    assert int(log_weights[1].argmax()) == 0
+def test_leaders_and_ties() -> None:
+    weights = torch.tensor([[0.2, 0.3, 0.5], [0.4, 0.4, 0.2], [0.1, torch.nan, 0.9]])
+    kept = weights.clone()
+    top, best, margin = leaders(weights)
+    assert best.tolist() == [2, 0, 1]
+    assert torch.allclose(top, torch.tensor([0.5, 0.4, torch.nan]), equal_nan=True)
+    assert torch.allclose(margin, torch.tensor([0.2, 0.0, torch.nan]), equal_nan=True, atol=1e-7)
+    assert torch.equal(weights.nan_to_num(), kept.nan_to_num())
+    assert [column.tolist() for column in leaders(torch.ones(1, 1))] == [[1.0], [0], [1.0]]
+
+
+def test_leaders_are_the_two_largest_of_many() -> None:
+    weights = random(50, 1000).softmax(1).float()
+    top, best, margin = leaders(weights)
+    two = weights.topk(2, dim=1)
+    assert torch.equal(best, two.indices[:, 0])
+    assert torch.equal(top, two.values[:, 0])
+    assert torch.equal(margin, two.values[:, 0] - two.values[:, 1])
 
 
 @pytest.mark.parametrize("miss", [0.05, 0.1, 0.3])

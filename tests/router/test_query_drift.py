@@ -7,12 +7,20 @@ import numpy as np
 import pytest
 import torch
 
-from feddrm.data import Split, load
+from feddrm.data import Federation, Split, load
 from feddrm.router import Router, load_router
 from feddrm.router.artifact import save_router
 from feddrm.router.fit.fit_router import fit_router
 from feddrm.router.membership import leave
-from feddrm.router.query_drift import LEVEL, WINDOW, DriftMonitor, drift_reference, drift_statistics
+from feddrm.router.query_drift import (
+    LEAST_REFERENCE,
+    LEVEL,
+    MOST_CLIENTS,
+    WINDOW,
+    DriftMonitor,
+    drift_reference,
+    drift_statistics,
+)
 from feddrm.router.settings import RouterSettings
 
 WHOLE = load("digits", clients=3, seed=3)
@@ -82,3 +90,23 @@ def test_the_reference_is_kept_with_the_artifact_and_older_ones_have_none(router
     assert load_router(tmp_path / "old").calibration.reference is None
     assert leave(router, router.names[0]).calibration.reference is None  # it has this client's samples
     assert drift_reference(torch.zeros(9, 3), torch.zeros(3), torch.ones(9)) is None  # too few
+
+
+def test_there_is_no_reference_for_more_clients_than_a_window_has_queries() -> None:
+    assert MOST_CLIENTS == WINDOW
+    for clients in (MOST_CLIENTS, MOST_CLIENTS + 1):
+        samples = LEAST_REFERENCE * (clients + 1)
+        logits = torch.randn(samples, clients, generator=torch.Generator().manual_seed(0))
+        reference = drift_reference(logits, torch.zeros(clients), 1 + torch.rand(samples))
+        assert (reference is None) is (clients > MOST_CLIENTS)
+
+
+@pytest.mark.parametrize("clients", [MOST_CLIENTS, MOST_CLIENTS + 1])
+def test_a_fit_with_too_many_clients_says_that_it_leaves_the_drift_test_out(clients: int) -> None:
+    rng = np.random.default_rng(0)
+    each = {f"site-{i:03}": (rng.normal(i / 10, 1, size=(6, 3)), [0, 1] * 3) for i in range(clients)}
+    fitted = fit_router(None, {}, Federation.from_arrays(each, test=each), RouterSettings(features="raw", heads=False))
+    many = clients > MOST_CLIENTS
+    assert (fitted.router.calibration.reference is None) is many
+    line = f"drift test: left out, {clients} clients are more than the {WINDOW} queries of a window"
+    assert fitted.chosen.get("left_out") == ([line] if many else None)

@@ -168,6 +168,8 @@ def test_a_missing_or_infinite_value_has_its_own_reason(router: Router, images: 
     features[3, 0], features[5, 1] = float("nan"), float("inf")
     decision = router.route_features(features)
     assert [i for i, reason in enumerate(decision.reason) if reason == BROKEN] == [3, 5]
+    features[2, 0] = 1e30  # finite, but its square is not
+    assert [i for i, reason in enumerate(router.route_features(features).reason) if reason == BROKEN] == [3, 5]
     assert [i for i, client in enumerate(decision.client.tolist()) if client == -1] == [3, 5]
     assert decision.abstain.tolist() == [i in (3, 5) for i in range(20)]
 

@@ -39,7 +39,7 @@ def test_large_federations_hold_out_one_part() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"crops": 0}, {"rounds": 0}, {"path_rounds": 0}, {"tolerance": -1.0}, {"features": "colou"}],
+    [{"crops": 0}, {"rounds": 0}, {"path_rounds": 0}, {"part_bytes": 0}, {"tolerance": -1.0}, {"features": "colou"}],
 )
 def test_settings_that_cannot_be_fitted_are_refused(settings: dict[str, object]) -> None:
     with refused(*(f"{name}={value}" if name != "features" else str(value) for name, value in settings.items())):
@@ -49,3 +49,13 @@ def test_settings_that_cannot_be_fitted_are_refused(settings: dict[str, object])
 def test_crops_default_to_eight_on_a_gpu() -> None:
     assert [RouterSettings().crops_on(torch.device(kind)) for kind in ("cpu", "cuda")] == [1, 8]
     assert RouterSettings(crops=3).crops_on(torch.device("cpu")) == 3
+
+
+def test_a_part_is_left_out_where_it_takes_more_than_its_limit() -> None:
+    for kind, most in (("cpu", 512 * 2**20), ("cuda", 8 * 2**30)):
+        device = torch.device(kind)
+        assert RouterSettings().too_large("answers", most, device) is None
+        assert RouterSettings().too_large("answers", most + 1, device) is not None
+    assert RouterSettings(part_bytes=2**30).too_large("answers", 2**30, torch.device("cpu")) is None
+    line = RouterSettings(part_bytes=2**20).too_large("answers", 3 * 2**20, torch.device("cuda"))
+    assert line == "answers: left out, it takes 3 MiB and part_bytes allows 1 MiB"

@@ -27,6 +27,7 @@ from refusal import refused
 from runs.conftest import SMALL
 
 pytestmark = pytest.mark.slow
+BY_TRAINING = {"vote", "head_density", "head_posterior"}
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +143,46 @@ def test_the_features_can_be_named(fitted: Path, tmp_path: Path, digits: Federat
     router = Run.open(copy).fit_router(digits, features="embedding+client", heads=False)
     assert router.recipe.name == "embedding+client"
     assert load_router(copy / "router").recipe.name == "embedding+client"
+
+
+def test_what_is_too_large_is_left_out_and_the_other_figures_stay(
+    fitted: Path, tmp_path: Path, digits: Federation
+) -> None:
+    full, copy = (shutil.copytree(fitted, tmp_path / name) for name in ("full", "copy"))
+    run = Run.open(copy)
+    Run.open(full).fit_router(digits, features="embedding")  # one that sends some queries to a wrong client
+    run.fit_router(digits, features="embedding", part_bytes=1)
+    whole, summary = Run.open(full).summary, run.summary
+    assert summary is not None
+    assert whole is not None
+    assert summary["client_accuracy"]["exact_density"]["mean"] < 0.95
+    lines = summary["router"]["left_out"]
+    assert [line.split(":")[0] for line in lines] == [
+        "answers of all clients' models to all training samples",
+        "joint model of 30 pairs of client and class",
+        "answers of all clients to all test samples",
+    ]
+    assert "left_out" not in whole["router"]
+    manifest = json.loads((copy / "router" / "manifest.json").read_text())
+    assert manifest["notes"]["chosen"]["left_out"] == lines
+    system = {*BY_TRAINING, "exact_density", "exact_posterior", "global_probe", "refit_density", "refit_posterior"}
+    assert set(summary["system_accuracy"]) == system
+    for kind in ("system_accuracy", "client_accuracy"):
+        assert summary[kind] == {name: whole[kind][name] for name in summary[kind]}
+    for name, metric in summary["metrics"]["system"].items():
+        for key in ("value", "interval"):
+            assert metric[key] == pytest.approx(whole["metrics"]["system"][name][key], rel=1e-9), (name, key)
+    for key in ("ece", "conformal", "temperature", "refit_oracle_accuracy", "recipe", "ridge", "held_out_accuracy"):
+        assert summary["router"][key] == whole["router"][key], key
+    for name, figures in summary["router"]["answers"].items():
+        assert figures == pytest.approx(whole["router"]["answers"][name], rel=1e-6)
+    for ours, theirs in ((Run.open(p).folder.client(name) for p in (copy, full)) for name in digits.names):
+        mine, whole_run = (AnswerCalibration.read(f.temperature_file, "").temperature for f in (ours, theirs))
+        assert mine == pytest.approx(whole_run, rel=1e-6)
+        head, same = (load_file(f.head_file) for f in (ours, theirs))
+        assert all(torch.allclose(head[key], same[key], rtol=1e-5) for key in same)
+    write_report(report_table([copy]), tmp_path / "report")
+    assert run.evaluate(digits)["metrics"]["system"]["accuracy"] == summary["metrics"]["system"]["accuracy"]
 
 
 @pytest.mark.parametrize("method", ["local", "fedavg", "ditto"])

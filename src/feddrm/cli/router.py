@@ -164,6 +164,9 @@ def fit_router(
         int | None,
         typer.Option(help="Fit and measure means over this many crops and mirror images, instead of random crops."),
     ] = None,
+    part_bytes: Annotated[
+        int | None, typer.Option(help="Leave out what takes more memory (default: 512 MiB; on a GPU 8 GiB).")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of crops and held-out parts.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda (default: the run's).")] = None,
     data_dir: DataDir = None,
@@ -178,7 +181,7 @@ def fit_router(
     from feddrm.runs import Run
 
     settings: dict[str, Any] = given_settings(features=features, crops=crops, rounds=rounds, views=views, seed=seed)
-    settings |= {"heads": heads, "joint": joint}
+    settings |= {"heads": heads, "joint": joint, **given_settings(part_bytes=part_bytes)}
     opened = Run.open(run)
     opened.fit_router(device=device, data_dir=data_dir, progress=True, **settings)
     summary = opened.summary or {}
@@ -207,6 +210,8 @@ def fit_router(
         typer.echo(f"the router is fitted and measured with views={views}; {others} are those of training")
     if fit["own_scales"]:
         typer.echo(f"these figures presume queries that their own client has scaled; for raw ones, {ONE_SCALE}")
+    for line in fit.get("left_out", []):
+        typer.echo(line)
     if not fit["converged"]:
         remedy = f"give --rounds {4 * fit['rounds']}" if rounds is None else "leave out --rounds"
         typer.echo(f"the fit stopped after {fit['rounds']} rounds, short of its optimum: to go on, {remedy}")

@@ -120,8 +120,12 @@ def client_accuracy(client_logits: Tensor, origin: Tensor, weights: Tensor, rule
 
     The paper's figure is that of the posterior rule, even where the density rule routes.
     """
-    home = route(client_logits, weights, rule) == origin
-    return _weighted(_by_client(home, origin, client_logits.shape[1]), weights)
+    return routes_accuracy(route(client_logits, weights, rule), origin, weights)
+
+
+def routes_accuracy(routes: Tensor, origin: Tensor, weights: Tensor) -> float:
+    """The same for the clients [N] that were chosen."""
+    return _weighted(_by_client(routes == origin, origin, len(weights)), weights)
 
 
 def confusion(routes: Tensor, origin: Tensor, clients: int) -> Tensor:

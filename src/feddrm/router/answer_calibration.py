@@ -97,23 +97,29 @@ class HeldOutAnswers:
 
         ``logits`` [m, N, K] are those of all clients' heads. A client's calibration depends on its own samples alone.
         """
-        kept: list[AnswerCalibration] = []
-        log_classes, p_values = torch.empty_like(logits), torch.empty_like(logits)
-        for client, scores in enumerate(logits):
-            own = (origin == client).nonzero()[:, 0]
-            kept.append(AnswerCalibration.fit(scores[own], labels[own]))
-            log_classes[client] = (scores / kept[-1].temperature).log_softmax(-1)
-            p_values[client] = kept[-1].p_values(log_classes[client].exp())
-            part = FOLDS.draw(client, len(own), seed=0).to(own.device)
-            for fold in range(FOLDS.used):
-                rest, held = own[part != fold], part == fold
-                temperature = AnswerCalibration.fit(scores[rest], labels[rest]).temperature
-                answers = (scores[own] / temperature).log_softmax(-1)
-                right = answers.gather(1, labels[own][:, None]).exp()
-                found = answers[held].exp()
-                counts = (len(own) + 1) * AnswerCalibration(temperature, right[:, 0].sort().values).p_values(found)
-                log_classes[client, own[held]] = answers[held]
-                p_values[client, own[held]] = (counts - (right[held] <= found).double()) / len(own)
+        each = [cls.of_client(i, scores, labels, (origin == i).nonzero()[:, 0]) for i, scores in enumerate(logits)]
+        kept, answers = zip(*each, strict=True)
+        parts = (torch.stack([getattr(own, name) for own in answers]) for name in ("log_classes", "p_values"))
+        return list(kept), cls(*parts)
+
+    @classmethod
+    def of_client(
+        cls, client: int, logits: Tensor, labels: Tensor, own: Tensor
+    ) -> tuple[AnswerCalibration, HeldOutAnswers]:
+        """The same of one client, from its logits [n, K] of some samples, all of ``own`` among them."""
+        kept = AnswerCalibration.fit(logits[own], labels[own])
+        log_classes = (logits / kept.temperature).log_softmax(-1)
+        p_values = kept.p_values(log_classes.exp()).to(logits)
+        part = FOLDS.draw(client, len(own), seed=0).to(own.device)
+        for fold in range(FOLDS.used):
+            rest, held = own[part != fold], part == fold
+            temperature = AnswerCalibration.fit(logits[rest], labels[rest]).temperature
+            answers = (logits[own] / temperature).log_softmax(-1)
+            right = answers.gather(1, labels[own][:, None]).exp()
+            found = answers[held].exp()
+            counts = (len(own) + 1) * AnswerCalibration(temperature, right[:, 0].sort().values).p_values(found)
+            log_classes[own[held]] = answers[held]
+            p_values[own[held]] = ((counts - (right[held] <= found).double()) / len(own)).to(p_values)
         return kept, cls(log_classes, p_values)
 
 
@@ -126,10 +132,13 @@ def answer_figures(
     """
     figures: dict[str, object] = {}
     for prefix, log_classes in (("", held_out), ("uncalibrated_", logits.log_softmax(-1))):
-        answers = consult(log_weights, log_classes, k)
-        curve = reliability(answers, labels)
-        figures[f"{prefix}ece"] = curve.error
-        figures[f"{prefix}loss"] = -float(answers.gather(1, labels[:, None]).mean())
-        if not prefix:
-            figures["reliability"] = curve.as_dict()
+        figures |= trust(consult(log_weights, log_classes, k), labels, prefix)
     return figures
+
+
+def trust(answers: Tensor, labels: Tensor, prefix: str = "") -> dict[str, object]:
+    """Calibration error and log-loss of answers [N, K]; without a prefix also their reliability diagram."""
+    curve = reliability(answers, labels)
+    loss = -float(answers.gather(1, labels[:, None]).mean())
+    diagram = {} if prefix else {"reliability": curve.as_dict()}
+    return {f"{prefix}ece": curve.error, f"{prefix}loss": loss, **diagram}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,21 +20,23 @@ from feddrm.evaluation import (
     route,
     routed_curves,
     routed_predictions,
+    routes_accuracy,
     survival_curves,
     system_accuracy,
 )
 from feddrm.models import Net
-from feddrm.router.answer_calibration import FOLDS, HeldOutAnswers, answer_figures
+from feddrm.router.answer_calibration import FOLDS, AnswerCalibration, HeldOutAnswers, answer_figures, trust
 from feddrm.router.features.base import Leaves, Recipe, extract
 from feddrm.router.fit.fit_router import FittedRouter
 from feddrm.router.fit.head_problems import joint_classes, joint_clients
 from feddrm.router.label_sets import label_set_figures
-from feddrm.router.policy import by_rule, conformal_set, conformal_threshold, consult, reliability
+from feddrm.router.policy import by_rule, conformal_set, conformal_threshold, consult, reliability_of
 from feddrm.router.router import Calibration, Router
-from feddrm.router.solver.client_statistics import logits_at
+from feddrm.router.solver.client_statistics import BLOCK, logits_at
 from feddrm.rules import RIVALS, RULES, Competence, Evidence, Rule
-from feddrm.tasks import Survival
+from feddrm.tasks import Survival, Task
 
+Ask = Callable[[Tensor], Tensor]  # the logits [N, K] of test samples, each by the client [N] that is asked
 COVERAGES = (0.5, 0.8, 0.9, 0.95, 1.0)
 
 
@@ -52,27 +55,11 @@ def evaluate_router(
     Of survival there are C-indices instead, and nothing that needs classes.
     """
     router, labels, origin = fitted.router, predictions.labels, predictions.origin
-    features = router.recipe.features if fitted.heads is None else router.recipe.features + fitted.heads.recipe.features
-    recipe = Recipe(tuple(dict.fromkeys(features)))
-    columns = test.views.mean(test.x, lambda x: extract(recipe, net, shared, x))
-    routed_by = torch.cat([columns[f.name] for f in router.recipe.features], dim=1)
+    columns, routed_by = _features(fitted, net, shared, test)
+    routing, by_origin = _routing(router, routed_by, origin, weights)
+    client = routing["client_accuracy"]
     logits = router.logits(routed_by).double()
     log_weights = {rule: by_rule(logits, router.log_prior, rule) for rule in RULES}
-    by_origin = {f"exact_{rule}": route(logits, weights.to(logits.device), rule) for rule in RULES}
-    client = {f"exact_{rule}": client_accuracy(logits, origin, weights, rule) for rule in RULES}
-    curve = reliability(log_weights["posterior"], origin)
-    routing: dict[str, Any] = {
-        "client_accuracy": client,
-        "confusion": {name: confusion(routes, origin, router.clients).tolist() for name, routes in by_origin.items()},
-        "router": {
-            "features": router.recipe.name,
-            "ece": curve.error,
-            "ece_density": reliability(log_weights["density"], origin).error,
-            "reliability": curve.as_dict(),
-            "conformal": _conformal(router.calibration, log_weights, origin),
-            "temperature": router.calibration.temperature,
-        },
-    }
     if not predictions.task.classifies:
         return {**routing, "system_c_index": _c_indices(predictions, by_origin, log_weights["posterior"])}
     published = predictions.logits.double().log_softmax(-1)
@@ -125,6 +112,126 @@ def evaluate_router(
         "class_confusion": class_confusion(calibrated.argmax(-1), labels, calibrated.shape[1]).tolist(),
         "calibrations": {kind: dict(zip(router.names, values, strict=True)) for kind, values in calibrations.items()},
     }
+
+
+def evaluate_routed(
+    fitted: FittedRouter, net: Net | None, shared: Leaves, test: Queries, ask: Ask, task: Task, weights: Tensor
+) -> dict[str, Any]:
+    """The figures that need one client's answer to every query, where all clients' answers would take too much memory.
+
+    They are those of :func:`evaluate_router`, under the same names; those of mixtures, label sets, competence and the
+    rivals are left out. ``ask`` returns the logits [N, K] of the trained models of the clients [N] that are asked.
+    """
+    router, labels, origin = fitted.router, test.labels, test.origin
+    columns, routed_by = _features(fitted, net, shared, test)
+    routing, by_origin = _routing(router, routed_by, origin, weights)
+    if isinstance(task, Survival):
+        risks = {name: task.risk(task.answers(ask(routes).double())) for name, routes in by_origin.items()}
+        return {**routing, "system_c_index": {name: c_index(risk, labels) for name, risk in risks.items()}}
+    asked = {name: ask(routes) for name, routes in by_origin.items()}
+    system = {name: system_accuracy(logits.argmax(-1), labels) for name, logits in asked.items()}
+    held_out = partial(_calibrated, routes=by_origin["exact_density"], test=test, names=router.names)
+    trained, calibrated = held_out(asked["exact_density"].double(), ask(origin).double())
+    answers = {"exact_density": _trust(asked["exact_density"], calibrated, labels)}
+    calibrations = {"trained": trained}
+    if fitted.heads is not None:
+        x = fitted.heads.scaler(torch.cat([columns[f.name] for f in fitted.heads.recipe.features], dim=1))
+        heads = {name: _by_heads(fitted, x, chosen) for name, chosen in {**by_origin, "oracle": origin}.items()}
+        system["global_probe"] = system_accuracy(logits_at(x, fitted.heads.probe.double()).argmax(-1), labels)
+        system |= {f"refit_{rule}": system_accuracy(heads[f"exact_{rule}"].argmax(-1), labels) for rule in RULES}
+        calibrations["refit"], refitted = held_out(heads["exact_density"], heads["oracle"])
+        answers["refit_density"] = _trust(heads["exact_density"], refitted, labels)
+        routing["refit_oracle_accuracy"] = system_accuracy(heads["oracle"].argmax(-1), labels)
+    return {
+        **routing,
+        "system_accuracy": system,
+        "router": {**routing["router"], "answers": answers},
+        "metrics": answer_metrics(calibrated, labels, origin, router.names),
+        "class_confusion": class_confusion(calibrated.argmax(-1), labels, calibrated.shape[1]).tolist(),
+        "calibrations": calibrations,
+    }
+
+
+def _features(fitted: FittedRouter, net: Net | None, shared: Leaves, test: Queries) -> tuple[dict[str, Tensor], Tensor]:
+    """All features of the test samples by name, and the router's own."""
+    router = fitted.router
+    features = router.recipe.features if fitted.heads is None else router.recipe.features + fitted.heads.recipe.features
+    recipe = Recipe(tuple(dict.fromkeys(features)))
+    columns = test.views.mean(test.x, lambda x: extract(recipe, net, shared, x))
+    return columns, torch.cat([columns[f.name] for f in router.recipe.features], dim=1)
+
+
+def _routing(
+    router: Router, features: Tensor, origin: Tensor, weights: Tensor
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """How well the router finds the client of every sample, and the clients that it chooses by every rule.
+
+    Samples are taken in blocks: the weights of all of them over all clients may not fit in memory.
+    """
+    rows = max(1, BLOCK[features.device.type] // router.clients)
+
+    def blocks(rule: str) -> Iterator[tuple[Tensor, Tensor]]:
+        for part in torch.split(features, rows):
+            logits = router.logits(part).double()
+            yield logits, by_rule(logits, router.log_prior, rule)
+
+    routes, curves = {}, {}
+    conformal: dict[str, dict[str, float]] = {}
+    for rule in RULES:
+        parts = []
+        for (logits, log_weights), clients in zip(blocks(rule), torch.split(origin, rows), strict=True):
+            top, best = log_weights.exp().max(1)
+            chosen = route(logits, weights.to(logits.device), rule)
+            parts.append((chosen, log_weights.gather(1, clients[:, None]), top, best))
+        chosen, own, top, best = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        routes[f"exact_{rule}"], curves[rule] = chosen, reliability_of(top, best == origin)
+        conformal |= _conformal(router.calibration, rule, own, (weights for _, weights in blocks(rule)))
+    return {
+        "client_accuracy": {name: routes_accuracy(chosen, origin, weights) for name, chosen in routes.items()},
+        "confusion": {name: confusion(chosen, origin, router.clients).tolist() for name, chosen in routes.items()},
+        "router": {
+            "features": router.recipe.name,
+            "ece": curves["posterior"].error,
+            "ece_density": curves["density"].error,
+            "reliability": curves["posterior"].as_dict(),
+            "conformal": conformal,
+            "temperature": router.calibration.temperature,
+        },
+    }, routes
+
+
+def _calibrated(
+    routed: Tensor, own: Tensor, routes: Tensor, test: Queries, names: Sequence[str]
+) -> tuple[dict[str, AnswerCalibration], Tensor]:
+    """Every client's calibration, and the answers [N, K] to queries, each calibrated without the query itself.
+
+    ``routed`` are the logits of the chosen clients ``routes``, ``own`` those of every query's own client.
+    """
+    kept, answers = {}, torch.empty_like(routed)
+    for client, name in enumerate(names):
+        mine, asked = test.origin == client, (routes == client).nonzero()[:, 0]
+        others = asked[~mine[asked]]
+        rows = torch.cat([mine.nonzero()[:, 0], others])
+        logits = torch.cat([own[mine], routed[others]])
+        first = torch.arange(int(mine.sum()), device=rows.device)
+        kept[name], held_out = HeldOutAnswers.of_client(client, logits, test.labels[rows], first)
+        chosen = routes[rows] == client
+        answers[rows[chosen]] = held_out.log_classes[chosen]
+    return kept, answers
+
+
+def _trust(logits: Tensor, calibrated: Tensor, labels: Tensor) -> dict[str, object]:
+    return trust(calibrated, labels) | trust(logits.double().log_softmax(-1), labels, "uncalibrated_")
+
+
+def _by_heads(fitted: FittedRouter, x: Tensor, routes: Tensor) -> Tensor:
+    """Logits [N, K] by the refitted heads of the chosen clients."""
+    assert fitted.heads is not None
+    out = logits_at(x, fitted.heads.probe.double())
+    for client in routes.bincount().nonzero()[:, 0].tolist():
+        asked = routes == client
+        out[asked] += logits_at(x[asked], fitted.private[fitted.router.names[client]].double())
+    return out
 
 
 def _c_indices(
@@ -197,26 +304,34 @@ def _head_accuracies(
 
 
 def _conformal(
-    calibration: Calibration, log_weights: Mapping[str, Tensor], origin: Tensor
+    calibration: Calibration, rule: str, own: Tensor, blocks: Iterable[Tensor]
 ) -> dict[str, dict[str, float]]:
-    """How often a set holds the right client and how many clients it holds, by rule and allowed miss.
+    """How often a rule's set holds the right client and how many clients it holds, by allowed miss.
 
+    ``own`` [N, 1] are the log-weights of the samples' own clients, ``blocks`` those of all clients, block by block.
     Thresholds that come from these test samples are measured by parts in turn, each with a threshold of the others.
     """
-    part = torch.arange(len(origin), device=origin.device) % FOLDS.parts
-    measured = {}
+    part, first = torch.arange(len(own), device=own.device) % FOLDS.parts, torch.zeros_like(own, dtype=torch.int64)
+    least = {}
     for name, threshold in calibration.conformal.items():
-        rule, _, miss = name.rpartition("_")
-        least = torch.full((len(origin), 1), threshold, dtype=torch.float64, device=origin.device)
-        for fold in range(FOLDS.used if calibration.tested else 0):
-            inside = part == fold
-            least[inside] = conformal_threshold(log_weights[rule][~inside], origin[~inside], float(miss))
-        sets = conformal_set(log_weights[rule], least).double()
-        measured[name] = {
-            "covered": float(sets.gather(1, origin[:, None]).mean()),
-            "size": float(sets.sum(1).mean()),
+        if name.rpartition("_")[0] == rule:
+            least[name] = torch.full_like(own, threshold)
+            for fold in range(FOLDS.used if calibration.tested else 0):
+                rest = part != fold
+                miss = float(name.rpartition("_")[2])
+                least[name][~rest] = conformal_threshold(own[rest], first[rest][:, 0], miss)
+    sizes, start = dict.fromkeys(least, 0), 0
+    for log_weights in blocks if least else ():
+        for name, thresholds in least.items():
+            sizes[name] += int(conformal_set(log_weights, thresholds[start : start + len(log_weights)]).sum())
+        start += len(log_weights)
+    return {
+        name: {
+            "covered": float(conformal_set(own, thresholds).double().mean()),
+            "size": sizes[name] / len(own),
         }
-    return measured
+        for name, thresholds in least.items()
+    }
 
 
 def _selective(mixture: Tensor, labels: Tensor) -> list[dict[str, float]]:

@@ -18,6 +18,7 @@ from feddrm.drm.inference.score_test import SampleMoments, ScoreTest, score_test
 
 WINDOW = 100  # queries of one test
 FALSE_ALARM, HORIZON = 0.05, 2000  # at most this probability of a false alarm in so many queries
+MOST_CLIENTS = WINDOW  # the mean of a window says nothing about more directions than it has queries
 LEVEL = FALSE_ALARM * WINDOW / HORIZON  # of one test (Bonferroni)
 LEAST_STRANGENESS = 1e-12
 LEAST_REFERENCE = 5  # times the number of statistics: fewer samples do not give a covariance
@@ -31,7 +32,9 @@ def drift_statistics(log_ratio: NDArray[np.floating], strangeness: NDArray[np.fl
 
 
 def drift_reference(logits: Tensor, log_prior: Tensor, strangeness: Tensor) -> SampleMoments | None:
-    """The moments of samples; None where there are too few."""
+    """The moments of samples; None where there are too few samples or too many clients."""
+    if logits.shape[1] > MOST_CLIENTS:
+        return None
     ratios = logits.double().log_softmax(1) - log_prior.to(logits).double()
     rows = drift_statistics(ratios.cpu().numpy(), strangeness.double().cpu().numpy())
     return SampleMoments.of(rows) if len(rows) >= LEAST_REFERENCE * rows.shape[1] else None

@@ -19,7 +19,7 @@ from feddrm.errors import FeddrmError, FieldProblem, SettingError
 from feddrm.models import Net
 from feddrm.registry import check_choice, nearest
 from feddrm.router.features.base import Recipe, extract
-from feddrm.router.policy import conformal_set, margins
+from feddrm.router.policy import conformal_set, leaders
 from feddrm.router.row_checks import RowChecks
 from feddrm.router.solver.client_statistics import logits_at
 from feddrm.router.solver.problem import Scaler
@@ -251,7 +251,7 @@ class Router:
             )
         folded: Tensor = self.__dict__["_folded"]
         x = features.to(folded.dtype)
-        return torch.addmm(self.bias, x - self.scaler.mean.to(x), folded) / self.calibration.temperature
+        return torch.addmm(self.bias, x - self.scaler.mean.to(x), folded).div_(self.calibration.temperature)
 
     def right(self, features: Tensor) -> Tensor:
         """The probability [N, m] that each client's answer is right."""
@@ -327,28 +327,28 @@ class Router:
             raise SettingError(f"max_away={max_away}: give a share of the probability from 0 to 1")
         evidence = self.evidence(features, rule)
         logits, log_weights = evidence.logits, self.rule(rule, costs).log_weights(evidence)
-        probabilities = log_weights.exp()
-        top, client = probabilities.max(1)
-        broken = ~features.isfinite().all(1)
+        top, client, margin = leaders(probabilities := log_weights.exp())
+        strangeness = self.strangeness(features)
+        broken = ~strangeness.isfinite()
+        if bool(broken.any()):  # or the numbers are only very large
+            broken = ~features.isfinite().all(1)
         away, nobody, lost = broken.new_zeros(self.clients), broken, broken  # broken is the first reason in any case
         if available is not None:
             away = ~self._mask(available).to(probabilities.device)
             client = log_weights.masked_fill(away, -torch.inf).argmax(1)
             nobody = broken | away.all()
             lost = 1 - probabilities[:, ~away].sum(1) > max_away
-        strangeness = self.strangeness(features)
         unlike = strangeness > self.calibration.unlike_above
         sure = top if evidence.right is None else evidence.right.amax(1)
         unsure = sure < self.calibration.threshold(rule, coverage)
         abstain = nobody | unlike | lost | unsure
-        within = None
-        if miss is not None:
-            within = conformal_set(log_weights, self.calibration.least_weight(rule, miss)) & ~away
+        least = None if miss is None else self.calibration.least_weight(rule, miss)
+        within = None if least is None else conformal_set(log_weights, least) & ~away
         return Decision(
             client=torch.where(nobody, NOBODY, client),
             probabilities=probabilities,
-            log_density_ratio=logits.log_softmax(1) - self.log_prior.to(logits),
-            margin=margins(log_weights),
+            log_density_ratio=logits.log_softmax(1) - evidence.log_prior,
+            margin=margin,
             abstain=abstain,
             reason=_reasons(abstain, {BROKEN: broken, DOWN: nobody, UNLIKE: unlike, AWAY: lost, UNSURE: unsure}),
             away=away,

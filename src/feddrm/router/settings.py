@@ -14,6 +14,7 @@ from feddrm.tasks import Task, require_classes
 FOLD = int.from_bytes(b"fold", "big")
 SMALL = 10_000  # samples; a smaller federation holds out every part in turn
 GPU_CROPS = 8
+PART_BYTES = {"cpu": 2**29, "cuda": 2**33}  # what a part of a fit may take that grows with clients times something
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ class RouterSettings:
     (None: where it is affordable); ``competence``, with heads, how probable a right answer of each client is. Several
     ``views`` take the place of the crops: the features of a training sample are then means over its views, as those
     of a query will be. ``few_messages`` fits the router as a deployed federation does: from moments that clients
-    send once, then with four or five rounds at a time, side by side.
+    send once, then with four or five rounds at a time, side by side. ``part_bytes`` bounds the parts that grow with
+    clients times classes: what would take more is left out, and a line says so (None: 512 MiB; on a GPU 8 GiB).
     """
 
     features: str | None = None
@@ -82,10 +84,11 @@ class RouterSettings:
     seed: int = 0
     views: int = 1
     few_messages: bool = False
+    part_bytes: int | None = None
 
     def check(self) -> None:
         """Raise an error for settings that cannot be fitted."""
-        for name in ("crops", "rounds", "path_rounds"):
+        for name in ("crops", "rounds", "path_rounds", "part_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SettingError(f"{name}={value}: give at least 1")
@@ -109,3 +112,11 @@ class RouterSettings:
     def crops_on(self, device: torch.device) -> int:
         """How many crops are made of every training sample of data that has crops."""
         return self.crops if self.crops is not None else GPU_CROPS if device.type == "cuda" else 1
+
+    def too_large(self, part: str, size: int, device: torch.device) -> str | None:
+        """The line that says that a part of so many bytes is left out; None if it is not."""
+        most = self.part_bytes or PART_BYTES[device.type]
+        if size <= most:
+            return None
+        needed, allowed = (f"{value / 2**20:,.0f} MiB" for value in (size, most))
+        return f"{part}: left out, it takes {needed} and part_bytes allows {allowed}"

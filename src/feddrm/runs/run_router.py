@@ -23,6 +23,7 @@ from feddrm.plugins import require_plugins
 from feddrm.progress import progress_bar
 from feddrm.router import FittedRouter, Router, RouterSettings, evaluate_router, fit_router
 from feddrm.router.answer_calibration import AnswerCalibration
+from feddrm.router.evaluate import evaluate_routed
 from feddrm.router.private_head import PrivateHead
 from feddrm.runs.client_predictions import client_models, execution, pooled_test_set
 from feddrm.runs.config import Config, known_fields, resolve
@@ -122,8 +123,28 @@ def _fit(
 
     test = pooled_test_set(config, federation, state.round)
     fitted = fit_router(net, state.shared, federation, settings, published=published, test=test, on_step=on_step)
-    answered = predictions(test, config.threads)
-    return fitted, evaluate_router(fitted, net, state.shared, test, answered, federation.weights)
+    size = 8 * len(models) * len(test.labels) * len(federation.classes)
+    line = settings.too_large("answers of all clients to all test samples", size, test.x.device)
+    if line is None:
+        answered = predictions(test, config.threads)
+        return fitted, evaluate_router(fitted, net, state.shared, test, answered, federation.weights)
+
+    def ask(routes: Tensor) -> Tensor:
+        """The logits of every test sample by one client's model."""
+        asked = [(client, (routes == client).nonzero()[:, 0]) for client in routes.bincount().nonzero()[:, 0].tolist()]
+        parts = [Queries(test.x[rows], test.labels[rows], test.origin[rows], test.views) for _, rows in asked]
+        with arithmetic(config.precision, config.device).set():
+            how = execution(config)
+            logits = [
+                predict(net, [models[i]], part, execution=how).logits[0]
+                for (i, _), part in zip(asked, parts, strict=True)
+            ]
+        order = torch.cat([rows for _, rows in asked])
+        return torch.cat(logits)[order.argsort()]
+
+    task = federation.task
+    figures = evaluate_routed(fitted, net, state.shared, test, ask, task, federation.weights)
+    return replace(fitted, chosen={**fitted.chosen, "left_out": [*fitted.chosen.get("left_out", []), line]}), figures
 
 
 def load_run_federation(folder: RunFolder, saved: Mapping[str, Any], data_dir: str | None) -> Federation:
@@ -202,7 +223,7 @@ def _figures(folder: RunFolder, fitted: FittedRouter, figures: dict[str, Any]) -
         "seconds": dict(fitted.seconds),
         "own_scales": fitted.router.own_scales,
         **{key: value for key, value in fitted.chosen.items() if key == "views"},
-        **({"message": fitted.chosen["message"]} if "message" in fitted.chosen else {}),
+        **{key: fitted.chosen[key] for key in ("message", "left_out") if key in fitted.chosen},
     }
     evaluation = folder.read_json(folder.evaluation_file) or {}
     evaluation["confusion"] = {**_of_training(evaluation.get("confusion")), **figures["confusion"]}

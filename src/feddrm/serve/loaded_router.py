@@ -103,7 +103,8 @@ class Decisions:
     @cached_property
     def rankings(self) -> list[list[int]]:
         """All clients of every sample, best first; by density ratio where probabilities are too small to differ."""
-        return list(map(_ranking, self.probabilities.tolist(), self.log_density_ratio.tolist()))
+        order: list[list[int]] = np.lexsort((-self.log_density_ratio, -self.probabilities), axis=-1).tolist()
+        return order
 
     @cached_property
     def passed_over(self) -> list[list[int]]:
@@ -119,10 +120,6 @@ class Decisions:
         """The same decisions, but those of ``rows`` abstain for this reason if they did not abstain before."""
         reasons = [reason if i in rows and not old else old for i, old in enumerate(self.reason)]
         return replace(self, abstain=np.array([bool(text) for text in reasons]), reason=reasons)
-
-
-def _ranking(probabilities: Sequence[float], ratios: Sequence[float]) -> list[int]:
-    return sorted(range(len(probabilities)), key=lambda client: (-probabilities[client], -ratios[client]))
 
 
 @dataclass(frozen=True, eq=False)

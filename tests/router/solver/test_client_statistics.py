@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from feddrm.router.solver.client_statistics import client_gradient, client_scores, logits_at
+from feddrm.router.solver import client_statistics
+from feddrm.router.solver.client_statistics import Sample, client_gradient, client_scores, logits_at
+from feddrm.threads import intra_op_threads
 
 from .made import clients_with_overlap
 
@@ -24,3 +27,41 @@ def test_the_gradient_is_autograds() -> None:
     message = client_gradient(sample, point.detach())
     assert torch.allclose(message["gradient"], expected, atol=1e-10)
     assert torch.allclose(message["loss"], loss.detach(), atol=1e-10)
+
+
+def test_sums_over_blocks_of_rows_are_those_over_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample, point = clients_with_overlap()[1], torch.randn(4, 13, dtype=torch.float64)
+    whole, scores = client_gradient(sample, point), client_scores(sample, point)
+    monkeypatch.setitem(client_statistics.BLOCK, "cpu", 4 * 3)  # three rows at a time
+    assert len(sample) % 3 or len(sample) > 3 * client_statistics.STRIPES
+    for key, value in client_gradient(sample, point).items():
+        assert torch.allclose(value, whole[key], atol=1e-10), key
+    for key, value in client_scores(sample, point).items():
+        assert torch.allclose(value, scores[key], atol=1e-10), key
+
+
+def test_sums_over_blocks_in_float32_are_close_to_those_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two products are rounded: errors of the sums are about 6e-8 times the sum of the samples' absolute values."""
+    g = torch.Generator().manual_seed(4)
+    x, y = torch.randn(6000, 20, generator=g), torch.randint(50, (6000,), generator=g)
+    point = 0.5 * torch.randn(50, 21, generator=g, dtype=torch.float64)
+    exact = Sample(x.double(), y)
+    gradient, scores = client_gradient(exact, point), client_scores(exact, point)
+    monkeypatch.setitem(client_statistics.BLOCK, "cpu", 50 * 64)
+    streamed, scored = client_gradient(Sample(x, y), point), client_scores(Sample(x, y), point)
+    assert all(value.dtype == torch.float64 for value in streamed.values())
+    assert abs(float(streamed["loss"] / gradient["loss"]) - 1) < 1e-6
+    assert float((streamed["gradient"] - gradient["gradient"]).abs().max()) < 1e-6 * len(x)
+    assert abs(float(scored["loss"] / scores["loss"]) - 1) < 1e-6
+    assert abs(float(scored["correct"] - scores["correct"])) <= 1  # two equal logits may change places
+
+
+def test_sums_over_blocks_do_not_depend_on_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample, point = clients_with_overlap()[1], torch.randn(4, 13, dtype=torch.float64)
+    monkeypatch.setitem(client_statistics.BLOCK, "cpu", 4 * 3)
+    sums = []
+    for threads in (1, 2):
+        with intra_op_threads(threads):
+            sums.append(client_gradient(sample, point))
+            assert torch.get_num_threads() == threads
+    assert all(torch.equal(sums[0][key], sums[1][key]) for key in sums[0])

@@ -77,6 +77,7 @@ class RemoteCohort:
     def __init__(self, ask: Ask, facts: Facts, crop: bool, settings: RouterSettings, *, pooled: bool = False) -> None:
         self.ask, self.facts, self.seed, self.pooled = ask, facts, settings.seed, pooled
         self.members = 1 if pooled else len(facts.names)
+        self.left_out: list[str] = []
         self.crops = settings.crops_on(self.like.device) if crop else 1
 
     def measure(self, recipe: Recipe, trunk: Trunk, holdout: Holdout) -> None:

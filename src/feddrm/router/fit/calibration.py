@@ -7,21 +7,36 @@ Thresholds of training samples let sets of clients miss too often. They change n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from feddrm.router.fit.cohort import Confidence, HeldOutRouter
 from feddrm.router.policy import RULES, by_rule, client_slopes, conformal_threshold, solve_temperature
-from feddrm.router.query_drift import drift_reference
+from feddrm.router.query_drift import MOST_CLIENTS, drift_reference
 from feddrm.router.router import Calibration
 from feddrm.router.solver.client_statistics import ClientSums
 
+Made = TypeVar("Made")
 MISSES = (0.01, 0.05, 0.1, 0.2)
 STRANGER = 1.5  # times the strangest held-out sample: a query beyond that comes from no client of this federation
+
+
+class OnDemand(Sequence[Made]):
+    """One value per client, made when it is looked at: logits of all samples over all clients may not fit in memory."""
+
+    def __init__(self, clients: int, make: Callable[[int], Made]) -> None:
+        self._clients, self._make = range(clients), make
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self._make(self._clients[number])
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,22 +55,30 @@ class LocalHeldOut:
         return client_slopes(logits, origin, scale)
 
     def confidence(self, temperature: float, log_prior: Tensor) -> Confidence:
-        unseen = [test if len(test[0]) else held for test, held in zip(self.test, self._held_out, strict=True)]
-        logits, origin = _joined([logits for _, logits in unseen])
-        top, own = {}, {}
-        for rule in RULES:
-            log_weights = by_rule(logits / temperature, log_prior, rule)
-            top[rule] = log_weights.exp().amax(1).cpu()
-            own[rule] = log_weights.gather(1, origin[:, None])[:, 0]
-        strangeness, held = (torch.cat([x.square().mean(1) for x, _ in part]) for part in (unseen, self._held_out))
-        reference = drift_reference(logits / temperature, log_prior, strangeness)
-        return Confidence(top, own, float(held.max()), reference)
+        """Client by client: the weights of all samples over all clients may not fit in memory."""
+        top: dict[str, list[Tensor]] = {rule: [] for rule in RULES}
+        own: dict[str, list[Tensor]] = {rule: [] for rule in RULES}
+        strangeness, kept = [], []
+        for number, held in enumerate(self._held_out):
+            x, logits = test if len((test := self.test[number])[0]) else held
+            logits = logits.double() / temperature
+            for rule in RULES:
+                log_weights = by_rule(logits, log_prior, rule)
+                top[rule].append(log_weights.exp().amax(1).cpu())
+                own[rule].append(log_weights[:, number])
+            strangeness.append(x.square().mean(1))
+            if len(log_prior) <= MOST_CLIENTS:
+                kept.append(logits)
+        strangest = max(float(x.square().mean(1).max()) for x, _ in self._held_out if len(x))
+        reference = drift_reference(torch.cat(kept), log_prior, torch.cat(strangeness)) if kept else None
+        tops, owns = ({rule: torch.cat(parts) for rule, parts in side.items()} for side in (top, own))
+        return Confidence(tops, owns, strangest, reference)
 
     @cached_property
     def _held_out(self) -> list[tuple[Tensor, Tensor]]:
         """The training samples that some fit held out."""
-        seen = [~logits[:, 0].isnan() for logits in self.logits]
-        return [(x[mask], z[mask]) for x, z, mask in zip(self.rows, self.logits, seen, strict=True)]
+        each = zip(self.rows, self.logits, strict=True)
+        return [(x[mask], z[mask]) for x, z, mask in ((x, z, ~z[:, 0].isnan()) for x, z in each)]
 
 
 def _joined(logits: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -144,6 +144,7 @@ class Cohort(Protocol):
     noise: float  # relative error of their losses
     like: Tensor  # an empty tensor of the type and on the device of the fitted parameters
     crops: int  # of every training sample
+    left_out: list[str]  # lines about what is too large to be asked
 
     def measure(self, recipe: Recipe, trunk: Trunk, holdout: Holdout) -> None:
         """Compute the features of a recipe on all training samples."""

@@ -67,7 +67,8 @@ def fit_heads(
 
     joint: Tensor | None = None
     picked: Chosen | None = None
-    if joint_wanted(cohort, design.width, settings):
+    left_out = joint_left_out(cohort, design.width, settings)
+    if left_out is None:
 
         def pair_problem(width: int, ridge: float) -> Problem:
             return joint_problem(clients, classes, width, ridge, like.device)
@@ -86,6 +87,7 @@ def fit_heads(
         "private": {"ridge": own.ridge, "held_out_loss": own.loss, "held_out_accuracy": own.accuracy},
         **({} if picked is None else {"joint": picked.as_dict(design.width)}),
         **{name: dict(stack.weights) for name, stack in stacks.items()},
+        **({"left_out": [left_out]} if left_out else {}),
     }
     heads = LinearHeads(
         design.recipe,
@@ -118,10 +120,14 @@ def head_candidates(base: Recipe, measured: Recipe) -> list[str]:
     return list(dict.fromkeys([base.name, "+".join(with_projection), "+".join(names)]))
 
 
-def joint_wanted(cohort: Cohort, width: int, settings: RouterSettings) -> bool:
-    """Whether to fit the joint model: as asked, or where a round of it is affordable."""
+def joint_left_out(cohort: Cohort, width: int, settings: RouterSettings) -> str | None:
+    """Why the joint model is left out: too large, too slow, or (empty) not asked for; None if it is fitted."""
     if settings.joint is not None:
-        return settings.joint
-    facts = cohort.facts
-    work = facts.samples * cohort.crops * width * len(facts.names) * len(facts.classes)
-    return work <= JOINT_WORK["cuda" if cohort.like.is_cuda else "cpu"]
+        return None if settings.joint else ""
+    facts, device = cohort.facts, cohort.like.device
+    pairs = len(facts.names) * len(facts.classes)
+    part = f"joint model of {pairs} pairs of client and class"
+    if line := settings.too_large(part, 8 * pairs**2, device):  # of the penalty, which couples all pairs
+        return line
+    work, most = facts.samples * cohort.crops * width * pairs, JOINT_WORK[device.type]
+    return None if work <= most else f"{part}: left out, a round takes {work:.0e} multiplications, more than {most:.0e}"

@@ -7,6 +7,7 @@ Test samples set the thresholds, which decide no label (:mod:`feddrm.router.fit.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,11 +31,14 @@ from feddrm.router.fit.fit_heads import LinearHeads, RouterFit, fit_heads
 from feddrm.router.fit.local_cohort import LocalCohort, Published
 from feddrm.router.fit.selection import Progress, Softmax, choose_recipe
 from feddrm.router.fit.stacking import Stack
+from feddrm.router.query_drift import MOST_CLIENTS, WINDOW
 from feddrm.router.router import Router
 from feddrm.router.settings import Holdout, RouterSettings
 from feddrm.router.solver.problem import Problem, Scaler
 from feddrm.rules import Competence
 from feddrm.threads import router_kernels
+
+log = logging.getLogger("feddrm.router")
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,13 +140,19 @@ def fit_cohort(cohort: Cohort, trunk: Trunk, settings: RouterSettings, on_step: 
         "crops": cohort.crops,
         **({"views": settings.views} if settings.views > 1 else {}),
     }
+    left_out = [*cohort.left_out]
+    if len(facts.names) > MOST_CLIENTS:
+        left_out.append(
+            f"drift test: left out, {len(facts.names)} clients are more than the {WINDOW} queries of a window"
+        )
     if not settings.heads:
-        return FittedRouter(router, None, {}, choices, facts, clock.seconds)
+        return FittedRouter(router, None, {}, choices | _noted(left_out), facts, clock.seconds)
     report("heads")
     fit = RouterFit(recipe, everything, held_out, router.calibration.temperature)
     heads, private, head_choices, held_out_heads = fit_heads(cohort, fit, holdout, settings)
     clock("heads")
-    choices |= head_choices
+    left_out += head_choices.pop("left_out", [])
+    choices |= head_choices | _noted(left_out)
     if settings.competence:
         report("competence")
         competence = fit_competence(cohort, design, held_out_heads, holdout, settings)
@@ -150,6 +160,13 @@ def fit_cohort(cohort: Cohort, trunk: Trunk, settings: RouterSettings, on_step: 
         router = with_competence(router, competence)
         choices["competence"] = competence.chosen
     return FittedRouter(router, heads, private, choices, facts, clock.seconds)
+
+
+def _noted(left_out: Sequence[str]) -> dict[str, Any]:
+    """The lines about parts that a fit left out, for the log, the summary and the artifact."""
+    for line in left_out:
+        log.info(line)
+    return {"left_out": list(left_out)} if left_out else {}
 
 
 def with_competence(router: Router, fitted: FittedCompetence) -> Router:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 
 import torch
@@ -15,7 +14,7 @@ from feddrm.evaluation import Queries, pooled_queries
 from feddrm.moments import Moments
 from feddrm.router.features.base import Recipe, extract
 from feddrm.router.features.design_matrix import DesignMatrix, stretch_of
-from feddrm.router.fit.calibration import LocalHeldOut
+from feddrm.router.fit.calibration import LocalHeldOut, OnDemand
 from feddrm.router.fit.cohort import (
     Corrections,
     Facts,
@@ -31,7 +30,7 @@ from feddrm.router.fit.feature_blocks import MemberMoments, site_moments
 from feddrm.router.fit.head_problems import OwnCorrections, joint_classes, joint_label, private_problem, private_samples
 from feddrm.router.fit.ridge_path import Chosen
 from feddrm.router.fit.selection import FINE_ROUNDS, PATH_TOLERANCE
-from feddrm.router.fit.stacking import client_curves
+from feddrm.router.fit.stacking import LocalClasses
 from feddrm.router.policy import client_slopes, consult, solve_temperature
 from feddrm.router.settings import Holdout, RouterSettings
 from feddrm.router.solver.client_statistics import (
@@ -74,6 +73,12 @@ class LocalCohort:
         self.crops = 1 if self._crop is None else settings.crops_on(first.device)
         self._test = test or pooled_queries(federation, crop=False, seed=0, round=0, views=settings.views)
         self._ask_published = published if settings.heads else None
+        self.left_out: list[str] = []
+        answers = 8 * len(federation) * self.facts.samples * self.crops * len(federation.classes)
+        line = settings.too_large("answers of all clients' models to all training samples", answers, first.device)
+        if self._ask_published is not None and line is not None:
+            self._ask_published = None
+            self.left_out.append(line)
         self._features: list[dict[str, Tensor]] = []
         self._labels = [federation.task.class_of(client.train.y).repeat(self.crops) for client in federation.clients]
         self._parts: list[Tensor] = []
@@ -155,9 +160,9 @@ class LocalCohort:
 
     def held_out_figures(self, design: DesignMatrix, folds: Sequence[Tensor], target: Target) -> tuple[float, float]:
         """The temperature of fits on what each did not see, and the share of it that they get right."""
-        logits = torch.cat(self.held_out_logits(design, folds))
-        seen, y = ~logits[:, 0].isnan(), torch.cat(self._targets(target))
-        logits, y = logits[seen], y[seen]
+        each = zip(self.held_out_logits(design, folds), self._targets(target), strict=True)
+        seen = [(logits[mask], y[mask]) for logits, y, mask in ((z, y, ~z[:, 0].isnan()) for z, y in each)]
+        logits, y = (torch.cat(parts) for parts in zip(*seen, strict=True))
         right = float((logits.argmax(1) == y).double().mean())
         return solve_temperature(lambda scale: client_slopes(logits, y, scale)), right
 
@@ -198,9 +203,13 @@ class LocalCohort:
         test, trunk = self._test, self._trunk
         columns = test.views.mean(test.x, lambda view: extract(design.recipe, trunk.net, trunk.leaves, view))
         rows = design.scaler(_joined([columns[f.name] for f in design.recipe.features], 1))
-        own = [rows[test.origin == number] for number in range(len(self.federation))]
-        tested = [(x, logits_at(x, point)) for x in own]
-        return LocalHeldOut(design.rows, self.held_out_logits(design, folds), tested)
+
+        def tested(number: int) -> tuple[Tensor, Tensor]:
+            own = rows[test.origin == number]
+            return own, logits_at(own, point)
+
+        logits = self.held_out_logits(design, folds)
+        return LocalHeldOut(design.rows, logits, OnDemand(len(self.federation), tested))
 
     def corrections(self, design: DesignMatrix, probes: Sequence[Tensor]) -> Corrections:
         if self._few:
@@ -211,7 +220,7 @@ class LocalCohort:
         """The answers of the probe, of all corrected heads as the router mixes them, and of the joint model."""
         assert isinstance(router, LocalHeldOut)
         clients = len(self.facts.names)
-        weights = [(logits / temperature).log_softmax(1) for logits in router.logits]
+        weights = OnDemand(clients, lambda number: (router.logits[number] / temperature).log_softmax(1))
         answers = {
             "global_probe": [z.log_softmax(1) for z in self.held_out_logits(heads.design, heads.probes)],
             "refit_all": [consult(w, a) for w, a in zip(weights, self._held_out_answers(heads), strict=True)],
@@ -243,16 +252,18 @@ class LocalCohort:
             each.append((design.rows[number][seen], (answers.argmax(-1) == y).T[seen], part[seen]))
         return Judged(*(torch.cat(tensors) for tensors in zip(*each, strict=True)))
 
-    def held_out_logits(self, design: DesignMatrix, folds: Sequence[Tensor]) -> list[Tensor]:
+    def held_out_logits(self, design: DesignMatrix, folds: Sequence[Tensor]) -> Sequence[Tensor]:
         """Every client's logits by the fit that did not see the sample; NaN for samples that no fit held out."""
-        out = []
-        for x, part in zip(design.rows, self._parts, strict=True):
+
+        def logits_of(number: int) -> Tensor:
+            x, part = design.rows[number], self._parts[number]
             logits = torch.full((len(x), len(folds[0])), torch.nan, dtype=torch.float64, device=x.device)
             for fold, point in enumerate(folds):
                 inside = part == fold
                 logits[inside] = logits_at(x[inside], point)
-            out.append(logits)
-        return out
+            return logits
+
+        return OnDemand(len(design.rows), logits_of)
 
     def each(self, design: DesignMatrix, fold: int | None, inside: bool = False) -> list[Sample]:
         """Every client's samples with their classes: all of them, or those inside or outside a fold."""
@@ -338,24 +349,6 @@ class LocalCorrections:
         problem = private_problem(len(facts.classes), self.design.width, ridge, len(facts.names))
         whitening = self.design.whitening
         return solve(problem, [samples], whitening, start=start, rounds=rounds, tolerance=tolerance).point
-
-
-@dataclass(frozen=True, eq=False)
-class LocalClasses:
-    """Held-out class probabilities by model and client."""
-
-    stacks: Mapping[str, Sequence[str]]
-    answers: Mapping[str, Sequence[Tensor]]
-    labels: Sequence[Tensor]
-
-    def curves(self, models: Sequence[str]) -> Callable[[Tensor], ClientSums]:
-        clients = []
-        for number, y in enumerate(self.labels):
-            rows = torch.stack([self.answers[name][number] for name in models])
-            seen = ~rows[0, :, 0].isnan()
-            if bool(seen.any()):
-                clients.append((rows[:, seen], y[seen]))
-        return lambda weights: add([client_curves(rows, y, weights.to(y.device)) for rows, y in clients])
 
 
 def facts_of(federation: Federation) -> Facts:

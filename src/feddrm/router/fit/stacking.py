@@ -14,6 +14,7 @@ from torch import Tensor
 
 from feddrm.errors import FeddrmError
 from feddrm.router.solver.client_statistics import ClientSums
+from feddrm.router.solver.problem import add
 
 FLOOR = -20.0  # of log-probabilities: a class that a model excludes is unlikely, not impossible
 
@@ -76,3 +77,21 @@ def solve_stack(
         weights = weights - size * step
         loss, slope, bend = trial
     return Stack(dict(zip(names, weights.tolist(), strict=True)))
+
+
+@dataclass(frozen=True, eq=False)
+class LocalClasses:
+    """Held-out class probabilities by model and client."""
+
+    stacks: Mapping[str, Sequence[str]]
+    answers: Mapping[str, Sequence[Tensor]]
+    labels: Sequence[Tensor]
+
+    def curves(self, models: Sequence[str]) -> Callable[[Tensor], ClientSums]:
+        clients = []
+        for number, y in enumerate(self.labels):
+            rows = torch.stack([self.answers[name][number] for name in models])
+            seen = ~rows[0, :, 0].isnan()
+            if bool(seen.any()):
+                clients.append((rows[:, seen], y[seen]))
+        return lambda weights: add([client_curves(rows, y, weights.to(y.device)) for rows, y in clients])

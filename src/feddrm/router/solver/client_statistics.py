@@ -5,13 +5,17 @@ Sums and second moments of the features are sent once, loss and gradient in ever
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from feddrm.threads import intra_op_threads, thread_map
+
 ClientSums = dict[str, Tensor]
+BLOCK = {"cpu": 2**19, "cuda": 2**27}  # probabilities [rows, outputs] computed at once; on a CPU they fit a cache
+STRIPES = 16  # parts of all blocks that threads share
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +32,10 @@ class Sample:
     def rows(self, index: Tensor) -> Sample:
         """Some of the samples, by index or mask."""
         return Sample(self.x[index], self.y[index], None if self.offset is None else self.offset[index])
+
+    def slice(self, start: int, end: int) -> Sample:
+        """Consecutive samples, not copied."""
+        return Sample(self.x[start:end], self.y[start:end], None if self.offset is None else self.offset[start:end])
 
     def double(self) -> Sample:
         """The same in float64."""
@@ -76,39 +84,77 @@ def client_gradient(sample: Sample | BlockDiagonal, point: Tensor) -> ClientSums
     if isinstance(sample, BlockDiagonal):
         own = [client_gradient(part, block) for part, block in sample.blocks(point)]
         return {**_sums(own, "count", "loss"), "gradient": torch.cat([message["gradient"] for message in own])}
-    log_p, chosen = _log_likelihood(sample, point)
-    residual = log_p.exp()
-    residual[torch.arange(len(sample), device=residual.device), sample.y] -= 1
-    gradient = (residual.to(sample.x.dtype).T @ sample.x).double()
-    return {
-        "count": torch.tensor(float(len(sample)), dtype=torch.float64, device=point.device),
-        "loss": -chosen.sum(),
-        "gradient": torch.cat([gradient, residual.sum(0)[:, None]], dim=1),
-    }
+    return _streamed(_gradient, sample, point)
 
 
 def client_scores(sample: Sample | BlockDiagonal, point: Tensor) -> ClientSums:
     """For validation: loss and number of correct answers, summed over held-out samples."""
     if isinstance(sample, BlockDiagonal):
         return _sums([client_scores(part, block) for part, block in sample.blocks(point)], "count", "loss", "correct")
-    log_p, chosen = _log_likelihood(sample, point)
-    right = (log_p.argmax(1) == sample.y).sum().double()
+    return _streamed(_scores, sample, point)
+
+
+def logits_at(x: Tensor, point: Tensor, offset: Tensor | None = None, precision: torch.dtype = torch.float64) -> Tensor:
+    """W x + b (+ offset) for a point [outputs, d + 1]; the product itself in the precision of x."""
+    z = (x @ point[:, :-1].to(x.dtype).T).to(precision) + point[:, -1].to(precision)
+    return z if offset is None else z + offset.to(precision)
+
+
+def _streamed(sums: Callable[[Sample, Tensor, torch.dtype], ClientSums], sample: Sample, point: Tensor) -> ClientSums:
+    """The sums over all samples, block by block of rows, added in an order that no number of cores changes.
+
+    The matrix of probabilities [samples, outputs] may be larger than the memory, and takes longer to write and read
+    than to compute. So it is never made as a whole. Several blocks are computed in the precision of x: rounding in
+    single samples hardly changes a sum over so many, which is float64 in any case.
+    """
+    rows = max(1, BLOCK[sample.x.device.type] // len(point))
+    if len(sample) <= rows:
+        return sums(sample, point, torch.float64)
+    starts = range(0, len(sample), rows)
+
+    def stripe(number: int) -> ClientSums:
+        """Neighbouring blocks, a share of all."""
+        own = starts[number * len(starts) // STRIPES : (number + 1) * len(starts) // STRIPES]
+        return _total(sums(sample.slice(start, start + rows), point, sample.x.dtype) for start in own)
+
+    threads = 1 if sample.x.is_cuda else torch.get_num_threads()
+    with intra_op_threads(1), thread_map(threads) as spread:
+        return _total(spread(stripe, range(STRIPES)))
+
+
+def _total(parts: Iterable[ClientSums]) -> ClientSums:
+    """The sum of all parts that are not empty, in their order; only one of them is kept in memory."""
+    total: ClientSums = {}
+    for part in parts:
+        total = {key: total[key].add_(value) for key, value in part.items()} if total and part else total or part
+    return total
+
+
+def _gradient(sample: Sample, point: Tensor, precision: torch.dtype) -> ClientSums:
+    log_p, chosen = _log_likelihood(sample, point, precision)
+    residual = log_p.exp_()
+    residual[torch.arange(len(sample), device=residual.device), sample.y] -= 1
+    gradient = (residual.to(sample.x.dtype).T @ sample.x).double()
     return {
         "count": torch.tensor(float(len(sample)), dtype=torch.float64, device=point.device),
         "loss": -chosen.sum(),
-        "correct": right,
+        "gradient": torch.cat([gradient, residual.sum(0, dtype=torch.float64)[:, None]], dim=1),
     }
 
 
-def logits_at(x: Tensor, point: Tensor, offset: Tensor | None = None) -> Tensor:
-    """W x + b (+ offset) in float64, for a point [outputs, d + 1]; the product itself in the precision of x."""
-    z = (x @ point[:, :-1].to(x.dtype).T).double() + point[:, -1]
-    return z if offset is None else z + offset
+def _scores(sample: Sample, point: Tensor, precision: torch.dtype) -> ClientSums:
+    log_p, chosen = _log_likelihood(sample, point, precision)
+    return {
+        "count": torch.tensor(float(len(sample)), dtype=torch.float64, device=point.device),
+        "loss": -chosen.sum(),
+        "correct": (log_p.argmax(1) == sample.y).sum().double(),
+    }
 
 
-def _log_likelihood(sample: Sample, point: Tensor) -> tuple[Tensor, Tensor]:
-    log_p = logits_at(sample.x, point, sample.offset).log_softmax(1)
-    return log_p, log_p.gather(1, sample.y[:, None])[:, 0]
+def _log_likelihood(sample: Sample, point: Tensor, precision: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Log-probabilities [n, outputs] in this precision, and in float64 those of the labels."""
+    log_p = logits_at(sample.x, point, sample.offset, precision).log_softmax(1)
+    return log_p, log_p.gather(1, sample.y[:, None])[:, 0].double()
 
 
 def _sums(messages: Sequence[ClientSums], *keys: str) -> ClientSums:

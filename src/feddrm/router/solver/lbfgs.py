@@ -18,6 +18,7 @@ from feddrm.errors import FeddrmError, SettingError
 from feddrm.router.solver.client_statistics import ClientSums
 from feddrm.router.solver.hessian import Hessian
 from feddrm.router.solver.problem import Problem, Whitening
+from feddrm.threads import intra_op_threads
 
 MOST_ROUNDS = 3000  # of a fit that is to converge: it ends even if its features are pathological
 MEMORY = 20  # pairs of steps and gradient changes that L-BFGS remembers
@@ -130,7 +131,8 @@ def minimise(
         answers = gradients(trials)
         for key in trials:
             fit = fits[key]
-            states[key] = advance(fit.problem, states[key], answers[key], fit.metric, tolerance, noise)
+            with intra_op_threads(1):  # hundreds of short operations: threads would wait for each other
+                states[key] = advance(fit.problem, states[key], answers[key], fit.metric, tolerance, noise)
             if watch is not None:
                 watch(states[key])
     return states

@@ -23,8 +23,8 @@ FLUSH_SECONDS = 0.25
 Numbers = NDArray[np.floating[Any]]
 Item = tuple[LoadedRouter, Numbers, Numbers]  # log density ratios and strangeness of a request's samples
 NO_REFERENCE = (
-    "drift is not watched: this router has no reference, because it is older, deployed, trained with random crops, or "
-    "clients left or joined; fit it again with 'feddrm fit-router'"
+    "drift is not watched: this router has no reference, because it is older, deployed, trained with random crops, "
+    "has more than 100 clients, or clients left or joined; fit it again with 'feddrm fit-router'"
 )
 
 
