@@ -93,7 +93,7 @@ def bench_serve(
 
 
 def bench_feedback(
-    *, callers: int = 8, seconds: float = 3.0, repeats: int = 5, say: Say = lambda _: None
+    *, callers: int = 8, seconds: float = 1.0, repeats: int = 20, say: Say = lambda _: None
 ) -> dict[str, Any]:
     """What a use log, recorded features and the watch on drift cost: four gateways side by side, measured in turn."""
     with tempfile.TemporaryDirectory() as temporary:
@@ -110,7 +110,7 @@ def bench_feedback(
 
 
 def bench_trace(
-    *, callers: int = 8, seconds: float = 3.0, repeats: int = 5, say: Say = lambda _: None
+    *, callers: int = 8, seconds: float = 1.0, repeats: int = 20, say: Say = lambda _: None
 ) -> dict[str, Any]:
     """What recording traces costs: gateways side by side, measured in turn; all callers send a trace context.
 
@@ -142,7 +142,8 @@ def _compare(
     """Requests/s of gateways with these options, each with its clients on this machine, measured in turn.
 
     The figures are medians over the repeats; the first round is the warm-up. The first way is what the others are
-    compared with.
+    compared with. Many short repeats are better than a few long ones: the speed of a shared machine changes within
+    seconds, and a pair measured one after the other sees nearly the same machine. Every second round goes backwards.
     """
     say("training the digits model and its router")
     digits = load("digits", clients=3)
@@ -154,7 +155,8 @@ def _compare(
         for way, options in ways.items():
             audit = ["--audit", str(folder / f"{way}.sqlite")]
             servers[way] = stack.enter_context(_gateway(folder / "run", "--demo", *audit, *options))
-        for _, path, (way, (port, pid)) in product(range(repeats + 1), ("/v1/predict", "/v1/route"), servers.items()):
+        for number, path, place in product(range(repeats + 1), ("/v1/predict", "/v1/route"), range(len(ways))):
+            way, (port, pid) = list(servers.items())[-1 - place if number % 2 else place]
             requests = [post_request(port, path, f"application/json{headers}", body) for body in bodies]
             used = _cpu_seconds(pid)
             figures = asyncio.run(run_load(port, requests, callers, seconds))
@@ -177,7 +179,13 @@ def _cost(plain: Sequence[Mapping[str, float]], rows: Sequence[Mapping[str, floa
     ratios = [{name: row[name] / (base[name] or 1.0) for name in row} for base, row in zip(plain, rows, strict=True)]
     middle = _medians(ratios)
     fewer, more = 1 - middle["requests_per_second"], middle["gateway_cpu_ms_per_request"] - 1
-    return {"fewer_requests_per_second": round(fewer, 4), "more_gateway_cpu": round(more, 4)}
+    spread = statistics.stdev(row["requests_per_second"] for row in ratios) if len(ratios) > 1 else 0.0
+    error = spread / math.sqrt(len(ratios))
+    return {
+        "fewer_requests_per_second": round(fewer, 4),
+        "standard_error": round(error, 4),
+        "more_gateway_cpu": round(more, 4),
+    }
 
 
 def _feature_bodies(router: Router, digits: Federation) -> list[bytes]:

@@ -157,7 +157,9 @@ def _print_costs(figures: dict[str, Any], json: bool) -> None:
         for path, ways in figures["http"].items()
         for way, load in ways.items()
     ]
-    print_table(["path", "way", "requests/s", "gateway's CPU ms each", "fewer requests/s", "more CPU"], rows)
+    print_table(
+        ["path", "way", "requests/s", "gateway's CPU ms each", "fewer requests/s", "standard error", "more CPU"], rows
+    )
     for path, ratio in figures.get("traced_to_untraced", {}).items():
         typer.echo(f"{path}: {100 * ratio:.1f} % of the requests/s without traces")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -18,8 +19,10 @@ BROKEN_NPZ = (OSError, KeyError, ValueError, TypeError, EOFError, zipfile.BadZip
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The bytes of a safetensors file. Tensors are copied first, because safetensors refuses shared memory."""
-    plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    """The bytes of a safetensors file. Tensors that share memory are copied first, because safetensors refuses them."""
+    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    users = Counter(value.untyped_storage().data_ptr() for value in plain.values())
+    plain = {k: v.clone() if users[v.untyped_storage().data_ptr()] > 1 else v for k, v in plain.items()}
     return save(plain, metadata=None if metadata is None else dict(metadata))
 
 
