@@ -27,9 +27,8 @@ from feddrm.router.solver.client_statistics import (
 from feddrm.router.solver.lbfgs import FitState, Minimisation, Watch, first_state, minimise, objective
 from feddrm.router.solver.problem import Problem, Scaler, Whitening, add
 
-AT_ONCE = (
-    64  # clients whose moments [d, d] are in memory together: of 1,000 clients they would take 51 GiB at d = 2,600
-)
+# Clients whose moments [d, d] are in memory together. Those of 1,000 clients would take 51 GiB at d = 2,600.
+AT_ONCE = 64
 
 
 @dataclass(frozen=True, eq=False)
