@@ -63,7 +63,7 @@ def test_closed_form_methods_are_compared_with_trained_ones(tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["cpu_round", "recipe_settings", "router_rounds", "stacked_clients", "threads", "tuned"]
+    "name", ["cpu_round", "engine_profile", "recipe_settings", "router_rounds", "stacked_clients", "threads", "tuned"]
 )
 def test_long_benchmarks_can_be_imported(name: str) -> None:
     python_script(f"import benchmarks.{name}", cwd=ROOT).check_returncode()

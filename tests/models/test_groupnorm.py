@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feddrm.models.groupnorm import group_norm
+from feddrm.models.groupnorm import _Fused, group_norm
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
 CASES = list(itertools.product((False, True), (False, True)))
@@ -36,6 +39,37 @@ def test_plain(relu: bool, carry: bool) -> None:
     norm, x, residual, _ = leaves(32, 5, "cpu")
     carried = residual if carry else None
     assert torch.equal(group_norm(x, norm, relu=relu, residual=carried), reference(norm, x, carried, relu))
+
+
+@pytest.mark.parametrize("carry", [False, True])
+def test_no_zeros_are_made_for_outputs_without_a_gradient(carry: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    norm, x, residual, pull = leaves(32, 5, "cpu")
+    made: list[tuple[Any, ...]] = []
+
+    def forward(x: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return 2 * x, torch.zeros(1), torch.ones(1)
+
+    def backward(gradient: Tensor, *_: Any) -> tuple[Tensor, ...]:
+        return 2 * gradient, gradient, torch.zeros(32), torch.zeros(32)
+
+    def watched(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        made.append(gradients)
+        return plain(ctx, *gradients)
+
+    plain = _Fused.backward
+    monkeypatch.setattr(_Fused, "backward", staticmethod(watched))
+    kernels = SimpleNamespace(forward=forward, backward=backward)
+    monkeypatch.setitem(sys.modules, "feddrm.models.groupnorm_triton", kernels)
+    carried = residual.requires_grad_() if carry else None
+    out, *_ = _Fused.apply(x.requires_grad_(), norm.weight, norm.bias, carried, 16, norm.eps, True)
+    inputs = [x, *([residual] if carry else [])]
+    found = torch.autograd.grad(out, inputs, pull)
+    assert [torch.equal(one, other) for one, other in zip(found, (2 * pull, pull), strict=False)] == [True] * len(
+        inputs
+    )
+    ((gradient, *others),) = made
+    assert gradient is not None
+    assert others == [None, None]
 
 
 @gpu

@@ -234,7 +234,8 @@ def _paper_run(data_dir: str | None, keep: Path | None, say: Say) -> dict[str, A
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         settings = {"data_dir": data_dir} if data_dir else {}
-        run = train("cifar10", "feddrm", out=keep or Path(folder) / "run", data_settings=settings, device="cuda")
+        out = keep or Path(folder) / "run"
+        run = train("cifar10", "feddrm", out=out, data_settings=settings, recipe="paper", device="cuda")
         seconds = time.perf_counter() - began
         summary = run.summary or {}
     say(f"paper run: {seconds:.0f} s, average accuracy {summary['average_accuracy']['mean']:.4f}")

@@ -112,7 +112,7 @@ def _train(phase: Phase, net: Forward, slots: Slots, batches: Iterable[Batch], s
             gradient, _ = gradient_and_value(loss_of, [v + step * g for v, g in zip(values, gradient, strict=True)])
         if sgd.clip and gradient:
             scale = (sgd.clip / (_norm(gradient) + NORM_FLOOR)).clamp(max=1.0)
-            gradient = [g * scale for g in gradient]
+            gradient = list(torch._foreach_mul(gradient, scale))
         _sgd_step(values, gradient, velocity, sgd)
         if phase.clamp is not None:
             for value in values:
@@ -124,7 +124,7 @@ def _train(phase: Phase, net: Forward, slots: Slots, batches: Iterable[Batch], s
 
 def _norm(gradient: list[Tensor]) -> Tensor:
     """The norm of a gradient over all its leaves."""
-    return torch.stack([g.square().sum() for g in gradient]).sum().sqrt()
+    return torch.stack(torch._foreach_norm(gradient)).square().sum().sqrt()
 
 
 def gradient_and_value(loss_of: Callable[[list[Tensor]], Tensor], values: list[Tensor]) -> tuple[list[Tensor], Tensor]:
