@@ -13,10 +13,10 @@ SMOKE ?= runs/paper-smoke
 # Without bytecode, pytest rewrites every test file in every process: 14 s of CPU time each.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo paper-smoke test-fast test test-deploy lint format clean
+.PHONY: help demo paper-smoke test-fast test test-deploy test-package lint format clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # torch is installed first and alone, because its pinned version decides which builds of the other packages fit.
 $(READY): pyproject.toml constraints.txt
@@ -38,11 +38,14 @@ paper-smoke: $(READY) ## Run the paper's commands on the digits in seconds, to c
 test-fast: $(READY) ## Run the quick tests: no processes, no browser, no fuzzing
 	$(BIN)/python -m pytest -m 'not slow' -n $(WORKERS) --dist loadfile
 
-test: $(READY) ## Run all tests but those of test-deploy, and check their coverage
-	$(BIN)/python -m pytest -m 'not deploy' -n $(WORKERS) --dist loadfile --cov --cov-report=
+test: $(READY) ## Run all tests but those of test-deploy and test-package, and check their coverage
+	$(BIN)/python -m pytest -m 'not deploy and not package' -n $(WORKERS) --dist loadfile --cov --cov-report=
 
 test-deploy: $(READY) ## Run a whole federation on this machine, with sites that fail (some minutes)
 	$(BIN)/python -m pytest -m deploy -n 2 --dist loadgroup tests/deploy
+
+test-package: $(READY) ## Build wheel and source distribution, install the wheel into a new environment, run the demo
+	$(BIN)/python -m pytest -m package tests/test_release.py
 
 lint: $(READY) ## Check style, types and imports
 	$(BIN)/ruff check .

@@ -57,6 +57,8 @@ THEMES = {
     "tests/test_readme.py": "every command and example of the README",
     "tests/test_structure.py": "the rules of this file",
     "tests/test_operations.py": "the dashboard and the alert rules of docs/operations",
+    "tests/test_release.py": "wheel and source distribution",
+    "tests/test_packaging.py": "image, compose files, units and manifests of packaging/",
     "tests/test_theory.py": "every command, example and figure of docs/theory.md",
     "tests/methods/test_contract.py": "every method, by one set of tests",
     "tests/methods/test_exchange.py": "what every method sends, keeps and combines",

@@ -1,0 +1,204 @@
+"""Image, compose files, units and manifests: they are valid, lock down what they should, and their commands exist."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import tomllib
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer
+import yaml
+
+from documentation import command_words
+from feddrm.cli.app import app
+
+ROOT = Path(__file__).parents[1]
+PACKAGING = ROOT / "packaging"
+COMPOSE = sorted(PACKAGING.glob("compose/*/compose.yaml"))
+UNITS = sorted(PACKAGING.glob("systemd/*.service"))
+MANIFESTS = PACKAGING / "kubernetes"
+VALUES = {"RUN": "/srv/run", "KEYS": "/srv/keys", "PREDICTOR_KEY": "k", "FEDERATION": "/srv/federation"}
+
+
+def program(name: str) -> str:
+    """The path of a program; without it the test is skipped."""
+    beside = Path(sys.executable).with_name(name)
+    path = str(beside) if beside.exists() else shutil.which(name)
+    if path is None:
+        pytest.skip(f"install {name} to run this")
+    return path
+
+
+def succeed(*arguments: str, environment: dict[str, str] | None = None) -> str:
+    done = subprocess.run(arguments, capture_output=True, text=True, env={**os.environ, **(environment or {})})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def services() -> list[tuple[str, dict[str, Any]]]:
+    return [
+        (f"{path.parent.name}/{name}", service)
+        for path in COMPOSE
+        for name, service in yaml.safe_load(path.read_text())["services"].items()
+    ]
+
+
+def gateway_pod() -> dict[str, Any]:
+    spec: dict[str, Any] = yaml.safe_load((MANIFESTS / "deployment.yaml").read_text())["spec"]["template"]["spec"]
+    return spec
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """Every feddrm command of these files, and of the page about them, without the program's name."""
+    units = [(unit.name, re.search(r"ExecStart=\S+/feddrm (.*)", unit.read_text())) for unit in UNITS]
+    page = command_words("docs/containers.md")
+    asked = [words for words in page if "feddrm" in words and words[0] != "kubectl" and "--tag" not in words]
+    return [
+        *((name, list(service["command"])) for name, service in services()),
+        *((name, shlex.split(found[1])) for name, found in units if found),
+        ("kubernetes", list(gateway_pod()["containers"][0]["args"])),
+        *(("page", words[words.index("feddrm") + 1 :]) for words in asked),
+    ]
+
+
+def parse(words: list[str]) -> None:
+    """Read a command as the program does, without running it."""
+    command, context = typer.main.get_command(app), click.Context(click.Command("feddrm"))
+    while isinstance(command, click.Group):
+        name, *words = words
+        found = command.get_command(context, name)
+        assert found is not None, f"there is no command {name!r}"
+        command = found
+    command.make_context("feddrm", list(words))
+
+
+@pytest.mark.parametrize(("place", "words"), commands())
+def test_every_command_and_option_exists(place: str, words: list[str]) -> None:
+    assert words, place
+    parse(words)
+
+
+def test_a_misspelt_option_or_command_is_found() -> None:
+    with pytest.raises(click.NoSuchOption):
+        parse(["serve", "/run", "--client", "clients.yaml"])
+    with pytest.raises(AssertionError, match="there is no command 'sit'"):
+        parse(["deploy", "sit", "/federation"])
+
+
+def test_all_units_and_services_are_looked_at() -> None:
+    assert [unit.name for unit in UNITS] == ["feddrm-gateway.service", "feddrm-predictor@.service"]
+    assert len(services()) == 8
+    assert len(commands()) >= len(services()) + len(UNITS) + 1 + 5
+
+
+@pytest.mark.parametrize(("name", "service"), services())
+def test_containers_have_no_rights_they_do_not_need(name: str, service: dict[str, Any]) -> None:
+    assert service["read_only"] is True, name
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert not service["user"].startswith("0")
+
+
+def test_a_container_of_a_client_sees_no_other_client() -> None:
+    for name, service in services():
+        who = name.rpartition("/")[2]
+        seen = {found for volume in service["volumes"] for found in re.findall(r"/(?:clients|sites)/([\w-]+)", volume)}
+        assert seen == (set() if who in ("gateway", "server") else {who}), name
+
+
+def test_pods_have_no_rights_they_do_not_need() -> None:
+    pod = gateway_pod()
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["automountServiceAccountToken"] is False
+    allowed = pod["containers"][0]["securityContext"]
+    assert allowed["readOnlyRootFilesystem"] is True
+    assert allowed["allowPrivilegeEscalation"] is False
+    assert allowed["capabilities"] == {"drop": ["ALL"]}
+    mounted = {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_the_image_is_not_run_as_root_and_gets_what_it_copies() -> None:
+    lines = (PACKAGING / "Dockerfile").read_text().splitlines()
+    users = [line.split()[1] for line in lines if line.startswith("USER ")]
+    assert users == ["10001:10001"]
+    copied = [word for line in lines if re.match(r"COPY (?!--from)", line) for word in line.split()[1:-1]]
+    sent = (ROOT / ".dockerignore").read_text().splitlines()
+    assert set(copied) == {"constraints.txt", "pyproject.toml", "README.md", "LICENSE", "src"}
+    for name in copied:
+        assert (ROOT / name).exists()
+        assert f"!{name}" in sent
+
+
+def test_the_workflow_runs_the_same_script_on_every_supported_python() -> None:
+    job = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]["ci"]
+    assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [found[1] for line in project["classifiers"] if (found := re.search(r"Python :: (3\.\d+)$", line))]
+    assert job["strategy"]["matrix"]["python"] == named
+    assert project["requires-python"] == f">={named[0]}"
+
+
+class Health(BaseHTTPRequestHandler):
+    """Answers the health check with the status that a test sets."""
+
+    status = 200
+
+    def do_GET(self) -> None:
+        self.send_response(self.status if self.path == "/v2/health/ready" else 404)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.mark.slow
+def test_the_health_check_of_the_image_fails_unless_the_gateway_is_ready() -> None:
+    found = re.search(r'HEALTHCHECK .*"-c", \\\n\s*"(.*)"\]', (PACKAGING / "Dockerfile").read_text())
+    assert found is not None
+    with HTTPServer(("127.0.0.1", 0), Health) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for status, healthy in ((200, True), (503, False)):
+            Health.status = status
+            environment = {**os.environ, "FEDDRM_SERVE_PORT": str(server.server_port)}
+            done = subprocess.run([sys.executable, "-c", found[1]], env=environment, capture_output=True)
+            assert (done.returncode == 0) is healthy
+        server.shutdown()
+
+
+@pytest.mark.slow
+def test_the_image_file_is_clean() -> None:
+    succeed(program("hadolint"), str(PACKAGING / "Dockerfile"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", COMPOSE, ids=lambda path: path.parent.name)
+def test_compose_files_are_valid(path: Path) -> None:
+    succeed(program("docker-compose"), "--file", str(path), "config", "--quiet", environment=VALUES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_units_are_valid(unit: Path, tmp_path: Path) -> None:
+    copy = tmp_path / unit.name.replace("@.", "@oslo.")
+    copy.write_text(re.sub(r"/opt/feddrm/\S*/feddrm ", "/bin/true ", unit.read_text()))  # it is installed elsewhere
+    succeed(program("systemd-analyze"), "verify", "--man=no", str(copy))
+
+
+@pytest.mark.slow
+def test_manifests_are_valid(tmp_path: Path) -> None:
+    (tmp_path / "all.yaml").write_text(succeed(program("kubectl"), "kustomize", str(MANIFESTS)))
+    kinds = [document["kind"] for document in yaml.safe_load_all((tmp_path / "all.yaml").read_text())]
+    claims = ["PersistentVolumeClaim"] * 2
+    assert sorted(kinds) == sorted(["Namespace", "Deployment", "Service", "NetworkPolicy", *claims])
+    succeed(program("kubernetes-validate"), "--strict", str(tmp_path / "all.yaml"))
