@@ -65,10 +65,11 @@ class Decisions:
     @classmethod
     def of(cls, decision: Decision) -> Decisions:
         ratios, probabilities = decision.log_density_ratio.numpy(), decision.probabilities.numpy()
-        if not np.isfinite(ratios).all() or np.isnan(probabilities).any():
-            raise FeddrmError("the numbers are too large for this router: check their scale")
         client = decision.client.numpy()
         client_probability = probabilities[np.arange(len(client)), client]
+        # The probabilities of a sample are numbers for all clients or for none. An extreme is as finite as all values.
+        if np.isnan(client_probability).any() or not np.isfinite([ratios.min(initial=0), ratios.max(initial=0)]).all():
+            raise FeddrmError("the numbers are too large for this router: check their scale")
         client_probability[client < 0] = 0.0
         return cls(
             client=client,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import multiprocessing
 import os
@@ -102,6 +103,7 @@ class BothForms(uvicorn.Server):
 def run_app(app: ASGIApp, settings: HttpSettings, sock: socket.socket, grpc_sock: socket.socket | None = None) -> None:
     """Serve until SIGTERM or Ctrl-C; running requests get ``grace_seconds`` to finish."""
     torch.set_num_threads(1)  # queries are small, and other cores are needed by clients, callers and the log
+    keep_freed_memory()
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -134,6 +136,18 @@ def run_app(app: ASGIApp, settings: HttpSettings, sock: socket.socket, grpc_sock
     gc.set_threshold(20_000, 20, 50)
     with json_logging(settings.log_level):
         server.run(sockets=[sock])
+
+
+def keep_freed_memory() -> None:
+    """Let the process keep up to 64 MiB of freed memory for the next batch.
+
+    Otherwise the numbers of a batch over many clients come from the system as new pages every time. That takes longer
+    than to compute them (docs/scale.md). Only the GNU C library can be told so.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        for option in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+            library.mallopt(option, 2**26)
 
 
 @contextlib.contextmanager
