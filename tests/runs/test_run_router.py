@@ -187,7 +187,8 @@ def test_what_is_too_large_is_left_out_and_the_other_figures_stay(
 
 
 def test_a_large_federation_has_shards_instead_of_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    federation, quick = crowd(), {"features": "raw", "rounds": 3}
+    federation = crowd()
+    quick: dict[str, Any] = {"features": "raw", "rounds": 3, "joint": False, "competence": False}
     folders = train(federation, "fedrep", out=tmp_path / "folders", **{**SMALL, "rounds": 1})
     shards = Run.open(Path(shutil.copytree(folders.path, tmp_path / "shards")))
     with monkeypatch.context() as patch:

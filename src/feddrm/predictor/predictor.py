@@ -25,7 +25,7 @@ from feddrm.methods import Method, Slots
 from feddrm.models import Model, Net, is_trunk, part
 from feddrm.plugins import require_plugins
 from feddrm.predictor.query_groups import compute_in_groups
-from feddrm.registry import nearest
+from feddrm.registry import listing, nearest
 from feddrm.router import Recipe, Router, load_heads, load_router, read_manifest
 from feddrm.router.answer_calibration import NO_SCORES, AnswerCalibration
 from feddrm.router.artifact import FIT, manifest_model, manifest_task, trained_clients
@@ -81,7 +81,7 @@ class Predictor:
             raise FeddrmError(f"{client.path} is no client's folder (it has no {missing}): give RUN/clients/NAME")
         manifest, router = read_manifest(files.router), load_router(files.router)
         if name not in router.names:
-            raise FeddrmError(f"the router knows no client '{name}' (there are: {', '.join(router.names)})")
+            raise FeddrmError(f"the router knows no client '{name}' {listing(router.names)}")
         parts, task = ClientParts(client, files, manifest, now, COPY_AGAIN), manifest_task(manifest)
         router = with_own_scale(router, parts)
         if answer == "refit":

@@ -17,7 +17,7 @@ from feddrm.data.tables.table_schema import TableSchema
 from feddrm.drm.inference.score_test import SampleMoments
 from feddrm.errors import FeddrmError, FieldProblem, SettingError
 from feddrm.models import Net
-from feddrm.registry import check_choice, nearest
+from feddrm.registry import check_choice, listing, nearest
 from feddrm.router.features.base import Recipe, extract
 from feddrm.router.policy import leaders, log_ratios
 from feddrm.router.row_checks import RowChecks
@@ -372,9 +372,7 @@ class Router:
             return available
         for name in map(str, available):
             if name not in self.names:
-                raise FeddrmError(
-                    f"unknown client '{name}'{nearest(name, self.names)} (there are: {', '.join(self.names)})"
-                )
+                raise FeddrmError(f"unknown client '{name}'{nearest(name, self.names)} {listing(self.names)}")
         return torch.tensor([name in set(available) for name in self.names])
 
 

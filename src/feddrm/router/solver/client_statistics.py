@@ -169,7 +169,8 @@ def _questions(sample: Sample) -> Tensor:
 
 def _by_question(values: Tensor, sample: Sample) -> Tensor:
     """Values [n, outputs] as [n, questions, outputs of each]."""
-    return values.view(len(sample), _questions(sample).shape[1], -1)
+    questions = _questions(sample).shape[1]
+    return values.view(len(sample), questions, values.shape[1] // questions)
 
 
 def _places(sample: Sample, outputs: int) -> Tensor:

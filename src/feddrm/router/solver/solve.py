@@ -84,9 +84,9 @@ def pooled(samples: Sequence[Sample]) -> Sample:
 
 def moments_of(features: Sequence[Tensor]) -> Whitening:
     """The whitening of several clients' standardised features."""
-    return Whitening.of(add([client_moments(x) for x in features]))
+    return Whitening.of(add(client_moments(x) for x in features))
 
 
 def scaler_of(features: Sequence[Tensor]) -> Scaler:
     """The standardisation of several clients' features."""
-    return Scaler.of(add([client_sums(x) for x in features]))
+    return Scaler.of(add(client_sums(x) for x in features))
