@@ -252,7 +252,8 @@ class Router:
             )
         folded, bias = self.__dict__["_folded"]
         x = features.to(folded.dtype)
-        return ((x - self.scaler.mean.to(x)) @ folded).add_(bias)
+        logits: Tensor = (x - self.scaler.mean.to(x)) @ folded
+        return logits.add_(bias)
 
     def right(self, features: Tensor) -> Tensor:
         """The probability [N, m] that each client's answer is right."""

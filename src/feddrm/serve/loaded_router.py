@@ -106,7 +106,8 @@ class Decisions:
     @cached_property
     def rankings(self) -> list[list[int]]:
         """All clients of every sample, best first."""
-        return self.best(self.probabilities.shape[1]).tolist()
+        order: list[list[int]] = self.best(self.probabilities.shape[1]).tolist()
+        return order
 
     def best(self, number: int, among: Collection[int] | None = None) -> NDArray[np.int64]:
         """The best clients [N, number] of every sample, or the best among some, in order.
@@ -128,7 +129,7 @@ class Decisions:
 
     def shown(self, number: int | None) -> int:
         """How many clients of a ranking an answer has: so many, or by default all of a few and the best of many."""
-        clients = self.probabilities.shape[1]
+        clients = int(self.probabilities.shape[1])
         return min(number or (clients if clients <= MANY else TOP), clients)
 
     @cached_property
