@@ -12,7 +12,7 @@ from feddrm.data import Dataset
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import Method
 from feddrm.models import Model
-from feddrm.registry import Named, built_in, check_choice, nearest
+from feddrm.registry import Named, built_in, check_choice, listing, nearest
 
 
 @dataclass(frozen=True)
@@ -75,3 +75,8 @@ def test_an_unknown_attribute_of_the_package_is_named() -> None:
 def test_what_the_source_lists_is_what_is_registered(package: str, family: type[Named]) -> None:
     registered = {n: c.summary() for n, c in family.family.items() if c.__module__.startswith("feddrm.")}
     assert built_in(package) == registered
+
+
+def test_of_many_names_an_error_lists_the_first() -> None:
+    assert listing(["oslo", "lima"]) == "(there are: oslo, lima)"
+    assert listing([f"c{i}" for i in range(1000)], most=2) == "(there are: c0, c1, ...; 1,000 in all)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import itertools
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -19,6 +20,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     folded = {name.casefold(): name for name in known}
     close = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.5)
     return f"; did you mean '{folded[close[0]]}'?" if close else ""
+
+
+def listing(known: Collection[str], most: int = 30) -> str:
+    """``"(there are: a, b)"`` for an error about an unknown name; of many names the first."""
+    more = f", ...; {len(known):,} in all" if len(known) > most else ""
+    return f"(there are: {', '.join(itertools.islice(known, most))}{more})"
 
 
 def check_choice(noun: str, value: str, known: Collection[str]) -> None:

@@ -16,8 +16,13 @@ from feddrm.io.text import read_bytes
 from kill_points import contents, count_operations, kill
 from refusal import refused
 
-OLD = {"router/manifest.json": b"old", "summary.json": b"old summary", "clients/oslo/head": b"old head"}
-NEW = {"router/manifest.json": b"new", "summary.json": b"new summary", "clients/oslo/head": b"new head"}
+OLD = {
+    "router/manifest.json": b"old",
+    "summary.json": b"old summary",
+    "clients/oslo/head": b"old head",
+    "clients/fitted-0.safetensors": b"old shard",
+}
+NEW = {name: content.replace(b"old", b"new") for name, content in OLD.items()}
 
 
 def write(run: Path, files: dict[str, bytes]) -> None:
@@ -41,7 +46,7 @@ def test_files_take_their_places_and_private_ones_are_their_owners(tmp_path: Pat
         write(tmp_path, files)
         assert visible(tmp_path) == read(tmp_path) == files
     modes = {name: stat.S_IMODE((tmp_path / name).stat().st_mode) for name in NEW}
-    assert modes == {"router/manifest.json": 0o666, "summary.json": 0o666, "clients/oslo/head": 0o600}
+    assert modes == {name: 0o600 if "clients" in name else 0o666 for name in NEW}
 
 
 @pytest.mark.parametrize("before", [{}, OLD], ids=["first", "again"])

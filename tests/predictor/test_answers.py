@@ -49,7 +49,7 @@ def test_answers_under_two_routers_are_refused(run: Path, images: Tensor, tmp_pa
 
 
 def test_private_parts_in_a_shard_answer_as_those_in_folders(run: Path, images: Tensor, tmp_path: Path) -> None:
-    """Large federations have shards; temperatures and heads stay in the clients' folders."""
+    """Large federations have shards; an older fit has left temperatures and heads in the clients' folders."""
     expected = Run.open(run).predict(images)
     files = RunFiles(Path(shutil.copytree(run, tmp_path / "run")))
     private = {name: files.client(name).private_file for name in Run.open(run).router().names}

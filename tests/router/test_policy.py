@@ -16,9 +16,11 @@ from feddrm.router.policy import (
     conformal_threshold,
     consult,
     leaders,
+    log_ratios,
     reliability,
     solve_temperature,
 )
+from feddrm.rules import ROUTING_RULES, Evidence, Rule
 from refusal import refused
 
 
@@ -69,6 +71,17 @@ def test_leaders_are_the_two_largest_of_many() -> None:
     assert torch.equal(best, two.indices[:, 0])
     assert torch.equal(top, two.values[:, 0])
     assert torch.equal(margin, two.values[:, 0] - two.values[:, 1])
+
+
+@pytest.mark.parametrize("rule", ROUTING_RULES)
+@pytest.mark.parametrize("scale", [1.0, 300.0])
+def test_log_ratios_are_posteriors_without_the_prior(rule: str, scale: float) -> None:
+    logits, log_prior = scale * random(20, 7), random(7).log_softmax(0)
+    evidence = Evidence(logits.clone(), log_prior, random(20, 7, seed=1).sigmoid())
+    scores = Rule.find(rule)().scores(evidence)
+    weights = scores.softmax(1)
+    found = log_ratios(evidence, rule, scores, weights, weights.argmax(1))
+    torch.testing.assert_close(found, logits.log_softmax(1) - log_prior, rtol=1e-12, atol=1e-11)
 
 
 @pytest.mark.parametrize("miss", [0.05, 0.1, 0.3])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,10 @@ from feddrm.report.run_record import RunRecord
 from feddrm.report.run_table import report_table
 from feddrm.router import load_router
 from feddrm.router.answer_calibration import AnswerCalibration
-from feddrm.runs import Run, train
+from feddrm.runs import Run, run_router, train
 from feddrm.runs.run_router import saved_config
 from refusal import refused
-from runs.conftest import SMALL
+from runs.conftest import SMALL, crowd
 
 pytestmark = pytest.mark.slow
 BY_TRAINING = {"vote", "head_density", "head_posterior"}
@@ -183,6 +184,30 @@ def test_what_is_too_large_is_left_out_and_the_other_figures_stay(
         assert all(torch.allclose(head[key], same[key], rtol=1e-5) for key in same)
     write_report(report_table([copy]), tmp_path / "report")
     assert run.evaluate(digits)["metrics"]["system"]["accuracy"] == summary["metrics"]["system"]["accuracy"]
+
+
+def test_a_large_federation_has_shards_instead_of_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = crowd()
+    quick: dict[str, Any] = {"features": "raw", "rounds": 3, "joint": False, "competence": False}
+    folders = train(federation, "fedrep", out=tmp_path / "folders", **{**SMALL, "rounds": 1})
+    shards = Run.open(Path(shutil.copytree(folders.path, tmp_path / "shards")))
+    with monkeypatch.context() as patch:
+        patch.setattr(run_router, "CLIENTS", 1000)  # a folder per client, as older versions wrote
+        folders.fit_router(federation, **quick)
+        shards.fit_router(federation, **quick)
+    shards.fit_router(federation, **quick)  # again, now into shards: nothing of the earlier fit is left
+    assert len(list(folders.folder.clients.rglob("*.json"))) == 2 * 103
+    written = sorted(path.name for path in shards.folder.clients.rglob("*") if path.is_file())
+    assert written == [f"{kind}-{number}.safetensors" for kind in ("fitted", "private") for number in (0, 1)]
+    assert stat.S_IMODE(shards.folder.fitted_file(0).stat().st_mode) == 0o600
+    queries = torch.cat([client.test.x[:1] for client in federation.clients])
+    for answer in ("trained", "refit"):
+        one, other = (run.predict(queries, answer=answer, abstain="answer") for run in (folders, shards))
+        np.testing.assert_array_equal(one.probabilities, other.probabilities)
+    assert folders.evaluate(federation) == shards.evaluate(federation)
+    shards.fit_router(federation, **quick, heads=False)
+    with refused("has no refitted heads", "fit-router"):
+        shards.predict(queries, answer="refit", abstain="answer")
 
 
 @pytest.mark.parametrize("method", ["local", "fedavg", "ditto"])

@@ -80,6 +80,32 @@ def test_clients_are_ranked_by_probability_and_then_by_density_ratio() -> None:
     assert decisions[1:2].rankings == [[1, 3, 0, 2]]
 
 
+@pytest.mark.parametrize("decimals", [6, 1, 0], ids=["no ties", "some ties", "many ties"])
+def test_the_best_clients_are_the_first_of_the_whole_ranking(decimals: int) -> None:
+    rng = np.random.default_rng(0)
+    probabilities, ratios = rng.random((20, 40)).round(decimals), rng.normal(size=(20, 40)).round(decimals)
+    decisions = Decisions(*[np.zeros(20)], probabilities, ratios, *[np.zeros(20)] * 3, reason=("",) * 20)
+    assert decisions.rankings == np.lexsort((-ratios, -probabilities)).tolist()
+    for number in (1, 7, 39, 40):
+        assert decisions.best(number).tolist() == [ranking[:number] for ranking in decisions.rankings]
+    among = {3: "", 8: "", 30: ""}
+    for number in (2, 3, 10):
+        expected = [[client for client in ranking if client in among][:number] for ranking in decisions.rankings]
+        assert decisions.best(number, among).tolist() == expected
+
+
+def test_an_answer_has_all_of_a_few_clients_and_the_best_of_many() -> None:
+    few, many = (
+        Decisions(np.zeros(1), np.zeros((1, clients)), np.zeros((1, clients)), *[np.zeros(1)] * 3, reason=("",))
+        for clients in (30, 31)
+    )
+    assert [few.shown(top) for top in (None, 4, 100)] == [30, 4, 30]
+    assert [many.shown(top) for top in (None, 4, 100)] == [10, 4, 31]
+    many.away = dict.fromkeys(range(31), "unhealthy")
+    many.probabilities[0] = np.arange(31)
+    assert many.passed_over == [list(range(30, 20, -1))]
+
+
 def test_clients_are_passed_over_if_they_are_away_and_likelier() -> None:
     decisions = made_up_decisions()
     assert decisions.passed_over == [[], []]

@@ -53,6 +53,18 @@ def test_all_forms_of_a_sample_give_the_routers_decision(run: Path, http: httpx.
             assert order == sorted(order, reverse=True)
 
 
+def test_a_request_can_ask_for_the_likeliest_clients_only(http: httpx.Client, images: torch.Tensor) -> None:
+    def ask(**options: Any) -> list[dict[str, Any]]:
+        query = {"inputs": images[:5].tolist(), "max_away": 1, **options}
+        return http.post("/v1/route", json=query).json()["decisions"]
+
+    for whole, short in zip(ask(without=NAMES[:2]), ask(without=NAMES[:2], top=1), strict=True):
+        assert (len(whole["ranked"]), len(whole["away"])) == (3, 2)
+        first = max(whole["away"], key=lambda one: one["probability"])
+        assert short == {**whole, "ranked": whole["ranked"][:1], "away": [first]}
+    assert http.post("/v1/route", json={"inputs": images[:1].tolist(), "top": 0}).status_code == 422
+
+
 def test_a_picture_as_file_and_as_base64_gives_the_same_decision(
     http: httpx.Client, images: torch.Tensor, png_file: bytes
 ) -> None:

@@ -26,7 +26,7 @@ def test_answers_have_exactly_the_documented_fields(http: httpx.Client, images: 
 @pytest.mark.parametrize(
     "options",
     [{"rule": "x"}, {"coverage": 0}, {"coverage": 1.1}, {"max_away": -0.1}, {"max_away": 1.1},
-     {"consult": 0}, {"consult": 1025}, {"abstain": "x"}, {"x": 1},
+     {"consult": 0}, {"consult": 1025}, {"abstain": "x"}, {"x": 1}, {"top": 0},
      {"without": ["a"] * 1025}],
 )  # fmt: skip
 def test_options_out_of_range_and_unknown_ones_are_errors(options: dict[str, object]) -> None:
@@ -35,5 +35,5 @@ def test_options_out_of_range_and_unknown_ones_are_errors(options: dict[str, obj
 
 
 def test_options_have_defaults() -> None:
-    assert Options().model_dump() == {"rule": None, "coverage": None, "without": (), "max_away": None}
+    assert Options().model_dump() == {"rule": None, "coverage": None, "without": (), "max_away": None, "top": None}
     assert (PredictOptions().consult, PredictOptions().abstain) == (1, "mark")

@@ -12,6 +12,7 @@ import pytest
 
 from commands import python_script
 from feddrm.io.connection_errors import FOREIGN, HANDSHAKE, NOT_TLS, SPEAKS_TLS
+from feddrm.serve import server
 from feddrm.serve.auth import add_key
 from feddrm.serve.gateway_client import GatewayClient
 from feddrm.serve.server import address, bind, bind_grpc
@@ -40,6 +41,12 @@ def test_without_its_packages_the_grpc_form_is_one_clear_error(monkeypatch: pyte
     with refused("--grpc-port needs more packages", "pip install 'feddrm[grpc]'"):
         bind_grpc(HttpSettings(grpc_port=0))
     assert bind_grpc(HttpSettings()) is None
+
+
+def test_a_demo_of_very_many_clients_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "read_manifest", lambda _: {"clients": [f"c{i}" for i in range(101)]})
+    with refused("has 101 clients", "at most 100", "feddrm predict"), server.demo_clients(tmp_path):
+        pass
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from feddrm.cli.output import (
     set_text,
 )
 from feddrm.errors import FeddrmError, SettingError
+from feddrm.registry import listing
 from feddrm.rules import RULES_HELP
 
 if TYPE_CHECKING:
@@ -378,7 +379,7 @@ def available_clients(router: Router, without: list[str] | None) -> list[str] | 
     """The clients but for those named; None for all."""
     for name in without or ():
         if name not in router.names:
-            raise FeddrmError(f"unknown client '{name}' (there are: {', '.join(router.names)})")
+            raise FeddrmError(f"unknown client '{name}' {listing(router.names)}")
     return [name for name in router.names if name not in without] if without else None
 
 

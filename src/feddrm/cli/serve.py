@@ -206,6 +206,9 @@ def query(
     ] = "mark",
     max_away: MaxAway = None,
     label_miss: LabelMiss = None,
+    top: Annotated[
+        int | None, typer.Option(help="Clients of a ranking in --json (default: all of up to 30, 10 of more).")
+    ] = None,
     ignore: Annotated[
         list[str] | None, typer.Option(help="A column of the tables that is no input, such as an id; repeatable.")
     ] = None,
@@ -225,7 +228,7 @@ def query(
         raise SettingError("--csv and --json print the same answers: give one of them")
     if label_miss is not None and not predict:
         raise SettingError("--label-miss names labels, which clients are asked for: give --predict, too")
-    options = given_settings(max_away=max_away, label_miss=label_miss)
+    options = given_settings(max_away=max_away, label_miss=label_miss, top=top)
     options |= {"consult": consult, "abstain": abstain} if predict else {}
     answers: list[dict[str, Any]] = []
     with GatewayClient(url, key, ca=ca) as gateway:

@@ -61,6 +61,10 @@ class RunFiles:
         """All such files; empty for a run whose clients have their private slots in their own folders."""
         return sorted(self.clients.glob("private-*.safetensors"))
 
+    def fitted_file(self, number: int) -> Path:
+        """What a router's fit left with the clients of a large federation (feddrm.router.private_head), as above."""
+        return self.clients / f"fitted-{number}.safetensors"
+
     def client(self, name: str) -> ClientFiles:
         """The files of one client."""
         return ClientFiles(self.clients / name)

@@ -1,4 +1,4 @@
-"""Shards: the private slots of up to a hundred clients in one safetensors file; one client's can be read alone.
+"""Shards: the slots of up to a hundred clients in one safetensors file; one client's can be read alone.
 
 A file is mapped into memory, so that reading one client touches no other client's bytes.
 """
@@ -22,8 +22,8 @@ FORMAT = "feddrm-shard-1"
 Slots = Mapping[str, Mapping[str, Tensor]]
 
 
-def shard_bytes(slots: Mapping[str, Slots]) -> bytes:
-    """The bytes of a shard that holds the slots of these clients; a client's name has no slash."""
+def shard_bytes(slots: Mapping[str, Slots], notes: Mapping[str, str] | None = None) -> bytes:
+    """The bytes of a shard that holds the slots of these clients, and notes; a client's name has no slash."""
     header = {
         # The file sorts its tensors, but sums over leaves depend on their order in the last bit.
         client: {slot: list(leaves) for slot, leaves in of_client.items()}
@@ -34,7 +34,7 @@ def shard_bytes(slots: Mapping[str, Slots]) -> bytes:
         for client, of_client in slots.items()
         for name, value in join_slots(of_client).items()
     }
-    return tensor_bytes(tensors, {FORMAT: json.dumps(header)})
+    return tensor_bytes(tensors, {**(notes or {}), FORMAT: json.dumps(header)})
 
 
 class Shard:
@@ -45,7 +45,8 @@ class Shard:
         try:
             file: Any = safe_open(str(path), framework="pt")
             self.file = file
-            self.header: dict[str, dict[str, list[str]]] = json.loads((file.metadata() or {})[FORMAT])
+            self.notes: dict[str, str] = file.metadata() or {}
+            self.header: dict[str, dict[str, list[str]]] = json.loads(self.notes[FORMAT])
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise broken(path, f"it is no shard of clients, {error}", remedy) from error
 

@@ -65,7 +65,7 @@ def settle_run(run: RunFiles) -> None:
     """Finish or undo what a process has left that ended while it replaced files."""
     with suppress(OSError):
         temporary(run.commit_file).unlink()
-    for folder in (run.path, run.router, *run.clients.glob("*")):
+    for folder in (run.path, run.router, run.clients, *run.clients.glob("*")):
         Snapshot.of(run.router).settle(folder)
 
 

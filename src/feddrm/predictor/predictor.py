@@ -25,13 +25,13 @@ from feddrm.methods import Method, Slots
 from feddrm.models import Model, Net, is_trunk, part
 from feddrm.plugins import require_plugins
 from feddrm.predictor.query_groups import compute_in_groups
-from feddrm.registry import nearest
+from feddrm.registry import listing, nearest
 from feddrm.router import Recipe, Router, load_heads, load_router, read_manifest
 from feddrm.router.answer_calibration import NO_SCORES, AnswerCalibration
 from feddrm.router.artifact import FIT, manifest_model, manifest_task, trained_clients
 from feddrm.router.features.base import extract
 from feddrm.router.label_sets import check_label_miss, within_set
-from feddrm.router.private_head import PrivateHead
+from feddrm.router.private_head import ClientParts
 from feddrm.router.solver.client_statistics import logits_at
 from feddrm.router.solver.problem import Scaler
 from feddrm.tasks import CLASSIFICATION, Task, require_classes
@@ -81,12 +81,13 @@ class Predictor:
             raise FeddrmError(f"{client.path} is no client's folder (it has no {missing}): give RUN/clients/NAME")
         manifest, router = read_manifest(files.router), load_router(files.router)
         if name not in router.names:
-            raise FeddrmError(f"the router knows no client '{name}' (there are: {', '.join(router.names)})")
-        router, task = with_own_scale(router, client, now), manifest_task(manifest)
+            raise FeddrmError(f"the router knows no client '{name}' {listing(router.names)}")
+        parts, task = ClientParts(client, files, manifest, now, COPY_AGAIN), manifest_task(manifest)
+        router = with_own_scale(router, parts)
         if answer == "refit":
             require_classes(task, "the refitted head", "give --answer trained")
         kind = TrainedHead if answer == "trained" else RefitHead
-        head = kind.load(client, files, manifest, router, now)
+        head = kind.load(parts, files, manifest, router)
         number = int(manifest["classes"])
         named = known_classes(run, number) is not None
         fit = manifest["notes"].get(FIT) if answer == "refit" else None
@@ -136,9 +137,8 @@ class TrainedHead:
     calibration: AnswerCalibration
 
     @classmethod
-    def load(
-        cls, client: ClientFiles, run: RunFiles, manifest: Mapping[str, Any], router: Router, now: Snapshot
-    ) -> TrainedHead:
+    def load(cls, parts: ClientParts, run: RunFiles, manifest: Mapping[str, Any], router: Router) -> TrainedHead:
+        client, now = parts.client, parts.now
         private = private_slots(client, run, now) or {}
         method, model = now.read(run.config_file, _method_and_model)
         if now.has(client.shared_file):
@@ -154,10 +154,7 @@ class TrainedHead:
         own_trunk = any(is_trunk(leaf) for leaf in private.get("model", {}))
         used = {leaf: leaves[leaf] for leaf, _ in net.named_parameters()}
         takes_features = router.recipe.name == "embedding" and not own_trunk
-        calibration = AnswerCalibration()  # a run from before temperatures
-        if now.has(client.temperature_file):
-            calibration = now.read(client.temperature_file, lambda path: AnswerCalibration.read(path, COPY_AGAIN))
-        return cls(net, used, takes_features, calibration)
+        return cls(net, used, takes_features, parts.trained())
 
     def samples(self, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -185,16 +182,15 @@ class RefitHead:
     calibration: AnswerCalibration
 
     @classmethod
-    def load(
-        cls, client: ClientFiles, run: RunFiles, manifest: Mapping[str, Any], router: Router, now: Snapshot
-    ) -> RefitHead:
+    def load(cls, parts: ClientParts, run: RunFiles, manifest: Mapping[str, Any], router: Router) -> RefitHead:
         heads, notes = load_heads(run.router), manifest["notes"].get("heads")
         remedy = f"run 'feddrm fit-router {run.path}', or give --answer trained"
-        if not heads or notes is None or not now.has(client.head_file):
+        fitted = bool(heads) and notes is not None
+        own = parts.head(manifest["notes"].get(FIT), f"{COPY_AGAIN}, {remedy}") if fitted else None
+        if own is None:
             raise FeddrmError(f"{run.path} has no refitted heads: {remedy}")
-        own = PrivateHead.of_fit(client.head_file, now, manifest["notes"].get(FIT), f"{COPY_AGAIN}, {remedy}")
-        recipe = Recipe.of(notes)
-        shared = now.read(client.shared_file if now.has(client.shared_file) else run.shared_file, _tensors)
+        recipe, received = Recipe.of(notes), parts.client.shared_file
+        shared = parts.now.read(received if parts.now.has(received) else run.shared_file, _tensors)
         net = None
         if recipe.needs:
             net = _build(manifest_model(manifest, run.router), router, manifest, shared)
@@ -226,19 +222,17 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     return read_tensors(path, COPY_AGAIN)
 
 
-def with_own_scale(router: Router, client: ClientFiles, now: Snapshot) -> Router:
-    """The router with the client's own scale of raw samples; without a scale file all clients have the router's."""
-    path = client.scale_file
-    if not now.has(path):
+def with_own_scale(router: Router, parts: ClientParts) -> Router:
+    """The router with the client's own scale of raw samples; a client without one has the router's."""
+    scale = parts.scale()
+    if scale is None:
         if router.own_scales:
-            raise FeddrmError(f"{client.path} has no {path.name}, and every client has its own: {COPY_AGAIN}")
+            client = parts.client
+            raise FeddrmError(
+                f"{client.path} has no {client.scale_file.name}, and every client has its own: {COPY_AGAIN}"
+            )
         return router
-    values = now.read(path, lambda place: read_json(place, COPY_AGAIN))
-    try:
-        mean, std = (tuple(float(value) for value in values[key]) for key in ("mean", "std"))
-    except (ValueError, KeyError, TypeError) as error:
-        raise broken(path, "no lists of numbers 'mean' and 'std'", COPY_AGAIN) from error
-    return replace(router, input_mean=mean, input_std=std, own_scales=False)
+    return replace(router, input_mean=scale[0], input_std=scale[1], own_scales=False)
 
 
 def class_names(run: Path, number: int) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ temperature changes no label, so it changes no accuracy of a client.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,19 @@ class AnswerCalibration:
             raise FeddrmError(NO_SCORES)
         smaller = torch.searchsorted(self.scores, probabilities.to(self.scores).contiguous(), right=True)
         return (smaller + 1).double() / (len(self.scores) + 1)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Temperature and scores, for a file of tensors."""
+        out = {"temperature": torch.tensor(self.temperature, dtype=torch.float64)}
+        return out if self.scores is None else {**out, "scores": self.scores}
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], path: Path, remedy: str) -> AnswerCalibration:
+        """From the tensors of a file; an older one may have no temperature or no scores."""
+        try:
+            return cls(float(tensors.get("temperature", 1.0)), checked_scores(tensors.get("scores")))
+        except ValueError as error:
+            raise broken(path, "'scores' are no ascending probabilities", remedy) from error
 
     def file(self) -> bytes:
         """The content of a trained model's file. That of a refitted head is part of the head's."""

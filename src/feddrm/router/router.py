@@ -17,9 +17,9 @@ from feddrm.data.tables.table_schema import TableSchema
 from feddrm.drm.inference.score_test import SampleMoments
 from feddrm.errors import FeddrmError, FieldProblem, SettingError
 from feddrm.models import Net
-from feddrm.registry import check_choice, nearest
+from feddrm.registry import check_choice, listing, nearest
 from feddrm.router.features.base import Recipe, extract
-from feddrm.router.policy import conformal_set, leaders
+from feddrm.router.policy import leaders, log_ratios
 from feddrm.router.row_checks import RowChecks
 from feddrm.router.solver.client_statistics import logits_at
 from feddrm.router.solver.problem import Scaler
@@ -167,8 +167,9 @@ class Router:
     query_views: QueryViews | None = None  # those that the data allow; None where the fit was older and did not note it
 
     def __post_init__(self) -> None:
-        # (x - mean) / scale * weight = (x - mean) * (weight / scale): saves one pass per query.
-        object.__setattr__(self, "_folded", (self.weight / self.scaler.scale.to(self.weight)).T.contiguous())
+        # (x - mean) / scale * weight / t = (x - mean) * (weight / scale / t): saves two passes per query.
+        scale, t = self.scaler.scale.to(self.weight), self.calibration.temperature
+        object.__setattr__(self, "_folded", ((self.weight / scale / t).T.contiguous(), self.bias / t))
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.shape))
@@ -249,9 +250,10 @@ class Router:
                 f"{features.shape[-1]} features per sample, the router was fitted on {self.weight.shape[1]} "
                 f"({self.recipe.name}): compute them with Router.features"
             )
-        folded: Tensor = self.__dict__["_folded"]
+        folded, bias = self.__dict__["_folded"]
         x = features.to(folded.dtype)
-        return torch.addmm(self.bias, x - self.scaler.mean.to(x), folded).div_(self.calibration.temperature)
+        logits: Tensor = (x - self.scaler.mean.to(x)) @ folded
+        return logits.add_(bias)
 
     def right(self, features: Tensor) -> Tensor:
         """The probability [N, m] that each client's answer is right."""
@@ -326,28 +328,27 @@ class Router:
         if not 0 <= max_away <= 1:
             raise SettingError(f"max_away={max_away}: give a share of the probability from 0 to 1")
         evidence = self.evidence(features, rule)
-        logits, log_weights = evidence.logits, self.rule(rule, costs).log_weights(evidence)
-        top, client, margin = leaders(probabilities := log_weights.exp())
+        scores = self.rule(rule, costs).scores(evidence)
+        top, best, margin = leaders(probabilities := scores.softmax(1))
         strangeness = self.strangeness(features)
         broken = ~strangeness.isfinite()
         if bool(broken.any()):  # or the numbers are only very large
             broken = ~features.isfinite().all(1)
-        away, nobody, lost = broken.new_zeros(self.clients), broken, broken  # broken is the first reason in any case
+        client, away, nobody, lost = best, broken.new_zeros(self.clients), broken, broken  # which is the first reason
         if available is not None:
             away = ~self._mask(available).to(probabilities.device)
-            client = log_weights.masked_fill(away, -torch.inf).argmax(1)
+            client = scores.masked_fill(away, -torch.inf).argmax(1)
             nobody = broken | away.all()
             lost = 1 - probabilities[:, ~away].sum(1) > max_away
         unlike = strangeness > self.calibration.unlike_above
         sure = top if evidence.right is None else evidence.right.amax(1)
         unsure = sure < self.calibration.threshold(rule, coverage)
         abstain = nobody | unlike | lost | unsure
-        least = None if miss is None else self.calibration.least_weight(rule, miss)
-        within = None if least is None else conformal_set(log_weights, least) & ~away
+        within = None if miss is None else (probabilities >= self.calibration.least_weight(rule, miss)) & ~away
         return Decision(
             client=torch.where(nobody, NOBODY, client),
             probabilities=probabilities,
-            log_density_ratio=logits.log_softmax(1) - evidence.log_prior,
+            log_density_ratio=log_ratios(evidence, rule, scores, probabilities, best),
             margin=margin,
             abstain=abstain,
             reason=_reasons(abstain, {BROKEN: broken, DOWN: nobody, UNLIKE: unlike, AWAY: lost, UNSURE: unsure}),
@@ -372,9 +373,7 @@ class Router:
             return available
         for name in map(str, available):
             if name not in self.names:
-                raise FeddrmError(
-                    f"unknown client '{name}'{nearest(name, self.names)} (there are: {', '.join(self.names)})"
-                )
+                raise FeddrmError(f"unknown client '{name}'{nearest(name, self.names)} {listing(self.names)}")
         return torch.tensor([name in set(available) for name in self.names])
 
 

@@ -13,7 +13,7 @@ from feddrm.io.staging import Snapshot, read_whole
 from feddrm.router import FittedRouter, evaluate_router
 from feddrm.router.artifact import FIT, HEADS, MANIFEST, read_manifest
 from feddrm.router.fit.local_cohort import facts_of
-from feddrm.router.private_head import PrivateHead
+from feddrm.router.private_head import ClientParts
 from feddrm.runs.client_predictions import all_predictions, pooled_test_set
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.run_router import KINDS, load_run_federation, saved_config
@@ -67,6 +67,9 @@ def _fitted_router(folder: RunFolder, federation: Federation, device: str, now: 
     private = {}
     if HEADS in manifest["files"]:
         fit, again = manifest["notes"].get(FIT), "fit the router again ('feddrm fit-router')"
-        files = {name: folder.client(name).head_file for name in federation.names}
-        private = {name: PrivateHead.of_fit(file, now, fit, again).correction for name, file in files.items()}
+        for name in federation.names:
+            head = ClientParts(folder.client(name), folder, manifest, now, again).head(fit, again)
+            if head is None:
+                raise FeddrmError(f"{folder.path} has no refitted head of client '{name}': {again}")
+            private[name] = head.correction
     return FittedRouter.load(folder.router, facts_of(federation), private, device)

@@ -16,6 +16,7 @@ from feddrm.data import DEPLOYED, Federation, load
 from feddrm.engine import Plan, arithmetic, load_state
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import Predictions, Queries, predict
+from feddrm.io.shards import CLIENTS, shard_bytes
 from feddrm.io.text import json_bytes
 from feddrm.methods import Method
 from feddrm.models import Model
@@ -23,8 +24,9 @@ from feddrm.plugins import require_plugins
 from feddrm.progress import progress_bar
 from feddrm.router import FittedRouter, Router, RouterSettings, evaluate_router, fit_router
 from feddrm.router.answer_calibration import AnswerCalibration
+from feddrm.router.artifact import FIT
 from feddrm.router.evaluate import evaluate_routed
-from feddrm.router.private_head import PrivateHead
+from feddrm.router.private_head import PrivateHead, client_slots
 from feddrm.runs.client_predictions import client_models, execution, pooled_test_set
 from feddrm.runs.config import Config, known_fields, resolve
 from feddrm.runs.folder import RunFolder
@@ -73,11 +75,24 @@ def write_router(
 ) -> None:
     """Write ``router/``, what belongs to each client, and the figures of a fitted router."""
     artifact = fitted.artifact(config.as_dict()["model"])
-    public = {**_scales(folder, federation), **_figures(folder, fitted, figures)}
     calibrations = figures.get("calibrations", {"trained": {}})
-    artifact.write(folder.router, public, _private_files(folder, fitted, artifact.fit, calibrations))
-    for name in set(federation.names) - set(fitted.private):
-        folder.client(name).head_file.unlink(missing_ok=True)  # of an earlier fit
+    trained = calibrations["trained"]
+    heads = {
+        name: PrivateHead(correction, calibrations["refit"][name], artifact.fit)
+        for name, correction in fitted.private.items()
+    }
+    public, sharded = _figures(folder, fitted, figures), len(federation) > CLIENTS
+    if sharded:
+        private = _fitted_shards(folder, federation, trained, heads)
+    else:
+        public |= _scales(folder, federation)
+        private = _private_files(folder, trained, heads)
+    artifact.write(folder.router, public, private)
+    for name in federation.names:  # what an earlier fit has left
+        files = folder.client(name)
+        earlier = [files.scale_file, files.temperature_file] if sharded else []
+        for file in [*earlier, *([files.head_file] if sharded or name not in heads else [])]:
+            file.unlink(missing_ok=True)
 
 
 def measure_router(
@@ -194,16 +209,33 @@ def _scales(folder: RunFolder, federation: Federation) -> dict[Path, bytes]:
 
 
 def _private_files(
-    folder: RunFolder,
-    fitted: FittedRouter,
-    fit: str | None,
-    calibrations: Mapping[str, Mapping[str, AnswerCalibration]],
+    folder: RunFolder, trained: Mapping[str, AnswerCalibration], heads: Mapping[str, PrivateHead]
 ) -> dict[Path, bytes]:
     """Each client's calibration and, where heads were fitted, its private head."""
-    files = {folder.client(name).temperature_file: value.file() for name, value in calibrations["trained"].items()}
-    for name, correction in fitted.private.items():
-        head = PrivateHead(correction, calibrations["refit"][name], fit)
-        files[folder.client(name).head_file] = head.file()
+    return {
+        **{folder.client(name).temperature_file: value.file() for name, value in trained.items()},
+        **{folder.client(name).head_file: head.file() for name, head in heads.items()},
+    }
+
+
+def _fitted_shards(
+    folder: RunFolder,
+    federation: Federation,
+    trained: Mapping[str, AnswerCalibration],
+    heads: Mapping[str, PrivateHead],
+) -> dict[Path, bytes]:
+    """The same of a large federation, with the clients' scales: a hundred clients in each file."""
+    files = {}
+    for number, start in enumerate(range(0, len(federation), CLIENTS)):
+        clients = federation.clients[start : start + CLIENTS]
+        slots = {
+            client.name: client_slots(
+                client.view.mean, client.view.std, trained.get(client.name), heads.get(client.name)
+            )
+            for client in clients
+        }
+        fit = next((head.fit for head in heads.values()), None)
+        files[folder.fitted_file(number)] = shard_bytes(slots, None if fit is None else {FIT: fit})
     return files
 
 

@@ -16,6 +16,7 @@ from starlette.requests import Request
 
 from feddrm.errors import FeddrmError
 from feddrm.predictor.predictor import class_names, known_classes
+from feddrm.registry import listing
 from feddrm.router import read_manifest
 from feddrm.router.label_sets import SHARE
 from feddrm.router.router import AWAY, DOWN
@@ -116,7 +117,7 @@ class Gateway:
         names = context.router.names
         for name in options.without:
             if name not in names:
-                raise FeddrmError(f"unknown client '{name[:64]}' (there are: {', '.join(names)})")
+                raise FeddrmError(f"unknown client '{name[:64]}' {listing(names)}")
         away = self.upstreams.away(names, options.without, context.router.fit)
         available = tuple(number not in away for number in range(len(names)))
         rule, coverage = options.rule or self.settings.rule, options.coverage or self.settings.coverage

@@ -27,6 +27,8 @@ from feddrm.serve.telemetry.metrics import Metrics
 from feddrm.tasks import require_classes
 from feddrm.threads import without_onednn_if_small
 
+MANY, TOP = 30, 10  # of more clients than this, an answer has by default only so many: the best
+
 
 class RouterQuery(NamedTuple):
     """The samples of one request and the options of the decision."""
@@ -65,10 +67,11 @@ class Decisions:
     @classmethod
     def of(cls, decision: Decision) -> Decisions:
         ratios, probabilities = decision.log_density_ratio.numpy(), decision.probabilities.numpy()
-        if not np.isfinite(ratios).all() or np.isnan(probabilities).any():
-            raise FeddrmError("the numbers are too large for this router: check their scale")
         client = decision.client.numpy()
         client_probability = probabilities[np.arange(len(client)), client]
+        # The probabilities of a sample are numbers for all clients or for none. An extreme is as finite as all values.
+        if np.isnan(client_probability).any() or not np.isfinite([ratios.min(initial=0), ratios.max(initial=0)]).all():
+            raise FeddrmError("the numbers are too large for this router: check their scale")
         client_probability[client < 0] = 0.0
         return cls(
             client=client,
@@ -102,19 +105,41 @@ class Decisions:
 
     @cached_property
     def rankings(self) -> list[list[int]]:
-        """All clients of every sample, best first; by density ratio where probabilities are too small to differ."""
-        order: list[list[int]] = np.lexsort((-self.log_density_ratio, -self.probabilities), axis=-1).tolist()
+        """All clients of every sample, best first."""
+        order: list[list[int]] = self.best(self.probabilities.shape[1]).tolist()
         return order
+
+    def best(self, number: int, among: Collection[int] | None = None) -> NDArray[np.int64]:
+        """The best clients [N, number] of every sample, or the best among some, in order.
+
+        Where probabilities are too small to differ, the density ratio decides.
+        """
+        clients = np.arange(self.probabilities.shape[1]) if among is None else np.array(sorted(among), dtype=np.int64)
+        probabilities, ratios = self.probabilities[:, clients], self.log_density_ratio[:, clients]
+        if number < len(clients):  # to sort all would take longer than the decision
+            kept = np.argpartition(-probabilities, number - 1, axis=1)[:, :number]
+            least = np.take_along_axis(probabilities, kept, 1).min(1, keepdims=True)
+            tied = ((probabilities >= least).sum(1) > number).nonzero()[0]
+            kept[tied] = np.lexsort((-ratios[tied], -probabilities[tied]), axis=-1)[:, :number]
+            kept.sort(1)  # so that of equal clients the first is the better one
+            probabilities, ratios = (np.take_along_axis(values, kept, 1) for values in (probabilities, ratios))
+            clients = clients[kept]
+        order = np.lexsort((-ratios, -probabilities), axis=-1)
+        return np.take_along_axis(np.broadcast_to(clients, order.shape), order, 1)
+
+    def shown(self, number: int | None) -> int:
+        """How many clients of a ranking an answer has: so many, or by default all of a few and the best of many."""
+        clients = int(self.probabilities.shape[1])
+        return min(number or (clients if clients <= MANY else TOP), clients)
 
     @cached_property
     def passed_over(self) -> list[list[int]]:
-        """For every sample the clients that are away and likelier than its client, best first."""
+        """For every sample the clients that are away and likelier than its client, best first; the best of many."""
         if not self.away:
             return [[]] * len(self.client)
-        return [
-            [c for c in ranking if c in self.away and p[c] > own]
-            for ranking, p, own in zip(self.rankings, self.probabilities, self.client_probability, strict=True)
-        ]
+        likeliest = self.best(self.shown(None), self.away).tolist()
+        rows = zip(likeliest, self.probabilities, self.client_probability, strict=True)
+        return [[c for c in ranking if p[c] > own] for ranking, p, own in rows]
 
     def without_answer(self, rows: Collection[int], reason: str) -> Decisions:
         """The same decisions, but those of ``rows`` abstain for this reason if they did not abstain before."""

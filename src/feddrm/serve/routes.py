@@ -43,7 +43,7 @@ def add_query_routes(app: FastAPI, gateway: Gateway) -> None:
         kind, x, options = await read_samples(request, gateway.settings, context.router.spec, Options)
         decisions = await gateway.decide(context, kind, x, options)
         gateway.record(context, decisions)
-        return _answer(context, "decisions", _routed(context, decisions))
+        return _answer(context, "decisions", _routed(context, decisions, options.top))
 
     @app.post("/v1/predict", responses={200: {"model": PredictAnswer}, **ERROR_RESPONSES},
               openapi_extra=sample_body(PredictRequest, PredictOptions))  # fmt: skip
@@ -167,7 +167,7 @@ async def _predictions(
         _predicted(gateway, context.router.names, answer, question, options.abstain == "answer" or not route["abstain"])
         | {"label_set": _label_set(gateway.classes, answer, question, None if route["abstain"] else options.label_miss)}
         | {"route": route}
-        for answer, question, route in zip(answers, questions, _routed(context, decisions), strict=True)
+        for answer, question, route in zip(answers, questions, _routed(context, decisions, options.top), strict=True)
     ]
     gateway.record(context, decisions, answers, [sample["label"] for sample in predicted])
     if error is not None:  # raised only now: the audit log must have what was asked and answered
@@ -187,18 +187,17 @@ def _label_set(
     return named_sets(within_set(p_values, miss), classes)[0]
 
 
-def _routed(context: RequestContext, decisions: Decisions) -> list[dict[str, Any]]:
+def _routed(context: RequestContext, decisions: Decisions, top: int | None) -> list[dict[str, Any]]:
     """The decision about every sample, in the form of :class:`feddrm.serve.schemas.Routed`."""
-    names, away, right = context.router.names, decisions.away, decisions.right_probability
-    columns = (decisions.client, decisions.probabilities, decisions.log_density_ratio, decisions.client_probability,
-               decisions.margin, decisions.abstain)  # fmt: skip
+    names, right = context.router.names, decisions.right_probability
+    columns = (decisions.client, decisions.client_probability, decisions.margin, decisions.abstain)
     rows = zip(
         *(column.tolist() for column in columns),
         decisions.reason,
-        decisions.rankings,
         decisions.passed_over,
         decisions.flag_lists,
         [None] * len(decisions.client) if right is None else right.tolist(),
+        *_likeliest(names, decisions, top),
         strict=True,
     )
     return [
@@ -212,22 +211,32 @@ def _routed(context: RequestContext, decisions: Decisions) -> list[dict[str, Any
             "flags": flags,
             "right_probability": right,
             "fallback": client >= 0 and bool(passed_over),
-            "away": [
-                {"client": names[c], "reason": away[c], "probability": probabilities[c]} for c in ranking if c in away
-            ]
-            if away
-            else [],
-            "ranked": [
-                {
-                    "client": names[c],
-                    "probability": probabilities[c],
-                    "log_density_ratio": ratios[c],
-                    "available": c not in away,
-                }
-                for c in ranking
-            ],
+            "away": away,
+            "ranked": ranked,
         }
-        for client, probabilities, ratios, own, margin, abstain, reason, ranking, passed_over, flags, right in rows
+        for client, own, margin, abstain, reason, passed_over, flags, right, ranked, away in rows
+    ]
+
+
+def _likeliest(
+    names: Sequence[str], decisions: Decisions, top: int | None
+) -> tuple[list[list[dict[str, Any]]], list[list[dict[str, Any]]]]:
+    """The likeliest clients of every sample, and the likeliest of those that are away."""
+    away, number = decisions.away, decisions.shown(top)
+    best = decisions.best(number)
+    values = (best, *(np.take_along_axis(v, best, 1) for v in (decisions.probabilities, decisions.log_density_ratio)))
+    ranked = [
+        [
+            {"client": names[c], "probability": p, "log_density_ratio": ratio, "available": c not in away}
+            for c, p, ratio in zip(*row, strict=True)
+        ]
+        for row in zip(*(value.tolist() for value in values), strict=True)
+    ]
+    if not away:
+        return ranked, [[] for _ in ranked]
+    missing = zip(decisions.best(number, away).tolist(), decisions.probabilities, strict=True)
+    return ranked, [
+        [{"client": names[c], "reason": away[c], "probability": float(p[c])} for c in clients] for clients, p in missing
     ]
 
 

@@ -31,6 +31,9 @@ class Options(BaseModel):
         default=None,
         description="abstain where clients that are away hold more of the probability; 1: fall back to the next client",
     )
+    top: int | None = Field(
+        default=None, ge=1, description="clients in ranked and in away: the likeliest; by default all of 30, 10 of more"
+    )
 
 
 class PredictOptions(Options):
@@ -121,6 +124,7 @@ class Routed(BaseModel):
     ``client_probability`` is how sure the router is that the sample belongs to ``client``; ``probability`` is its old
     name. ``fallback`` says that ``client`` stands in for a likelier one that is away. By the competence rule,
     ``right_probability`` is how probable it is that the client's answer is right, and probabilities are shares of odds.
+    ``ranked`` has the likeliest clients, ``away`` the likeliest of those that are away: as many as ``top`` says.
     """
 
     client: str | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import multiprocessing
 import os
@@ -23,6 +24,7 @@ from starlette.types import ASGIApp
 from feddrm.errors import FeddrmError
 from feddrm.io.connection_errors import HandshakeLog
 from feddrm.io.run_files import RunFiles
+from feddrm.io.shards import CLIENTS
 from feddrm.io.text import yaml_bytes
 from feddrm.predictor.predictor import Predictor
 from feddrm.router import read_manifest
@@ -102,6 +104,7 @@ class BothForms(uvicorn.Server):
 def run_app(app: ASGIApp, settings: HttpSettings, sock: socket.socket, grpc_sock: socket.socket | None = None) -> None:
     """Serve until SIGTERM or Ctrl-C; running requests get ``grace_seconds`` to finish."""
     torch.set_num_threads(1)  # queries are small, and other cores are needed by clients, callers and the log
+    keep_freed_memory()
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -136,6 +139,18 @@ def run_app(app: ASGIApp, settings: HttpSettings, sock: socket.socket, grpc_sock
         server.run(sockets=[sock])
 
 
+def keep_freed_memory() -> None:
+    """Let the process keep up to 64 MiB of freed memory for the next batch.
+
+    Otherwise the numbers of a batch over many clients come from the system as new pages every time. That takes longer
+    than to compute them (docs/scale.md). Only the GNU C library can be told so.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        for option in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+            library.mallopt(option, 2**26)
+
+
 @contextlib.contextmanager
 def demo_clients(run: Path, **shared: Any) -> Iterator[Path]:
     """Start a predictor for every client of a run, each in its own process; yields their clients.yaml.
@@ -144,6 +159,11 @@ def demo_clients(run: Path, **shared: Any) -> Iterator[Path]:
     """
     files = RunFiles(run)
     names = read_manifest(files.router)["clients"]  # some clients of the training may have left the router
+    if len(names) > CLIENTS:
+        raise FeddrmError(
+            f"{run} has {len(names):,} clients, and --demo starts a process for each of at most {CLIENTS}: leave it "
+            f"out to route queries only; 'feddrm predict {run} FILE' answers them from the run's folder"
+        )
     folders = sorted(path for path in files.clients.glob("*") if path.is_dir() and path.name in names)
     if not folders:
         raise FeddrmError(

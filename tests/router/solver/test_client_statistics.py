@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from feddrm.router.solver import client_statistics
-from feddrm.router.solver.client_statistics import Sample, client_gradient, client_scores, logits_at
+from feddrm.router.solver.client_statistics import BlockDiagonal, Sample, client_gradient, client_scores, logits_at
 from feddrm.threads import intra_op_threads
 
 from .made import clients_with_overlap
@@ -27,6 +27,20 @@ def test_the_gradient_is_autograds() -> None:
     message = client_gradient(sample, point.detach())
     assert torch.allclose(message["gradient"], expected, atol=1e-10)
     assert torch.allclose(message["loss"], loss.detach(), atol=1e-10)
+
+
+def test_several_questions_about_the_same_samples_are_as_many_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    g = torch.Generator().manual_seed(1)
+    x, y = torch.randn(50, 4, generator=g, dtype=torch.float64), torch.randint(3, (50, 5), generator=g)
+    point = torch.randn(15, 5, generator=g, dtype=torch.float64)
+    apart = BlockDiagonal(tuple(Sample(x, column) for column in y.T))
+    for block in (2**19, 150):  # at once, and in blocks of ten rows
+        monkeypatch.setitem(client_statistics.BLOCK, "cpu", block)
+        for sums in (client_gradient, client_scores):
+            expected, found = sums(apart, point), sums(Sample(x, y), point)
+            assert set(found) == set(expected)
+            for key, value in expected.items():
+                torch.testing.assert_close(found[key], value, rtol=1e-12, atol=1e-12)
 
 
 def test_sums_over_blocks_of_rows_are_those_over_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from feddrm.router.solver.client_statistics import Sample, client_sums
 from feddrm.router.solver.problem import Problem, Scaler, add
 from feddrm.router.solver.solve import moments_of, solve
+from refusal import refused
 
 
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=5), st.integers(0, 100))
@@ -19,6 +20,14 @@ def test_standardisation_is_that_of_the_pooled_data(sizes: list[int], seed: int)
     everyone = torch.cat(parts)
     assert torch.allclose(scaler.mean, everyone.mean(0))
     assert torch.allclose(scaler.scale, everyone.std(0, correction=0), atol=1e-6)
+
+
+def test_the_sums_of_many_clients_are_taken_from_an_iterator() -> None:
+    total = add({"a": torch.tensor(float(i)), "b": torch.full((2,), float(i))} for i in range(250))
+    assert total["a"] == sum(range(250))
+    assert total["b"].tolist() == [sum(range(250))] * 2
+    with refused("no client answered"):
+        add(iter(()))
 
 
 def test_a_feature_that_never_varies_is_harmless() -> None:

@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from feddrm.router.solver.client_statistics import Sample
 from feddrm.router.solver.lbfgs import first_state
 from feddrm.router.solver.problem import Problem, add
-from feddrm.router.solver.solve import AT_ONCE, moments_of, pooled, scaler_of, solve
+from feddrm.router.solver.solve import moments_of, pooled, scaler_of, solve
 from refusal import refused
 
 from .made import accuracy_at, clients_with_overlap, pooled_optimum
@@ -87,18 +87,6 @@ def test_single_precision_reaches_the_same_decisions() -> None:
     other = solve(Problem(4, 12, 1e-3), single, moments_of([s.x for s in single]), rounds=200, tolerance=1e-7)
     assert other.converged
     assert abs(fit.loss - other.loss) < 1e-5
-
-
-def test_the_moments_of_many_clients_are_never_in_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    g = torch.Generator().manual_seed(0)
-    features = [torch.randn(5, 3, generator=g, dtype=torch.float64) for _ in range(2 * AT_ONCE + 7)]
-    together: list[int] = []
-    monkeypatch.setattr(
-        "feddrm.router.solver.solve.add", lambda messages: (together.append(len(messages)), add(messages))[1]
-    )
-    found, wanted = moments_of(features), moments_of([torch.cat(features)])
-    assert max(together) == AT_ONCE + 1
-    torch.testing.assert_close(found.values, wanted.values, rtol=1e-12, atol=0)
 
 
 def test_refusals() -> None:

@@ -70,5 +70,7 @@ def _read_clients(path: Path) -> ClientArrays:
         raise FeddrmError(f"{path} has no array client: add the name of every row's client, or give a folder of files")
     if len(y) != len(x):
         raise FeddrmError(f"{path}: x has {len(x)} samples, y {len(y)} labels: give one label per sample")
-    rows = {name: [i for i, owner in enumerate(clients) if owner == name] for name in dict.fromkeys(clients)}
+    rows: dict[str, list[int]] = {}
+    for row, owner in enumerate(clients):
+        rows.setdefault(owner, []).append(row)
     return {name: (x[index], [y[i] for i in index]) for name, index in rows.items()}

@@ -22,7 +22,7 @@ from feddrm.router.fit.head_problems import STRENGTHS, private_problem, probe_pr
 from feddrm.router.fit.ridge_path import RidgePath
 from feddrm.router.fit.selection import FINE_ROUNDS, PATH_TOLERANCE, solve_requests
 from feddrm.router.settings import SMALL, Holdout, RouterSettings
-from feddrm.router.solver.client_statistics import BlockDiagonal, Sample, client_scores, logits_at
+from feddrm.router.solver.client_statistics import Sample, client_scores, logits_at
 from feddrm.router.solver.solve import solve
 
 RIDGES = (10.0, 3.0, *STRENGTHS)  # the strongest leave every client its mean accuracy
@@ -49,7 +49,7 @@ def fit_competence(
     outside = [_samples(judged, judged.part != fold) for fold in range(folds)]
     inside = [_samples(judged, judged.part == fold) for fold in range(folds)]
 
-    def fit(samples: BlockDiagonal, ridge: float, start: Tensor | None, rounds: int, tolerance: float) -> Tensor:
+    def fit(samples: Sample, ridge: float, start: Tensor | None, rounds: int, tolerance: float) -> Tensor:
         problem = private_problem(2, design.width, ridge, clients)  # two outputs per client: wrong and right
         return solve(problem, [samples], design.whitening, start=start, rounds=rounds, tolerance=tolerance).point
 
@@ -95,6 +95,5 @@ def all_folds(cohort: Cohort, heads: HeldOutHeads, holdout: Holdout, settings: R
     return replace(heads, probes=probes, corrections=corrections)
 
 
-def _samples(judged: Judged, rows: Tensor) -> BlockDiagonal:
-    x, right = judged.x[rows], judged.right[rows].long()
-    return BlockDiagonal(tuple(Sample(x, column) for column in right.T))
+def _samples(judged: Judged, rows: Tensor) -> Sample:
+    return Sample(judged.x[rows], judged.right[rows].long())

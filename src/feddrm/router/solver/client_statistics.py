@@ -20,7 +20,10 @@ STRIPES = 16  # parts of all blocks that threads share
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """A client's samples: standardised features [n, d], labels [n], and fixed logits [n, outputs] or None."""
+    """A client's samples: standardised features [n, d], labels [n], and fixed logits [n, outputs] or None.
+
+    Labels [n, g] are those of g questions about the same samples: each has its own share of the outputs.
+    """
 
     x: Tensor
     y: Tensor
@@ -133,10 +136,11 @@ def _total(parts: Iterable[ClientSums]) -> ClientSums:
 def _gradient(sample: Sample, point: Tensor, precision: torch.dtype) -> ClientSums:
     log_p, chosen = _log_likelihood(sample, point, precision)
     residual = log_p.exp_()
-    residual[torch.arange(len(sample), device=residual.device), sample.y] -= 1
+    places = _places(sample, residual.shape[1])
+    residual.scatter_add_(1, places, residual.new_full((), -1.0).expand_as(places))
     gradient = (residual.to(sample.x.dtype).T @ sample.x).double()
     return {
-        "count": torch.tensor(float(len(sample)), dtype=torch.float64, device=point.device),
+        "count": torch.tensor(float(sample.y.numel()), dtype=torch.float64, device=point.device),
         "loss": -chosen.sum(),
         "gradient": torch.cat([gradient, residual.sum(0, dtype=torch.float64)[:, None]], dim=1),
     }
@@ -145,16 +149,34 @@ def _gradient(sample: Sample, point: Tensor, precision: torch.dtype) -> ClientSu
 def _scores(sample: Sample, point: Tensor, precision: torch.dtype) -> ClientSums:
     log_p, chosen = _log_likelihood(sample, point, precision)
     return {
-        "count": torch.tensor(float(len(sample)), dtype=torch.float64, device=point.device),
+        "count": torch.tensor(float(sample.y.numel()), dtype=torch.float64, device=point.device),
         "loss": -chosen.sum(),
-        "correct": (log_p.argmax(1) == sample.y).sum().double(),
+        "correct": (_by_question(log_p, sample).argmax(-1) == _questions(sample)).sum().double(),
     }
 
 
 def _log_likelihood(sample: Sample, point: Tensor, precision: torch.dtype) -> tuple[Tensor, Tensor]:
     """Log-probabilities [n, outputs] in this precision, and in float64 those of the labels."""
-    log_p = logits_at(sample.x, point, sample.offset, precision).log_softmax(1)
-    return log_p, log_p.gather(1, sample.y[:, None])[:, 0].double()
+    logits = logits_at(sample.x, point, sample.offset, precision)
+    log_p = _by_question(logits, sample).log_softmax(-1).view_as(logits)
+    return log_p, log_p.gather(1, _places(sample, len(point))).double()
+
+
+def _questions(sample: Sample) -> Tensor:
+    """The labels as [n, questions]."""
+    return sample.y if sample.y.ndim == 2 else sample.y[:, None]
+
+
+def _by_question(values: Tensor, sample: Sample) -> Tensor:
+    """Values [n, outputs] as [n, questions, outputs of each]."""
+    questions = _questions(sample).shape[1]
+    return values.view(len(sample), questions, values.shape[1] // questions)
+
+
+def _places(sample: Sample, outputs: int) -> Tensor:
+    """The outputs [n, questions] that the labels name."""
+    y = _questions(sample)
+    return y + torch.arange(0, outputs, outputs // y.shape[1], device=y.device)
 
 
 def _sums(messages: Sequence[ClientSums], *keys: str) -> ClientSums:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Self
 
 import torch
@@ -52,11 +53,16 @@ class Problem:
         return (point * gradient).sum() / 2, gradient
 
 
-def add(messages: Sequence[ClientSums]) -> ClientSums:
-    """The sum over clients, field by field."""
-    if not messages:
+def add(messages: Iterable[ClientSums]) -> ClientSums:
+    """The sum over clients, field by field. They are taken a hundred at a time: all may not fit in memory."""
+    total: ClientSums = {}
+    left = iter(messages)
+    while part := list(islice(left, 100)):
+        sums = {key: torch.stack([message[key] for message in part]).sum(0) for key in part[0]}
+        total = {key: total[key] + value for key, value in sums.items()} if total else sums
+    if not total:
         raise FeddrmError("no client answered: there is nothing to add")
-    return {key: torch.stack([message[key] for message in messages]).sum(0) for key in messages[0]}
+    return total
 
 
 @dataclass(frozen=True, eq=False)

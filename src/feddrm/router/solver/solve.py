@@ -27,9 +27,6 @@ from feddrm.router.solver.client_statistics import (
 from feddrm.router.solver.lbfgs import FitState, Minimisation, Watch, first_state, minimise, objective
 from feddrm.router.solver.problem import Problem, Scaler, Whitening, add
 
-# Clients whose moments [d, d] are in memory together. Those of 1,000 clients would take 51 GiB at d = 2,600.
-AT_ONCE = 64
-
 
 @dataclass(frozen=True, eq=False)
 class Fit:
@@ -87,12 +84,9 @@ def pooled(samples: Sequence[Sample]) -> Sample:
 
 def moments_of(features: Sequence[Tensor]) -> Whitening:
     """The whitening of several clients' standardised features."""
-    total: list[ClientSums] = []
-    for first in range(0, len(features), AT_ONCE):
-        total = [add([*total, *map(client_moments, features[first : first + AT_ONCE])])]
-    return Whitening.of(add(total))
+    return Whitening.of(add(client_moments(x) for x in features))
 
 
 def scaler_of(features: Sequence[Tensor]) -> Scaler:
     """The standardisation of several clients' features."""
-    return Scaler.of(add([client_sums(x) for x in features]))
+    return Scaler.of(add(client_sums(x) for x in features))

@@ -10,6 +10,7 @@ import ssl
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +250,12 @@ class Upstreams(dict[str, Upstream]):
             await upstream.http.aclose()
 
 
+@lru_cache
+def _tls(ca: Path | None) -> ssl.SSLContext:
+    """Whom to trust; to read all authorities of this machine again for each of many clients would take long."""
+    return ssl.create_default_context(cafile=ca)
+
+
 def _entry(path: Path, name: str, value: object) -> UpstreamEntry:
     try:
         return UpstreamEntry.model_validate(value)
@@ -269,7 +276,7 @@ def _http(name: str, entry: UpstreamEntry) -> httpx.AsyncClient:
             base_url=entry.url,
             headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
             timeout=None,  # httpx limits single steps; Upstream.send limits the whole request
-            verify=ssl.create_default_context(cafile=entry.ca) if entry.url.startswith("https") else True,
+            verify=_tls(entry.ca) if entry.url.startswith("https") else False,  # without TLS there is nothing to verify
             limits=httpx.Limits(max_connections=entry.capacity, max_keepalive_connections=entry.capacity),
             trust_env=False,
         )
