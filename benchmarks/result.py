@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from feddrm.runs import hardware, versions
 
 
-def write(figures: Mapping[str, Any], path: Path | None, device: str = "cpu") -> str:
-    """The figures with hardware, versions and date as JSON; also written to ``path`` if it is given."""
-    environment = {"hardware": hardware(device), "versions": versions(), "date": datetime.date.today().isoformat()}
+def write(figures: Mapping[str, Any], path: Path | None, device: str = "cpu", libraries: Sequence[str] = ()) -> str:
+    """The figures with hardware, versions and date as JSON; also written to ``path`` if it is given.
+
+    ``libraries`` are those whose versions count besides the usual ones.
+    """
+    environment = {
+        "hardware": hardware(device),
+        "versions": {**versions(), **{name: metadata.version(name) for name in libraries}},
+        "date": datetime.date.today().isoformat(),
+    }
     text = json.dumps({**figures, **environment}, indent=2)
     if path is not None:
         path.write_text(text + "\n")
     return text
 
 
-def finish(figures: Mapping[str, Any], path: Path | None, device: str = "cpu") -> None:
+def finish(figures: Mapping[str, Any], path: Path | None, device: str = "cpu", libraries: Sequence[str] = ()) -> None:
     """Print the figures with hardware, versions and date; also write them to ``path`` if it is given."""
-    print(write(figures, path, device))
+    print(write(figures, path, device, libraries))
 
 
 def show(page: Path, benchmark: str, text: str) -> None:
