@@ -43,22 +43,25 @@ def main() -> None:
     result.finish(figures, arguments.json)
 
 
-def measure_fit(clients: int, samples: int) -> dict[str, Any]:
-    """The fit of the router without heads; its peak is that of the process."""
+def measure_fit(
+    clients: int, samples: int, features: int = FIT_FEATURES, classes: int = 2, heads: bool = False
+) -> dict[str, Any]:
+    """The fit of the router, without heads unless they are asked for; its peak is that of the process."""
     rng = np.random.default_rng(0)
-    centres = 0.7 * rng.normal(size=(clients, FIT_FEATURES))
+    centres = (0.7 * rng.normal(size=(clients, 1, features))).astype(np.float32)
 
     def made(count: int) -> dict[str, Any]:
-        x = (rng.normal(centres[:, None], 1, size=(clients, count, FIT_FEATURES))).astype(np.float32)
-        return {f"site-{i:04}": (rows, np.arange(count) % 2) for i, rows in enumerate(x)}
+        x = centres + rng.standard_normal((clients, count, features), dtype=np.float32)
+        return {f"site-{i:04}": (rows, np.arange(count) % classes) for i, rows in enumerate(x)}
 
     federation = Federation.from_arrays(made(samples), test=made(TEST_SAMPLES))
     before = peak_gib()
-    started = time.perf_counter()
-    chosen = fit_router(None, {}, federation, RouterSettings(features="raw", heads=False)).chosen
+    started, busy = time.perf_counter(), time.process_time()
+    chosen = fit_router(None, {}, federation, RouterSettings(features="raw", heads=heads)).chosen
     return {
-        "features": FIT_FEATURES,
+        "features": features,
         "seconds": time.perf_counter() - started,
+        "cpu_seconds": time.process_time() - busy,
         "peak_gib": peak_gib(),
         "peak_gib_before": before,
         **{key: chosen["router"][key] for key in ("ridge", "rounds", "converged", "held_out_accuracy")},
@@ -72,25 +75,31 @@ def peak_gib() -> float:
 
 def measure_decision(clients: int, rows: int) -> dict[str, float]:
     """Milliseconds of the product, of the decision as the gateway computes it, and with all clients ranked."""
-    g = torch.Generator().manual_seed(0)
-    router = Router(
-        tuple(f"site-{i:04}" for i in range(clients)),
-        Recipe.parse("raw"),
-        Scaler(torch.zeros(DECISION_FEATURES), torch.ones(DECISION_FEATURES)),
-        0.1 * torch.randn(clients, DECISION_FEATURES, generator=g),
-        torch.randn(clients, generator=g),
-        torch.full((clients,), 1 / clients).log(),
-        calibration=Calibration(1.3),
-        shape=(DECISION_FEATURES,),
-    )
-    x, weight = torch.randn(rows, DECISION_FEATURES, generator=g), router.weight.T.contiguous()
-    query = RouterQuery("features", x.numpy(), "density", 1.0, (True,) * clients, 1.0)
+    router, query = made_query(clients, rows, DECISION_FEATURES)
+    x, weight = torch.from_numpy(query.x), router.weight.T.contiguous()
     with intra_op_threads(1), torch.inference_mode():
         return {
             "product": shortest(lambda: x @ weight),
             "decision": shortest(lambda: decide(router, [query])),
             "with_ranking": shortest(lambda: decide(router, [query])[0].rankings),
         }
+
+
+def made_query(clients: int, rows: int, features: int) -> tuple[Router, RouterQuery]:
+    """A router of made weights, and a query of so many rows."""
+    g = torch.Generator().manual_seed(0)
+    router = Router(
+        tuple(f"site-{i:04}" for i in range(clients)),
+        Recipe.parse("raw"),
+        Scaler(torch.zeros(features), torch.ones(features)),
+        0.1 * torch.randn(clients, features, generator=g),
+        torch.randn(clients, generator=g),
+        torch.full((clients,), 1 / clients).log(),
+        calibration=Calibration(1.3),
+        shape=(features,),
+    )
+    x = torch.randn(rows, features, generator=g).numpy()
+    return router, RouterQuery("features", x, "density", 1.0, (True,) * clients, 1.0)
 
 
 def shortest(work: Callable[[], object], repeats: int = 200) -> float:

@@ -1,15 +1,32 @@
-"""Prints and writes the figures of a benchmark."""
+"""Measures the points of a benchmark in processes of their own; prints and writes its figures."""
 
 from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from feddrm.runs import hardware, versions
+
+T = TypeVar("T")
+LIBRARIES = ["feddrm.runs", "feddrm.serve.loaded_router", "feddrm.report.figure_files", "sklearn.datasets"]
+
+
+def each_alone(measure: Callable[..., T], points: Iterable[Sequence[Any]]) -> Iterator[T]:
+    """What ``measure`` returns for every point, each in a process of its own, whose peak memory is that of the point.
+
+    The processes are copies of one that has imported the libraries and done nothing else.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(LIBRARIES)
+    for point in points:
+        with ProcessPoolExecutor(1, mp_context=context) as pool:
+            yield pool.submit(measure, *point).result()
 
 
 def write(figures: Mapping[str, Any], path: Path | None, device: str = "cpu", libraries: Sequence[str] = ()) -> str:

@@ -39,6 +39,7 @@ def figures_of(words: str, key: str, folder: Path) -> dict[str, Any]:
     [
         ("closed_form --features 40 --scale 0.02 --repeat 1", "fit"),
         ("closed_form --digits 1", "digits"),
+        ("cost_curves --quick --figure TMP.png", "curves"),
         ("data_pipeline --random", "batch_of_128"),
         ("deploy_privacy --rounds 1 --seeds 1", "rows"),
         ("secure_aggregation --repeats 1", "nets"),

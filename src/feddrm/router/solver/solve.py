@@ -83,8 +83,12 @@ def pooled(samples: Sequence[Sample]) -> Sample:
 
 
 def moments_of(features: Sequence[Tensor]) -> Whitening:
-    """The whitening of several clients' standardised features."""
-    return Whitening.of(add([client_moments(x) for x in features]))
+    """The whitening of several clients' standardised features. Clients are added one by one: a matrix is d x d."""
+    total = client_moments(features[0])
+    for x in features[1:]:
+        for key, value in client_moments(x).items():
+            total[key] += value
+    return Whitening.of(total)
 
 
 def scaler_of(features: Sequence[Tensor]) -> Scaler:
