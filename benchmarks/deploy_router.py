@@ -6,19 +6,17 @@ python -m benchmarks.deploy_router --json results/bench/deploy_router.json
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import tempfile
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from benchmarks.result import finish
 from feddrm.deploy import local_cluster
 from feddrm.deploy.flower.daemon import free_port
 from feddrm.deploy.provision.project import make_project
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.io.run_files import RunFiles
-from feddrm.runs import hardware, versions
 
 NAMES = ("oslo", "lima", "pune")
 DATA = {"overlapping clients": {"shift": "none", "seed": 7}, "clients apart": {}}
@@ -49,15 +47,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
-    figures: dict[str, Any] = {
-        "fits": {f"{kind}, {way}": fit(data, routing) for kind, data in DATA.items() for way, routing in WAYS.items()},
-        "hardware": hardware("cpu"),
-        "versions": {**versions(), "flwr": metadata.version("flwr")},
-        "date": datetime.date.today().isoformat(),
-    }
-    print(json.dumps(figures, indent=2))
-    if args.json:
-        args.json.write_text(json.dumps(figures, indent=2) + "\n")
+    fits = {f"{kind}, {way}": fit(data, routing) for kind, data in DATA.items() for way, routing in WAYS.items()}
+    finish({"fits": fits}, args.json, libraries=["flwr"])
 
 
 if __name__ == "__main__":

@@ -71,22 +71,25 @@ def main() -> None:
     result.finish(figures, given.json)
 
 
-def measure_fit(clients: int, samples: int) -> dict[str, Any]:
-    """The fit of the router without heads; its peak is that of the process."""
+def measure_fit(
+    clients: int, samples: int, features: int = FIT_FEATURES, classes: int = 2, heads: bool = False
+) -> dict[str, Any]:
+    """The fit of the router, without heads unless they are asked for; its peak is that of the process."""
     rng = np.random.default_rng(0)
-    centres = 0.7 * rng.normal(size=(clients, FIT_FEATURES))
+    centres = (0.7 * rng.normal(size=(clients, 1, features))).astype(np.float32)
 
     def made(count: int) -> dict[str, Any]:
-        x = (rng.normal(centres[:, None], 1, size=(clients, count, FIT_FEATURES))).astype(np.float32)
-        return {f"site-{i:04}": (rows, np.arange(count) % 2) for i, rows in enumerate(x)}
+        x = centres + rng.standard_normal((clients, count, features), dtype=np.float32)
+        return {f"site-{i:04}": (rows, np.arange(count) % classes) for i, rows in enumerate(x)}
 
     federation = Federation.from_arrays(made(samples), test=made(TEST_SAMPLES))
     before = peak_gib()
-    started = time.perf_counter()
-    chosen = fit_router(None, {}, federation, RouterSettings(features="raw", heads=False)).chosen
+    started, busy = time.perf_counter(), time.process_time()
+    chosen = fit_router(None, {}, federation, RouterSettings(features="raw", heads=heads)).chosen
     return {
-        "features": FIT_FEATURES,
+        "features": features,
         "seconds": time.perf_counter() - started,
+        "cpu_seconds": time.process_time() - busy,
         "peak_gib": peak_gib(),
         "peak_gib_before": before,
         **{key: chosen["router"][key] for key in ("ridge", "rounds", "converged", "held_out_accuracy")},
@@ -124,6 +127,12 @@ def measure_run(data: str, clients: int) -> dict[str, Any]:
     return figures
 
 
+def made_query(clients: int, rows: int, features: int) -> tuple[Router, RouterQuery]:
+    """A router of made weights, and a query of so many rows."""
+    x = torch.randn(rows, features, generator=torch.Generator().manual_seed(1)).numpy()
+    return made_router(clients, features), RouterQuery("features", x, "density", 1.0, (True,) * clients, 1.0)
+
+
 def made_router(clients: int, features: int) -> Router:
     g = torch.Generator().manual_seed(0)
     return Router(
@@ -141,10 +150,8 @@ def made_router(clients: int, features: int) -> Router:
 def measure_decision(clients: int, features: int, rows: int) -> dict[str, float]:
     """Milliseconds of the product, of the decision as the gateway computes it, and with the best ten or all ranked."""
     keep_freed_memory()  # as the gateway does
-    router = made_router(clients, features)
-    x = torch.randn(rows, features, generator=torch.Generator().manual_seed(1))
-    weight = router.weight.T.contiguous()
-    query = RouterQuery("features", x.numpy(), "density", 1.0, (True,) * clients, 1.0)
+    router, query = made_query(clients, rows, features)
+    x, weight = torch.from_numpy(query.x), router.weight.T.contiguous()
     with intra_op_threads(1), torch.inference_mode():
         times = {
             "product_ms": shortest(lambda: x @ weight),

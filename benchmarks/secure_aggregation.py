@@ -10,12 +10,9 @@ slowest site and the server. The network carries the additional bytes.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import statistics
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from benchmarks.result import finish
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site_masks import SITE_KEYS, SiteMasks
 from feddrm.deploy.wire.fixed_point import decode
@@ -33,7 +31,6 @@ from feddrm.deploy.wire.run_spec import RunSpec
 from feddrm.methods import Tensors
 from feddrm.methods.method import weighted_mean
 from feddrm.models import Model
-from feddrm.runs import hardware, versions
 
 NAMES = ("oslo", "lima", "pune")
 SHARE = 1 / len(NAMES)
@@ -126,16 +123,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="feddrm-") as folder:
         sites = Sites(Path(folder))
         nets = {net: measure(sites, net, args.repeats) for net in NETS}
-    figures: dict[str, Any] = {
-        "sites": len(NAMES),
-        "nets": nets,
-        "hardware": hardware("cpu"),
-        "versions": {**versions(), "cryptography": metadata.version("cryptography")},
-        "date": datetime.date.today().isoformat(),
-    }
-    print(json.dumps(figures, indent=2))
-    if args.json:
-        args.json.write_text(json.dumps(figures, indent=2) + "\n")
+    finish({"sites": len(NAMES), "nets": nets}, args.json, libraries=["cryptography"])
 
 
 if __name__ == "__main__":

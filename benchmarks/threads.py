@@ -7,6 +7,7 @@ The rule in feddrm.runs.config.threads_for follows from it; see docs/decisions/0
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import time
 
@@ -47,6 +48,7 @@ def ms_per_step(federation: Federation, model: str, batch_size: int, threads: in
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     cores = multiprocessing.cpu_count()
     cases = {
         "mlp, digits, batch 32": (load("digits"), "mlp", 32),

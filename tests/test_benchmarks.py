@@ -17,11 +17,17 @@ from commands import python_script
 ROOT = Path(__file__).parent.parent
 
 
+def run_benchmark(name: str, *options: object) -> str:
+    script = f"import runpy; runpy.run_module('benchmarks.{name}', run_name='__main__', alter_sys=True)"
+    done = python_script(script, *options, cwd=ROOT)
+    done.check_returncode()
+    return done.stdout
+
+
 def figures_of(words: str, key: str, folder: Path) -> dict[str, Any]:
     name, *options = words.split()
     target = folder / "figures.json"
-    script = f"import runpy; runpy.run_module('benchmarks.{name}', run_name='__main__', alter_sys=True)"
-    python_script(script, *options, "--json", target, cwd=ROOT).check_returncode()
+    run_benchmark(name, *options, "--json", target)
     figures = json.loads(target.read_text())
     assert {key, "hardware", "versions", "date"} <= set(figures)
     return dict(figures)
@@ -33,6 +39,7 @@ def figures_of(words: str, key: str, folder: Path) -> dict[str, Any]:
     [
         ("closed_form --features 40 --scale 0.02 --repeat 1", "fit"),
         ("closed_form --digits 1", "digits"),
+        ("cost_curves --quick --figure TMP.png", "curves"),
         ("data_pipeline --random", "batch_of_128"),
         ("deploy_privacy --rounds 1 --seeds 1", "rows"),
         ("secure_aggregation --repeats 1", "nets"),
@@ -63,10 +70,20 @@ def test_closed_form_methods_are_compared_with_trained_ones(tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["cpu_round", "engine_profile", "recipe_settings", "router_rounds", "stacked_clients", "threads", "tuned"]
+    "name",
+    [
+        "cpu_round",
+        "deploy_router",
+        "engine_profile",
+        "recipe_settings",
+        "router_rounds",
+        "stacked_clients",
+        "threads",
+        "tuned",
+    ],
 )
-def test_long_benchmarks_can_be_imported(name: str) -> None:
-    python_script(f"import benchmarks.{name}", cwd=ROOT).check_returncode()
+def test_long_benchmarks_print_their_help(name: str) -> None:
+    assert run_benchmark(name, "--help").startswith(f"usage: {name}.py")
 
 
 @pytest.mark.slow

@@ -116,3 +116,11 @@ def test_a_warm_start_is_not_taken_for_the_end() -> None:
     best, _ = pooled_optimum(weak, samples)
     assert fit.converged
     assert fit.loss - best < 5e-6
+
+
+def test_the_whitening_of_clients_is_that_of_their_pooled_rows_and_leaves_them_unchanged() -> None:
+    rows = [sample.x for sample in clients_with_overlap()]
+    before = [x.clone() for x in rows]
+    apart, together = moments_of(rows), moments_of([torch.cat(rows)])
+    assert torch.allclose(apart.values, together.values, rtol=1e-12, atol=0)
+    assert all(map(torch.equal, rows, before))

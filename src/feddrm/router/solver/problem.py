@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from typing import Self
 
 import torch
@@ -54,12 +53,10 @@ class Problem:
 
 
 def add(messages: Iterable[ClientSums]) -> ClientSums:
-    """The sum over clients, field by field. They are taken a hundred at a time: all may not fit in memory."""
+    """The sum over clients, field by field. They are added one by one: all may not fit in memory."""
     total: ClientSums = {}
-    left = iter(messages)
-    while part := list(islice(left, 100)):
-        sums = {key: torch.stack([message[key] for message in part]).sum(0) for key in part[0]}
-        total = {key: total[key] + value for key, value in sums.items()} if total else sums
+    for message in messages:
+        total = {key: total[key] + value for key, value in message.items()} if total else dict(message)
     if not total:
         raise FeddrmError("no client answered: there is nothing to add")
     return total
