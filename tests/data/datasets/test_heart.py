@@ -15,7 +15,7 @@ from feddrm.data.datasets.data_files import file_md5
 from feddrm.data.datasets.heart import ENCODED, HOSPITALS, SCHEMA, Heart, fit_imputation
 from feddrm.data.federation import Federation
 from feddrm.data.partition import split
-from feddrm.data.tables.column_kinds import CategoryColumn
+from feddrm.tables.column_kinds import CategoryColumn
 from refusal import refused
 
 NAN = float("nan")

@@ -28,11 +28,11 @@ from feddrm.data.datasets.base import FileDataset
 from feddrm.data.datasets.data_files import Remote, file_md5, obtain
 from feddrm.data.federation import Federation
 from feddrm.data.partition import Indices, split
-from feddrm.data.tables.column_kinds import CategoryColumn, NumberColumn, Values
-from feddrm.data.tables.table_schema import TableSchema
 from feddrm.errors import FeddrmError, TableError
 from feddrm.io.text import parse_float
 from feddrm.registry import check_choice
+from feddrm.tables.column_kinds import CategoryColumn, NumberColumn, Values
+from feddrm.tables.table_schema import TableSchema
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 MD5 = (

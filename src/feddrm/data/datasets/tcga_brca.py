@@ -19,10 +19,10 @@ from feddrm.data.client import Client, Split
 from feddrm.data.datasets.base import FileDataset
 from feddrm.data.datasets.data_files import obtain
 from feddrm.data.federation import Federation
-from feddrm.data.tables.column_kinds import NumberColumn
-from feddrm.data.tables.table_schema import TableSchema
 from feddrm.errors import FeddrmError, SettingError, TableError
 from feddrm.io.text import parse_float, read_csv
+from feddrm.tables.column_kinds import NumberColumn
+from feddrm.tables.table_schema import TableSchema
 from feddrm.tasks import Survival
 
 FILES = ("brca.csv", "centers.csv", "train_test_split.csv")

@@ -13,10 +13,9 @@ from tempfile import NamedTemporaryFile
 from urllib.request import getproxies, proxy_bypass
 
 from feddrm._version import __version__
-from feddrm.data.sources.labelled_samples import short_list
 from feddrm.deploy.provision import wheel
 from feddrm.deploy.provision.certificates import read_certificate
-from feddrm.errors import FeddrmError
+from feddrm.errors import FeddrmError, short_list
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 SOON_DAYS = 30

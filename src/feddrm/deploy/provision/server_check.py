@@ -19,7 +19,8 @@ from feddrm.deploy.provision.folder_check import (
     check_versions,
     collect,
 )
-from feddrm.deploy.server.federation_settings import CONFIG, FederationSettings
+from feddrm.deploy.server.federation_file import CONFIG
+from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.site_keys import KEYS
 from feddrm.deploy.wire.key_files import fingerprint, load_private_key, load_public_key
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from feddrm.data import Client
-from feddrm.data.sources.labelled_samples import SPELLING_REMEDY, short_list, spelling_variants
+from feddrm.data.sources.labelled_samples import SPELLING_REMEDY, spelling_variants
 from feddrm.deploy.provision.folder_check import (
     OK,
     PROBLEM,
@@ -32,7 +32,7 @@ from feddrm.deploy.site.site import KEY, SERVER_KEY
 from feddrm.deploy.site.site_dataset import SiteDataset, read_site_dataset
 from feddrm.deploy.site.site_settings import SiteSettings
 from feddrm.deploy.wire.key_files import fingerprint, load_private_key, load_public_key
-from feddrm.errors import FeddrmError
+from feddrm.errors import FeddrmError, short_list
 from feddrm.io.connection_errors import explain
 from feddrm.io.run_files import CLIENTS_FOLDER, FACTS, PRIVATE, PRIVATE_HEAD
 from feddrm.io.text import read_json
