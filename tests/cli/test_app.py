@@ -156,6 +156,7 @@ def test_commands_that_only_look_do_not_wait_for_torch(tmp_path: Path) -> None:
         ["deploy", "watch", str(server.parent), "--once"],
         ["deploy", "audit", str(server.parent)],
         ["data", "schema", str(table), "--label", "ill"],
+        ["doctor", "--runs", str(tmp_path), "--data-dir", str(tmp_path)],
     ]
     with answering_gateway() as url:
         assert loaded_by([*commands, ["query", url, str(table), "--ignore", "ill"]]) == ({}, True)

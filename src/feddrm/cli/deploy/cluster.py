@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from feddrm.checks.ports import FEDERATION
 from feddrm.cli.data_options import given_settings
 from feddrm.cli.deploy import members, monitor
 from feddrm.cli.deploy.members import require_flower
@@ -44,7 +45,7 @@ def init(
     host: Annotated[
         list[str] | None, typer.Option(help="Name or address of the server; may be repeated, sites use the first.")
     ] = None,
-    port: Annotated[int, typer.Option(help="Port of the server.")] = 8000,
+    port: Annotated[int, typer.Option(help="Port of the server.")] = FEDERATION,
     keys: Annotated[Path | None, typer.Option(help="Folder of public keys, NAME.pub, that sites made.")] = None,
     watch_port: Annotated[
         int | None, typer.Option(help="Show the training on the server's own machine at this port: page and metrics.")

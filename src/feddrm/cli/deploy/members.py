@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feddrm.cli.output import JsonFlag, print_json, print_table
+from feddrm.cli.output import JsonFlag, print_findings, print_json
 from feddrm.errors import FeddrmError
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ def check(
     Example: feddrm deploy check federation/sites/oslo
     """
     require_flower()
+    from feddrm.checks.findings import PROBLEM
     from feddrm.deploy.cluster_status import folders, is_site
-    from feddrm.deploy.provision.folder_check import PROBLEM
     from feddrm.deploy.provision.server_check import check_server
     from feddrm.deploy.provision.site_check import check_site
     from feddrm.deploy.server.federation_file import CONFIG
@@ -72,8 +72,7 @@ def check(
         print_json(plain[folder.name] if alone else plain)
     else:
         for name, findings in found.items():
-            rows = [[f.what, f.level, f.text] for f in findings]
-            print_table(["what", "level", "result"], rows, None if alone else name)
+            print_findings(findings, None if alone else name)
     if any(finding.level == PROBLEM for findings in found.values() for finding in findings):
         raise typer.Exit(1)
 

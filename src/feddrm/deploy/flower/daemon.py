@@ -16,6 +16,7 @@ from types import FrameType
 import httpx
 from flwr.supercore.constant import TaskType
 
+from feddrm.checks.ports import why_taken
 from feddrm.deploy.flower.apps import SERVER_FOLDER, site_at
 from feddrm.deploy.flower.supernode import IdlePause, shorten_first_backoff
 from feddrm.deploy.flower.supervisor import Supervisor
@@ -230,17 +231,11 @@ def _until_signal() -> Iterator[None]:
 def _wait_for_port(host: str, port: int) -> None:
     """Wait until the port is free. The SuperLink of a killed server needs a moment to release it."""
     end = time.monotonic() + PORT_SECONDS
-    while True:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError as error:
-                if time.monotonic() > end:
-                    reason = f"port {port} cannot be used ({error.strerror})"
-                    raise FeddrmError(f"{reason}: choose another in federation.yaml and every site.yaml") from error
-            else:
-                return
+    while (reason := why_taken(host, port)) is not None:
+        if time.monotonic() > end:
+            raise FeddrmError(
+                f"port {port} cannot be used ({reason}): choose another in federation.yaml and every site.yaml"
+            )
         time.sleep(IDLE_SECONDS)
 
 

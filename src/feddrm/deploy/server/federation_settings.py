@@ -9,6 +9,7 @@ from pathlib import Path
 from string import punctuation
 from typing import Any
 
+from feddrm.checks.ports import FEDERATION
 from feddrm.comparison.federated_fit import check_common_basis
 from feddrm.deploy.privacy import Privacy
 from feddrm.deploy.server.federation_file import CONFIG, FIRST_RUN, read_federation
@@ -55,7 +56,7 @@ class FederationSettings:
     privacy: dict[str, float] | None = None
     secure_aggregation: bool = False
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: int = FEDERATION
     insecure: bool = False
     watch: dict[str, int] | None = None
 
