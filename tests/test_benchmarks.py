@@ -44,6 +44,7 @@ def figures_of(words: str, key: str, folder: Path) -> dict[str, Any]:
         ("drm_simulations size --repetitions 2 --workers 1", "size"),
         ("digits_router --rounds 1 --seeds 1", "over_global_points"),
         ("label_sets --digits 1 --heart 0 --rounds 1", "digits"),
+        ("light_start --repeats 1 --only methods", "commands"),
         ("many_clients --clients 30 --samples 20", "decision_ms"),
         ("router --features 40 --scale 0.02", "fit"),
         ("thousand_clients --clients 3 4 --data rows --rounds 3", "curves"),
@@ -63,7 +64,7 @@ def test_closed_form_methods_are_compared_with_trained_ones(tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["cpu_round", "recipe_settings", "router_rounds", "stacked_clients", "threads", "tuned"]
+    "name", ["cpu_round", "recipe_settings", "router_rounds", "stacked_clients", "threads", "tuned", "idle_sites"]
 )
 def test_long_benchmarks_can_be_imported(name: str) -> None:
     python_script(f"import benchmarks.{name}", cwd=ROOT).check_returncode()
