@@ -1,5 +1,7 @@
 """Measures how long commands take that only look at something: CPU seconds and memory of a new process each.
 
+Nothing large is imported before the measurement: a new process counts the memory of the one that starts it.
+
 python -m benchmarks.light_start --json results/bench/light_start.json
 """
 
@@ -12,11 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.result import finish
-from feddrm.deploy.flower.daemon import free_port
-from feddrm.deploy.provision.project import make_project
-from feddrm.deploy.server.federation_settings import FederationSettings
-
+FEDDRM = (sys.executable, "-m", "feddrm")
 COMMANDS = (
     *("--help", "train --help", "deploy status --help", "methods", "doctor --runs PLACE --data-dir PLACE"),
     *("data schema PLACE/table.csv --label y", "query http://127.0.0.1:9 PLACE/table.csv"),
@@ -29,9 +27,7 @@ def cost(words: list[str], repeats: int) -> dict[str, float]:
     """The least CPU time, user and system, of some calls, and their memory. That some fail changes nothing."""
     usages = []
     for _ in range(repeats):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "feddrm", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        process = subprocess.Popen([*FEDDRM, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         usages.append(os.wait4(process.pid, 0)[2])
         process.returncode = 0
     seconds = min(usage.ru_utime + usage.ru_stime for usage in usages)
@@ -46,11 +42,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="feddrm-") as place:
-        settings = FederationSettings(clients=("oslo", "lima"), training={"rounds": 1}, port=free_port())
-        make_project(Path(place) / "federation", settings, data={"dataset": "digits"})
+        federation = ["deploy", "init", f"{place}/federation", "--clients", "oslo,lima", "--data", "digits"]
+        subprocess.run([*FEDDRM, *federation], check=True, capture_output=True)
         (Path(place) / "table.csv").write_text("a,b,y\n" + "".join(f"{i},{i * i},{i % 2}\n" for i in range(50)))
         chosen = [words for words in COMMANDS if not args.only or words.startswith(tuple(args.only))]
         figures = {words: cost(words.replace("PLACE", place).split(), args.repeats) for words in chosen}
+    from benchmarks.result import finish  # imports torch
+
     finish({"commands": figures}, args.json)
 
 

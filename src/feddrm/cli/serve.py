@@ -262,12 +262,12 @@ def _query_parts(gateway: GatewayClient, path: Path, ignore: Sequence[str]) -> I
 
     Header and cells of a table are checked by the gateway's schema before anything is sent.
     """
-    from feddrm.tables.query_rows import read_raw_rows, read_rows
-    from feddrm.tables.table_schema import TableSchema
-
     if path.suffix.lower() != ".csv":
         yield path, [str(path)]
         return
+    from feddrm.tables.query_rows import read_raw_rows, read_rows
+    from feddrm.tables.table_schema import TableSchema
+
     about = gateway.schema()
     columns = tuple(about["inputs"] or ())
     schema = None if about["schema"] is None else TableSchema.of(about["schema"])
