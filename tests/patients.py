@@ -8,7 +8,8 @@ import torch
 
 from feddrm.data import Client, Federation
 from feddrm.data.client import Split
-from feddrm.data.datasets.tcga_brca import FILES, REGIONS
+from feddrm.data.datasets.tcga_brca import REGIONS
+from feddrm.io.official_files import TCGA_BRCA
 from feddrm.tasks import Survival
 
 TASK = Survival((10, 30, 60, 120))
@@ -46,6 +47,6 @@ def write_tcga_brca(folder: Path, count: int = 20) -> Path:
                 f"TCGA-R{number}-{k},{60 + 10 * x[0]:.0f},{int(x[1] > number / 3)},{label % 2}.0,{label // 2}.0"
             )
             split.append(f"TCGA-R{number}-{k},{'test' if k % 4 == 0 else 'train'},x")
-    for name, lines in zip(FILES, (rows, centres, split), strict=True):
+    for name, lines in zip(TCGA_BRCA, (rows, centres, split), strict=True):
         (folder / name).write_text("\n".join(lines))
     return folder

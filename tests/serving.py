@@ -17,10 +17,10 @@ import yaml
 
 from commands import FEDDRM, exit_code, fork
 from feddrm.data import Federation
-from feddrm.data.tables.column_kinds import CategoryColumn, NumberColumn
-from feddrm.data.tables.table_schema import TableSchema
 from feddrm.router.router import AWAY
 from feddrm.runs import Run, train
+from feddrm.tables.column_kinds import CategoryColumn, NumberColumn
+from feddrm.tables.table_schema import TableSchema
 
 NAMES = ("flatbed", "negative", "fax")
 PATIENTS = """\

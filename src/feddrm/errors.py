@@ -71,5 +71,11 @@ class TableError(FeddrmError):
 
 def quoted(value: object) -> str:
     """A value quoted, on one line and shortened, for an error message."""
-    plain = value.item() if hasattr(value, "item") else value
+    scalar = hasattr(value, "item") and getattr(value, "shape", ()) == ()
+    plain = value.item() if scalar else value  # type: ignore[attr-defined]
     return " ".join(reprlib.repr(plain).split())
+
+
+def short_list(words: Sequence[str], most: int = 12) -> str:
+    """The first words, separated by commas, for an error message."""
+    return ", ".join(words[:most]) + (", ..." if len(words) > most else "")

@@ -6,7 +6,7 @@ import ast
 import dataclasses
 import difflib
 import itertools
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -52,6 +52,17 @@ def built_in(package: str) -> dict[str, str]:
                 if isinstance(line, ast.AnnAssign) and ast.unparse(line.target) == "name" and line.value is not None:
                     found[ast.literal_eval(line.value)] = first_line(ast.get_docstring(node))
     return found
+
+
+def known_fields(kind: type[Any], given: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """The given settings with the types of ``kind``'s fields; an unknown name is refused, and the nearest one named."""
+    names = {f.name for f in dataclasses.fields(kind)}
+    for key in given:
+        if key not in names:
+            raise SettingError(
+                f"no {what} setting '{key}'{nearest(str(key), names)} (there are: {', '.join(sorted(names))})"
+            )
+    return typed(kind, given)
 
 
 class Named:

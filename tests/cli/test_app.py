@@ -8,15 +8,27 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import click
 import pytest
+import torch
+import typer.main
 
 from cli.conftest import assert_one_line, call
 from commands import FEDDRM, fork, wait
+from feddrm.cli.app import app
 from feddrm.data import Dataset
+from feddrm.deploy.records.audit_trail import AUDIT, AuditTrail
+from feddrm.deploy.server.training import ServerState
+from feddrm.io.run_files import CHECKPOINT
 from feddrm.methods import Method
 from feddrm.models import Model
+from training_folder import training_folder
 
 
 def test_listings_name_every_dataset_model_and_method(capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,13 +100,96 @@ def test_help_prints_the_example(words: list[str], capsys: pytest.CaptureFixture
     assert "\\" not in out
 
 
+# Calls commands one after the other in a new interpreter, and prints those after which a slow package is loaded.
+LOADED = """
+import json, sys
+from feddrm.cli.app import main
+loaded = {}
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["feddrm", *words]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, (words, end.code)
+    for name in ("torch", "scipy", "matplotlib", "flwr"):
+        if name in sys.modules:
+            loaded.setdefault(name, " ".join(words))
+print()
+print(json.dumps([loaded, "numpy" in sys.modules]))
+"""
+
+
+def loaded_by(commands: list[list[str]]) -> tuple[dict[str, str], bool]:
+    run = subprocess.run(
+        [sys.executable, "-c", LOADED, json.dumps(commands)], capture_output=True, text=True, check=True
+    )
+    loaded, with_numpy = json.loads(run.stdout.splitlines()[-1])
+    return loaded, with_numpy
+
+
+def command_tree(command: click.Command, words: tuple[str, ...] = ()) -> Iterator[list[str]]:
+    """Every command and group, by its words."""
+    yield list(words)
+    for name, below in getattr(command, "commands", {}).items():
+        yield from command_tree(below, (*words, name))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["--help"], ["methods"], ["models", "--json"], ["datasets"]], ids=" ".join)
-def test_listings_do_not_wait_for_torch(words: list[str]) -> None:
-    script = f"import sys; sys.argv = ['feddrm', *{words}]; from feddrm.cli.app import app; app(standalone_mode=False)"
-    asked = f"{script}; print('torch' in sys.modules, 'numpy' in sys.modules)"
-    run = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
-    assert run.stdout.splitlines()[-1] == "False False"
+def test_no_help_and_no_listing_waits_for_torch_or_numpy() -> None:
+    tree = list(command_tree(typer.main.get_command(app)))
+    assert len(tree) > 50
+    assert ["deploy", "status"] in tree
+    listings = [["methods"], ["models", "--json"], ["datasets"]]
+    assert loaded_by([*([*words, "--help"] for words in tree), *listings]) == ({}, False)
+
+
+@pytest.mark.slow
+def test_commands_that_only_look_do_not_wait_for_torch(tmp_path: Path) -> None:
+    server, _ = training_folder(tmp_path)
+    run, table = server / "runs" / "first", tmp_path / "visits.csv"
+    AuditTrail(run / AUDIT).append("run started", {"run": "first"})
+    ServerState(3, {"leaf": torch.ones(2)}, {}).save(run / CHECKPOINT)
+    table.write_text("age,dose,ill\n40,1,yes\n50,2,no\n")
+    commands = [
+        ["deploy", "status", str(server.parent)],
+        ["deploy", "status", str(server.parent / "sites" / "oslo")],
+        ["deploy", "watch", str(server.parent), "--once"],
+        ["deploy", "audit", str(server.parent)],
+        ["data", "schema", str(table), "--label", "ill"],
+        ["doctor", "--runs", str(tmp_path), "--data-dir", str(tmp_path)],
+    ]
+    with answering_gateway() as url:
+        assert loaded_by([*commands, ["query", url, str(table), "--ignore", "ill"]]) == ({}, True)
+
+
+class Gateway(BaseHTTPRequestHandler):
+    """Answers both rows of every query alike."""
+
+    def do_GET(self) -> None:
+        self.reply({"inputs": ["age", "dose"], "schema": None})
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        decision = {"client": "oslo", "client_probability": 0.9, "fallback": False, "reason": "", "away": []}
+        self.reply({"decisions": [decision] * 2})
+
+    def reply(self, value: object) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@contextmanager
+def answering_gateway() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Gateway) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 @pytest.mark.slow

@@ -11,14 +11,14 @@ import torch
 from feddrm.comparison import FederatedFit, fit_federation
 from feddrm.comparison.federated_fit import basis_feature
 from feddrm.data import Federation
-from feddrm.data.tables.column_kinds import NumberColumn
-from feddrm.data.tables.table_schema import TableSchema
 from feddrm.drm import DensityRatioModel, inference
 from feddrm.drm.basis import Floats
 from feddrm.drm.inference import Testing
 from feddrm.router.fit.cohort import Facts
 from feddrm.router.solver.client_statistics import Sample, client_gradient
 from feddrm.router.solver.hessian import client_score_scatter
+from feddrm.tables.column_kinds import NumberColumn
+from feddrm.tables.table_schema import TableSchema
 from populations import three
 from refusal import refused
 

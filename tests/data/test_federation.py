@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feddrm.data import Client, Federation, Split, View, load
-from feddrm.data.tables.column_kinds import NumberColumn
-from feddrm.data.tables.table_schema import TableSchema
+from feddrm.tables.column_kinds import NumberColumn
+from feddrm.tables.table_schema import TableSchema
 from refusal import refused
 
 

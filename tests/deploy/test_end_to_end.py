@@ -22,14 +22,14 @@ import yaml
 
 from deployment import NAMES, Deployed, assert_same, in_one_process, private_leaves, until
 from feddrm.data import load
-from feddrm.deploy import local_cluster
+from feddrm.deploy import cluster_status, local_cluster
 from feddrm.deploy.flower.daemon import free_port
 from feddrm.deploy.process_lock import running
 from feddrm.deploy.provision.certificates import write_certificates, write_key_pair
 from feddrm.deploy.provision.members import add_site, remove_site, renew
 from feddrm.deploy.provision.project import write_site_key
+from feddrm.deploy.records.audit_check import audit_run
 from feddrm.deploy.records.event_log import read_events
-from feddrm.deploy.server.audit_check import audit_run
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.status import read_status
 from feddrm.deploy.server.training import ServerState
@@ -81,7 +81,7 @@ def test_every_kind_of_process_is_killed_and_the_outcome_is_that_of_one_process(
     """Two sites, the SuperLink, the server in training and in the fit are killed; one site is too slow."""
     folder = project.folder
     local_cluster.up(folder)
-    pids = local_cluster.status(folder)["processes"]
+    pids = cluster_status.status(folder)["processes"]
     assert all(pids.values())
     local_cluster.begin(folder)
     until(lambda: len(history(folder)) >= 1, "a round", LONG)
@@ -119,7 +119,7 @@ def test_every_kind_of_process_is_killed_and_the_outcome_is_that_of_one_process(
         lambda: (found := read_status(folder / "server")) and "step" in found and found, "the router's fit", LONG
     )
     assert fitting["round"] == ROUNDS
-    os.kill(local_cluster.status(folder)["processes"]["server"], signal.SIGKILL)
+    os.kill(cluster_status.status(folder)["processes"]["server"], signal.SIGKILL)
     until(lambda: running(folder / "server") is None, "the server to be gone", 10)
     assert local_cluster.up(folder) == ["server"]
     summary = local_cluster.run(folder, lambda status: None, 240)
@@ -339,7 +339,7 @@ def test_a_port_that_another_program_uses_is_reported_at_once(project: Deployed)
         other.listen()
         with refused("server did not start", f"port {project.settings.port} cannot be used", "choose another"):
             local_cluster.up(project.folder)
-    assert not any(local_cluster.status(project.folder)["processes"].values()), "the sites are stopped, too"
+    assert not any(cluster_status.status(project.folder)["processes"].values()), "the sites are stopped, too"
 
 
 @pytest.mark.parametrize("insecure", [False, True], ids=["TLS", "plain text"])

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from deployment import QUICK_ROUTING, Deployed, DirectTransport
+from feddrm.deploy.records.audit_check import audit_run
 from feddrm.deploy.records.audit_trail import AUDIT, AuditTrail, verify_trail
 from feddrm.deploy.records.event_log import EVENTS
 from feddrm.deploy.server import finish
-from feddrm.deploy.server.audit_check import audit_run
 from feddrm.deploy.server.finish import Finish
 from feddrm.deploy.site.site import Site
 from feddrm.deploy.site.site_status import STATUS

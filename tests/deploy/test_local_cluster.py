@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from deployment import NAMES, Deployed
-from feddrm.deploy import local_cluster
+from deployment import Deployed
+from feddrm.deploy import cluster_status, local_cluster
 from feddrm.deploy.process_lock import only_process
 from refusal import refused
 
@@ -17,31 +16,18 @@ pytestmark = pytest.mark.slow
 Make = Callable[..., Deployed]
 
 
-def test_the_folders_of_a_project_are_found_from_its_root_and_from_the_servers_folder(
-    deployed: Make, tmp_path: Path
-) -> None:
-    folder = deployed().folder
-    assert local_cluster.folders(folder) == {
-        "server": folder / "server",
-        **{name: folder / "sites" / name for name in sorted(NAMES)},
-    }
-    assert local_cluster.server_folder(folder / "server") == folder / "server"
-    with refused("is no deployment (no federation.yaml)", "feddrm deploy init"):
-        local_cluster.folders(tmp_path)
-
-
 def test_a_run_needs_a_server(deployed: Make) -> None:
     folder = deployed().folder
     with refused("no server runs in", "feddrm deploy up"):
         local_cluster.run(folder, lambda status: None)
-    assert not local_cluster.status(folder)["wanted"]
+    assert not cluster_status.status(folder)["wanted"]
 
 
 def test_a_run_that_lasts_longer_than_the_given_seconds_goes_on(deployed: Make) -> None:
     folder = deployed().folder
     with only_process(folder / "server"), refused("not finished after 0.1 s", "feddrm deploy status"):
         local_cluster.run(folder, lambda status: None, seconds=0.1)
-    assert local_cluster.status(folder)["wanted"]
+    assert cluster_status.status(folder)["wanted"]
 
 
 def test_the_summary_of_a_finished_run_is_returned_without_a_server(deployed: Make) -> None:
@@ -49,4 +35,4 @@ def test_the_summary_of_a_finished_run_is_returned_without_a_server(deployed: Ma
     deployment.server().go()
     summary = local_cluster.run(deployment.folder, lambda status: pytest.fail("there is nothing to watch"))
     assert summary["rounds"] == 2
-    assert local_cluster.status(deployment.folder)["summary"] == summary
+    assert cluster_status.status(deployment.folder)["summary"] == summary

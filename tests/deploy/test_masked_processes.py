@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from deployment import NAMES, Deployed, in_one_process, until
-from feddrm.deploy import local_cluster
+from feddrm.deploy import cluster_status, local_cluster
 from feddrm.deploy.flower.daemon import free_port
 from feddrm.deploy.process_lock import running
 from feddrm.deploy.server.status import read_status
@@ -40,7 +40,7 @@ def test_killed_processes_cost_a_masked_run_time_and_nothing_else(project: Deplo
     for name in NAMES:
         project.change_site(name, require_secure_aggregation=True)
     local_cluster.up(folder)
-    pids = local_cluster.status(folder)["processes"]
+    pids = cluster_status.status(folder)["processes"]
     local_cluster.begin(folder)
     until(lambda: len(history(folder)) >= 1, "a round", LONG)
 
@@ -61,7 +61,7 @@ def test_killed_processes_cost_a_masked_run_time_and_nothing_else(project: Deplo
     until(lambda: running(folder / "server") is None, "the server to be gone", 10)
     assert local_cluster.up(folder) == ["server"]
     until(lambda: "step" in (read_status(folder / "server") or {}), "the router's fit", LONG)
-    os.kill(local_cluster.status(folder)["processes"]["server"], signal.SIGKILL)
+    os.kill(cluster_status.status(folder)["processes"]["server"], signal.SIGKILL)
     until(lambda: running(folder / "server") is None, "the server to be gone", 10)
     assert local_cluster.up(folder) == ["server"]
     summary = local_cluster.run(folder, lambda status: None, 240)

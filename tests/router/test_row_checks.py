@@ -9,12 +9,12 @@ import pandas
 import pytest
 import torch
 
-from feddrm.data.tables.column_kinds import CategoryColumn, NumberColumn
-from feddrm.data.tables.table_schema import TableSchema
 from feddrm.router import Recipe, Router, load_router, save_router
 from feddrm.router.artifact import MANIFEST
 from feddrm.router.router import DOWN, IMPOSSIBLE
 from feddrm.router.solver.problem import Scaler
+from feddrm.tables.column_kinds import CategoryColumn, NumberColumn
+from feddrm.tables.table_schema import TableSchema
 from refusal import refused
 
 SCHEMA = TableSchema(

@@ -13,8 +13,9 @@ from feddrm.data import Federation, load
 from feddrm.engine import Plan
 from feddrm.engine.recipes import fill_in
 from feddrm.io.text import yaml_bytes
+from feddrm.registry import known_fields
 from feddrm.runs import Evaluation, read_config, resolve
-from feddrm.runs.config import fill_in_evaluation, known_fields, threads_for, training_settings
+from feddrm.runs.config import fill_in_evaluation, threads_for, training_settings
 from refusal import refused
 
 

@@ -11,7 +11,7 @@ import typer
 import typer.core
 
 from feddrm._version import __version__
-from feddrm.cli import bench, data, deploy, drm, feedback, fit, paper, report, router, serve, train, tune
+from feddrm.cli import bench, data, deploy, doctor, drm, feedback, fit, paper, report, router, serve, train, tune
 from feddrm.cli.data_options import PluginCommand
 from feddrm.cli.output import JsonFlag, print_json, print_table
 from feddrm.errors import INTERRUPTED, FeddrmError
@@ -95,6 +95,7 @@ app.command(name="serve-rollback")(feedback.serve_rollback)
 app.command()(feedback.outcomes)
 app.command(cls=PluginCommand)(feedback.replay)
 app.command()(serve.query)
+app.command()(doctor.doctor)
 
 
 def _list(module: str, root: str, source: str, json: bool) -> None:

@@ -174,8 +174,8 @@ def schema(
 
     Example: feddrm data schema visits.csv --label outcome --client hospital --out schema.yaml
     """
-    from feddrm.data.sources.schema_draft import draft_schema
     from feddrm.io.atomic import write_atomically
+    from feddrm.tables.schema_draft import draft_schema
 
     draft = draft_schema(files, [name for name in (label, client, *(drop or ())) if name])
     if out is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -15,6 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from feddrm.errors import InterruptedRunError, SettingError
+
+if TYPE_CHECKING:
+    from feddrm.checks.findings import Finding
 
 LONGEST_FIGURE = 20  # characters: longer cells may be wrapped
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -39,6 +42,11 @@ LabelMiss = Annotated[
 Views = Annotated[
     int | None, typer.Option(help="Average over this many crops and mirror images of a query (default: 1).")
 ]
+
+
+def print_findings(findings: Iterable[Finding], title: str | None = None) -> None:
+    """Print what checks have found, one line each."""
+    print_table(["what", "level", "result"], [[f.what, f.level, f.text] for f in findings], title)
 
 
 def read_costs(words: Sequence[str] | None) -> dict[str, float] | None:

@@ -221,7 +221,6 @@ def query(
 
     Example: feddrm query http://127.0.0.1:8080 patients.csv --predict --ignore id
     """
-    from feddrm.report.tables import to_csv
     from feddrm.serve.gateway_client import GatewayClient
 
     if csv and json:
@@ -254,6 +253,8 @@ def query(
     labels += [] if label_miss is None else [f"one of, but for {label_miss:g}"]
     header = ["query", *labels, "client", "client probability", "abstains because", "away"]
     if csv:
+        from feddrm.report.tables import to_csv
+
         typer.echo(to_csv(header, rows), nl=False)
     else:
         print_table(header, rows)
@@ -264,12 +265,12 @@ def _query_parts(gateway: GatewayClient, path: Path, ignore: Sequence[str]) -> I
 
     Header and cells of a table are checked by the gateway's schema before anything is sent.
     """
-    from feddrm.data.sources.csv_tables import read_raw_rows, read_rows
-    from feddrm.data.tables.table_schema import TableSchema
-
     if path.suffix.lower() != ".csv":
         yield path, [str(path)]
         return
+    from feddrm.tables.query_rows import read_raw_rows, read_rows
+    from feddrm.tables.table_schema import TableSchema
+
     about = gateway.schema()
     columns = tuple(about["inputs"] or ())
     schema = None if about["schema"] is None else TableSchema.of(about["schema"])

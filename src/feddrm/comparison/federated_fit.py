@@ -16,7 +16,6 @@ from scipy.stats import chi2
 from torch import Tensor
 
 from feddrm.data import Federation
-from feddrm.data.tables.column_kinds import NumberColumn
 from feddrm.drm.basis import BASES, Floats, check_basis, terms
 from feddrm.drm.inference import Estimate, HypothesisTest
 from feddrm.errors import FeddrmError, SettingError
@@ -28,6 +27,7 @@ from feddrm.router.fit.local_cohort import LocalCohort
 from feddrm.router.solver.client_statistics import ClientSums
 from feddrm.router.solver.hessian import Hessian
 from feddrm.router.solver.problem import Problem, Whitening, add
+from feddrm.tables.column_kinds import NumberColumn
 
 HOLDOUT = Holdout(2, 2)  # the cohort's moments come in parts; this fit holds out none
 MOST_STEPS = 100  # of Newton's method; ten are usual

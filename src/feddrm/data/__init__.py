@@ -15,8 +15,8 @@ from feddrm.data.partition import PARTITIONS, partition
 from feddrm.data.pool import Pool
 from feddrm.data.query_views import QueryViews
 from feddrm.data.shift import SHIFTS, ColourShift, colour_shifts
-from feddrm.data.tables.table_schema import TableSchema
 from feddrm.data.view import View
+from feddrm.tables.table_schema import TableSchema
 
 __all__ = [
     "DEPLOYED",

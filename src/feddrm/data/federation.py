@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from feddrm.data.client import Client, Split, check_client_names
+from feddrm.data.client import Client, Split
 from feddrm.data.crop import RandomResizedCrop
 from feddrm.data.query_views import QueryViews
 from feddrm.data.sources.array_files import ArrayFileSource
@@ -21,8 +21,9 @@ from feddrm.data.sources.csv_tables import CsvSource, Paths
 from feddrm.data.sources.dataset_objects import load_dataset_object, load_flamby
 from feddrm.data.sources.image_folders import ImageFolderSource
 from feddrm.data.sources.leaf_files import LeafSource
-from feddrm.data.tables.table_schema import TableSchema
 from feddrm.errors import FeddrmError
+from feddrm.io.run_files import check_client_names
+from feddrm.tables.table_schema import TableSchema
 from feddrm.tasks import CLASSIFICATION, Task
 
 SCALE_RATIO = 100.0  # of the columns' largest and smallest standard deviation, beyond which a warning is given

@@ -1,4 +1,4 @@
-"""A local cluster: start, watch and stop the server and all sites of a project on one machine."""
+"""A local cluster: start, run and stop the server and all sites of a project on one machine."""
 
 from __future__ import annotations
 
@@ -11,48 +11,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from feddrm.deploy.cluster_status import folders, read_summary, server_folder
 from feddrm.deploy.process_lock import running
-from feddrm.deploy.records.audit_trail import AUDIT
 from feddrm.deploy.rotating_log import LOG
-from feddrm.deploy.server.federation_settings import CONFIG, FederationSettings
-from feddrm.deploy.server.status import JOB, last_complaint, read_status
-from feddrm.deploy.site.site_settings import CONFIG as SITE_CONFIG
+from feddrm.deploy.server.federation_file import read_members
+from feddrm.deploy.server.federation_settings import FederationSettings
+from feddrm.deploy.server.status import JOB, read_status
 from feddrm.deploy.site.site_settings import SiteSettings
-from feddrm.deploy.site.site_status import read_site_status
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
-from feddrm.io.text import json_line, read_json
-from feddrm.runs.folder import RunFolder
+from feddrm.io.text import json_line
 
 START_SECONDS, STOP_SECONDS = 120.0, 20.0
 
 _started: list[subprocess.Popen[bytes]] = []  # kept, because Python warns of a Popen that is dropped while it runs
-
-
-def folders(project: Path) -> dict[str, Path]:
-    """The server's folder and every site's, by name."""
-    return {"server": server_folder(project), **{path.name: path for path in site_folders(project)}}
-
-
-def site_folders(project: Path) -> list[Path]:
-    """The folders of a project's sites that are on this machine."""
-    return [path for path in sorted((project / "sites").glob("*")) if path.is_dir()]
-
-
-def run_folder(folder: Path) -> Path:
-    """The folder of the current run of a project or a server. A run's own folder may be given, too."""
-    if (folder / AUDIT).exists():
-        return folder
-    server = server_folder(folder)
-    return server / "runs" / FederationSettings.read(server).run
-
-
-def server_folder(project: Path) -> Path:
-    """The server's folder of a project. The server's folder itself may be given, too."""
-    for folder in (project / "server", project):
-        if (folder / CONFIG).exists():
-            return folder
-    raise FeddrmError(f"{project} is no deployment (no {CONFIG}): make one with 'feddrm deploy init'")
 
 
 def up(project: Path) -> list[str]:
@@ -112,44 +84,12 @@ def _stop(pids: Mapping[str, int], project: Path) -> None:
         _started.remove(process)
 
 
-def status(project: Path) -> dict[str, Any]:
-    """Which processes run here, what the server is doing, and how its last round went."""
-    server = server_folder(project)
-    settings = FederationSettings.read(server)
-    return {
-        "run": settings.run,
-        "processes": {name: running(folder) for name, folder in folders(project).items()},
-        "wanted": (server / JOB).exists(),
-        "server": read_status(server),
-        "complaint": last_complaint(server),
-        "summary": _summary(server, settings),
-    }
-
-
-def is_site(folder: Path) -> bool:
-    """Whether this is the folder of a single site."""
-    return (folder / SITE_CONFIG).exists()
-
-
-def site_status(folder: Path) -> dict[str, Any]:
-    """What a site knows: its process, its connection, the server's last message, whom the server waits for."""
-    process, status = running(folder), read_site_status(folder) or {}
-    if process is None and status.get("connected"):  # it was killed, and could not write any more
-        status |= {"connected": False, "reason": "this site does not run; it was connected"}
-    return {"site": SiteSettings.read(folder).name, "process": process, **status}
-
-
-def _summary(server: Path, settings: FederationSettings) -> dict[str, Any] | None:
-    path = RunFolder(server / "runs" / settings.run).summary_file
-    return read_json(path, "delete it: 'feddrm deploy run' writes it again") if path.exists() else None
-
-
 def begin(project: Path) -> None:
     """Ask the server to train. It continues on its own, also after a restart."""
     server = server_folder(project)
     if running(server) is None:
         raise FeddrmError(f"no server runs in {server}: start it with 'feddrm deploy up {project}'")
-    write_atomically(server / JOB, json_line({"run": FederationSettings.read(server).run}))
+    write_atomically(server / JOB, json_line({"run": read_members(server).run}))
 
 
 def run(project: Path, on_status: Callable[[Mapping[str, Any]], None], seconds: float | None = None) -> dict[str, Any]:
@@ -157,7 +97,7 @@ def run(project: Path, on_status: Callable[[Mapping[str, Any]], None], seconds: 
     server = server_folder(project)
     settings = FederationSettings.read(server)
     settings.check_same(server / "runs" / settings.run)
-    summary = _summary(server, settings)
+    summary = read_summary(server, settings.run)
     if summary is not None:
         return summary
     began = time.time()
@@ -168,7 +108,7 @@ def run(project: Path, on_status: Callable[[Mapping[str, Any]], None], seconds: 
             on_status(current)
             if current["what"] == "failed":
                 raise FeddrmError(f"the run failed: {current['text']}")
-        summary = _summary(server, settings)
+        summary = read_summary(server, settings.run)
         if summary is not None:
             return summary
         if running(server) is None:

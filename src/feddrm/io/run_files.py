@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
+
+from feddrm.errors import FeddrmError
 
 CONFIG, METRICS, SUMMARY, EVALUATION = "config.yaml", "metrics.jsonl", "summary.json", "evaluation.json"
 REPORT = "report.html"
 FACTS, PICTURES = "data.json", "data.safetensors"  # the dataset summary
 ROUTER_FOLDER, CLIENTS_FOLDER = "router", "clients"
+CHECKPOINT = "checkpoint.safetensors"  # of a deployed run: the state of its server
 COMMIT = ".commit"  # in the router's folder: feddrm.io.staging
 SHARED, PRIVATE = "shared.safetensors", "private.safetensors"
 SHARDS = "private"  # of a checkpoint: the private slots of a large federation (feddrm.engine.private_shards)
 PRIVATE_HEAD, SCALE, TEMPERATURE = "head.safetensors", "scale.json", "temperature.json"
+MAX_NAME_BYTES = 200  # a folder's name may have 255 bytes; a temporary name adds some
 
 
 class ClientFiles:
@@ -68,3 +74,23 @@ class RunFiles:
     def client(self, name: str) -> ClientFiles:
         """The files of one client."""
         return ClientFiles(self.clients / name)
+
+
+def check_client_names(where: str, names: Sequence[str]) -> None:
+    """Check that there are at least two names, all distinct, and that each can name a folder and a router column."""
+    if len(names) < 2:
+        raise FeddrmError(f"{where}: a federation needs at least two clients, got {len(names)}: add another")
+    seen: dict[str, str] = {}
+    for name in names:
+        if not name.strip() or name in {".", ".."} or not name.isprintable() or any(c in name for c in "/\\"):
+            raise FeddrmError(f"{where}: client name {name!r} cannot name a folder: use letters, digits, '-' or '_'")
+        if "," in name:  # a comma separates the names in ?without=lima,pune, in --clients and in the audit log
+            raise FeddrmError(
+                f"{where}: client name {name!r} has a comma, which separates names in a list: use '-' or '_' instead"
+            )
+        if (size := len(name.encode())) > MAX_NAME_BYTES:
+            raise FeddrmError(f"{where}: client name '{name[:20]}...' has {size} bytes: use at most {MAX_NAME_BYTES}")
+        # Many file systems ignore case, and treat 'ü' as one character and as two characters alike.
+        if (folded := unicodedata.normalize("NFC", name.casefold())) in seen:
+            raise FeddrmError(f"{where}: duplicate client name '{name}' (also '{seen[folded]}'): rename one of them")
+        seen[folded] = name

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import unicodedata
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,11 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
 def read_yaml(path: Path, remedy: str) -> dict[str, Any]:
     """A YAML mapping."""
     return _mapping(path, remedy, "YAML", yaml.safe_load)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The settings in a YAML file of the form of ``config.yaml``."""
+    return read_yaml(path, "give an existing YAML file of 'key: value' lines")
 
 
 def read_yaml_text(path: Path, remedy: str) -> dict[str, Any]:
@@ -109,6 +115,11 @@ def read_csv(path: Path, remedy: str) -> list[tuple[int, list[str]]]:
     except OSError as error:
         raise FeddrmError(f"{path} cannot be read ({error.strerror}): {remedy}") from error
     return rows
+
+
+def nfc(text: str) -> str:
+    """The text in Unicode's composed form: some systems write 'ü' as one character, others as two."""
+    return unicodedata.normalize("NFC", text)
 
 
 def parse_float(text: str) -> float | None:

@@ -10,11 +10,11 @@ import torch
 from numpy.lib.npyio import NpzFile
 from torch import Tensor
 
-from feddrm.data.sources.csv_tables import read_rows
 from feddrm.data.sources.images import read_images
 from feddrm.errors import FeddrmError
 from feddrm.io.tensors import BROKEN_NPZ
 from feddrm.router import Router
+from feddrm.tables.query_rows import read_rows
 
 ARRAYS = (".npy", ".npz")
 

@@ -21,7 +21,6 @@ from safetensors.torch import load
 from torch import Tensor
 
 from feddrm.data.query_views import QueryViews
-from feddrm.data.tables.table_schema import TableSchema
 from feddrm.drm.inference.score_test import SampleMoments
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.staging import Snapshot, checksum, read_whole, replace_together
@@ -32,6 +31,7 @@ from feddrm.plugins import require_plugins, used_plugins, without_folders
 from feddrm.router.features.base import Recipe
 from feddrm.router.router import Calibration, Router
 from feddrm.router.solver.problem import Scaler
+from feddrm.tables.table_schema import TableSchema
 from feddrm.tasks import CLASSIFICATION, Task
 
 FORMAT = "feddrm-router-1"

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feddrm.data.query_views import QueryViews
-from feddrm.data.tables.table_schema import TableSchema
 from feddrm.drm.inference.score_test import SampleMoments
 from feddrm.errors import FeddrmError, FieldProblem, SettingError
 from feddrm.models import Net
@@ -24,6 +23,7 @@ from feddrm.router.row_checks import RowChecks
 from feddrm.router.solver.client_statistics import logits_at
 from feddrm.router.solver.problem import Scaler
 from feddrm.rules import ROUTING_RULES, RULES, Competence, Evidence, Rule
+from feddrm.tables.table_schema import TableSchema
 
 NOBODY = -1
 ONE_SCALE = "train with one scale for all (data retina: --set data.normalise=common) and fit again"

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from feddrm.data.tables.column_kinds import FAR, Usual
-from feddrm.data.tables.table_schema import TableSchema
 from feddrm.errors import FieldProblem
 from feddrm.router.solver.problem import Scaler
+from feddrm.tables.column_kinds import FAR, Usual
+from feddrm.tables.table_schema import TableSchema
 
 
 class RowChecks:

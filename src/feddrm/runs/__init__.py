@@ -1,6 +1,7 @@
 """Runs: from a federation and a method to a folder of figures; a run can be resumed at any moment."""
 
-from feddrm.runs.config import Config, Evaluation, read_config, resolve
+from feddrm.io.text import read_config
+from feddrm.runs.config import Config, Evaluation, resolve
 from feddrm.runs.environment import hardware, versions
 from feddrm.runs.fit import fit
 from feddrm.runs.folder import RunFolder

@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 from feddrm.data import Dataset, Federation
 from feddrm.engine import Plan, RoundSchedule, arithmetic, engine_for
 from feddrm.engine.recipes import fill_in
 from feddrm.errors import SettingError
-from feddrm.io.text import read_yaml
 from feddrm.methods import Method
 from feddrm.models import Model, Net
 from feddrm.plugins import used_plugins
-from feddrm.registry import nearest
+from feddrm.registry import known_fields
 from feddrm.tasks import require_classes
 from feddrm.typed_settings import typed
 
@@ -204,22 +202,6 @@ def threads_for(small: bool, device: str) -> int:
     docs/decisions/0001-threads.md. One on a GPU as well, which runs clients in parallel itself.
     """
     return 1 if small or device != "cpu" else max(1, os.cpu_count() or 1)
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """The settings in a YAML file of the form of ``config.yaml``."""
-    return read_yaml(path, "give an existing YAML file of 'key: value' lines")
-
-
-def known_fields(kind: type[Any], given: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """The given settings with the types of ``kind``'s fields; an unknown name is refused, and the nearest one named."""
-    names = {f.name for f in fields(kind)}
-    for key in given:
-        if key not in names:
-            raise SettingError(
-                f"no {what} setting '{key}'{nearest(str(key), names)} (there are: {', '.join(sorted(names))})"
-            )
-    return typed(kind, given)
 
 
 def _plain(value: Any) -> Any:

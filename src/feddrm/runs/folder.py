@@ -12,19 +12,17 @@ from feddrm.data import Federation
 from feddrm.engine import State, load_state, save_state
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import locked, temporary, write_atomically
-from feddrm.io.run_files import RunFiles
+from feddrm.io.run_reader import RunReader
 from feddrm.io.shards import CLIENTS, shard_bytes
-from feddrm.io.staging import Snapshot, settle_run
+from feddrm.io.staging import settle_run
 from feddrm.io.tensors import join_slots, tensor_bytes
-from feddrm.io.text import json_bytes, json_line, read_json, read_json_lines, yaml_bytes
+from feddrm.io.text import json_bytes, json_line, read_config, yaml_bytes
 from feddrm.methods import Slots, Tensors
 from feddrm.plugins import require_plugins
-from feddrm.runs.config import Config, read_config
-
-REMEDY = "run the training again"
+from feddrm.runs.config import Config
 
 
-class RunFolder(RunFiles):
+class RunFolder(RunReader):
     """The files of one run, and how they are read and written."""
 
     @contextmanager
@@ -114,26 +112,13 @@ class RunFolder(RunFiles):
                 f"cannot write {self.metrics_file} ({error.strerror}): free the disk and run again to resume"
             ) from error
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """One entry per evaluated round; a last line that a crash cut short is left out."""
-        return read_json_lines(self.metrics_file, REMEDY) if self.metrics_file.exists() else []
-
     def save(self, state: State) -> None:
         """Write the checkpoint."""
         save_state(self.state_file, state)
 
-    def summary(self) -> dict[str, Any] | None:
-        """The content of ``summary.json``; None until the run is finished."""
-        return self.read_json(self.summary_file)
-
     def write_json(self, file: Path, value: Any) -> None:
         """Write one of the run's JSON files."""
         write_atomically(file, json_bytes(value))
-
-    def read_json(self, file: Path) -> dict[str, Any] | None:
-        """Read one of the run's JSON files; None if there is none."""
-        now = Snapshot.of(self.router)
-        return now.read(file, lambda path: read_json(path, REMEDY)) if now.has(file) else None
 
     def publish(self, shared: Tensors, names: Sequence[str], private: Sequence[Slots]) -> None:
         """Write what the server may hold into ``router/`` and each client's private slots into ``clients/<name>/``.

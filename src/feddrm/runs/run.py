@@ -9,9 +9,9 @@ from typing import Any
 
 from feddrm.data import Federation
 from feddrm.errors import FeddrmError
+from feddrm.io.text import read_config
 from feddrm.predictor.answers import Answers, answer_queries
 from feddrm.router import Router, load_router
-from feddrm.runs.config import read_config
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.run_evaluation import evaluate_run
 from feddrm.runs.run_router import fit_run_router

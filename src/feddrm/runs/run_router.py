@@ -22,13 +22,14 @@ from feddrm.methods import Method
 from feddrm.models import Model
 from feddrm.plugins import require_plugins
 from feddrm.progress import progress_bar
+from feddrm.registry import known_fields
 from feddrm.router import FittedRouter, Router, RouterSettings, evaluate_router, fit_router
 from feddrm.router.answer_calibration import AnswerCalibration
 from feddrm.router.artifact import FIT
 from feddrm.router.evaluate import evaluate_routed
 from feddrm.router.private_head import PrivateHead, client_slots
 from feddrm.runs.client_predictions import client_models, execution, pooled_test_set
-from feddrm.runs.config import Config, known_fields, resolve
+from feddrm.runs.config import Config, resolve
 from feddrm.runs.folder import RunFolder
 
 KINDS = ("client_accuracy", "system_accuracy", "system_c_index")  # figures by rule, of training and of the router

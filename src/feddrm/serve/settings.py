@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
+from feddrm.checks import ports
 from feddrm.errors import SettingError
 from feddrm.router.router import MAX_AWAY
 
@@ -56,7 +57,7 @@ class HttpSettings(OidcSettings):
     model_config = SettingsConfigDict(env_prefix="FEDDRM_SERVE_", extra="forbid")
 
     host: str = "127.0.0.1"
-    port: int = Field(8080, ge=0, le=65535)
+    port: int = Field(ports.GATEWAY, ge=0, le=65535)
     grpc_port: int | None = Field(None, ge=0, le=65535)  # of the Open Inference Protocol's gRPC form; None: none
     keys: Path | None = None
     open: bool = False  # listen on other addresses than loopback without keys
@@ -133,7 +134,7 @@ class GatewaySettings(HttpSettings):
 class PredictorSettings(HttpSettings):
     """The predictor's settings."""
 
-    port: int = Field(9000, ge=0, le=65535)
+    port: int = Field(ports.PREDICTOR, ge=0, le=65535)
     answer: str = "trained"  # or "refit"
 
 

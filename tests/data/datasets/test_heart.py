@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,12 @@ import torch
 
 from feddrm.data.datasets import heart
 from feddrm.data.datasets.base import load
-from feddrm.data.datasets.data_files import file_md5
 from feddrm.data.datasets.heart import ENCODED, HOSPITALS, SCHEMA, Heart, fit_imputation
 from feddrm.data.federation import Federation
 from feddrm.data.partition import split
-from feddrm.data.tables.column_kinds import CategoryColumn
+from feddrm.io.data_files import file_md5
+from feddrm.io.official_files import HEART
+from feddrm.tables.column_kinds import CategoryColumn
 from refusal import refused
 
 NAN = float("nan")
@@ -51,7 +53,8 @@ def write(folder: Path, hospital: str, rows: list[str]) -> None:
 
 def accept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the files made here for the official ones."""
-    monkeypatch.setattr(heart, "MD5", tuple(file_md5(folder / f"processed.{h}.data") for h in HOSPITALS))
+    remotes = tuple(replace(remote, md5=file_md5(folder / remote.filename)) for remote in HEART)
+    monkeypatch.setattr(heart, "HEART", remotes)
 
 
 @pytest.fixture

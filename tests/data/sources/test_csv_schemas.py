@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from feddrm.data import Federation
-from feddrm.data.sources.csv_tables import read_rows
-from feddrm.data.tables.column_kinds import CategoryColumn, NumberColumn
-from feddrm.data.tables.table_schema import TableSchema
 from feddrm.io.text import yaml_bytes
+from feddrm.tables.column_kinds import CategoryColumn, NumberColumn
+from feddrm.tables.table_schema import TableSchema
 from refusal import refused
 
 from_csv = Federation.from_csv
@@ -58,28 +57,6 @@ def test_what_a_schema_does_not_allow_is_refused_with_its_place(tmp_path: Path) 
         load("id,sex,town,ill,age", "1,m,oslo,no,3")
     with refused(str(tmp_path / "none.yaml"), "feddrm data schema"):
         from_csv(tmp_path / "all.csv", label="ill", client="town", schema=tmp_path / "none.yaml")
-
-
-def test_queries_by_raw_or_by_encoded_columns(tmp_path: Path) -> None:
-    inputs, places = read_rows(one(tmp_path, "sex,age", "male,60", ",50"), SCHEMA.encoded, 3, SCHEMA)
-    assert inputs.tolist() == [[1, 1, 0], [0, 0, 1]]
-    assert [place.rpartition(", ")[2] for place in places] == ["row 2", "row 3"]
-    encoded = one(tmp_path, "age,sex,sex_missing", "1,1,0")
-    assert read_rows(encoded, SCHEMA.encoded, 3, SCHEMA)[0].tolist() == [[1, 1, 0]]
-    # Where both have the same names, the cells are raw.
-    numbers = TableSchema((NumberColumn("age", centre=50, scale=10),))
-    assert read_rows(one(tmp_path, "age", "60"), ("age",), 1, numbers)[0].tolist() == [[1]]
-
-
-def test_an_unknown_column_of_a_query_is_named_unless_it_is_ignored(tmp_path: Path) -> None:
-    path = one(tmp_path, "id,sex,age", "7,m,60")
-    with refused("all.csv has a column 'id' that the router does not know", "--ignore 'id'"):
-        read_rows(path, SCHEMA.encoded, 3, SCHEMA)
-    assert read_rows(path, SCHEMA.encoded, 3, SCHEMA, ["id"])[0].tolist() == [[1, 1, 0]]
-    with refused("all.csv has no column 'sex' for a query", "add it, as in the training data"):
-        read_rows(one(tmp_path, "age", "60"), SCHEMA.encoded, 3, SCHEMA)
-    with refused("all.csv, row 2: column 'sex' is 'x'", "female"):
-        read_rows(one(tmp_path, "sex,age", "x,60"), SCHEMA.encoded, 3, SCHEMA)
 
 
 # A schema from sums over all clients

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from feddrm.data import Federation
 from feddrm.data.partition import split
-from feddrm.data.sources.csv_tables import read_rows
 from refusal import refused
 
 from_csv = Federation.from_csv
@@ -342,19 +341,3 @@ def test_a_path_that_is_not_there_and_a_list_that_is_none(tmp_path: Path) -> Non
     path = one(tmp_path, "x,z,c,y", "1,2,a,0", "2,3,b,1")
     with refused("has no column 'x,z' to drop", "write several as a list, [a, b]"):
         from_csv(path, label="y", client="c", drop="x,z")
-
-
-def test_queries_in_a_table(tmp_path: Path) -> None:
-    """Columns by name, others passed over; a query's columns cannot be dropped, so that is no remedy."""
-    path = one(tmp_path, "id,b,a", "x,1,2", "y,3,4")
-    found, places = read_rows(path, ("a", "b"), 2)
-    assert found.tolist() == [[2, 1], [4, 3]]
-    assert places == [f"{path}, row 2", f"{path}, row 3"]
-    with refused(f"{path} has 3 columns, 2 are wanted"):
-        read_rows(path, None, 2)
-    with refused(f"{path} has no column 'c' for a query", "add it, as in the training data"):
-        read_rows(path, ("a", "c"), 2)
-    for cell, remedy in (("?", "fill it in"), ("low", "encode it as numbers"), ("1e99", "correct it")):
-        with refused(f"{path}, row 2: column 'b'", remedy) as caught:
-            read_rows(one(tmp_path, "a,b", f"1,{cell}"), ("a", "b"), 2)
-        assert str(caught.value).endswith(remedy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -44,3 +45,28 @@ def test_flower_runs_no_code_of_a_run_and_uses_tls_unless_told_otherwise(
         assert ("--insecure" in command) == insecure
     assert ("--enable-supernode-auth" in commands[0]) != insecure
     assert ("--auth-supernode-private-key" in commands[1]) != insecure
+
+
+def test_a_message_wakes_the_worker_whatever_its_pause_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    wake, looks = threading.Event(), []
+
+    class Client:
+        def close(self) -> None:
+            looks.append("closed")
+
+    class Connection:
+        def client(self) -> Client:
+            return Client()
+
+    def look(client: Client, kind: object) -> None:
+        if len(looks) == 2:
+            raise KeyboardInterrupt
+        looks.append("nothing")
+        wake.set()  # a message comes right after the look
+
+    monkeypatch.setattr(daemon, "IDLE_SECONDS", 3600.0)
+    monkeypatch.setattr(daemon, "take_task", look)
+    with pytest.raises(KeyboardInterrupt):
+        daemon._take_client_tasks(Connection(), wake)
+    assert looks == ["nothing", "nothing", "closed"]
+    assert not wake.is_set()

@@ -13,7 +13,16 @@ import pytest
 from flwr.supernode import start_client_internal
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
-from feddrm.deploy.flower.supernode import LONGEST_PAUSE, NO_MESSAGE, STILL_ONLINE, IdlePause, refusal, with_notes
+from feddrm.deploy.flower.supernode import (
+    LONGEST_PAUSE,
+    MESSAGE,
+    NO_MESSAGE,
+    STILL_ONLINE,
+    IdlePause,
+    refusal,
+    with_message_notes,
+    with_notes,
+)
 from feddrm.io.connection_errors import FOREIGN
 
 pytestmark = pytest.mark.slow
@@ -42,11 +51,12 @@ def test_the_pauses_that_main_tells_apart_are_flowers() -> None:
     source = inspect.getsource(start_client_internal)
     assert sorted(re.findall(r"\btime\.sleep\((.*?)\)", source)) == ["0.5", "0.5", f"{NO_MESSAGE:g}"]
     assert source.count("_push_messages(\n                state=state") == 1, "where main is told of a message"
+    assert source.count("run_id = _pull_and_store_message(\n") == 1, "where the daemon is told of one"
 
 
 def test_pauses_grow_while_nothing_comes_and_are_short_again_after_a_message() -> None:
     now = [100.0]
-    pause = IdlePause(0.25, lambda: now[0])
+    pause = IdlePause(0.25, clock=lambda: now[0])
     assert pause.seconds == 0.25
     now[0] += 20
     assert pause.seconds == pytest.approx(1.0), "a twentieth of the time without a message"
@@ -54,7 +64,14 @@ def test_pauses_grow_while_nothing_comes_and_are_short_again_after_a_message() -
     assert pause.seconds == LONGEST_PAUSE
     pause.reset()
     assert pause.seconds == 0.25
-    assert IdlePause(5.0, lambda: now[0]).seconds == 5.0, "a site may ask for longer pauses"
+    assert IdlePause(5.0, clock=lambda: now[0]).seconds == 5.0, "a site may ask for longer pauses"
+
+
+def test_the_daemon_is_told_of_a_message_that_has_come(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = iter([None, 7, None])
+    pull = with_message_notes(lambda state: next(runs))
+    assert [pull(state=1) for _ in range(3)] == [None, 7, None]
+    assert capsys.readouterr().out == f"feddrm: {MESSAGE}\n"
 
 
 def answered(status: int, body: str = "{}", path: str = "activate-node") -> httpx.HTTPStatusError:

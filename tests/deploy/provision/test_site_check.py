@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from feddrm.checks import findings
 from feddrm.deploy.provision import certificates, folder_check
 from feddrm.deploy.provision.certificates import write_certificates, write_key_pair
 from feddrm.deploy.provision.folder_check import Finding
@@ -119,7 +120,7 @@ def test_a_folder_that_cannot_be_written_is_a_problem(site: Path, monkeypatch: p
     def refuse(dir: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(folder_check, "NamedTemporaryFile", refuse)
+    monkeypatch.setattr(findings, "NamedTemporaryFile", refuse)
     assert "Permission denied" in found(site)["folder"].text
 
 

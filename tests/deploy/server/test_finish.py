@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from deployment import NAMES, QUICK_ROUTING, Deployed, DirectTransport, fit_steps
 from feddrm.data.sources.labelled_samples import Division, divide
-from feddrm.deploy import local_cluster
+from feddrm.deploy import cluster_status
 from feddrm.deploy.provision.members import remove_site
 from feddrm.deploy.server.status import ServerStatus
 from feddrm.deploy.server.waiting import PATIENCE
@@ -54,7 +54,7 @@ def test_the_server_gives_up_with_a_reason_and_continues_when_the_data_are_back(
     with refused(f"lima: {reason}", "'feddrm deploy run' goes on from here"):
         server.go()
     assert waited == [f"lima ({reason})"] * (PATIENCE - 1), "what 'deploy status' shows meanwhile"
-    assert (local_cluster.status(deployment.folder)["complaint"] or "").endswith(f" lima: {reason}")
+    assert (cluster_status.status(deployment.folder)["complaint"] or "").endswith(f" lima: {reason}")
     deployment.give_share("lima", 1)
     deployment.server().go()
     summary = json.loads((server.folder / "summary.json").read_text())

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from feddrm.data.tables.column_kinds import NumberColumn
-from feddrm.data.tables.column_sums import ColumnSums, schema_from_sums
-from feddrm.data.tables.table_schema import TableSchema
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.negotiation import make_run_spec
 from feddrm.deploy.wire.public_files import describe_run
 from feddrm.deploy.wire.run_spec import FIT_PROTOCOL, RunSpec
 from feddrm.engine.recipes import RECIPES, fill_in
 from feddrm.io.text import read_yaml
+from feddrm.tables.column_kinds import NumberColumn
+from feddrm.tables.column_sums import ColumnSums, schema_from_sums
+from feddrm.tables.table_schema import TableSchema
 from plugin_files import forget, new_process, write_examples
 from refusal import refused
 

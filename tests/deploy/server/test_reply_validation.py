@@ -18,7 +18,8 @@ from feddrm.deploy.server.reply_validation import blank_upload, check_answers, c
 from feddrm.deploy.server.training import ServerState
 from feddrm.deploy.site.site_fit import ROWS
 from feddrm.deploy.wire.key_files import load_private_key
-from feddrm.deploy.wire.messages import FORMAT, Message, pack, sign, unpack, verify
+from feddrm.deploy.wire.message_bytes import FORMAT
+from feddrm.deploy.wire.messages import Message, pack, sign, unpack, verify
 from feddrm.deploy.wire.run_spec import RunSpec
 from feddrm.engine import Plan, RoundSchedule, State, first_state
 from feddrm.evaluation.answer_metrics import answer_sums

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from deployment import NAMES, QUICK_ROUTING, Deployed, DirectTransport
 from feddrm.data import Client, Split
-from feddrm.data.tables.column_sums import table_sums
 from feddrm.deploy.server.reply_validation import HELLO_FIELDS
 from feddrm.deploy.server.training import ServerState, Training
 from feddrm.deploy.site.floors import Floors
 from feddrm.deploy.site.site_fit import ROW_STEPS
 from feddrm.deploy.wire.messages import Message, pack, sign, unpack, verify
+from feddrm.tables.column_sums import table_sums
 from refusal import refused
 
 Make = Callable[..., Deployed]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from deployment import NAMES, Deployed, DirectTransport, play_round
-from feddrm.deploy import local_cluster
+from feddrm.deploy import cluster_status
 from feddrm.deploy.privacy import Privacy
 from feddrm.deploy.provision.certificates import new_key
 from feddrm.deploy.server.status import ServerStatus
@@ -120,8 +120,8 @@ def test_a_demand_that_the_run_does_not_meet_stops_it_before_training(deployed: 
     status = ServerStatus(deployment.folder / "server")
     for _ in range(2):
         status.record("failed", {"text": str(caught.value)})
-    assert local_cluster.status(deployment.folder)["complaint"].endswith(str(caught.value))
-    assert local_cluster.status(deployment.folder)["server"]["what"] == "failed"
+    assert cluster_status.status(deployment.folder)["complaint"].endswith(str(caught.value))
+    assert cluster_status.status(deployment.folder)["server"]["what"] == "failed"
 
 
 def test_a_demand_made_during_a_run_leaves_the_site_out_with_its_reason(deployed: Make) -> None:

@@ -16,7 +16,6 @@ from PIL import Image
 from deployment import NAMES, Deployed, DirectTransport
 from feddrm.data import Federation
 from feddrm.data.sources.labelled_samples import Division, divide
-from feddrm.data.tables.table_schema import TableSchema
 from feddrm.deploy.flower.apps import site_at
 from feddrm.deploy.provision.project import make_project
 from feddrm.deploy.server.federation_settings import FederationSettings
@@ -26,6 +25,7 @@ from feddrm.deploy.wire.messages import Message, unpack
 from feddrm.errors import FeddrmError
 from feddrm.predictor.query_files import read_queries
 from feddrm.runs import Run
+from feddrm.tables.table_schema import TableSchema
 from refusal import refused
 
 

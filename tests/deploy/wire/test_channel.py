@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deployment import NAMES, Deployed, DirectTransport, play_round
-from feddrm.deploy import local_cluster
+from feddrm.deploy import cluster_status
 from feddrm.deploy.provision.members import remove_site
 from feddrm.deploy.server.status import ServerStatus
 from feddrm.deploy.wire.channel import REFUSED
@@ -65,7 +65,7 @@ def test_a_site_cannot_control_the_servers_terminal(
     assert play_round(deployment.server()).history[-1]["answered"] == ["oslo", "pune"]
     assert deployment.complaints == [f"lima: {shown}"]
     status.record("complaint", {"text": deployment.complaints[0]})
-    assert (local_cluster.status(deployment.folder)["complaint"] or "").endswith(f" lima: {shown}")
+    assert (cluster_status.status(deployment.folder)["complaint"] or "").endswith(f" lima: {shown}")
 
 
 def test_the_sites_are_told_whom_the_server_waits_for(deployed: Make, monkeypatch: pytest.MonkeyPatch) -> None:

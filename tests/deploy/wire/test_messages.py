@@ -14,7 +14,8 @@ from safetensors.torch import save
 
 from feddrm.deploy.provision.certificates import new_key, write_key_pair
 from feddrm.deploy.wire.key_files import load_private_key, load_public_key
-from feddrm.deploy.wire.messages import FORMAT, pack, sign, unpack, verify
+from feddrm.deploy.wire.message_bytes import FORMAT
+from feddrm.deploy.wire.messages import pack, sign, unpack, verify
 from feddrm.errors import FeddrmError
 from refusal import refused
 

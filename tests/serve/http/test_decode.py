@@ -15,8 +15,6 @@ from PIL import Image
 from starlette.requests import Request
 from starlette.types import Message
 
-from feddrm.data.tables.column_kinds import CategoryColumn, NumberColumn
-from feddrm.data.tables.table_schema import TableSchema
 from feddrm.errors import FeddrmError
 from feddrm.serve.http.decode import (
     SMALL_JSON,
@@ -30,6 +28,8 @@ from feddrm.serve.http.decode import (
 from feddrm.serve.http.error_responses import ApiError
 from feddrm.serve.schemas import Options, PredictOptions
 from feddrm.serve.settings import HttpSettings
+from feddrm.tables.column_kinds import CategoryColumn, NumberColumn
+from feddrm.tables.table_schema import TableSchema
 from refusal import refused
 
 GREY = InputSpec((1, 4, 4), 3, None, max_rows=8, max_pixels=10_000)

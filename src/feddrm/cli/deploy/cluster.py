@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from feddrm.checks.ports import FEDERATION
 from feddrm.cli.data_options import given_settings
 from feddrm.cli.deploy import members, monitor
 from feddrm.cli.deploy.members import require_flower
@@ -44,7 +45,7 @@ def init(
     host: Annotated[
         list[str] | None, typer.Option(help="Name or address of the server; may be repeated, sites use the first.")
     ] = None,
-    port: Annotated[int, typer.Option(help="Port of the server.")] = 8000,
+    port: Annotated[int, typer.Option(help="Port of the server.")] = FEDERATION,
     keys: Annotated[Path | None, typer.Option(help="Folder of public keys, NAME.pub, that sites made.")] = None,
     watch_port: Annotated[
         int | None, typer.Option(help="Show the training on the server's own machine at this port: page and metrics.")
@@ -125,7 +126,7 @@ def run(
     Example: feddrm deploy run federation
     """
     require_flower()
-    from feddrm.deploy import local_cluster
+    from feddrm.deploy import cluster_status, local_cluster
 
     with progress_bar("deployed") as advance:
         last: list[Mapping[str, Any]] = []
@@ -148,7 +149,7 @@ def run(
         typer.echo(f"removed during the run: {', '.join(summary['removed'])}")
     if summary.get("privacy"):
         typer.echo(f"differential privacy spent: {summary['privacy']['epsilon']}")
-    typer.echo(f"wrote {local_cluster.server_folder(folder) / 'runs'}")
+    typer.echo(f"wrote {cluster_status.server_folder(folder) / 'runs'}")
 
 
 @app.command()
@@ -160,10 +161,10 @@ def status(folder: Place, json: JsonFlag = False) -> None:
     Example: feddrm deploy status federation
     """
     require_flower()
-    from feddrm.deploy import local_cluster
+    from feddrm.deploy import cluster_status
 
-    at_site = local_cluster.is_site(folder)
-    current = local_cluster.site_status(folder) if at_site else local_cluster.status(folder)
+    at_site = cluster_status.is_site(folder)
+    current = cluster_status.site_status(folder) if at_site else cluster_status.status(folder)
     if json:
         print_json(current)
         return

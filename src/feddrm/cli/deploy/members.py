@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feddrm.cli.output import JsonFlag, print_json, print_table
+from feddrm.cli.output import JsonFlag, print_findings, print_json
 from feddrm.errors import FeddrmError
 
 if TYPE_CHECKING:
@@ -58,11 +58,11 @@ def check(
     Example: feddrm deploy check federation/sites/oslo
     """
     require_flower()
-    from feddrm.deploy.local_cluster import folders, is_site
-    from feddrm.deploy.provision.folder_check import PROBLEM
+    from feddrm.checks.findings import PROBLEM
+    from feddrm.deploy.cluster_status import folders, is_site
     from feddrm.deploy.provision.server_check import check_server
     from feddrm.deploy.provision.site_check import check_site
-    from feddrm.deploy.server.federation_settings import CONFIG
+    from feddrm.deploy.server.federation_file import CONFIG
 
     alone = is_site(folder) or (folder / CONFIG).exists()
     places = {folder.name: folder} if alone else folders(folder)
@@ -72,8 +72,7 @@ def check(
         print_json(plain[folder.name] if alone else plain)
     else:
         for name, findings in found.items():
-            rows = [[f.what, f.level, f.text] for f in findings]
-            print_table(["what", "level", "result"], rows, None if alone else name)
+            print_findings(findings, None if alone else name)
     if any(finding.level == PROBLEM for findings in found.values() for finding in findings):
         raise typer.Exit(1)
 
@@ -93,7 +92,7 @@ def add_site(
     Example: feddrm deploy add-site federation quito
     """
     require_flower()
-    from feddrm.deploy.local_cluster import server_folder
+    from feddrm.deploy.cluster_status import server_folder
     from feddrm.deploy.provision import members
 
     server = server_folder(folder)
@@ -118,7 +117,7 @@ def remove_site(folder: Project, name: SiteName, run: NextRun = None, json: Json
     Example: feddrm deploy remove-site federation quito
     """
     require_flower()
-    from feddrm.deploy.local_cluster import server_folder
+    from feddrm.deploy.cluster_status import server_folder
     from feddrm.deploy.provision import members
 
     state = members.remove_site(server_folder(folder), name, run)
@@ -148,7 +147,7 @@ def renew(
     Example: feddrm deploy renew federation --host server.example --host 10.0.0.7
     """
     require_flower()
-    from feddrm.deploy.local_cluster import server_folder
+    from feddrm.deploy.cluster_status import server_folder
     from feddrm.deploy.provision import members
 
     server = server_folder(folder)

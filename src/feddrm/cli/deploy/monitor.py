@@ -34,7 +34,7 @@ def watch(
     Example: feddrm deploy watch federation --once
     """
     require_flower()
-    from feddrm.deploy.local_cluster import server_folder
+    from feddrm.deploy.cluster_status import server_folder
     from feddrm.deploy.watch.watch_state import watch_state
 
     server, console = server_folder(folder), Console()
@@ -117,8 +117,8 @@ def audit(
     Example: feddrm deploy audit federation
     """
     require_flower()
-    from feddrm.deploy.local_cluster import run_folder, site_folders
-    from feddrm.deploy.server.audit_check import audit_run
+    from feddrm.deploy.cluster_status import run_folder, site_folders
+    from feddrm.deploy.records.audit_check import audit_run
 
     result = audit_run(run_folder(folder), site or site_folders(folder))
     if json:

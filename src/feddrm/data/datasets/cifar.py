@@ -20,7 +20,6 @@ from PIL import Image
 
 from feddrm.data.client import Client, Split
 from feddrm.data.crop import RandomResizedCrop, column_first
-from feddrm.data.datasets import data_files
 from feddrm.data.datasets.base import DividedDataset, FileDataset
 from feddrm.data.datasets.cifar_names import CIFAR10, CIFAR20, CIFAR100
 from feddrm.data.federation import Federation
@@ -28,47 +27,16 @@ from feddrm.data.partition import partition
 from feddrm.data.shift import colour_shifts
 from feddrm.data.view import View
 from feddrm.errors import FeddrmError
+from feddrm.io import data_files
+from feddrm.io.official_files import HUNDRED, TEN, Origin
 from feddrm.io.tensors import BROKEN_NPZ
 from feddrm.registry import check_choice
 
 SIDE = 32
 IMAGES = 60_000
-HOME = "https://www.cs.toronto.edu/~kriz"
 DECODERS = 2  # threads; Pillow releases the interpreter's lock while it decodes
 
 Bytes = NDArray[np.uint8]
-
-
-class Origin(NamedTuple):
-    """One of the two official collections: the names of its files, and the checksum of their content."""
-
-    packed: str
-    folder: str
-    parts: tuple[str, ...]
-    archive: data_files.Remote
-    pickled: tuple[str, str]
-    label_bytes: int
-    sha256: str  # as CifarPool.sha256 computes it
-
-
-TEN = Origin(
-    packed="cifar10",
-    folder="cifar-10-batches-bin",
-    parts=(*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"),
-    archive=data_files.Remote(f"{HOME}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
-    pickled=("cifar-10-python.tar.gz", "cifar-10-batches-py"),
-    label_bytes=1,
-    sha256="795f1793d7b8f8883c578442a02455d2469d49685325e98ea0621b15f4a88d69",
-)
-HUNDRED = Origin(
-    packed="cifar100",
-    folder="cifar-100-binary",
-    parts=("train.bin", "test.bin"),
-    archive=data_files.Remote(f"{HOME}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
-    pickled=("cifar-100-python.tar.gz", "cifar-100-python"),
-    label_bytes=2,
-    sha256="7b8e2114e67eef95bef58a6b54511fe597a0f465ac2d6bf328a1c5538f6de506",
-)
 
 
 class CifarPool(NamedTuple):
@@ -181,16 +149,16 @@ class Cifar20(Cifar):
 
 def read_pool(origin: Origin, *, data_dir: str | None, download: bool) -> CifarPool:
     """All 60,000 images, from packed files or from the official binary archive, with their checksum verified."""
-    packed = tuple(f"{origin.packed}_{i}.npz" for i in (0, 1))
-    alternatives = (packed, (origin.archive.filename,), (origin.folder,))
-    if not download and data_files.find(alternatives, data_dir) is None:
+    if not download and data_files.find(origin.alternatives, data_dir) is None:
         for name in origin.pickled:
             if paths := data_files.find([(name,)], data_dir):
                 raise FeddrmError(
                     f"{paths[0]} is the pickled form, which could run code when read: "
                     f"use the binary form {origin.archive.url} (or --download)"
                 )
-    paths = data_files.obtain(origin.packed, alternatives, [origin.archive], data_dir=data_dir, download=download)
+    paths = data_files.obtain(
+        origin.packed, origin.alternatives, [origin.archive], data_dir=data_dir, download=download
+    )
     pool = _read_packed(paths, origin) if paths[0].suffix == ".npz" else _read_binary(paths[0], origin)
     if (sha256 := pool.sha256()) != origin.sha256:
         raise FeddrmError(

@@ -25,23 +25,16 @@ from numpy.typing import NDArray
 
 from feddrm.data.client import Client, Split
 from feddrm.data.datasets.base import FileDataset
-from feddrm.data.datasets.data_files import Remote, file_md5, obtain
 from feddrm.data.federation import Federation
 from feddrm.data.partition import Indices, split
-from feddrm.data.tables.column_kinds import CategoryColumn, NumberColumn, Values
-from feddrm.data.tables.table_schema import TableSchema
 from feddrm.errors import FeddrmError, TableError
+from feddrm.io.data_files import file_md5, obtain
+from feddrm.io.official_files import HEART, HOSPITALS, alternatives
 from feddrm.io.text import parse_float
 from feddrm.registry import check_choice
+from feddrm.tables.column_kinds import CategoryColumn, NumberColumn, Values
+from feddrm.tables.table_schema import TableSchema
 
-HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
-MD5 = (
-    "2d91a8ff69cfd9616aa47b59d6f843db",
-    "22e96bee155b5973568101c93b3705f6",
-    "9a87f7577310b3917730d06ba9349e20",
-    "4249d03ca7711e84f4444768c9426170",
-)
-URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease"
 CLASSES = ("healthy", "disease")
 IMPUTE = ("client", "common")
 NO_YES = {"0": "no", "1": "yes"}
@@ -134,11 +127,8 @@ class Heart(FileDataset):
         )
 
     def _files(self) -> list[Path]:
-        remotes = [Remote(f"{URL}/processed.{h}.data", md5) for h, md5 in zip(HOSPITALS, MD5, strict=True)]
-        names = [remote.filename for remote in remotes]
-        places = [names, [f"heart/{name}" for name in names]]
-        paths = obtain(self.name, places, remotes, data_dir=self.data_dir, download=self.download)
-        for path, remote in zip(paths, remotes, strict=True):
+        paths = obtain(self.name, alternatives(self.name), HEART, data_dir=self.data_dir, download=self.download)
+        for path, remote in zip(paths, HEART, strict=True):
             if (md5 := file_md5(path)) != remote.md5:
                 raise FeddrmError(
                     f"{path} has md5 {md5}, the official file {remote.md5}: replace it by {remote.url}, "

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from feddrm.data.datasets.base import FileDataset
-from feddrm.data.datasets.data_files import search_folders
 from feddrm.data.federation import Federation
 from feddrm.data.partition import TRAIN_FRACTION
 from feddrm.data.sources.image_folders import ImageFile, list_images, sub_folders
@@ -19,6 +18,7 @@ from feddrm.data.sources.images import read_images
 from feddrm.data.sources.labelled_samples import Division, LabelledSamples, assemble
 from feddrm.data.view import View
 from feddrm.errors import FeddrmError
+from feddrm.io.data_files import search_folders
 from feddrm.registry import check_choice
 
 ROOT = "retina_balanced"

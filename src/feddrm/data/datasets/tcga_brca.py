@@ -17,15 +17,15 @@ import torch
 
 from feddrm.data.client import Client, Split
 from feddrm.data.datasets.base import FileDataset
-from feddrm.data.datasets.data_files import obtain
 from feddrm.data.federation import Federation
-from feddrm.data.tables.column_kinds import NumberColumn
-from feddrm.data.tables.table_schema import TableSchema
 from feddrm.errors import FeddrmError, SettingError, TableError
+from feddrm.io.data_files import obtain
+from feddrm.io.official_files import alternatives
 from feddrm.io.text import parse_float, read_csv
+from feddrm.tables.column_kinds import NumberColumn
+from feddrm.tables.table_schema import TableSchema
 from feddrm.tasks import Survival
 
-FILES = ("brca.csv", "centers.csv", "train_test_split.csv")
 AGE, TIME, EVENT, PATIENT = "age_at_index", "T", "E", "pid"
 REGIONS = ("Northeast", "South", "West", "Midwest", "Europe", "Canada")  # in FLamby's order
 REMEDY = "get FLamby's file"
@@ -54,9 +54,7 @@ class TcgaBrca(FileDataset):
             raise SettingError(f"intervals={self.intervals}: give at least 2")
 
     def load(self) -> Federation:
-        paths = obtain(
-            self.name, [FILES, [f"{self.name}/{f}" for f in FILES]], (), data_dir=self.data_dir, download=False
-        )
+        paths = obtain(self.name, alternatives(self.name), (), data_dir=self.data_dir, download=False)
         patients, centres, split = (read_rows(path) for path in paths)
         by_id = {row[PATIENT]: row for row in patients}
         regions = {row["TSS Code"]: row["Region"] for row in centres}

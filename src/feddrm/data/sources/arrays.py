@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddrm.data.client import Client, check_client_names
+from feddrm.data.client import Client
 from feddrm.data.sources.labelled_samples import (
     Division,
     FederationParts,
@@ -20,11 +20,10 @@ from feddrm.data.sources.labelled_samples import (
     assemble,
     assemble_client,
     check_same_clients,
-    nfc,
-    short_list,
-    short_repr,
 )
-from feddrm.errors import FeddrmError
+from feddrm.errors import FeddrmError, quoted, short_list
+from feddrm.io.run_files import check_client_names
+from feddrm.io.text import nfc
 
 Array = NDArray[Any] | Tensor | Sequence[Any]
 Arrays = Mapping[str, tuple[Array, Array]] | Sequence[tuple[str, tuple[Array, Array]]]
@@ -84,13 +83,13 @@ def client_from_arrays(name: str, arrays: tuple[Any, Any], classes: Sequence[str
 
 def _client_arrays(where: str, clients: Arrays) -> list[ClientArrays]:
     if not isinstance(clients, Iterable):
-        raise FeddrmError(f"{where}: {short_repr(clients)} holds no clients: give {{name: (X, y), ...}}")
+        raise FeddrmError(f"{where}: {quoted(clients)} holds no clients: give {{name: (X, y), ...}}")
     items: list[Any] = list(clients.items()) if isinstance(clients, Mapping) else list(clients)
     for item in items:
         if not isinstance(item, tuple | list) or len(item) != 2 or not isinstance(item[0], str):
-            raise FeddrmError(f"{where}: {short_repr(item)} is not (name, (X, y)) with a name in text: give such pairs")
+            raise FeddrmError(f"{where}: {quoted(item)} is not (name, (X, y)) with a name in text: give such pairs")
         if not isinstance(item[1], tuple | list) or len(item[1]) != 2:
-            raise FeddrmError(f"{where}: client '{item[0]}' is {short_repr(item[1])}: give a pair (X, y)")
+            raise FeddrmError(f"{where}: client '{item[0]}' is {quoted(item[1])}: give a pair (X, y)")
     return [(client, (pair[0], pair[1])) for client, pair in items]
 
 
@@ -123,7 +122,7 @@ def _column_names(
         return None
     names = tuple(f"x{i}" for i in range(shape[1])) if columns is None else tuple(nfc(str(c)) for c in columns)
     if isinstance(columns, str) or len(names) != shape[1] or len(set(names)) != len(names):
-        raise FeddrmError(f"{name}: columns={short_repr(columns)}: give {shape[1]} distinct names, one per column")
+        raise FeddrmError(f"{name}: columns={quoted(columns)}: give {shape[1]} distinct names, one per column")
     return names
 
 
@@ -207,7 +206,7 @@ def _rows(where: str, x: NDArray[Any]) -> NDArray[np.float32]:
             # NumPy counts durations as integers, in a unit that the caller does not see.
             if isinstance(value, np.timedelta64) or not isinstance(value, int | float | np.integer | np.floating):
                 raise FeddrmError(
-                    f"{where}[{i}, {j}] is {short_repr(value)}, not a number: encode it or leave the column out"
+                    f"{where}[{i}, {j}] is {quoted(value)}, not a number: encode it or leave the column out"
                 )
     with np.errstate(over="ignore"):
         rows = x.astype(np.float32)
@@ -236,5 +235,5 @@ def _plain_labels(where: str, value: Any) -> list[Label]:
         elif isinstance(plain, int | float) and plain == plain // 1:
             labels.append(int(plain))
         else:
-            raise FeddrmError(f"{where}[{i}] is {short_repr(plain)}, not a class: give whole numbers or text")
+            raise FeddrmError(f"{where}[{i}] is {quoted(plain)}, not a class: give whole numbers or text")
     return labels

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feddrm.data.client import check_client_names
-from feddrm.data.sources.csv_file import PARQUET, CsvTable, frame_table, read_table
 from feddrm.data.sources.labelled_samples import (
     Division,
     FederationParts,
@@ -22,15 +20,14 @@ from feddrm.data.sources.labelled_samples import (
     assemble,
     check_same_clients,
     divide,
-    nfc,
-    short_list,
-    short_repr,
 )
-from feddrm.data.tables.column_sums import ColumnSums, merge_sums, schema_from_sums, table_sums
-from feddrm.data.tables.table_schema import TableSchema
-from feddrm.errors import FeddrmError, TableError
-from feddrm.io.text import parse_float
+from feddrm.errors import FeddrmError, TableError, quoted, short_list
+from feddrm.io.run_files import check_client_names
+from feddrm.io.text import nfc, parse_float
 from feddrm.registry import nearest
+from feddrm.tables.column_sums import ColumnSums, merge_sums, schema_from_sums, table_sums
+from feddrm.tables.csv_file import PARQUET, CsvTable, frame_table, read_table
+from feddrm.tables.table_schema import TableSchema
 
 Paths = Any  # str | Path | Sequence[str | Path] | Mapping[str, str | Path | DataFrame] | DataFrame
 SamplesByClient = Mapping[str, LabelledSamples]
@@ -262,46 +259,6 @@ def _inputs(rows: Sequence[Sequence[Any]], schema: TableSchema | None, places: S
     return inputs
 
 
-def read_rows(
-    path: Path,
-    columns: tuple[str, ...] | None,
-    width: int,
-    schema: TableSchema | None = None,
-    ignore: Sequence[str] = (),
-) -> tuple[NDArray[np.float32], list[str]]:
-    """Rows without labels as network inputs, and the place of each.
-
-    With a ``schema`` the file has its raw columns, or its encoded ones. ``ignore`` names other columns of the file.
-    Without a schema the file must have ``columns``, or ``width`` columns if none are named.
-    """
-    if schema is not None and (raw := read_raw_rows(path, schema, ignore)) is not None:
-        rows, places = raw
-        return schema.encode(schema.read(rows, places.__getitem__)), places
-    table = read_table(path)
-    present = [name for name in table.header if name not in set(map(nfc, ignore))]
-    if columns is None and len(present) != width:
-        raise FeddrmError(f"{path} has {len(present)} columns, {width} are wanted: give the columns of training")
-    indices = [table.column_index(name, "a query", "add it, as in the training data") for name in columns or present]
-    numbers = [[table.number(row, index, can_drop=False) for index in indices] for row in range(len(table.rows))]
-    return np.array(numbers, dtype=np.float32), [table.place(row) for row in range(len(numbers))]
-
-
-def read_raw_rows(path: Path, schema: TableSchema, ignore: Sequence[str]) -> tuple[list[list[str]], list[str]] | None:
-    """The cells of a schema's raw columns, and the place of each row; None if the file has the encoded columns."""
-    table = read_table(path)
-    present = [name for name in table.header if name not in set(map(nfc, ignore))]
-    if schema.is_encoded(present):
-        return None
-    if unknown := [name for name in present if name not in schema.names]:
-        raise FeddrmError(
-            f"{path} has a column '{unknown[0]}' that the router does not know{nearest(unknown[0], schema.names)}: "
-            f"leave it out, or --ignore '{unknown[0]}'"
-        )
-    indices = [table.column_index(name, "a query", "add it, as in the training data") for name in schema.names]
-    rows = [table.cells(row, indices, numbers=False) for row in range(len(table.rows))]
-    return rows, [table.place(row) for row in range(len(rows))]
-
-
 def _check_roles(tables: Sequence[CsvTable], roles: Roles) -> None:
     label, client = roles.label, roles.client
     if label == client:
@@ -345,7 +302,7 @@ def labels_as_integers(
             value = parse_float(str(label))
             if value is not None and not (math.isfinite(value) and value.is_integer()):
                 raise FeddrmError(
-                    f"{samples.place(i)}: label {short_repr(label)} is a measurement, not a class: "
+                    f"{samples.place(i)}: label {quoted(label)} is a measurement, not a class: "
                     f"divide it into classes, whole numbers or names"
                 )
     if not all(WHOLE_NUMBER.fullmatch(str(label)) for samples in train.values() for label in samples.labels):

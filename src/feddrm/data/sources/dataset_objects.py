@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from feddrm.data.sources.arrays import ArraySource
-from feddrm.data.sources.labelled_samples import FederationParts, short_list
-from feddrm.errors import FeddrmError
+from feddrm.data.sources.labelled_samples import FederationParts
+from feddrm.errors import FeddrmError, short_list
 from feddrm.registry import nearest
 
 Pairs = dict[str, tuple[Any, list[Any]]]

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from feddrm.data.client import check_client_names
 from feddrm.data.sources.images import SUFFIXES, read_images
-from feddrm.data.sources.labelled_samples import Division, FederationParts, LabelledSamples, assemble, nfc
+from feddrm.data.sources.labelled_samples import Division, FederationParts, LabelledSamples, assemble
 from feddrm.errors import FeddrmError
+from feddrm.io.run_files import check_client_names
+from feddrm.io.text import nfc
 
 TRAIN_FOLDERS = frozenset({"train", "training"})  # compared in lower case
 TEST_FOLDERS = frozenset({"test", "testing"})

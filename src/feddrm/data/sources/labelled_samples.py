@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
-import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feddrm.data.client import Client, Split, check_client_names
+from feddrm.data.client import Client, Split
 from feddrm.data.partition import Indices, split
-from feddrm.data.tables.table_schema import TableSchema
-from feddrm.errors import FeddrmError, SettingError
+from feddrm.errors import FeddrmError, SettingError, quoted, short_list
+from feddrm.io.run_files import check_client_names
+from feddrm.io.text import nfc
 from feddrm.registry import nearest
+from feddrm.tables.table_schema import TableSchema
 
 SPELLING_REMEDY = "differ only in case or spaces: spell them alike, or rename one"
 
@@ -50,11 +50,11 @@ class Division:
         """A division in plain Python numbers, which YAML can hold."""
         if not isinstance(test_fraction, float | np.floating) or not 0 < test_fraction < 1:
             raise SettingError(
-                f"{where}: test_fraction={short_repr(test_fraction)}: give a fraction between 0 and 1, as 0.3"
+                f"{where}: test_fraction={quoted(test_fraction)}: give a fraction between 0 and 1, as 0.3"
             )
         if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
             raise SettingError(
-                f"{where}: seed {short_repr(seed)} is out of range: give a whole number from 0 to {2**32 - 1}"
+                f"{where}: seed {quoted(seed)} is out of range: give a whole number from 0 to {2**32 - 1}"
             )
         return cls(float(test_fraction), int(seed))
 
@@ -76,22 +76,6 @@ class FederationParts:
     settings: Mapping[str, Any]
     columns: tuple[str, ...] | None = None
     schema: TableSchema | None = None
-
-
-def short_repr(value: object) -> str:
-    """The value quoted, on one line and shortened, for an error message."""
-    plain = value.item() if isinstance(value, np.generic) else value
-    return " ".join(reprlib.repr(plain).split())
-
-
-def short_list(words: Sequence[str], most: int = 12) -> str:
-    """The first words, separated by commas, for an error message."""
-    return ", ".join(words[:most]) + (", ..." if len(words) > most else "")
-
-
-def nfc(text: str) -> str:
-    """The text in Unicode's composed form: some systems write 'ü' as one character, others as two."""
-    return unicodedata.normalize("NFC", text)
 
 
 def check_same_clients(where: str, train: Iterable[str], test: Iterable[str]) -> None:
@@ -129,7 +113,7 @@ def assemble(
     labels = {label for samples in train.values() for label in samples.labels}
     if len(labels) < 2:
         raise FeddrmError(
-            f"{name}: every sample has the label {short_repr(labels.pop())}, there is nothing to tell apart: "
+            f"{name}: every sample has the label {quoted(labels.pop())}, there is nothing to tell apart: "
             f"add samples of another class"
         )
     class_names, numbers = _number_classes(name, labels, classes)
@@ -178,7 +162,7 @@ def _check_label_types(parts: Sequence[LabelledSamples]) -> None:
         for i, label in enumerate(samples.labels):
             if type(label) is not expected:
                 raise FeddrmError(
-                    f"{samples.place(i)}: label {short_repr(label)} is {nouns[type(label)]}, "
+                    f"{samples.place(i)}: label {quoted(label)} is {nouns[type(label)]}, "
                     f"that of {parts[0].place(0)} is {nouns[expected]}: use one kind throughout"
                 )
 
@@ -190,13 +174,13 @@ def _number_classes(
     if classes is None:
         ordered = sorted(labels)
         if (pair := spelling_variants(ordered)) is not None:
-            raise FeddrmError(f"{name}: the classes {short_repr(pair[0])} and {short_repr(pair[1])} {SPELLING_REMEDY}")
+            raise FeddrmError(f"{name}: the classes {quoted(pair[0])} and {quoted(pair[1])} {SPELLING_REMEDY}")
         return tuple(str(label) for label in ordered), {label: i for i, label in enumerate(ordered)}
     given: Sequence[Any] = classes
     names = tuple(nfc(c) if isinstance(c, str) else c for c in given)
     distinct = {c for c in names if isinstance(c, str) and c}
     if isinstance(classes, str) or len(distinct) != len(names):
-        raise FeddrmError(f"{name}: classes={short_repr(classes)}: give a list of distinct names")
+        raise FeddrmError(f"{name}: classes={quoted(classes)}: give a list of distinct names")
     numbered = all(isinstance(label, int) for label in labels)
     return names, {(i if numbered else c): i for i, c in enumerate(names)}
 
@@ -206,7 +190,7 @@ def _class_numbers(samples: LabelledSamples, numbers: Mapping[Label, int], remed
         if label not in numbers:
             known = [" ".join(str(k).split()) for k in numbers]
             raise FeddrmError(
-                f"{samples.place(i)}: label {short_repr(label)} is not one of the classes "
+                f"{samples.place(i)}: label {quoted(label)} is not one of the classes "
                 f"({short_list(known)}){nearest(str(label), known)}: {remedy}"
             )
     return np.array([numbers[label] for label in samples.labels], dtype=np.int64)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from feddrm.data.sources.arrays import ArraySource
-from feddrm.data.sources.labelled_samples import FederationParts, short_list
-from feddrm.errors import FeddrmError
+from feddrm.data.sources.labelled_samples import FederationParts
+from feddrm.errors import FeddrmError, short_list
 from feddrm.io.text import read_json
 
 LAYOUT = "LEAF has folders train and test with .json files of users and user_data"

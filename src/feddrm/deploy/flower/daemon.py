@@ -16,8 +16,9 @@ from types import FrameType
 import httpx
 from flwr.supercore.constant import TaskType
 
+from feddrm.checks.ports import why_taken
 from feddrm.deploy.flower.apps import SERVER_FOLDER, site_at
-from feddrm.deploy.flower.supernode import IdlePause, shorten_first_backoff
+from feddrm.deploy.flower.supernode import MESSAGE, IdlePause, shorten_first_backoff
 from feddrm.deploy.flower.supervisor import Supervisor
 from feddrm.deploy.flower.task_worker import (
     FlowerConnection,
@@ -41,6 +42,7 @@ from feddrm.io.atomic import write_atomically
 from feddrm.io.text import json_line
 
 IDLE_SECONDS, LOOK_SECONDS = 0.1, 1.0
+LONGEST_PAUSE = 10.0  # of a worker whose SuperNode tells it when a message has come
 PORT_SECONDS = 15.0
 
 
@@ -54,9 +56,14 @@ def run_site(folder: Path) -> None:
         mark_ready()
         site.status.connection(f"connecting to {settings.server}")
         port = free_port()
-        supernode = Supervisor(_supernode_command(folder, settings, port), folder, site.status.connection)
+        wake = threading.Event()
+        supernode = Supervisor(
+            _supernode_command(folder, settings, port),
+            folder,
+            lambda text: wake.set() if text == MESSAGE else site.status.connection(text),
+        )
         try:
-            _take_client_tasks(FlowerConnection(f"127.0.0.1:{port}", folder / "secret", None))
+            _take_client_tasks(FlowerConnection(f"127.0.0.1:{port}", folder / "secret", None), wake)
         finally:
             supernode.stop()
             site.status.connection("this site was stopped")
@@ -73,8 +80,9 @@ def _supernode_command(folder: Path, settings: SiteSettings, port: int) -> list[
     ]
 
 
-def _take_client_tasks(connection: FlowerConnection) -> None:
-    client, pause = connection.client(), IdlePause(IDLE_SECONDS)
+def _take_client_tasks(connection: FlowerConnection, wake: threading.Event) -> None:
+    """Take the tasks of the site's SuperNode: at once when ``wake`` is set, and now and then without it."""
+    client, pause = connection.client(), IdlePause(IDLE_SECONDS, LONGEST_PAUSE)
     try:
         while True:
             try:
@@ -85,7 +93,9 @@ def _take_client_tasks(connection: FlowerConnection) -> None:
                     continue
             except LinkError:
                 time.sleep(5 * IDLE_SECONDS)
-            time.sleep(pause.seconds)
+            if wake.wait(pause.seconds):
+                wake.clear()
+                pause.reset()
     finally:
         client.close()
 
@@ -230,17 +240,11 @@ def _until_signal() -> Iterator[None]:
 def _wait_for_port(host: str, port: int) -> None:
     """Wait until the port is free. The SuperLink of a killed server needs a moment to release it."""
     end = time.monotonic() + PORT_SECONDS
-    while True:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError as error:
-                if time.monotonic() > end:
-                    reason = f"port {port} cannot be used ({error.strerror})"
-                    raise FeddrmError(f"{reason}: choose another in federation.yaml and every site.yaml") from error
-            else:
-                return
+    while (reason := why_taken(host, port)) is not None:
+        if time.monotonic() > end:
+            raise FeddrmError(
+                f"port {port} cannot be used ({reason}): choose another in federation.yaml and every site.yaml"
+            )
         time.sleep(IDLE_SECONDS)
 
 

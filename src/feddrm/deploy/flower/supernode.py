@@ -27,6 +27,7 @@ from feddrm.io.connection_errors import FOREIGN, NOT_TLS, SPEAKS_TLS, explain
 FIRST_BACKOFF = 0.05  # seconds
 SHARE = 0.05  # of the time without a message that the next one may have to wait
 LONGEST_PAUSE = 2.0  # seconds
+MESSAGE = "a message has come"  # the note to the site's daemon
 NO_MESSAGE = 3.0  # seconds that Flower waits where there is no message
 STILL_ONLINE = "the server still counts an earlier process of this site as connected: it is tried again, up to a minute"
 SITE_WORDS = {  # what a site's administrator can do
@@ -48,16 +49,30 @@ def shorten_first_backoff() -> None:
 class IdlePause:
     """The pause before the next question: the longer nothing has come, the longer it is. An idle site costs little."""
 
-    def __init__(self, shortest: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.shortest, self.clock, self.since = shortest, clock, clock()
+    def __init__(
+        self, shortest: float, longest: float = LONGEST_PAUSE, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.shortest, self.longest, self.clock, self.since = shortest, longest, clock, clock()
 
     @property
     def seconds(self) -> float:
-        return max(self.shortest, min(LONGEST_PAUSE, SHARE * (self.clock() - self.since)))
+        return max(self.shortest, min(self.longest, SHARE * (self.clock() - self.since)))
 
     def reset(self) -> None:
         """Something came."""
         self.since = self.clock()
+
+
+def with_message_notes(pull: Callable[..., int | None]) -> Callable[..., int | None]:
+    """Flower's function that fetches a message; it also notes that one has come, so that nobody waits for it."""
+
+    def noted(*arguments: Any, **options: Any) -> int | None:
+        run = pull(*arguments, **options)
+        if run is not None:
+            note(MESSAGE)
+        return run
+
+    return noted
 
 
 def with_notes(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,6 +125,7 @@ def main() -> None:
         pause.reset()
 
     start_client_internal._push_messages = push_and_reset
+    start_client_internal._pull_and_store_message = with_message_notes(start_client_internal._pull_and_store_message)
     start_client_internal.time = SimpleNamespace(sleep=sleep)  # type: ignore[attr-defined, assignment]
     FleetHttpClient._unary_unary = with_notes(FleetHttpClient._unary_unary)  # type: ignore[method-assign]
     shorten_first_backoff()

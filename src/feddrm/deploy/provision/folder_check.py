@@ -3,73 +3,34 @@
 from __future__ import annotations
 
 import datetime
-import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from urllib.request import getproxies, proxy_bypass
 
 from feddrm._version import __version__
-from feddrm.data.sources.labelled_samples import short_list
+from feddrm.checks.findings import OK, PROBLEM, WARNING, Finding, require_writable
+from feddrm.checks.ports import LOOPBACK
 from feddrm.deploy.provision import wheel
 from feddrm.deploy.provision.certificates import read_certificate
-from feddrm.errors import FeddrmError
+from feddrm.errors import short_list
 
-OK, WARNING, PROBLEM = "ok", "warning", "problem"
 SOON_DAYS = 30
 FLOWER = "1.41."  # deploy.flower builds on this version
-LITTLE, TOO_LITTLE = 2**30, 100 * 2**20  # bytes of free disk
-LOOPBACK = "127.0.0.1"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was checked: ``level`` is ok, warning or problem."""
-
-    what: str
-    level: str
-    text: str
-
-
-def collect(steps: Mapping[str, Callable[[], Iterable[Finding]]]) -> list[Finding]:
-    """All findings; one that is a problem does not end the rest."""
-    findings: list[Finding] = []
-    for what, step in steps.items():
-        try:
-            findings += step()
-        except FeddrmError as error:
-            findings.append(Finding(what, PROBLEM, str(error)))
-    return findings
 
 
 def check_folder(folder: Path, places: Iterable[Path], private: Iterable[Path]) -> Iterator[Finding]:
     """Whether these places can be written, and only their owner can read the private files."""
     for place in (folder, *places):
-        try:
-            if place.exists():
-                with NamedTemporaryFile(dir=place):
-                    pass
-        except OSError as error:
-            raise FeddrmError(
-                f"cannot write into {place} ({error.strerror}): give it to the user who runs this"
-            ) from error
+        if place.exists():
+            require_writable(place)
     open_files = [path for path in private if path.is_file() and path.stat().st_mode & 0o077]
     if open_files:
         names = short_list([str(path.relative_to(folder)) for path in open_files], 3)
         yield Finding("folder", PROBLEM, f"others can read {names}: chmod 600")
     else:
         yield Finding("folder", OK, "writable; only its owner can read the private part and the keys")
-
-
-def check_disk(folder: Path) -> Iterator[Finding]:
-    """The free space of the folder's disk."""
-    free = shutil.disk_usage(folder).free
-    level = PROBLEM if free < TOO_LITTLE else WARNING if free < LITTLE else OK
-    remedy = "" if level == OK else ": free some, a run stops when its disk is full"
-    yield Finding("disk", level, f"{free / 2**30:.1f} GiB are free{remedy}")
 
 
 def check_versions(folder: Path) -> Iterator[Finding]:

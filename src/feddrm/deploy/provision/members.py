@@ -11,7 +11,8 @@ import yaml
 
 from feddrm.deploy.provision.certificates import certificate_hosts, renew_certificate
 from feddrm.deploy.provision.project import copy_site_keys, host_names, write_site
-from feddrm.deploy.server.federation_settings import CONFIG, RUN_SETTINGS, FederationSettings, check_host
+from feddrm.deploy.server.federation_file import CONFIG
+from feddrm.deploy.server.federation_settings import RUN_SETTINGS, FederationSettings, check_host
 from feddrm.deploy.server.site_keys import KEYS, REMOVED, site_keys
 from feddrm.deploy.wire.key_files import fingerprint, load_public_key
 from feddrm.errors import FeddrmError, SettingError

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from feddrm.deploy.provision import certificates, templates, wheel
-from feddrm.deploy.server.federation_settings import CONFIG, FederationSettings
+from feddrm.deploy.server.federation_file import CONFIG
+from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.site_keys import KEYS, site_keys
 from feddrm.deploy.site.site_masks import SITE_KEYS
 from feddrm.errors import FeddrmError

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from feddrm.checks.findings import OK, PROBLEM, Finding, check_disk, collect
+from feddrm.checks.ports import why_taken
 from feddrm.deploy.process_lock import running
 from feddrm.deploy.provision.certificates import certificate_hosts
-from feddrm.deploy.provision.folder_check import (
-    OK,
-    PROBLEM,
-    Finding,
-    check_certificate,
-    check_disk,
-    check_folder,
-    check_loopback,
-    check_versions,
-    collect,
-)
-from feddrm.deploy.server.federation_settings import CONFIG, FederationSettings
+from feddrm.deploy.provision.folder_check import check_certificate, check_folder, check_loopback, check_versions
+from feddrm.deploy.server.federation_file import CONFIG
+from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.site_keys import KEYS
 from feddrm.deploy.wire.key_files import fingerprint, load_private_key, load_public_key
 
@@ -82,15 +74,9 @@ def _ports(folder: Path, settings: FederationSettings) -> Iterator[Finding]:
     if settings.watch_port is not None:
         hosts[settings.watch_port] = "127.0.0.1"
     for port, host in hosts.items():
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError as error:
-                text = (
-                    f"port {port} cannot be used ({error.strerror}): stop what uses it, or choose another in {CONFIG}"
-                )
-                yield Finding("port", PROBLEM, text)
-            else:
-                reach = "sites must reach it" if port == settings.port else "for this machine only"
-                yield Finding("port", OK, f"{port} is free: {reach}")
+        if (reason := why_taken(host, port)) is not None:
+            text = f"port {port} cannot be used ({reason}): stop what uses it, or choose another in {CONFIG}"
+            yield Finding("port", PROBLEM, text)
+        else:
+            reach = "sites must reach it" if port == settings.port else "for this machine only"
+            yield Finding("port", OK, f"{port} is free: {reach}")

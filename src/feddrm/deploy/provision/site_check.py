@@ -12,19 +12,14 @@ import httpx
 import torch
 from torch import Tensor
 
+from feddrm.checks.findings import OK, WARNING, Finding, check_disk, clock_finding, collect
 from feddrm.data import Client
-from feddrm.data.sources.labelled_samples import SPELLING_REMEDY, short_list, spelling_variants
+from feddrm.data.sources.labelled_samples import SPELLING_REMEDY, spelling_variants
 from feddrm.deploy.provision.folder_check import (
-    OK,
-    PROBLEM,
-    WARNING,
-    Finding,
     check_certificate,
-    check_disk,
     check_folder,
     check_loopback,
     check_versions,
-    collect,
     proxy_of,
 )
 from feddrm.deploy.site.floors import Floors
@@ -32,14 +27,13 @@ from feddrm.deploy.site.site import KEY, SERVER_KEY
 from feddrm.deploy.site.site_dataset import SiteDataset, read_site_dataset
 from feddrm.deploy.site.site_settings import SiteSettings
 from feddrm.deploy.wire.key_files import fingerprint, load_private_key, load_public_key
-from feddrm.errors import FeddrmError
+from feddrm.errors import FeddrmError, short_list
 from feddrm.io.connection_errors import explain
 from feddrm.io.run_files import CLIENTS_FOLDER, FACTS, PRIVATE, PRIVATE_HEAD
 from feddrm.io.text import read_json
 from feddrm.router.settings import Holdout
 
 FEW = 20  # training samples below which sums tell much of single samples
-AHEAD_SECONDS, BEHIND_SECONDS = 5.0, 300.0  # Flower refuses requests of a clock that differs by more
 SERVER_SECONDS = 5.0
 FOLDS = Holdout.suggested(0).parts  # of a router's fit with few samples
 NEW_AUTHORITY = "ask the coordinator for a new one"
@@ -161,8 +155,4 @@ def _server(folder: Path, settings: SiteSettings) -> Iterator[Finding]:
     until = f", its certificate is valid to {certificate['notAfter']}" if certificate else ""
     yield Finding("server", OK, f"{settings.server} answers{way}{until}")
     difference = time.time() - parsedate_to_datetime(date).timestamp()
-    text = f"{abs(difference):.0f} s {'ahead of' if difference > 0 else 'behind'} the server's"
-    if difference > AHEAD_SECONDS or difference < -BEHIND_SECONDS:
-        yield Finding("clock", PROBLEM, f"{text}: set both by NTP, or the server refuses this site")
-    else:
-        yield Finding("clock", OK, text)
+    yield clock_finding(difference, "the server's", "set both by NTP, or the server refuses this site")

@@ -14,7 +14,7 @@ from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.finish import Finish
 from feddrm.deploy.server.negotiation import make_run_spec
 from feddrm.deploy.server.reply_validation import HELLO_FIELDS, check_header
-from feddrm.deploy.server.training import CHECKPOINT, ServerState, Training, round_record
+from feddrm.deploy.server.training import ServerState, Training, round_record
 from feddrm.deploy.server.waiting import Waiting
 from feddrm.deploy.wire.channel import Channel
 from feddrm.deploy.wire.key_files import fingerprint
@@ -23,6 +23,7 @@ from feddrm.deploy.wire.public_files import describe_run
 from feddrm.deploy.wire.run_spec import RunSpec
 from feddrm.engine import cpu_kernels
 from feddrm.io.atomic import write_atomically
+from feddrm.io.run_files import CHECKPOINT
 from feddrm.io.text import json_bytes, json_line, read_json
 from feddrm.runs.folder import RunFolder
 

@@ -9,24 +9,25 @@ from pathlib import Path
 from string import punctuation
 from typing import Any
 
+from feddrm.checks.ports import FEDERATION
 from feddrm.comparison.federated_fit import check_common_basis
-from feddrm.data.client import check_client_names
 from feddrm.deploy.privacy import Privacy
+from feddrm.deploy.server.federation_file import CONFIG, FIRST_RUN, read_federation
 from feddrm.deploy.wire.masks import FEWEST_SITES, check_method
 from feddrm.deploy.wire.run_spec import check_run
 from feddrm.engine import Plan
 from feddrm.engine.recipes import check_recipe
 from feddrm.errors import SettingError
 from feddrm.io.atomic import write_atomically
+from feddrm.io.run_files import check_client_names
 from feddrm.io.text import json_bytes, read_json
 from feddrm.methods import Method
 from feddrm.models import Model
+from feddrm.registry import known_fields
 from feddrm.router import RouterSettings
 from feddrm.router.features.base import Raw
-from feddrm.runs.config import known_fields, read_config
 from feddrm.runs.folder import RunFolder
 
-CONFIG = "federation.yaml"
 RUN_SETTINGS = "settings.json"  # in a run's folder: the settings that decide its outcome, from when it began
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 FORBIDDEN = set(punctuation) - set("-_.")
@@ -45,7 +46,7 @@ class FederationSettings:
     """
 
     clients: tuple[str, ...]
-    run: str = "first"
+    run: str = FIRST_RUN
     training: dict[str, Any] = field(default_factory=dict)
     deadline: float = 600.0
     quorum: int = 1
@@ -55,7 +56,7 @@ class FederationSettings:
     privacy: dict[str, float] | None = None
     secure_aggregation: bool = False
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: int = FEDERATION
     insecure: bool = False
     watch: dict[str, int] | None = None
 
@@ -85,11 +86,7 @@ class FederationSettings:
 
     @classmethod
     def read(cls, folder: Path) -> FederationSettings:
-        values = known_fields(cls, read_config(folder / CONFIG), "federation")
-        if not isinstance(values.get("clients"), list):
-            raise SettingError(f"{folder / CONFIG}: 'clients' must list the names of the sites")
-        values["clients"] = tuple(str(name) for name in values["clients"])
-        settings = cls(**values)
+        settings = cls(**known_fields(cls, read_federation(folder), "federation"))
         try:
             settings.check()
         except (TypeError, AttributeError) as error:

@@ -9,8 +9,6 @@ from feddrm.comparison.federated_fit import basis_feature
 from feddrm.data import DEPLOYED, Federation
 from feddrm.data.sources.csv_tables import AUTO
 from feddrm.data.sources.labelled_samples import SPELLING_REMEDY, spelling_variants
-from feddrm.data.tables.column_sums import ColumnSums, merge_sums, schema_from_sums
-from feddrm.data.tables.table_schema import TableSchema
 from feddrm.deploy.privacy import Privacy, PrivacyDemand
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.site.site_dataset import sorted_classes
@@ -21,6 +19,8 @@ from feddrm.engine import Plan
 from feddrm.errors import FeddrmError
 from feddrm.plugins import without_folders
 from feddrm.runs.config import resolve
+from feddrm.tables.column_sums import ColumnSums, merge_sums, schema_from_sums
+from feddrm.tables.table_schema import TableSchema
 
 Hellos = Mapping[str, Mapping[str, Any]]  # the checked header of every site's hello, in the order of the clients
 

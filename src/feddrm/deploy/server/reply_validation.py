@@ -15,8 +15,6 @@ import torch
 from torch import Tensor
 
 from feddrm.data import Participant
-from feddrm.data.tables.column_sums import ColumnSums
-from feddrm.data.tables.table_schema import TableSchema
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site_dataset import BACK
 from feddrm.deploy.site.site_fit import ROWS, SiteClient, SiteFit
@@ -26,6 +24,8 @@ from feddrm.engine import RoundSchedule, first_state, functional, train_client
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.evaluation.answer_metrics import answer_sums
 from feddrm.methods import Tensors
+from feddrm.tables.column_sums import ColumnSums
+from feddrm.tables.table_schema import TableSchema
 
 LARGEST = 2.0**53  # larger numbers are not exact in a double
 HELLO_FIELDS = (

@@ -26,8 +26,6 @@ from feddrm.io.atomic import write_atomically
 from feddrm.io.tensors import tensor_bytes
 from feddrm.methods import Tensors
 
-CHECKPOINT = "checkpoint.safetensors"
-
 
 @dataclass(frozen=True, eq=False)
 class ServerState:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from feddrm.data import Client
-from feddrm.data.tables.column_sums import ColumnSums
 from feddrm.deploy.rotating_log import log
 from feddrm.errors import FeddrmError, SettingError
+from feddrm.tables.column_sums import ColumnSums
 
 
 @dataclass(frozen=True)

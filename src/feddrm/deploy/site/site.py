@@ -11,7 +11,6 @@ import torch
 
 from feddrm._version import __version__
 from feddrm.data import DEPLOYED, Client, Federation
-from feddrm.data.tables.table_schema import TableSchema
 from feddrm.deploy.privacy import Privacy, PrivacyDemand, UploadCount
 from feddrm.deploy.rotating_log import LOG, log
 from feddrm.deploy.site.private_store import PrivateStore
@@ -34,6 +33,7 @@ from feddrm.io.text import yaml_bytes
 from feddrm.methods import Tensors
 from feddrm.router.answer_calibration import AnswerCalibration
 from feddrm.router.artifact import HEADS
+from feddrm.tables.table_schema import TableSchema
 from feddrm.threads import router_kernels
 
 KEY, SERVER_KEY, UPLOADS = "node.key", "server.pub", "uploads.json"

@@ -16,11 +16,11 @@ from feddrm.data.sources.csv_tables import AUTO, RawTable, Roles, labels_as_inte
 from feddrm.data.sources.image_folders import check_size, list_images
 from feddrm.data.sources.images import read_images
 from feddrm.data.sources.labelled_samples import Division, LabelledSamples, divide
-from feddrm.data.tables.column_sums import ColumnSums, check_levels
-from feddrm.data.tables.table_schema import TableSchema
 from feddrm.deploy.rotating_log import log
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.registry import nearest
+from feddrm.tables.column_sums import ColumnSums, check_levels
+from feddrm.tables.table_schema import TableSchema
 from feddrm.tasks import require_classes
 
 KINDS = ("folder", "csv", "npz", "dataset")

@@ -11,11 +11,11 @@ import torch
 from feddrm.data.sources.csv_tables import AUTO
 from feddrm.deploy.privacy import PrivacyDemand
 from feddrm.deploy.site.floors import Floors
+from feddrm.deploy.site.site_status import CONFIG
 from feddrm.deploy.wire.masks import FEWEST_SITES
 from feddrm.errors import SettingError
-from feddrm.runs.config import known_fields, read_config
-
-CONFIG = "site.yaml"
+from feddrm.io.text import read_config
+from feddrm.registry import known_fields
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from typing import Any
 from feddrm.deploy.records.event_log import EventLog
 from feddrm.deploy.rotating_log import log
 from feddrm.io.atomic import write_atomically
-from feddrm.io.text import json_line, read_json
+from feddrm.io.text import json_line, read_config, read_json
 
+CONFIG = "site.yaml"
 STATUS = "status.json"
 CONNECTED = "connected"
 
@@ -66,3 +67,8 @@ def read_site_status(folder: Path) -> dict[str, Any] | None:
     """The last status of a site, None before its first."""
     path = folder / STATUS
     return read_json(path, "remove it: the site writes it again") if path.exists() else None
+
+
+def site_name(folder: Path) -> str:
+    """The site's name in its settings, which are not checked."""
+    return str(read_config(folder / CONFIG).get("name", folder.name))

@@ -12,9 +12,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from feddrm.deploy.process_lock import running
-from feddrm.deploy.server.federation_settings import FederationSettings
+from feddrm.deploy.server.federation_file import read_members
 from feddrm.deploy.server.status import read_status
-from feddrm.runs.folder import RunFolder
+from feddrm.io.run_reader import RunReader
 
 Values = Mapping[tuple[str, ...], float]  # by the values of the labels
 
@@ -31,8 +31,8 @@ class _TrainingCollector(Collector):
         self.server = server
 
     def collect(self) -> Iterator[Metric]:
-        run = FederationSettings.read(self.server).run
-        folder = RunFolder(self.server / "runs" / run)
+        run = read_members(self.server).run
+        folder = RunReader(self.server / "runs" / run)
         history, alive = folder.metrics(), running(self.server) is not None
         yield _gauge("running", "1 while the server runs", run, {(): float(alive)})
         yield _gauge("finished", "1 once the run is finished", run, {(): float(folder.summary() is not None)})

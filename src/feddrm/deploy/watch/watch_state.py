@@ -9,10 +9,10 @@ from typing import Any
 
 from feddrm.deploy.process_lock import running
 from feddrm.deploy.records.event_log import read_events
-from feddrm.deploy.server.federation_settings import FederationSettings
+from feddrm.deploy.server.federation_file import read_members
 from feddrm.deploy.server.status import last_complaint, read_status
-from feddrm.runs.config import read_config
-from feddrm.runs.folder import RunFolder
+from feddrm.io.run_reader import RunReader
+from feddrm.io.text import read_config
 
 ROUNDS, EVENTS = 20, 200  # how many of the latest are looked at
 SHOWN_EVENTS = 15
@@ -21,8 +21,8 @@ NO_ANSWER = "it has not answered yet"
 
 def watch_state(server: Path) -> dict[str, Any]:
     """What the server does, whom it waits for and why, every site, and the latest rounds and events."""
-    settings = FederationSettings.read(server)
-    folder = RunFolder(server / "runs" / settings.run)
+    run, clients = read_members(server)
+    folder = RunReader(server / "runs" / run)
     history, summary = folder.metrics(), folder.summary()
     status, process = read_status(server) or {}, running(server)
     events = read_events(server, EVENTS)
@@ -30,7 +30,7 @@ def watch_state(server: Path) -> dict[str, Any]:
     waiting = status.get("waiting", {}) if process is not None and summary is None else {}
     return {
         "time": time.time(),
-        "run": settings.run,
+        "run": run,
         "running": process is not None,
         "what": _activity(status, summary, process),
         "failed": status.get("text") if status.get("what") == "failed" and summary is None else None,
@@ -41,7 +41,7 @@ def watch_state(server: Path) -> dict[str, Any]:
             {"site": name, "since": since, "reason": last.get(name, {}).get("reason", NO_ANSWER)}
             for name, since in waiting.items()
         ],
-        "sites": [_site(name, history, last.get(name, {})) for name in settings.clients],
+        "sites": [_site(name, history, last.get(name, {})) for name in clients],
         "history": history[-ROUNDS:],
         "accuracy": (summary or {}).get("average_accuracy"),
         "complaint": last_complaint(server),

@@ -19,11 +19,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from feddrm.deploy.wire.message_bytes import FORMAT, not_a_message, read_header
 from feddrm.errors import FeddrmError
 from feddrm.io.tensors import tensor_bytes
 from feddrm.methods import Tensors
 
-FORMAT = "feddrm-letter-1"  # part of the wire format: the name stays
 ANY_SITE = "*"  # the recipient of a message to a node whose site is not known yet
 
 
@@ -44,11 +44,10 @@ def unpack(content: bytes) -> Message:
     """The inverse of :func:`pack`. Bytes of any other form are refused."""
     try:
         tensors = load(content)
-        size = int.from_bytes(content[:8], "little")
-        metadata = json.loads(json.loads(content[8 : 8 + size])["__metadata__"][FORMAT])
-        return Message(dict(metadata["header"]), {name: tensors[name] for name in metadata["order"]})
-    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise FeddrmError(f"not a message of format {FORMAT} ({error}): both ends need the same feddrm") from error
+        header, order = read_header(content)
+        return Message(header, {name: tensors[name] for name in order})
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise not_a_message(error) from error
 
 
 def sign(content: bytes, key: ec.EllipticCurvePrivateKey) -> bytes:

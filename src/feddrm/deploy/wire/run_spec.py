@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from feddrm.data import Client, QueryViews, RandomResizedCrop, Split
-from feddrm.data.tables.table_schema import TableSchema
 from feddrm.engine import Plan
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import Method
 from feddrm.models import Model, Net
 from feddrm.plugins import require_plugins
+from feddrm.registry import known_fields
 from feddrm.router.fit.cohort import Facts
-from feddrm.runs.config import known_fields
+from feddrm.tables.table_schema import TableSchema
 
 FIT_PROTOCOL = 3  # of the messages of the router's fit; sites that do not state one speak 1
 DTYPES = {"uint8": torch.uint8, "float32": torch.float32}

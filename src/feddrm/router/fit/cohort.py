@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from feddrm.data.query_views import QueryViews
-from feddrm.data.tables.table_schema import TableSchema
 from feddrm.drm.inference.score_test import SampleMoments
 from feddrm.methods import Tensors
 from feddrm.models import Net
@@ -24,6 +23,7 @@ from feddrm.router.fit.ridge_path import Chosen
 from feddrm.router.settings import Holdout
 from feddrm.router.solver.client_statistics import ClientSums
 from feddrm.router.solver.problem import Problem, Scaler
+from feddrm.tables.table_schema import TableSchema
 from feddrm.tasks import CLASSIFICATION, Task
 
 Job = tuple[DesignMatrix, Sequence[float]]  # ridge strengths to be tried on a design matrix

@@ -18,7 +18,6 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from feddrm.data.sources.images import decode_image
-from feddrm.data.tables.table_schema import TableSchema
 from feddrm.errors import FeddrmError
 from feddrm.serve.http.error_responses import ApiError
 from feddrm.serve.http.number_array import number_array
@@ -34,6 +33,7 @@ from feddrm.serve.schemas import (
 )
 from feddrm.serve.settings import HttpSettings, first_problem
 from feddrm.serve.telemetry.tracing import span
+from feddrm.tables.table_schema import TableSchema
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 SMALL_JSON = 2**14  # bytes of JSON that are parsed in the event loop

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feddrm.data.tables.column_kinds import CategoryColumn, NumberColumn, RawColumn, Usual
+from feddrm.tables.column_kinds import CategoryColumn, NumberColumn, RawColumn, Usual
 from refusal import refused
 
 CHOL = NumberColumn("chol", unit="mg/dl", centre=240, scale=50, minimum=40, maximum=700, missing=True)

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from feddrm.data.sources.labelled_samples import nfc, short_list, short_repr
-from feddrm.data.tables.column_kinds import MAX_FLOAT32, MISSING
-from feddrm.errors import FeddrmError
-from feddrm.io.text import parse_float, read_csv
+from feddrm.errors import FeddrmError, quoted, short_list
+from feddrm.io.text import nfc, parse_float, read_csv
 from feddrm.registry import nearest
+from feddrm.tables.column_kinds import MAX_FLOAT32, MISSING
 
 PARQUET = ".parquet"
 
@@ -47,11 +46,11 @@ class CsvTable:
         for row, cell in enumerate(cells):
             if cell.lower() in MISSING:
                 raise FeddrmError(
-                    f"{self.place(row)}: no value for {purpose} (column '{name}' is {short_repr(cell)}): "
+                    f"{self.place(row)}: no value for {purpose} (column '{name}' is {quoted(cell)}): "
                     f"fill it in, remove the row, or rename the value if it is a real name"
                 )
             if not cell.isprintable():
-                raise FeddrmError(f"{self.place(row)}: column '{name}' is {short_repr(cell)}: check the quotes there")
+                raise FeddrmError(f"{self.place(row)}: column '{name}' is {quoted(cell)}: check the quotes there")
         return cells
 
     def cells(self, row: int, indices: Sequence[int], *, numbers: bool) -> list[Any]:
@@ -63,11 +62,11 @@ class CsvTable:
         text, name = self.rows[row][index], self.header[index]
         value = parse_float(text)
         if text.lower() in MISSING:
-            problem, remedy = f"has no value ({short_repr(text)})", "fill it in"
+            problem, remedy = f"has no value ({quoted(text)})", "fill it in"
         elif value is None:
-            problem, remedy = f"is {short_repr(text)}, not a number", "encode it as numbers"
+            problem, remedy = f"is {quoted(text)}, not a number", "encode it as numbers"
         elif not abs(value) <= MAX_FLOAT32:
-            problem, remedy = f"is {short_repr(text)}, not a finite 32-bit number", "correct it"
+            problem, remedy = f"is {quoted(text)}, not a finite 32-bit number", "correct it"
         else:
             return value
         or_drop = f", or drop=['{name}']" if can_drop else ""
@@ -131,6 +130,6 @@ def _check_header(path: Path | str, header: Sequence[str]) -> None:
                 f"(or save without row numbers: index=False in pandas)"
             )
         if not name.isprintable():
-            raise FeddrmError(f"{path}: column {i + 1} is called {short_repr(name)}: check the quotes in the header")
+            raise FeddrmError(f"{path}: column {i + 1} is called {quoted(name)}: check the quotes in the header")
         if name in header[:i]:
             raise FeddrmError(f"{path}: column '{name}' appears twice in the header: rename or remove one")

@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from feddrm.data.tables.column_kinds import CategoryColumn, NumberColumn, RawColumn, is_missing
-from feddrm.data.tables.table_schema import TableSchema
 from feddrm.errors import FeddrmError, quoted
 from feddrm.io.text import parse_float
+from feddrm.tables.column_kinds import CategoryColumn, NumberColumn, RawColumn, is_missing
+from feddrm.tables.table_schema import TableSchema
 
 MOST_CATEGORIES = 30
 DECLARE = "describe it in a schema file ('feddrm data schema' writes a first one)"

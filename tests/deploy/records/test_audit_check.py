@@ -12,13 +12,14 @@ import pytest
 
 from deployment import NAMES, QUICK_ROUTING, Deployed, DirectTransport
 from feddrm.deploy.provision.members import remove_site
+from feddrm.deploy.records.audit_check import audit_run
 from feddrm.deploy.records.audit_trail import AUDIT, verify_trail
 from feddrm.deploy.records.event_log import read_events
-from feddrm.deploy.server.audit_check import audit_run
 from feddrm.deploy.server.federation_server import Server
 from feddrm.deploy.server.status import ServerStatus
-from feddrm.deploy.server.training import CHECKPOINT, ServerState
+from feddrm.deploy.server.training import ServerState
 from feddrm.deploy.wire.messages import pack
+from feddrm.io.run_files import CHECKPOINT
 from refusal import refused
 
 pytestmark = pytest.mark.slow

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from feddrm.data.tables.column_kinds import KINDS, RawColumn, Usual, Values
 from feddrm.errors import FieldProblem, SettingError, TableError, quoted
 from feddrm.io.text import read_yaml_text
 from feddrm.registry import check_choice, nearest
+from feddrm.tables.column_kinds import KINDS, RawColumn, Usual, Values
 from feddrm.typed_settings import typed
 
 INDICATOR = "_missing"  # the end of the name of the input that marks a missing value

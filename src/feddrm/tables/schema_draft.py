@@ -7,14 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from feddrm.data.sources.csv_file import CsvTable, read_table
-from feddrm.data.sources.labelled_samples import nfc
-from feddrm.data.tables.column_kinds import CategoryColumn, NumberColumn, RawColumn, is_missing
-from feddrm.data.tables.column_sums import MOST_CATEGORIES
-from feddrm.data.tables.table_schema import TableSchema
 from feddrm.errors import FeddrmError
-from feddrm.io.text import parse_float, yaml_bytes
+from feddrm.io.text import nfc, parse_float, yaml_bytes
 from feddrm.registry import nearest
+from feddrm.tables.column_kinds import CategoryColumn, NumberColumn, RawColumn, is_missing
+from feddrm.tables.column_sums import MOST_CATEGORIES
+from feddrm.tables.csv_file import CsvTable, read_table
+from feddrm.tables.table_schema import TableSchema
 
 HEADER = """\
 # A draft: complete it, then give every client the same file.

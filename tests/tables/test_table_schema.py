@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from documentation import blocks
-from feddrm.data.tables.column_kinds import CategoryColumn, NumberColumn, Usual
-from feddrm.data.tables.table_schema import TableSchema
 from feddrm.errors import FieldProblem, TableError
+from feddrm.tables.column_kinds import CategoryColumn, NumberColumn, Usual
+from feddrm.tables.table_schema import TableSchema
 from refusal import refused
 
 SCHEMA = TableSchema(

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from feddrm.data import Federation
-from feddrm.data.sources.schema_draft import draft_schema
-from feddrm.data.tables.column_kinds import CategoryColumn, NumberColumn
-from feddrm.data.tables.table_schema import TableSchema
+from feddrm.tables.column_kinds import CategoryColumn, NumberColumn
+from feddrm.tables.schema_draft import draft_schema
+from feddrm.tables.table_schema import TableSchema
 from refusal import refused
 
 

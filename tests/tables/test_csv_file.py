@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from feddrm.data.sources.csv_file import read_table
+from feddrm.tables.csv_file import read_table
 from refusal import refused
 
 

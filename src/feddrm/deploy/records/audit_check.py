@@ -9,10 +9,10 @@ from typing import Any
 
 from feddrm.deploy.records.audit_trail import AUDIT, check_anchors, verify_trail
 from feddrm.deploy.records.event_log import read_events
-from feddrm.deploy.server.training import CHECKPOINT, ServerState
+from feddrm.deploy.wire.message_bytes import read_header, tensors_alone
 from feddrm.errors import FeddrmError
-from feddrm.io.tensors import tensor_bytes
-from feddrm.runs.folder import RunFolder
+from feddrm.io.run_files import CHECKPOINT
+from feddrm.io.run_reader import RunReader
 
 
 def audit_run(run: Path, sites: Sequence[Path]) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def audit_run(run: Path, sites: Sequence[Path]) -> dict[str, Any]:
 
 
 def _anchors(run: Path, sites: Sequence[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
-    if end := (RunFolder(run).summary() or {}).get("audit"):
+    if end := (RunReader(run).summary() or {}).get("audit"):
         yield "summary.json", end
     for site in sites:
         ends = [event["audit"] for event in read_events(site) if event.get("run") == run.name and event.get("audit")]
@@ -41,11 +41,12 @@ def _check_aggregate(run: Path, entries: Sequence[dict[str, Any]]) -> None:
     """Refuse a checkpoint that is not the aggregate of its round's last line."""
     if not (run / CHECKPOINT).exists():
         return
-    state = ServerState.load(run / CHECKPOINT)
-    digest = hashlib.sha256(tensor_bytes(state.shared)).hexdigest()
-    lines = [entry for entry in entries if entry["event"] == "round" and entry["round"] == state.round]
+    content = (run / CHECKPOINT).read_bytes()
+    number = read_header(content).header["round"]
+    digest = hashlib.sha256(tensors_alone(content)).hexdigest()
+    lines = [entry for entry in entries if entry["event"] == "round" and entry["round"] == number]
     if lines and lines[-1]["aggregate"] != digest:
         raise FeddrmError(
-            f"{run / CHECKPOINT} is not the model of round {state.round} (line {lines[-1]['number']} of {AUDIT}): "
+            f"{run / CHECKPOINT} is not the model of round {number} (line {lines[-1]['number']} of {AUDIT}): "
             "put it back from a copy"
         )

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from feddrm.data.datasets import data_files
 from feddrm.errors import FeddrmError
+from feddrm.io import data_files
 
 BODY = bytes(range(256)) * 4096  # 1 MiB
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddrm.data.tables.column_kinds import CategoryColumn, NumberColumn
-from feddrm.data.tables.column_sums import ColumnSums, check_levels, schema_from_sums, table_sums
+from feddrm.tables.column_kinds import CategoryColumn, NumberColumn
+from feddrm.tables.column_sums import ColumnSums, check_levels, schema_from_sums, table_sums
 from refusal import refused
 
 

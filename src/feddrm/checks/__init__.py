@@ -1,0 +1,1 @@
+"""Checks before something is started: one finding each, with its remedy. Without torch."""

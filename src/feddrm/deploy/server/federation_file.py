@@ -1,0 +1,36 @@
+"""``federation.yaml`` in the server's folder, as far as it says who takes part in which run.
+
+This much can be read without torch. ``federation_settings.py`` has all settings, and checks them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from feddrm.errors import SettingError
+from feddrm.io.text import read_config
+
+CONFIG = "federation.yaml"
+FIRST_RUN = "first"
+
+
+class RunMembers(NamedTuple):
+    """The name of the current run, and its sites."""
+
+    run: str
+    clients: tuple[str, ...]
+
+
+def read_federation(folder: Path) -> dict[str, Any]:
+    """All values of the file, unchecked but for the list of sites."""
+    values = read_config(folder / CONFIG)
+    if not isinstance(values.get("clients"), list):
+        raise SettingError(f"{folder / CONFIG}: 'clients' must list the names of the sites")
+    return {**values, "clients": tuple(str(name) for name in values["clients"])}
+
+
+def read_members(folder: Path) -> RunMembers:
+    """The current run and its sites."""
+    values = read_federation(folder)
+    return RunMembers(str(values.get("run", FIRST_RUN)), values["clients"])

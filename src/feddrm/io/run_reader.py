@@ -1,0 +1,29 @@
+"""Reads the JSON files of a run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from feddrm.io.run_files import RunFiles
+from feddrm.io.staging import Snapshot
+from feddrm.io.text import read_json, read_json_lines
+
+REMEDY = "run the training again"
+
+
+class RunReader(RunFiles):
+    """The files of one run, and how its figures are read. ``feddrm.runs.RunFolder`` also writes."""
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """One entry per evaluated round; a last line that a crash cut short is left out."""
+        return read_json_lines(self.metrics_file, REMEDY) if self.metrics_file.exists() else []
+
+    def summary(self) -> dict[str, Any] | None:
+        """The content of ``summary.json``; None until the run is finished."""
+        return self.read_json(self.summary_file)
+
+    def read_json(self, file: Path) -> dict[str, Any] | None:
+        """Read one of the run's JSON files; None if there is none."""
+        now = Snapshot.of(self.router)
+        return now.read(file, lambda path: read_json(path, REMEDY)) if now.has(file) else None

@@ -1,0 +1,55 @@
+"""Rows of a table that are queries: they have no labels, and are checked by the router's schema or columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feddrm.errors import FeddrmError
+from feddrm.io.text import nfc
+from feddrm.registry import nearest
+from feddrm.tables.csv_file import read_table
+from feddrm.tables.table_schema import TableSchema
+
+
+def read_rows(
+    path: Path,
+    columns: tuple[str, ...] | None,
+    width: int,
+    schema: TableSchema | None = None,
+    ignore: Sequence[str] = (),
+) -> tuple[NDArray[np.float32], list[str]]:
+    """Rows without labels as network inputs, and the place of each.
+
+    With a ``schema`` the file has its raw columns, or its encoded ones. ``ignore`` names other columns of the file.
+    Without a schema the file must have ``columns``, or ``width`` columns if none are named.
+    """
+    if schema is not None and (raw := read_raw_rows(path, schema, ignore)) is not None:
+        rows, places = raw
+        return schema.encode(schema.read(rows, places.__getitem__)), places
+    table = read_table(path)
+    present = [name for name in table.header if name not in set(map(nfc, ignore))]
+    if columns is None and len(present) != width:
+        raise FeddrmError(f"{path} has {len(present)} columns, {width} are wanted: give the columns of training")
+    indices = [table.column_index(name, "a query", "add it, as in the training data") for name in columns or present]
+    numbers = [[table.number(row, index, can_drop=False) for index in indices] for row in range(len(table.rows))]
+    return np.array(numbers, dtype=np.float32), [table.place(row) for row in range(len(numbers))]
+
+
+def read_raw_rows(path: Path, schema: TableSchema, ignore: Sequence[str]) -> tuple[list[list[str]], list[str]] | None:
+    """The cells of a schema's raw columns, and the place of each row; None if the file has the encoded columns."""
+    table = read_table(path)
+    present = [name for name in table.header if name not in set(map(nfc, ignore))]
+    if schema.is_encoded(present):
+        return None
+    if unknown := [name for name in present if name not in schema.names]:
+        raise FeddrmError(
+            f"{path} has a column '{unknown[0]}' that the router does not know{nearest(unknown[0], schema.names)}: "
+            f"leave it out, or --ignore '{unknown[0]}'"
+        )
+    indices = [table.column_index(name, "a query", "add it, as in the training data") for name in schema.names]
+    rows = [table.cells(row, indices, numbers=False) for row in range(len(table.rows))]
+    return rows, [table.place(row) for row in range(len(rows))]

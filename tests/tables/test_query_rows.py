@@ -1,0 +1,61 @@
+"""Rows of tables that are queries, with a schema and without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from feddrm.tables.column_kinds import CategoryColumn, NumberColumn
+from feddrm.tables.query_rows import read_rows
+from feddrm.tables.table_schema import TableSchema
+from refusal import refused
+
+SCHEMA = TableSchema(
+    (
+        NumberColumn("age", centre=50, scale=10, minimum=0, maximum=120, unit="years"),
+        CategoryColumn("sex", categories={"f": "female", "m": "male"}, missing=True),
+    )
+)
+
+
+def one(tmp_path: Path, *lines: str) -> Path:
+    path = tmp_path / "all.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_queries_in_a_table(tmp_path: Path) -> None:
+    """Columns by name, others passed over; a query's columns cannot be dropped, so that is no remedy."""
+    path = one(tmp_path, "id,b,a", "x,1,2", "y,3,4")
+    found, places = read_rows(path, ("a", "b"), 2)
+    assert found.tolist() == [[2, 1], [4, 3]]
+    assert places == [f"{path}, row 2", f"{path}, row 3"]
+    with refused(f"{path} has 3 columns, 2 are wanted"):
+        read_rows(path, None, 2)
+    with refused(f"{path} has no column 'c' for a query", "add it, as in the training data"):
+        read_rows(path, ("a", "c"), 2)
+    for cell, remedy in (("?", "fill it in"), ("low", "encode it as numbers"), ("1e99", "correct it")):
+        with refused(f"{path}, row 2: column 'b'", remedy) as caught:
+            read_rows(one(tmp_path, "a,b", f"1,{cell}"), ("a", "b"), 2)
+        assert str(caught.value).endswith(remedy)
+
+
+def test_queries_by_raw_or_by_encoded_columns(tmp_path: Path) -> None:
+    inputs, places = read_rows(one(tmp_path, "sex,age", "male,60", ",50"), SCHEMA.encoded, 3, SCHEMA)
+    assert inputs.tolist() == [[1, 1, 0], [0, 0, 1]]
+    assert [place.rpartition(", ")[2] for place in places] == ["row 2", "row 3"]
+    encoded = one(tmp_path, "age,sex,sex_missing", "1,1,0")
+    assert read_rows(encoded, SCHEMA.encoded, 3, SCHEMA)[0].tolist() == [[1, 1, 0]]
+    # Where both have the same names, the cells are raw.
+    numbers = TableSchema((NumberColumn("age", centre=50, scale=10),))
+    assert read_rows(one(tmp_path, "age", "60"), ("age",), 1, numbers)[0].tolist() == [[1]]
+
+
+def test_an_unknown_column_of_a_query_is_named_unless_it_is_ignored(tmp_path: Path) -> None:
+    path = one(tmp_path, "id,sex,age", "7,m,60")
+    with refused("all.csv has a column 'id' that the router does not know", "--ignore 'id'"):
+        read_rows(path, SCHEMA.encoded, 3, SCHEMA)
+    assert read_rows(path, SCHEMA.encoded, 3, SCHEMA, ["id"])[0].tolist() == [[1, 1, 0]]
+    with refused("all.csv has no column 'sex' for a query", "add it, as in the training data"):
+        read_rows(one(tmp_path, "age", "60"), SCHEMA.encoded, 3, SCHEMA)
+    with refused("all.csv, row 2: column 'sex' is 'x'", "female"):
+        read_rows(one(tmp_path, "sex,age", "x,60"), SCHEMA.encoded, 3, SCHEMA)
