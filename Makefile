@@ -39,7 +39,10 @@ test-fast: $(READY) ## Run the quick tests: no processes, no browser, no fuzzing
 	$(BIN)/python -m pytest -m 'not slow' -n $(WORKERS) --dist loadfile
 
 test: $(READY) ## Run all tests but those of test-deploy, and check their coverage
-	$(BIN)/python -m pytest -m 'not deploy' -n $(WORKERS) --dist loadfile --no-loadscope-reorder --cov --cov-report=
+	$(BIN)/coverage erase
+	$(BIN)/python -m pytest -m 'not deploy' -n $(WORKERS) --dist loadfile --no-loadscope-reorder --lines
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --format=total
 
 test-deploy: $(READY) ## Run a whole federation on this machine, with sites that fail (some minutes)
 	$(BIN)/python -m pytest -m deploy -n 2 --dist loadgroup tests/deploy

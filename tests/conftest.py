@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from line_coverage import LineCoverage
 from no_processes import NoProcesses
 
 torch.set_num_threads(1)
@@ -22,11 +23,19 @@ else:
     settings.load_profile("feddrm")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--lines", action="store_true", help="Write the lines of feddrm that are reached to .coverage.*.")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse processes in tests that are not marked slow."""
+    """Refuse processes in tests that are not marked slow; measure the coverage where that is asked for."""
     guard = NoProcesses()
     config.pluginmanager.register(guard)
     sys.addaudithook(guard)
+    if config.getoption("--lines"):
+        lines = LineCoverage("feddrm")
+        config.pluginmanager.register(lines)
+        sys.meta_path.insert(0, lines)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
