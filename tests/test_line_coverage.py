@@ -129,6 +129,7 @@ def test_lines_are_those_of_the_tracer(tmp_path: Path, monkeypatch: pytest.Monke
 
     (tmp_path / ".coveragerc").write_text("[report]\nomit = */left_out.py\n")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COVERAGE_FILE", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
     lines = LineCoverage("sample")
     monkeypatch.setattr(sys, "meta_path", [lines, *sys.meta_path])
