@@ -40,7 +40,7 @@ test-fast: $(READY) ## Run the quick tests: no processes, no browser, no fuzzing
 
 test: $(READY) ## Run all tests but those of test-deploy, and check their coverage
 	$(BIN)/coverage erase
-	$(BIN)/python -m pytest -m 'not deploy' -n $(WORKERS) --dist loadfile --no-loadscope-reorder --lines
+	FEDDRM_LINES=1 $(BIN)/python -m pytest -m 'not deploy' -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --format=total
 

@@ -14,6 +14,10 @@ from line_coverage import LineCoverage
 from no_processes import NoProcesses
 
 torch.set_num_threads(1)
+LINES = None
+if os.environ.get("FEDDRM_LINES"):  # here, because the conftest files of folders import the package
+    LINES = LineCoverage("feddrm")
+    sys.meta_path.insert(0, LINES)
 try:
     from hypothesis import settings
 except ImportError:  # a GPU machine with the core's dependencies alone can still run the tests marked gpu
@@ -23,19 +27,13 @@ else:
     settings.load_profile("feddrm")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--lines", action="store_true", help="Write the lines of feddrm that are reached to .coverage.*.")
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse processes in tests that are not marked slow; measure the coverage where that is asked for."""
     guard = NoProcesses()
     config.pluginmanager.register(guard)
     sys.addaudithook(guard)
-    if config.getoption("--lines"):
-        lines = LineCoverage("feddrm")
-        config.pluginmanager.register(lines)
-        sys.meta_path.insert(0, lines)
+    if LINES is not None:
+        config.pluginmanager.register(LINES)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

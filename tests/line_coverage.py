@@ -69,6 +69,7 @@ class LineCoverage(MetaPathFinder):
     def __init__(self, package: str) -> None:
         from coverage import Coverage
 
+        assert package not in sys.modules, f"{package} was imported before its lines are noted"
         self.package, self.seen = package, dict[str, bytearray]()
         self.settings = Coverage()
         self.omit = self.settings.get_option("report:omit") or []

@@ -145,7 +145,7 @@ def test_lines_are_those_of_the_tracer(tmp_path: Path, monkeypatch: pytest.Monke
     measured.read()
     assert {Path(file).name for file in measured.measured_files()} == {"__init__.py", "part.py", "alone.py"}
     for name in [name for name in sys.modules if name.partition(".")[0] == "sample"]:
-        monkeypatch.delitem(sys.modules, name)
+        del sys.modules[name]
 
 
 def test_nothing_is_written_where_nothing_was_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
