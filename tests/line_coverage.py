@@ -78,11 +78,13 @@ class LineCoverage(MetaPathFinder):
         if fullname.partition(".")[0] != self.package:
             return None
         others = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
-        spec = next((spec for spec in others if spec is not None), None)
-        if spec is not None and type(spec.loader) is SourceFileLoader and not self._omits(file := spec.loader.path):
-            lines = self.seen.setdefault(file, bytearray(2 + Path(file).read_bytes().count(b"\n")))
-            spec.loader = _Loader(fullname, file, lines)
-        return spec
+        for spec in others:  # pytest's own would take a module called '*_test' for a test
+            if spec is not None and type(spec.loader) is SourceFileLoader:
+                if not self._omits(file := spec.loader.path):
+                    lines = self.seen.setdefault(file, bytearray(2 + Path(file).read_bytes().count(b"\n")))
+                    spec.loader = _Loader(fullname, file, lines)
+                return spec
+        return None
 
     def _omits(self, file: str) -> bool:
         return any(fnmatch(file, pattern) for pattern in self.omit)

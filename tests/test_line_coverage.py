@@ -106,7 +106,7 @@ TRACED = """
 import coverage, sys
 measured = coverage.Coverage(data_file=sys.argv[1], config_file=False, include=[sys.argv[2] + "/*"])
 with measured.collect():
-    import sample.part
+    import sample.part_test
 measured.save()
 """
 
@@ -123,7 +123,7 @@ def missing(data: Path, file: Path) -> tuple[list[int], list[int]]:
 def test_lines_are_those_of_the_tracer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "sample"
     package.mkdir()
-    for name, text in (("__init__", ""), ("part", PART), ("alone", "never = 1\n"), ("left_out", "never = 1\n")):
+    for name, text in (("__init__", ""), ("part_test", PART), ("alone", "never = 1\n"), ("left_out", "never = 1\n")):
         (package / f"{name}.py").write_text(text)
     python_script(TRACED, tmp_path / "traced", package, cwd=tmp_path).check_returncode()
 
@@ -133,17 +133,17 @@ def test_lines_are_those_of_the_tracer(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.syspath_prepend(str(tmp_path))
     lines = LineCoverage("sample")
     monkeypatch.setattr(sys, "meta_path", [lines, *sys.meta_path])
-    importlib.import_module("sample.part")
+    importlib.import_module("sample.part_test")
     assert not hasattr(importlib.import_module("sample.left_out"), "__lines__"), "it is imported as it is"
     lines.pytest_sessionfinish()
     subprocess.run([sys.executable, "-m", "coverage", "combine", "--quiet"], check=True)
-    statements, missed = missing(tmp_path / ".coverage", package / "part.py")
-    assert (statements, missed) == missing(tmp_path / "traced", package / "part.py")
+    statements, missed = missing(tmp_path / ".coverage", package / "part_test.py")
+    assert (statements, missed) == missing(tmp_path / "traced", package / "part_test.py")
     assert 5 < len(missed) < len(statements) / 3
     assert missing(tmp_path / ".coverage", package / "alone.py") == ([1], [1]), "files that nobody imports count"
     measured = coverage.CoverageData(str(tmp_path / ".coverage"))
     measured.read()
-    assert {Path(file).name for file in measured.measured_files()} == {"__init__.py", "part.py", "alone.py"}
+    assert {Path(file).name for file in measured.measured_files()} == {"__init__.py", "part_test.py", "alone.py"}
     for name in [name for name in sys.modules if name.partition(".")[0] == "sample"]:
         del sys.modules[name]
 
