@@ -29,6 +29,20 @@ def pytest_configure(config: pytest.Config) -> None:
     sys.addaudithook(guard)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first, so that no process works on a long file when the others have ended."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    """Files are flushed for a loss of power, which no test plays; tests of the flush patch it themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda number: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def golden() -> Path:
     """Exact figures: the project's own, or others of the same form through FEDDRM_GOLDEN."""

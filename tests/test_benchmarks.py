@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -94,9 +92,7 @@ def test_long_benchmarks_print_their_help(name: str) -> None:
 def test_closed_form_and_exact_fit_are_compared_on_a_trained_run_and_shown(tmp_path: Path) -> None:
     run, target, docs = tmp_path / "run", tmp_path / "figures.json", tmp_path / "docs"
     feddrm.train("heart", rounds=1, out=run)
-    words = [sys.executable, "-m", "benchmarks.closed_form_cell"]
-    options = ["--polish", "0", "1", "--rounds", "2", "--json", str(target)]
-    subprocess.run([*words, str(run), *options], cwd=ROOT, capture_output=True, check=True)
+    run_benchmark("closed_form_cell", run, "--polish", 0, 1, "--rounds", 2, "--json", target)
     figures = json.loads(target.read_text())
     assert {"hardware", "versions", "date", "command"} <= set(figures)
     rows = {(row["fit"], row.get("polish", row.get("bound"))): row for row in figures["rows"]}
@@ -108,7 +104,7 @@ def test_closed_form_and_exact_fit_are_compared_on_a_trained_run_and_shown(tmp_p
     assert rows["exact", 2]["messages"] > 20
     docs.mkdir()
     (docs / "router.md").write_text("before\n<!-- closed_form_cell -->\nold\n<!-- end of closed_form_cell -->\nafter\n")
-    subprocess.run([*words, "--page", str(target), "--docs", str(docs)], cwd=ROOT, capture_output=True, check=True)
+    run_benchmark("closed_form_cell", "--page", target, "--docs", docs)
     page = (docs / "router.md").read_text()
     assert page.startswith("before\n")
     assert page.endswith("\nafter\n")
@@ -129,8 +125,7 @@ def test_the_table_of_methods_shows_the_committed_figures(tmp_path: Path) -> Non
     page = tmp_path / "methods.md"
     page.write_text((ROOT / "docs" / "methods.md").read_text())
     figures = ROOT / "results" / "bench" / "closed_form_methods.json"
-    words = [sys.executable, "-m", "benchmarks.closed_form_methods", "--page", str(figures), "--docs", str(tmp_path)]
-    subprocess.run(words, cwd=ROOT, capture_output=True, check=True)
+    run_benchmark("closed_form_methods", "--page", figures, "--docs", tmp_path)
     assert page.read_text() == (ROOT / "docs" / "methods.md").read_text()
 
 

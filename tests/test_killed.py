@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,8 +39,6 @@ def digits() -> Federation:
 
 @pytest.fixture(autouse=True)
 def _every_round_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing waits for the disk: a kill loses nothing that was written."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(training_session, "CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(training_session, "CHECKPOINT_SHARE", 1e9)
 

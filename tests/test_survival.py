@@ -263,7 +263,6 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(federation: Federation, t
 def test_a_killed_run_goes_on_with_the_same_bits(
     federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(training_session, "CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(training_session, "CHECKPOINT_SHARE", 1e9)
     settings = SETTINGS | {"rounds": 4}

@@ -1,11 +1,33 @@
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("fastapi", reason="pip install 'feddrm[serve]' to run this")
 
 from feddrm.bench.serve import bench_feedback, bench_serve, bench_trace
 from refusal import refused
+from serving import Process
+
+
+@pytest.fixture
+def forked_gateways(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Gateways to compare start by fork; ``test_every_workload_is_measured`` starts its own as users do."""
+    numbers = itertools.count()
+
+    @contextmanager
+    def gateway(run: Path, *options: str) -> Iterator[tuple[int, int]]:
+        process = Process(["serve", str(run), "--port", "0", *options], tmp_path / f"{next(numbers)}.log", {})
+        try:
+            yield int(process.url.rpartition(":")[2]), process.pid
+        finally:
+            process.stop()
+
+    monkeypatch.setattr("feddrm.bench.serve._gateway", gateway)
 
 
 @pytest.mark.slow
@@ -28,6 +50,7 @@ COSTS = ("fewer_requests_per_second", "standard_error", "more_gateway_cpu")
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_gateways")
 def test_the_cost_of_feedback_is_measured_beside_a_gateway_without() -> None:
     results = bench_feedback(callers=2, seconds=0.2, repeats=1)
     assert list(results["http"]) == list(results["cost"]) == ["/v1/predict", "/v1/route"]
@@ -38,6 +61,7 @@ def test_the_cost_of_feedback_is_measured_beside_a_gateway_without() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_gateways")
 def test_the_cost_of_traces_is_measured_beside_a_gateway_without() -> None:
     pytest.importorskip("opentelemetry.sdk", reason="pip install 'feddrm[otel]' to run this")
     results = bench_trace(callers=2, seconds=0.2, repeats=1)

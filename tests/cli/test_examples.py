@@ -20,7 +20,7 @@ from feddrm.cli.app import app
 
 GROUP = typer.main.get_command(app)
 ELSEWHERE = {  # these run in tests of their own, or take minutes
-    *("outcomes", "replay", "serve-promote", "serve-rollback"),
+    *("outcomes", "replay", "serve-promote", "serve-rollback", "drm drift", "drm tradeoff"),
     *("demo", "serve", "serve-client", "query", "bench engine", "bench serve", "bench deploy", "paper run"),
     *(
         "deploy up",
@@ -35,7 +35,7 @@ ELSEWHERE = {  # these run in tests of their own, or take minutes
     ),
 }
 SHORTER = {
-    **{name: ["--rounds", "2"] for name in ("train", "drm drift", "drm tradeoff")},
+    "train": ["--rounds", "2"],
     "fit-router": ["--no-heads"],
 }
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from commands import FEDDRM, exit_code, feddrm_command, fork, wait
 from feddrm.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -33,21 +35,20 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 def test_processes_on_one_folder_share_a_grid_and_survive_one_that_is_killed(here: Path) -> None:
-    words = [sys.executable, "-m", "feddrm", "paper", "run", "--grid", "smoke", "--device", "cpu", "--no-router"]
+    words = ["paper", "run", "--grid", "smoke", "--device", "cpu", "--no-router"]
     logs = [here / f"{number}.log" for number in range(3)]
     work = here / "runs" / "paper-smoke" / "work"
     processes = []
     for log in logs:
-        with log.open("w") as output:
-            processes.append(subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT))
+        processes.append(fork(FEDDRM, words, log, log.with_suffix(".errors")))
         if log is logs[0]:
             while not list(work.glob("*.lock")):  # the first one has begun a cell
-                assert processes[0].poll() is None, log.read_text()
+                assert exit_code(processes[0]) is None, log.read_text()
                 time.sleep(0.02)
-    processes[0].send_signal(signal.SIGKILL)
-    ended = [process.wait() for process in processes]
-    assert ended == [-signal.SIGKILL, 0, 0], [log.read_text() for log in logs]
-    last = subprocess.run(words, capture_output=True, text=True, check=True)  # takes what the others found locked
+    os.kill(processes[0], signal.SIGKILL)
+    ended = [wait(process) for process in processes]
+    assert ended == [-signal.SIGKILL, 0, 0], [path.read_text() for path in here.glob("*.errors")]
+    last = feddrm_command(*words)  # takes what the others found locked
     results = sorted(path.stem for path in (here / "runs" / "paper-smoke" / "results").glob("*.json"))
     assert len(results) == 7
     assert "7 of 7 chosen cells done" in last.stdout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,11 +30,6 @@ pytestmark = pytest.mark.slow
 
 Make = Callable[..., Deployed]
 QUERIES = np.arange(8 * 64, dtype=np.uint8).reshape(8, 1, 8, 8)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_waits_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -9,7 +9,6 @@ import json
 import shutil
 import stat
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 import feddrm
+from commands import feddrm_command
 from feddrm.data import Federation
 from feddrm.engine import load_state
 from feddrm.errors import FeddrmError
@@ -155,16 +155,11 @@ def test_a_finished_run_keeps_its_metrics_without_its_checkpoint(digits: Federat
 def test_a_second_process_is_refused_while_the_first_works(digits: Federation, tmp_path: Path) -> None:
     """The second is a real process. Once the first has ended, the folder is free again."""
     train(digits, "fedavg", out=tmp_path / "whole", **SMALL)
-    script = (
-        "import sys; from feddrm.cli import main; "
-        "sys.argv = ['feddrm', 'train', '--data', 'digits', '--out', sys.argv[1]]; main()"
-    )
     seconds: list[subprocess.CompletedProcess[str]] = []
 
     def meanwhile(played: Any, metrics: Any, rounds: int) -> None:
         if played.state.round == 2:
-            command = [sys.executable, "-c", script, str(tmp_path / "run")]
-            seconds.append(subprocess.run(command, capture_output=True, text=True, check=False))
+            seconds.append(feddrm_command("train", "--data", "digits", "--out", tmp_path / "run"))
 
     (tmp_path / "run" / "checkpoint").mkdir(parents=True)  # as a crash at the very start leaves it
     run = train(digits, "fedavg", out=tmp_path / "run", on_round=meanwhile, **SMALL)

@@ -18,7 +18,6 @@ from feddrm.data.sources.labelled_samples import Division, divide
 from feddrm.deploy import cluster_status
 from feddrm.deploy.provision.members import remove_site
 from feddrm.deploy.server.status import ServerStatus
-from feddrm.deploy.server.waiting import PATIENCE
 from feddrm.deploy.wire.messages import Message, pack, unpack
 from feddrm.drm import DensityRatioModel, inference
 from feddrm.errors import FeddrmError
@@ -33,9 +32,17 @@ from refusal import refused
 pytestmark = pytest.mark.slow
 
 Make = Callable[..., Deployed]
+PATIENCE = 3  # of the server here; tests/deploy/server/test_waiting.py has the real one
+
+
+@pytest.fixture
+def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site that refuses stops the run sooner."""
+    monkeypatch.setattr("feddrm.deploy.server.waiting.PATIENCE", PATIENCE)
 
 
 @pytest.mark.parametrize("router", [True, False], ids=["fit", "end"])
+@pytest.mark.usefixtures("little_patience")
 def test_the_server_gives_up_with_a_reason_and_continues_when_the_data_are_back(router: bool, deployed: Make) -> None:
     deployment = deployed(router=router, routing=QUICK_ROUTING)
     server = deployment.server()
@@ -61,6 +68,7 @@ def test_the_server_gives_up_with_a_reason_and_continues_when_the_data_are_back(
     assert (summary["rounds"], summary["accepted"]["lima"], bool(summary["router"])) == (2, 0, router)
 
 
+@pytest.mark.usefixtures("little_patience")
 def test_the_server_waits_for_a_site_that_is_away_longer_than_for_one_that_refuses(deployed: Make) -> None:
     deployment = deployed(routing=QUICK_ROUTING)
     away = range(5, 5 + 2 * PATIENCE)
@@ -70,6 +78,7 @@ def test_the_server_waits_for_a_site_that_is_away_longer_than_for_one_that_refus
     assert not deployment.complaints
 
 
+@pytest.mark.usefixtures("little_patience")
 def test_a_site_that_refuses_one_step_of_the_fit_again_and_again_stops_the_run(
     deployed: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,6 +97,7 @@ def test_a_site_that_refuses_one_step_of_the_fit_again_and_again_stops_the_run(
         deployment.server().go()
 
 
+@pytest.mark.usefixtures("little_patience")
 @pytest.mark.parametrize(("few", "step", "refused_at_least"), [(True, "evaluate", 1), (False, "gradient", 5)])
 def test_refusals_that_the_fit_can_do_without_do_not_count(
     few: bool, step: str, refused_at_least: int, deployed: Make, monkeypatch: pytest.MonkeyPatch
@@ -97,7 +107,6 @@ def test_refusals_that_the_fit_can_do_without_do_not_count(
     Round by round the fit goes on without the site as long as it can. In few messages it begins again at once.
     """
     deployment = deployed(routing={"features": "raw", "path_rounds": 6, "rounds": 6, "few_messages": few})
-    monkeypatch.setattr("feddrm.deploy.server.waiting.PATIENCE", 3)
     lima = deployment.site("lima")
     answer, steps = lima._fit, list[str]()
 

@@ -13,7 +13,7 @@ import torch
 import yaml
 from PIL import Image
 
-from deployment import NAMES, Deployed, DirectTransport
+from deployment import NAMES, QUICK_ROUTING, Deployed, DirectTransport
 from feddrm.data import Federation
 from feddrm.data.sources.labelled_samples import Division, divide
 from feddrm.deploy.flower.apps import site_at
@@ -134,7 +134,7 @@ def test_raw_tables_of_sites_become_a_router_that_takes_raw_queries(tmp_path: Pa
     """The server knows the schema and pooled sums; the sites and the artifact agree on the schema."""
     site_at.cache_clear()
     training = {"rounds": 1, "local_steps": 2, "batch_size": 8}
-    settings = FederationSettings(clients=NAMES, training=training)
+    settings = FederationSettings(clients=NAMES, training=training, routing=QUICK_ROUTING)
     make_project(tmp_path / "f", settings)
     inputs = []
     for i, name in enumerate(NAMES):
@@ -192,7 +192,8 @@ def site_rows(number: int) -> list[dict[str, str]]:
 def auto_project(tmp_path: Path) -> Deployed:
     """Sites whose schema follows from all their columns' sums."""
     site_at.cache_clear()
-    settings = FederationSettings(clients=NAMES, training={"rounds": 1, "local_steps": 2, "batch_size": 8})
+    training = {"rounds": 1, "local_steps": 2, "batch_size": 8}
+    settings = FederationSettings(clients=NAMES, training=training, routing=QUICK_ROUTING)
     make_project(tmp_path / "f", settings)
     deployment = Deployed(tmp_path / "f", settings)
     for i, name in enumerate(NAMES):
