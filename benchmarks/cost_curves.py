@@ -26,7 +26,7 @@ import torch
 from matplotlib.figure import Figure
 
 from benchmarks import many_clients, thousand_clients
-from benchmarks.result import each_alone, finish
+from benchmarks.result import each_alone, finish, peak_gib
 from feddrm.report.figure_files import save_figure
 from feddrm.serve.loaded_router import decide
 
@@ -56,7 +56,7 @@ STYLES = {ROUND: "o-", FIT: "s-", DECISION: "^-"}
 def measure(work: str, axis: str, size: int) -> dict[str, float]:
     """Seconds and memory of one point, in this process."""
     torch.set_num_threads(1)
-    before, sizes = many_clients.peak_gib(), USUAL[work] | {axis: size}
+    before, sizes = peak_gib(), USUAL[work] | {axis: size}
     if work == ROUND:
         seconds = thousand_clients.measure("rows", rounds=7, **sizes)["shortest_round_cpu_seconds"]
     elif work == FIT:
@@ -64,7 +64,7 @@ def measure(work: str, axis: str, size: int) -> dict[str, float]:
     else:
         router, query = many_clients.made_query(sizes["clients"], sizes["samples"], sizes["features"])
         seconds = many_clients.shortest(lambda: decide(router, [query]), repeats=50) / 1000
-    return {"size": size, "cpu_seconds": seconds, "memory_mib": 1024 * (many_clients.peak_gib() - before)}
+    return {"size": size, "cpu_seconds": seconds, "memory_mib": 1024 * (peak_gib() - before)}
 
 
 def exponents(points: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:

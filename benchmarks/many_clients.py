@@ -16,7 +16,6 @@ import contextlib
 import json
 import math
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -30,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks import result
+from benchmarks.result import finish, peak_gib
 from benchmarks.thousand_clients import DATA, digits, rows
 from feddrm.data import Federation
 from feddrm.router import Calibration, Recipe, Router, RouterSettings, fit_router, save_router
@@ -68,7 +67,7 @@ def main() -> None:
             figures[part] = measures[part]()
         elif part in known:
             figures[part] = known[part]
-    result.finish(figures, given.json)
+    finish(figures, given.json)
 
 
 def measure_fit(
@@ -95,10 +94,6 @@ def measure_fit(
         **{key: chosen["router"][key] for key in ("ridge", "rounds", "converged", "held_out_accuracy")},
         "left_out": chosen.get("left_out", []),
     }
-
-
-def peak_gib() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def measure_run(data: str, clients: int) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import multiprocessing
+import resource
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib import metadata
@@ -15,6 +16,11 @@ from feddrm.runs import hardware, versions
 
 T = TypeVar("T")
 LIBRARIES = ["feddrm.runs", "feddrm.serve.loaded_router", "feddrm.report.figure_files", "sklearn.datasets"]
+
+
+def peak_gib() -> float:
+    """The largest memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def each_alone(measure: Callable[..., T], points: Iterable[Sequence[Any]]) -> Iterator[T]:

@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
-from benchmarks.many_clients import peak_gib
-from benchmarks.result import each_alone, finish
+from benchmarks.result import each_alone, finish, peak_gib
 from feddrm.data import Federation
 from feddrm.data.datasets.digits import SCANNERS
 from feddrm.runs import train

@@ -50,7 +50,7 @@ def figures_of(words: str, key: str, folder: Path) -> dict[str, Any]:
         ("digits_router --rounds 1 --seeds 1", "over_global_points"),
         ("label_sets --digits 1 --heart 0 --rounds 1", "digits"),
         ("light_start --repeats 1 --only methods", "commands"),
-        ("many_clients --clients 30 --samples 20", "decision_ms"),
+        ("many_clients --clients 30 --samples 20 --parts fit decision gateway", "gateway"),
         ("router --features 40 --scale 0.02", "fit"),
         ("thousand_clients --clients 3 4 --data rows --rounds 3", "curves"),
         ("vote_starts --data digits --model mlp --rounds 2 --starts 2 --out TMP", "vote"),

@@ -70,6 +70,6 @@ def _fitted_router(folder: RunFolder, federation: Federation, device: str, now: 
         for name in federation.names:
             head = ClientParts(folder.client(name), folder, manifest, now, again).head(fit, again)
             if head is None:
-                raise FeddrmError(f"{folder.path} has no refitted head of client '{name}': {again}")
+                raise FeddrmError(f"{folder.path} has no refitted head of client '{name}' (head.safetensors): {again}")
             private[name] = head.correction
     return FittedRouter.load(folder.router, facts_of(federation), private, device)
