@@ -55,7 +55,7 @@ def test_the_cost_of_feedback_is_measured_beside_a_gateway_without() -> None:
     results = bench_feedback(callers=2, seconds=0.2, repeats=1)
     assert list(results["http"]) == list(results["cost"]) == ["/v1/predict", "/v1/route"]
     for path, ways in results["http"].items():
-        assert list(ways) == ["without", "use log", "drift", "use log with features, drift"]
+        assert list(ways) == ["without", "without, once more", "use log", "drift", "use log with features, drift"]
         assert all(figures["requests_per_second"] > 0 for figures in ways.values())
         assert results["cost"][path]["without"] == dict.fromkeys(COSTS, 0.0)
 
