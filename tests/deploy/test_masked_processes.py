@@ -47,7 +47,8 @@ def test_killed_processes_cost_a_masked_run_time_and_nothing_else(project: Deplo
     os.kill(child_of(pids["lima"]), signal.SIGKILL)  # as in a power cut: it cannot sign off
     os.kill(pids["lima"], signal.SIGKILL)
     os.kill(pids["pune"], signal.SIGKILL)  # the worker without its SuperNode: another process has another mask key
-    until(lambda: running(folder / "sites" / "pune") is None, "pune to be gone", 10)
+    for name in ("lima", "pune"):
+        until(lambda name=name: running(folder / "sites" / name) is None, f"{name} to be gone", 10)  # type: ignore[misc]
     before = len(history(folder))
     assert set(local_cluster.up(folder)) == {"lima", "pune"}
     until(lambda: len(history(folder)) > before + 1, "rounds with the sites that are back", LONG)
