@@ -48,7 +48,7 @@ def test_killed_processes_cost_a_masked_run_time_and_nothing_else(project: Deplo
     os.kill(pids["lima"], signal.SIGKILL)
     os.kill(pids["pune"], signal.SIGKILL)  # the worker without its SuperNode: another process has another mask key
     for name in ("lima", "pune"):
-        until(lambda name=name: running(folder / "sites" / name) is None, f"{name} to be gone", 10)  # type: ignore[misc]
+        until(lambda name=name: running(folder / "sites" / name) is None, f"{name} to be gone", 10)
     before = len(history(folder))
     assert set(local_cluster.up(folder)) == {"lima", "pune"}
     until(lambda: len(history(folder)) > before + 1, "rounds with the sites that are back", LONG)
