@@ -55,6 +55,7 @@ THEMES = {
     "tests/test_survival.py": "survival, from data to predictions",
     "tests/test_killed.py": "training, fit and report that end at any file operation",
     "tests/test_readme.py": "every command and example of the README",
+    "tests/test_pages.py": "every command and example of README and docs is run",
     "tests/test_structure.py": "the rules of this file",
     "tests/test_operations.py": "the dashboard and the alert rules of docs/operations",
     "tests/test_release.py": "wheel and source distribution",
@@ -67,7 +68,7 @@ THEMES = {
     "tests/data/sources/test_csv_schemas.py": "raw columns of csv tables, by a schema",
     "tests/cli/test_plugin_option.py": "plugins in every command, from training to serving",
     "tests/cli/test_examples.py": "the examples in the help of every command",
-    "tests/deploy/test_docs_page.py": "the commands of docs/deploy.md",
+    "tests/deploy/test_docs_page.py": "the commands and figures of docs/deploy.md",
     "tests/deploy/test_end_to_end.py": "a federation of real processes",
     "tests/deploy/test_masked_processes.py": "a federation of real processes with secure aggregation",
     "tests/deploy/test_killed_publishing.py": "the end of a deployed run, killed at any file operation",
@@ -179,7 +180,7 @@ def glossary_mistakes(text: str, known_classes: Collection[str]) -> list[str]:
 
 def picture_mistakes(root: Path) -> list[str]:
     """Pictures in ``docs`` that no page shows, and pictures that a page shows although they are not there."""
-    pages = [root / "README.md", *(root / "docs").glob("*.md")]
+    pages = [root / "README.md", *(root / "docs").rglob("*.md")]
     shown = {
         (page.parent / target).resolve()
         for page in pages
