@@ -91,11 +91,39 @@ def run_script(script: str, folder: Path) -> str:
     return run.stdout
 
 
-def assert_shown(body: str, printed: str) -> None:
-    """The page's lines were printed, in this order; a line of three dots stands for others."""
+def assert_shown(body: str, printed: str, points: float = 0) -> None:
+    """The page's lines were printed, in this order; a line of three dots stands for others.
+
+    Numbers may differ by ``points``: figures of a trained network depend on the processor.
+    """
     text = "\n".join(line.rstrip() for line in printed.splitlines())
     place = 0
     for part in re.split(r"^\.\.\.\n", body, flags=re.MULTILINE):
-        found = text.find(part.rstrip("\n"), place)
-        assert found >= 0, f"this was not printed:\n{part}\nbut this:\n{text}"
-        place = found + len(part.rstrip("\n"))
+        pattern = re.escape(part.rstrip("\n"))
+        if points:
+            pattern = re.sub(r"(?:\\ )*\d+(?:\\\.\d+)?", r" *(\\d+(?:\\.\\d+)?)", pattern)
+        found = re.compile(pattern).search(text, place)
+        assert found, f"this was not printed:\n{part}\nbut this:\n{text}"
+        shown = re.findall(r"\d+(?:\.\d+)?", part) if points else []
+        np.testing.assert_allclose(np.array(found.groups(), float), np.array(shown, float), atol=points)
+        place = found.end()
+
+
+def play_page(page: str, folder: Path, points: float = 0) -> None:
+    """Run all blocks of a page, in its order, in one folder.
+
+    A block after "This is `NAME`:" is a file. Others are commands and Python scripts; a block of text shows what the one
+    before it prints.
+    """
+    printed = ""
+    pattern = r"(?:This is\s`([\w./-]+)`:\n\n)?^```(\w+)\n(.*?)^```"
+    for name, kind, body in re.findall(pattern, (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE):
+        if name:
+            (folder / name).write_text(body)
+        elif kind in SHELL:
+            printed = "".join(run_command(shlex.split(line), folder) for line in body.splitlines())
+        elif kind == "python":
+            printed = run_script(body, folder)
+        else:
+            assert kind == "text", f"{page}: what is a block of {kind}?"
+            assert_shown(body, printed, points)

@@ -22,7 +22,7 @@ from documentation import (
 )
 
 PAGES = sorted(str(path.relative_to(ROOT)) for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-READERS = {"command_words": ["console"], "scripts": ["python"]}  # what these functions hand out
+READERS = {"command_words": ["console"], "scripts": ["python"], "play_page": ["console", "python"]}  # what these functions hand out
 
 
 def readers() -> Iterator[tuple[str, str]]:
@@ -60,7 +60,7 @@ def play(commands: list[list[str]], folder: Path, **shorter: list[str]) -> dict[
 
 @pytest.mark.slow
 def test_train(tmp_path: Path) -> None:
-    printed = play(command_words("docs/train.md"), tmp_path, tune=["--rounds", "4"], fit=["--ridge", "0.1"])
+    printed = play(command_words("docs/train.md"), tmp_path, tune=["--rounds", "4"])
     assert "confree" in printed["feddrm methods"]
     (script,) = scripts("docs/train.md")
     assert run_script(script, tmp_path).count("0.") == 3
