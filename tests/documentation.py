@@ -94,7 +94,7 @@ def run_script(script: str, folder: Path) -> str:
 def assert_shown(body: str, printed: str, points: float = 0) -> None:
     """The page's lines were printed, in this order; a line of three dots stands for others.
 
-    Numbers may differ by ``points``: figures of a trained network depend on the processor.
+    Percentages may differ by ``points``, and shares by as much: figures of a trained network depend on the processor.
     """
     text = "\n".join(line.rstrip() for line in printed.splitlines())
     place = 0
@@ -105,15 +105,16 @@ def assert_shown(body: str, printed: str, points: float = 0) -> None:
         found = re.compile(pattern).search(text, place)
         assert found, f"this was not printed:\n{part}\nbut this:\n{text}"
         shown = re.findall(r"\d+(?:\.\d+)?", part) if points else []
-        np.testing.assert_allclose(np.array(found.groups(), float), np.array(shown, float), atol=points)
+        for wanted, got in zip(map(float, shown), map(float, found.groups()), strict=True):
+            assert abs(got - wanted) <= (points if wanted > 1 else points / 100), f"{got} in place of {wanted}:\n{part}"
         place = found.end()
 
 
 def play_page(page: str, folder: Path, points: float = 0) -> None:
     """Run all blocks of a page, in its order, in one folder.
 
-    A block after "This is `NAME`:" is a file. Others are commands and Python scripts; a block of text shows what the one
-    before it prints.
+    A block after "This is `NAME`:" is a file. Others are commands and Python scripts; a block of text shows what the
+    one before it prints.
     """
     printed = ""
     pattern = r"(?:This is\s`([\w./-]+)`:\n\n)?^```(\w+)\n(.*?)^```"

@@ -22,7 +22,11 @@ from documentation import (
 )
 
 PAGES = sorted(str(path.relative_to(ROOT)) for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-READERS = {"command_words": ["console"], "scripts": ["python"], "play_page": ["console", "python"]}  # what these functions hand out
+READERS = {
+    "command_words": ["console"],
+    "scripts": ["python"],
+    "play_page": ["console", "python"],
+}  # what these functions hand out
 
 
 def readers() -> Iterator[tuple[str, str]]:

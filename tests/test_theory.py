@@ -48,8 +48,8 @@ def test_a_wrong_figure_on_the_page_is_found() -> None:
     for wrong in ("a 2\n", "c 3\n...\na 1\n", "a 1\nc 3\n"):
         with pytest.raises(AssertionError):
             assert_shown(wrong, "a 1\nb 2\nc 3\n")
-    assert_shown("a  1\n...\nc 3.5\n", "a 2\nb 2\nc    3.0\n", points=1)
-    for wrong in ("a 3.1\n", "a x\n", "a 2\nc 3\n"):
+    assert_shown("a  2\n...\nc 3.5\n", "a 3\nb 2\nc    3.0\n", points=1)
+    for wrong in ("a 3.1\n", "a x\n", "a 2\nc 3\n", "a 1\n...\nc 0.5"):
         with pytest.raises(AssertionError):
             assert_shown(wrong, "a 2\nb 2\nc 3\n", points=1)
 
