@@ -20,6 +20,7 @@ from documentation import assert_shown, blocks, run_command, run_script, scripts
 from feddrm.deploy.flower.daemon import free_port
 from feddrm.deploy.process_lock import running
 from feddrm.deploy.provision.certificates import write_certificates
+from feddrm.serve.gateway_client import GatewayClient
 from serving import Process, launcher
 
 pytestmark = [pytest.mark.deploy, pytest.mark.slow]
@@ -61,7 +62,8 @@ class Machines:
                     (self.keys[place],) = re.findall(r"^(\S{30,})$", out, flags=re.MULTILINE)
                 return out
         assert line.endswith("start.sh &")
-        environment = {**os.environ, "FEDDRM_PYTHON": sys.executable}
+        checks = str(int(place in ("server", "oslo")))  # once for all sites: it starts an interpreter
+        environment = {**os.environ, "FEDDRM_PYTHON": sys.executable, "FEDDRM_CHECK": checks}
         self.scripts.append(subprocess.Popen([folder / words[0]], env=environment, cwd=folder))
         if place == "server":  # sites may start before it, but 'deploy run' may not
             until(lambda: running(folder / "federation" / "server"), "the server", 120)
@@ -130,6 +132,10 @@ def test_the_story(tmp_path: Path) -> None:
             else:
                 write_clients(made, yaml.safe_load(body))
         assert shown == 3
+        with GatewayClient(made.serving["server"].url) as gateway:
+            patient = {"age": 35, "marker": 5.6, "dose": 19}
+            (pune,) = gateway.predict([patient], without=["oslo", "lima"], max_away=1)
+        assert pune["label"] == "yes", "as the page says"
         assert not list((tmp_path / "server").rglob("visits.csv"))
 
 
