@@ -64,7 +64,7 @@ def play(commands: list[list[str]], folder: Path, **shorter: list[str]) -> dict[
 
 @pytest.mark.slow
 def test_train(tmp_path: Path) -> None:
-    printed = play(command_words("docs/train.md"), tmp_path, tune=["--rounds", "4"])
+    printed = play(command_words("docs/train.md"), tmp_path, train=["--rounds", "3"], tune=["--rounds", "4"])
     assert "confree" in printed["feddrm methods"]
     (script,) = scripts("docs/train.md")
     assert run_script(script, tmp_path).count("0.") == 3

@@ -11,6 +11,7 @@ from commands import feddrm_command
 from documentation import ROOT, command_words, run_command
 
 
+@pytest.mark.deploy
 @pytest.mark.slow
 def test_the_commands_run(tmp_path: Path) -> None:
     """Those of the second block serve the run; tests/deploy/test_end_to_end.py runs them after its training."""
