@@ -32,11 +32,11 @@ def _parts(path: str, command: click.Command) -> Iterator[str]:
     yield " ".join(text.split())
     if example:
         yield f"```shell\n{' '.join(example.split())}\n```"
-    rows = [record for parameter in command.get_params(context) if (record := parameter.get_help_record(context))]
     if isinstance(command, click.Group):
-        rows = [(f"{path} {name}", member.get_short_help_str(200)) for name, member in command.commands.items()]
-        yield table(("command", "what it does"), [(f"[{name}](#{name.replace(' ', '-')})", what) for name, what in rows])
+        members = [(f"{path} {name}", member.get_short_help_str(200)) for name, member in command.commands.items()]
+        linked = [(f"[{name}](#{name.replace(' ', '-')})", what) for name, what in members]
+        yield table(("command", "what it does"), linked)
     else:
         yield f"```text\n{command.get_usage(context)}\n```"
+        rows = [record for parameter in command.get_params(context) if (record := parameter.get_help_record(context))]
         yield table(("argument or option", "meaning"), [(f"`{names}`", meaning) for names, meaning in rows])
-

@@ -18,7 +18,7 @@ import feddrm
 from feddrm.predictor.predictor import Predictor
 from feddrm.serve.app import build_gateway
 from feddrm.serve.predictor.predictor_app import build_predictor
-from feddrm.serve.settings import GatewaySettings, PredictorSettings
+from feddrm.serve.settings import GatewaySettings, PredictorSettings, make_settings
 
 Document = dict[str, Any]
 
@@ -31,8 +31,8 @@ def documents() -> dict[str, Document]:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         feddrm.fit(feddrm.Federation.from_arrays(samples), out=run)
-        gateway = build_gateway(run, GatewaySettings())
-        predictor = build_predictor(Predictor.load(run / "clients" / "oslo"), PredictorSettings())
+        gateway = build_gateway(run, make_settings(GatewaySettings))
+        predictor = build_predictor(Predictor.load(run / "clients" / "oslo"), make_settings(PredictorSettings))
         return {"gateway": _document(gateway), "predictor": _document(predictor)}
 
 
@@ -73,7 +73,7 @@ def _parts(name: str, document: Document) -> Iterator[str]:
 
 def _request(operation: Document, name: str) -> Iterator[str]:
     if parameters := operation.get("parameters"):
-        rows = [(f"`{p['name']}`", p["in"], _kind(p["schema"], name), p.get("description", "")) for p in parameters]
+        rows = [(f"`{p['name']}`", p["in"], _kind(p["schema"], name), _meaning(p | p["schema"])) for p in parameters]
         yield table(("parameter", "place", "type", "meaning"), rows)
     if body := operation.get("requestBody"):
         for kind, content in body["content"].items():
@@ -104,7 +104,7 @@ def _default(about: Document) -> str:
 
 
 def _meaning(about: Document) -> str:
-    return ("deprecated. " if about.get("deprecated") else "") + about.get("description", "")
+    return ("Deprecated. " if about.get("deprecated") else "") + str(about.get("description", ""))
 
 
 def _kind(schema: Document, name: str) -> str:

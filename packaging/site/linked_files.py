@@ -23,6 +23,8 @@ def links(source: Path) -> list[str]:
 
 def place(path: Path) -> str:
     """Where the site has a file or a folder of the repository."""
+    if path == ROOT / INDEX:
+        return "index.md"  # the site's first page stands for the README
     uri = path.relative_to(DOCS if path.is_relative_to(DOCS) else ROOT).as_posix()
     if path.is_dir():
         return f"{uri}/{INDEX}"
@@ -35,14 +37,15 @@ def outside(sources: Iterable[Path]) -> set[Path]:
     waiting = list(sources)
     while waiting:
         source = waiting.pop()
-        named = {(source.parent / link).resolve() for link in links(source)}
+        named = {(source.parent / link).resolve() for link in links(source)} - {ROOT / INDEX}
+        named = {path.parent if path.name == INDEX else path for path in named if path.exists()}
         for folder in {path for path in named if path.is_dir()}:
             named |= {path for path in folder.iterdir() if path.is_file()}
-        new = {path for path in named - found if path.exists() and path.is_relative_to(ROOT)}
+        new = {path for path in named - found if path.is_relative_to(ROOT)}
         new = {path for path in new if path.is_dir() or not path.is_relative_to(DOCS)}
         found |= new
         waiting += [path for path in new if path.suffix == ".md"]
-    return found
+    return {path for path in found if path.name != INDEX}
 
 
 def folder_page(folder: Path) -> str:

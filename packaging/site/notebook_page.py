@@ -15,17 +15,17 @@ def page_of(notebook: Path) -> tuple[str, dict[str, bytes]]:
     for cell in json.loads(notebook.read_text())["cells"]:
         source = "".join(cell["source"])
         parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        if printed := "".join(_text(output) for output in cell.get("outputs", ())).rstrip():
+            parts.append(f"```text\n{printed}\n```")
         for output in cell.get("outputs", ()):
             if picture := output.get("data", {}).get("image/png"):
                 name = f"{notebook.stem}-{len(pictures) + 1}.png"
                 pictures[name] = base64.b64decode("".join(picture))
                 parts.append(f"![What the code above draws]({name})")
-            elif text := _printed(output):
-                parts.append(f"```text\n{text.rstrip()}\n```")
-    parts.append(f"[This page as a notebook]({notebook.name})" "{ download }")
     return "\n\n".join(parts) + "\n", pictures
 
 
-def _printed(output: dict[str, Any]) -> str:
-    """What a cell has printed, or the text of its last value."""
-    return "".join(output.get("text", output.get("data", {}).get("text/plain", "")))
+def _text(output: dict[str, Any]) -> str:
+    """What a cell has printed, or its last value; a picture's own text is left out."""
+    data = output.get("data", {})
+    return "".join(output.get("text", "" if "image/png" in data else data.get("text/plain", "")))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
 from collections.abc import Iterable
+from html import unescape
 from typing import Any
 
 from cli_page import command_reference
@@ -58,13 +58,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if path.is_dir():
             add(place(path), rewritten(folder_page(path), path / INDEX), level)
         elif path.suffix == ".md":
-            if path.name != INDEX: add(place(path), rewritten(path.read_text(), path), level)
+            add(place(path), rewritten(path.read_text(), path), level)
         else:
             add(place(path), path.read_bytes(), level)
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Turn the links of a page in docs/ into places of the site, and put in what the program says."""
     uri = page.file.src_uri
     if page.file.generated_by is not None:
@@ -74,9 +74,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return rewritten(markdown, DOCS / uri)
 
 
-def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_content(html: str, **_: object) -> str:
     """Turn formulas into MathML, which browsers show without a script."""
-    return _FORMULA.sub(lambda match: _math(html.unescape(match[2]), block=match[1] == "div"), content)
+    return _FORMULA.sub(lambda match: _math(unescape(match[2]), block=match[1] == "div"), html)
 
 
 def _math(formula: str, *, block: bool) -> str:
