@@ -59,6 +59,8 @@ THEMES = {
     "tests/test_operations.py": "the dashboard and the alert rules of docs/operations",
     "tests/test_release.py": "wheel and source distribution",
     "tests/test_packaging.py": "image, compose files, units and manifests of packaging/",
+    "tests/test_site.py": "the built documentation site, in a browser",
+    "tests/test_site_pages.py": "the pages of the site that are made from files and from the program",
     "tests/test_theory.py": "every command, example and figure of docs/theory.md",
     "tests/methods/test_contract.py": "every method, by one set of tests",
     "tests/methods/test_exchange.py": "what every method sends, keeps and combines",
@@ -179,7 +181,7 @@ def glossary_mistakes(text: str, known_classes: Collection[str]) -> list[str]:
 
 def picture_mistakes(root: Path) -> list[str]:
     """Pictures in ``docs`` that no page shows, and pictures that a page shows although they are not there."""
-    pages = [root / "README.md", *(root / "docs").glob("*.md")]
+    pages = [*root.glob("*.md"), *(root / "docs").glob("*.md")]
     shown = {
         (page.parent / target).resolve()
         for page in pages

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import click
 import typer
-from markdown_table import table
 
 from feddrm.cli.app import app
+from markdown_table import table
 
 
 def command_reference() -> str:

@@ -12,13 +12,13 @@ from typing import Any
 
 import httpx
 import numpy as np
-from markdown_table import table
 
 import feddrm
 from feddrm.predictor.predictor import Predictor
 from feddrm.serve.app import build_gateway
 from feddrm.serve.predictor.predictor_app import build_predictor
 from feddrm.serve.settings import GatewaySettings, PredictorSettings, make_settings
+from markdown_table import table
 
 Document = dict[str, Any]
 

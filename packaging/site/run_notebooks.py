@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import nbformat
-from linked_files import DOCS
 from nbclient import NotebookClient
+
+from linked_files import DOCS
 
 EXECUTED = "executed"  # the notebook's note of the code whose outputs it has
 

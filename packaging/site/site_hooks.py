@@ -8,13 +8,14 @@ from collections.abc import Iterable
 from html import unescape
 from typing import Any
 
-from cli_page import command_reference
-from http_page import documents, http_reference
 from latex2mathml.converter import convert
-from linked_files import DOCS, INDEX, ROOT, folder_page, outside, place, rewritten
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
+
+from cli_page import command_reference
+from http_page import documents, http_reference
+from linked_files import DOCS, INDEX, ROOT, folder_page, outside, place, rewritten
 from notebook_page import page_of
 
 # A page in docs/ may have this line. The program's own text takes its place.
