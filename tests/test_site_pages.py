@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -22,6 +23,7 @@ from markdown_table import table
 from notebook_page import page_of
 from run_notebooks import EXECUTED, code_digest
 
+PAGES = sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
 
@@ -84,6 +86,30 @@ def test_a_folder_has_a_page_with_its_files(repository: Path) -> None:
 def test_every_link_of_a_page_beside_docs_exists(page: str) -> None:
     """MkDocs checks the links of all pages of the site; the README is none."""
     assert [link for link in linked_files.links(ROOT / page) if not (ROOT / link).exists()] == []
+
+
+def misread_lines(text: str) -> list[int]:
+    """Lines that GitHub shows as a list, a table or part of a list item, and MkDocs does not."""
+    begins = re.compile(r"(?:[-*]|1\.) |\|")
+    continues = re.compile(r"(?:[-*]|\d+\.) |\||#| {2}|<!--")
+    lines, wrong, fenced = ["", *text.splitlines()], [], False
+    for number, (before, line) in enumerate(pairwise(lines), start=1):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        glued = begins.match(line) and not continues.match(before) if before else re.match(r" {1,3}\S", line)
+        if glued and not fenced:
+            wrong.append(number)
+    return wrong
+
+
+def test_a_list_a_table_or_a_paragraph_that_mkdocs_would_misread_is_found() -> None:
+    assert misread_lines("Text:\n- a\n- b\n\nText:\n| a |\n|---|\n\n- a\n\n  more of a\n") == [2, 6, 11]
+    assert misread_lines("Text:\n\n- a\n  b\n- c\n\n    more of c\n\n```\nText\n- a\n```\n# A\n- b\n") == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_mkdocs_reads_lists_and_tables_as_github_does(page: str) -> None:
+    assert misread_lines((ROOT / page).read_text()) == []
 
 
 def test_a_table_survives_bars_and_line_breaks() -> None:
