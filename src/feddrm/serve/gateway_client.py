@@ -26,6 +26,12 @@ class GatewayClient:
     Samples are a picture file (path or bytes), an array of pixels or rows [n, ...], or a mapping (or a list of
     mappings) from column names to values: raw ones if :meth:`schema` has a schema, otherwise numbers. ``features`` is
     the result of ``Router.features``.
+
+    Example:
+        >>> with feddrm.GatewayClient("http://127.0.0.1:8000") as gateway:
+        ...     answer = gateway.predict("scan.png")[0]
+        >>> answer["answered"]  # False if the router abstains; answer["client"] is who was asked
+        True
     """
 
     def __init__(self, url: str, key: str | None = None, timeout: float = 30.0, ca: str | Path | None = None) -> None:
