@@ -30,7 +30,7 @@ class GatewayClient:
     Example:
         >>> with feddrm.GatewayClient("http://127.0.0.1:8000") as gateway:
         ...     answer = gateway.predict("scan.png")[0]
-        >>> answer["answered"]  # False if the router abstains; answer["client"] is who was asked
+        >>> [asked["client"] for asked in answer["answered"]] == [answer["client"]]
         True
     """
 
