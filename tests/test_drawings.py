@@ -1,4 +1,4 @@
-"""The drawings of the documentation: they show what is there, they ask nobody for anything, and they come from a run."""
+"""The drawings of the documentation: they show what is there, ask nobody for anything, and come from a run."""
 
 from __future__ import annotations
 
