@@ -11,7 +11,7 @@ import pytest
 import feddrm
 import plugin_files
 
-ASKS_A_GATEWAY = {"Client", "GatewayClient"}  # their example runs in tests/serve/test_gateway_client.py
+ASKS_A_GATEWAY = {"GatewayClient"}  # its example runs in tests/serve/test_gateway_client.py
 EXPLAINED = [name for name in feddrm.__all__ if name != "__version__" and name not in ASKS_A_GATEWAY]
 
 

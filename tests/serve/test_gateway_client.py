@@ -51,10 +51,6 @@ def test_a_busy_gateway_is_asked_again_whatever_retry_after_says(pause: str, mon
     assert 0 <= waited[0] <= 5
 
 
-def test_the_former_name_still_works() -> None:
-    assert feddrm.Client is feddrm.GatewayClient is gateway_client.Client
-
-
 @pytest.mark.slow
 def test_all_forms_of_a_sample_can_be_sent_from_python_and_the_shell(
     demo: str, run: Path, images: torch.Tensor, png_file: bytes, tmp_path: Path

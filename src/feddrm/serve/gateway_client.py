@@ -154,9 +154,6 @@ class GatewayClient:
         return content
 
 
-Client = GatewayClient  # the former name, for one release
-
-
 def _retry_seconds(text: str) -> float:
     """Seconds to wait, at most 5; 1 where a proxy gives a date or anything else instead."""
     return min(5.0, float(text)) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) else 1.0
