@@ -52,6 +52,7 @@ COVERED = {
 THEMES = {
     "tests/test_api.py": "the names that feddrm exports",
     "tests/test_benchmarks.py": "the scripts in benchmarks/",
+    "tests/test_drawings.py": "the drawings of the documentation",
     "tests/test_survival.py": "survival, from data to predictions",
     "tests/test_killed.py": "training, fit and report that end at any file operation",
     "tests/test_readme.py": "every command and example of the README",
