@@ -52,7 +52,7 @@ test-package: $(READY) ## Build wheel and source distribution, install the wheel
 
 docs: $(READY) ## Run the notebooks, then build the documentation site into site/; a broken link or an orphan page is an error
 	$(BIN)/python -m pytest --nbmake --nbmake-timeout=300 -n $(WORKERS) docs/notebooks
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 notebooks: $(READY) ## Run the notebooks of docs/ and keep what they print and draw
 	$(BIN)/python packaging/site/run_notebooks.py

@@ -21,8 +21,6 @@ from notebook_page import page_of
 # A page in docs/ may have this line. The program's own text takes its place.
 MARK = "<!-- generated when the site is built -->"
 GENERATED = {"reference/cli.md": command_reference, "reference/http.md": http_reference}
-# In the Python reference: a role before a name, and the second colon before an example.
-_SPHINX = re.compile(r":(?:func|meth|class|mod):(<code>)|(?<=Example:):(</p>)")
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', flags=re.DOTALL)
 
 
@@ -78,8 +76,7 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
 
 def on_page_content(html: str, **_: object) -> str:
-    """Turn formulas into MathML, which browsers show without a script, and take Sphinx's marks off docstrings."""
-    html = _SPHINX.sub(r"\1\2", html)
+    """Turn formulas into MathML, which browsers show without a script."""
     return _FORMULA.sub(lambda match: _math(unescape(match[2]), block=match[1] == "div"), html)
 
 
