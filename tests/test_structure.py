@@ -182,7 +182,7 @@ def glossary_mistakes(text: str, known_classes: Collection[str]) -> list[str]:
 
 def picture_mistakes(root: Path) -> list[str]:
     """Pictures in ``docs`` that no page shows, and pictures that a page shows although they are not there."""
-    pages = [*root.glob("*.md"), *(root / "docs").glob("*.md")]
+    pages = [*root.glob("*.md"), *(root / "docs").rglob("*.md")]
     shown = {
         (page.parent / target).resolve()
         for page in pages
