@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pytest
 
+from documentation import ROOT, scripts
 from feddrm import plugins
 from feddrm.data import Dataset
 from feddrm.methods import Method
 from feddrm.models import Model
 
-PAGE = (Path(__file__).parent.parent / "docs" / "extending.md").read_text()
+PAGE = (ROOT / "docs" / "extending.md").read_text()
 NAMES = ("median.py", "blobs.py")
 FAMILIES = (Dataset.family, Method.family, Model.family)
 
 
 def write_examples(folder: Path) -> list[Path]:
     """The Python blocks of the page, under the names that it gives them."""
-    blocks = re.findall(r"This is `(\w+\.py)`.*?```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    assert tuple(name for name, _ in blocks) == NAMES
-    for name, source in blocks:
+    assert tuple(re.findall(r"This is `(\w+\.py)`", PAGE)) == NAMES
+    for name, source in zip(NAMES, scripts("docs/extending.md"), strict=True):
         (folder / name).write_text(source)
     return [folder / name for name in NAMES]
 

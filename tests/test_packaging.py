@@ -16,11 +16,9 @@ from typing import Any
 
 import click
 import pytest
-import typer
 import yaml
 
-from documentation import command_words
-from feddrm.cli.app import app
+from documentation import command_lines, parse_command
 
 ROOT = Path(__file__).parents[1]
 PACKAGING = ROOT / "packaging"
@@ -61,7 +59,7 @@ def gateway_pod() -> dict[str, Any]:
 def commands() -> list[tuple[str, list[str]]]:
     """Every feddrm command of these files, and of the page about them, without the program's name."""
     units = [(unit.name, re.search(r"ExecStart=\S+/feddrm (.*)", unit.read_text())) for unit in UNITS]
-    page = command_words("docs/containers.md")
+    page = map(shlex.split, command_lines("docs/containers.md"))
     asked = [words for words in page if "feddrm" in words and words[0] != "kubectl" and "--tag" not in words]
     return [
         *((name, list(service["command"])) for name, service in services()),
@@ -71,28 +69,17 @@ def commands() -> list[tuple[str, list[str]]]:
     ]
 
 
-def parse(words: list[str]) -> None:
-    """Read a command as the program does, without running it."""
-    command, context = typer.main.get_command(app), click.Context(click.Command("feddrm"))
-    while isinstance(command, click.Group):
-        name, *words = words
-        found = command.get_command(context, name)
-        assert found is not None, f"there is no command {name!r}"
-        command = found
-    command.make_context("feddrm", list(words))
-
-
 @pytest.mark.parametrize(("place", "words"), commands())
 def test_every_command_and_option_exists(place: str, words: list[str]) -> None:
     assert words, place
-    parse(words)
+    parse_command(words)
 
 
 def test_a_misspelt_option_or_command_is_found() -> None:
     with pytest.raises(click.NoSuchOption):
-        parse(["serve", "/run", "--client", "clients.yaml"])
+        parse_command(["serve", "/run", "--client", "clients.yaml"])
     with pytest.raises(AssertionError, match="there is no command 'sit'"):
-        parse(["deploy", "sit", "/federation"])
+        parse_command(["deploy", "sit", "/federation"])
 
 
 def test_all_units_and_services_are_looked_at() -> None:

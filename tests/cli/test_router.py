@@ -16,13 +16,13 @@ import torch
 from PIL import Image
 
 from cli.conftest import assert_one_line, call
-from commands import feddrm_command
-from documentation import command_words
+from documentation import command_words, run_command
 from feddrm.data import Federation, load
 from feddrm.models import Mlp
 from feddrm.router import load_router
 from feddrm.runs import Run, train
 from patients import write_tcga_brca
+from photographs import SIDE, write_folders
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_commands_of_the_documentation_run(run: Path, tmp_path: Path) -> None:
-    commands = command_words("docs/router.md")
+    commands = [words for words in command_words("docs/router.md") if "--views" not in words]
     assert [" ".join(c[1:3]).removesuffix(" runs/first") for c in commands] == [
         "fit-router", "route", "predict", "route", "router export", "router leave", "router join", "predict"
     ]  # fmt: skip
@@ -52,9 +52,19 @@ def test_the_commands_of_the_documentation_run(run: Path, tmp_path: Path) -> Non
     for name in ("flatbed", "fax"):
         shutil.copy(run.parent / f"{name}.png", tmp_path / "scans-of-lyon")
     for command in commands:
-        result = feddrm_command(*command[1:], cwd=tmp_path)
-        assert result.returncode == 0, result.stderr
-        assert result.stdout.strip()
+        run_command(command, tmp_path)
+
+
+def test_the_commands_with_views_run(tmp_path: Path) -> None:
+    """docs/router.md has them; they need photographs, of which crops and mirror images are allowed."""
+    data = {"path": str(write_folders(tmp_path / "pictures", 20)), "size": SIDE, "crop": True, "mirrors": True}
+    run = train("folders", "feddrm", data_settings=data, out=tmp_path / "runs" / "photographs", **SMALL)
+    run.fit_router(features="raw", joint=False)
+    shutil.copy(tmp_path / "pictures" / "dark" / "bar" / "0.png", tmp_path / "cat.png")
+    commands = [words for words in command_words("docs/router.md") if "--views" in words]
+    assert [words[1] for words in commands] == ["evaluate", "predict"]
+    for words in commands:
+        run_command(words, tmp_path)
 
 
 def test_a_fitted_router_routes_images(run: Path, feddrm: Feddrm) -> None:

@@ -1,19 +1,27 @@
-"""docs/deploy.md: its commands are those of the README, which a test executes; its figures are in results/bench."""
+"""docs/deploy.md: its commands run; its figures are in results/bench."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
-from documentation import ROOT, blocks
+import pytest
+
+from commands import feddrm_command
+from documentation import ROOT, command_words, run_command
 
 
-def commands(page: str) -> list[str]:
-    lines = [line for _, body in blocks(page, "console") for line in body.splitlines()]
-    return [line for line in lines if line.startswith("feddrm deploy")]
-
-
-def test_the_commands_are_those_of_the_readme() -> None:
-    assert commands("docs/deploy.md") == commands("README.md") != []
+@pytest.mark.slow
+def test_the_commands_run(tmp_path: Path) -> None:
+    """Those of the second block serve the run; tests/deploy/test_end_to_end.py runs them after its training."""
+    commands = command_words("docs/deploy.md")
+    deploy = [words for words in commands if words[1] == "deploy"]
+    assert [words[1] for words in commands[len(deploy) :]] == [*3 * ["serve-client"], "serve", "query"]
+    try:
+        for words in deploy:
+            run_command(words, tmp_path)
+    finally:
+        feddrm_command("deploy", "down", tmp_path / "federation")  # does nothing if the page's own has run
 
 
 def test_the_figures_of_privacy_are_the_measured_ones() -> None:

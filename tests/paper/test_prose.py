@@ -20,7 +20,7 @@ SETTINGS = ("cifar10-dir0.3", "cifar10-spc5", "cifar20-dir0.3", "cifar20-spc25",
 DRM, FT, PROX = "feddrm-lam0.9", "fedavgft-tune100", "fedproxft-tune100"
 BABU, AS, ALA = "fedbabu-tune200", "fedas", "fedala-fixed"
 BY_HAND = {
-    ("README.md", "a query of unknown origin, % right"): [
+    ("docs/paper.md", "a query of unknown origin, % right"): [
         (FT, "{global:before}"),
         (DRM, "{system}"),
         (DRM, "{system.exact_density}"),
@@ -195,14 +195,14 @@ def test_the_note_on_the_vote_of_fedas_says_what_starts_showed(paper: Grid) -> N
     assert f"{errors:.1f} standard errors from our four (two-sided p = {chance:.2f})" in note
 
 
-def test_the_readme_counts_what_is_met() -> None:
+def test_the_page_counts_what_is_met() -> None:
     found = re.search(
         r"Of the paper's \d+ figures (\d+) can be compared: (\d+) lie within 1\.5 points",
         (ROOT / "docs/results.md").read_text(),
     )
     assert found is not None
     said = f"{found[2]} of the {found[1]} published figures that can be compared so far are met within 1.5 points"
-    assert said in " ".join((ROOT / "README.md").read_text().split())
+    assert said in " ".join((ROOT / "docs/paper.md").read_text().split())
 
 
 def test_what_filling_gaps_costs_the_colour_statistics() -> None:
@@ -226,18 +226,18 @@ def test_what_a_tuned_rate_is_worth_reads_as_measured() -> None:
     stack = ("system_accuracy", "stacked")
     drm = percent("cifar10-dir0.3_feddrm-lam0.9", *stack)
     views = json.loads((ROOT / "results" / "bench" / "tuned_views_h200.json").read_text())
-    readme = " ".join((ROOT / "README.md").read_text().split())
+    page = " ".join((ROOT / "docs/paper.md").read_text().split())
     stacks = [percent(f"{setting}_feddrm-lam0.9", *stack).removesuffix(" %") for setting in SETTINGS]
-    assert f"FedDRM's stack answers {', '.join(stacks[:-1])} and {stacks[-1]} % of queries of unknown origin" in readme
+    assert f"FedDRM's stack answers {', '.join(stacks[:-1])} and {stacks[-1]} % of queries of unknown origin" in page
     published = json.loads((ROOT / "src" / "feddrm" / "paper" / "published.json").read_text())
     theirs = [f"{mean:.1f}" for mean, _ in published["average"]["rows"]["feddrm"]]
-    assert f"clients answer {', '.join(theirs[:-1])} and {theirs[-1]} % of their own" in readme
+    assert f"clients answer {', '.join(theirs[:-1])} and {theirs[-1]} % of their own" in page
     assert all(float(ours) > float(paper) for ours, paper in zip(stacks, theirs, strict=True))
-    assert f"raise the {stacks[0]} to {views['4 views']['stacked']:.1f} %" in readme
-    assert f"tuned as well, answers {percent('cifar10-dir0.3_fedavgft', *stack)} in the first setting" in readme
-    assert f"and {percent('cifar10-spc5_fedavgft', *stack)} in the second" in readme
+    assert f"raise the {stacks[0]} to {views['4 views']['stacked']:.1f} %" in page
+    assert f"tuned as well, answers {percent('cifar10-dir0.3_fedavgft', *stack)} in the first setting" in page
+    assert f"and {percent('cifar10-spc5_fedavgft', *stack)} in the second" in page
     last = [records[f"cifar100-spc25_{m}_seed2025"].content["average_accuracy"]["mean"] for m in ("fedavgft", DRM)]
-    assert f"its clients are {100 * (last[0] - last[1]):.1f} points ahead of FedDRM's" in readme
+    assert f"its clients are {100 * (last[0] - last[1]):.1f} points ahead of FedDRM's" in page
     recipes = " ".join((ROOT / "docs" / "recipes.md").read_text().split())
     rates = [json.loads(file.read_text())["chosen"]["lr"] for file in (results / "search").glob("*.json")]
     assert (rates.count(0.3), len(rates)) == (8, 9)

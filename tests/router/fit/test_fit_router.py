@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from documentation import blocks
+from documentation import scripts
 from feddrm.data import Federation
 from feddrm.evaluation import Predictions, Queries, pooled_queries, system_accuracy
 from feddrm.router import FittedRouter, RouterSettings, fit_router
@@ -94,7 +94,7 @@ def test_nobody_of_the_federation_is_a_stranger(federation: Federation, fitted: 
 def test_the_documented_router_without_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ((_, script),) = blocks("docs/router.md", "python")
+    (script,) = scripts("docs/router.md")
     monkeypatch.chdir(tmp_path)
     exec(script, {})
     shares = re.findall(r"([\d.]+)%", capsys.readouterr().out)
