@@ -13,7 +13,7 @@ SMOKE ?= runs/paper-smoke
 # Without bytecode, pytest rewrites every test file in every process: 14 s of CPU time each.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo paper-smoke test-fast test coverage test-deploy test-package lint format clean
+.PHONY: help demo paper-smoke test-fast test coverage test-deploy test-package docs notebooks lint format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,10 +50,18 @@ test-deploy: $(READY) ## Run a whole federation on this machine, with sites that
 test-package: $(READY) ## Build wheel and source distribution, install the wheel into a new environment, run the demo
 	$(BIN)/python -m pytest -m package tests/test_release.py
 
+docs: $(READY) ## Run the notebooks, then build the documentation site into site/; a broken link or an orphan page is an error
+	$(BIN)/python -m pytest --nbmake --nbmake-timeout=300 -n $(WORKERS) docs/notebooks
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+notebooks: $(READY) ## Run the notebooks of docs/ and keep what they print and draw
+	$(BIN)/python packaging/site/run_notebooks.py
+
 lint: $(READY) ## Check style, types and imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy packaging/site
 	$(BIN)/lint-imports
 
 format: $(READY) ## Rewrite the code in the project's style
@@ -61,5 +69,5 @@ format: $(READY) ## Rewrite the code in the project's style
 	$(BIN)/ruff format .
 
 clean: ## Remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage
+	rm -rf $(VENV) site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

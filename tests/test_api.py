@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import doctest
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 import feddrm
+import plugin_files
+
+ASKS_A_GATEWAY = {"GatewayClient"}  # its example runs in tests/serve/test_gateway_client.py
+EXPLAINED = [name for name in feddrm.__all__ if name != "__version__" and name not in ASKS_A_GATEWAY]
 
 
 def test_every_public_name_completes_and_resolves() -> None:
@@ -32,3 +40,18 @@ def test_objects_describe_themselves(tmp_path: Path) -> None:
     assert repr(run) == f"{begin}2 rounds, router, {average})"
     (out / "summary.json").unlink()
     assert repr(run) == f"{begin}unfinished: round 2 of 2)"
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_the_example_in_the_docstring_of_every_public_name_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plugin_files.write_examples(tmp_path)
+    of_its_own = doctest.DocTestFinder(recurse=False).find(getattr(feddrm, name), name, globs={})
+    (example,) = (found for found in of_its_own if found.examples)
+    example.globs.update(feddrm=feddrm, np=np)
+    with plugin_files.new_process(monkeypatch):
+        results = doctest.DocTestRunner().run(example)
+    assert results.attempted >= 1
+    assert not results.failed, capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -11,6 +12,7 @@ from email.parser import HeaderParser
 from pathlib import Path
 
 import pytest
+import yaml
 
 from feddrm import __version__
 
@@ -76,3 +78,11 @@ def test_the_wheel_alone_runs_the_demo(python: Path, dist: Path, tmp_path: Path)
     assert missing.returncode != 0
     assert "pip install 'feddrm[serve]'" in missing.stderr
     assert "Traceback" not in missing.stderr
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    released = re.search(r"^## \[(\d[^\]]*)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert released is not None
+    assert released.groups() == (citation["version"], str(citation["date-released"]))
+    assert released[1] == __version__

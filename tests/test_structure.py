@@ -52,6 +52,7 @@ COVERED = {
 THEMES = {
     "tests/test_api.py": "the names that feddrm exports",
     "tests/test_benchmarks.py": "the scripts in benchmarks/",
+    "tests/test_drawings.py": "the drawings of the documentation",
     "tests/test_survival.py": "survival, from data to predictions",
     "tests/test_killed.py": "training, fit and report that end at any file operation",
     "tests/test_readme.py": "every command and example of the README",
@@ -61,6 +62,8 @@ THEMES = {
     "tests/test_operations.py": "the dashboard and the alert rules of docs/operations",
     "tests/test_release.py": "wheel and source distribution",
     "tests/test_packaging.py": "image, compose files, units and manifests of packaging/",
+    "tests/test_site.py": "the built documentation site, in a browser",
+    "tests/test_site_pages.py": "the pages of the site that are made from files and from the program",
     "tests/test_theory.py": "every command, example and figure of docs/theory.md",
     "tests/methods/test_contract.py": "every method, by one set of tests",
     "tests/methods/test_exchange.py": "what every method sends, keeps and combines",
@@ -183,7 +186,7 @@ def glossary_mistakes(text: str, known_classes: Collection[str]) -> list[str]:
 
 def picture_mistakes(root: Path) -> list[str]:
     """Pictures in ``docs`` that no page shows, and pictures that a page shows although they are not there."""
-    pages = [root / "README.md", *(root / "docs").rglob("*.md")]
+    pages = [*root.glob("*.md"), *(root / "docs").rglob("*.md")]
     shown = {
         (page.parent / target).resolve()
         for page in pages

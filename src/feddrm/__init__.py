@@ -17,12 +17,11 @@ if TYPE_CHECKING:
     from feddrm.plugins import load_plugin
     from feddrm.runs import Run, fit, train, train_seeds
     from feddrm.search import tune
-    from feddrm.serve.gateway_client import Client, GatewayClient
+    from feddrm.serve.gateway_client import GatewayClient
 
 from feddrm._version import __version__
 
 __all__ = [
-    "Client",
     "Dataset",
     "DensityRatioModel",
     "FeddrmError",
@@ -41,7 +40,6 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Client": "feddrm.serve.gateway_client",  # the former name of GatewayClient, for one release
     "Dataset": "feddrm.data",
     "DensityRatioModel": "feddrm.drm",
     "Federation": "feddrm.data",

@@ -1,3 +1,3 @@
 """The package's version, in a module of its own so that no layer imports the package root."""
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"

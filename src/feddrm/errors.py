@@ -16,6 +16,13 @@ class FeddrmError(Exception):
     """An error that the user can correct (exit code 1).
 
     Its text is one line, which names the wrong value and the remedy.
+
+    Example:
+        >>> try:
+        ...     feddrm.load("digits", alpha=-1)
+        ... except feddrm.FeddrmError as error:
+        ...     print(error)
+        alpha=-1.0: the Dirichlet parameter must be positive (the paper: 0.3)
     """
 
     exit_code = 1

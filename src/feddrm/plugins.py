@@ -37,7 +37,13 @@ _packages: dict[str, metadata.Distribution] = {}  # by the name of the imported 
 
 
 def load_plugin(path: str | Path) -> None:
-    """Execute a Python file. The methods, models and datasets that it defines can be used by name from then on."""
+    """Execute a Python file. The methods, models and datasets that it defines can be used by name from then on.
+
+    Example:
+        >>> feddrm.load_plugin("median.py")  # the example of docs/extending.md
+        >>> feddrm.Method.make("fedmedian")
+        FedMedian()
+    """
     path = Path(path).resolve()
     try:
         source = path.read_bytes()

@@ -38,7 +38,7 @@ def test_the_figures_of_privacy_are_the_measured_ones() -> None:
 
 def test_the_figures_of_speed_are_the_measured_ones() -> None:
     figures = json.loads((ROOT / "results" / "bench" / "deploy.json").read_text())
-    page = (ROOT / "docs" / "deploy.md").read_text()
+    page = (ROOT / "docs" / "performance.md").read_text()
     decision = (ROOT / "docs" / "decisions" / "0007-resident-only.md").read_text()
     ways = {"one_process": [page], "resident": [page, decision], "process_per_message": [decision]}
     for way, text in ((way, text) for way, texts in ways.items() for text in texts):

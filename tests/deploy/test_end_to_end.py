@@ -38,7 +38,7 @@ from feddrm.engine import Plan
 from feddrm.predictor.predictor import Predictor
 from feddrm.report.run_record import RunRecord
 from feddrm.router import load_router
-from feddrm.serve.gateway_client import Client
+from feddrm.serve.gateway_client import GatewayClient
 from refusal import refused
 from serving import launcher
 
@@ -188,7 +188,7 @@ def _answers_queries(folder: Path, samples: list[torch.Tensor]) -> None:
         words = [str(peers) if word == "clients.yaml" else word for word in documented(folder, "serve")["first"]]
         gateway = launch(*words).wait_ready()
         answered = set()
-        with Client(gateway) as client:
+        with GatewayClient(gateway) as client:
             for name, sample in zip(NAMES, samples, strict=True):
                 pixels = sample[None].numpy()
                 for asked in (

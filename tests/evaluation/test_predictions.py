@@ -11,7 +11,7 @@ from torch import Tensor
 
 from feddrm.data import Federation, Participant, QueryViews, draw_for
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.evaluation import Answers, Execution, Predictions, Queries, ask, pooled_queries, predict
+from feddrm.evaluation import Execution, Queries, pooled_queries, predict
 from feddrm.models import is_head
 
 from .served_models import heads_apart, pool, small, start
@@ -110,17 +110,6 @@ def test_predictions_are_on_the_models_device(digits: Federation) -> None:
     torch.testing.assert_close(predictions.logits.cpu(), predict(net, models, test).logits, rtol=0, atol=1e-10)
     on_gpu = pooled_queries(digits.to("cuda"), crop=True, seed=0, round=1)
     torch.testing.assert_close(on_gpu.x.cpu(), test.x)
-
-
-def test_the_old_names_still_work(digits: Federation) -> None:
-    net, test = small((1, 8, 8)), pool(digits)
-    models = heads_apart(net)
-    assert Answers is Predictions
-    new = predict(net, models, test, client_branch=models[0], execution=Execution(batch_size=7, workers=2))
-    old = ask(net, models, test, client_branch=models[0], batch_size=7, workers=2)
-    assert torch.equal(old.logits, new.logits)
-    assert old.client_logits is not None
-    assert torch.equal(old.client_logits, new.client_logits)
 
 
 class TestViews:

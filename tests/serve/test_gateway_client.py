@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import doctest
 import json
 import math
 import threading
@@ -50,10 +51,6 @@ def test_a_busy_gateway_is_asked_again_whatever_retry_after_says(pause: str, mon
     assert 0 <= waited[0] <= 5
 
 
-def test_the_former_name_still_works() -> None:
-    assert feddrm.Client is feddrm.GatewayClient is gateway_client.Client
-
-
 @pytest.mark.slow
 def test_all_forms_of_a_sample_can_be_sent_from_python_and_the_shell(
     demo: str, run: Path, images: torch.Tensor, png_file: bytes, tmp_path: Path
@@ -87,6 +84,18 @@ def test_all_forms_of_a_sample_can_be_sent_from_python_and_the_shell(
     assert shell[0]["client"] == found["client"]
     with pytest.raises(FeddrmError, match="is it running"):
         feddrm.GatewayClient("http://127.0.0.1:9").route(path)
+
+
+@pytest.mark.slow
+def test_the_example_in_the_docstring_runs(
+    demo: str, png_file: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("scan.png").write_bytes(png_file)
+    source = str(feddrm.GatewayClient.__doc__).replace("http://127.0.0.1:8000", demo)
+    example = doctest.DocTestParser().get_doctest(source, {"feddrm": feddrm}, "GatewayClient", None, None)
+    assert len(example.examples) == 2
+    assert doctest.DocTestRunner().run(example).failed == 0
 
 
 @pytest.mark.slow

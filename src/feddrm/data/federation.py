@@ -40,6 +40,12 @@ class Federation:
     see them. It is None where clients differ by nature and not by a known transform. ``mirrors`` says that the
     mirror image of a sample has the same class and could be the same client's. ``task`` says what the labels mean;
     the ``classes`` of survival are its intervals.
+
+    Example:
+        >>> rows, labels = np.arange(80.0).reshape(20, 4), np.arange(20) % 2
+        >>> federation = feddrm.Federation.from_arrays({"oslo": (rows, labels), "lima": (rows + 1, labels)})
+        >>> federation
+        Federation('own', 2 classes, samples of 4, train+test: oslo 14+6, lima 14+6)
     """
 
     name: str

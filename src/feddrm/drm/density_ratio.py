@@ -36,6 +36,14 @@ class DensityRatioModel:
     populations, is subtracted from the log likelihood. Their size is the pooled ``variance`` of the log ratio, which
     does not depend on units, or the sum of squared ``coefficients``, as in scikit-learn with ``C = 1 / ridge`` (for
     two populations ``C = 2 / ridge``, because scikit-learn then penalises only their difference).
+
+    Example:
+        >>> young, old = np.arange(20.0), np.arange(5.0, 25.0)
+        >>> fit = feddrm.DensityRatioModel("identity").fit({"young": young, "old": old})
+        >>> fit
+        DensityRatioFit(basis='identity', young (20), old (20))
+        >>> bool(fit.posterior(np.array([24.0]))[0, 1] > 0.5)  # a value of 24 rather comes from the old
+        True
     """
 
     basis: Basis = "normal"

@@ -4,9 +4,6 @@
 functions of its result.
 """
 
-from collections.abc import Sequence
-from typing import Any
-
 from feddrm.evaluation.accuracy import (
     TIES,
     average_accuracy,
@@ -29,41 +26,20 @@ from feddrm.evaluation.answers_by_sample import routed as routed_curves
 from feddrm.evaluation.collapse import LASTING, collapse_summary, collapsed_share, is_collapsed
 from feddrm.evaluation.concordance import average_c_index, c_index, survival_curves
 from feddrm.evaluation.cuda_replay import Replay
-from feddrm.evaluation.passes import Leaves
 from feddrm.evaluation.predictions import Execution, Predictions, Queries, pooled_queries, predict, predict_parts
 from feddrm.evaluation.window import summarise
-from feddrm.models import Net
 from feddrm.rules import RULES
-
-Answers = Predictions  # the old name, for one release
-
-
-def ask(
-    net: Net,
-    models: Sequence[Leaves],
-    test: Queries,
-    *,
-    client_branch: Leaves | None = None,
-    global_model: Leaves | None = None,
-    **execution: Any,
-) -> Predictions:
-    """The old form of :func:`predict`, for one release."""
-    how = Execution(**execution)
-    return predict(net, models, test, client_branch=client_branch, global_model=global_model, execution=how)
-
 
 __all__ = [
     "LASTING",
     "RULES",
     "TIES",
-    "Answers",
     "AnswersBySample",
     "Execution",
     "Predictions",
     "Queries",
     "Replay",
     "answer_metrics",
-    "ask",
     "average_accuracy",
     "average_c_index",
     "c_index",

@@ -111,7 +111,11 @@ class Method(Named, ABC):
     """Both halves of a federated method, client and server, in one object without state.
 
     A client has the slots ``model`` (what it trains), ``shared`` (what it received, during a round), and
-    those that the method keeps between rounds.
+    those that the method keeps between rounds. docs/extending.md writes one in a file of its own.
+
+    Example:
+        >>> feddrm.Method.make("feddrm", lam=0.9)
+        FedDRM(lam=0.9)
     """
 
     client_branch: ClassVar[bool] = False

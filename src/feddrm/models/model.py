@@ -18,6 +18,11 @@ class Model(Named, ABC):
     """The constructor only stores settings; ``check`` refuses impossible ones, ``build`` makes the network.
 
     A ``frozen`` model has nothing to train but heads, which are fitted in closed form.
+
+    Example:
+        >>> net = feddrm.Model.make("mlp", hidden=[16]).build(shape=(64,), classes=10)
+        >>> sum(parameter.numel() for parameter in net.parameters())
+        2938
     """
 
     frozen: ClassVar[bool] = False

@@ -9,16 +9,12 @@ from feddrm.paper.results_page import read_notes, results_page
 from feddrm.paper.runner import CellOutcome, Runner, Standing, default_device, read_budget
 from feddrm.paper.tuned_section import tuned_section
 
-Record, Outcome = CellRecord, CellOutcome  # the old names, for one release
-
 __all__ = [
     "FIGURES",
     "Cell",
     "CellOutcome",
     "CellRecord",
     "Grid",
-    "Outcome",
-    "Record",
     "Runner",
     "Standing",
     "default_device",

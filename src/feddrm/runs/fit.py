@@ -45,11 +45,12 @@ def fit(
     ``method`` is ``fed3r`` or ``fedlda``, ``model`` is ``identity`` (the samples are features) or ``onnx``. Of the
     ``settings`` of :func:`feddrm.train`, only ``seed`` and ``evaluation`` have an effect.
 
-    Example::
-
-        fed = Federation.from_arrays({"oslo": (X1, y1), "lima": (X2, y2)})  # X: embeddings [n, d]
-        run = feddrm.fit(fed, out="runs/frozen")
-        run.predict(queries).labels
+    Example:
+        >>> embeddings, labels = np.random.default_rng(0).normal(size=(60, 8)), np.arange(60) % 2
+        >>> data = {"oslo": (embeddings, labels), "lima": (embeddings + 1, labels)}
+        >>> run = feddrm.fit(feddrm.Federation.from_arrays(data), out="runs/frozen")
+        >>> run.predict(embeddings[:2])
+        Answers(2 labels for 2 queries, 2 classes)
     """
     federation, reload_settings = load_data(data, data_settings)
     config = resolve(federation, data=reload_settings, method=method, model=model, **{"rounds": 0, **settings})

@@ -22,6 +22,14 @@ class Run:
     """A finished or interrupted run: its folder, its configuration and, once finished, its summary.
 
     A run that :func:`feddrm.train` returned remembers its ``federation``; one that was opened from disk does not.
+
+    Example:
+        >>> federation = feddrm.load("digits", clients=3)
+        >>> run = feddrm.train(federation, rounds=2, out="runs/first")
+        >>> router = run.fit_router(features="raw", heads=False)  # the default tries all features
+        >>> answers = feddrm.Run.open("runs/first").predict(federation.clients[0].test.x[:5])
+        >>> answers
+        Answers(5 labels for 5 queries, 10 classes)
     """
 
     path: Path

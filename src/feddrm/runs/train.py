@@ -47,6 +47,11 @@ def train(  # noqa: PLR0913 (the public signature)
     ``on_round(result, metrics, rounds)`` is called after every round; ``metrics`` is None if the round was not
     evaluated. Nothing is printed unless ``progress`` asks for a bar on standard error. ``track`` writes TensorBoard
     scalars.
+
+    Example:
+        >>> run = feddrm.train("digits", "fedavg", rounds=2, out="runs/fedavg", data_settings={"clients": 3})
+        >>> run.summary["rounds"]
+        2
     """
     _check_early(data, method, model, settings)
     if track:
@@ -99,6 +104,11 @@ def train_seeds(
 
     Data given by name are divided with the same seed, unless ``data_settings`` name one for all runs. A federation
     is the same for all. The other settings are those of :func:`train`.
+
+    Example:
+        >>> runs = feddrm.train_seeds("digits", "fedavg", seeds=[0, 1], rounds=1, out="runs/seeds")
+        >>> [run.path.name for run in runs]
+        ['seed-0', 'seed-1']
     """
     if not seeds or len(set(seeds)) < len(seeds) or "seed" in settings:
         raise SettingError(f"seeds={list(seeds)}: give different whole numbers, and no seed beside them")

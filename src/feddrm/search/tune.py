@@ -78,6 +78,11 @@ def tune(  # noqa: PLR0913 (the public signature)
     ``finalists`` trials are trained to their end (two; three for ``both``); the others leave at a comparison before.
     The usual settings are kept unless others are better by more than the standard error. ``budget`` is a time in
     seconds; the same call goes on later. ``settings`` are those of :func:`feddrm.train`.
+
+    Example:
+        >>> found = feddrm.tune("digits", "fedavg", axes={"lr": [1e-9, 0.1]}, rounds=4, out="runs/tune")
+        >>> found.best["fedavg"]
+        Candidate(values=(('lr', 0.1),))
     """
     check_choice("goal", goal, GOALS)
     if cost is not None and not 0 < cost < math.inf:

@@ -26,6 +26,12 @@ class GatewayClient:
     Samples are a picture file (path or bytes), an array of pixels or rows [n, ...], or a mapping (or a list of
     mappings) from column names to values: raw ones if :meth:`schema` has a schema, otherwise numbers. ``features`` is
     the result of ``Router.features``.
+
+    Example:
+        >>> with feddrm.GatewayClient("http://127.0.0.1:8000") as gateway:
+        ...     answer = gateway.predict("scan.png")[0]
+        >>> [asked["client"] for asked in answer["answered"]] == [answer["client"]]
+        True
     """
 
     def __init__(self, url: str, key: str | None = None, timeout: float = 30.0, ca: str | Path | None = None) -> None:
@@ -146,9 +152,6 @@ class GatewayClient:
         if response.status_code >= 400:
             raise FeddrmError(f"{self.url} says: {content.get('error', response.status_code)}")
         return content
-
-
-Client = GatewayClient  # the former name, for one release
 
 
 def _retry_seconds(text: str) -> float:

@@ -28,11 +28,11 @@ def read_header(content: bytes) -> MessageHeader:
 
 def tensors_alone(content: bytes) -> bytes:
     """The safetensors file of the message's tensors, without the header: what ``tensor_bytes`` made of them."""
-    fields, data = _safetensors_header(content)
+    fields, end = _safetensors_header(content)
     fields.pop("__metadata__", None)
     text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # as safetensors aligns the data
-    return len(text).to_bytes(8, "little") + text + data
+    return len(text).to_bytes(8, "little") + text + content[end:]
 
 
 def not_a_message(error: Exception) -> FeddrmError:
@@ -40,6 +40,7 @@ def not_a_message(error: Exception) -> FeddrmError:
     return FeddrmError(f"not a message of format {FORMAT} ({error}): both ends need the same feddrm")
 
 
-def _safetensors_header(content: bytes) -> tuple[dict[str, Any], bytes]:
+def _safetensors_header(content: bytes) -> tuple[dict[str, Any], int]:
+    """The fields, and where the data begins, which are not copied: a message may have 90 MB."""
     end = 8 + int.from_bytes(content[:8], "little")
-    return dict(json.loads(content[8:end])), content[end:]
+    return dict(json.loads(content[8:end])), end
