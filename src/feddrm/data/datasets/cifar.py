@@ -169,7 +169,7 @@ def read_pool(origin: Origin, *, data_dir: str | None, download: bool) -> CifarP
 
 
 def _read_packed(paths: list[Path], origin: Origin) -> CifarPool:
-    """Read .npz files of lossless WebP images, each a column of images; see the README's data section."""
+    """Read .npz files of lossless WebP images, each a column of images; see docs/data.md."""
     images = np.empty((IMAGES, SIDE, SIDE, 3), dtype=np.uint8)
     fine, coarse = np.empty(IMAGES, dtype=np.int64), np.empty(IMAGES, dtype=np.int64)
     label_names = ("y",) if origin.label_bytes == 1 else ("fine", "coarse")
