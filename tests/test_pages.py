@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,12 +22,9 @@ from documentation import (
     write_inputs,
 )
 
-PAGES = sorted(str(path.relative_to(ROOT)) for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-READERS = {
-    "command_words": ["console"],
-    "scripts": ["python"],
-    "play_page": ["console", "python"],
-}  # what these functions hand out
+PAGES = sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+# What these functions hand out to the test that calls them with a page.
+READERS = {"command_words": ["console"], "scripts": ["python"], "play_page": ["console", "python"]}
 
 
 def readers() -> Iterator[tuple[str, str]]:
@@ -54,6 +52,14 @@ def test_what_is_not_run_is_still_on_a_page_and_has_options_that_exist() -> None
     for words in map(shlex.split, left_out):
         if words[0] == "feddrm":
             parse_command(words[1:])
+
+
+def test_every_make_target_of_contributing_exists() -> None:
+    """They are the tests and checks themselves."""
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    commands = command_words("CONTRIBUTING.md")
+    assert len(commands) >= 4
+    assert [words for words in commands if words[0] != "make" or words[1] not in targets] == []
 
 
 def play(commands: list[list[str]], folder: Path, **shorter: list[str]) -> dict[str, str]:

@@ -14,10 +14,11 @@ from documentation import ROOT, command_words, run_command
 @pytest.mark.deploy
 @pytest.mark.slow
 def test_the_commands_run(tmp_path: Path) -> None:
-    """Those of the second block serve the run; tests/deploy/test_end_to_end.py runs them after its training."""
+    """Those of the second block serve the run: test_end_to_end.py runs them, docs/serve.md has the same query."""
     commands = command_words("docs/deploy.md")
     deploy = [words for words in commands if words[1] == "deploy"]
     assert [words[1] for words in commands[len(deploy) :]] == [*3 * ["serve-client"], "serve", "query"]
+    assert commands[-1] in command_words("docs/serve.md")
     try:
         for words in deploy:
             run_command(words, tmp_path)
