@@ -47,8 +47,10 @@ class Machines:
             case ["scp", *_, source, target]:
                 host, _, path = target.partition(":")
                 to = self.root / host.removesuffix(".example.org") / path
-                to.parent.mkdir(exist_ok=True)
                 (shutil.copytree if (folder / source).is_dir() else shutil.copy)(folder / source, to)
+                return ""
+            case ["mkdir", name]:
+                (folder / name).mkdir()
                 return ""
             case ["mv", *sources, target]:
                 for source in sources:

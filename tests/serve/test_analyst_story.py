@@ -6,11 +6,12 @@ import re
 import shlex
 from pathlib import Path
 
+import httpx
 import pytest
 
 from browsing import browser, needs_browser, text, wait, webdriver
 from documentation import ROOT, assert_shown, blocks, command_words, run_command, run_script, scripts
-from serving import Launch
+from serving import Launch, until
 
 assert browser, "the fixture of this module"
 from selenium.webdriver.common.by import By  # noqa: E402
@@ -55,8 +56,9 @@ def test_the_story(launch: Launch, browser: webdriver.Chrome, tmp_path: Path) ->
         run_command(words, tmp_path)
     assert shlex.join(serve) == "feddrm serve runs/clinics --demo"
     url = launch("serve", tmp_path / "runs" / "clinics", "--demo", "--port", 0).wait_ready()
+    until(lambda: all(client["healthy"] for client in httpx.get(f"{url}/v1/clients").json()["clients"]))
     browser.get(url)
-    wait(browser, lambda: text(browser, "clients").count("well") == 3)
+    wait(browser, lambda: browser.find_element(By.ID, "field-2"))
     browser.execute_script("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
 
     asked = []
