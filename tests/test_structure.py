@@ -59,6 +59,7 @@ THEMES = {
     "tests/test_operations.py": "the dashboard and the alert rules of docs/operations",
     "tests/test_release.py": "wheel and source distribution",
     "tests/test_packaging.py": "image, compose files, units and manifests of packaging/",
+    "tests/report/test_look.py": "the report in a browser: folds, tooltips, widths, colours",
     "tests/test_theory.py": "every command, example and figure of docs/theory.md",
     "tests/methods/test_contract.py": "every method, by one set of tests",
     "tests/methods/test_exchange.py": "what every method sends, keeps and combines",
