@@ -12,8 +12,9 @@ import pytest
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="pip install 'feddrm[dev]' to run this")
 from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
 
+assert Select, "for tests"
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 needs_browser = pytest.mark.skipif(
     BROWSER is None or DRIVER is None, reason="needs Debian's chromium and chromium-driver: apt-get install both"

@@ -99,7 +99,7 @@ def test_survival_is_told_by_pairs(make_run: MakeRun) -> None:
     (folder / "data.json").write_text(json.dumps({**facts, "task": {"name": "survival"}}))
     assert sentence(report_table([folder])) == (
         "Queries of unknown origin: 71 % of pairs in the right order of risk when guided, 68 % by one global model, "
-        "70 % at its own client."
+        "70 % each at its own client."
     )
 
 
@@ -132,4 +132,5 @@ def test_the_main_measures_have_a_row_for_every_router_and_no_empty_one(
     assert tips == [TERMS[term] for term in terms]
     alone = main_table(report_table([shared]))
     assert alone is not None
+    assert "Right client" not in alone.caption
     assert [column.header.text for column in alone.columns] == ["Run", "Unknown origin", "Global model", "Own client"]

@@ -16,10 +16,12 @@ from feddrm.report.tables import DASH, ColumnGroup, Table, TableCell, TableColum
 GUIDES = {"exact_density": "exact router", "head_density": "published head"}
 UNGUIDED = {"vote": "by a vote of all clients", "averaged": "by the mean of all clients"}
 MAIN_MEASURES = {"system": "Unknown origin", "global": "Global model", "oracle": "Own client", "client": "Right client"}
-MEANINGS = (
-    "All test samples. Unknown origin: answered by the router or the vote named with the run. Global model: by one "
-    "model for all. Own client: where the sample came from. Right client: how often the router names that client."
-)
+MEANINGS = {
+    "system": "answered by the router or the vote named with the run",
+    "global": "by one model for all",
+    "oracle": "where the sample came from",
+    "client": "how often the router names the client that the sample came from",
+}
 
 
 class Bar(NamedTuple):
@@ -88,7 +90,8 @@ def _bars(group: RunGroup, others: Sequence[RunGroup]) -> list[Bar]:
         bars.append(Bar("by one global model", owner.name, owner.scores[shared]))
     own = next((m for kind in ("oracle", "average") if (m := Measure(kind)) in group.scores), None)
     if own is not None:
-        bars.append(Bar("at its own client", group.name, group.scores[own]))
+        each = "each " if group.first.quantity == "c_index" else ""
+        bars.append(Bar(f"{each}at its own client", group.name, group.scores[own]))
     return bars
 
 
@@ -111,11 +114,13 @@ def main_table(table: RunTable, links: bool = False) -> Table | None:
             rows.append((name, [table.cell(number, measure, DASH) for measure in measures]))
     rows = [row for row in rows if _has_value(row[1])]
     shown = [place for place in range(len(MAIN_MEASURES)) if _has_value(cells[place] for _, cells in rows)]
-    heads = [TableCell(title, tip=TERMS[TERM_OF_KIND[kind]]) for kind, title in MAIN_MEASURES.items()]
-    columns = tuple(TableColumn(heads[place]) for place in shown)
+    kinds = [list(MAIN_MEASURES)[place] for place in shown]
+    columns = tuple(TableColumn(TableCell(MAIN_MEASURES[kind], tip=TERMS[TERM_OF_KIND[kind]])) for kind in kinds)
     body = tuple(TableRow((name, *(cells[place] for place in shown))) for name, cells in rows)
     stub = (TableColumn(TableCell("Run"), "l"),)
-    return Table(stub, (ColumnGroup("", columns),), body, f"{MEANINGS} {table.unit}.", "main") if rows else None
+    meanings = [f"{MAIN_MEASURES[kind]}: {MEANINGS[kind]}." for kind in kinds]
+    caption = f"All test samples. {' '.join(meanings)} {table.unit}."
+    return Table(stub, (ColumnGroup("", columns),), body, caption, "main") if rows else None
 
 
 def _has_value(cells: Iterable[TableCell]) -> bool:
