@@ -64,6 +64,7 @@ THEMES = {
     "tests/test_packaging.py": "image, compose files, units and manifests of packaging/",
     "tests/test_site.py": "the built documentation site, in a browser",
     "tests/test_site_pages.py": "the pages of the site that are made from files and from the program",
+    "tests/report/test_look.py": "the report in a browser: folds, tooltips, widths, colours",
     "tests/test_theory.py": "every command, example and figure of docs/theory.md",
     "tests/methods/test_contract.py": "every method, by one set of tests",
     "tests/methods/test_exchange.py": "what every method sends, keeps and combines",
@@ -89,6 +90,7 @@ THEMES = {
     "tests/serve/test_frozen_features.py": "a fit without rounds, served by real processes",
     "tests/serve/test_faults.py": "clients and disks that fail",
     "tests/serve/test_fuzz.py": "random requests against the OpenAPI document",
+    "tests/serve/console/test_console_look.py": "the console in a browser: words, folds, tooltips, widths, colours",
     "tests/serve/oip/test_conformance.py": "gateway and predictor, asked by tritonclient over HTTP and gRPC",
     "tests/serve/predictor/test_own_scales.py": "clients that scale samples each in its own way",
 }

@@ -27,7 +27,16 @@ def test_one_run_and_several_are_reported(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     result = runner.invoke(app, ["first"])
     assert result.exit_code == 0, result.output
-    assert "accuracy in percent" in result.output
+    shown = result.output.splitlines()
+    assert shown[0] == (
+        "A query of unknown origin: 66 % answered rightly when guided, 64 % by one global model, "
+        "78 % at its own client."
+    )
+    assert shown[2].strip() == "accuracy in percent"
+    assert shown[4].split() == [
+        *("run", "answered", "by", "unknown", "origin", "global", "model", "own", "client", "right", "client")
+    ]
+    assert "head, posterior" not in result.output, "only with --all"
     assert "AUROC" not in result.output, "a run of an older version has no metrics"
     assert f"wrote {Path('first') / 'report.html'}" in result.output
     assert (first / "report.html").read_text() == "page"
@@ -35,6 +44,9 @@ def test_one_run_and_several_are_reported(tmp_path: Path, monkeypatch: pytest.Mo
     assert [row["method"] for row in json.loads(result.output)] == ["feddrm", "fedavg"]
     assert sorted(p.name for p in (tmp_path / "report").iterdir()) == FILES
     result = runner.invoke(app, ["second", "--out", "elsewhere"])
+    assert "own: AUROC" not in result.output
+    result = runner.invoke(app, ["second", "--out", "elsewhere", "--all"])
+    assert "system (head, posterior)" in result.output
     assert sorted(p.name for p in (tmp_path / "elsewhere").iterdir()) == FILES
     assert "own: AUROC" in result.output
     assert "98.77 [96.77, 99.77]" in result.output
@@ -53,8 +65,9 @@ def test_a_folder_of_seeds_is_reported_in_it(tmp_path: Path, monkeypatch: pytest
         for seed in range(3):
             folder = tmp_path / "runs" / method / f"seed-{seed}"
             write_run(folder, digits, method=method, skill=skill + seed * skill / 20, seed=seed)
-    result = CliRunner().invoke(app, [str(tmp_path / "runs")])
+    result = CliRunner().invoke(app, [str(tmp_path / "runs"), "--all"])
     assert result.exit_code == 0, result.output
+    assert result.output.startswith("A query of unknown origin, mean of 3 seeds: ")
     assert "* is better than every other by paired differences" in result.output
     assert "fedavg less feddrm" in result.output
     assert (tmp_path / "runs" / "report.html").exists()

@@ -59,7 +59,7 @@ def test_the_commands_with_views_run(tmp_path: Path) -> None:
     """docs/router.md has them; they need photographs, of which crops and mirror images are allowed."""
     data = {"path": str(write_folders(tmp_path / "pictures", 20)), "size": SIDE, "crop": True, "mirrors": True}
     run = train("folders", "feddrm", data_settings=data, out=tmp_path / "runs" / "photographs", **SMALL)
-    run.fit_router(features="embedding", joint=False)
+    run.fit_router(features="colour", joint=False)
     shutil.copy(tmp_path / "pictures" / "dark" / "bar" / "0.png", tmp_path / "cat.png")
     commands = [words for words in command_words("docs/router.md") if "--views" in words]
     assert [words[1] for words in commands] == ["evaluate", "predict"]

@@ -41,7 +41,29 @@ def test_a_summary_is_read_back_as_it_was_written(digits: Federation, tmp_path: 
     assert torch.equal(after.gallery, digits.gallery)
     assert after.same_samples
     facts = json.loads((tmp_path / "data.json").read_text())
-    assert facts == digits.describe() | {"digest": digits.digest(), "columns": None, "same_samples": True}
+    assert facts == digits.describe() | {
+        "digest": digits.digest(),
+        "columns": None,
+        "same_samples": True,
+        "gallery_labels": [[0, 1, 2, 3, 4, 5, 6, 7]] * 4,
+    }
+
+
+def test_pictures_have_the_names_of_their_classes(digits: Federation, tmp_path: Path) -> None:
+    pixels, labels = np.zeros((6, 5, 5, 3), dtype=np.uint8), np.array(["cat", "dog"] * 3)
+    own = Federation.from_arrays(dict.fromkeys(("oslo", "lima"), (pixels, labels)))
+    tests = {client.name: [own.classes[y] for y in client.test.y.tolist()] for client in own.clients}
+    assert DatasetSummary.of(own).picture_labels == tests
+    DatasetSummary.of(digits).write(tmp_path)
+    assert DatasetSummary.read(tmp_path).picture_labels[digits.names[2]] == list("01234567")
+    facts = json.loads((tmp_path / "data.json").read_text())
+    for wrong in ([[0] * 8] * 3, [[99] * 8] * 4, [["cat"] * 8] * 4):
+        (tmp_path / "data.json").write_text(json.dumps(facts | {"gallery_labels": wrong}))
+        with refused("does not describe a federation"):
+            DatasetSummary.read(tmp_path)
+    del facts["gallery_labels"]  # a run of a former version
+    (tmp_path / "data.json").write_text(json.dumps(facts))
+    assert DatasetSummary.read(tmp_path).picture_labels == {name: [] for name in digits.names}
 
 
 def test_tables_are_summarised_by_their_column_means(rows: Federation, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_the_audit_log_has_decisions_and_no_payloads(
     assert len(rows) == len({(d["client"], d["reason"]) for d in decisions})  # equal decisions make one record
     for row in rows:
         alike = [decisions[int(place)] for place in row["places"].split(",")]
-        assert row["probability"] == min(d["probability"] for d in alike)
+        assert row["probability"] == min(d["client_probability"] for d in alike)
         assert row["margin"] == min(d["margin"] for d in alike)
         assert {bool(row["abstain"])} == {d["abstain"] for d in alike}
     assert {row["request_id"] for row in rows} == {"audited"}

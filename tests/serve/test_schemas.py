@@ -15,7 +15,7 @@ def test_answers_have_exactly_the_documented_fields(http: httpx.Client, images: 
         ("/v1/route", RouteAnswer, {}),
         ("/v1/predict", PredictAnswer, {"consult": 2}),
         ("/v1/predict", PredictAnswer, {"abstain": "answer"}),
-        ("/v1/predict", PredictAnswer, {"abstain": "refuse", "without": ["fax"]}),
+        ("/v1/predict", PredictAnswer, {"abstain": "mark", "without": ["fax"]}),
     ):
         content = http.post(path, json={**body, **options}).json()
         assert model.model_validate(content, strict=True).model_dump() == content

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from feddrm.cli.output import JsonFlag, print_json, print_table
+
+if TYPE_CHECKING:
+    from feddrm.report.run_table import RunTable
+    from feddrm.report.tables import TableCell
+
+AllFlag = Annotated[bool, typer.Option("--all", help="Print all measures, not only the main four.")]
 
 
 def report(
@@ -16,9 +23,10 @@ def report(
         Path | None,
         typer.Option(help="Folder for report.html, table.csv and table.tex (one folder: in it; several: ./report)."),
     ] = None,
+    everything: AllFlag = False,
     json: JsonFlag = False,
 ) -> None:
-    """Print the table of one run or several, and write an HTML page with the table and all figures.
+    """Say what one run or several show, print their main measures, and write an HTML page with all figures.
 
     Runs that differ by their seed alone are one row: mean and standard deviation over seeds.
 
@@ -34,13 +42,35 @@ def report(
     if json:
         print_json(table.values())
         return
+    print_report(table, everything)
+    typer.echo(f"wrote {page}")
+
+
+def print_report(table: RunTable, everything: bool) -> None:
+    """Print the report's sentence and the main measures, or with ``everything`` all of them."""
+    from feddrm.report.page_parts.conclusion import conclusion, main_table
+
+    found, main = conclusion(table), main_table(table)
+    if found is not None:
+        typer.echo(f"{found.sentence}\n")
     header, differences = table.difference_rows()
     best = "; * is better than every other by paired differences" if differences else ""
-    print_table(table.header(), table.text_rows(), title=f"{table.title}{best}")
+    if main is not None:
+        rows = [[row.cells[0].text, row.cells[0].detail, *_texts(row.cells[1:])] for row in main.rows]
+        names = ["run", "answered by", *(column.header.text.lower() for column in main.columns[1:])]
+        print_table(names, rows, title=f"{table.title}{best}")
+        typer.echo(main.caption)
+    if not everything:
+        typer.echo("--all prints all measures, and the page shows them")
+        return
+    print_table(table.header(), table.text_rows(), title=f"all measures: {table.title}{best}")
     if (metrics := table.metric_table()) is not None:
-        rows = [[cell.formatted(str, "{}") for cell in row.cells] for row in metrics.rows]
         title = "metrics of the answers in percent, Brier score as it is [95 % interval]"
-        print_table(["answers: metric", *table.names], rows, title=title)
+        print_table(["answers: metric", *table.names], [_texts(row.cells) for row in metrics.rows], title=title)
     if differences:
         print_table(header, differences, title="paired differences in percentage points [95 % t interval]")
-    typer.echo(f"wrote {page}")
+
+
+def _texts(cells: Sequence[TableCell]) -> list[str]:
+    """Cells as the terminal shows them, with a star at the best."""
+    return [cell.formatted(str, "{}*") for cell in cells]

@@ -254,7 +254,6 @@ def route(
             "query": name,
             "client": None if client < 0 else router.names[client],
             "client_probability": probability[i],
-            "probability": probability[i],  # the old name, for one release
             "fallback": fallback[i],
             "margin": float(decision.margin[i]),
             "abstain": bool(decision.abstain[i]),

@@ -118,8 +118,6 @@ def serve(
     settings = make_settings(GatewaySettings, clients=clients, **given)
     load_router(RunFiles(run).router).views(settings.views)  # early, before anything is started
     summary = _dataset_summary(run)
-    facts = None if summary is None else summary.facts
-    gallery = summary.gallery if summary is not None and samples else None
     with contextlib.ExitStack() as stack:
         if demo:  # before anything else starts threads
             names = ("views", "trace_endpoint", "trace_rate")
@@ -127,7 +125,7 @@ def serve(
             started = stack.enter_context(demo_clients(run, **shared))
             settings = settings.model_copy(update={"clients": started})
         sockets = stack.enter_context(bind(settings)), bind_grpc(settings)
-        app = build_gateway(run, settings, facts, gallery)
+        app = build_gateway(run, settings, summary, samples)
         print(f"feddrm gateway at {address(settings, *sockets)}", flush=True)
         run_app(app, settings, *sockets)
 

@@ -21,6 +21,7 @@ from feddrm.cli.data_options import (
     sectioned_settings,
 )
 from feddrm.cli.output import JsonFlag, print_json, print_table, resumable
+from feddrm.cli.report import AllFlag, print_report
 from feddrm.errors import SettingError
 from feddrm.plugins import require_plugins
 
@@ -209,6 +210,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("runs/demo"),
     rounds: Annotated[int, typer.Option(help="Communication rounds.")] = 40,
     seed: Annotated[int, typer.Option(help="Seed of data and training.")] = 0,
+    everything: AllFlag = False,
     json: JsonFlag = False,
 ) -> None:
     """Train FedDRM with its exact router, FedAvg, FedAvg with fine-tuning and local models on the digits; compare them.
@@ -232,26 +234,8 @@ def demo(
     if json:
         print_json(table.values())
         return
-    print_table(*_demo_table(table.values()), title="accuracy in percent")
-    typer.echo("exact router and stacked are measured after the last round, the others are means of the last rounds")
+    print_report(table, everything)
     typer.echo(f"wrote {page}")
-
-
-def _demo_table(runs: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """One row per way to answer: few enough columns for a terminal; the page has the others."""
-    ways = {"feddrm": (("published head", "head_density"), ("exact router", "exact_density"), ("stacked", "stacked"))}
-    rows = []
-    for run in runs:
-        for way, rule in ways.get(run["method"], (("vote", "vote"),)):
-            values = [
-                run["average_accuracy"],
-                run["system_accuracy"].get(rule),
-                (run.get("client_accuracy") or {}).get(rule),
-                run.get("global_accuracy"),
-                run["oracle_accuracy"],
-            ]
-            rows.append([run["method"], way, *("-" if v is None else f"{100 * v['mean']:.2f}" for v in values)])
-    return ["method", "answered by", "average", "system", "client", "global", "oracle"], rows
 
 
 def setting_names(parts: dict[str, dict[str, Any]]) -> dict[str, set[str]]:

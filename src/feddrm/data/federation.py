@@ -37,7 +37,8 @@ class Federation:
     ``source`` says where the samples came from, ``settings`` how they were divided and shifted. ``schema`` says how
     raw rows became the samples, whose ``columns`` are then the schema's encoded ones.
     ``gallery`` [client, sample, channel, height, width] shows the same samples as each client would
-    see them. It is None where clients differ by nature and not by a known transform. ``mirrors`` says that the
+    see them, and ``gallery_labels`` has their class numbers. It is None where clients differ by nature and not by a
+    known transform. ``mirrors`` says that the
     mirror image of a sample has the same class and could be the same client's. ``task`` says what the labels mean;
     the ``classes`` of survival are its intervals.
 
@@ -57,6 +58,7 @@ class Federation:
     columns: tuple[str, ...] | None = None
     schema: TableSchema | None = None
     gallery: Tensor | None = None
+    gallery_labels: tuple[int, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     task: Task = CLASSIFICATION
 

@@ -25,8 +25,8 @@ REMEDY = "restore the file or train the run again"
 class DatasetSummary:
     """The facts and pictures of a federation.
 
-    ``facts`` holds the result of :meth:`Federation.describe`, and ``digest``, ``columns``, ``schema`` and
-    ``same_samples``.
+    ``facts`` holds the result of :meth:`Federation.describe`, and ``digest``, ``columns``, ``schema``,
+    ``same_samples`` and ``gallery_labels``, the class numbers of every client's pictures.
     ``gallery`` [client, sample, channel, height, width] shows the same samples as every client sees them
     if ``same_samples`` is true, otherwise samples of each client. Tables have ``column_means``
     [client, column] instead, in standard deviations of the pooled samples.
@@ -68,6 +68,14 @@ class DatasetSummary:
     def columns(self) -> tuple[str, ...]:
         return tuple(str(name) for name in self.facts.get("columns") or ())
 
+    @cached_property
+    def picture_labels(self) -> dict[str, list[str]]:
+        """The class names of every client's pictures as far as they are known; runs of former versions have none."""
+        labels = self.facts.get("gallery_labels") or [[]] * len(self.names)
+        return {
+            name: [self.classes[number] for number in numbers] for name, numbers in zip(self.names, labels, strict=True)
+        }
+
     @property
     def same_samples(self) -> bool:
         return bool(self.facts.get("same_samples", False))
@@ -82,10 +90,11 @@ class DatasetSummary:
             "same_samples": federation.gallery is not None,
         }
         if len(federation.shape) == 3:
-            gallery = federation.gallery
+            gallery, labels = federation.gallery, [list(federation.gallery_labels)] * len(federation)
             if gallery is None:
                 gallery = torch.stack([_filled_up(c.view.pixels(c.test.x[:SAMPLES])) for c in federation.clients])
-            return cls(facts, gallery=gallery.cpu().contiguous())
+                labels = [c.test.y[:SAMPLES].tolist() for c in federation.clients]
+            return cls(facts | {"gallery_labels": labels}, gallery=gallery.cpu().contiguous())
         rows, count = [client.train.x for client in federation.clients], int(federation.sizes.sum())
         mean = torch.stack([x.sum(0) for x in rows]).sum(0) / count
         squares = torch.stack([(x - mean).square_().sum(0) for x in rows]).sum(0)
@@ -110,8 +119,8 @@ class DatasetSummary:
         summary = cls(read_json(path, REMEDY), tensors.get("gallery"), tensors.get("column_means"))
         try:
             names, classes, counts, _ = summary.names, summary.classes, summary.counts, summary.sizes
-            _ = summary.name, summary.columns
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            _ = summary.name, summary.columns, summary.picture_labels
+        except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
             raise broken(path, f"it does not describe a federation, {type(error).__name__}: {error}", REMEDY) from error
         if not names or (counts is not None and counts.shape != (len(names), len(classes))):
             raise broken(path, "class_counts do not fit the clients and classes", REMEDY)

@@ -34,19 +34,10 @@ RULES = {
 BESIDE = ("averaged", *(rule for rule in RULES if rule.endswith("_competence") or rule.startswith("rival_")))
 KINDS = ("average", "system", "client", "global", "oracle")
 BY_RULE = ("system", "client")
-MEANINGS = {
-    "average": "Every client answers its own test samples. The mean over clients, weighted by training samples.",
-    "system": "All test samples pooled, each answered as the rule says, without knowing its origin.",
-    "client": "How often the router names the client that a test sample came from. The same mean over clients.",
-    "global": "The shared model alone answers every test sample; no client is asked.",
-    "oracle": "All test samples pooled, each answered by the client that it came from: perfect routing.",
-}
+# The glossary's term for every kind.
+TERM_OF_KIND = {kind: f"{kind} accuracy" for kind in KINDS} | {"global": "global model"}
 # What the figures of a task measure, by the end of their names in files. The client is always told by accuracy.
 QUANTITIES = {"accuracy": "accuracy", "c_index": "C-index"}
-C_INDEX = (
-    "Of the pairs of test samples whose order is known, the fraction in which the one with the earlier event has the "
-    "higher risk. 50 % is chance. Risks come from survival probabilities, so those of different clients compare."
-)
 # The metrics of the answers after the last round, by whose answers they are.
 ANSWERS = {
     "own": "Every client answers its own test samples. Probabilities are those of the trained models.",

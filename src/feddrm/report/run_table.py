@@ -99,7 +99,7 @@ class RunTable:
 
     def text_rows(self) -> list[list[str]]:
         """The rows under :meth:`header`: percent ± standard deviation, a dash without a value, a star at the best."""
-        cells = [[self._cell(i, m, DASH).formatted(str, "{}*") for m in self.columns] for i in range(len(self.groups))]
+        cells = [[self.cell(i, m, DASH).formatted(str, "{}*") for m in self.columns] for i in range(len(self.groups))]
         methods, states = [g.first.method for g in self.groups], [g.first.status for g in self.groups]
         seeds = [str(len(group.records)) for group in self.groups]
         if self.sideways:
@@ -175,7 +175,7 @@ class RunTable:
         facts = {"Method": [TableCell(group.first.method) for group in self.groups]}
         if self.seeded:
             facts["Seeds"] = [TableCell(str(len(group.records))) for group in self.groups]
-        scores = [[self._cell(i, m, dash) for m in self.columns] for i in range(len(self.groups))]
+        scores = [[self.cell(i, m, dash) for m in self.columns] for i in range(len(self.groups))]
         if self.sideways:
             titles = [TableCell(m.title.capitalize()) for m in self.columns]
             by_measure = [(title, *row) for title, row in zip(titles, zip(*scores, strict=True), strict=True)]
@@ -197,12 +197,17 @@ class RunTable:
         )
 
     @property
-    def caption(self) -> str:
-        """How to read the figures, and whether the runs can be compared."""
+    def unit(self) -> str:
+        """What the figures measure, and over what they spread."""
         spread = "seeds" if self.seeded else "the reporting window"
         text = f"{self.title[0].upper()}{self.title[1:]}, mean ± standard deviation over {spread}"
         text += "; figures without ± are of the last round alone" if self._some_single and not self.seeded else ""
-        text += "; figures without ± are of one seed" if self._some_single and self.seeded else ""
+        return text + ("; figures without ± are of one seed" if self._some_single and self.seeded else "")
+
+    @property
+    def caption(self) -> str:
+        """How to read the figures, and whether the runs can be compared."""
+        text = self.unit
         if len(self.groups) == 1:
             return f"{text}."
         if BEST in self.columns:
@@ -230,7 +235,7 @@ class RunTable:
     def _some_unfinished(self) -> bool:
         return not all(group.finished for group in self.groups)
 
-    def _cell(self, row: int, measure: Measure, dash: str) -> TableCell:
+    def cell(self, row: int, measure: Measure, dash: str) -> TableCell:
         """One score, with what must be known to read it: the best answer's name, or that some seeds lack it."""
         group, score = self.groups[row], self.score(row, measure)
         if score is None:

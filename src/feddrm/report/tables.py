@@ -40,6 +40,7 @@ class TableCell:
     bold: bool = False  # the text, not the detail
     badge: str = ""  # a state such as "unfinished", in brackets where there is no HTML
     link: str = ""  # HTML only
+    tip: str = ""  # HTML only: what the text means
 
     def formatted(self, escape: Callable[[str], str], bold: str) -> str:
         """One line of text; ``bold`` is a pattern such as ``**{}**``."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
-from torch import Tensor
 
 from feddrm._version import __version__
+from feddrm.data.summary import DatasetSummary
 from feddrm.serve.admin_routes import add_administration_routes, add_outcome_routes
 from feddrm.serve.console.console_routes import add_console_routes
 from feddrm.serve.gateway import Gateway
@@ -26,13 +24,10 @@ FAST_PATHS = ("/v1/route", "/v1/predict", *(f"/v2/models/{model}/infer" for mode
 def build_gateway(
     run: Path,
     settings: GatewaySettings,
-    facts: Mapping[str, Any] | None = None,
-    gallery: Tensor | None = None,
+    summary: DatasetSummary | None = None,
+    samples: bool = False,
 ) -> ASGIApp:
-    """The application that serves a run.
-
-    ``facts`` and ``gallery`` are the run's dataset summary, which the console shows.
-    """
+    """The application that serves a run. The console shows the dataset summary, its pictures with ``samples`` only."""
     gateway = Gateway(run, settings)
     app = FastAPI(
         title="feddrm gateway",
@@ -47,7 +42,7 @@ def build_gateway(
     add_query_routes(app, gateway)
     add_outcome_routes(app, gateway)
     add_administration_routes(app, gateway)
-    add_console_routes(app, gateway, facts or {}, gallery)
+    add_console_routes(app, gateway, summary, samples)
     layers: ASGIApp = FastPaths(app, FAST_PATHS)
     if settings.cors:
         layers = CORSMiddleware(

@@ -204,7 +204,6 @@ def _routed(context: RequestContext, decisions: Decisions, top: int | None) -> l
         {
             "client": names[client] if client >= 0 else None,
             "client_probability": own,
-            "probability": own,
             "margin": margin,
             "abstain": abstain,
             "reason": reason,

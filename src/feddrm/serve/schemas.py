@@ -40,9 +40,9 @@ class PredictOptions(Options):
     """How to decide and whom to ask."""
 
     consult: int = Field(default=1, ge=1, le=1024, description="ask this many clients and mix their answers")
-    abstain: Literal["mark", "answer", "refuse"] = Field(
+    abstain: Literal["mark", "answer"] = Field(
         default="mark",
-        description="mark: no label where the router abstains; answer: give it all the same; refuse: old name of mark",
+        description="mark: no label where the router abstains; answer: give it all the same",
     )
     label_miss: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         default=None,
@@ -121,15 +121,14 @@ class Away(BaseModel):
 class Routed(BaseModel):
     """The decision about one sample; ``client`` is null if no client is available.
 
-    ``client_probability`` is how sure the router is that the sample belongs to ``client``; ``probability`` is its old
-    name. ``fallback`` says that ``client`` stands in for a likelier one that is away. By the competence rule,
-    ``right_probability`` is how probable it is that the client's answer is right, and probabilities are shares of odds.
-    ``ranked`` has the likeliest clients, ``away`` the likeliest of those that are away: as many as ``top`` says.
+    ``client_probability`` is how sure the router is that the sample belongs to ``client``. ``fallback`` says that
+    ``client`` stands in for a likelier one that is away. By the competence rule, ``right_probability`` is how probable
+    it is that the client's answer is right, and probabilities are shares of odds. ``ranked`` has the likeliest
+    clients, ``away`` the likeliest of those that are away: as many as ``top`` says.
     """
 
     client: str | None
     client_probability: float
-    probability: float = Field(deprecated=True)
     margin: float
     abstain: bool
     reason: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -15,11 +14,22 @@ import pytest
 import torch
 from PIL import Image
 
-from browsing import browser, needs_browser, text, wait, webdriver
+from browsing import (
+    browser,
+    needs_browser,
+    save_screenshot,
+    severe_messages,
+    text,
+    wait,
+    webdriver,
+    window,
+)
+from console_page import ask_about, hidden_text, open_fold, page
 from feddrm.serve.auth import add_key
-from serving import Hospitals, Launch, until
+from serving import NAMES, Hospitals, Launch, until
 
 assert browser, "the fixture of this module"
+assert page, "the same"
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import Select  # noqa: E402
@@ -27,34 +37,18 @@ from selenium.webdriver.support.ui import Select  # noqa: E402
 pytestmark = [needs_browser, pytest.mark.slow]
 
 
-@pytest.fixture
-def page(browser: webdriver.Chrome, demo: str) -> webdriver.Chrome:
-    browser.get(demo)
-    wait(browser, lambda: len(browser.find_elements(By.CSS_SELECTOR, "#sample-list button")) == 8)
-    return browser
-
-
-def save_screenshot(browser: webdriver.Chrome, name: str, folder: Path, part: str = "body") -> None:
-    """Save a screenshot of a part of the page in the folder, or in the one that FEDDRM_SCREENSHOTS names."""
-    place = Path(os.environ.get("FEDDRM_SCREENSHOTS") or folder)
-    place.mkdir(parents=True, exist_ok=True)
-    if part == "body":
-        browser.save_screenshot(str(place / f"{name}.png"))
-    else:
-        browser.find_element(By.CSS_SELECTOR, part).screenshot(str(place / f"{name}.png"))
-
-
-def test_a_sample_is_answered_and_shown_in_all_tables(page: webdriver.Chrome, tmp_path: Path) -> None:
-    Select(page.find_element(By.ID, "sample-client")).select_by_visible_text("negative")
-    wait(page, lambda: "negative" in page.find_element(By.CSS_SELECTOR, "#sample-list img").get_attribute("alt"))
-    page.find_elements(By.CSS_SELECTOR, "#sample-list button")[2].click()
-    page.find_element(By.ID, "send").click()
-    wait(page, lambda: text(page, "headline").startswith("Answer: "))
-    assert text(page, "headline").endswith(" % sure")
-    assert re.match(r"Router: [0-9.]+ % negative\. Margin ", text(page, "detail"))
+def test_a_sample_is_answered_and_shown_in_all_tables(page: webdriver.Chrome) -> None:
+    ask_about(page, "negative", 2)
+    assert re.fullmatch(r"Answer: [0-9], [0-9.]+ % sure", text(page, "headline"))
+    assert re.fullmatch(
+        r"negative was asked\. With a probability of [0-9.]+ % the query comes from the data of negative; "
+        r"the next is \w+ with [0-9.]+ %\.",
+        text(page, "detail"),
+    )
     rows = page.find_elements(By.CSS_SELECTOR, "#ranked tr")
     assert len(rows) == 3
     assert rows[0].text.startswith("negative")
+    assert "away" not in text(page, "ranked")
     assert rows[0].find_element(By.TAG_NAME, "meter").get_attribute("aria-label") == "client probability of negative"
     assert len(page.find_elements(By.CSS_SELECTOR, "#classes tr")) == 10
     wait(page, lambda: "negative" in text(page, "traffic"))
@@ -67,7 +61,6 @@ def test_a_sample_is_answered_and_shown_in_all_tables(page: webdriver.Chrome, tm
     shown = page.execute_script(script)
     assert shown[0] == ["sample 1 as flatbed sees it", 8]
     assert all(width == 8 for _, width in shown)
-    save_screenshot(page, "console-light", tmp_path)
 
 
 MANY_CLIENTS = """
@@ -97,11 +90,17 @@ def test_of_many_clients_those_that_are_down_or_busy_are_shown_and_others_found(
 
 def test_consulting_three_clients_and_routing_only(page: webdriver.Chrome) -> None:
     page.find_elements(By.CSS_SELECTOR, "#sample-list button")[0].click()
+    open_fold(page, "options")
     field = page.find_element(By.ID, "consult")
     field.clear()
     field.send_keys("3")
     page.find_element(By.ID, "send").click()
-    wait(page, lambda: text(page, "detail").count(" ms)") == 3)
+    wait(page, lambda: hidden_text(page, "figures").count(" ms)") == 3)
+    weights, _, rest = text(page, "detail").partition(" were asked; ")
+    assert rest
+    asked = re.findall(r"(\w+) \((?:< )?([0-9.]+) %\)", weights)
+    assert sorted(name for name, _ in asked) == sorted(NAMES)
+    assert sum(float(weight) for _, weight in asked) == pytest.approx(100, abs=0.2)
     Select(page.find_element(By.ID, "action")).select_by_value("route")
     page.find_element(By.ID, "send").click()
     wait(page, lambda: text(page, "headline").startswith("Belongs to "))
@@ -110,6 +109,7 @@ def test_consulting_three_clients_and_routing_only(page: webdriver.Chrome) -> No
 
 def test_labels_that_may_be_right_are_named_in_plain_words(page: webdriver.Chrome) -> None:
     page.find_elements(By.CSS_SELECTOR, "#sample-list button")[0].click()
+    open_fold(page, "options")
     certainty = Select(page.find_element(By.ID, "label-miss"))
     shown = {}
     for miss, words in (("0.05", "95 %"), ("0.2", "80 %")):
@@ -180,31 +180,7 @@ def test_all_fields_have_names_and_nothing_is_loaded_from_other_hosts(page: webd
     loaded = page.execute_script("return performance.getEntriesByType('resource').map(e => e.name)")
     assert loaded
     assert all(name.startswith((demo, "blob:" + demo)) for name in loaded)
-    severe = [line for line in page.get_log("browser") if line["level"] == "SEVERE" and "422" not in line["message"]]
-    assert not [line for line in severe if "favicon" not in line["message"]]
-
-
-def test_light_and_dark_colours_have_enough_contrast(page: webdriver.Chrome, tmp_path: Path) -> None:
-    """Text against its background: at least 4.5 to 1, as WCAG requires."""
-    script = """
-      const channel = (v) => { v /= 255; return v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; };
-      const light = (c) => { const [r, g, b] = c.match(/[0-9.]+/g).map(Number).map(channel);
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-      const ground = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
-        if (c !== 'rgba(0, 0, 0, 0)') return c; } return 'rgb(255, 255, 255)'; };
-      return [...document.querySelectorAll('h1, h2, p, caption, th, td, label, button, footer')]
-        .filter((e) => e.innerText && e.offsetParent).map((e) => {
-          const [a, b] = [light(getComputedStyle(e).color), light(ground(e))].sort((x, y) => y - x);
-          return [(a + 0.05) / (b + 0.05), e.tagName + ' ' + e.innerText.slice(0, 30)]; });
-    """
-    for scheme in ("light", "dark"):
-        feature = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-        page.execute_cdp_cmd("Emulation.setEmulatedMedia", feature)
-        found = page.execute_script(script)
-        assert len(found) > 20
-        assert min(found)[0] >= 4.5, (scheme, min(found))
-        save_screenshot(page, f"console-{scheme}-plain", tmp_path)
-    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    assert [line for line in severe_messages(page) if "422" not in line] == []
 
 
 def test_traffic_is_shown_after_a_restart_of_the_gateway(
@@ -245,6 +221,7 @@ def test_a_key_without_the_scope_admin_can_ask(
     wait(browser, lambda: "no scope 'admin'" in text(browser, "totals"))
     Image.new("L", (8, 8)).save(tmp_path / "scan.png")
     browser.find_element(By.ID, "file").send_keys(str(tmp_path / "scan.png"))
+    open_fold(browser, "options")
     for action, headline in (("route", "Belongs to "), ("predict", "Answer: ")):
         Select(browser.find_element(By.ID, "action")).select_by_value(action)
         browser.find_element(By.ID, "send").click()
@@ -288,17 +265,18 @@ def test_a_row_is_filled_in_by_name_and_its_errors_stand_beside_the_fields(
     browser.find_element(By.ID, "send").click()
     wait(browser, lambda: text(browser, "field-0-problem") == "outside 0..120 years")
     assert text(browser, "headline") == "No answer: a value cannot be"
+    save_screenshot(browser, "console_table", tmp_path, "#query")
 
     age.clear()
     age.send_keys("68")
     browser.find_element(By.ID, "send").click()
     wait(browser, lambda: re.fullmatch(r"Answer: .*, [0-9.]+ % sure", text(browser, "headline")) is not None)
-    assert re.match(r"Router: [0-9.]+ % oslo\.", text(browser, "detail"))
+    assert text(browser, "detail").startswith("oslo was asked. With a probability of ")
+    assert not browser.find_element(By.ID, "asked").is_displayed(), "a row is no picture"
     assert text(browser, "field-0-problem") == text(browser, "error") == ""
     browser.find_element(By.ID, "field-3-unknown").click()
     browser.find_element(By.ID, "send").click()
     wait(browser, lambda: "predict" in text(browser, "traffic"))
-    save_screenshot(browser, "console-table", tmp_path)
 
 
 @pytest.mark.data
@@ -313,38 +291,51 @@ def test_four_situations_of_one_patient(browser: webdriver.Chrome, hospitals: Ho
         browser.find_element(By.ID, "send").click()
         wait(browser, lambda: text(browser, "headline").startswith(start))
         if screenshot is not None:
-            save_screenshot(browser, screenshot, tmp_path, "#query")
+            browser.execute_script("$('options').open = false; $('tip').hidden = true")
+            with window(browser, 1000, 1400):
+                save_screenshot(browser, screenshot, tmp_path, "#query")
         return text(browser, "detail")
 
     def labels_shown() -> bool:
         return bool(browser.find_element(By.ID, "classes-table").is_displayed())
 
     patient = hospitals.raw_patient
-    assert re.match(r"Router: 9[0-9.]+ % cleveland\. Margin ", ask(patient, "Answer: ", "answer-all-up"))
+    detail = ask(patient, "Answer: ", "answer-all-up")
+    origin = r"With a probability of 9[0-9.]+ % the query comes from the data of cleveland; the next is "
+    assert re.match(rf"cleveland was asked\. {origin}", detail)
     assert re.fullmatch(r"Answer: (healthy|disease), [0-9.]+ % sure", text(browser, "headline"))
     assert labels_shown()
 
     hospitals.predictors["cleveland"].send(signal.SIGKILL)
     until(hospitals.away)
     detail = ask(patient, "No answer: best client away", "answer-away")
-    assert re.match(r"Router: 9[0-9.]+ % cleveland \(away\)\. Margin ", detail)
-    assert "Answered: nobody. Away: cleveland: unhealthy." in detail
+    assert re.match(
+        r"cleveland knows such data best and is away: unhealthy\. The options let you ask the next client\. "
+        rf"Nobody was asked\. {origin}",
+        detail,
+    )
     assert not labels_shown()
     assert browser.find_element(By.CSS_SELECTOR, "#ranked tr").text.endswith("away")
 
+    open_fold(browser, "options")
     Select(browser.find_element(By.ID, "away")).select_by_value("1")
     detail = ask(patient, "Answer: ", "answer-fallback")
-    assert re.match(r"Router: [0-9.]+ % (?!cleveland)\w+ \(fallback for 9[0-9.]+ % cleveland\)\. Margin ", detail)
+    assert re.match(
+        rf"(?!cleveland)\w+ \([0-9.]+ %\) was asked in place of cleveland, which is away\. {origin}", detail
+    )
 
+    open_fold(browser, "options")
     Select(browser.find_element(By.ID, "action")).select_by_value("route")
     ask(patient, "Falls back to ")
     Select(browser.find_element(By.ID, "action")).select_by_value("predict")
 
     strange = patient | {"chol": 9000}
-    ask(strange, "No answer: a value cannot be", "answer-impossible")
+    detail = ask(strange, "No answer: a value cannot be", "answer-impossible")
+    assert detail == "A value cannot be: it is marked in the form. Nobody was asked.", "probabilities mean nothing here"
     assert not labels_shown()
+    open_fold(browser, "options")
     Select(browser.find_element(By.ID, "abstain")).select_by_value("answer")
-    assert ask(strange, "Answer: ").startswith("The router abstains: a value cannot be")
+    assert ask(strange, "Answer: ").startswith("The router abstains. A value cannot be: ")
     assert labels_shown()
 
 
@@ -382,4 +373,3 @@ def test_outcomes_challenger_and_drift_are_shown(
     assert cells[1:2] + cells[3:4] == ["108", "10"]
     (chart,) = browser.find_elements(By.CSS_SELECTOR, "#outcome-chart svg")
     assert "Accuracy: " in str(chart.get_attribute("aria-label"))
-    save_screenshot(browser, "console-outcomes", tmp_path, "#outcomes")

@@ -152,7 +152,7 @@ def test_the_gateway_takes_scaled_inputs_but_no_raw_pixels(
         scaled = http.post("/v1/route", json={"inputs": seen.tolist(), "datatype": "float32"})
         assert scaled.status_code == 200, scaled.text
         expected = load_router(own / "router").route(seen.contiguous())
-        assert scaled.json()["decisions"][0]["probability"] == pytest.approx(
+        assert scaled.json()["decisions"][0]["client_probability"] == pytest.approx(
             float(expected.probabilities.max()), abs=1e-4
         )
     assert "raw pixels are refused" in gateway.whole_log()

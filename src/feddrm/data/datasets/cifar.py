@@ -94,6 +94,7 @@ class Cifar(DividedDataset, FileDataset, ABC):
             crop=RandomResizedCrop(),
             mirrors=True,
             gallery=torch.stack([x[first] if v.shift is None else v.shift.direct(x[first]) for v in views]),
+            gallery_labels=tuple(range(len(first))),
             settings=self.settings(),
         )
 

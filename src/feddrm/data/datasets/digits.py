@@ -126,5 +126,6 @@ class Digits(DividedDataset):
             classes=tuple(str(k) for k in range(10)),
             source="scikit-learn's bundled digits (UCI Optical Recognition of Handwritten Digits, test part)",
             gallery=torch.stack(gallery),
+            gallery_labels=tuple(range(len(examples))),
             settings=self.settings(),
         )

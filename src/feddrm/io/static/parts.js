@@ -11,6 +11,7 @@ function element(name, text, attributes = {}) {
 }
 
 function percent(value) {
+  if (value > 0 && value < 5e-6) return "< 0.001 %";
   return (100 * value).toFixed(value > 0 && value < 0.001 ? 3 : 1) + " %";
 }
 
@@ -21,4 +22,35 @@ function row(cells) {
     else line.append(place === 0 ? element("th", cell, { scope: "row" }) : element("td", cell));
   });
   return line;
+}
+
+// Terms: an element with data-term shows the term's meaning under the pointer and when it has the focus.
+let terms = {};
+
+function explainTerms(place = document) {
+  for (const word of place.querySelectorAll("[data-term]")) {
+    const meaning = terms[word.dataset.term];
+    if (!meaning || word.classList.contains("term")) continue;
+    word.classList.add("term");
+    word.tabIndex = 0;
+    word.setAttribute("aria-description", meaning);
+    for (const event of ["pointerenter", "focus"]) word.addEventListener(event, () => showTip(word, meaning));
+    for (const event of ["pointerleave", "blur"]) word.addEventListener(event, () => { $("tip").hidden = true; });
+  }
+}
+
+// Below the word, within the window; above it where there is no room.
+function showTip(word, meaning) {
+  const tip = $("tip"), place = word.getBoundingClientRect();
+  tip.textContent = meaning;
+  tip.hidden = false;
+  const { width, height } = tip.getBoundingClientRect(), below = place.bottom + 6;
+  tip.style.left = `${Math.max(8, Math.min(place.left, document.documentElement.clientWidth - width - 8))}px`;
+  tip.style.top = `${below + height < window.innerHeight ? below : place.top - height - 6}px`;
+}
+
+async function loadTerms(path) {
+  document.body.append(element("div", null, { id: "tip", hidden: "", "aria-hidden": "true" }));
+  terms = await (await fetch(path)).json();
+  explainTerms();
 }

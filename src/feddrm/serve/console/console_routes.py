@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Query, Request
 from PIL import Image
 from starlette.responses import Response
-from torch import Tensor
 
+from feddrm.data.summary import DatasetSummary
 from feddrm.io.page_files import SECURITY_POLICY, content_type, page_files
 from feddrm.serve.gateway import Gateway
 from feddrm.serve.http.authorise import authorise
@@ -21,10 +20,12 @@ from feddrm.serve.schemas import ErrorAnswer
 STATIC = Path(__file__).parent / "static"
 
 
-def add_console_routes(app: FastAPI, gateway: Gateway, facts: Mapping[str, Any], gallery: Tensor | None) -> None:
-    """Add the console. ``facts`` and ``gallery`` are the run's dataset summary: client figures and sample pictures."""
+def add_console_routes(app: FastAPI, gateway: Gateway, summary: DatasetSummary | None, samples: bool) -> None:
+    """Add the console. It shows the run's dataset summary: client figures and, with ``samples``, its pictures."""
     files = page_files(STATIC)
-    clients = {str(client["name"]): client for client in facts.get("clients", ())}
+    clients = {} if summary is None else {str(client["name"]): client for client in summary.facts["clients"]}
+    gallery = summary.gallery if summary is not None and samples else None
+    labels = summary.picture_labels if summary is not None and samples else {}
 
     def static_file(name: str) -> Response:
         headers = {"Content-Security-Policy": SECURITY_POLICY}
@@ -72,6 +73,7 @@ def add_console_routes(app: FastAPI, gateway: Gateway, facts: Mapping[str, Any],
             "class_counts": known.get("class_counts"),
             "train": known.get("train"),
             "samples": pictures if name in clients else 0,
+            "sample_labels": labels.get(name, []),
             "decisions": decisions,
             "share": decisions / total if total else 0.0,
             "peer": None if upstream is None else upstream.as_dict(),

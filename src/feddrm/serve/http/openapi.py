@@ -33,7 +33,7 @@ def sample_body(model: type[BaseModel], options: type[BaseModel]) -> dict[str, A
     }
     if options is PredictOptions:
         schemas["consult"] = {"type": "integer", "minimum": 1, "maximum": 1024}
-        schemas["abstain"] = {"type": "string", "enum": ["mark", "answer", "refuse"]}
+        schemas["abstain"] = {"type": "string", "enum": ["mark", "answer"]}
     operation["parameters"] = [
         {"name": name, "in": "query", "required": False, "schema": schema} for name, schema in schemas.items()
     ]

@@ -4,7 +4,7 @@
 let key = sessionStorage.getItem("key") || "";
 let federation = null;
 let takesPictures = null; // whether the router takes pictures; otherwise it takes rows of numbers
-let chosenSample = null; // the chosen sample as a Blob, if any
+let chosenSample = null; // the chosen sample, if any: its picture as a Blob and its true label
 let lastNumber = 0; // of the latest decision shown
 let gatewayStart = null; // start time of the gateway that numbers the decisions
 const SAMPLES_SHOWN = 3; // per client, in the federation's table
@@ -35,56 +35,6 @@ function bar(value, label) {
   return cell;
 }
 
-function labelSetSentence(answer, miss) {
-  const certainty = `${Math.round(100 * (1 - miss))} %`;
-  if (answer.label_set === null) {
-    const why = answer.route.abstain ? "the router abstains" : "clients that the query may come from did not answer";
-    return `No set of labels: ${why}.`;
-  }
-  if (!answer.label_set.length) {
-    return `The set for ${certainty} certainty is empty: no label is typical enough. Choose a higher certainty.`;
-  }
-  return `With ${certainty} certainty${answer.label_set.length > 1 ? " one of" : ""}: ${answer.label_set.join(", ")}`;
-}
-
-// Two numbers: how sure the router is of the client, and how sure the clients are of the label.
-function showResult(content, labelMiss) {
-  const first = content.answers ? content.answers[0] : content.decisions[0];
-  const route = first.route || first;
-  const label = first.label === undefined ? null : first.label;
-  const best = route.ranked[0];
-  const likeliest = `${percent(best.probability)} ${best.client}`;
-  const sentences = [label === null ? `Router: ${likeliest}${best.available ? "" : " (away)"}` :
-    `Router: ${percent(first.client_probability)} ${first.client}${first.fallback ? ` (fallback for ${likeliest})` : ""}`,
-  `Margin ${route.margin.toFixed(3)}`];
-  if (label !== null) $("headline").textContent = `Answer: ${label}, ${percent(first.label_probability)} sure`;
-  else if (route.abstain) $("headline").textContent = `No answer: ${route.reason}`;
-  else $("headline").textContent = `${route.fallback ? "Falls back to" : "Belongs to"} ${route.client}`;
-  if (label !== null && route.abstain) sentences.unshift(`The router abstains: ${route.reason}`);
-  if (content.answers) {
-    const weight = (entry) => (first.answered.length > 1 ? `weight ${percent(entry.weight)}, ` : "");
-    sentences.push("Answered: " + (first.answered.map((entry) =>
-      `${entry.client} (${weight(entry)}${entry.milliseconds.toFixed(0)} ms)`).join(", ") || "nobody"));
-    if (first.failed.length) sentences.push("Failed: " + first.failed.map((f) => `${f.client}: ${f.reason}`).join(", "));
-  }
-  if (route.away.length) sentences.push("Away: " + route.away.map((c) => `${c.client}: ${c.reason}`).join(", "));
-  sentences.push(`Request ${content.request_id}.`);
-  $("detail").textContent = sentences.join(". ");
-  $("label-set").textContent = labelMiss ? labelSetSentence(first, labelMiss) : "";
-  $("ranked").replaceChildren(...route.ranked.slice(0, MANY).map((entry) => row([
-    entry.client,
-    bar(entry.probability, `client probability of ${entry.client}`),
-    element("td", entry.log_density_ratio.toFixed(2), { class: "number" }),
-    element("td", entry.available ? "available" : "away", { class: entry.available ? "good" : "bad" }),
-  ])));
-  $("classes-table").hidden = !first.probabilities;
-  if (first.probabilities) {
-    $("classes").replaceChildren(...Object.entries(first.probabilities).map(([name, value]) =>
-      row([name, bar(value, `label probability of ${name}`)])));
-  }
-  $("result").hidden = false;
-}
-
 // Needs no key: a caller who may ask need not be allowed to see the federation's figures.
 async function showInputForm() {
   if (takesPictures !== null) return;
@@ -111,11 +61,12 @@ async function ask(event) {
       Object.assign(options, { consult: $("consult").value, abstain: $("abstain").value });
       if ($("label-miss").value) options.label_miss = $("label-miss").value;
     }
-    let answer;
+    let answer, query = {};
     await showInputForm();
     if (takesPictures) {
-      const picture = $("file").files[0] || chosenSample;
-      if (!picture) throw new Error("Choose a picture or a sample first.");
+      query = $("file").files[0] ? { picture: $("file").files[0] } : chosenSample;
+      if (!query) throw new Error("Choose a picture or a sample first.");
+      const picture = query.picture;
       answer = await call(`v1/${action}?${new URLSearchParams(options)}`, {
         method: "POST", body: picture, headers: { "Content-Type": picture.type || "image/png" },
       });
@@ -128,7 +79,7 @@ async function ask(event) {
       });
     }
     const content = await answer.json();
-    showResult(content, options.label_miss);
+    showResult(content, options, query);
     const first = content.answers ? content.answers[0].route : content.decisions[0];
     showFieldProblems(first.flags);
   } catch (error) {
@@ -157,7 +108,7 @@ async function showSamples() {
       for (const other of $("sample-list").children) other.setAttribute("aria-pressed", "false");
       button.setAttribute("aria-pressed", "true");
       $("file").value = "";
-      chosenSample = picture;
+      chosenSample = { picture, label: client.sample_labels[number] };
     });
     buttons.push(button);
   }
@@ -236,9 +187,12 @@ async function showFederation() {
   const first = federation === null;
   federation = content;
   const audit = content.audit;
-  $("artifact").textContent = `artifact ${content.artifact}, features ${content.features}`;
-  $("totals").textContent = `${content.decisions} decisions, ${content.abstained} abstentions; audit log: ` +
-    `${audit.written} written, ${audit.dropped} dropped` + (audit.trouble ? " (cannot be written now)" : "");
+  $("artifact").textContent = content.artifact;
+  $("features").textContent = content.features;
+  $("audit").textContent = `${audit.written} written, ${audit.dropped} dropped` +
+    (audit.trouble ? " (cannot be written now)" : "");
+  $("totals").textContent = `${content.decisions} ${content.decisions === 1 ? "query" : "queries"} so far, ${content.abstained} without an answer.` +
+    (audit.trouble ? " The audit log cannot be written now." : "");
   showChallenger(content.challenger);
   showDrift(content.drift);
   if (content.outcomes) await showOutcomes();
@@ -286,6 +240,7 @@ async function refresh() {
   setTimeout(refresh, 1000);
 }
 
+loadTerms("console/terms.json");
 $("ask").addEventListener("submit", ask);
 $("client-search").addEventListener("input", showClients);
 $("sample-client").addEventListener("change", showSamples);

@@ -1,0 +1,125 @@
+"use strict";
+// The answer to a query: first in words, then as bars, then every figure in a fold. Uses the helpers of console.js.
+
+const LIKELIEST = 10; // clients whose log density ratios are listed
+// Of a query that abstains for one of these, probabilities mean nothing.
+const MEANINGLESS = ["a value is missing or infinite", "a value cannot be", "unlike the training data"];
+const REASONS = { // why the router abstains, in words; others are shown as the gateway gives them
+  "a value is missing or infinite": "A number of the query is missing or infinite.",
+  "a value cannot be": "A value cannot be: it is marked in the form.",
+  "no client is available": "No client can be asked now.",
+  "unlike the training data": "The query is unlike the data of all clients, so no answer could be trusted.",
+  "best client away": "The clients that know such data best are away.",
+  "unsure between clients": "The router is not sure enough whose data the query resembles.",
+};
+
+function labelSetSentence(answer, miss) {
+  const certainty = `${Math.round(100 * (1 - miss))} %`;
+  if (answer.label_set === null) {
+    const why = answer.route.abstain ? "the router abstains" : "clients that the query may come from did not answer";
+    return `No set of labels: ${why}.`;
+  }
+  if (!answer.label_set.length) {
+    return `The set for ${certainty} certainty is empty: no label is typical enough. Choose a higher certainty.`;
+  }
+  return `With ${certainty} certainty${answer.label_set.length > 1 ? " one of" : ""}: ${answer.label_set.join(", ")}`;
+}
+
+// Who was asked, and who failed.
+function askedSentence(first, best) {
+  const asked = first.answered.map((entry) => entry.client);
+  const failed = first.failed.map((entry) => ` ${entry.client} failed: ${entry.reason}.`).join("");
+  if (!asked.length) return (failed ? "Nobody answered." : "Nobody was asked.") + failed;
+  if (asked.length > 1) {
+    const weights = first.answered.map((entry) => `${entry.client} (${percent(entry.weight)})`);
+    return `${weights.slice(0, -1).join(", ")} and ${weights[weights.length - 1]} were asked; their answers count so much.` +
+      failed;
+  }
+  if (!first.fallback) return `${asked[0]} was asked.${failed}`;
+  return `${asked[0]} (${percent(first.client_probability)}) was asked in place of ${best.client}, which ` +
+    `${best.available ? "failed" : "is away"}.${failed}`;
+}
+
+// Why: whose data the query resembles, or by the rule of competence, who is likely to be right.
+function originSentence(route, rule) {
+  const [best, second] = route.ranked;
+  if (rule === "competence") {
+    const right = route.right_probability === null ? "" :
+      ` Its answer is right with a probability of ${percent(route.right_probability)}.`;
+    return `${route.client || best.client} is the most likely to answer rightly.${right}`;
+  }
+  const next = second ? `; the next is ${second.client} with ${percent(second.probability)}` : "";
+  return `With a probability of ${percent(best.probability)} the query comes from the data of ${best.client}${next}.`;
+}
+
+// Why the router abstains.
+function reasonSentence(route) {
+  const away = route.away.find((entry) => entry.client === route.ranked[0].client);
+  if (route.reason === "best client away" && away) {
+    return `${away.client} knows such data best and is away: ${away.reason}. The options let you ask the next client.`;
+  }
+  return REASONS[route.reason] || `${route.reason}.`;
+}
+
+// What is known of the answer beside it: every figure and name of the protocol.
+function figures(content, route, rule) {
+  const first = content.answers ? content.answers[0] : { answered: [], failed: [] };
+  const weight = (entry) => (first.answered.length > 1 ? `weight ${percent(entry.weight)}, ` : "");
+  const reasons = (clients) => clients.map((entry) => `${entry.client}: ${entry.reason}`).join(", ");
+  return [
+    ["Routing rule", "routing rule", rule],
+    ["Margin", "margin", route.margin.toFixed(3)],
+    ["Log density ratio", "log density ratio", route.ranked.slice(0, LIKELIEST).map((entry) =>
+      `${entry.client} ${entry.log_density_ratio.toFixed(2)}`).join(", ")],
+    ["Answered", "client", first.answered.map((entry) =>
+      `${entry.client} (${weight(entry)}${entry.milliseconds.toFixed(0)} ms)`).join(", ")],
+    ["Failed", "fallback", reasons(first.failed)],
+    ["Away", "away", reasons(route.away)],
+    ["Artifact", "artifact", content.artifact],
+    ["Request", null, content.request_id],
+  ].filter(([, , value]) => value);
+}
+
+function showPicture(query, label) {
+  const image = $("asked-picture");
+  if (image.src) URL.revokeObjectURL(image.src);
+  $("asked").hidden = !query.picture;
+  if (query.picture) image.src = URL.createObjectURL(query.picture);
+  const known = query.label !== null && query.label !== undefined;
+  const right = known && label !== null ? (label === query.label ? ": the answer is right" : ": the answer is wrong") : "";
+  $("truth").textContent = known ? `True label ${query.label}${right}` : "";
+  $("truth").className = right ? (label === query.label ? "good" : "bad") : "";
+}
+
+// ``query`` is what was asked: its picture and true label, where they are known.
+function showResult(content, options, query) {
+  const first = content.answers ? content.answers[0] : content.decisions[0];
+  const route = first.route || first;
+  const label = first.label === undefined ? null : first.label;
+  const sentences = [];
+  if (label !== null) $("headline").textContent = `Answer: ${label}, ${percent(first.label_probability)} sure`;
+  else if (route.abstain) $("headline").textContent = `No answer: ${route.reason}`;
+  else $("headline").textContent = `${route.fallback ? "Falls back to" : "Belongs to"} ${route.client}`;
+  if (route.abstain) sentences.push((label === null ? "" : "The router abstains. ") + reasonSentence(route));
+  if (content.answers) sentences.push(askedSentence(first, route.ranked[0]));
+  if (!MEANINGLESS.includes(route.reason)) sentences.push(originSentence(route, options.rule));
+  $("detail").textContent = sentences.join(" ");
+  $("label-set").textContent = options.label_miss ? labelSetSentence(first, options.label_miss) : "";
+  showPicture(query, label);
+  $("state").hidden = route.ranked.every((entry) => entry.available);
+  $("ranked").replaceChildren(...route.ranked.slice(0, MANY).map((entry) => row([
+    entry.client,
+    bar(entry.probability, `client probability of ${entry.client}`),
+    ...($("state").hidden ? [] : [element("td", entry.available ? "" : "away", { class: "bad" })]),
+  ])));
+  $("classes-table").hidden = !first.probabilities;
+  if (first.probabilities) {
+    const likeliest = Object.entries(first.probabilities).sort(([, a], [, b]) => b - a);
+    $("classes").replaceChildren(...likeliest.map(([name, value]) =>
+      row([name, bar(value, `label probability of ${name}`)])));
+  }
+  $("figures").replaceChildren(...figures(content, route, options.rule).flatMap(([title, key, value]) =>
+    [element("dt", title, key ? { "data-term": key } : {}), element("dd", value)]));
+  explainTerms($("figures"));
+  $("result").hidden = false;
+}
