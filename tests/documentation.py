@@ -80,13 +80,13 @@ def run_command(words: list[str], folder: Path) -> str:
     run = feddrm_command(*words[1:], cwd=folder)
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip()
-    assert "rror:" not in run.stderr
+    assert "rror" not in run.stderr
     return run.stdout
 
 
 def run_script(script: str, folder: Path) -> str:
-    """Run a Python block in the folder; returns what it prints."""
-    run = python_script(script, cwd=folder)
+    """Run a Python block in the folder, with warnings as errors; returns what it prints."""
+    run = python_script(f"import warnings\nwarnings.simplefilter('error')\n{script}", cwd=folder)
     assert run.returncode == 0, run.stderr
     return run.stdout
 
