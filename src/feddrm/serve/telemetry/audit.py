@@ -143,12 +143,15 @@ class AuditLog:
     def _open(self) -> DatabaseConnection:
         # A URL may hold a password, so it is not shown.
         where = "the audit log's database" if "://" in self.place else f"the audit log {self.place}"
+        connection: DatabaseConnection | None = None
         try:
             connection = self._database.connect()
             connection.cursor().execute(f"CREATE TABLE IF NOT EXISTS decisions ({COLUMNS})")
             connection.cursor().execute("CREATE INDEX IF NOT EXISTS decisions_time ON decisions (time)")
             connection.commit()
         except Exception as error:
+            if connection is not None:
+                connection.close()
             raise FeddrmError(f"cannot open {where} ({_first_line(error)}): choose another --audit") from error
         if not _has_fields(connection, FIELDS) and _has_fields(connection, OLD_FIELDS):
             with contextlib.suppress(Exception):  # another gateway may have been faster
@@ -171,8 +174,12 @@ class SqliteDatabase:
         with contextlib.suppress(FileExistsError):  # the log names callers, so only its owner may read a new file
             os.close(os.open(self.place, os.O_CREAT | os.O_EXCL, 0o600))
         connection = sqlite3.connect(self.place, timeout=5, check_same_thread=False)
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=NORMAL")
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=NORMAL")
+        except sqlite3.Error:  # not a database, for example
+            connection.close()
+            raise
         self._opened_file = self._current_file()
         return connection
 
