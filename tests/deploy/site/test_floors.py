@@ -163,7 +163,7 @@ def test_a_fit_of_classes_needs_the_floor_of_every_class(deployed: Make) -> None
 
 @pytest.mark.slow
 def test_a_run_above_all_floors_ends_with_a_router_and_without_metrics(deployed: Make) -> None:
-    deployment = deployed(few=True, routing=QUICK_ROUTING)
+    deployment = deployed(routing=QUICK_ROUTING)
     for name in NAMES:
         deployment.change_site(name, floors={"per_sum": 20})
     transport = DirectTransport(deployment.folder)
