@@ -29,9 +29,12 @@ CPU_LOGITS, GPU_LOGITS = 2**23, 2**29  # in memory at a time, of all models: 32 
 
 
 @contextmanager
-def training_kernels(config: Config, net: Net) -> Iterator[None]:
-    """Compute with the kernels and the precision of training: what is measured again then differs in no bit."""
-    with cpu_kernels(net, config.plan.batch_size), arithmetic(config.precision, config.device).set():
+def training_kernels(config: Config, net: Net, threads: int = 1) -> Iterator[None]:
+    """Compute with the kernels and the precision of training: what is measured again then differs in no bit.
+
+    Unless more than one of the ``threads`` shares an operation.
+    """
+    with cpu_kernels(net, config.plan.batch_size, threads), arithmetic(config.precision, config.device).set():
         yield
 
 
