@@ -47,7 +47,7 @@ def find_query(folder: Path, rounds: int) -> Guided:
     """Train as the demo does. Of the queries that only the chosen client answers rightly, take the surest answer."""
     federation = feddrm.load("digits", seed=0)
     guided = feddrm.train(federation, "feddrm", rounds=rounds, seed=0, out=folder / "feddrm")
-    router = guided.fit_router()
+    router = guided.fit_router(heads=False)
     single = feddrm.train(federation, "fedavg", rounds=rounds, seed=0, out=folder / "fedavg")
     single.fit_router(features="raw", heads=False)  # only because a run answers with one
     found = []

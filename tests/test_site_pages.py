@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import click
 import nbformat
 import pytest
 import typer
+from matplotlib import pyplot
 
 import feddrm
 import linked_files
@@ -215,6 +217,23 @@ def test_the_outputs_of_a_notebook_are_those_of_its_code(path: Path) -> None:
     assert len(page_of(path)[1]) >= 2, "pictures"
     assert "/tmp" not in page_of(path)[0]
     assert path.stat().st_size < 300_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["density_ratios", "no_rounds"])
+def test_a_notebook_shows_what_its_code_prints(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To the last digit, where nothing is trained: the figures of a trained network depend on the processor."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    names: dict[str, object] = {}
+    (path,) = (path for path in NOTEBOOKS if path.stem == name)
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type == "code":
+            exec(cell.source, names)
+            shown = [output.text for output in cell.outputs if output.output_type == "stream"]
+            assert capsys.readouterr().out == "".join(shown), cell.source
+    pyplot.close("all")
 
 
 def test_changed_code_changes_the_checksum() -> None:

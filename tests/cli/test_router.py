@@ -110,7 +110,7 @@ def test_a_fit_that_is_cut_short_says_so(fitted: Path, tmp_path: Path, capsys: p
 
 def test_what_a_fit_leaves_out_is_printed(fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copy = shutil.copytree(fitted, tmp_path / "run")
-    words = ["fit-router", str(copy), "--features", "raw"]
+    words = ["fit-router", str(copy), "--features", "raw", "--rounds", "3"]
     code, out, err = call(capsys, *words, "--part-bytes", "1")
     assert code == 0, err
     said = json.loads((copy / "summary.json").read_text())["router"]["left_out"]
@@ -183,7 +183,7 @@ def test_routing_by_competence_says_how_probably_the_client_is_right(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = shutil.copytree(run, tmp_path / "run")
-    Run.open(copy).fit_router(features="raw", joint=False)
+    Run.open(copy).fit_router(features="raw", joint=False, rounds=5, path_rounds=2)
     words = ["route", str(copy), str(run.parent / "fax.png"), "--rule", "competence"]
     code, out, err = call(capsys, *words, "--json")
     assert (code, err) == (0, "")

@@ -29,7 +29,7 @@ from kill_points import contents, count_operations, kill, points
 pytestmark = pytest.mark.slow
 
 Make = Callable[..., Deployed]
-QUERIES = np.arange(8 * 64, dtype=np.uint8).reshape(8, 1, 8, 8)
+QUERIES = np.linspace(-2, 2, 8 * 6, dtype=np.float32).reshape(8, 6)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -60,7 +60,7 @@ def test_a_site_answers_by_the_old_run_or_the_new_one(
     heads: bool, deployed: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second run has another model, and its heads another fit."""
-    first = deployed(routing={**QUICK_ROUTING, "heads": True})
+    first = deployed(few=True, routing={**QUICK_ROUTING, "heads": True})
     first.server().go()
     training = {**first.settings.training, "seed": 9, "method": "ditto"}
     second = replace(first.settings, run="second", training=training, routing={**QUICK_ROUTING, "heads": heads})
@@ -93,7 +93,7 @@ def test_a_site_answers_by_the_old_run_or_the_new_one(
 def test_a_server_killed_at_the_end_of_a_run_ends_it_as_an_undisturbed_one(
     deployed: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deployment = deployed(routing=QUICK_ROUTING)
+    deployment = deployed(few=True, routing=QUICK_ROUTING)
     before, fits, fit_cohort, run = tmp_path / "before", list[Any](), finish.fit_cohort, Finish.run
 
     def keep_the_project(self: Finish, audit: AuditTrail) -> None:

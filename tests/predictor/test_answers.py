@@ -116,7 +116,9 @@ def test_where_the_router_abstains_there_is_no_label_unless_it_is_asked_for(run:
     assert [label is None for label in answers.labels] == abstain.tolist()
     assert answers.probabilities[abstain].isnan().all()
     assert answers.label_probability[abstain].isnan().all()
-    assert torch.equal(answers.probabilities[~abstain], whole.probabilities[~abstain])
+    # The others are answered as if they alone had been asked. In a larger batch the last bit may differ, on ARM.
+    assert torch.equal(answers.probabilities[~abstain], opened.predict(images[~abstain]).probabilities)
+    torch.testing.assert_close(answers.probabilities[~abstain], whole.probabilities[~abstain], rtol=1e-5, atol=1e-7)
     assert all((answers.answered[i] == ()) == bool(abstain[i]) for i in range(len(images)))
     asked = opened.predict(images, coverage=0.5, abstain="answer")
     assert asked.labels == whole.labels

@@ -100,7 +100,7 @@ def test_answers_have_the_temperature_of_the_clients_test_samples(run: Path, ans
 
 def test_a_head_of_another_fit_is_refused(run: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "run"))
-    Run.open(copy).fit_router(features="raw", joint=False)
+    Run.open(copy).fit_router(features="raw", joint=False, rounds=5, path_rounds=2)
     assert Predictor.load(copy / "clients" / "fax", answer="refit").fit != Predictor.load(copy / "clients" / "fax").fit
     shutil.copy(run / "clients" / "fax" / "head.safetensors", copy / "clients" / "fax")
     with refused("head.safetensors belongs to another fit", "feddrm fit-router", "--answer trained"):
@@ -126,10 +126,11 @@ def test_features_give_the_same_answer_as_the_sample(run: Path, images: Images) 
 
 
 def test_features_give_the_same_answer_of_a_refitted_head(tmp_path: Path, images: Images) -> None:
-    """Without a shared trunk, router and heads both use the raw values."""
+    """Router and heads both use the raw values."""
     digits = load("digits", clients=3, seed=3)
     settings = {"rounds": 1, "local_steps": 2, "batch_size": 16, "model": Mlp(hidden=(16,), branch=8)}
-    train(digits, "local", out=tmp_path / "run", **settings).fit_router(joint=False)
+    run = train(digits, "local", out=tmp_path / "run", **settings)
+    run.fit_router(features="raw", joint=False, rounds=5, path_rounds=2)
     assert_same_by_features(tmp_path / "run", images, "refit")
 
 

@@ -18,6 +18,8 @@ SMALL: dict[str, Any] = {
     "seed": 3,
     "model": Mlp(hidden=(16,), branch=8),
 }
+# For tests that need all that a fit writes, but not its optimum: a third of the time.
+QUICK_FIT: dict[str, Any] = {"rounds": 5, "path_rounds": 2}
 
 
 @pytest.fixture(scope="module")

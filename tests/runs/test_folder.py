@@ -26,13 +26,13 @@ from feddrm.report.report_page import CSV, LATEX, write_report
 from feddrm.report.run_table import report_table
 from feddrm.router.artifact import HEADS, MANIFEST, ROUTER
 from feddrm.runs import RunFolder, train
-from runs.conftest import SMALL, arrays, files
+from runs.conftest import QUICK_FIT, SMALL, arrays, files
 
 
 @pytest.mark.slow
 def test_every_file_of_a_run_is_named_in_run_files(digits: Federation, tmp_path: Path) -> None:
     run = train(digits, "feddrm", out=tmp_path / "run", **SMALL)
-    run.fit_router(digits, features="raw")
+    run.fit_router(digits, features="raw", **QUICK_FIT)
     write_report(report_table([run.path]), run.path)
     named = {path for path in vars(run.folder).values() if path.is_file()}
     named |= {path for name in digits.names for path in vars(run.folder.client(name)).values() if path.is_file()}
@@ -63,7 +63,7 @@ def test_private_files_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     assert len(names) == 3
     old = out / "clients" / names[0] / "head.safetensors"
     old.write_bytes(b"")
-    run.fit_router(features="raw")
+    run.fit_router(features="raw", **QUICK_FIT)
     modes = {str(path.relative_to(out)): stat.S_IMODE(path.stat().st_mode) for path in out.rglob("*") if path.is_file()}
     own = ("private.safetensors", "head.safetensors", "temperature.json")
     private = {f"clients/{n}/{file}" for n in names for file in own}

@@ -17,7 +17,7 @@ def test_progress_is_on_standard_error_and_only_if_asked_for(
 ) -> None:
     monkeypatch.setattr("feddrm.progress.SECONDS_BETWEEN_LINES", -1.0)
     run = train(digits, "fedavg", out=tmp_path / "loud", progress=True, **SMALL)
-    run.fit_router(digits, heads=False, progress=True)
+    run.fit_router(digits, features="raw", heads=False, progress=True)
     out, err = capsys.readouterr()
     assert not out
     lines = err.splitlines()
@@ -27,7 +27,7 @@ def test_progress_is_on_standard_error_and_only_if_asked_for(
     assert all(line.startswith("fit router: ") for line in lines if line not in rounds)
     assert len(lines) > len(rounds)
     quiet = train(digits, "fedavg", out=tmp_path / "quiet", **SMALL)
-    quiet.fit_router(digits, heads=False)
+    quiet.fit_router(digits, features="raw", heads=False)
     assert capsys.readouterr() == ("", "")
 
 

@@ -16,7 +16,7 @@ from feddrm.runs import Run, train
 from feddrm.runs.run_membership import leave_run_router
 from photographs import photographs
 from refusal import refused
-from runs.conftest import SMALL, arrays
+from runs.conftest import QUICK_FIT, SMALL, arrays
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,7 @@ def federation() -> Federation:
 @pytest.fixture(scope="module")
 def fitted(federation: Federation, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "run"
-    train(federation, "feddrm", out=path, **SMALL).fit_router(federation)
+    train(federation, "feddrm", out=path, **SMALL).fit_router(federation, **QUICK_FIT)
     return path
 
 
@@ -78,7 +78,7 @@ def test_a_run_that_is_evaluated_with_views_says_so_and_can_be_measured_again(
 ) -> None:
     run = train(federation, "feddrm", out=tmp_path / "run", **SMALL, evaluation={"views": 4})
     assert run.config["evaluation"]["views"] == 4
-    run.fit_router()
+    run.fit_router(**QUICK_FIT)
     measured, last = run.evaluate(views=4), run.metrics()[-1]
     assert measured["average_accuracy"] == last["average_accuracy"]
     assert measured["system_accuracy"]["head_density"] == last["system_accuracy"]["head_density"]

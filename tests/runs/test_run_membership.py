@@ -20,7 +20,7 @@ from feddrm.router.solver.client_statistics import logits_at
 from feddrm.runs import Run, RunFolder, train
 from feddrm.runs.run_membership import TRAINED_CLIENTS, join_run_router, leave_run_router
 from refusal import refused
-from runs.conftest import SMALL
+from runs.conftest import QUICK_FIT, SMALL
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def fitted(digits: Federation, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     run = train(digits, "feddrm", out=tmp_path_factory.mktemp("runs") / "run", **SMALL)
-    run.fit_router(joint=True)
+    run.fit_router(joint=True, **QUICK_FIT)
     return run.folder
 
 

@@ -25,7 +25,7 @@ from feddrm.router.answer_calibration import AnswerCalibration
 from feddrm.runs import Run, run_router, train
 from feddrm.runs.run_router import saved_config
 from refusal import refused
-from runs.conftest import SMALL, crowd
+from runs.conftest import QUICK_FIT, SMALL, crowd
 
 pytestmark = pytest.mark.slow
 BY_TRAINING = {"vote", "head_density", "head_posterior"}
@@ -151,8 +151,8 @@ def test_what_is_too_large_is_left_out_and_the_other_figures_stay(
 ) -> None:
     full, copy = (shutil.copytree(fitted, tmp_path / name) for name in ("full", "copy"))
     run = Run.open(copy)
-    Run.open(full).fit_router(digits, features="embedding")  # one that sends some queries to a wrong client
-    run.fit_router(digits, features="embedding", part_bytes=1)
+    Run.open(full).fit_router(digits, features="embedding", **QUICK_FIT)  # some queries go astray
+    run.fit_router(digits, features="embedding", part_bytes=1, **QUICK_FIT)
     whole, summary = Run.open(full).summary, run.summary
     assert summary is not None
     assert whole is not None
@@ -190,11 +190,10 @@ def test_a_large_federation_has_shards_instead_of_folders(tmp_path: Path, monkey
     federation = crowd()
     quick: dict[str, Any] = {"features": "raw", "rounds": 3, "joint": False, "competence": False}
     folders = train(federation, "fedrep", out=tmp_path / "folders", **{**SMALL, "rounds": 1})
-    shards = Run.open(Path(shutil.copytree(folders.path, tmp_path / "shards")))
     with monkeypatch.context() as patch:
         patch.setattr(run_router, "CLIENTS", 1000)  # a folder per client, as older versions wrote
         folders.fit_router(federation, **quick)
-        shards.fit_router(federation, **quick)
+    shards = Run.open(Path(shutil.copytree(folders.path, tmp_path / "shards")))
     shards.fit_router(federation, **quick)  # again, now into shards: nothing of the earlier fit is left
     assert len(list(folders.folder.clients.rglob("*.json"))) == 2 * 103
     written = sorted(path.name for path in shards.folder.clients.rglob("*") if path.is_file())
@@ -213,7 +212,7 @@ def test_a_large_federation_has_shards_instead_of_folders(tmp_path: Path, monkey
 @pytest.mark.parametrize("method", ["local", "fedavg", "ditto"])
 def test_every_kind_of_method_can_be_given_a_router(method: str, digits: Federation, tmp_path: Path) -> None:
     run = train(digits, method, out=tmp_path / "run", **SMALL)
-    router = run.fit_router(digits, heads=method != "local")
+    router = run.fit_router(digits, heads=method != "local", **QUICK_FIT)
     summary = Run.open(run.path).summary
     assert summary is not None
     assert summary["client_accuracy"]["exact_density"]["mean"] > 0.8

@@ -67,7 +67,7 @@ def bench_serve(
         with _gateway(run) as (port, pid):
             workloads = _workloads(port, router, digits)
             embeddings = workloads["embedding, JSON"].requests
-            asyncio.run(run_load(port, embeddings, max(callers), 2.0))  # warm-up
+            asyncio.run(run_load(port, embeddings, max(callers), min(seconds, 2.0)))  # warm-up
             http: dict[str, Any] = {name: {} for name in workloads}
             for name, workload in workloads.items():
                 reference = bare["images_per_second" if "image" in name else "embeddings_per_second"][MANY]

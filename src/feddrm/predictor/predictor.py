@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from feddrm.data.query_views import QueryViews
+from feddrm.engine import CPU_QUERIES, largest_product
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.run_files import ClientFiles, RunFiles
 from feddrm.io.shards import find_client
@@ -35,6 +36,7 @@ from feddrm.router.private_head import ClientParts
 from feddrm.router.solver.client_statistics import logits_at
 from feddrm.router.solver.problem import Scaler
 from feddrm.tasks import CLASSIFICATION, Task, require_classes
+from feddrm.threads import without_onednn_if_small
 
 ANSWERS = ("trained", "refit")
 COPY_AGAIN = "copy the run again"
@@ -94,8 +96,13 @@ class Predictor:
         return cls(name, answer, class_names(run, number), router, head, named, router.views(views), fit, task)
 
     def __call__(self, queries: Sequence[tuple[str, NDArray[Any]]]) -> list[NDArray[np.float64]]:
-        """Probabilities [n, K] for every query; queries with the same kind of samples in one pass."""
-        return compute_in_groups(queries, self._probabilities)
+        """Probabilities [n, K] for every query; queries with the same kind of samples in one pass.
+
+        The kernels are those of training, so that a service and a call in Python answer with the same bits.
+        """
+        largest = 0 if self.head.net is None else largest_product(self.head.net, CPU_QUERIES)
+        with without_onednn_if_small(largest):
+            return compute_in_groups(queries, self._probabilities)
 
     def _probabilities(self, kind: str, x: NDArray[Any]) -> NDArray[np.float64]:
         rows = torch.from_numpy(x)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from feddrm.data import Federation, Pool
-from feddrm.engine import CPU_QUERIES, GPU_QUERIES, State, arithmetic
+from feddrm.engine import CPU_QUERIES, GPU_QUERIES, State, arithmetic, cpu_kernels
 from feddrm.evaluation import (
     AnswersBySample,
     Execution,
@@ -25,6 +26,16 @@ from feddrm.models import Net
 from feddrm.runs.config import Config
 
 CPU_LOGITS, GPU_LOGITS = 2**23, 2**29  # in memory at a time, of all models: 32 MiB and 2 GiB
+
+
+@contextmanager
+def training_kernels(config: Config, net: Net, threads: int = 1) -> Iterator[None]:
+    """Compute with the kernels and the precision of training: what is measured again then differs in no bit.
+
+    Unless more than one of the ``threads`` shares an operation.
+    """
+    with cpu_kernels(net, config.plan.batch_size, threads), arithmetic(config.precision, config.device).set():
+        yield
 
 
 def pooled_test_set(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from feddrm.data import Federation
-from feddrm.engine import arithmetic, load_state
+from feddrm.engine import load_state
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import answer_metrics, evaluate, own_answers
 from feddrm.io.staging import Snapshot, read_whole
@@ -14,10 +14,9 @@ from feddrm.router import FittedRouter, evaluate_router
 from feddrm.router.artifact import FIT, HEADS, MANIFEST, read_manifest
 from feddrm.router.fit.local_cohort import facts_of
 from feddrm.router.private_head import ClientParts
-from feddrm.runs.client_predictions import all_predictions, pooled_test_set
+from feddrm.runs.client_predictions import all_predictions, pooled_test_set, training_kernels
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.run_router import KINDS, load_run_federation, saved_config
-from feddrm.threads import intra_op_threads
 
 
 def evaluate_run(
@@ -43,7 +42,7 @@ def evaluate_run(
     state = load_state(folder.state_file, config.device)
     net = config.build_net(federation).requires_grad_(False)
     test = pooled_test_set(config, federation, state.round)
-    with intra_op_threads(1), arithmetic(config.precision, config.device).set():  # as in training
+    with training_kernels(config, net):
         predictions = all_predictions(config, net, state, test)
     figures = {"round": state.round, **evaluate(predictions, federation.weights, config.evaluation.ties)}
     if federation.task.classifies:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from feddrm.data import DEPLOYED, Federation, load
-from feddrm.engine import Plan, arithmetic, load_state
+from feddrm.engine import Plan, load_state
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import Predictions, Queries, predict
 from feddrm.io.shards import CLIENTS, shard_bytes
@@ -28,7 +28,7 @@ from feddrm.router.answer_calibration import AnswerCalibration
 from feddrm.router.artifact import FIT
 from feddrm.router.evaluate import evaluate_routed
 from feddrm.router.private_head import PrivateHead, client_slots
-from feddrm.runs.client_predictions import client_models, execution, pooled_test_set
+from feddrm.runs.client_predictions import client_models, execution, pooled_test_set, training_kernels
 from feddrm.runs.config import Config, resolve
 from feddrm.runs.folder import RunFolder
 
@@ -127,15 +127,16 @@ def _fit(
     models = client_models(config.method, state)
     views = federation.query_views.take(settings.views)
 
-    def predictions(queries: Queries, workers: int = 1) -> Predictions:
+    def predictions(queries: Queries, workers: int = 1, threads: int = 1) -> Predictions:
         # The precision of training holds for these predictions only: the fit's own products are not to be rounded.
-        with arithmetic(config.precision, config.device).set():
+        with training_kernels(config, net, threads):
             return predict(net, models, queries, execution=execution(config, workers))
 
     def published(x: Tensor) -> Tensor:
         """Log class probabilities of training samples by the trained models, in the precision of training."""
         unused = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-        return predictions(Queries(x, unused, unused, views)).logits.double().log_softmax(-1)
+        queries = Queries(x, unused, unused, views)
+        return predictions(queries, threads=torch.get_num_threads()).logits.double().log_softmax(-1)
 
     test = pooled_test_set(config, federation, state.round)
     fitted = fit_router(net, state.shared, federation, settings, published=published, test=test, on_step=on_step)
@@ -149,7 +150,7 @@ def _fit(
         """The logits of every test sample by one client's model."""
         asked = [(client, (routes == client).nonzero()[:, 0]) for client in routes.bincount().nonzero()[:, 0].tolist()]
         parts = [Queries(test.x[rows], test.labels[rows], test.origin[rows], test.views) for _, rows in asked]
-        with arithmetic(config.precision, config.device).set():
+        with training_kernels(config, net, torch.get_num_threads()):
             how = execution(config)
             logits = [
                 predict(net, [models[i]], part, execution=how).logits[0]

@@ -12,17 +12,17 @@ from typing import Any
 import torch
 
 from feddrm.data import Dataset, Federation, load
-from feddrm.engine import Plan, arithmetic, cpu_kernels, engine_for
+from feddrm.engine import Plan, arithmetic, engine_for
 from feddrm.engine.recipes import check_recipe
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import Method
 from feddrm.models import Model
+from feddrm.runs.client_predictions import training_kernels
 from feddrm.runs.config import Machine, resolve, training_settings
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.listeners import OnRound, progress_listener, require_tensorboard, tensorboard_listener
 from feddrm.runs.run import Run
 from feddrm.runs.training_session import TrainingSession
-from feddrm.threads import intra_op_threads
 
 log = logging.getLogger("feddrm.runs")
 
@@ -70,10 +70,8 @@ def train(  # noqa: PLR0913 (the public signature)
             state = folder.open(config, federation, used_before)
             if not folder.summary_file.exists():
                 with (
-                    intra_op_threads(1),
-                    arithmetic(config.precision, config.device).set(),
+                    training_kernels(config, session.net),
                     tensorboard_listener(folder.tensorboard, track) as record,
-                    cpu_kernels(session.net, config.plan.batch_size),
                 ):
                     session.train(state, [listen for listen in (on_round, show, record) if listen is not None])
             return replace(Run.open(out), federation=federation)

@@ -54,7 +54,7 @@ def test_the_server_continues_after_a_crash(
 def test_no_message_and_no_server_file_holds_private_leaves_or_samples(deployed: Make) -> None:
     """FedDRM keeps class heads private: no message and no file of the server has one. Nor do they have a sample."""
     routing = {"features": "raw", "path_rounds": 2, "rounds": 3, "heads": True, "joint": True}
-    deployment = deployed(routing=routing)
+    deployment = deployed(few=True, routing=routing)
     transport = DirectTransport(deployment.folder)
     deployment.server(transport).go()
     kinds = set()

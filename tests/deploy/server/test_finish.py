@@ -70,7 +70,7 @@ def test_the_server_gives_up_with_a_reason_and_continues_when_the_data_are_back(
 
 @pytest.mark.usefixtures("little_patience")
 def test_the_server_waits_for_a_site_that_is_away_longer_than_for_one_that_refuses(deployed: Make) -> None:
-    deployment = deployed(routing=QUICK_ROUTING)
+    deployment = deployed(few=True, routing=QUICK_ROUTING)
     away = range(5, 5 + 2 * PATIENCE)
     transport = DirectTransport(deployment.folder, away=lambda name, count: name == "lima" and count in away)
     deployment.server(transport).go()
@@ -83,7 +83,7 @@ def test_a_site_that_refuses_one_step_of_the_fit_again_and_again_stops_the_run(
     deployed: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if it answers the steps before."""
-    deployment = deployed(routing=QUICK_ROUTING)
+    deployment = deployed(few=True, routing=QUICK_ROUTING)
     lima = deployment.site("lima")
     answer = lima._fit
 
@@ -106,7 +106,7 @@ def test_refusals_that_the_fit_can_do_without_do_not_count(
 
     Round by round the fit goes on without the site as long as it can. In few messages it begins again at once.
     """
-    deployment = deployed(routing={"features": "raw", "path_rounds": 6, "rounds": 6, "few_messages": few})
+    deployment = deployed(few=True, routing={"features": "raw", "path_rounds": 6, "rounds": 6, "few_messages": few})
     lima = deployment.site("lima")
     answer, steps = lima._fit, list[str]()
 
@@ -127,7 +127,7 @@ def test_refusals_that_the_fit_can_do_without_do_not_count(
 
 
 def test_the_server_sleeps_while_all_sites_are_away_from_the_fit(deployed: Make) -> None:
-    deployment = deployed(routing=QUICK_ROUTING)
+    deployment = deployed(few=True, routing=QUICK_ROUTING)
     transport = DirectTransport(deployment.folder, away=lambda name, count: count in (8, 9))
     server, slept = deployment.server(transport), list[float]()
     server.waiting.sleep = slept.append
@@ -220,7 +220,7 @@ def test_a_run_with_a_site_that_sends_no_sums_ends_without_metrics_and_names_it(
 
 
 def test_a_server_that_crashed_after_the_fit_does_not_fit_again(deployed: Make) -> None:
-    deployment = deployed(routing={**QUICK_ROUTING, "rounds": 2})
+    deployment = deployed(few=True, routing={**QUICK_ROUTING, "rounds": 2})
     deployment.server().go()
     first = deployment.server().run.summary()
     (deployment.run / "summary.json").unlink()
@@ -233,7 +233,7 @@ def test_a_server_that_crashed_after_the_fit_does_not_fit_again(deployed: Make) 
 
 
 def test_a_server_that_was_killed_before_its_router_took_its_place_sends_all_of_it(deployed: Make) -> None:
-    deployment = deployed(routing={**QUICK_ROUTING, "rounds": 2})
+    deployment = deployed(few=True, routing={**QUICK_ROUTING, "rounds": 2})
     deployment.server().go()
     router = deployment.run / "router"
     (deployment.run / "summary.json").unlink()
@@ -250,7 +250,7 @@ def test_a_server_that_was_killed_before_its_router_took_its_place_sends_all_of_
 
 def test_without_a_removed_site_no_router_is_fitted_and_the_run_ends(deployed: Make) -> None:
     """The site goes in the midst of the fit."""
-    deployment = deployed(routing=QUICK_ROUTING)
+    deployment = deployed(few=True, routing=QUICK_ROUTING)
 
     class Removing(DirectTransport):
         def ask(self, *arguments: Any) -> dict[int, bytes]:
@@ -266,7 +266,7 @@ def test_without_a_removed_site_no_router_is_fitted_and_the_run_ends(deployed: M
 
 
 def test_a_removed_site_leaves_the_router_of_a_finished_run_by_the_named_command(deployed: Make) -> None:
-    deployment = deployed(routing=QUICK_ROUTING)
+    deployment = deployed(few=True, routing=QUICK_ROUTING)
     server = deployment.server()
     server.go()
     assert remove_site(deployment.folder / "server", "lima").router

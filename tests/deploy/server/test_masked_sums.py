@@ -45,7 +45,7 @@ def initial_state(deployment: Deployed) -> ServerState:
 
 def both_ways(deployed: Make, **settings: Any) -> tuple[Deployed, Deployed, DirectTransport]:
     """A run without secure aggregation and one with it, of the same sites, and the messages of the latter."""
-    plain = deployed({"dataset": "digits", "seed": 7, "shift": "none"}, **settings)
+    plain = deployed(few=True, **settings)
     plain.server().go()
     (plain.folder / "server" / "runs" / "first").rename(plain.folder / "server" / "runs" / "plain")
     masked = Deployed(plain.folder, plain.settings.__class__(**{**vars(plain.settings), "secure_aggregation": True}))

@@ -139,7 +139,7 @@ def ask_sites(deployment: Deployed, place: str) -> Ask:
 def test_messages_lose_nothing(deployed: Make) -> None:
     """With and without signatures, files and Flower's messages every number is the same."""
     routing = {"heads": True, "joint": True, "features": "raw", "path_rounds": 4, "rounds": 6}
-    deployment = deployed(DATA, routing=routing)
+    deployment = deployed(few=True, routing=routing)
     deployment.server().go()
     run = deployment.run
     server = deployment.server()
@@ -261,7 +261,7 @@ def test_competence_is_that_of_one_process_with_the_same_heads(deployed: Make) -
 
 def test_a_deployed_router_knows_its_sites_competence_where_all_agree(deployed: Make) -> None:
     """Weights of competence and heads are those of one process that fits as a deployed federation does."""
-    routing = {"heads": True, "joint": False, "path_rounds": 6, "rounds": 12, "competence": True}
+    routing = {"heads": True, "joint": False, "path_rounds": 2, "rounds": 5, "competence": True}
     deployment = agreed(deployed(DATA, routing=routing))
     transport = DirectTransport(deployment.folder)
     deployment.server(transport).go()
@@ -271,7 +271,7 @@ def test_a_deployed_router_knows_its_sites_competence_where_all_agree(deployed: 
     added = steps[len(steps) - steps[::-1].index("curves") :]
     assert added[-3:] == ["held_out_rows", "answer_rows", "judge_rows"]
     assert set(added[:-3]) == {"gradient"}
-    assert len(added) <= 12 + 3, "the probes of the folds that the heads left out, and three messages"
+    assert len(added) <= 5 + 3, "the probes of the folds that the heads left out, and three messages"
     here, federation = fitted_here(deployment, **{**routing, "features": "multiscale", "few_messages": True})
     assert chosen["router"]["recipe"] == "multiscale"
     assert chosen["competence"]["judged"] == here.chosen["competence"]["judged"] == sum(federation.sizes.tolist())
@@ -335,7 +335,7 @@ def test_heads_are_as_good_as_those_of_one_process(deployed: Make) -> None:
 def test_a_fit_starts_again_when_a_site_is_missing(deployed: Make) -> None:
     """At its first message and at a later one; the outcome is the same as without."""
     routing = {"features": "raw", "path_rounds": 2, "rounds": 3}
-    deployment = deployed(DATA, routing=routing)
+    deployment = deployed(few=True, routing=routing)
     # hello, two rounds; then lima misses the first message of the fit, and later one with scores
     transport = DirectTransport(deployment.folder, away=lambda name, count: name == "lima" and count in (4, 7))
     deployment.server(transport).go()

@@ -226,7 +226,7 @@ SUMS: dict[str, tuple[str, Twist, str]] = {
 
 @pytest.mark.slow
 def test_unusable_sums_make_the_fit_begin_again(deployed: Make) -> None:
-    deployment = deployed(routing=QUICK_ROUTING)
+    deployment = deployed(few=True, routing=QUICK_ROUTING)
     deployment.server().go()
     router = load_router(deployment.run / "router")
     for case, (step, twist, complaint) in SUMS.items():
@@ -242,7 +242,7 @@ def test_unusable_sums_make_the_fit_begin_again(deployed: Make) -> None:
 
 @pytest.mark.slow
 def test_a_gram_matrix_that_cannot_be_one_stops_the_run_with_the_sites_name(deployed: Make) -> None:
-    deployment = deployed(routing=QUICK_ROUTING)
+    deployment = deployed(few=True, routing=QUICK_ROUTING)
     twist = last_leaf(lambda v: -1 - v.abs())
     with refused("lima: moments with a negative count or square", "send them again"):
         deployment.server(TwistingTransport(deployment.folder, at="fold_moments", twist=twist)).go()

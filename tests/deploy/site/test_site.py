@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from deployment import NAMES, Deployed, DirectTransport, play_round
+from deployment import NAMES, QUICK_ROUTING, Deployed, DirectTransport, play_round
 from feddrm.deploy import cluster_status
 from feddrm.deploy.privacy import Privacy
 from feddrm.deploy.provision.certificates import new_key
@@ -151,7 +151,7 @@ def test_a_spent_budget_ends_a_sites_uploads_in_every_run(deployed: Make) -> Non
 def test_a_site_keeps_the_calibration_that_its_test_samples_give(deployed: Make) -> None:
     """Those of the trained model and of the refitted head; what it serves has them."""
     predictor = pytest.importorskip("feddrm.predictor.predictor", reason="pip install 'feddrm[serve]' to run this")
-    deployment = deployed(routing={"features": "raw", "path_rounds": 2, "rounds": 3, "heads": True, "joint": False})
+    deployment = deployed(few=True, routing={**QUICK_ROUTING, "rounds": 3, "heads": True})
     transport = DirectTransport(deployment.folder)
     server = deployment.server(transport)
     server.go()

@@ -47,7 +47,7 @@ def accuracy(deployment: Deployed, answer: str = "trained") -> float:
 @pytest.mark.parametrize("method", ["feddrm", "ditto", "fedpac"])
 def test_predictors_from_the_sites_folders_are_as_accurate_as_the_sites_measured(method: str, deployed: Make) -> None:
     heads = method == "feddrm"
-    deployment = deployed(training={"method": method, "rounds": 4}, routing={**ROUTING, "heads": heads})
+    deployment = deployed(few=True, training={"method": method, "rounds": 4}, routing={**ROUTING, "heads": heads})
     deployment.server().go()
     assert not deployment.complaints
     run = Run.open(deployment.run)
@@ -95,7 +95,7 @@ def test_an_unfinished_or_private_run_opens_as_a_run_too(deployed: Make) -> None
 
 @pytest.mark.slow
 def test_a_run_without_a_router_removes_the_old_router_from_the_sites(deployed: Make) -> None:
-    deployment = deployed(routing=ROUTING)
+    deployment = deployed(few=True, routing=ROUTING)
     deployment.server().go()
     other = replace(deployment, settings=replace(deployment.settings, run="second", router=False))
     assert accuracy(deployment) > 0

@@ -13,7 +13,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from feddrm._version import __version__
-from feddrm.engine.kernels import largest_product
 from feddrm.errors import FeddrmError
 from feddrm.predictor.predictor import Predictor
 from feddrm.router.answer_calibration import NO_SCORES
@@ -30,7 +29,6 @@ from feddrm.serve.settings import PredictorSettings
 from feddrm.serve.telemetry.trace_setup import open_tracer
 from feddrm.serve.telemetry.tracing import add_span
 from feddrm.tasks import require_classes
-from feddrm.threads import without_onednn_if_small
 
 
 def build_predictor(predictor: Predictor, settings: PredictorSettings) -> ASGIApp:
@@ -39,13 +37,11 @@ def build_predictor(predictor: Predictor, settings: PredictorSettings) -> ASGIAp
     access = Access(settings)
     router, classes = predictor.router, predictor.classes
     spec = InputSpec(router.shape, router.weight.shape[1], None, settings.max_rows, settings.max_pixels)
-    largest = 0 if predictor.head.net is None else largest_product(predictor.head.net, settings.max_batch_rows)
 
     def compute(queries: Sequence[tuple[str, Array]]) -> list[tuple[Array, int, int]]:
         """The probabilities of every query, and when the pass began and ended."""
         began = time_ns()
-        with without_onednn_if_small(largest):
-            answers = predictor(queries)
+        answers = predictor(queries)
         ended = time_ns()
         return [(answer, began, ended) for answer in answers]
 
