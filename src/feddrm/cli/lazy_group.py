@@ -32,7 +32,7 @@ class LazyGroup(typer.core.TyperGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         # Not commands.get: it would take a KeyError in a module that is imported for an unknown command.
-        return self.commands[cmd_name] if cmd_name in self.commands else None
+        return self.commands[cmd_name] if cmd_name in self.commands else None  # noqa: SIM401
 
 
 class _Commands(UserDict[str, Any]):

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from feddrm.data.summary import DatasetSummary
 from feddrm.errors import FeddrmError
 from feddrm.io import text
+from feddrm.io.dataset_summary import DatasetSummary
 from feddrm.io.run_files import CONFIG, EVALUATION, FACTS, METRICS, ROUTER_FOLDER, SUMMARY
 from feddrm.io.staging import Snapshot, read_whole
 from feddrm.report.accuracy_measures import (

@@ -10,7 +10,7 @@ from fastapi import FastAPI, Query, Request
 from PIL import Image
 from starlette.responses import Response
 
-from feddrm.data.summary import DatasetSummary
+from feddrm.io.dataset_summary import DatasetSummary
 from feddrm.io.page_files import SECURITY_POLICY, content_type, page_files
 from feddrm.serve.gateway import Gateway
 from feddrm.serve.http.authorise import authorise
@@ -99,7 +99,7 @@ def add_console_routes(app: FastAPI, gateway: Gateway, summary: DatasetSummary |
         await authorise(request, gateway.access, "admin")
         if gallery is None or client not in clients or not 0 <= number < gallery.shape[1]:
             raise ApiError(404, "no such sample")
-        pixels = gallery[list(clients).index(client), number].permute(1, 2, 0).numpy()
+        pixels = gallery[list(clients).index(client), number].transpose(1, 2, 0)
         png = io.BytesIO()
         Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(png, "PNG")
         return Response(png.getvalue(), media_type="image/png")

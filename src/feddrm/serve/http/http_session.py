@@ -8,7 +8,7 @@ import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPMessage, HTTPSConnection
 from urllib.parse import urlencode, urlsplit
 
 from feddrm.errors import FeddrmError
@@ -21,7 +21,7 @@ class HttpReply:
     """What a server answered."""
 
     status: int
-    headers: Mapping[str, str]
+    headers: HTTPMessage
     body: bytes
 
 
