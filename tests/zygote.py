@@ -16,7 +16,7 @@ import sklearn.datasets  # noqa: F401
 import typer.main
 
 import feddrm.cli.app
-import feddrm.paper
+import feddrm.paper.runner
 import feddrm.runs
 import feddrm.serve.app
 import feddrm.serve.server
