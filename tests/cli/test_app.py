@@ -22,11 +22,14 @@ import typer.main
 from cli.conftest import assert_one_line, call
 from commands import FEDDRM, fork, wait
 from feddrm.cli.app import app
-from feddrm.data import Dataset
+from feddrm.data import Dataset, load
 from feddrm.deploy.records.audit_trail import AUDIT, AuditTrail
 from feddrm.deploy.server.training import ServerState
 from feddrm.io.run_files import CHECKPOINT
+from run_folders import write_run
 from training_folder import training_folder
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -140,6 +143,8 @@ def test_commands_that_only_look_do_not_wait_for_torch(tmp_path: Path) -> None:
     AuditTrail(run / AUDIT).append("run started", {"run": "first"})
     ServerState(3, {"leaf": torch.ones(2)}, {}).save(run / CHECKPOINT)
     table.write_text("age,dose,ill\n40,1,yes\n50,2,no\n")
+    grids = [["--grid", name, "--results", str(ROOT / "results" / name)] for name in ("paper", "tuned")]
+    trained = write_run(tmp_path / "trained", load("digits", clients=3), metrics=True)
     commands = [
         ["deploy", "status", str(server.parent)],
         ["deploy", "status", str(server.parent / "sites" / "oslo")],
@@ -147,9 +152,23 @@ def test_commands_that_only_look_do_not_wait_for_torch(tmp_path: Path) -> None:
         ["deploy", "audit", str(server.parent)],
         ["data", "schema", str(table), "--label", "ill"],
         ["doctor", "--runs", str(tmp_path), "--data-dir", str(tmp_path)],
+        *(["paper", "list", "--device", "cpu", *grid] for grid in grids),
+        *(["paper", "table", "main", *grid] for grid in grids),
+        ["evaluate", str(trained)],
+        ["evaluate", str(trained), "--json"],
+        ["report", str(trained), "--all", "--out", str(tmp_path / "report")],
     ]
+    assert set(loaded_by(commands)) == {"numpy", "scipy", "matplotlib", "rich", "yaml"}
+    assert (tmp_path / "report" / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_a_query_loads_little(tmp_path: Path) -> None:
+    table = tmp_path / "visits.csv"
+    table.write_text("age,dose,ill\n40,1,yes\n50,2,no\n")
     with answering_gateway() as url:
-        assert "torch" not in loaded_by([*commands, ["query", url, str(table), "--ignore", "ill"]])
+        query = ["query", url, str(table), "--ignore", "ill"]
+        assert set(loaded_by([query])) == {"numpy", "rich"}  # numbers of the table, and the table of the answer
 
 
 class Gateway(BaseHTTPRequestHandler):

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from feddrm.data import Federation
-from feddrm.errors import FeddrmError
-from feddrm.io.text import read_config
 from feddrm.predictor.answers import Answers, answer_queries
 from feddrm.router import Router, load_router
 from feddrm.runs.folder import RunFolder
@@ -40,13 +38,7 @@ class Run:
     def open(cls, path: str | Path) -> Run:
         """Open the folder of a run that was trained before."""
         folder = RunFolder(path)
-        if not folder.config_file.exists():
-            raise FeddrmError(f"{path} is no run (it has no config.yaml): give a folder made by 'feddrm train'")
-        config = read_config(folder.config_file)
-        for part in ("data", "method", "model", "evaluation"):
-            if not isinstance(config.get(part, {}), dict):  # a deployed run has no settings of evaluation
-                raise FeddrmError(f"{folder.config_file} has no settings under '{part}': put it back as it was")
-        return cls(folder.path, config)
+        return cls(folder.path, folder.config())
 
     @property
     def folder(self) -> RunFolder:
