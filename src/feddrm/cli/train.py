@@ -190,7 +190,7 @@ def evaluate(
 
 def _print_views(run: Run, views: int, device: str | None, data_dir: str | None, json: bool) -> None:
     """Measure a run with one view and with several, and print both."""
-    from feddrm.report.run_record import read_scores
+    from feddrm.report.accuracy_measures import read_scores
     from feddrm.runs.run_router import load_run_federation
 
     federation = load_run_federation(run.folder, run.config, data_dir)

@@ -14,8 +14,7 @@ from feddrm.io.atomic import write_atomically
 from feddrm.io.text import broken, read_json
 from feddrm.paper.grid import Cell, Grid
 from feddrm.paper.source_version import commit, source_hash
-from feddrm.report.accuracy_measures import Measure, Score
-from feddrm.report.run_record import read_scores
+from feddrm.report.accuracy_measures import Measure, Score, read_scores
 
 if TYPE_CHECKING:
     from feddrm.runs import Run
