@@ -33,6 +33,7 @@ class Issuer:
         self.private: dict[str, tuple[str, Any]] = {}
         self.status, self.asked, self.url = 200, 0, ""
         self.body: bytes | None = None
+        self.address, self.about = "", b""  # itself, and what it says of itself
         self.add("one", "RS256")
 
     def add(self, kid: str, algorithm: str, bits: int = 2048) -> None:
@@ -61,12 +62,15 @@ class Issuer:
 
 @contextmanager
 def serving(issuer: Issuer) -> Iterator[Issuer]:
-    """Serve the issuer's JWKS on loopback."""
+    """Serve the issuer's JWKS, and where it is, on loopback."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            issuer.asked += 1
-            body = issuer.jwks() if issuer.body is None else issuer.body
+            if self.path == "/realm/.well-known/openid-configuration":
+                body = issuer.about
+            else:
+                issuer.asked += 1
+                body = issuer.jwks() if issuer.body is None else issuer.body
             self.send_response(issuer.status)
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Location", issuer.url)
@@ -77,7 +81,9 @@ def serving(issuer: Issuer) -> Iterator[Issuer]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    issuer.url = f"http://127.0.0.1:{server.server_address[1]}/jwks"
+    address = f"http://127.0.0.1:{server.server_address[1]}"
+    issuer.url, issuer.address = f"{address}/jwks", f"{address}/realm"
+    issuer.about = json.dumps({"issuer": issuer.address, "jwks_uri": issuer.url}).encode()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:

@@ -13,7 +13,7 @@ pytest.importorskip("jwt", reason="pip install 'feddrm[oidc]' to run this")
 from feddrm.serve.access import Access, AccessRefused, credentials
 from feddrm.serve.auth import add_key
 from feddrm.serve.settings import GatewaySettings, HttpSettings, make_settings
-from issuer import AUDIENCE, ISSUER, Issuer
+from issuer import AUDIENCE, ISSUER, Issuer, serving
 from refusal import refused
 
 
@@ -67,6 +67,15 @@ def test_a_token_without_the_scope_is_forbidden(issuer: Issuer, oidc: dict[str, 
             ask(access, scheme, token)
 
 
+def test_an_issuer_alone_is_enough() -> None:
+    with serving(Issuer()) as running:
+        access = Access(HttpSettings(oidc_issuer=running.address, oidc_audience=AUDIENCE))
+        asyncio.run(access.start())
+        assert ask(access, "bearer", running.token(iss=running.address)) == "oidc:ada"
+        with pytest.raises(AccessRefused, match="another issuer"):
+            ask(access, "bearer", running.token())
+
+
 def test_without_any_key_of_the_issuer_the_service_is_unavailable(issuer: Issuer) -> None:
     states: list[bool] = []
     settings = HttpSettings(oidc_issuer=ISSUER, oidc_audience=AUDIENCE, oidc_jwks="http://127.0.0.1:9/jwks")
@@ -86,9 +95,13 @@ def test_credentials_of_a_request() -> None:
 
 
 def test_bad_settings_are_errors(oidc: dict[str, Any]) -> None:
-    for missing in oidc:
-        with refused("--oidc-issuer, --oidc-audience and --oidc-jwks"):
+    for missing in ("oidc_issuer", "oidc_audience"):
+        with refused("both --oidc-issuer and --oidc-audience"):
             make_settings(GatewaySettings, **{**oidc, missing: None})
+    for url in ("http://login.example", "login.example", "https://", "http://[::1", "file:///etc"):
+        with refused("oidc_issuer", "--oidc-jwks"):  # it cannot be asked where its keys are
+            make_settings(GatewaySettings, oidc_issuer=url, oidc_audience=AUDIENCE)
+        assert make_settings(GatewaySettings, **{**oidc, "oidc_issuer": url}).protected
     for url in ("http://login.example/jwks", "ftp://127.0.0.1.example/jwks", "file:///etc/passwd"):
         with refused("https only"):
             make_settings(GatewaySettings, **{**oidc, "oidc_jwks": url})

@@ -39,7 +39,9 @@ GrpcPort = Annotated[
 KeysFile = Annotated[Path | None, typer.Option(help="API keys, made by 'feddrm serve-key'.")]
 OidcIssuer = Annotated[str | None, typer.Option(help="Accept bearer tokens of this OIDC issuer (its iss).")]
 OidcAudience = Annotated[str | None, typer.Option(help="The audience (aud) that tokens must have.")]
-OidcJwks = Annotated[str | None, typer.Option(help="The issuer's public keys: an https:// URL or a file.")]
+OidcJwks = Annotated[
+    str | None, typer.Option(help="Its public keys: an https:// URL or a file (default: it is asked).")
+]
 Open = Annotated[bool | None, typer.Option("--open", help="Serve other machines without keys.")]
 TlsCert = Annotated[Path | None, typer.Option(help="Certificate (PEM).")]
 TlsKey = Annotated[Path | None, typer.Option(help="Its private key (PEM).")]

@@ -23,7 +23,7 @@ class OidcSettings(BaseSettings):
 
     oidc_issuer: str | None = None
     oidc_audience: str | None = None
-    oidc_jwks: str | None = None  # a URL or a file
+    oidc_jwks: str | None = None  # a URL or a file; None: where the issuer says
     oidc_algorithms: str = "RS256,ES256"
     oidc_name_claim: str = "sub"
     oidc_scope_claim: str = "scope"  # also a path: realm_access.roles
@@ -39,14 +39,16 @@ class OidcSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _issuer(self) -> Self:
-        given = [self.oidc_issuer, self.oidc_audience, self.oidc_jwks]
-        if any(given) and not all(given):
-            raise ValueError("tokens need all of --oidc-issuer, --oidc-audience and --oidc-jwks: give all three")
+        if (self.oidc_issuer or self.oidc_audience or self.oidc_jwks) and not (self.oidc_issuer and self.oidc_audience):
+            raise ValueError("tokens need both --oidc-issuer and --oidc-audience: give both")
         for name in self.oidc_algorithm_names:
             if name not in ASYMMETRIC:
                 raise ValueError(f"oidc_algorithms: '{name[:32]}' is not allowed: give some of {', '.join(ASYMMETRIC)}")
-        jwks = urlsplit(self.oidc_jwks or "")
-        if "://" in (self.oidc_jwks or "") and jwks.scheme != "https" and not is_loopback(jwks.hostname or ""):
+        if self.oidc_jwks is None and self.oidc_issuer is not None and not is_safe_url(self.oidc_issuer):
+            raise ValueError(
+                "oidc_issuer: an issuer that is no https:// URL cannot say where its keys are: give --oidc-jwks"
+            )
+        if "://" in (self.oidc_jwks or "") and not is_safe_url(self.oidc_jwks or ""):
             raise ValueError("oidc_jwks: keys of an issuer are read by https only: give an https:// URL or a file")
         return self
 
@@ -175,3 +177,13 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def is_safe_url(text: str) -> bool:
+    """Whether nobody between can change what a URL answers: by https, or by http on this machine."""
+    try:
+        url = urlsplit(text)
+        host = url.hostname or ""
+        return bool(host) and (url.scheme == "https" or (url.scheme == "http" and is_loopback(host)))
+    except ValueError:
+        return False

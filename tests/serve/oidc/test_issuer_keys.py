@@ -139,6 +139,45 @@ def test_a_file_is_read_when_it_changes_and_a_broken_one_leaves_the_old_keys(tmp
         IssuerKeys(str(path), 300, 30)
 
 
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_an_issuer_says_where_its_keys_are(issuer: Issuer, clock: list[float], slash: str) -> None:
+    named = issuer.address + slash
+    issuer.about = json.dumps({"issuer": named, "jwks_uri": issuer.url}).encode()
+    keys = IssuerKeys(None, 300, 30, issuer=named)
+
+    async def go() -> None:
+        assert await found(keys, "one")
+        issuer.add("two", "ES256")
+        issuer.url = issuer.url.replace("/jwks", "/moved")
+        issuer.about = json.dumps({"issuer": named, "jwks_uri": issuer.url}).encode()
+        clock[0] += 31
+        assert await found(keys, "two")  # it is asked again each time: keys may move
+        assert issuer.asked == 2
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    ("about", "words"),
+    [
+        (b"[]", ["names no issuer and jwks_uri", "--oidc-jwks"]),
+        (b"<html>", ["names no issuer and jwks_uri", "--oidc-issuer"]),
+        (
+            b'{"issuer": "https://other.example", "jwks_uri": "https://other.example/jwks"}',
+            ["is of the issuer 'https://other.example'"],
+        ),
+        (b'{"issuer": "ITSELF", "jwks_uri": "http://far.example/jwks"}', ["far.example/jwks", "no https:// URL"]),
+        (b'{"issuer": "ITSELF", "jwks_uri": 7}', ["keys at '7'", "no https:// URL"]),
+        (b'{"issuer": "ITSELF", "jwks_uri": "file:///etc/passwd"}', ["no https:// URL"]),
+    ],
+)
+def test_an_issuer_that_says_something_else_is_refused(issuer: Issuer, about: bytes, words: list[str]) -> None:
+    issuer.about = about.replace(b"ITSELF", issuer.address.encode())
+    with refused("/realm/.well-known/openid-configuration", *words):
+        issuer_keys.discover(issuer.address)
+    assert issuer.asked == 0
+
+
 def test_only_public_keys_for_signatures_are_taken() -> None:
     issuer = Issuer()
     good = issuer.jwk("one")

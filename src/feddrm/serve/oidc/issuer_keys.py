@@ -1,4 +1,4 @@
-"""The public keys of an issuer of tokens (JWKS), from a URL or a file.
+"""The public keys of an issuer of tokens (JWKS), from a URL, a file, or where the issuer itself says they are.
 
 Keys that were read once stay until others are read: an issuer that is down locks nobody out.
 """
@@ -20,12 +20,15 @@ import orjson
 from feddrm.errors import FeddrmError
 from feddrm.io.connection_errors import explain
 from feddrm.serve.auth import file_state
+from feddrm.serve.settings import is_safe_url
 
 log = logging.getLogger("feddrm.serve")
 ALGORITHMS = {"RSA": ("RS", "PS"), "EC": ("ES",), "OKP": ("EdDSA",)}  # by type of key; no secret that is shared
 LONGEST = 2**20  # bytes of a JWKS
 TIMEOUT = 5.0
 REMEDY = "give a JWKS with public RSA, EC or OKP keys that have a kid"
+DISCOVERY = "/.well-known/openid-configuration"  # OpenID Connect Discovery 1.0
+UNDISCOVERED = "check --oidc-issuer, or give the keys' place by --oidc-jwks"
 
 
 class IssuerKey(NamedTuple):
@@ -40,25 +43,27 @@ class IssuerKeys:
 
     A URL is read again every ``refresh_seconds``, while requests go on with the keys that are there. For an unknown id
     it is read at once, but at most every ``retry_seconds``, because anybody can send one. A file is read when it has
-    changed.
+    changed. With ``issuer`` in the place of a URL or a file, the issuer is asked for the URL before every reading.
     """
 
     def __init__(
         self,
-        place: str,
+        place: str | None,
         refresh_seconds: float,
         retry_seconds: float,
         on_state: Callable[[bool], None] | None = None,
+        issuer: str = "",
     ) -> None:
-        self.place, self.refresh_seconds, self.retry_seconds = place, refresh_seconds, retry_seconds
-        self.is_url = "://" in place
+        self.place, self.refresh_seconds, self.retry_seconds = place or "", refresh_seconds, retry_seconds
+        self.issuer = issuer
+        self.is_url = place is None or "://" in place
         self.trouble = ""
         self._on_state = on_state or (lambda _: None)
         self._keys: dict[str, IssuerKey] = {}
         self._tried, self._due = float("-inf"), float("-inf")
         self._reading: asyncio.Task[None] | None = None
         if not self.is_url:  # a file that cannot be read is an error at start
-            self._file_state = file_state(Path(place))
+            self._file_state = file_state(Path(self.place))
             self._take(self._load())
 
     def __len__(self) -> int:
@@ -118,7 +123,10 @@ class IssuerKeys:
         self.trouble = str(error)
 
     def _load(self) -> dict[str, IssuerKey]:
-        return parse_keys(self._download() if self.is_url else self._read_file(), self.place)
+        if not self.is_url:
+            return parse_keys(self._read_file(), self.place)
+        place = self.place or discover(self.issuer)
+        return parse_keys(download(place, "check --oidc-jwks"), place)
 
     def _read_file(self) -> bytes:
         try:
@@ -126,19 +134,36 @@ class IssuerKeys:
         except OSError as error:
             raise FeddrmError(f"cannot read {self.place} ({error.strerror}): {REMEDY}") from error
 
-    def _download(self) -> bytes:
-        body = bytearray()
-        try:
-            with httpx.stream("GET", self.place, timeout=TIMEOUT) as response:
-                if response.status_code != 200:
-                    raise FeddrmError(f"{self.place} answers {response.status_code}: check --oidc-jwks")
-                for part in response.iter_bytes():
-                    body += part
-                    if len(body) > LONGEST:
-                        raise FeddrmError(f"{self.place} sends more than {LONGEST} bytes: {REMEDY}")
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            raise FeddrmError(f"cannot reach {self.place}: {explain(error, self.place)}") from error
-        return bytes(body)
+
+def discover(issuer: str) -> str:
+    """The URL of an issuer's keys, by its own account."""
+    place = issuer.rstrip("/") + DISCOVERY
+    try:
+        stated = orjson.loads(download(place, UNDISCOVERED))
+        named, keys = stated["issuer"], stated["jwks_uri"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise FeddrmError(f"{place} names no issuer and jwks_uri: {UNDISCOVERED}") from error
+    if named != issuer:  # otherwise one issuer could speak for another
+        raise FeddrmError(f"{place} is of the issuer '{str(named)[:200]}', not of '{issuer}': {UNDISCOVERED}")
+    if not isinstance(keys, str) or not is_safe_url(keys):
+        raise FeddrmError(f"{place} names keys at '{str(keys)[:200]}', which is no https:// URL: {UNDISCOVERED}")
+    return keys
+
+
+def download(place: str, remedy: str) -> bytes:
+    """What a URL answers; redirects are not followed."""
+    body = bytearray()
+    try:
+        with httpx.stream("GET", place, timeout=TIMEOUT) as response:
+            if response.status_code != 200:
+                raise FeddrmError(f"{place} answers {response.status_code}: {remedy}")
+            for part in response.iter_bytes():
+                body += part
+                if len(body) > LONGEST:
+                    raise FeddrmError(f"{place} sends more than {LONGEST} bytes: {remedy}")
+    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        raise FeddrmError(f"cannot reach {place}: {explain(error, place)}") from error
+    return bytes(body)
 
 
 def parse_keys(content: bytes, place: str) -> dict[str, IssuerKey]:

@@ -30,10 +30,16 @@ class TokenVerifier:
     """Turns tokens of one issuer into callers."""
 
     def __init__(self, settings: OidcSettings, on_state: Callable[[bool], None] | None = None) -> None:
-        assert settings.oidc_jwks is not None
+        assert settings.oidc_issuer is not None
         self.settings = settings
         self.algorithms = tuple(settings.oidc_algorithm_names)
-        self.keys = IssuerKeys(settings.oidc_jwks, settings.oidc_refresh_seconds, settings.oidc_retry_seconds, on_state)
+        self.keys = IssuerKeys(
+            settings.oidc_jwks,
+            settings.oidc_refresh_seconds,
+            settings.oidc_retry_seconds,
+            on_state,
+            settings.oidc_issuer,
+        )
         further = {name.strip() for name in settings.oidc_required_claims.split(",")} - {""}
         self.required = sorted({"exp", "iss", "aud", settings.oidc_name_claim} | further)
 
