@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 
 from feddrm.data import Federation
-from feddrm.data.summary import DatasetSummary
+from feddrm.data.summary import dataset_summary
 
 RULES = ("head_density", "head_posterior")
 
@@ -127,5 +127,5 @@ def write_run(
         counts = np.eye(len(federation.classes), dtype=int) * 7 + 1
         evaluation["class_confusion"] = {"own": counts.tolist(), "system": counts.T.tolist()}
     (folder / "evaluation.json").write_text(json.dumps(evaluation))
-    DatasetSummary.of(federation).write(folder)
+    dataset_summary(federation).write(folder)
     return folder

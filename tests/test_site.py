@@ -19,6 +19,7 @@ import pytest
 import feddrm
 from browsing import browser, needs_browser, wait, webdriver
 from documentation import ROOT
+from feddrm.io.page_files import ICON
 
 assert browser, "the fixture of this module"
 from selenium.webdriver.common.by import By  # noqa: E402
@@ -79,6 +80,11 @@ def test_no_page_and_no_style_asks_another_host(site: Path) -> None:
     assert len(places) > 100
     assert [place for place in sorted(places) if FOREIGN.match(place[1])] == []
     assert not [page.name for page in pages if 'class="mermaid"' in page.read_text()]  # its script comes from elsewhere
+
+
+def test_pages_have_the_icon_of_the_project(site: Path) -> None:
+    assert (site / "icon.svg").read_bytes() == ICON.read_bytes()
+    assert '<link rel="icon" href="icon.svg">' in (site / "index.html").read_text()
 
 
 def test_a_foreign_script_style_or_font_would_be_found(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import sklearn.datasets  # noqa: F401
 import typer.main
 
 import feddrm.cli.app
-import feddrm.paper
+import feddrm.paper.runner
 import feddrm.runs
 import feddrm.serve.app
 import feddrm.serve.server
@@ -53,7 +53,7 @@ def exit_code(pid: int) -> int | None:
 
 if __name__ == "__main__":
     typer.main.get_command = functools.cache(typer.main.get_command)
-    typer.main.get_command(feddrm.cli.app.app)
+    dict(typer.main.get_command(feddrm.cli.app.app).commands)  # type: ignore[attr-defined]  # builds all of them
     gc.collect()
     gc.freeze()  # or every child would collect all these objects at its end, which takes a second
     for line in sys.stdin:

@@ -14,6 +14,7 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 from cli_page import command_reference
+from feddrm.io.page_files import ICON
 from http_page import documents, http_reference
 from linked_files import DOCS, INDEX, ROOT, folder_page, outside, place, rewritten
 from notebook_page import page_of
@@ -50,6 +51,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         add(place(notebook), rewritten(text, notebook) + f"\n[This page as a notebook]({notebook.name})\n")
         for name, picture in pictures.items():
             add(f"notebooks/{name}", picture)
+    add(ICON.name, ICON.read_bytes(), InclusionLevel.NOT_IN_NAV)
     for name, document in documents().items():
         add(f"reference/{name}.json", json.dumps(document, indent=2))
     named = {uri for entry in config.nav or [] for entries in entry.values() for uri in entries if isinstance(uri, str)}

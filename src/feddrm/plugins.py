@@ -13,12 +13,14 @@ import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from feddrm.errors import FeddrmError
+
+if TYPE_CHECKING:
+    from importlib import metadata
 
 VARIABLE = "FEDDRM_PLUGINS"  # paths of plugin files, separated as in PATH
 GROUP = "feddrm.plugins"  # the entry points of installed packages
@@ -73,6 +75,8 @@ def load_plugin(path: str | Path) -> None:
 @cache
 def load_configured() -> tuple[str, ...]:
     """Load the files of FEDDRM_PLUGINS and all installed plugin packages, once; one line per broken package."""
+    from importlib import metadata
+
     for path in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
         load_plugin(path)
     broken = []

@@ -7,9 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -21,6 +18,9 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int | None, str, bool], 
     Standard output stays free for JSON.
     """
     if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True)) as bar:
             task = bar.add_task(title, total=None, note="")

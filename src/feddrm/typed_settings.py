@@ -9,8 +9,6 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-import yaml
-
 from feddrm.errors import SettingError
 
 # The words of YAML 1.1 for true, false and null. A text field keeps them as text.
@@ -80,6 +78,8 @@ def _str(value: Any) -> str:
 def _list(value: Any, item_hints: tuple[Any, ...]) -> list[Any] | tuple[Any, ...]:
     """Convert every item. Text in brackets is a YAML list, and any other single value is a list of one item."""
     if isinstance(value, str) and value.startswith("["):
+        import yaml
+
         try:
             value = yaml.load(value, Loader=yaml.BaseLoader)  # every item as text
         except yaml.YAMLError as error:

@@ -22,26 +22,14 @@ import typer.main
 from cli.conftest import assert_one_line, call
 from commands import FEDDRM, fork, wait
 from feddrm.cli.app import app
-from feddrm.data import Dataset
+from feddrm.data import Dataset, load
 from feddrm.deploy.records.audit_trail import AUDIT, AuditTrail
 from feddrm.deploy.server.training import ServerState
 from feddrm.io.run_files import CHECKPOINT
-from feddrm.methods import Method
-from feddrm.models import Model
+from run_folders import write_run
 from training_folder import training_folder
 
-
-def test_listings_name_every_dataset_model_and_method(capsys: pytest.CaptureFixture[str]) -> None:
-    for verb, family in (
-        ("datasets", Dataset.family),
-        ("models", Model.family),
-        ("methods", Method.family),
-    ):
-        code, out, err = call(capsys, verb)
-        assert (code, err) == (0, "")
-        assert all(re.search(rf"^ *{name} ", out, re.MULTILINE) for name in family)
-        code, out, _ = call(capsys, verb, "--json")
-        assert json.loads(out) == {name: member.summary() for name, member in family.items()}
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -100,31 +88,36 @@ def test_help_prints_the_example(words: list[str], capsys: pytest.CaptureFixture
     assert "\\" not in out
 
 
-# Calls commands one after the other in a new interpreter, and prints those after which a slow package is loaded.
-LOADED = """
+# Calls commands one after the other in a new interpreter where torch cannot be imported. Prints the slow
+# packages that are loaded at the end, each with the first command after which it was.
+WITHOUT_TORCH = """
 import json, sys
+sys.modules["torch"] = None
 from feddrm.cli.app import main
+commands, slow = map(json.loads, sys.argv[1:])
 loaded = {}
-for words in json.loads(sys.argv[1]):
+for words in commands:
     sys.argv = ["feddrm", *words]
     try:
         main()
     except SystemExit as end:
         assert not end.code, (words, end.code)
-    for name in ("torch", "scipy", "matplotlib", "flwr"):
+    for name in slow:
         if name in sys.modules:
             loaded.setdefault(name, " ".join(words))
 print()
-print(json.dumps([loaded, "numpy" in sys.modules]))
+print(json.dumps(loaded))
 """
+SLOW = ("numpy", "scipy", "matplotlib", "flwr", "httpx", "pydantic", "rich", "yaml")
 
 
-def loaded_by(commands: list[list[str]]) -> tuple[dict[str, str], bool]:
-    run = subprocess.run(
-        [sys.executable, "-c", LOADED, json.dumps(commands)], capture_output=True, text=True, check=True
-    )
-    loaded, with_numpy = json.loads(run.stdout.splitlines()[-1])
-    return loaded, with_numpy
+def loaded_by(commands: list[list[str]]) -> dict[str, str]:
+    """The slow packages that commands load, none of which may be torch."""
+    words = [WITHOUT_TORCH, json.dumps(commands), json.dumps(SLOW)]
+    run = subprocess.run([sys.executable, "-c", *words], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    loaded: dict[str, str] = json.loads(run.stdout.splitlines()[-1])
+    return loaded
 
 
 def command_tree(command: click.Command, words: tuple[str, ...] = ()) -> Iterator[list[str]]:
@@ -135,12 +128,12 @@ def command_tree(command: click.Command, words: tuple[str, ...] = ()) -> Iterato
 
 
 @pytest.mark.slow
-def test_no_help_and_no_listing_waits_for_torch_or_numpy() -> None:
+def test_no_help_and_no_listing_waits_for_a_large_package() -> None:
     tree = list(command_tree(typer.main.get_command(app)))
     assert len(tree) > 50
     assert ["deploy", "status"] in tree
-    listings = [["methods"], ["models", "--json"], ["datasets"]]
-    assert loaded_by([*([*words, "--help"] for words in tree), *listings]) == ({}, False)
+    assert loaded_by([[*words, "--help"] for words in tree]) == {}
+    assert loaded_by([["methods"], ["models", "--json"], ["datasets"]]) == {"rich": "methods"}
 
 
 @pytest.mark.slow
@@ -150,6 +143,8 @@ def test_commands_that_only_look_do_not_wait_for_torch(tmp_path: Path) -> None:
     AuditTrail(run / AUDIT).append("run started", {"run": "first"})
     ServerState(3, {"leaf": torch.ones(2)}, {}).save(run / CHECKPOINT)
     table.write_text("age,dose,ill\n40,1,yes\n50,2,no\n")
+    grids = [["--grid", name, "--results", str(ROOT / "results" / name)] for name in ("paper", "tuned")]
+    trained = write_run(tmp_path / "trained", load("digits", clients=3), metrics=True)
     commands = [
         ["deploy", "status", str(server.parent)],
         ["deploy", "status", str(server.parent / "sites" / "oslo")],
@@ -157,9 +152,23 @@ def test_commands_that_only_look_do_not_wait_for_torch(tmp_path: Path) -> None:
         ["deploy", "audit", str(server.parent)],
         ["data", "schema", str(table), "--label", "ill"],
         ["doctor", "--runs", str(tmp_path), "--data-dir", str(tmp_path)],
+        *(["paper", "list", "--device", "cpu", *grid] for grid in grids),
+        *(["paper", "table", "main", *grid] for grid in grids),
+        ["evaluate", str(trained)],
+        ["evaluate", str(trained), "--json"],
+        ["report", str(trained), "--all", "--out", str(tmp_path / "report")],
     ]
+    assert set(loaded_by(commands)) == {"numpy", "scipy", "matplotlib", "rich", "yaml"}
+    assert (tmp_path / "report" / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_a_query_loads_little(tmp_path: Path) -> None:
+    table = tmp_path / "visits.csv"
+    table.write_text("age,dose,ill\n40,1,yes\n50,2,no\n")
     with answering_gateway() as url:
-        assert loaded_by([*commands, ["query", url, str(table), "--ignore", "ill"]]) == ({}, True)
+        query = ["query", url, str(table), "--ignore", "ill"]
+        assert set(loaded_by([query])) == {"numpy", "rich"}  # numbers of the table, and the table of the answer
 
 
 class Gateway(BaseHTTPRequestHandler):

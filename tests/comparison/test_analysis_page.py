@@ -28,7 +28,7 @@ def test_the_page_is_one_file_with_everything() -> None:
     assert page.count("<svg") == 3
     assert "<a>" not in page
     assert "&lt;a&gt;" in page
-    assert not re.search(r'(src|href)="(?!#)', page)
+    assert not re.search(r'(src|href)="(?!#|data:)', page)
     assert "<script" not in page
     assert "Density Ratio Model Results" in page
 

@@ -18,8 +18,11 @@ Make = Callable[..., Deployed]
 
 def test_a_run_needs_a_server(deployed: Make) -> None:
     folder = deployed().folder
-    with refused("no server runs in", "feddrm deploy up"):
+    with refused(f"no server runs in {folder / 'server'}: start it with 'feddrm deploy up {folder}'"):
         local_cluster.run(folder, lambda status: None)
+    with refused(f"start it with {folder / 'server' / 'start.sh'}"):
+        local_cluster.run(folder / "server", lambda status: None)
+    assert (folder / "server" / "start.sh").exists()
     assert not cluster_status.status(folder)["wanted"]
 
 

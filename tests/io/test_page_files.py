@@ -37,7 +37,7 @@ def test_the_terms_of_tooltips_mean_what_the_glossary_says() -> None:
 def test_a_page_has_the_shared_files_and_its_own(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("<!doctype html>")
     (tmp_path / ".index.html.swp").write_text("not a page's file")
-    assert sorted(page_files(tmp_path)) == ["console.css", "index.html", "parts.js", "terms.json"]
+    assert sorted(page_files(tmp_path)) == ["console.css", "icon.svg", "index.html", "parts.js", "terms.json"]
     assert [content_type(name) for name in ("a.html", "a.css", "a.js")] == ["text/html", "text/css", "text/javascript"]
 
 
@@ -45,6 +45,10 @@ def test_the_pages_load_nothing_from_elsewhere() -> None:
     for package in (feddrm.deploy.watch, feddrm.serve.console):
         files = page_files(Path(package.__path__[0]) / "static")
         assert len(files) > 3
+        icon = re.search(rb'<link rel="icon" href="(?:console/)?([^"]+)">', files["index.html"])
+        assert icon is not None
+        assert content_type(icon[1].decode()) == "image/svg+xml"
+        assert icon[1].decode() in files
         for name, content in files.items():
             assert not re.search(rb"(src|href|url)\s*[=(]\s*['\"]?(\w+:)?//", content), name
             assert not re.search(rb"fetch\(\s*['\"`](\w+:)?//", content), name

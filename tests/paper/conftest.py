@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from feddrm.paper import Cell, CellRecord, Grid, read_records
+from feddrm.paper.cell_records import CellRecord, read_records
+from feddrm.paper.grid import Cell, Grid
 
 Make = Callable[..., CellRecord]
 

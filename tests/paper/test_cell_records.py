@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from feddrm.paper import CellRecord, Grid, read_records
-from feddrm.paper.cell_records import record_bytes
+from feddrm.paper.cell_records import CellRecord, read_records, record_bytes
+from feddrm.paper.grid import Grid
 from refusal import refused
 
 Make = Callable[..., CellRecord]

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from feddrm.paper import Cell, Grid, Runner, read_records, read_searches, with_choices
+from feddrm.paper.cell_records import read_records
+from feddrm.paper.cell_search import read_searches, with_choices
+from feddrm.paper.grid import Cell, Grid
+from feddrm.paper.runner import Runner
 from feddrm.runs import Run
 from feddrm.search.halving import plan_halving
 from refusal import refused

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from feddrm.paper import CellRecord, Grid, read_records, results_page
+from feddrm.paper.cell_records import CellRecord, read_records
 from feddrm.paper.claims import Verdict, comparisons, verdicts
+from feddrm.paper.grid import Grid
+from feddrm.paper.results_page import results_page
 
 Make = Callable[..., CellRecord]
 DRM, FT, DITTO = (f"cifar10-dir0.3_{name}_seed2025" for name in ("feddrm-lam0.9", "fedavgft-tune100", "ditto"))

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from feddrm.paper import CellRecord, Grid
+from feddrm.paper.cell_records import CellRecord
 from feddrm.paper.estimate import estimate
+from feddrm.paper.grid import Grid
 
 Make = Callable[..., CellRecord]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import yaml
 from feddrm.data.partition import partition
 from feddrm.data.shift import ColourShift, colour_shifts
 from feddrm.methods import Stage
-from feddrm.paper import Grid
+from feddrm.paper.grid import GRIDS, Grid
 from feddrm.paper.paper_tables import published, table_names, tables
 from feddrm.runs import Evaluation
 from refusal import refused
@@ -59,6 +60,24 @@ def test_how_many_cells_every_step_has(paper: Grid) -> None:
         "feddrm": 6, "baselines": 24, "more-baselines": 36, "lambda": 5, "covariate": 2, "sharing": 4, "alpha": 22,
         "clients": 12, "seeds": 24, "retina": 11, "fedavg": 6, "fedala-learned": 6,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_a_bundled_grid_leaves_no_setting_to_a_default(name: str) -> None:
+    """So its results are compared with the protocol without the classes, which would load torch."""
+    grid = Grid.read(name)
+    grid = replace(grid, chosen={grid.cells[0].pair: {"lr": 0.3}})
+    for cell in grid.cells:
+        spelled_out, resolved = (json.dumps(p, sort_keys=True) for p in (cell.protocol(), cell.resolved_protocol()))
+        assert spelled_out == resolved, cell.id
+        assert cell.rounds == cell.plan.rounds
+
+
+def test_a_grid_of_ones_own_may_leave_settings_out(paper: Grid) -> None:
+    content = json.loads(json.dumps(paper.content)) | {"name": "mine"}
+    del content["settings"][MAIN[0]]["model"]["branch"]
+    cell = next(cell for cell in Grid(content).cells if cell.setting == MAIN[0])
+    assert cell.protocol()["model"] == {"name": "resnet18", "branch": 256}
 
 
 def test_every_cell_follows_the_protocol(paper: Grid) -> None:

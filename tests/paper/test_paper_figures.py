@@ -7,7 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feddrm.paper import CellRecord, Grid, figure, paper_figures, read_records
+from feddrm.paper import paper_figures
+from feddrm.paper.cell_records import CellRecord, read_records
+from feddrm.paper.grid import Grid
+from feddrm.paper.paper_figures import figure
 from refusal import refused
 
 Make = Callable[..., CellRecord]

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from feddrm.paper import CellRecord, Grid, read_records, render, tables
+from feddrm.paper.cell_records import CellRecord, read_records
+from feddrm.paper.grid import Grid
+from feddrm.paper.paper_tables import render, tables
 from refusal import refused
 
 Make = Callable[..., CellRecord]

@@ -13,9 +13,10 @@ import pytest
 import yaml
 from scipy import stats
 
-from feddrm.paper import CellRecord, Grid, read_records, tables
+from feddrm.paper.cell_records import CellRecord, read_records
 from feddrm.paper.cell_search import with_choices
-from feddrm.paper.paper_tables import signed
+from feddrm.paper.grid import Grid
+from feddrm.paper.paper_tables import signed, tables
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = ("cifar10-dir0.3", "cifar10-spc5", "cifar20-dir0.3", "cifar20-spc25", "cifar100-dir0.3", "cifar100-spc25")

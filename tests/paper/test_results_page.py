@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from feddrm.paper import FIGURES, CellRecord, Grid, read_notes, read_records, results_page, tuned_section
-from feddrm.paper.results_page import SeedSpread, seed_spreads
+from feddrm.paper.cell_records import CellRecord, read_records
+from feddrm.paper.grid import Grid
+from feddrm.paper.paper_figures import FIGURES
+from feddrm.paper.results_page import SeedSpread, read_notes, results_page, seed_spreads
+from feddrm.paper.tuned_section import tuned_section
 from refusal import refused
 
 Make = Callable[..., CellRecord]

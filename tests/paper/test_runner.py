@@ -16,8 +16,11 @@ import yaml
 from PIL import Image
 
 from feddrm.errors import FeddrmError
-from feddrm.paper import Cell, CellRecord, Grid, Runner, read_budget, read_records, runner
+from feddrm.paper import runner
+from feddrm.paper.cell_records import CellRecord, read_records
 from feddrm.paper.estimate import cost
+from feddrm.paper.grid import Cell, Grid
+from feddrm.paper.runner import Runner, read_budget
 from feddrm.runs import Run, RunFolder, hardware
 from refusal import refused
 

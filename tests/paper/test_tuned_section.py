@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from feddrm.paper import CellRecord, Grid, tuned_section
+from feddrm.paper.cell_records import CellRecord
+from feddrm.paper.grid import Grid
+from feddrm.paper.tuned_section import tuned_section
 
 Make = Callable[..., CellRecord]
 

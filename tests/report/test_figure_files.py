@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from feddrm.data import Federation, load
+from feddrm.data.summary import dataset_summary
 from feddrm.errors import FeddrmError
 from feddrm.report.federation_figures import federation_figure
 from feddrm.report.figure_files import check_figure_path, save_figure
@@ -19,7 +20,7 @@ from feddrm.report.figure_files import check_figure_path, save_figure
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 def test_a_file_is_written_in_every_format(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"x.{suffix}"
-    save_figure(federation_figure(load("digits")), path)
+    save_figure(federation_figure(dataset_summary(load("digits"))), path)
     assert path.stat().st_size > 5000
     assert list(tmp_path.iterdir()) == [path]
     if suffix == "png":
@@ -34,7 +35,7 @@ def test_paths_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
         check_figure_path(tmp_path / "none" / "x.png")
     (tmp_path / "x.png").mkdir()
     with pytest.raises(FeddrmError, match=r"cannot write .*x.png"):
-        save_figure(federation_figure(load("digits")), tmp_path / "x.png")
+        save_figure(federation_figure(dataset_summary(load("digits"))), tmp_path / "x.png")
     assert [p.name for p in tmp_path.iterdir()] == ["x.png"]
 
 
@@ -42,7 +43,7 @@ def test_letters_without_a_font_give_one_line_of_warning(tmp_path: Path, capsys:
     rng = np.random.default_rng(0)
     linear_a = "\U00010600"  # Linear A
     clients = {n: (rng.normal(size=(12, 4)), np.arange(12) % 3) for n in ("Больница", f"x{linear_a}")}
-    figure = federation_figure(Federation.from_arrays(clients))
+    figure = federation_figure(dataset_summary(Federation.from_arrays(clients)))
     save_figure(figure, tmp_path / "x.png")
     message = capsys.readouterr().err
     assert message.count("\n") == 1
@@ -58,7 +59,7 @@ def test_a_read_only_disk_is_reported_in_one_line(tmp_path: Path, monkeypatch: p
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    figure = federation_figure(load("digits"))
+    figure = federation_figure(dataset_summary(load("digits")))
     monkeypatch.setattr(Path, "write_bytes", refuse)
     monkeypatch.setattr(Path, "unlink", refuse)
     with pytest.raises(FeddrmError, match=r"cannot write .*x.png \(Read-only file system\)"):

@@ -13,6 +13,7 @@ import pytest
 
 from feddrm.data import Federation
 from feddrm.errors import FeddrmError, SettingError
+from feddrm.io.page_files import icon_url
 from feddrm.report.accuracy_measures import Measure
 from feddrm.report.client_views.client_overview import edges
 from feddrm.report.report_page import write_report
@@ -74,12 +75,14 @@ def read_page(path: Path, scripts: int = 0) -> Page:
     """A page with nothing fetched, nothing executed but its own scripts, and words for every picture."""
     page = Page(path.read_text(encoding="utf-8"))
     names = [tag for tag, _ in page.tags]
-    assert not {"link", "iframe", "object", "embed", "base"} & set(names)
+    assert not {"iframe", "object", "embed", "base"} & set(names)
+    assert [attrs for tag, attrs in page.tags if tag == "link"] == [{"rel": "icon", "href": icon_url()}]
     assert names.count("script") == scripts
     ids = page.attributes("id")
     assert len(ids) == len(set(ids))
     for target in page.attributes("href") + page.attributes("src"):
-        assert target.startswith("data:image/png;base64,") or target.removeprefix("#") in ids
+        inside = target.startswith("data:image/png;base64,") or target == icon_url()
+        assert inside or target.removeprefix("#") in ids
     assert not any(key.startswith("on") for _, attrs in page.tags for key in attrs)
     style = "".join(page.attributes("style"))
     assert "url(http" not in style

@@ -10,7 +10,7 @@ import pytest
 
 from feddrm.errors import FeddrmError
 from feddrm.report.accuracy_measures import Measure, Score
-from feddrm.report.run_record import RunRecord, read_scores
+from feddrm.report.run_record import RunRecord
 
 MakeRun = Callable[..., Path]
 
@@ -68,28 +68,6 @@ def test_a_torn_last_line_is_ignored_and_a_repeated_round_counts_once(make_run: 
     assert [p.round for p in record.points] == [5, 10, 15, 20, 25, 30]
     assert record.points[-1].loss == 9.5
     assert dict(record.scores) == {Measure("average"): Score(0.25)}
-
-
-def test_absent_null_and_diverged_values_are_left_out() -> None:
-    entry = {
-        "average_accuracy": 0.5,
-        "oracle_accuracy": None,
-        "global_accuracy": float("nan"),
-        "client_accuracy": None,
-        "system_accuracy": {"vote": None, "brand_new": {"mean": 0.25, "std": 0.125}},
-    }
-    assert read_scores(entry, Path("x")) == {
-        Measure("average"): Score(0.5),
-        Measure("system", "brand_new"): Score(0.25, 0.125),
-    }
-
-
-def test_the_global_model_is_shown_once() -> None:
-    both = {"global_accuracy": 0.5, "system_accuracy": {"global": 0.5}}
-    assert read_scores(both, Path("x")) == {Measure("global"): Score(0.5)}
-    assert read_scores({"system_accuracy": {"global": 0.5}}, Path("x")) == {Measure("global"): Score(0.5)}
-    apart = read_scores({"global_accuracy": 0.5, "system_accuracy": {"global": 0.75}}, Path("x"))
-    assert apart == {Measure("global"): Score(0.5), Measure("system", "global"): Score(0.75)}
 
 
 def test_old_and_new_names_of_per_client_values_are_read(make_run: MakeRun) -> None:

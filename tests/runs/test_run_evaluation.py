@@ -137,3 +137,25 @@ def test_a_router_fitted_on_views_is_measured_with_them(federation: Federation, 
         assert run.summary["system_accuracy"][rule]["mean"] == pytest.approx(measured[rule])
     with refused("crops=2, views=4: views take the place of crops: give one of them"):
         run.fit_router(crops=2, views=4)
+
+
+def test_a_client_answers_before_a_router_is_fitted_as_it_does_after(federation: Federation, tmp_path: Path) -> None:
+    run = train(federation, "feddrm", out=tmp_path / "run", **SMALL)
+    x = torch.cat([client.test.x for client in federation.clients])
+    before = {name: run.predict(x, client=name, views=VIEWS) for name in federation.names}
+    with refused("has no router, which consult and answer need", "feddrm fit-router"):
+        run.predict(x, client=federation.names[0], consult=2, answer="refit")
+    with refused("unknown client 'rio'"):
+        run.predict(x, client="rio")
+    with refused("or give the federation"):
+        Run.open(run.path).predict(x, client=federation.names[0])
+    run.fit_router(features="embedding", heads=False)
+    for name, found in before.items():
+        after = run.predict(x, client=name, views=VIEWS)
+        temperature = Predictor.load(run.path / "clients" / name).head.calibration.temperature
+        assert temperature != 1
+        cooled = (found.probabilities.log() / temperature).softmax(1)
+        torch.testing.assert_close(cooled, after.probabilities, rtol=1e-5, atol=1e-7)
+        assert (found.labels, found.client, found.answered) == (after.labels, after.client, after.answered)
+        assert found.client_probability.isnan().all()
+    assert before[federation.names[0]].labels != before[federation.names[1]].labels

@@ -4,36 +4,68 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import click
 import typer
 import typer.core
 
 from feddrm._version import __version__
-from feddrm.cli import bench, data, deploy, doctor, drm, feedback, fit, paper, report, router, serve, train, tune
 from feddrm.cli.data_options import PluginCommand
-from feddrm.cli.output import JsonFlag, print_json, print_table
+from feddrm.cli.lazy_group import LazyGroup
 from feddrm.errors import INTERRUPTED, FeddrmError
-from feddrm.plugins import load_configured
-from feddrm.registry import built_in
 
 _NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())  # before 8.2, click prints the help itself
 typer.core.HAS_RICH = False  # with rich, typer escapes brackets in help texts that rich does not print
+WITH_PLUGINS = (
+    *("datasets", "models", "methods", "train", "fit", "tune", "evaluate", "report", "fit-router", "route", "predict"),
+    *("serve", "serve-client", "replay"),
+)
+
+
+class Commands(LazyGroup):
+    """All commands, in the order of the help."""
+
+    places: ClassVar = {
+        "datasets": "listings:datasets",
+        "models": "listings:models",
+        "methods": "listings:methods",
+        "train": "train:train",
+        "fit": "fit:fit",
+        "tune": "tune:tune",
+        "evaluate": "train:evaluate",
+        "demo": "train:demo",
+        "report": "report:report",
+        "fit-router": "router:fit_router",
+        "route": "router:route",
+        "predict": "router:predict",
+        "serve": "serve:serve",
+        "serve-client": "serve:serve_client",
+        "serve-key": "serve:serve_key",
+        "serve-promote": "feedback:serve_promote",
+        "serve-rollback": "feedback:serve_rollback",
+        "outcomes": "feedback:outcomes",
+        "replay": "feedback:replay",
+        "query": "serve:query",
+        "doctor": "doctor:doctor",
+        "data": "data:app",
+        "router": "router:app",
+        "bench": "bench:app",
+        "drm": "drm:app",
+        "paper": "paper:app",
+        "deploy": "deploy:app",
+    }
+    command_classes: ClassVar = dict.fromkeys(WITH_PLUGINS, PluginCommand)
+
 
 app = typer.Typer(
     name="feddrm",
+    cls=Commands,
     help="Federated learning that routes every new query to the client best equipped for it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.add_typer(data.app, name="data")
-app.add_typer(router.app, name="router")
-app.add_typer(bench.app, name="bench")
-app.add_typer(drm.app, name="drm")
-app.add_typer(paper.app, name="paper")
-app.add_typer(deploy.app, name="deploy")
 
 
 def _print_version(wanted: bool) -> None:
@@ -49,66 +81,6 @@ def feddrm(
     ] = False,
 ) -> None:
     """Federated learning that routes every new query to the client best equipped for it."""
-
-
-@app.command(cls=PluginCommand)
-def datasets(json: JsonFlag = False) -> None:
-    """List the datasets.
-
-    Example: feddrm datasets
-    """
-    _list("feddrm.data", "Dataset", "data/datasets", json)
-
-
-@app.command(cls=PluginCommand)
-def models(json: JsonFlag = False) -> None:
-    """List the networks.
-
-    Example: feddrm models
-    """
-    _list("feddrm.models", "Model", "models", json)
-
-
-@app.command(cls=PluginCommand)
-def methods(json: JsonFlag = False) -> None:
-    """List the methods.
-
-    Example: feddrm methods
-    """
-    _list("feddrm.methods", "Method", "methods", json)
-
-
-app.command(cls=PluginCommand)(train.train)
-app.command(cls=PluginCommand)(fit.fit)
-app.command(cls=PluginCommand)(tune.tune)
-app.command(cls=PluginCommand)(train.evaluate)
-app.command()(train.demo)
-app.command(cls=PluginCommand)(report.report)
-app.command(name="fit-router", cls=PluginCommand)(router.fit_router)
-app.command(cls=PluginCommand)(router.route)
-app.command(cls=PluginCommand)(router.predict)
-app.command(cls=PluginCommand)(serve.serve)
-app.command(name="serve-client", cls=PluginCommand)(serve.serve_client)
-app.command(name="serve-key")(serve.serve_key)
-app.command(name="serve-promote")(feedback.serve_promote)
-app.command(name="serve-rollback")(feedback.serve_rollback)
-app.command()(feedback.outcomes)
-app.command(cls=PluginCommand)(feedback.replay)
-app.command()(serve.query)
-app.command()(doctor.doctor)
-
-
-def _list(module: str, root: str, source: str, json: bool) -> None:
-    """Print a family. It is imported only if a plugin, which may add to it, has done so."""
-    for line in load_configured():
-        print(f"feddrm: warning: {line}", file=sys.stderr)
-    rows = built_in(source)
-    if module in sys.modules:
-        rows |= {name: member.summary() for name, member in getattr(sys.modules[module], root).family.items()}
-    if json:
-        print_json(dict(sorted(rows.items())))
-    else:
-        print_table(["name", "what it is"], sorted(rows.items()))
 
 
 def main() -> None:

@@ -140,6 +140,7 @@ def show(
 
     Example: feddrm data show digits --out digits.png
     """
+    from feddrm.data.summary import dataset_summary
     from feddrm.report.federation_figures import federation_figure
     from feddrm.report.figure_files import check_figure_path, save_figure
 
@@ -156,7 +157,7 @@ def show(
         data_dir=data_dir,
         download=download,
     )
-    save_figure(federation_figure(federation), out)
+    save_figure(federation_figure(dataset_summary(federation)), out)
     typer.echo(f"wrote {out}")
 
 

@@ -8,11 +8,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from feddrm.errors import InterruptedRunError, SettingError
 
@@ -70,6 +65,12 @@ def print_json(value: Any) -> None:
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
     """Print aligned columns, numbers to the right. Only long text is wrapped, and only on a terminal."""
+    from rich.box import SIMPLE_HEAD
+    from rich.cells import cell_len
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     console = Console()
     table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
     body = [list(row) for row in rows]

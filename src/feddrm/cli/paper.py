@@ -14,7 +14,9 @@ from feddrm.errors import FeddrmError, SettingError
 from feddrm.typed_settings import typed
 
 if TYPE_CHECKING:
-    from feddrm.paper import CellOutcome, CellRecord, Grid, Runner
+    from feddrm.paper.cell_records import CellRecord
+    from feddrm.paper.grid import Grid
+    from feddrm.paper.runner import CellOutcome, Runner
 
 app = typer.Typer(
     help="Reproduce the paper: run its grid, print its tables, draw its figures.",
@@ -52,8 +54,13 @@ def list_cells(
 
     Example: feddrm paper list --only lambda
     """
-    opened, runner = _open(grid, results, work, device)
-    standings = [runner.standing(cell) for cell in opened.choose(only or (), _seeds(seeds))]
+    from feddrm.paper.standing import cell_standing, check_device, default_device
+
+    opened, records, _ = _records(grid, results)
+    here = device or default_device()
+    check_device(here)
+    place = work or _default_folders(opened)[1]
+    standings = [cell_standing(cell, opened, records, place, here) for cell in opened.choose(only or (), _seeds(seeds))]
     if json:
         print_json(
             [
@@ -61,7 +68,7 @@ def list_cells(
                     "cell": s.cell.id,
                     "state": s.state,
                     "round": s.round,
-                    "rounds": s.cell.plan.rounds,
+                    "rounds": s.cell.rounds,
                     "seconds": s.seconds,
                     "step": s.cell.step,
                     "used_by": list(opened.used_by(s.cell)),
@@ -72,7 +79,7 @@ def list_cells(
         return
     rows = []
     for s in standings:
-        state = f"half done, round {s.round} of {s.cell.plan.rounds}" if s.state == "half done" else s.state
+        state = f"half done, round {s.round} of {s.cell.rounds}" if s.state == "half done" else s.state
         about = "" if s.state in ("done", "no router") else "about "
         rows.append([s.cell.step, s.cell.id, state, "unknown" if s.seconds is None else f"{about}{s.seconds:.0f} s"])
     print_table(["step", "cell", "state", "time"], rows)
@@ -109,7 +116,7 @@ def run(
 
     Example: feddrm paper run --only main --budget 25m
     """
-    from feddrm.paper import read_budget
+    from feddrm.paper.runner import read_budget
     from feddrm.runs import Config
     from feddrm.runs.listeners import progress_listener
 
@@ -154,7 +161,8 @@ def table(
 
     Example: feddrm paper table main --format latex
     """
-    from feddrm.paper import read_notes, render, tables
+    from feddrm.paper.paper_tables import render, tables
+    from feddrm.paper.results_page import read_notes
 
     opened, records, folder = _records(grid, results)
     notes = read_notes(opened, records, folder)
@@ -173,7 +181,7 @@ def figure(
 
     Example: feddrm paper figure drift --out drift.png
     """
-    from feddrm.paper import figure as draw
+    from feddrm.paper.paper_figures import figure as draw
     from feddrm.report.figure_files import check_figure_path, save_figure
 
     target = out or Path(f"{name}.png")
@@ -196,7 +204,8 @@ def page(
     Example: feddrm paper page --out docs/results.md
     """
     from feddrm.io.atomic import write_together
-    from feddrm.paper import read_notes, results_page, tuned_section
+    from feddrm.paper.results_page import read_notes, results_page
+    from feddrm.paper.tuned_section import tuned_section
 
     opened, records, folder = _records(grid, results)
     target = out or (
@@ -208,7 +217,9 @@ def page(
 
 
 def _records(grid: str, results: Path | None) -> tuple[Grid, dict[str, CellRecord], Path]:
-    from feddrm.paper import Grid, read_records, with_choices
+    from feddrm.paper.cell_records import read_records
+    from feddrm.paper.cell_search import with_choices
+    from feddrm.paper.grid import Grid
 
     opened = Grid.read(grid)
     folder = results or _default_folders(opened)[0]
@@ -219,7 +230,9 @@ def _records(grid: str, results: Path | None) -> tuple[Grid, dict[str, CellRecor
 def _open(
     grid: str, results: Path | None, work: Path | None, device: str | None, **options: Any
 ) -> tuple[Grid, Runner]:
-    from feddrm.paper import Grid, Runner, default_device
+    from feddrm.paper.grid import Grid
+    from feddrm.paper.runner import Runner
+    from feddrm.paper.standing import default_device
 
     opened = Grid.read(grid)
     folders = _default_folders(opened)

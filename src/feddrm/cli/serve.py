@@ -297,7 +297,7 @@ def packages() -> Iterator[None]:
 
 def _dataset_summary(run: Path) -> Any:
     """The run's dataset summary; None without one, which the gateway does not need."""
-    from feddrm.data.summary import DatasetSummary
+    from feddrm.io.dataset_summary import DatasetSummary
 
     try:
         return DatasetSummary.read(run)

@@ -170,24 +170,27 @@ def evaluate(
 
     Example: feddrm evaluate runs/first
     """
-    from feddrm.runs import Run
-
-    opened = Run.open(run)
     if views is not None:
-        _print_views(opened, views, device, data_dir, json)
+        from feddrm.runs import Run
+
+        _print_views(Run.open(run), views, device, data_dir, json)
         return
+    from feddrm.io.run_reader import RunReader
+
+    opened = RunReader(run)
+    opened.config()  # refuses what is no run
     if device is not None or data_dir is not None:
         raise SettingError("--device and --data-dir are for measuring again: give --views, too")
     if json:
         lines = opened.metrics()
-        print_json(opened.summary or {"finished": False, "last": lines[-1] if lines else None})
+        print_json(opened.summary() or {"finished": False, "last": lines[-1] if lines else None})
     else:
         print_runs([run])
 
 
 def _print_views(run: Run, views: int, device: str | None, data_dir: str | None, json: bool) -> None:
     """Measure a run with one view and with several, and print both."""
-    from feddrm.report.run_record import read_scores
+    from feddrm.report.accuracy_measures import read_scores
     from feddrm.runs.run_router import load_run_federation
 
     federation = load_run_federation(run.folder, run.config, data_dir)
@@ -311,13 +314,13 @@ def _train(
 
 def print_runs(folders: list[Path]) -> None:
     """Print the accuracies of runs as a table, and a line for every training that collapsed."""
+    from feddrm.io.run_reader import RunReader
     from feddrm.report.run_table import report_table
-    from feddrm.runs import Run
 
     table = report_table(folders)
     print_table(table.header(), table.text_rows(), title=table.title)
     for folder in folders:
-        if collapsed := (Run.open(folder).summary or {}).get("collapsed"):
+        if collapsed := (RunReader(folder).summary() or {}).get("collapsed"):
             ending = ", to the end" if collapsed["at_end"] else ""
             typer.echo(
                 f"{folder}: training collapsed in {collapsed['rounds']} of {collapsed['of']} evaluated rounds{ending} "

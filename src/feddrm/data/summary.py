@@ -1,148 +1,39 @@
-"""The dataset summary: the counts and a few pictures of a federation, kept beside a run."""
+"""Makes the dataset summary of a federation."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from feddrm.data.federation import Federation
-from feddrm.io.atomic import write_together
-from feddrm.io.run_files import FACTS, PICTURES
-from feddrm.io.tensors import read_tensors, tensor_bytes
-from feddrm.io.text import broken, json_bytes, read_json
-
-SAMPLES = 8
-REMEDY = "restore the file or train the run again"
+from feddrm.io.dataset_summary import GALLERY_SIZE, DatasetSummary
 
 
-@dataclass(frozen=True, eq=False)
-class DatasetSummary:
-    """The facts and pictures of a federation.
-
-    ``facts`` holds the result of :meth:`Federation.describe`, and ``digest``, ``columns``, ``schema``,
-    ``same_samples`` and ``gallery_labels``, the class numbers of every client's pictures.
-    ``gallery`` [client, sample, channel, height, width] shows the same samples as every client sees them
-    if ``same_samples`` is true, otherwise samples of each client. Tables have ``column_means``
-    [client, column] instead, in standard deviations of the pooled samples.
-    """
-
-    facts: Mapping[str, Any]
-    gallery: Tensor | None = None
-    column_means: Tensor | None = None
-
-    @property
-    def name(self) -> str:
-        return str(self.facts["name"])
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        return tuple(str(client["name"]) for client in self.facts["clients"])
-
-    @cached_property
-    def classes(self) -> tuple[str, ...]:
-        return tuple(str(name) for name in self.facts["classes"])
-
-    @cached_property
-    def counts(self) -> Tensor | None:
-        """Training and test samples per client and class; None where the sites do not report them."""
-        counts = [client["class_counts"] for client in self.facts["clients"]]
-        return None if None in counts else torch.tensor(counts, dtype=torch.int64)
-
-    @cached_property
-    def sizes(self) -> Tensor:
-        """Training samples per client."""
-        return torch.tensor([client["train"] for client in self.facts["clients"]], dtype=torch.int64)
-
-    @property
-    def label_noun(self) -> str:
-        """What samples are counted by: their class, or the interval in which the follow-up of survival ends."""
-        return "interval" if "task" in self.facts else "class"
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(str(name) for name in self.facts.get("columns") or ())
-
-    @cached_property
-    def picture_labels(self) -> dict[str, list[str]]:
-        """The class names of every client's pictures as far as they are known; runs of former versions have none."""
-        labels = self.facts.get("gallery_labels") or [[]] * len(self.names)
-        return {
-            name: [self.classes[number] for number in numbers] for name, numbers in zip(self.names, labels, strict=True)
-        }
-
-    @property
-    def same_samples(self) -> bool:
-        return bool(self.facts.get("same_samples", False))
-
-    @classmethod
-    def of(cls, federation: Federation) -> DatasetSummary:
-        """Summarise a federation."""
-        facts = federation.describe() | {
-            "digest": federation.digest(),
-            "columns": None if federation.columns is None else list(federation.columns),
-            **({} if federation.schema is None else {"schema": federation.schema.as_dict()}),
-            "same_samples": federation.gallery is not None,
-        }
-        if len(federation.shape) == 3:
-            gallery, labels = federation.gallery, [list(federation.gallery_labels)] * len(federation)
-            if gallery is None:
-                gallery = torch.stack([_filled_up(c.view.pixels(c.test.x[:SAMPLES])) for c in federation.clients])
-                labels = [c.test.y[:SAMPLES].tolist() for c in federation.clients]
-            return cls(facts | {"gallery_labels": labels}, gallery=gallery.cpu().contiguous())
-        rows, count = [client.train.x for client in federation.clients], int(federation.sizes.sum())
-        mean = torch.stack([x.sum(0) for x in rows]).sum(0) / count
-        squares = torch.stack([(x - mean).square_().sum(0) for x in rows]).sum(0)
-        scale = (squares / (count - 1)).sqrt().clamp_min(1e-12)
-        means = torch.stack([(x.mean(0) - mean) / scale for x in rows])
-        return cls(facts, column_means=means.cpu())
-
-    def write(self, folder: Path) -> None:
-        """Write ``data.json`` and, if there are pictures, ``data.safetensors`` into a folder."""
-        pictures = {"gallery": self.gallery, "column_means": self.column_means}
-        tensors = {key: value for key, value in pictures.items() if value is not None}
-        files = {folder / FACTS: json_bytes(dict(self.facts))}
-        if tensors:
-            files[folder / PICTURES] = tensor_bytes(tensors)
-        write_together(files)
-
-    @classmethod
-    def read(cls, folder: Path) -> DatasetSummary:
-        """Read the summary in a folder. The pictures may be missing, the facts may not."""
-        path = folder / FACTS
-        tensors = read_tensors(folder / PICTURES, REMEDY) if (folder / PICTURES).exists() else {}
-        summary = cls(read_json(path, REMEDY), tensors.get("gallery"), tensors.get("column_means"))
-        try:
-            names, classes, counts, _ = summary.names, summary.classes, summary.counts, summary.sizes
-            _ = summary.name, summary.columns, summary.picture_labels
-        except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
-            raise broken(path, f"it does not describe a federation, {type(error).__name__}: {error}", REMEDY) from error
-        if not names or (counts is not None and counts.shape != (len(names), len(classes))):
-            raise broken(path, "class_counts do not fit the clients and classes", REMEDY)
-        _check_pictures(summary, folder / PICTURES)
-        return summary
+def dataset_summary(federation: Federation) -> DatasetSummary:
+    """The counts of a federation, and pictures or column means of its clients."""
+    facts = federation.describe() | {
+        "digest": federation.digest(),
+        "columns": None if federation.columns is None else list(federation.columns),
+        **({} if federation.schema is None else {"schema": federation.schema.as_dict()}),
+        "same_samples": federation.gallery is not None,
+    }
+    if len(federation.shape) == 3:
+        gallery, labels = federation.gallery, [list(federation.gallery_labels)] * len(federation)
+        if gallery is None:
+            gallery = torch.stack([_filled_up(c.view.pixels(c.test.x[:GALLERY_SIZE])) for c in federation.clients])
+            labels = [c.test.y[:GALLERY_SIZE].tolist() for c in federation.clients]
+        return DatasetSummary(facts | {"gallery_labels": labels}, gallery=gallery.cpu().numpy())
+    rows, count = [client.train.x for client in federation.clients], int(federation.sizes.sum())
+    mean = torch.stack([x.sum(0) for x in rows]).sum(0) / count
+    squares = torch.stack([(x - mean).square_().sum(0) for x in rows]).sum(0)
+    scale = (squares / (count - 1)).sqrt().clamp_min(1e-12)
+    means = torch.stack([(x.mean(0) - mean) / scale for x in rows])
+    return DatasetSummary(facts, column_means=means.cpu().numpy())
 
 
 def _filled_up(pixels: Tensor) -> Tensor:
-    """``SAMPLES`` images; white ones stand for those that are missing."""
-    missing = SAMPLES - len(pixels)
+    """``GALLERY_SIZE`` images; white ones stand for those that are missing."""
+    missing = GALLERY_SIZE - len(pixels)
     if missing <= 0:
         return pixels
     return torch.cat([pixels, pixels.new_full((missing, *pixels.shape[1:]), 255)])
-
-
-def _check_pictures(summary: DatasetSummary, path: Path) -> None:
-    m, gallery, means = len(summary.names), summary.gallery, summary.column_means
-    if gallery is not None and (
-        gallery.dtype != torch.uint8 or gallery.dim() != 5 or len(gallery) != m or gallery.shape[2] not in (1, 3)
-    ):
-        raise broken(path, f"gallery should be uint8 [{m}, samples, 1 or 3, height, width]", REMEDY)
-    if means is not None and (not means.is_floating_point() or means.dim() != 2 or len(means) != m):
-        raise broken(path, f"column_means should be numbers [{m}, columns]", REMEDY)
-    if means is not None and summary.columns and len(summary.columns) != means.shape[1]:
-        raise broken(path, f"{means.shape[1]} column_means for {len(summary.columns)} columns", REMEDY)

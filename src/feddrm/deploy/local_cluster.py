@@ -88,7 +88,9 @@ def begin(project: Path) -> None:
     """Ask the server to train. It continues on its own, also after a restart."""
     server = server_folder(project)
     if running(server) is None:
-        raise FeddrmError(f"no server runs in {server}: start it with 'feddrm deploy up {project}'")
+        # Of the server's own folder, 'up' starts the server alone: the sites are elsewhere.
+        start = str(server / "start.sh") if project == server else f"'feddrm deploy up {project}'"
+        raise FeddrmError(f"no server runs in {server}: start it with {start}")
     write_atomically(server / JOB, json_line({"run": read_members(server).run}))
 
 

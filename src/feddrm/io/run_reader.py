@@ -5,15 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from feddrm.errors import FeddrmError
 from feddrm.io.run_files import RunFiles
 from feddrm.io.staging import Snapshot
-from feddrm.io.text import read_json, read_json_lines
+from feddrm.io.text import read_config, read_json, read_json_lines
 
 REMEDY = "run the training again"
 
 
 class RunReader(RunFiles):
     """The files of one run, and how its figures are read. ``feddrm.runs.RunFolder`` also writes."""
+
+    def config(self) -> dict[str, Any]:
+        """The run's settings. A folder that is no run is refused."""
+        if not self.config_file.exists():
+            raise FeddrmError(f"{self.path} is no run (it has no config.yaml): give a folder made by 'feddrm train'")
+        config = read_config(self.config_file)
+        for part in ("data", "method", "model", "evaluation"):
+            if not isinstance(config.get(part, {}), dict):  # a deployed run has no settings of evaluation
+                raise FeddrmError(f"{self.config_file} has no settings under '{part}': put it back as it was")
+        return config
 
     def metrics(self) -> list[dict[str, Any]]:
         """One entry per evaluated round; a last line that a crash cut short is left out."""

@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from feddrm.errors import FeddrmError
 
 
@@ -46,7 +44,7 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
 
 def read_yaml(path: Path, remedy: str) -> dict[str, Any]:
     """A YAML mapping."""
-    return _mapping(path, remedy, "YAML", yaml.safe_load)
+    return _mapping(path, remedy, "YAML", _parse_yaml)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -56,16 +54,32 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def read_yaml_text(path: Path, remedy: str) -> dict[str, Any]:
     """A YAML mapping in which every value stays text: a label may be 'no', which YAML reads as false."""
-    return _mapping(path, remedy, "YAML", lambda text: yaml.load(text, Loader=yaml.BaseLoader))
+    return _mapping(path, remedy, "YAML", lambda text: _parse_yaml(text, "BaseLoader"))
+
+
+class _YamlError(ValueError):
+    """Text that is not YAML; ``lineno`` as in the errors of JSON."""
+
+    lineno: int | None = None
+
+
+def _parse_yaml(text: str, loader: str = "SafeLoader") -> Any:
+    import yaml
+
+    try:
+        return yaml.load(text, Loader=getattr(yaml, loader))
+    except yaml.YAMLError as error:
+        problem, mark = _YamlError(), getattr(error, "problem_mark", None)
+        problem.lineno = None if mark is None else mark.line + 1
+        raise problem from error
 
 
 def _mapping(path: Path, remedy: str, kind: str, parse: Callable[[str], Any]) -> dict[str, Any]:
     text = read_text(path, remedy)
     try:
         value = parse(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = getattr(error, "lineno", None) if mark is None else mark.line + 1
+    except (ValueError, RecursionError) as error:
+        line = getattr(error, "lineno", None)
         raise broken(path, f"{'' if line is None else f'line {line} is '}not {kind}", remedy) from error
     if not isinstance(value, dict):
         noun = {"JSON": "an object", "YAML": "a mapping"}[kind]
@@ -142,4 +156,6 @@ def json_line(value: Any) -> bytes:
 
 def yaml_bytes(value: Mapping[str, Any]) -> bytes:
     """The bytes of a YAML file with the keys in the given order."""
+    import yaml
+
     return yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True).encode()

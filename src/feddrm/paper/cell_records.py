@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from feddrm.errors import FeddrmError
-from feddrm.evaluation import summarise
 from feddrm.io.atomic import write_atomically
 from feddrm.io.text import broken, read_json
 from feddrm.paper.grid import Cell, Grid
 from feddrm.paper.source_version import commit, source_hash
-from feddrm.report.accuracy_measures import Measure, Score
-from feddrm.report.run_record import read_scores
-from feddrm.runs import Run
+from feddrm.report.accuracy_measures import Measure, Score, read_scores
+
+if TYPE_CHECKING:
+    from feddrm.runs import Run
 
 FORMAT = "feddrm-paper-cell-1"
 REMEDY = "remove it and run the cell again"
@@ -178,7 +178,7 @@ def _deviation(cell: Cell, record: CellRecord) -> str | None:
                 return f"{key}.{other[0]}"
         elif actual != expected:
             return key
-    if record.content["rounds"] != cell.plan.rounds:
+    if record.content["rounds"] != cell.rounds:
         return "rounds"
     return None if record.content["window"] == cell.window else "window"
 
@@ -186,6 +186,8 @@ def _deviation(cell: Cell, record: CellRecord) -> str | None:
 def _before(cell: Cell, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     if cell.before is None:
         return None
+    from feddrm.evaluation import summarise
+
     first, last = cell.before
     lines = [{key: entry.get(key) for key in ACCURACIES} for entry in entries if first <= entry["round"] <= last]
     if len(lines) != last - first + 1:
@@ -196,7 +198,7 @@ def _before(cell: Cell, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any] 
 def _curve(cell: Cell, entries: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
     """The regular evaluations and the last round; the other rounds of a window are left out."""
     every = cell.evaluation.every
-    lines = [entry for entry in entries if entry["round"] % every == 0 or entry["round"] == cell.plan.rounds]
+    lines = [entry for entry in entries if entry["round"] % every == 0 or entry["round"] == cell.rounds]
     rule = next((r for r in PUBLISHED_RULES if lines and r in lines[-1]["system_accuracy"]), "vote")
     return {
         "round": [entry["round"] for entry in lines],

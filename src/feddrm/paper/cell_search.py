@@ -7,17 +7,17 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from feddrm.data import Federation
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
 from feddrm.io.text import broken, read_json
 from feddrm.paper.cell_records import record_bytes
 from feddrm.paper.grid import Cell, Grid
 from feddrm.paper.source_version import commit, source_hash
-from feddrm.search import tune
-from feddrm.search.tune import TRIALS
+
+if TYPE_CHECKING:
+    from feddrm.data import Federation
 
 FORMAT = "feddrm-paper-search-1"
 FOLDER = "search"  # inside the folder of results
@@ -54,6 +54,9 @@ def search_cell(
 
     Other seeds of the same setting and method take over what is found.
     """
+    from feddrm.search import tune
+    from feddrm.search.tune import TRIALS
+
     search = dict(cell.grid.search or {})
     protocol = cell.protocol()
     plan = {key: protocol[key] for key in (*cell.grid.content["train"], "seed")}

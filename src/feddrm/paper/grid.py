@@ -7,23 +7,25 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from feddrm.data import Dataset
-from feddrm.engine import Plan
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.text import read_yaml
-from feddrm.methods import Method
-from feddrm.models import Model
 from feddrm.registry import nearest
-from feddrm.runs import Config, Evaluation
+
+if TYPE_CHECKING:
+    from feddrm.data import Dataset
+    from feddrm.engine import Plan
+    from feddrm.methods import Method
+    from feddrm.models import Model
+    from feddrm.runs import Evaluation
 
 HERE = Path(__file__).parent
 GRIDS = {"paper": HERE / "grid.yaml", "tuned": HERE / "tuned.yaml", "smoke": HERE / "smoke.yaml"}
 REMEDY = "give an existing YAML file of 'key: value' lines"
 KEYS = ("name", "seed", "train", "evaluation", "methods", "settings", "order", "tables")
 PARTS = ("data", "method", "model", "evaluation")
-PARTICIPATION = ("participation", "dropout")  # in the paper, all clients take part in every round
+PARTICIPATION = {"participation": 1.0, "dropout": 0.0}  # in the paper, all clients take part in every round
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,18 +48,39 @@ class Cell:
         settings: Mapping[str, Mapping[str, Any]] = self.grid.content["settings"]
         return settings[self.setting]
 
+    @property
+    def _method(self) -> Mapping[str, Any]:
+        methods: Mapping[str, Mapping[str, Any]] = self.grid.content["methods"]
+        return methods[self.method]
+
+    @cached_property
+    def _train(self) -> dict[str, Any]:
+        own = {**self._setting.get("train", {}), **self.grid.chosen.get(self.pair, {}), "seed": self.seed}
+        return {**self.grid.content["train"], **own}
+
+    @property
+    def rounds(self) -> int:
+        """The rounds of its training."""
+        return int(self._train["rounds"])
+
     @cached_property
     def dataset(self) -> Dataset:
+        from feddrm.data import Dataset
+
         use = dict(self._setting["data"])
         return Dataset.make(use.pop("name"), seed=self.seed, **use)
 
     @cached_property
     def learner(self) -> Method:
-        use = dict(self.grid.content["methods"][self.method]["use"])
+        from feddrm.methods import Method
+
+        use = dict(self._method["use"])
         return Method.make(use.pop("name"), **use)
 
     @cached_property
     def model(self) -> Model:
+        from feddrm.models import Model
+
         use = dict(self._setting["model"])
         name = use.pop("name")
         return Model.make(name, **{key: tuple(v) if isinstance(v, list) else v for key, v in use.items()})
@@ -69,14 +92,21 @@ class Cell:
 
     @cached_property
     def plan(self) -> Plan:
-        own = {**self._setting.get("train", {}), **self.grid.chosen.get(self.pair, {}), "seed": self.seed}
-        return Plan(**{**self.grid.content["train"], **own})
+        from feddrm.engine import Plan
+
+        return Plan(**self._train)
 
     @cached_property
     def before(self) -> tuple[int, int] | None:
         """First and last round of the window before tuning starts, where all clients still hold the global model."""
-        last = self.plan.rounds - self.learner.tuning_rounds(self.plan.rounds)
-        return None if last == self.plan.rounds else (max(1, last - self.window + 1), last)
+        last = self.rounds - self._tuning_rounds
+        return None if last == self.rounds else (max(1, last - self.window + 1), last)
+
+    @property
+    def _tuning_rounds(self) -> int:
+        if not self.grid.whole:
+            return self.learner.tuning_rounds(self.rounds)
+        return int(self._method.get("tuning_rounds") or self._method["use"].get("tuning") or 0)
 
     @cached_property
     def window(self) -> int:
@@ -88,10 +118,27 @@ class Cell:
 
     @cached_property
     def evaluation(self) -> Evaluation:
+        from feddrm.runs import Evaluation
+
         return Evaluation(**self._evaluation, also=self.before)
 
     def protocol(self) -> dict[str, Any]:
         """The settings that define the cell, in the form of ``config.yaml``; without the device and the engine."""
+        if not self.grid.whole:
+            return self.resolved_protocol()
+        return {
+            "data": {**self._setting["data"], "seed": self.seed},
+            "method": dict(self._method["use"]),
+            "model": dict(self._setting["model"]),
+            "evaluation": {**self._evaluation, "also": None if self.before is None else list(self.before)},
+            **PARTICIPATION,
+            **self._train,
+        }
+
+    def resolved_protocol(self) -> dict[str, Any]:
+        """The protocol with the defaults of all settings that the grid leaves out; loads torch."""
+        from feddrm.runs import Config
+
         data = {"name": self.dataset.name, **self.dataset.settings()}
         config = Config(data, self.learner, self.model, self.plan, self.evaluation).as_dict()
         return {key: config[key] for key in (*PARTS, *self.grid.content["train"], "seed", *PARTICIPATION)}
@@ -131,9 +178,21 @@ class Grid:
         return int(self.content["seed"])
 
     @property
+    def whole(self) -> bool:
+        """Whether the grid leaves no setting to a default, so that listing its results does not need the classes.
+
+        This is so for the bundled grids; tests compare them with the classes.
+        """
+        return self.name in GRIDS
+
+    @property
     def search(self) -> Mapping[str, Any] | None:
         """How the settings of each method are searched for: ``axes``, ``goal``, ``cost`` and ``held_out``."""
         return self.content.get("search")
+
+    def needs_search(self, cell: Cell) -> bool:
+        """Whether the cell's settings have yet to be searched for."""
+        return self.search is not None and cell.pair not in self.chosen
 
     def label(self, kind: str, name: str) -> str:
         """The name of a method or a setting in tables."""

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from feddrm.data.datasets.cifar import Cifar10, read_pool
 from feddrm.data.partition import partition
 from feddrm.data.shift import LEVELS, colour_shifts
-from feddrm.data.summary import SAMPLES, DatasetSummary
 from feddrm.errors import FeddrmError
+from feddrm.io.dataset_summary import GALLERY_SIZE, DatasetSummary
 from feddrm.paper.cell_records import CellRecord
 from feddrm.paper.experiments.drift import drift_experiment
 from feddrm.paper.experiments.experiment_figures import drift_figure
@@ -77,11 +78,11 @@ def _shifts(grid: Grid, records: Mapping[str, CellRecord], data_dir: str | None)
     drawing = Figure(figsize=(12, 9.5), layout="constrained")
     places = drawing.subplot_mosaic([[level, "pool"] for level in LEVELS])
     pool = read_pool(Cifar10.origin, data_dir=data_dir, download=False)
-    first = [int(np.flatnonzero(pool.fine == k)[0]) for k in range(SAMPLES)]
+    first = [int(np.flatnonzero(pool.fine == k)[0]) for k in range(GALLERY_SIZE)]
     x = torch.from_numpy(pool.images[first]).permute(0, 3, 1, 2)
     for level, axes in places.items():
         shifts = [shift for shift in colour_shifts(level, 32 if level == "pool" else 8) if shift is not None]
-        draw_shift_grid(axes, _summary(len(shifts), gallery=torch.stack([shift.direct(x) for shift in shifts])))
+        draw_shift_grid(axes, _summary(len(shifts), gallery=torch.stack([shift.direct(x) for shift in shifts]).numpy()))
         axes.set_yticklabels([f"{i}: {shift}" for i, shift in enumerate(shifts)], fontsize=6)
         axes.set_title({"pool": "number of clients (pool)", "high": "high (main)"}.get(level, level), fontsize=9)
     return drawing
@@ -99,7 +100,7 @@ def _labels(grid: Grid, records: Mapping[str, CellRecord], data_dir: str | None)
 
 
 def _summary(
-    clients: int, counts: list[list[int]] | None = None, gallery: torch.Tensor | None = None
+    clients: int, counts: list[list[int]] | None = None, gallery: NDArray[np.uint8] | None = None
 ) -> DatasetSummary:
     """A summary with only the parts that the drawing functions read."""
     class_counts: list[list[int]] = [[]] * clients if counts is None else counts

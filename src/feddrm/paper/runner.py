@@ -19,17 +19,16 @@ from feddrm.data.datasets.base import FileDataset
 from feddrm.engine import RoundResult
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.atomic import locked
-from feddrm.paper.cell_records import CellRecord, read_records, write_record
+from feddrm.paper.cell_records import read_records, write_record
 from feddrm.paper.cell_search import search_cell, with_choices
-from feddrm.paper.estimate import estimate
 from feddrm.paper.grid import Cell, Grid
-from feddrm.runs import Run, RunFolder, hardware, train
+from feddrm.paper.standing import Standing, cell_standing, check_device, measured_here
+from feddrm.runs import Run, RunFolder, train
 from feddrm.runs.listeners import OnRound
 
 SKIPPED: Literal["skipped"] = "skipped"
 SAVING = 10.0  # seconds reserved for the last checkpoint
 
-State = Literal["done", "no router", "half done", "missing"]
 Event = Literal["searched", "finished", "router", "interrupted", "skipped", "failed"]
 Watch = Callable[[Cell], AbstractContextManager[OnRound | None]]
 
@@ -46,16 +45,6 @@ class CellOutcome:
     event: Event
     seconds: float
     why: str = ""
-
-
-@dataclass(frozen=True)
-class Standing:
-    """The state of a cell, its last evaluated round, and its time."""
-
-    cell: Cell
-    state: State
-    round: int
-    seconds: float | None  # measured if done, estimated otherwise
 
 
 @dataclass
@@ -75,29 +64,20 @@ class Runner:
     progress: bool = False  # of searches, which watch over their own trials
 
     def __post_init__(self) -> None:
-        if self.device.startswith("cuda") and not torch.cuda.is_available():
-            raise FeddrmError(f"device '{self.device}' was given, but torch finds no GPU here: use --device cpu")
+        check_device(self.device)
         self.grid = with_choices(self.grid, self.results)
         fixed = set(self.grid.cells[0].protocol()) & set(self.settings)
         if fixed:
             key = min(fixed)
             raise SettingError(f"--set {key}=...: '{key}' belongs to the protocol of the grid '{self.grid.name}'")
         self.records = read_records(self.grid, self.results)
-        fits = [record.content["seconds"].get("router") or 0.0 for record in self._measured()]
+        fits = [record.content["seconds"].get("router") or 0.0 for record in measured_here(self.records, self.device)]
         self.router_seconds: float = max(fits, default=0.0)
         self._federation: tuple[Any, Federation] | None = None
 
     def standing(self, cell: Cell) -> Standing:
         """The state of a cell; starts nothing."""
-        record, folder = self.records.get(cell.id), RunFolder(self.work / cell.id)
-        if record is not None:
-            return Standing(cell, "done" if record.routed else "no router", cell.plan.rounds, record.seconds)
-        seconds = estimate(cell, self.grid.by_id, self._measured())
-        if seconds is not None and self._needs_search(cell):
-            seconds *= 1 + float((self.grid.search or {}).get("cost", 1.0))
-        begun = folder.state_file.exists()
-        lines = folder.metrics() if begun else []
-        return Standing(cell, "half done" if begun else "missing", lines[-1]["round"] if lines else 0, seconds)
+        return cell_standing(cell, self.grid, self.records, self.work, self.device)
 
     def go(self, cells: Sequence[Cell]) -> Iterator[CellOutcome]:
         """Run cells: half-done ones first, then by value, then those that are trained again for their router.
@@ -115,9 +95,6 @@ class Runner:
                 for event, why in self._cell(cell) if claimed else [(SKIPPED, "another call is running it")]:
                     yield CellOutcome(cell, event, self.clock() - started, why)
                     started = self.clock()
-
-    def _needs_search(self, cell: Cell) -> bool:
-        return self.grid.search is not None and cell.pair not in self.grid.chosen
 
     def _needs_retraining(self, cell: Cell) -> bool:
         """Whether a finished cell has no router and no run folder to which one could be fitted."""
@@ -166,7 +143,7 @@ class Runner:
         except FeddrmError as error:
             yield "skipped", f"no data: {error}"
             return
-        if self._needs_search(cell):
+        if self.grid.needs_search(cell):
             event, why = self._attempt(cell, lambda: self._search(replace(cell, seed=self.grid.seed)))
             yield ("searched", self._found(cell)) if event == "finished" else (event, f"search: {why}")
             if event != "finished":
@@ -279,11 +256,6 @@ class Runner:
     def _left(self) -> float:
         return float("inf") if self.deadline is None else self.deadline - SAVING - self.clock()
 
-    def _measured(self) -> list[CellRecord]:
-        """The results from this hardware: times on other hardware do not compare."""
-        here = _machine(hardware(self.device))
-        return [record for record in self.records.values() if _machine(record.hardware) == here]
-
 
 def _refuse_unwritable(folder: Path) -> None:
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
@@ -291,16 +263,6 @@ def _refuse_unwritable(folder: Path) -> None:
         raise FeddrmError(
             f"cannot write into {folder} ({existing} is no folder, or read-only): choose --results and --work"
         )
-
-
-def _machine(hardware: str) -> str:
-    """The hardware without the number of threads, which training sets itself."""
-    return hardware.partition(",")[0]
-
-
-def default_device() -> str:
-    """The GPU if there is one."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def read_budget(text: str) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -190,6 +191,28 @@ def answer_queries(  # noqa: PLR0913 (the options of a public method)
         decision,
         None if label_miss is None else _sets(within_set(p_values, label_miss), sure, classes),
         task,
+    )
+
+
+def answers_of(predictor: Predictor, x: Tensor | NDArray[Any] | Sequence[Any]) -> Answers:
+    """The answers of one client to all samples, without routing."""
+    samples = predictor.router.samples(x).detach().cpu()
+    starts = range(0, max(1, len(samples)), CPU_QUERIES)  # of no samples, too, the answer has its form
+    parts = [predictor([("inputs", samples[i : i + CPU_QUERIES].numpy())])[0] for i in starts]
+    probabilities = torch.from_numpy(np.concatenate(parts))
+    number, task = len(probabilities), predictor.task
+    top, label = probabilities.max(1)
+    unknown = torch.full((number,), math.nan, dtype=torch.float64)
+    return Answers(
+        predictor.classes,
+        tuple(predictor.classes[k] if task.classifies else None for k in label.tolist()),
+        top if task.classifies else unknown,
+        probabilities,
+        (predictor.name,) * number,
+        unknown,
+        ((predictor.name,),) * number,
+        None,
+        task=task,
     )
 
 

@@ -1,10 +1,17 @@
-"""The accuracies and metrics of a run: names, order and meaning, for tables, figures and pages."""
+"""The accuracies and metrics of a run: names, order and meaning, for tables, figures and pages; read from its files."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from feddrm.errors import FeddrmError
+from feddrm.io.text import broken
+
+REMEDY = "restore the file or train the run again"
 
 RULES = {
     "vote": "vote",
@@ -147,3 +154,60 @@ def headline(kind: str, measures: Collection[Measure]) -> Measure | None:
         if Measure(kind, rule) in candidates:
             return Measure(kind, rule)
     return candidates[0] if candidates else None
+
+
+def read_scores(entry: Mapping[str, Any], path: Path) -> dict[Measure, Score]:
+    """Every accuracy in a summary or a metrics line, of any rule; values that are null or absent are left out."""
+    values: dict[Measure, Score | None] = {}
+    for kind in KINDS:
+        key = next((k for quantity in QUANTITIES if (k := Measure(kind).key(quantity)) in entry), "")
+        value = entry.get(key)
+        if kind in BY_RULE:
+            rules = read_mapping(value, path, key)
+            values |= {Measure(kind, rule): _score(given, path, f"{key}.{rule}") for rule, given in rules.items()}
+        else:
+            values[Measure(kind)] = _score(value, path, key)
+    scores = {measure: score for measure, score in values.items() if score is not None}
+    # A global model that answers for the whole system is stored under both names: show it once.
+    pooled = scores.get(Measure("system", "global"))
+    if pooled is not None and scores.setdefault(Measure("global"), pooled) == pooled:
+        del scores[Measure("system", "global")]
+    return scores
+
+
+def _score(value: Any, path: Path, what: str) -> Score | None:
+    if isinstance(value, dict):
+        mean, std = (
+            read_number(value.get("mean"), path, f"{what}.mean"),
+            read_number(value.get("std"), path, f"{what}.std"),
+        )
+    else:
+        mean, std = read_number(value, path, what), None
+    if mean is None:
+        return None
+    if not -1e-6 <= mean <= 1 + 1e-6:
+        raise broken_run(path, f"{what} should be a fraction between 0 and 1, found {mean:g}")
+    return Score(mean, std)
+
+
+def read_number(value: Any, path: Path, what: str) -> float | None:
+    """A finite number; None for null, NaN and infinity (a diverged run)."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise broken_run(path, f"{what} should be a number, found {type(value).__name__}")
+    return float(value) if math.isfinite(value) else None
+
+
+def read_mapping(value: Any, path: Path, what: str) -> Mapping[str, Any]:
+    """A mapping; an empty one for null."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise broken_run(path, f"{what} should be a mapping, found {type(value).__name__}")
+    return {str(key): entry for key, entry in value.items()}
+
+
+def broken_run(path: Path, why: str) -> FeddrmError:
+    """The error for a file of a run that cannot be used."""
+    return broken(path, why, REMEDY)

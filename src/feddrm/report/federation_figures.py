@@ -8,8 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from feddrm.data import Federation
-from feddrm.data.summary import SAMPLES, DatasetSummary
+from feddrm.io.dataset_summary import GALLERY_SIZE, DatasetSummary
 
 MOST_NUMBERS = 24  # with more classes, the heat map shows colours without numbers
 MOST_COLUMNS = 60  # more columns than this are not named
@@ -17,9 +16,8 @@ MOST_ROWS = 60  # with more clients, rows are not named; of pictures, the first 
 LONGEST = 28  # letters of a name in a figure
 
 
-def federation_figure(federation: Federation) -> Figure:
+def federation_figure(dataset: DatasetSummary) -> Figure:
     """Two panels: samples or column means per client (left), samples per client and class (right)."""
-    dataset = DatasetSummary.of(federation)
     left, right = _view_width(dataset), _label_width(dataset)
     figure = Figure(figsize=(left + right + 3.0, _height(dataset)), layout="constrained")
     axes = figure.subplots(1, 2, width_ratios=(left, right))
@@ -64,7 +62,7 @@ def draw_shift_grid(axes: Axes, dataset: DatasetSummary) -> None:
     for i in range(m):
         for j in range(k):
             top, left = i * (height + 1), j * (width + 1)
-            canvas[top : top + height, left : left + width] = grid[i, j].permute(1, 2, 0).numpy()
+            canvas[top : top + height, left : left + width] = grid[i, j].transpose(1, 2, 0)
     canvas = 255 - canvas if inverted else canvas
     axes.imshow(canvas[..., 0] if c == 1 else canvas, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
     names = shortened(dataset.names[:m])
@@ -80,7 +78,7 @@ def draw_column_means(axes: Axes, dataset: DatasetSummary) -> None:
     """Draw each client's column means, in standard deviations of the pooled data."""
     means = dataset.column_means
     assert means is not None
-    image = axes.imshow(means.numpy(), cmap="RdBu_r", vmin=-2, vmax=2, aspect="auto", interpolation="nearest")
+    image = axes.imshow(means, cmap="RdBu_r", vmin=-2, vmax=2, aspect="auto", interpolation="nearest")
     _name_rows(axes, dataset)
     columns = dataset.columns if len(dataset.columns) <= MOST_COLUMNS else ()
     axes.set_xticks(range(len(columns)), shortened(columns), rotation=90, fontsize=7, parse_math=False)
@@ -90,8 +88,8 @@ def draw_column_means(axes: Axes, dataset: DatasetSummary) -> None:
 
 def draw_heat_map(axes: Axes, dataset: DatasetSummary) -> None:
     """Draw a client-by-class heat map of training and test samples together."""
-    assert dataset.counts is not None
-    counts = dataset.counts.numpy()
+    counts = dataset.counts
+    assert counts is not None
     image = axes.imshow(counts, cmap="Blues", vmin=0, vmax=max(1, counts.max()), aspect="auto", interpolation="nearest")
     _name_rows(axes, dataset)
     axes.set_title(f"samples per client and {dataset.label_noun}")
@@ -122,7 +120,7 @@ def shortened(names: tuple[str, ...]) -> list[str]:
 
 
 def _view_width(dataset: DatasetSummary) -> float:
-    return 0.55 * SAMPLES if dataset.gallery is not None else max(3.0, min(12.0, 0.22 * len(dataset.columns)))
+    return 0.55 * GALLERY_SIZE if dataset.gallery is not None else max(3.0, min(12.0, 0.22 * len(dataset.columns)))
 
 
 def _label_width(dataset: DatasetSummary) -> float:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from scipy.special import stdtrit
-
 LEVEL = 0.95
 NO_SPREAD = 1e-12  # equal differences, up to rounding: accuracies of small test sets are coarse
 
@@ -29,6 +27,8 @@ class PairedDifference:
         spread = stdev(differences) if n > 1 else 0.0
         if spread < NO_SPREAD:
             return cls(n, mean)
+        from scipy.special import stdtrit
+
         error = spread / math.sqrt(n)
         half = float(stdtrit(n - 1, (1 + LEVEL) / 2)) * error
         return cls(n, mean, error, (mean - half, mean + half))

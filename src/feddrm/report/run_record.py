@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,24 +10,25 @@ from typing import Any
 
 import numpy as np
 
-from feddrm.data.summary import DatasetSummary
 from feddrm.errors import FeddrmError
 from feddrm.io import text
+from feddrm.io.dataset_summary import DatasetSummary
 from feddrm.io.run_files import CONFIG, EVALUATION, FACTS, METRICS, ROUTER_FOLDER, SUMMARY
 from feddrm.io.staging import Snapshot, read_whole
 from feddrm.report.accuracy_measures import (
     ANSWERS,
-    BY_RULE,
-    KINDS,
     METRIC_LABELS,
     QUANTITIES,
+    REMEDY,
     RULES,
     AnswerMetric,
     Measure,
     Score,
+    broken_run,
+    read_mapping,
+    read_number,
+    read_scores,
 )
-
-REMEDY = "restore the file or train the run again"
 
 Scores = Mapping[Measure, Score]
 Metrics = Mapping[tuple[str, str], AnswerMetric]  # by whose answers, and the name of the metric
@@ -204,47 +204,18 @@ def _read_json(path: Path) -> dict[str, Any]:
     return text.read_json(path, REMEDY)
 
 
-def read_scores(entry: Mapping[str, Any], path: Path) -> dict[Measure, Score]:
-    """Every accuracy in a summary or a metrics line, of any rule; values that are null or absent are left out."""
-    values: dict[Measure, Score | None] = {}
-    for kind in KINDS:
-        key = next((k for quantity in QUANTITIES if (k := Measure(kind).key(quantity)) in entry), "")
-        value = entry.get(key)
-        if kind in BY_RULE:
-            rules = _mapping(value, path, key)
-            values |= {Measure(kind, rule): _score(given, path, f"{key}.{rule}") for rule, given in rules.items()}
-        else:
-            values[Measure(kind)] = _score(value, path, key)
-    scores = {measure: score for measure, score in values.items() if score is not None}
-    # A global model that answers for the whole system is stored under both names: show it once.
-    pooled = scores.get(Measure("system", "global"))
-    if pooled is not None and scores.setdefault(Measure("global"), pooled) == pooled:
-        del scores[Measure("system", "global")]
-    return scores
-
-
-def _score(value: Any, path: Path, what: str) -> Score | None:
-    if isinstance(value, dict):
-        mean, std = _number(value.get("mean"), path, f"{what}.mean"), _number(value.get("std"), path, f"{what}.std")
-    else:
-        mean, std = _number(value, path, what), None
-    if mean is None:
-        return None
-    if not -1e-6 <= mean <= 1 + 1e-6:
-        raise _broken(path, f"{what} should be a fraction between 0 and 1, found {mean:g}")
-    return Score(mean, std)
-
-
 def _read_points(path: Path) -> tuple[EvaluatedRound, ...]:
     if not path.exists():
         return ()
     entries = {}
     for line, entry in enumerate(text.read_json_lines(path, REMEDY), start=1):
         if isinstance(entry.get("round"), bool) or not isinstance(entry.get("round"), int):
-            raise _broken(path, f"line {line} has no whole number 'round'")
+            raise broken_run(path, f"line {line} has no whole number 'round'")
         entries[entry["round"]] = entry  # a run resumed after a crash may evaluate a round again: the later line counts
     return tuple(
-        EvaluatedRound(r, str(e.get("stage") or "train"), _number(e.get("loss"), path, "loss"), read_scores(e, path))
+        EvaluatedRound(
+            r, str(e.get("stage") or "train"), read_number(e.get("loss"), path, "loss"), read_scores(e, path)
+        )
         for r, e in sorted(entries.items())
     )
 
@@ -252,11 +223,11 @@ def _read_points(path: Path) -> tuple[EvaluatedRound, ...]:
 def _read_clients(evaluation: Mapping[str, Any], path: Path) -> tuple[ClientResult, ...]:
     listed = evaluation.get("per_client") or []
     if not isinstance(listed, list) or not all(isinstance(e, dict) and "name" in e for e in listed):
-        raise _broken(path, "per_client should be a list of objects with a 'name'")
+        raise broken_run(path, "per_client should be a list of objects with a 'name'")
     results = []
     for entry in listed:
         plain = {k: v for k, v in entry.items() if not isinstance(v, str | list | dict)}
-        values = {_client_key(key): _number(value, path, f"per_client.{key}") for key, value in plain.items()}
+        values = {_client_key(key): read_number(value, path, f"per_client.{key}") for key, value in plain.items()}
         train, test, events = (
             None if (n := values.pop(part, None)) is None else int(n) for part in ("train", "test", "events")
         )
@@ -275,18 +246,18 @@ def _client_key(key: str) -> str:
 def _read_metrics(listed: Any, path: Path) -> Metrics:
     """The known metrics of the last round's answers; those that are null are left out."""
     metrics = {}
-    for answers, figures in _mapping(listed, path, "metrics").items():
-        for name, figure in _mapping(figures, path, f"metrics.{answers}").items():
+    for answers, figures in read_mapping(listed, path, "metrics").items():
+        for name, figure in read_mapping(figures, path, f"metrics.{answers}").items():
             what = f"metrics.{answers}.{name}"
-            parts = _mapping(figure, path, what)
-            value = _number(parts.get("value"), path, what)
+            parts = read_mapping(figure, path, what)
+            value = read_number(parts.get("value"), path, what)
             if value is None or answers not in ANSWERS or name not in METRIC_LABELS:
                 continue
             interval = parts.get("interval")
-            bounds = [_number(bound, path, what) for bound in interval] if isinstance(interval, list) else []
+            bounds = [read_number(bound, path, what) for bound in interval] if isinstance(interval, list) else []
             if len(bounds) != 2 or bounds[0] is None or bounds[1] is None:
-                raise _broken(path, f"{what} should have an interval of two numbers")
-            error = _number(parts.get("error_bound"), path, what)
+                raise broken_run(path, f"{what} should have an interval of two numbers")
+            error = read_number(parts.get("error_bound"), path, what)
             client = str(parts.get("name", ""))
             metrics[answers, name] = AnswerMetric(value, (bounds[0], bounds[1]), name=client, error_bound=error)
     return metrics
@@ -295,16 +266,16 @@ def _read_metrics(listed: Any, path: Path) -> Metrics:
 def _read_confusion(evaluation: Mapping[str, Any], path: Path, key: str, size: int | None = None) -> Confusion:
     """Square tables of counts by rule, or by whose answers; all of one size."""
     matrices = {}
-    for rule, rows in _mapping(evaluation.get(key), path, key).items():
+    for rule, rows in read_mapping(evaluation.get(key), path, key).items():
         if rows is None:
             continue
         try:
             counts = np.atleast_1d(np.asarray(rows, dtype=np.int64))
         except (ValueError, TypeError, OverflowError) as error:
-            raise _broken(path, f"{key}.{rule} is not a table of counts") from error
+            raise broken_run(path, f"{key}.{rule} is not a table of counts") from error
         size = size or len(counts)
         if counts.shape != (size, size) or (counts < 0).any():
-            raise _broken(path, f"{key}.{rule} should be {size} by {size} counts")
+            raise broken_run(path, f"{key}.{rule} should be {size} by {size} counts")
         matrices[rule] = counts
     return matrices
 
@@ -313,32 +284,10 @@ def _read_reliability(evaluation: Mapping[str, Any], path: Path, what: str) -> M
     """Count, mean confidence and accuracy for every bin of the exact router's, or the answers', confidence."""
     if evaluation.get(what) is None:
         return None
-    curve = _mapping(evaluation[what], path, what)
+    curve = read_mapping(evaluation[what], path, what)
     columns = [curve.get(key) for key in ("count", "confidence", "accuracy")]
     if not all(isinstance(c, list) and all(isinstance(v, int | float) for v in c) for c in columns):
-        raise _broken(path, f"{what} should have lists of numbers: count, confidence, accuracy")
+        raise broken_run(path, f"{what} should have lists of numbers: count, confidence, accuracy")
     if len({len(c) for c in columns if isinstance(c, list)}) != 1:
-        raise _broken(path, f"the lists of {what} should have one length")
+        raise broken_run(path, f"the lists of {what} should have one length")
     return curve
-
-
-def _number(value: Any, path: Path, what: str) -> float | None:
-    """A finite number; None for null, NaN and infinity (a diverged run)."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _broken(path, f"{what} should be a number, found {type(value).__name__}")
-    return float(value) if math.isfinite(value) else None
-
-
-def _mapping(value: Any, path: Path, what: str) -> Mapping[str, Any]:
-    """A mapping; an empty one for null."""
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise _broken(path, f"{what} should be a mapping, found {type(value).__name__}")
-    return {str(key): entry for key, entry in value.items()}
-
-
-def _broken(path: Path, why: str) -> FeddrmError:
-    return text.broken(path, why, REMEDY)

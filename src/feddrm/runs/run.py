@@ -9,11 +9,13 @@ from typing import Any
 
 from feddrm.data import Federation
 from feddrm.errors import FeddrmError
-from feddrm.io.text import read_config
-from feddrm.predictor.answers import Answers, answer_queries
+from feddrm.io.staging import Snapshot
+from feddrm.predictor.answers import ABSTAIN, Answers, answer_queries, answers_of
+from feddrm.registry import check_choice
 from feddrm.router import Router, load_router
+from feddrm.router.artifact import MANIFEST
 from feddrm.runs.folder import RunFolder
-from feddrm.runs.run_evaluation import evaluate_run
+from feddrm.runs.run_evaluation import checkpoint_predictor, evaluate_run
 from feddrm.runs.run_router import fit_run_router
 
 
@@ -40,13 +42,7 @@ class Run:
     def open(cls, path: str | Path) -> Run:
         """Open the folder of a run that was trained before."""
         folder = RunFolder(path)
-        if not folder.config_file.exists():
-            raise FeddrmError(f"{path} is no run (it has no config.yaml): give a folder made by 'feddrm train'")
-        config = read_config(folder.config_file)
-        for part in ("data", "method", "model", "evaluation"):
-            if not isinstance(config.get(part, {}), dict):  # a deployed run has no settings of evaluation
-                raise FeddrmError(f"{folder.config_file} has no settings under '{part}': put it back as it was")
-        return cls(folder.path, config)
+        return cls(folder.path, folder.config())
 
     @property
     def folder(self) -> RunFolder:
@@ -87,8 +83,24 @@ class Run:
         their answers. ``abstain="answer"`` gives labels where the router abstains, too. ``answer`` is ``trained`` or
         ``refit``. ``views=8`` averages over so many crops and mirror images of a sample. All others (rule, coverage,
         available) are those of :meth:`feddrm.router.Router.route`.
+
+        One client can be asked before a router is fitted. Its model is that of the checkpoint, its probabilities are
+        not calibrated, and the run's data are loaded again unless this process has them.
         """
+        routed = Snapshot.of(self.folder.router).has(self.folder.router / MANIFEST)
+        if options.get("client") is not None and not routed:
+            return self._ask_without_router(x, **options)
         return answer_queries(self.folder, x, **options)
+
+    def _ask_without_router(
+        self, x: Any, client: str, views: int = 1, abstain: str = "mark", **options: Any
+    ) -> Answers:
+        check_choice("abstain", abstain, ABSTAIN)
+        defaults = {"consult": 1, "answer": "trained"}
+        if needing := [name for name, value in options.items() if value not in (None, defaults.get(name))]:
+            what = f"which {' and '.join(needing)} need{'s' * (len(needing) == 1)}"
+            raise FeddrmError(f"{self.path} has no router, {what}: fit it ('feddrm fit-router')")
+        return answers_of(checkpoint_predictor(self.folder, self.config, self.federation, client, views), x)
 
     def __repr__(self) -> str:
         names = {part: self.config.get(part, {}).get("name") for part in ("data", "method", "model")}

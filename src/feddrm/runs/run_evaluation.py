@@ -1,20 +1,28 @@
-"""The accuracies of a trained run, measured again on its test samples: after its last round, with several views."""
+"""A trained run after its last round: its accuracies measured again, and a client's model without any router."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from feddrm.data import Federation
-from feddrm.engine import load_state
+from feddrm.engine import State, load_state
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import answer_metrics, evaluate, own_answers
 from feddrm.io.staging import Snapshot, read_whole
-from feddrm.router import FittedRouter, evaluate_router
+from feddrm.models import Net
+from feddrm.predictor.predictor import ANSWERS, Predictor, TrainedHead
+from feddrm.registry import listing, nearest
+from feddrm.router import FittedRouter, Recipe, Router, evaluate_router
+from feddrm.router.answer_calibration import AnswerCalibration
 from feddrm.router.artifact import FIT, HEADS, MANIFEST, read_manifest
 from feddrm.router.fit.local_cohort import facts_of
 from feddrm.router.private_head import ClientParts
-from feddrm.runs.client_predictions import all_predictions, pooled_test_set, training_kernels
+from feddrm.router.solver.problem import Scaler
+from feddrm.runs.client_predictions import all_predictions, client_models, pooled_test_set, training_kernels
+from feddrm.runs.config import Config
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.run_router import KINDS, load_run_federation, saved_config
 
@@ -34,13 +42,9 @@ def evaluate_run(
     is what training evaluates: one random crop per sample where its settings say so.
     """
     federation = federation if federation is not None else load_run_federation(folder, saved, data_dir)
-    folder.refuse_other_data(federation, "give the data that it was trained on")
-    if not folder.state_file.exists():
-        raise FeddrmError(f"{folder.path} has no checkpoint to evaluate: train it again, into another folder")
-    config = saved_config({**saved, "evaluation": {**saved["evaluation"], "views": views}}, federation, device)
+    saved = {**saved, "evaluation": {**saved["evaluation"], "views": views}}
+    config, state, net = _after_last_round(folder, saved, federation, device)
     federation = federation.to(config.device)
-    state = load_state(folder.state_file, config.device)
-    net = config.build_net(federation).requires_grad_(False)
     test = pooled_test_set(config, federation, state.round)
     with training_kernels(config, net):
         predictions = all_predictions(config, net, state, test)
@@ -56,6 +60,51 @@ def evaluate_run(
             figures["label_sets"] = routed["router"]["label_sets"]
         figures |= {kind: {**figures[kind], **routed[kind]} for kind in KINDS if kind in routed}
     return figures
+
+
+def checkpoint_predictor(
+    folder: RunFolder, saved: Mapping[str, Any], federation: Federation | None, client: str, views: int
+) -> Predictor:
+    """A client's trained model, from the latest checkpoint. Its probabilities are not calibrated: a fit does that."""
+    federation = federation if federation is not None else load_run_federation(folder, saved, None)
+    if client not in federation.names:
+        raise FeddrmError(f"unknown client '{client}'{nearest(client, federation.names)} {listing(federation.names)}")
+    number = federation.names.index(client)
+    config, state, net = _after_last_round(folder, saved, federation, "cpu")
+    (leaves,) = client_models(config.method, state, [number])
+    used = {leaf: leaves[leaf] for leaf, _ in net.named_parameters()}
+    facts, view = facts_of(federation), federation.clients[number].view
+    # A router without features cannot tell clients apart. It knows the form of samples, and this client's scale.
+    nothing = torch.zeros(0)
+    router = Router(
+        names=federation.names,
+        recipe=Recipe(()),
+        scaler=Scaler(nothing, nothing),
+        weight=torch.zeros(len(federation), 0),
+        bias=torch.zeros(len(federation)),
+        log_prior=facts.log_prior,
+        shape=facts.shape,
+        input_mean=view.mean,
+        input_std=view.std,
+        columns=facts.columns,
+        schema=facts.schema,
+        query_views=facts.query_views,
+    )
+    head = TrainedHead(net, used, False, AnswerCalibration())
+    taken = router.views(views)
+    return Predictor(client, ANSWERS[0], federation.classes, router, head, True, taken, task=federation.task)
+
+
+def _after_last_round(
+    folder: RunFolder, saved: Mapping[str, Any], federation: Federation, device: str | None
+) -> tuple[Config, State, Net]:
+    """The run's configuration, its latest checkpoint and its network."""
+    folder.refuse_other_data(federation, "give the data that it was trained on")
+    if not folder.state_file.exists():
+        raise FeddrmError(f"{folder.path} has no checkpoint to evaluate: train it again, into another folder")
+    config = saved_config(saved, federation, device)
+    state = load_state(folder.state_file, config.device)
+    return config, state, config.build_net(federation.to(config.device)).requires_grad_(False)
 
 
 def _fitted_router(folder: RunFolder, federation: Federation, device: str, now: Snapshot) -> FittedRouter:

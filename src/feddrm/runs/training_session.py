@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from feddrm.data import Federation, Pool
-from feddrm.data.summary import DatasetSummary
+from feddrm.data.summary import dataset_summary
 from feddrm.engine import RoundResult, RoundSchedule, State, arithmetic, engine_for, federate, first_state, functional
 from feddrm.engine.private_shards import PrivateShards
 from feddrm.errors import FeddrmError
@@ -101,7 +101,7 @@ class TrainingSession:
 
     def begin(self) -> None:
         """Write the dataset summary."""
-        DatasetSummary.of(self.federation).write(self.folder.path)
+        dataset_summary(self.federation).write(self.folder.path)
 
     def start(self) -> State:
         """The state before round 1. The private slots of a large federation lie on disk."""

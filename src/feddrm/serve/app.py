@@ -9,7 +9,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from feddrm._version import __version__
-from feddrm.data.summary import DatasetSummary
+from feddrm.io.dataset_summary import DatasetSummary
 from feddrm.serve.admin_routes import add_administration_routes, add_outcome_routes
 from feddrm.serve.console.console_routes import add_console_routes
 from feddrm.serve.gateway import Gateway

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from feddrm.errors import FeddrmError, FieldProblem, TableError
 from feddrm.io.connection_errors import explain
+from feddrm.serve.http.http_session import CALL_ERRORS, HttpSession
 
 RETRIES = 3  # while the gateway answers that it is busy
 
@@ -35,22 +36,13 @@ class GatewayClient:
     """
 
     def __init__(self, url: str, key: str | None = None, timeout: float = 30.0, ca: str | Path | None = None) -> None:
-        try:
-            import httpx
-        except ImportError as error:
-            raise FeddrmError("asking a gateway needs more packages: pip install 'feddrm[serve]'") from error
         key = key or os.environ.get("FEDDRM_KEY")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._errors = httpx.HTTPError, httpx.InvalidURL
         try:
-            # Plain HTTP has no certificates. To read the list of public authorities takes 0.2 s.
-            verify = not url.startswith("http://") if ca is None else ssl.create_default_context(cafile=ca)
+            tls = None if ca is None else ssl.create_default_context(cafile=ca)
         except OSError as error:  # ssl's own errors are OSErrors
             raise FeddrmError(f"cannot read the certificate {ca} ({error}): give the authority's PEM file") from error
-        try:
-            self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False, verify=verify)
-        except self._errors as error:
-            raise FeddrmError(f"'{url}' is no address ({error}): give one such as http://127.0.0.1:8080") from error
+        self._http = HttpSession(url, headers, timeout, tls)
         self.url = url
 
     def __enter__(self) -> Self:
@@ -85,7 +77,8 @@ class GatewayClient:
 
     def report_outcomes(self, outcomes: Sequence[Mapping[str, Any]]) -> int:
         """Report the true labels of answers, each with ``request_id``, ``label``, ``place``; how many were new."""
-        return int(self._send("POST", "/v1/outcomes", json={"outcomes": [dict(one) for one in outcomes]})["stored"])
+        text = json.dumps({"outcomes": [dict(one) for one in outcomes]}, default=_to_json)
+        return int(self._send("POST", "/v1/outcomes", text.encode())["stored"])
 
     def clients(self) -> list[dict[str, Any]]:
         """Health and load of the clients."""
@@ -115,7 +108,7 @@ class GatewayClient:
         if isinstance(x, str | Path | bytes):
             content, content_type = _picture(x)
             params = {k: ",".join(v) if k == "without" else v for k, v in options.items()}
-            return self._send("POST", path, content=content, params=params, headers={"Content-Type": content_type})
+            return self._send("POST", path, content, params, content_type)
         first = x[0] if isinstance(x, list | tuple) and x else x
         body: dict[str, Any]
         if features is not None:
@@ -130,28 +123,29 @@ class GatewayClient:
             text = json.dumps({**body, **options}, allow_nan=False, default=_to_json, separators=(",", ":"))
         except (TypeError, ValueError) as error:
             raise FeddrmError(f"this cannot be sent ({error}): give finite numbers") from error
-        return self._send("POST", path, content=text.encode(), headers={"Content-Type": "application/json"})
+        return self._send("POST", path, text.encode())
 
-    def _send(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+    def _send(self, method: str, path: str, *request: Any) -> dict[str, Any]:
+        """Call the gateway; ``request`` as for :meth:`HttpSession.call`."""
         for retries_left in range(RETRIES, -1, -1):
             try:
-                response = self._http.request(method, path, **options)
-            except self._errors as error:
+                reply = self._http.call(method, path, *request)
+            except CALL_ERRORS as error:
                 raise FeddrmError(f"cannot reach {self.url}: {explain(error, self.url)}") from error
-            if response.status_code != 429 or not retries_left:
+            if reply.status != 429 or not retries_left:
                 break
-            time.sleep(_retry_seconds(response.headers.get("Retry-After", "1")))
+            time.sleep(_retry_seconds(reply.headers.get("Retry-After", "1")))
         try:
-            content: dict[str, Any] | None = response.json()
+            content: dict[str, Any] | None = json.loads(reply.body)
         except ValueError:
             content = None
         if not isinstance(content, dict):
-            raise FeddrmError(f"{self.url} answered {response.status_code}, and not as a gateway does")
+            raise FeddrmError(f"{self.url} answered {reply.status}, and not as a gateway does")
         if fields := content.get("fields"):
             problems = [FieldProblem(**field) for field in fields]
             raise TableError(problems, lambda row: f"{self.url} says: row {row}")
-        if response.status_code >= 400:
-            raise FeddrmError(f"{self.url} says: {content.get('error', response.status_code)}")
+        if reply.status >= 400:
+            raise FeddrmError(f"{self.url} says: {content.get('error', reply.status)}")
         return content
 
 

@@ -56,14 +56,16 @@ class PredictorOptions(BaseModel):
 
     model_config = ConfigDict(allow_inf_nan=False)
 
-    label_miss: Annotated[float, Field(gt=0, lt=1)] | None = None
+    label_miss: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None, description="also give the set of labels that misses the right one with this probability"
+    )
 
 
 class RawOptions(BaseModel):
     """What the bytes of an application/octet-stream body are."""
 
-    kind: Kind = "features"
-    datatype: Literal["uint8", "float32"] = "float32"
+    kind: Kind = Field(default="features", description="what the bytes are: samples, or the result of Router.features")
+    datatype: Literal["uint8", "float32"] = Field(default="float32", description="the type of the numbers")
 
 
 class SampleFields(BaseModel):
@@ -96,125 +98,121 @@ class PredictRequest(PredictOptions, SampleFields):
 class Ranked(BaseModel):
     """One client in the ranking of a sample."""
 
-    client: str
-    probability: float
-    log_density_ratio: float
-    available: bool
+    client: str = Field(description="its name")
+    probability: float = Field(
+        description="that the sample belongs to it; by the competence rule, its share of the odds"
+    )
+    log_density_ratio: float = Field(
+        description="how much likelier the sample is at this client than in all data, as a logarithm"
+    )
+    available: bool = Field(description="whether it can be asked now")
 
 
 class Flag(BaseModel):
     """A value of a row that cannot be."""
 
-    column: str
-    value: Cell
-    problem: str
+    column: str = Field(description="the name of the column")
+    value: Cell = Field(description="as it was sent")
+    problem: str = Field(description="what is wrong with it, and what to give")
 
 
 class Away(BaseModel):
-    """A client that could not be asked, why, and its probability."""
+    """A client that could not be asked."""
 
-    client: str
-    reason: str
-    probability: float
+    client: str = Field(description="its name")
+    reason: str = Field(description="why it could not be asked")
+    probability: float = Field(description="that the sample belongs to it")
 
 
 class Routed(BaseModel):
-    """The decision about one sample; ``client`` is null if no client is available.
+    """The decision about one sample."""
 
-    ``client_probability`` is how sure the router is that the sample belongs to ``client``. ``fallback`` says that
-    ``client`` stands in for a likelier one that is away. By the competence rule, ``right_probability`` is how probable
-    it is that the client's answer is right, and probabilities are shares of odds. ``ranked`` has the likeliest
-    clients, ``away`` the likeliest of those that are away: as many as ``top`` says.
-    """
-
-    client: str | None
-    client_probability: float
-    margin: float
-    abstain: bool
-    reason: str
-    flags: list[Flag]
-    fallback: bool
-    away: list[Away]
-    ranked: list[Ranked]
-    right_probability: float | None
+    client: str | None = Field(description="the client that should answer; null if none is available")
+    client_probability: float = Field(description="how sure the router is that the sample belongs to client")
+    margin: float = Field(description="the probability of the likeliest client less that of the next")
+    abstain: bool = Field(description="whether nobody should answer")
+    reason: str = Field(description="why the router abstains; empty if it does not")
+    flags: list[Flag] = Field(description="the values of a row that cannot be")
+    fallback: bool = Field(description="whether client stands in for a likelier one that is away")
+    away: list[Away] = Field(description="the likeliest clients that are away, as many as top says")
+    ranked: list[Ranked] = Field(description="the likeliest clients, as many as top says")
+    right_probability: float | None = Field(
+        description="by the competence rule: how probable it is that the answer of client is right"
+    )
 
 
 class RouteAnswer(BaseModel):
-    """One decision per sample, in their order."""
+    """One decision per sample."""
 
-    request_id: str
-    artifact: str
-    decisions: list[Routed]
+    request_id: str = Field(description="the name of this request in the logs")
+    artifact: str = Field(description="the version of the router that decided")
+    decisions: list[Routed] = Field(description="in the order of the samples")
 
 
 class Answered(BaseModel):
-    """A client that answered, and the weight of its answer."""
+    """A client that answered."""
 
-    client: str
-    weight: float
-    milliseconds: float
+    client: str = Field(description="its name")
+    weight: float = Field(description="of its answer in the mixture")
+    milliseconds: float = Field(description="until its answer was there")
 
 
 class Failed(BaseModel):
-    """A client that did not answer, and why."""
+    """A client that did not answer."""
 
-    client: str
-    reason: str
+    client: str = Field(description="its name")
+    reason: str = Field(description="why there is no answer")
 
 
 class Predicted(BaseModel):
-    """The answer for one sample; its first six fields are null where the router abstains.
+    """The answer for one sample; its first six fields are null where the router abstains."""
 
-    ``label_probability`` is how sure the clients are of the label, ``client_probability`` how sure the router is of the
-    client. ``fallback`` says that ``client`` stands in for a likelier one that is away or failed. ``label_set`` has the
-    labels that the sample may have. It is null where none was requested, where the router abstains, and where the
-    clients that answered hold less than 95 % of its probability.
-    """
-
-    label: str | None
-    label_probability: float | None
-    label_set: list[str] | None
-    client: str | None
-    client_probability: float | None
-    probabilities: dict[str, float] | None
-    fallback: bool
-    answered: list[Answered]
-    failed: list[Failed]
-    route: Routed
+    label: str | None = Field(description="the likeliest class")
+    label_probability: float | None = Field(description="how sure the clients that answered are of the label")
+    label_set: list[str] | None = Field(
+        description="the labels that the sample may have; null where none was requested, where the router abstains, "
+        "and where the clients that answered hold less than 95 % of its probability"
+    )
+    client: str | None = Field(description="the client that answered; with consult, the likeliest of them")
+    client_probability: float | None = Field(description="how sure the router is of the client")
+    probabilities: dict[str, float] | None = Field(description="of all classes")
+    fallback: bool = Field(description="whether client stands in for a likelier one that is away or failed")
+    answered: list[Answered] = Field(description="the clients that answered, the likeliest first")
+    failed: list[Failed] = Field(description="the clients that were asked and did not answer")
+    route: Routed = Field(description="the decision about the sample")
 
 
 class PredictAnswer(BaseModel):
-    """One answer per sample, in their order."""
+    """One answer per sample."""
 
-    request_id: str
-    artifact: str
-    answers: list[Predicted]
+    request_id: str = Field(description="the name of this request, by which outcomes are reported")
+    artifact: str = Field(description="the version of the router that decided")
+    answers: list[Predicted] = Field(description="in the order of the samples")
 
 
 class FieldError(Flag):
-    """A cell that cannot be read. Rows are counted from 0."""
+    """A cell that cannot be read."""
 
-    row: int
+    row: int = Field(description="its row, counted from 0")
 
 
 class ErrorAnswer(BaseModel):
-    """What was wrong, and what to do. ``fields`` has the cells of rows that cannot be read."""
+    """What was wrong, and what to do."""
 
-    error: str
-    request_id: str
-    fields: list[FieldError] = []
+    error: str = Field(description="both, on one line")
+    request_id: str = Field(description="the name of this request in the logs")
+    fields: list[FieldError] = Field(default=[], description="the cells of rows that cannot be read, at most 20")
 
 
 class SchemaAnswer(BaseModel):
-    """The table schema of the router; null for images, and for tables without one.
+    """The table schema of the router."""
 
-    ``inputs`` are the names of the network's inputs. ``examples`` are rows made up from the schema.
-    """
-
-    artifact: str
-    table_schema: dict[str, Any] | None = Field(alias="schema")
-    inputs: list[str] | None
-    examples: list[dict[str, Cell]]
+    artifact: str = Field(description="the version of the router")
+    table_schema: dict[str, Any] | None = Field(
+        alias="schema", description="the columns; null for images, and for tables without a schema"
+    )
+    inputs: list[str] | None = Field(description="the names of the network's inputs; null for images")
+    examples: list[dict[str, Cell]] = Field(description="rows made up from the schema")
 
 
 class OutcomeReport(BaseModel):
@@ -234,7 +232,7 @@ class OutcomeBatch(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    outcomes: list[OutcomeReport] = Field(min_length=1, max_length=1024)
+    outcomes: list[OutcomeReport] = Field(min_length=1, max_length=1024, description="one per answer")
 
 
 class OutcomeRequest(RootModel[OutcomeReport | OutcomeBatch]):
@@ -242,39 +240,41 @@ class OutcomeRequest(RootModel[OutcomeReport | OutcomeBatch]):
 
 
 class OutcomeAnswer(BaseModel):
-    """How many outcomes were stored, and how many were known already."""
+    """What became of the outcomes."""
 
-    stored: int
-    known: int
+    stored: int = Field(description="how many were new")
+    known: int = Field(description="how many were known already")
 
 
 class UseFigures(BaseModel):
-    """Counts of predictions. Accuracy and calibration error are of those with a label and an outcome."""
+    """Figures of predictions."""
 
-    predictions: int
-    abstained: int
-    outcomes: int
-    right: int
-    accuracy: float | None
-    calibration_error: float | None
-    abstention: float
+    predictions: int = Field(description="samples that were predicted")
+    abstained: int = Field(description="from how many of them the router abstained")
+    outcomes: int = Field(description="how many have a label and an outcome")
+    right: int = Field(description="how many of those are right")
+    accuracy: float | None = Field(description="right ones among those with an outcome; null without any")
+    calibration_error: float | None = Field(
+        description="how far label_probability is from the accuracy, over bins of it"
+    )
+    abstention: float = Field(description="the abstained share of all predictions")
 
 
 class PeriodFigures(UseFigures):
-    """The figures of one period, which begins ``from`` (seconds since 1970)."""
+    """The figures of one period."""
 
-    begin: int = Field(alias="from")
+    begin: int = Field(alias="from", description="when it begins, in seconds since 1970")
 
 
 class ArtifactFigures(UseFigures):
     """The figures of the answers of one artifact."""
 
-    artifact: str
+    artifact: str = Field(description="the version of the router")
 
 
 class OutcomeTable(BaseModel):
-    """Figures of periods of so many ``seconds``, the oldest first, and of artifacts."""
+    """Figures of a gateway's answers over time and by artifact."""
 
-    seconds: int
-    periods: list[PeriodFigures]
-    artifacts: list[ArtifactFigures]
+    seconds: int = Field(description="the length of a period")
+    periods: list[PeriodFigures] = Field(description="the oldest first")
+    artifacts: list[ArtifactFigures] = Field(description="of all periods together")

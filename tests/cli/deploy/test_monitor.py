@@ -57,7 +57,7 @@ def test_on_a_terminal_the_view_is_renewed_until_the_run_ends(
     feddrm: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, _ = training_folder(tmp_path)
-    monkeypatch.setattr(monitor, "Console", lambda **options: Console(force_terminal=True, width=100, **options))
+    monkeypatch.setattr("rich.console.Console", lambda **options: Console(force_terminal=True, width=100, **options))
     pauses: list[float] = []
 
     def pause(seconds: float) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import ssl
 from pathlib import Path
 
+import certifi
 import httpx
 import pytest
 
@@ -132,6 +133,23 @@ def test_bad_lists_of_clients_are_errors_and_keys_are_not_shown(
     upstream = Upstreams.read(path, settings)["a"]
     assert upstream.http.headers["Authorization"] == "Bearer secret"
     assert "secret" not in str(upstream.as_dict())
+
+
+def test_files_of_a_client_are_relative_to_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, path = make_settings(GatewaySettings), tmp_path / "lists" / "clients.yaml"
+    trusted = Path(certifi.where())
+    (tmp_path / "lists" / "keys").mkdir(parents=True)
+    (path.parent / "keys" / "oslo").write_text("secret\n")
+    (path.parent / "oslo.pem").write_bytes(trusted.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    path.write_text("a: {url: 'https://x', ca: oslo.pem, key_file: keys/oslo}")
+    for listed in (path, path.relative_to(tmp_path)):
+        upstream = Upstreams.read(listed, settings)["a"]
+        assert upstream.http.headers["Authorization"] == "Bearer secret"
+        assert upstream.entry.ca is not None
+        assert upstream.entry.ca.resolve() == path.parent / "oslo.pem"
+    path.write_text(f"a: {{url: 'https://x', ca: {trusted}}}")
+    assert Upstreams.read(path, settings)["a"].entry.ca == trusted
 
 
 def test_clients_that_are_away_have_a_reason(tmp_path: Path) -> None:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from feddrm.cli.deploy.members import Project, require_flower
 from feddrm.cli.output import JsonFlag, print_json
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
 
 LOOK_SECONDS = 0.5
 SHOWN_ROUNDS = 10
@@ -34,6 +33,9 @@ def watch(
     Example: feddrm deploy watch federation --once
     """
     require_flower()
+    from rich.console import Console
+    from rich.live import Live
+
     from feddrm.deploy.cluster_status import server_folder
     from feddrm.deploy.watch.watch_state import watch_state
 
@@ -56,6 +58,9 @@ def watch(
 
 def _view(state: Mapping[str, Any]) -> Group:
     """The state as a terminal shows it."""
+    from rich.console import Group
+    from rich.text import Text
+
     total = "" if state["rounds"] is None else f" of {state['rounds']}"
     what = f"failed: {state['failed']}" if state["failed"] else state["what"]
     lines = [Text(f"run '{state['run']}': {what}; round {state['round']}{total}", "bold")]
@@ -93,6 +98,10 @@ def _view(state: Mapping[str, Any]) -> Group:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(*header, box=SIMPLE_HEAD, pad_edge=False)
     for row in rows:
         table.add_row(*map(Text, row))  # so that brackets in names are not read as markup

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from feddrm.data.summary import DatasetSummary
+from feddrm.io.dataset_summary import DatasetSummary
 from feddrm.io.page_files import TERMS
 from feddrm.report import federation_figures, run_figures
 from feddrm.report.accuracy_measures import TERM_OF_KIND, Measure, headline

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
+from fastapi import Path as PathParameter
 from PIL import Image
 from starlette.responses import Response
 
-from feddrm.data.summary import DatasetSummary
+from feddrm.io.dataset_summary import DatasetSummary
 from feddrm.io.page_files import SECURITY_POLICY, content_type, page_files
 from feddrm.serve.gateway import Gateway
 from feddrm.serve.http.authorise import authorise
 from feddrm.serve.http.error_responses import ERROR_RESPONSES, ApiError, json_response
 from feddrm.serve.schemas import ErrorAnswer
 
+After = Annotated[int, Query(ge=0, description="only decisions after the one with this number")]
+ClientName = Annotated[str, PathParameter(description="the name of a client")]
+PictureNumber = Annotated[int, PathParameter(description="of the client's pictures, from 0")]
 STATIC = Path(__file__).parent / "static"
 
 
@@ -80,7 +84,7 @@ def add_console_routes(app: FastAPI, gateway: Gateway, summary: DatasetSummary |
         }
 
     @app.get("/v1/traffic", responses=ERROR_RESPONSES)
-    async def traffic(request: Request, after: int = Query(0, ge=0)) -> Response:
+    async def traffic(request: Request, after: After = 0) -> Response:
         """The latest decisions with a number above ``after``; no payloads. ``begun``: the gateway's start time."""
         await authorise(request, gateway.access, "admin")
         decisions = [
@@ -94,12 +98,12 @@ def add_console_routes(app: FastAPI, gateway: Gateway, summary: DatasetSummary |
         "/v1/samples/{client}/{number}",
         responses={200: {"content": {"image/png": {}}}, 404: {"model": ErrorAnswer}, **ERROR_RESPONSES},
     )
-    async def sample(request: Request, client: str, number: int) -> Response:
+    async def sample(request: Request, client: ClientName, number: PictureNumber) -> Response:
         """A picture that the run keeps of a client's data, to try the router on."""
         await authorise(request, gateway.access, "admin")
         if gallery is None or client not in clients or not 0 <= number < gallery.shape[1]:
             raise ApiError(404, "no such sample")
-        pixels = gallery[list(clients).index(client), number].permute(1, 2, 0).numpy()
+        pixels = gallery[list(clients).index(client), number].transpose(1, 2, 0)
         png = io.BytesIO()
         Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(png, "PNG")
         return Response(png.getvalue(), media_type="image/png")

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from feddrm.rules import ROUTING_RULES
-from feddrm.serve.schemas import PICTURE_TYPES, PredictOptions
+from feddrm.serve.schemas import PICTURE_TYPES, PredictOptions, RawOptions
 
 
 def json_body(model: type[BaseModel]) -> dict[str, Any]:
@@ -34,8 +34,10 @@ def sample_body(model: type[BaseModel], options: type[BaseModel]) -> dict[str, A
     if options is PredictOptions:
         schemas["consult"] = {"type": "integer", "minimum": 1, "maximum": 1024}
         schemas["abstain"] = {"type": "string", "enum": ["mark", "answer"]}
+    fields = RawOptions.model_fields | options.model_fields
     operation["parameters"] = [
-        {"name": name, "in": "query", "required": False, "schema": schema} for name, schema in schemas.items()
+        {"name": name, "in": "query", "required": False, "description": fields[name].description, "schema": schema}
+        for name, schema in schemas.items()
     ]
     return operation
 

@@ -30,72 +30,74 @@ class TensorIn(BaseModel):
 
     model_config = ConfigDict(allow_inf_nan=False)
 
-    name: str = Field(max_length=64)
-    shape: list[Size] = Field(min_length=1, max_length=8)
-    datatype: Literal["UINT8", "FP32", "FP64"]
-    parameters: dict[str, Any] = {}
-    data: list[Any] | None = None
+    name: str = Field(max_length=64, description="the name of the input, from the model's metadata")
+    shape: list[Size] = Field(min_length=1, max_length=8, description="samples first")
+    datatype: Literal["UINT8", "FP32", "FP64"] = Field(description="the type of the numbers")
+    parameters: dict[str, Any] = Field(default={}, description="binary_data_size: its bytes after the JSON part")
+    data: list[Any] | None = Field(default=None, description="the numbers, flat or nested; null if they are bytes")
 
 
 class OutputWanted(BaseModel):
-    """A wanted output; ``binary_data`` in its parameters asks for bytes."""
+    """A wanted output."""
 
-    name: str = Field(max_length=64)
-    parameters: dict[str, Any] = {}
+    name: str = Field(max_length=64, description="the name of the output, from the model's metadata")
+    parameters: dict[str, Any] = Field(default={}, description="binary_data: whether to answer it as bytes")
 
 
 class InferRequest(BaseModel):
     """An infer request."""
 
-    id: str | None = Field(None, max_length=128)
-    parameters: dict[str, Any] = {}
-    inputs: list[TensorIn] = Field(min_length=1, max_length=8)
-    outputs: list[OutputWanted] | None = Field(None, min_length=1, max_length=16)
+    id: str | None = Field(None, max_length=128, description="the caller's name of the request; the answer repeats it")
+    parameters: dict[str, Any] = Field(default={}, description="options; binary_data_output: answer all as bytes")
+    inputs: list[TensorIn] = Field(min_length=1, max_length=8, description="the samples")
+    outputs: list[OutputWanted] | None = Field(
+        None, min_length=1, max_length=16, description="the wanted outputs; null: all"
+    )
 
 
 class TensorOut(BaseModel):
     """One named output."""
 
-    name: str
-    shape: list[int]
-    datatype: str
-    data: list[Any]
+    name: str = Field(description="as in the model's metadata")
+    shape: list[int] = Field(description="samples first")
+    datatype: str = Field(description="the type of the values")
+    data: list[Any] = Field(description="the values, flat")
 
 
 class InferAnswer(BaseModel):
     """The answer to an infer request."""
 
-    model_name: str
-    model_version: str
-    id: str
-    parameters: dict[str, Any] = {}
-    outputs: list[TensorOut]
+    model_name: str = Field(description="the model that answered")
+    model_version: str = Field(description="its version")
+    id: str = Field(description="that of the request, or one made for it")
+    parameters: dict[str, Any] = Field(default={}, description="what the protocol has no field for")
+    outputs: list[TensorOut] = Field(description="the wanted outputs")
 
 
 class TensorAbout(BaseModel):
-    """Name, type and shape of an input or output; -1 is any number."""
+    """An input or output."""
 
-    name: str
-    datatype: str
-    shape: list[int]
+    name: str = Field(description="the name of the tensor")
+    datatype: str = Field(description="the type of its values")
+    shape: list[int] = Field(description="samples first; -1 is any number")
 
 
 class ModelAbout(BaseModel):
     """A model's metadata."""
 
-    name: str
-    versions: list[str]
-    platform: str
-    inputs: list[TensorAbout]
-    outputs: list[TensorAbout]
+    name: str = Field(description="the name of the model, as in its path")
+    versions: list[str] = Field(description="the versions that are served")
+    platform: str = Field(description="what computes")
+    inputs: list[TensorAbout] = Field(description="a request gives one of them")
+    outputs: list[TensorAbout] = Field(description="what an answer may have")
 
 
 class ServerAbout(BaseModel):
     """The server's metadata."""
 
-    name: str
-    version: str
-    extensions: list[str]
+    name: str = Field(description="the name of the program")
+    version: str = Field(description="its version")
+    extensions: list[str] = Field(description="of the protocol, that it knows")
 
 
 def json_length(body: bytes, header_length: str | None) -> int:

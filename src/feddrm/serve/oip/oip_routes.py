@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Path, Request
 from starlette.responses import Response
 
 from feddrm._version import __version__
@@ -30,6 +30,8 @@ from feddrm.serve.telemetry.tracing import span
 
 Tensors = Sequence[tuple[str, str, Sequence[int]]]  # name, datatype, shape
 Outputs = dict[str, Array | list[str]]
+MODEL = "the name of a model"
+ModelName = Annotated[str, Path(description=MODEL)]
 
 
 async def answer_infer(
@@ -92,13 +94,13 @@ def add_oip_routes(
         return json_response({"ready": True, **ready()})
 
     @app.get("/v2/models/{model}/ready", responses={404: {"model": ErrorAnswer}, 503: {"model": ErrorAnswer}})
-    async def model_ready(model: str) -> Response:
+    async def model_ready(model: ModelName) -> Response:
         """Whether the model answers."""
         check_model(model)
         return await is_ready()
 
     @app.get("/v2/models/{model}", responses={200: {"model": ModelAbout}, 404: {"model": ErrorAnswer}})
-    async def about(model: str) -> Response:
+    async def about(model: ModelName) -> Response:
         """A model's inputs and outputs."""
         check_model(model)
         version, inputs, outputs = describe(model)
@@ -120,7 +122,8 @@ def add_oip_routes(
     }
     binary = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     # FastAPI finds path parameters among the arguments of a function, and this one takes the request alone.
-    parameter = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "enum": list(models)}}
+    names = {"type": "string", "enum": list(models)}
+    parameter = {"name": "model", "in": "path", "required": True, "description": MODEL, "schema": names}
 
     @app.post(
         "/v2/models/{model}/infer",

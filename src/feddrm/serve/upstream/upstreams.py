@@ -257,10 +257,13 @@ def _tls(ca: Path | None) -> ssl.SSLContext:
 
 
 def _entry(path: Path, name: str, value: object) -> UpstreamEntry:
+    """One client of the list; files that it names are relative to the list."""
     try:
-        return UpstreamEntry.model_validate(value)
+        entry = UpstreamEntry.model_validate(value)
     except ValidationError as error:
         raise FeddrmError(f"{path}: client '{name}': {first_problem(error)}") from error
+    files = {"ca": entry.ca, "key_file": entry.key_file}
+    return entry.model_copy(update={key: path.parent / file for key, file in files.items() if file is not None})
 
 
 def _http(name: str, entry: UpstreamEntry) -> httpx.AsyncClient:
