@@ -34,11 +34,11 @@ def _query_parameters(model: type[BaseModel]) -> list[dict[str, Any]]:
         # A query string has no null: the parameter is left out instead.
         kind = next((kind for kind in field.get("anyOf", ()) if kind["type"] != "null"), field)
         schema = {key: value for key, value in kind.items() if key not in ("title", "description")}
-        listed = {"style": "form", "explode": False} if schema["type"] == "array" else {}
-        parameters.append(
-            {"name": name, "in": "query", "required": False, "description": field["description"], "schema": schema}
-            | listed
-        )
+        parameter = {"name": name, "in": "query", "required": False, "description": field["description"]}
+        if schema["type"] == "array":
+            listed = f"{field['description']}; commas between them"
+            parameter |= {"style": "form", "explode": False, "description": listed}
+        parameters.append(parameter | {"schema": schema})
     return parameters
 
 
