@@ -134,6 +134,18 @@ def test_features_give_the_same_answer_of_a_refitted_head(tmp_path: Path, images
     assert_same_by_features(tmp_path / "run", images, "refit")
 
 
+def test_features_of_another_recipe_are_one_line(run: Path, images: Images) -> None:
+    features = load_router(run / "router").features(torch.from_numpy(images)).numpy()
+    refit = Predictor.load(run / "clients" / "fax", answer="refit")
+    assert refit.head.recipe.name != refit.router.recipe.name
+    with refused("refit head of client 'fax'", "router's features (embedding)", "give the samples themselves"):
+        refit([("inputs", images), ("features", features)])
+    trained = Predictor.load(run / "clients" / "fax")
+    for other in (features[:, 1:], images.reshape(len(images), -1).astype(np.float32)):
+        with refused(f"{other.shape[1]} features per sample", "fitted on 16 (embedding)", "Router.features"):
+            trained([("features", features), ("features", other)])
+
+
 def test_a_query_gets_the_same_answer_alone_and_in_a_batch(run: Path, images: Images) -> None:
     predictor = Predictor.load(run / "clients" / "fax")
     queries = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,21 +38,21 @@ def picture(tmp_path: Path) -> Path:
 
 
 def test_images_come_with_their_paths(picture: Path) -> None:
-    samples, names = read_queries(router(3, 4, 4), None, [picture, picture])
+    samples, names = read_queries(router(3, 4, 4), [picture, picture])
     assert (samples.shape, samples.dtype) == ((2, 3, 4, 4), torch.uint8)
     assert samples[0].permute(1, 2, 0).flatten().tolist() == list(range(48))
     assert names == [str(picture)] * 2
 
 
 def test_an_image_with_other_channels_is_refused(picture: Path) -> None:
-    with refused("scan.png has 3 channels, the router wants 4: convert it"):
-        read_queries(router(4, 4, 4), None, [picture])
+    with refused("scan.png has 3 channels, 4 are wanted: convert it"):
+        read_queries(router(4, 4, 4), [picture])
 
 
 def test_tables_come_in_the_order_of_the_columns_with_the_place_of_each_row(tmp_path: Path) -> None:
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text("dose,age\n1,50\n2,60\n")
-    samples, names = read_queries(router(2), ["age", "dose"], [tmp_path / "a.csv", tmp_path / "b.csv"])
+    samples, names = read_queries(replace(router(2), columns=("age", "dose")), [tmp_path / "a.csv", tmp_path / "b.csv"])
     assert samples.tolist() == [[50, 1], [60, 2]] * 2
     assert len(set(names)) == 4
     assert all(name.startswith(str(tmp_path)) for name in names)
@@ -61,13 +62,13 @@ def test_arrays_come_with_their_places(tmp_path: Path) -> None:
     pixels = np.arange(32, dtype=np.int64).reshape(2, 4, 4)
     np.save(tmp_path / "grey.npy", pixels)
     np.savez(tmp_path / "grey.npz", x=pixels[:, None], y=[0, 1])
-    samples, names = read_queries(router(1, 4, 4), None, [tmp_path / "grey.npy", tmp_path / "grey.npz"])
+    samples, names = read_queries(router(1, 4, 4), [tmp_path / "grey.npy", tmp_path / "grey.npz"])
     assert (samples.shape, samples.dtype) == ((4, 1, 4, 4), torch.uint8)
     assert samples[:2].flatten().tolist() == samples[2:].flatten().tolist() == list(range(32))
     assert names == [f"{tmp_path}/grey.{kind}[{i}]" for kind in ("npy", "npz") for i in range(2)]
     np.save(tmp_path / "rows.npy", np.ones((3, 2)))
     (tmp_path / "rows.csv").write_text("dose,age\n1,50\n")
-    samples, names = read_queries(router(2), None, [tmp_path / "rows.npy", tmp_path / "rows.csv"])
+    samples, names = read_queries(router(2), [tmp_path / "rows.npy", tmp_path / "rows.csv"])
     assert samples.tolist() == [[1, 1]] * 3 + [[1, 50]]
 
 
@@ -75,9 +76,7 @@ def test_wrong_arrays_are_one_line(picture: Path, tmp_path: Path) -> None:
     def refuse(array: object, *parts: str, shape: tuple[int, ...] = (3, 4, 4)) -> None:
         np.save(tmp_path / "a.npy", array)
         with refused("a.npy", *parts):
-            read_queries(
-                router(*shape), None, [picture, tmp_path / "a.npy"] if len(shape) == 3 else [tmp_path / "a.npy"]
-            )
+            read_queries(router(*shape), [picture, tmp_path / "a.npy"] if len(shape) == 3 else [tmp_path / "a.npy"])
 
     refuse(np.zeros((2, 4, 4, 3)), "shape (2, 4, 4, 3)", "give an array of numbers [n, 3, 4, 4]")
     refuse(np.full((2, 3, 4, 4), 300), "pixels from 300 to 300", "0..255")
@@ -86,6 +85,6 @@ def test_wrong_arrays_are_one_line(picture: Path, tmp_path: Path) -> None:
     refuse(np.array([[None, {}]], dtype=object), "cannot read", shape=(2,))
     np.savez(tmp_path / "b.npz", samples=np.ones((1, 2)))
     with refused("b.npz", ".npz with the array x"):
-        read_queries(router(2), None, [tmp_path / "b.npz"])
+        read_queries(router(2), [tmp_path / "b.npz"])
     with refused("none.npy"):
-        read_queries(router(2), None, [tmp_path / "none.npy"])
+        read_queries(router(2), [tmp_path / "none.npy"])

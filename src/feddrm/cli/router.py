@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,8 +30,8 @@ from feddrm.rules import RULES_HELP
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from feddrm.data import Federation
     from feddrm.router import Router
-    from feddrm.runs import Run
     from feddrm.tasks import Survival, Task
 
 RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that 'feddrm train' wrote.")]
@@ -242,10 +243,12 @@ def route(
 
     Example: feddrm route runs/first scan.png
     """
+    from feddrm.predictor.query_files import read_queries
     from feddrm.runs import Run
 
-    router, x, names = open_queries(Run.open(run), inputs, ignore)
-    available = available_clients(router, without)
+    router = Run.open(run).router()
+    x, names = read_queries(router, inputs, ignore or ())
+    available = available_clients(router.names, without)
     options = given_settings(available=available, max_away=max_away, views=views, costs=read_costs(cost))
     decision = router.route(x, rule=rule, coverage=coverage, miss=miss, **options)
     probability, fallback = decision.client_probability.tolist(), decision.fallback.tolist()
@@ -282,7 +285,7 @@ def route(
 def predict(
     run: RunFolderArgument,
     inputs: QueryFiles,
-    client: Annotated[str | None, typer.Option(help="Ask this client about every query, without routing.")] = None,
+    client: Annotated[str | None, typer.Option(help="Ask this client about every query; it needs no router.")] = None,
     consult: Annotated[int, typer.Option(help="Ask this many clients and mix their answers.")] = 1,
     rule: Annotated[str | None, typer.Option(help=f"{RULES_HELP} (default: density).")] = None,
     cost: Costs = None,
@@ -304,20 +307,30 @@ def predict(
 
     Example: feddrm predict runs/first scan.png --out answers.csv
     """
+    from dataclasses import replace
+
     from feddrm.io.atomic import write_atomically
+    from feddrm.predictor.query_files import read_queries
     from feddrm.report.tables import to_csv
     from feddrm.runs import Run
+    from feddrm.runs.run_router import load_run_federation
     from feddrm.tasks import Survival
 
     if csv and json:
         raise SettingError("--csv and --json print the same answers: give one of them")
     opened = Run.open(run)
-    router, x, names = open_queries(opened, inputs, ignore)
+    known: Router | Federation  # which knows the clients and the form of samples
+    if client is None or opened.folder.has_router:
+        known = opened.router()
+    else:
+        known = load_run_federation(opened.folder, opened.config, None)
+        opened = replace(opened, federation=known)
+    x, names = read_queries(known, inputs, ignore or ())
     options = given_settings(
         rule=rule,
         costs=read_costs(cost),
         coverage=coverage,
-        available=available_clients(router, without),
+        available=available_clients(known.names, without),
         max_away=max_away,
         views=views,
         label_miss=label_miss,
@@ -364,22 +377,12 @@ def _days(task: Survival) -> tuple[int, int]:
     return task.edges[len(task.edges) // 2], task.edges[-1]
 
 
-def open_queries(run: Run, inputs: list[Path], ignore: list[str] | None) -> tuple[Router, Tensor, list[str]]:
-    """A run's router, the samples in these files, and a name for each."""
-    from feddrm.predictor.query_files import read_queries
-    from feddrm.router import read_manifest
-
-    router = run.router()
-    columns = read_manifest(run.folder.router)["notes"].get("columns")
-    return router, *read_queries(router, columns, inputs, ignore or ())
-
-
-def available_clients(router: Router, without: list[str] | None) -> list[str] | None:
+def available_clients(names: Sequence[str], without: list[str] | None) -> list[str] | None:
     """The clients but for those named; None for all."""
     for name in without or ():
-        if name not in router.names:
-            raise FeddrmError(f"unknown client '{name}' {listing(router.names)}")
-    return [name for name in router.names if name not in without] if without else None
+        if name not in names:
+            raise FeddrmError(f"unknown client '{name}' {listing(names)}")
+    return [name for name in names if name not in without] if without else None
 
 
 def _names(router: Router, within: Tensor) -> list[str]:

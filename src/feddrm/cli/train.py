@@ -222,7 +222,6 @@ def demo(
     """
     from feddrm.report.report_page import write_report
     from feddrm.report.run_table import report_table
-    from feddrm.router.artifact import MANIFEST
 
     folders = []
     for method in DEMO_METHODS:
@@ -230,7 +229,7 @@ def demo(
         parts |= {"model": {}, "evaluation": {}}
         folders.append(out / method)
         (run,) = _train(parts, {"rounds": rounds, "seed": seed}, folders[-1])
-        if method == "feddrm" and not (run.folder.router / MANIFEST).exists():
+        if method == "feddrm" and not run.folder.has_router:
             run.fit_router(progress=True)
     table = report_table(folders)
     page = write_report(table, out)

@@ -100,9 +100,21 @@ class Predictor:
 
         The kernels are those of training, so that a service and a call in Python answer with the same bits.
         """
+        for kind, x in queries:
+            if kind == "features":
+                self.check_features(x)
         largest = 0 if self.head.net is None else largest_product(self.head.net, CPU_QUERIES)
         with without_onednn_if_small(largest):
             return compute_in_groups(queries, self._probabilities)
+
+    def check_features(self, x: NDArray[Any]) -> None:
+        """An error if the head needs other features than the router's, or these are not the router's."""
+        if not self.takes_features:
+            raise FeddrmError(
+                f"the {self.version} head of client '{self.name}' needs more than the router's features "
+                f"({self.router.recipe.name}): give the samples themselves"
+            )
+        self.router.check_features(x)
 
     def _probabilities(self, kind: str, x: NDArray[Any]) -> NDArray[np.float64]:
         rows = torch.from_numpy(x)

@@ -1,4 +1,4 @@
-"""Queries from files: images, tables with the router's columns, or NumPy arrays."""
+"""Queries from files: images, tables with the columns of the training, or NumPy arrays."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from numpy.lib.npyio import NpzFile
 from torch import Tensor
 
+from feddrm.data import Federation
 from feddrm.data.sources.images import read_images
 from feddrm.errors import FeddrmError
 from feddrm.io.tensors import BROKEN_NPZ
@@ -20,21 +21,21 @@ ARRAYS = (".npy", ".npz")
 
 
 def read_queries(
-    router: Router, columns: Sequence[str] | None, paths: Sequence[Path], ignore: Sequence[str] = ()
+    like: Router | Federation, paths: Sequence[Path], ignore: Sequence[str] = ()
 ) -> tuple[Tensor, list[str]]:
-    """The raw samples that the router takes, and a name for each: a file's path, with the row of a table or array.
+    """Raw samples in the form of a router's or a federation's, and a name for each: its file and its row in it.
 
-    The router's schema encodes raw columns. ``ignore`` names columns of tables that are no inputs.
+    The schema encodes raw columns. ``ignore`` names columns of tables that are no inputs.
     """
     parts: list[Tensor] = []
     names: list[str] = []
     for path in paths:
         if path.suffix.lower() in ARRAYS:
-            samples, places = _read_array(router.shape, path)
-        elif len(router.shape) == 3:
-            samples, places = _read_picture(router.shape, path), [str(path)]
+            samples, places = _read_array(like.shape, path)
+        elif len(like.shape) == 3:
+            samples, places = _read_picture(like.shape, path), [str(path)]
         else:
-            rows, places = read_rows(path, tuple(columns) if columns else None, router.shape[0], router.schema, ignore)
+            rows, places = read_rows(path, like.columns, like.shape[0], like.schema, ignore)
             samples = torch.from_numpy(rows)
         if parts and samples.dtype != parts[0].dtype:
             raise FeddrmError(
@@ -49,7 +50,7 @@ def _read_picture(shape: Sequence[int], path: Path) -> Tensor:
     channels, height, width = shape
     pixels = read_images([path], (height, width), grey=channels == 1)
     if pixels.shape[1] != channels:
-        raise FeddrmError(f"{path} has {pixels.shape[1]} channels, the router wants {channels}: convert it")
+        raise FeddrmError(f"{path} has {pixels.shape[1]} channels, {channels} are wanted: convert it")
     return torch.from_numpy(pixels)
 
 

@@ -243,16 +243,17 @@ class Router:
         columns = averaged.mean(self.inputs(x), lambda view: extract(self.recipe, self.net, self.leaves, view))
         return torch.cat([columns[feature.name] for feature in self.recipe.features], dim=1)
 
+    def check_features(self, features: Tensor | NDArray[Any]) -> None:
+        """An error if these are not as many features per sample as the router was fitted on."""
+        if (given := features.shape[-1]) != self.weight.shape[1]:
+            fitted = f"the router was fitted on {self.weight.shape[1]} ({self.recipe.name})"
+            raise FeddrmError(f"{given} features per sample, {fitted}: compute them with Router.features")
+
     def logits(self, features: Tensor) -> Tensor:
         """Posterior log-odds of the clients, up to a constant per sample, calibrated."""
-        if features.shape[-1] != self.weight.shape[1]:
-            raise FeddrmError(
-                f"{features.shape[-1]} features per sample, the router was fitted on {self.weight.shape[1]} "
-                f"({self.recipe.name}): compute them with Router.features"
-            )
+        self.check_features(features)
         folded, bias = self.__dict__["_folded"]
-        x = features.to(folded.dtype)
-        logits: Tensor = (x - self.scaler.mean.to(x)) @ folded
+        logits: Tensor = (features.to(folded.dtype) - self.scaler.mean.to(folded)) @ folded
         return logits.add_(bias)
 
     def right(self, features: Tensor) -> Tensor:

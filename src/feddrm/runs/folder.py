@@ -14,16 +14,22 @@ from feddrm.errors import FeddrmError
 from feddrm.io.atomic import locked, temporary, write_atomically
 from feddrm.io.run_reader import RunReader
 from feddrm.io.shards import CLIENTS, shard_bytes
-from feddrm.io.staging import settle_run
+from feddrm.io.staging import Snapshot, settle_run
 from feddrm.io.tensors import join_slots, tensor_bytes
 from feddrm.io.text import json_bytes, json_line, read_config, yaml_bytes
 from feddrm.methods import Slots, Tensors
 from feddrm.plugins import require_plugins
+from feddrm.router.artifact import MANIFEST
 from feddrm.runs.config import Config
 
 
 class RunFolder(RunReader):
     """The files of one run, and how they are read and written."""
+
+    @property
+    def has_router(self) -> bool:
+        """Whether a router was fitted."""
+        return Snapshot.of(self.router).has(self.router / MANIFEST)
 
     @contextmanager
     def exclusive(self) -> Iterator[bool]:

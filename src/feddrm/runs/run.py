@@ -9,11 +9,9 @@ from typing import Any
 
 from feddrm.data import Federation
 from feddrm.errors import FeddrmError
-from feddrm.io.staging import Snapshot
 from feddrm.predictor.answers import ABSTAIN, Answers, answer_queries, answers_of
 from feddrm.registry import check_choice
 from feddrm.router import Router, load_router
-from feddrm.router.artifact import MANIFEST
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.run_evaluation import checkpoint_predictor, evaluate_run
 from feddrm.runs.run_router import fit_run_router
@@ -87,8 +85,7 @@ class Run:
         One client can be asked before a router is fitted. Its model is that of the checkpoint, its probabilities are
         not calibrated, and the run's data are loaded again unless this process has them.
         """
-        routed = Snapshot.of(self.folder.router).has(self.folder.router / MANIFEST)
-        if options.get("client") is not None and not routed:
+        if options.get("client") is not None and not self.folder.has_router:
             return self._ask_without_router(x, **options)
         return answer_queries(self.folder, x, **options)
 

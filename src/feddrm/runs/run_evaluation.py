@@ -17,7 +17,7 @@ from feddrm.predictor.predictor import ANSWERS, Predictor, TrainedHead
 from feddrm.registry import listing, nearest
 from feddrm.router import FittedRouter, Recipe, Router, evaluate_router
 from feddrm.router.answer_calibration import AnswerCalibration
-from feddrm.router.artifact import FIT, HEADS, MANIFEST, read_manifest
+from feddrm.router.artifact import FIT, HEADS, read_manifest
 from feddrm.router.fit.local_cohort import facts_of
 from feddrm.router.private_head import ClientParts
 from feddrm.router.solver.problem import Scaler
@@ -52,7 +52,7 @@ def evaluate_run(
     if federation.task.classifies:
         answers = own_answers(predictions)
         figures["metrics"] = {"own": answer_metrics(answers, predictions.labels, predictions.origin, federation.names)}
-    if Snapshot.of(folder.router).has(folder.router / MANIFEST):
+    if folder.has_router:
         fitted = read_whole(folder.router, lambda now: _fitted_router(folder, federation, config.device, now))
         routed = evaluate_router(fitted, net, state.shared, test, predictions, federation.weights)
         if federation.task.classifies:

@@ -53,7 +53,7 @@ def join_run_router(
             "the router of a new run"
         )
     paths = [path for given in files for path in (sorted(given.iterdir()) if given.is_dir() else [given])]
-    x, _ = read_queries(router, manifest["notes"].get("columns"), paths)
+    x, _ = read_queries(router, paths)
     samples = Split(x, torch.zeros(len(x), dtype=torch.int64))
     newcomer = Client(name, samples, samples, View(mean=router.input_mean, std=router.input_std))
     members = [federation.clients[federation.names.index(known)] for known in router.names]

@@ -159,7 +159,7 @@ def test_raw_tables_of_sites_become_a_router_that_takes_raw_queries(tmp_path: Pa
     assert torch.allclose(router.usual.mean.double(), pooled.mean(0), atol=1e-5)
     assert torch.allclose(router.usual.scale.double(), pooled.std(0, correction=0), atol=1e-5)
     (tmp_path / "q.csv").write_text("age,smoker\n50,yes\n130,?\n")
-    decision = router.route(read_queries(router, None, [tmp_path / "q.csv"])[0])
+    decision = router.route(read_queries(router, [tmp_path / "q.csv"])[0])
     assert decision.reason[1] == "a value cannot be"
     assert (decision.flags[0], decision.flags[1][0].value) == ((), 130)
     # A site whose schema has changed since takes no part any more.

@@ -1,10 +1,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
 
+import pytest
+from pydantic import BaseModel
+
+from feddrm.serve.http.decode import InputSpec, decode_samples
 from feddrm.serve.http.openapi import json_body, sample_body
 from feddrm.serve.oip.codec import InferRequest
 from feddrm.serve.schemas import Options, PredictOptions, PredictRequest, RouteRequest
+from refusal import refused
 
 
 def test_a_json_body_has_its_definitions_in_place() -> None:
@@ -21,10 +28,49 @@ def test_samples_may_be_json_pictures_or_bytes() -> None:
     assert {"application/json", "image/png", "application/octet-stream"} <= set(operation["requestBody"]["content"])
 
 
-def test_query_parameters_are_the_options_of_the_path() -> None:
-    def names(operation: dict[str, list[dict[str, str]]]) -> list[str]:
-        return [parameter["name"] for parameter in operation["parameters"]]
+def values_around(schema: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Texts that the schema of a parameter allows, and texts that it forbids."""
+    if "enum" in schema:
+        return schema["enum"], ["other"]
+    if schema["type"] == "array":
+        return ["oslo", "oslo,lima"], [",".join(["oslo"] * (schema["maxItems"] + 1))]
+    step = 1 if schema["type"] == "integer" else 0.125
+    allowed, forbidden = [], ["many"]
+    for bound, side in (("inimum", -step), ("aximum", step)):
+        if (closed := schema.get(f"m{bound}")) is not None:
+            allowed.append(closed)
+            forbidden.append(str(closed + side))
+        if (opened := schema.get(f"exclusiveM{bound}")) is not None:
+            allowed.append(opened - side)
+            forbidden.append(str(opened))
+    return list(map(str, allowed)), forbidden
 
-    route, predict = sample_body(RouteRequest, Options), sample_body(PredictRequest, PredictOptions)
-    assert names(route) == ["kind", "datatype", "rule", "coverage", "max_away"]
-    assert names(predict) == [*names(route), "consult", "abstain"]
+
+READ: dict[str, Callable[[str], object]] = {
+    "integer": int, "number": float, "string": str, "array": lambda text: tuple(text.split(",")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "options"), [(RouteRequest, Options), (PredictRequest, PredictOptions)])
+def test_query_parameters_are_what_the_decoder_reads(body: type[BaseModel], options: type[Options]) -> None:
+    spec = InputSpec((1, 1, 2), 2, None, max_rows=8, max_pixels=100)  # eight bytes are samples of any kind and type
+
+    def decode(query: dict[str, str]) -> dict[str, object]:
+        query = {"kind": "inputs", **query}
+        kind, x, found = decode_samples(bytes(8), "application/octet-stream", query, spec, options)
+        return {"kind": kind, "datatype": str(x.dtype), **dict(found)}
+
+    documented = {parameter["name"]: parameter for parameter in sample_body(body, options)["parameters"]}
+    assert set(documented) == set(decode({}))
+    for name, parameter in documented.items():
+        schema = parameter["schema"]
+        allowed, forbidden = values_around(schema)
+        assert allowed
+        for text in allowed:
+            assert decode({name: text})[name] == READ[schema["type"]](text)
+        for text in forbidden:
+            with refused(name):
+                decode({name: text})
+        assert (parameter.get("style"), parameter.get("explode")) == (
+            ("form", False) if schema["type"] == "array" else (None, None)
+        )

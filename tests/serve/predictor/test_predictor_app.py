@@ -54,7 +54,7 @@ def test_features_are_declined_where_the_head_needs_the_sample(predictor: Predic
     status, content = infer(replace(predictor, head=replace(predictor.head, takes_features=False)), "features",
                             torch.zeros(1, 16))  # fmt: skip
     assert status == 422
-    assert "send the sample itself" in content["error"]
+    assert "give the samples themselves" in content["error"]
 
 
 def test_a_predictor_that_has_not_started_is_not_ready(predictor: Predictor) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from feddrm.rules import ROUTING_RULES
-from feddrm.serve.schemas import PICTURE_TYPES, PredictOptions, RawOptions
+from feddrm.serve.schemas import PICTURE_TYPES, RawOptions
 
 
 def json_body(model: type[BaseModel]) -> dict[str, Any]:
@@ -24,22 +23,23 @@ def sample_body(model: type[BaseModel], options: type[BaseModel]) -> dict[str, A
     operation = json_body(model)
     binary = {"schema": {"type": "string", "format": "binary"}}
     operation["requestBody"]["content"] |= dict.fromkeys((*PICTURE_TYPES, "application/octet-stream"), binary)
-    schemas: dict[str, dict[str, Any]] = {
-        "kind": {"type": "string", "enum": ["inputs", "features"]},
-        "datatype": {"type": "string", "enum": ["uint8", "float32"]},
-        "rule": {"type": "string", "enum": list(ROUTING_RULES)},
-        "coverage": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-        "max_away": {"type": "number", "minimum": 0, "maximum": 1},
-    }
-    if options is PredictOptions:
-        schemas["consult"] = {"type": "integer", "minimum": 1, "maximum": 1024}
-        schemas["abstain"] = {"type": "string", "enum": ["mark", "answer"]}
-    fields = RawOptions.model_fields | options.model_fields
-    operation["parameters"] = [
-        {"name": name, "in": "query", "required": False, "description": fields[name].description, "schema": schema}
-        for name, schema in schemas.items()
-    ]
+    operation["parameters"] = _query_parameters(RawOptions) + _query_parameters(options)
     return operation
+
+
+def _query_parameters(model: type[BaseModel]) -> list[dict[str, Any]]:
+    """The fields of the model as optional parameters of the query string; a list is one text with commas."""
+    parameters = []
+    for name, field in _without_references(model.model_json_schema())["properties"].items():
+        # A query string has no null: the parameter is left out instead.
+        kind = next((kind for kind in field.get("anyOf", ()) if kind["type"] != "null"), field)
+        schema = {key: value for key, value in kind.items() if key not in ("title", "description")}
+        parameter = {"name": name, "in": "query", "required": False, "description": field["description"]}
+        if schema["type"] == "array":
+            listed = f"{field['description']}; commas between them"
+            parameter |= {"style": "form", "explode": False, "description": listed}
+        parameters.append(parameter | {"schema": schema})
+    return parameters
 
 
 def _without_references(schema: dict[str, Any]) -> dict[str, Any]:

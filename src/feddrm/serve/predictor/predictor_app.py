@@ -13,7 +13,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from feddrm._version import __version__
-from feddrm.errors import FeddrmError
 from feddrm.predictor.predictor import Predictor
 from feddrm.router.answer_calibration import NO_SCORES
 from feddrm.serve.access import Access
@@ -81,9 +80,10 @@ def build_predictor(predictor: Predictor, settings: PredictorSettings) -> ASGIAp
 
     async def predict(kind: str, x: Array, parameters: Mapping[str, Any]) -> Outputs:
         miss = _label_miss(predictor, parameters)
-        if kind == "features" and not predictor.takes_features:
-            raise FeddrmError("this client's head looks at more than the router's features: send the sample itself")
-        probabilities, began, ended = await batcher((kind, check_samples(kind, x, spec)), len(x))
+        x = check_samples(kind, x, spec)
+        if kind == "features":
+            predictor.check_features(x)
+        probabilities, began, ended = await batcher((kind, x), len(x))
         add_span("model", began, ended)
         labels = [classes[i] for i in probabilities.argmax(1).tolist()]
         return {"probabilities": probabilities, "label": labels, **_label_sets(predictor, probabilities, miss)}
