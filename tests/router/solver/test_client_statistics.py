@@ -33,7 +33,7 @@ def test_several_questions_about_the_same_samples_are_as_many_clients(monkeypatc
     g = torch.Generator().manual_seed(1)
     x, y = torch.randn(50, 4, generator=g, dtype=torch.float64), torch.randint(3, (50, 5), generator=g)
     point = torch.randn(15, 5, generator=g, dtype=torch.float64)
-    apart = BlockDiagonal(tuple(Sample(x, column) for column in y.T))
+    apart = BlockDiagonal.of([Sample(x, column, torch.zeros(50, 3, dtype=torch.float64)) for column in y.T])
     for block in (2**19, 150):  # at once, and in blocks of ten rows
         monkeypatch.setitem(client_statistics.BLOCK, "cpu", block)
         for sums in (client_gradient, client_scores):
