@@ -32,6 +32,13 @@ from training_folder import training_folder
 ROOT = Path(__file__).parents[2]
 
 
+def test_nothing_imports_click() -> None:
+    """Typer 0.27 has its own copy, whose errors and options are other classes, and does not install click."""
+    lines = [line for file in (ROOT / "src").rglob("*.py") for line in file.read_text().splitlines()]
+    assert "import typer" in lines
+    assert not [line for line in lines if re.match(r"(import|from) click\b", line)]
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [

@@ -45,7 +45,7 @@ def test_only_the_command_that_is_called_is_imported(group: click.Group, monkeyp
 def test_a_command_has_its_class_and_a_group_its_commands(group: click.Group) -> None:
     assert isinstance(group.commands["listings"], OwnCommand)
     below = group.commands["data"]
-    assert isinstance(below, click.Group)
+    assert isinstance(below, typer.core.TyperGroup)
     assert (below.name, "info" in below.commands) == ("data", True)
 
 

@@ -6,7 +6,6 @@ import os
 import sys
 from typing import Annotated, Any, ClassVar
 
-import click
 import typer
 import typer.core
 
@@ -15,7 +14,8 @@ from feddrm.cli.data_options import PluginCommand
 from feddrm.cli.lazy_group import LazyGroup
 from feddrm.errors import INTERRUPTED, FeddrmError
 
-_NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())  # before 8.2, click prints the help itself
+_errors: Any = sys.modules[typer.BadParameter.__module__]  # click's, or those of the copy that typer 0.27 has
+_NO_ARGUMENTS: Any = getattr(_errors, "NoArgsIsHelpError", ())  # before 8.2, click prints the help itself
 typer.core.HAS_RICH = False  # with rich, typer escapes brackets in help texts that rich does not print
 WITH_PLUGINS = (
     *("datasets", "models", "methods", "train", "fit", "tune", "evaluate", "report", "fit-router", "route", "predict"),
@@ -95,12 +95,12 @@ def main() -> None:
     except _NO_ARGUMENTS as error:  # its message is the help text
         print(error.format_message(), file=sys.stderr)
         code = 2
-    except click.UsageError as error:
+    except _errors.UsageError as error:
         where = f" (see: {error.ctx.command_path} --help)" if error.ctx else ""
         code = _print_error(error.format_message() + where, 2)
-    except click.ClickException as error:
+    except _errors.ClickException as error:
         code = _print_error(error.format_message(), error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         code = _print_error("interrupted", INTERRUPTED)
     except BrokenPipeError:  # the reader (head, less) has closed the pipe
         sys.stderr.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 import typer.core
 
@@ -94,7 +93,7 @@ def _section_of(key: str, sections: Mapping[str, Collection[str]]) -> str:
     )
 
 
-def _load(context: click.Context, _: click.Parameter, paths: tuple[str, ...]) -> None:
+def _load(context: typer.Context, _: object, paths: Sequence[str]) -> None:
     if not context.resilient_parsing:  # a shell that completes words executes nothing
         for path in paths:
             load_plugin(path)
@@ -105,8 +104,8 @@ class PluginCommand(typer.core.TyperCommand):
 
     def __init__(self, *words: Any, **settings: Any) -> None:
         super().__init__(*words, **settings)
-        option = click.Option(
-            ["--plugin"],
+        option = typer.core.TyperOption(
+            param_decls=["--plugin"],
             multiple=True,
             metavar="FILE",
             expose_value=False,

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import UserDict
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import click
 import typer
 import typer.core
 import typer.main
+
+if TYPE_CHECKING:  # newer versions of typer have their own copy of click and do not install it
+    import click
 
 
 class LazyGroup(typer.core.TyperGroup):
