@@ -149,6 +149,7 @@ def test_many_clients_choose_on_some_and_fit_all(monkeypatch: pytest.MonkeyPatch
     best = min(fitted.chosen["router"]["path"], key=lambda step: step[1])
     assert fitted.chosen["router"]["ridge"] == pytest.approx(best[0] / 2)
     assert fitted.chosen["router"]["converged"]
+    assert fitted.chosen["router"]["held_out_loss"] > best[1], "eight clients are harder to tell apart than four"
     monkeypatch.undo()
     monkeypatch.setattr(selection, "FINER", (fitted.chosen["router"]["ridge"] / whole.chosen["router"]["ridge"],))
     monkeypatch.setattr(selection, "RIDGES", (whole.chosen["router"]["ridge"],))

@@ -129,6 +129,8 @@ def fit_cohort(cohort: Cohort, trunk: Trunk, settings: RouterSettings, on_step: 
     design, chosen, trials, compared = choose_on_some(cohort, recipes, holdout, settings, report)
     softmax = clients_apart(cohort, settings)
     folds, state = softmax.finish(design, chosen)
+    if compared < len(facts.names):
+        chosen = softmax.scored(design, chosen, folds)
     held_out = cohort.held_out_router(design, folds, state.iterate)
     recipe = design.recipe
     router = assemble_router(cohort, usable, design, state.iterate, held_out, everything)

@@ -200,6 +200,14 @@ class Softmax:
         done = whole.promised <= self.settings.tolerance
         return [state.iterate for state in states.values()], replace(whole, done=done)
 
+    def scored(self, design: DesignMatrix, chosen: Chosen, folds: Sequence[Tensor]) -> Chosen:
+        """With the held-out loss and accuracy of fits that were chosen elsewhere."""
+        requests = self._on_folds(design, chosen)
+        total = add(self.cohort.scores(requests, dict(zip(requests, folds, strict=True))).values())
+        return replace(
+            chosen, loss=float(total["loss"] / total["count"]), accuracy=float(total["correct"] / total["count"])
+        )
+
     def finish_folds(self, design: DesignMatrix, chosen: Chosen) -> list[Tensor]:
         """The fits of all folds with the chosen ridge, taken as far as the fit that is kept.
 
