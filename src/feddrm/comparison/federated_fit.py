@@ -160,7 +160,7 @@ def _information(problem: Problem, sums: Mapping[str, Tensor]) -> Tensor:
 
 def _spread(whitening: Whitening, point: Tensor) -> float:
     """How far log ratios reach from zero. Slopes of nearly dependent functions may be larger."""
-    slopes = (point[:, :-1] @ whitening.vectors) * whitening.values.sqrt()
+    slopes = whitening.turn(point)[:, :-1] * whitening.values.sqrt()
     return float(torch.hypot(slopes.norm(dim=1), point[:, -1]).max())
 
 

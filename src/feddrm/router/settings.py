@@ -12,6 +12,7 @@ from feddrm.router.features.base import Recipe
 from feddrm.tasks import Task, require_classes
 
 FOLD = int.from_bytes(b"fold", "big")
+MANY = 100  # clients; a larger federation compares recipes and ridges on so many of them
 SMALL = 10_000  # samples; a smaller federation holds out every part in turn
 GPU_CROPS = 8
 PART_BYTES = {"cpu": 2**29, "cuda": 2**33}  # what a part of a fit may take that grows with clients times something

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
@@ -12,8 +14,9 @@ from torch import Tensor
 from feddrm.data import Federation
 from feddrm.router import Recipe, RouterSettings, fit_router
 from feddrm.router.features.design_matrix import DesignMatrix
+from feddrm.router.fit import fit_competence as competence
 from feddrm.router.fit.cohort import HeldOutHeads, Judged, Trunk
-from feddrm.router.fit.fit_competence import RIDGES, all_folds, fit_competence, odds_of_right
+from feddrm.router.fit.fit_competence import RIDGES, all_folds, choose_ridge, fit_competence, odds_of_right
 from feddrm.router.fit.fit_heads import LinearHeads
 from feddrm.router.fit.local_cohort import LocalCohort
 from feddrm.router.settings import Holdout
@@ -126,3 +129,20 @@ def test_a_router_has_its_clients_competence_where_heads_are_fitted() -> None:
     without = fit_router(None, {}, rows(), RouterSettings(heads=False)).router
     assert without.competence is None
     assert set(without.calibration.confidence) == {"density", "posterior"}
+
+
+def test_many_clients_share_the_ridge_that_suits_some_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six clients that are right in the same cases: what suits one of them suits all."""
+    monkeypatch.setattr(competence, "FINE_ROUNDS", 500)
+    monkeypatch.setattr(competence, "PATH_TOLERANCE", 1e-14)
+    judged, design = made(lambda x: (2 * x[:, :1]).sigmoid())
+    alone = choose_ridge(judged, design)
+    monkeypatch.setattr(competence, "MANY", 1)
+    together = choose_ridge(replace(judged, right=judged.right.expand(-1, 6)), design)
+    assert together.ridge == pytest.approx(alone.ridge / 6)
+    assert together.path == alone.path
+    assert together.loss == pytest.approx(alone.loss, abs=1e-6)  # the small ridge of the biases is not divided
+    for fold, point in zip(together.folds, alone.folds, strict=True):
+        odds = odds_of_right(fold)
+        assert len(odds) == 6
+        torch.testing.assert_close(odds, odds_of_right(point).expand(6, -1), rtol=0, atol=1e-4)

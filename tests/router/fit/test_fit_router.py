@@ -15,6 +15,7 @@ from feddrm.data import Federation
 from feddrm.evaluation import Predictions, Queries, pooled_queries, system_accuracy
 from feddrm.router import FittedRouter, RouterSettings, fit_router
 from feddrm.router.evaluate import evaluate_router
+from feddrm.router.fit import fit_router as fit_router_module
 from feddrm.router.fit import selection
 from feddrm.router.fit.calibration import STRANGER
 from feddrm.router.fit.cohort import Cohort, FitRequest
@@ -133,3 +134,26 @@ def test_the_router_has_as_many_rounds_as_it_needs_and_heads_have_sixty(
     monkeypatch.setattr(selection, "solve_requests", noted)
     fit_router(None, {}, federation, RouterSettings(features="raw", rounds=given))
     assert bounds == {"client": {router}, "class": {heads}, "pair": {heads}}
+
+
+def test_many_clients_choose_on_some_and_fit_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ridge of the sum of losses stays; the fit that is kept is the optimum of all clients with it."""
+    federation = Federation.from_arrays(made(0, *[40] * 8), test=made(1, *[10] * 8))
+    settings = RouterSettings(features="raw", heads=False)
+    whole = fit_router(None, {}, federation, settings)
+    assert "compared" not in whole.chosen
+    monkeypatch.setattr(fit_router_module, "MANY", 4)
+    monkeypatch.setattr(selection, "LARGE", 1)
+    fitted = fit_router(None, {}, federation, settings)
+    assert fitted.chosen["compared"] == 4
+    best = min(fitted.chosen["router"]["path"], key=lambda step: step[1])
+    assert fitted.chosen["router"]["ridge"] == pytest.approx(best[0] / 2)
+    assert fitted.chosen["router"]["converged"]
+    assert fitted.chosen["router"]["held_out_loss"] > best[1], "eight clients are harder to tell apart than four"
+    monkeypatch.undo()
+    monkeypatch.setattr(selection, "FINER", (fitted.chosen["router"]["ridge"] / whole.chosen["router"]["ridge"],))
+    monkeypatch.setattr(selection, "RIDGES", (whole.chosen["router"]["ridge"],))
+    same_ridge = fit_router(None, {}, federation, settings)
+    assert same_ridge.chosen["router"]["ridge"] == pytest.approx(fitted.chosen["router"]["ridge"])
+    away = fitted.router.weight - same_ridge.router.weight
+    assert (away - away.mean(0)).abs().max() < 0.02 * same_ridge.router.weight.abs().max()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from feddrm.router.features.base import Recipe
+from feddrm.router.features.design_matrix import DesignMatrix
+from feddrm.router.fit import head_problems
 from feddrm.router.fit.head_problems import (
     MAIN_EFFECTS,
+    LocalCorrections,
     OwnCorrections,
     fit_private,
     joint_classes,
@@ -19,6 +24,7 @@ from feddrm.router.fit.head_problems import (
 )
 from feddrm.router.fit.ridge_path import Chosen
 from feddrm.router.solver.client_statistics import Sample, client_gradient, client_scores, logits_at
+from feddrm.router.solver.problem import Scaler
 from feddrm.router.solver.solve import moments_of, pooled, scaler_of, solve
 
 
@@ -122,6 +128,32 @@ def test_corrections_that_clients_fit_alone_are_those_of_all_at_once() -> None:
     assert list(kept) == ["oslo", "lima", "pune", "quito"]
     expected = own_correction(samples[1], probe, 1e-2, 360, 60)
     assert torch.equal(kept["lima"], expected.float())
+
+
+def test_corrections_of_many_clients_on_their_own_axes_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of many clients has fewer samples than features; fitted to the end on either axes."""
+    monkeypatch.setattr(head_problems, "FINE_ROUNDS", 2000)
+    monkeypatch.setattr(head_problems, "PATH_TOLERANCE", 1e-15)
+    monkeypatch.setattr(head_problems, "BIAS_RIDGE", 1e-2)  # the usual one leaves biases nearly free
+    g = torch.Generator().manual_seed(4)
+    samples = [Sample(torch.randn(n, 12, generator=g).double(), torch.randint(3, (n,), generator=g)) for n in (9, 4, 7)]
+    probe = 0.3 * torch.randn(3, 13, generator=g).double()
+    rows = tuple(sample.x for sample in samples)
+    design = DesignMatrix(Recipe.parse("raw"), Scaler(torch.zeros(12), torch.ones(12)), moments_of(rows), rows)
+
+    def each(fold: int | None, inside: bool) -> list[Sample]:
+        return [s.rows((torch.arange(len(s)) % 3 == 0) == inside) if fold is not None else s for s in samples]
+
+    found = []
+    for many in (3, 2):
+        monkeypatch.setattr(head_problems, "MANY", many)
+        corrections = LocalCorrections(("oslo", "lima", "pune"), each, design, [probe])
+        assert (corrections.folds[0][0][1] is None) == (many == 3)
+        (points,), (scores,) = corrections.scores(0.03, [None])
+        kept = corrections.keep(Chosen(0.03, 0.0, 0.0, (points,), ()), probe, 2000)
+        found.append((points, scores["loss"], torch.cat(list(kept.values()))))
+    for on_features, on_axes, close in zip(*found, (1e-5, 1e-5, 1e-2), strict=True):  # what is kept stops at 1e-7
+        torch.testing.assert_close(on_axes, on_features, rtol=0, atol=close)
 
 
 def test_outputs_apart_are_one_softmax_in_which_others_are_impossible() -> None:

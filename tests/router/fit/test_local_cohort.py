@@ -65,6 +65,25 @@ def test_a_fold_and_the_rest_are_all_samples() -> None:
     assert seen + held == 50
 
 
+def test_some_clients_keep_their_samples_and_parts() -> None:
+    cohort = LocalCohort(rows(a=20, b=21, c=22, d=23, e=24, f=25), RouterSettings())
+    cohort.measure(RAW, Trunk(None, {}), Holdout(4, 2))
+    some, again = cohort.some(3), cohort.some(3)
+    assert some.facts.names == again.facts.names
+    assert len(some.facts.names) == 3
+    numbers = [cohort.facts.names.index(name) for name in some.facts.names]
+    assert some.facts.sizes == tuple(20 + number for number in numbers)
+    scaler = cohort.scaler(RAW)
+    drawn, everyone = some.scaled_design(RAW, scaler), cohort.scaled_design(RAW, scaler)
+    for fold in (0, 1):
+        whole = cohort.each(everyone, fold)
+        for number, sample in zip(numbers, some.each(drawn, fold), strict=True):
+            assert torch.equal(sample.x, whole[number].x)
+            assert torch.equal(sample.y, whole[number].y)
+    assert cohort.some(6) is cohort
+    assert len(cohort.facts.names) == 6
+
+
 def test_samples_that_no_fold_held_out_have_no_logits() -> None:
     cohort = LocalCohort(rows(oslo=30, lima=20), RouterSettings())
     cohort.measure(RAW, Trunk(None, {}), Holdout(4, 2))

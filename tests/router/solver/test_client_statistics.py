@@ -33,7 +33,7 @@ def test_several_questions_about_the_same_samples_are_as_many_clients(monkeypatc
     g = torch.Generator().manual_seed(1)
     x, y = torch.randn(50, 4, generator=g, dtype=torch.float64), torch.randint(3, (50, 5), generator=g)
     point = torch.randn(15, 5, generator=g, dtype=torch.float64)
-    apart = BlockDiagonal(tuple(Sample(x, column) for column in y.T))
+    apart = BlockDiagonal.of([Sample(x, column, torch.zeros(50, 3, dtype=torch.float64)) for column in y.T])
     for block in (2**19, 150):  # at once, and in blocks of ten rows
         monkeypatch.setitem(client_statistics.BLOCK, "cpu", block)
         for sums in (client_gradient, client_scores):
@@ -41,6 +41,31 @@ def test_several_questions_about_the_same_samples_are_as_many_clients(monkeypatc
             assert set(found) == set(expected)
             for key, value in expected.items():
                 torch.testing.assert_close(found[key], value, rtol=1e-12, atol=1e-12)
+
+
+def test_clients_of_any_length_are_each_on_its_own() -> None:
+    """Groups of padded clients, an empty one among them, against one client after another."""
+    g = torch.Generator().manual_seed(2)
+    sizes = (3, 0, 200, 41, 90)
+    samples = [
+        Sample(
+            torch.randn(n, 4, generator=g, dtype=torch.float64),
+            torch.randint(3, (n,), generator=g),
+            torch.randn(n, 3, generator=g, dtype=torch.float64),
+        )
+        for n in sizes
+    ]
+    point = torch.randn(15, 5, generator=g, dtype=torch.float64)
+    apart = BlockDiagonal.of(samples)
+    assert len(apart.groups) > 1
+    assert len(apart) == sum(sizes)
+    for sums in (client_gradient, client_scores):
+        found, own = sums(apart, point), [sums(s, p) for s, p in zip(samples, torch.split(point, 3), strict=True)]
+        assert set(found) == set(own[0])
+        for key, value in found.items():
+            parts = [part[key] for part in own]
+            expected = torch.cat(parts) if key == "gradient" else torch.stack(parts).sum()
+            torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_sums_over_blocks_of_rows_are_those_over_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import pytest
 import torch
 from torch.autograd.functional import hessian
 
-from feddrm.router.solver.client_statistics import client_gradient
-from feddrm.router.solver.hessian import Hessian, client_hessian
-from feddrm.router.solver.lbfgs import advance, first_state
+from feddrm.router.solver import hessian as solver_hessian
+from feddrm.router.solver.client_statistics import ClientSums, client_gradient
+from feddrm.router.solver.hessian import Hessian, SampledHessian, client_hessian
+from feddrm.router.solver.lbfgs import Minimisation, advance, first_state, minimise
 from feddrm.router.solver.problem import Problem, add
-from feddrm.router.solver.solve import pooled
+from feddrm.router.solver.solve import moments_of, pooled, solve
 
 from .made import clients_with_overlap, pooled_optimum
 
@@ -55,3 +59,34 @@ def test_with_them_a_few_rounds_reach_the_optimum() -> None:
             state = advance(PROBLEM, state, answers, metric, 0.0)
         apart[name] = float(((state.iterate - best) - (state.iterate - best).mean(0)).abs().max())
     assert apart["hessian"] < 1e-6 < 1e-3 < apart["nothing"]
+
+
+def test_products_with_all_samples_give_newtons_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conjugate gradients to their end, against the Cholesky factor of all second derivatives."""
+    monkeypatch.setattr(solver_hessian, "MOST_PRODUCTS", 500)
+    monkeypatch.setattr(solver_hessian, "ENOUGH", 1e-9)
+    everyone, problem = pooled(SAMPLES), Problem(4, 12, 1e-3, 1e-4)
+    g = torch.Generator().manual_seed(3)
+    point, gradient = (torch.randn(4, 13, generator=g, dtype=torch.float64) for _ in range(2))
+    gradient -= gradient.mean(0)  # as every gradient of a softmax: a constant on all outputs changes no probability
+    exact = Hessian.of(client_hessian(everyone, point), problem).solve(problem, gradient)
+    whitening = moments_of([everyone.x])
+    assert whitening.vectors is not None
+    sampled = SampledHessian.at(point, everyone.x @ whitening.vectors, whitening)
+    torch.testing.assert_close(sampled.solve(problem, gradient), exact, rtol=1e-5, atol=1e-6)
+
+
+def test_some_samples_bring_a_fit_to_the_optimum_of_all() -> None:
+    whitening, everyone = moments_of([s.x for s in SAMPLES]), pooled(SAMPLES)
+    assert whitening.vectors is not None
+    exact = solve(PROBLEM, [everyone], whitening, rounds=500, tolerance=1e-14)
+    some = (everyone.x @ whitening.vectors)[::2]
+    fit = Minimisation(PROBLEM, lambda point: SampledHessian.at(point, some, whitening), first_state(PROBLEM, 1))
+
+    def gradients(trials: Mapping[str, torch.Tensor]) -> dict[str, dict[int, ClientSums]]:
+        return {key: {0: client_gradient(everyone, point)} for key, point in trials.items()}
+
+    (state,) = minimise({"fit": fit}, gradients, rounds=40, tolerance=1e-13, noise=1e-12).values()
+    assert state.done
+    away = state.iterate - exact.point
+    assert (away - away.mean(0)).abs().max() < 1e-4  # an equal change of all biases changes no probability

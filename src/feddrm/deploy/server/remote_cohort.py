@@ -106,6 +106,10 @@ class RemoteCohort:
                 raise FeddrmError(f"{self.facts.names[number]}: {error}") from error
         self.moments, self.holdout = MemberMoments(clients, widths), holdout
 
+    def some(self, clients: int) -> RemoteCohort:
+        """All sites: a message to some costs the same as to all."""
+        return self
+
     @property
     def pooling(self) -> dict[str, bool]:
         """What tells a site that its answer will be part of a sum."""

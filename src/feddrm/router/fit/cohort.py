@@ -149,6 +149,9 @@ class Cohort(Protocol):
     def measure(self, recipe: Recipe, trunk: Trunk, holdout: Holdout) -> None:
         """Compute the features of a recipe on all training samples."""
 
+    def some(self, clients: int) -> Cohort:
+        """So many of the clients, drawn at random, for fits that compare; all of them where none can be left out."""
+
     def scaler(self, recipe: Recipe) -> Scaler:
         """Pooled means and deviations of some of the measured features."""
 

@@ -7,7 +7,7 @@ has answered them, by a head that did not see them, and the answer was compared 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,10 +19,10 @@ from feddrm.router.fit.calibration import quantiles
 from feddrm.router.fit.cohort import Cohort, FitRequest, HeldOutHeads, Judged
 from feddrm.router.fit.fit_heads import HEAD_ROUNDS
 from feddrm.router.fit.head_problems import STRENGTHS, private_problem, probe_problem
-from feddrm.router.fit.ridge_path import RidgePath
+from feddrm.router.fit.ridge_path import Chosen, RidgePath
 from feddrm.router.fit.selection import FINE_ROUNDS, PATH_TOLERANCE, solve_requests
-from feddrm.router.settings import SMALL, Holdout, RouterSettings
-from feddrm.router.solver.client_statistics import Sample, client_scores, logits_at
+from feddrm.router.settings import MANY, SMALL, Holdout, RouterSettings
+from feddrm.router.solver.client_statistics import ClientSums, Sample, client_scores, logits_at
 from feddrm.router.solver.solve import solve
 
 RIDGES = (10.0, 3.0, *STRENGTHS)  # the strongest leave every client its mean accuracy
@@ -43,27 +43,10 @@ def fit_competence(
 ) -> FittedCompetence:
     """Fit on the router's features."""
     judged = cohort.judge(design, all_folds(cohort, heads, holdout, settings))
-    clients = judged.right.shape[1]
-    folds = FOLDS if len(judged.x) < SMALL else FEW_FOLDS
-    path = RidgePath(RIDGES, folds)
-    outside = [_samples(judged, judged.part != fold) for fold in range(folds)]
-    inside = [_samples(judged, judged.part == fold) for fold in range(folds)]
-
-    def fit(samples: Sample, ridge: float, start: Tensor | None, rounds: int, tolerance: float) -> Tensor:
-        problem = private_problem(2, design.width, ridge, clients)  # two outputs per client: wrong and right
-        return solve(problem, [samples], design.whitening, start=start, rounds=rounds, tolerance=tolerance).point
-
-    while (ridge := path.ridge) is not None:
-        points = [
-            fit(samples, ridge, start, FINE_ROUNDS, PATH_TOLERANCE)
-            for samples, start in zip(outside, path.starts, strict=True)
-        ]
-        path.take(points, [client_scores(samples, point) for samples, point in zip(inside, points, strict=True)])
-    chosen = path.chosen
-    everything = _samples(judged, torch.ones_like(judged.part, dtype=torch.bool))
-    point = fit(
-        everything, chosen.ridge, torch.stack(chosen.folds).mean(0), settings.rounds or HEAD_ROUNDS, settings.tolerance
-    )
+    chosen = choose_ridge(judged, design)
+    rounds = settings.rounds or HEAD_ROUNDS
+    start = torch.stack(chosen.folds).mean(0)
+    point = _fit(_samples(judged, slice(None)), design, chosen.ridge, start, rounds, settings.tolerance)
     surest = [
         logits_at(judged.x[judged.part == fold], odds_of_right(held_out)).sigmoid().amax(1)
         for fold, held_out in enumerate(chosen.folds)
@@ -71,6 +54,54 @@ def fit_competence(
     confidence = quantiles(torch.cat(surest).cpu(), torch.linspace(0, 1, 101, dtype=torch.float64))
     choices = {**chosen.as_dict(design.width), "judged": len(judged.x)}
     return FittedCompetence(odds_of_right(point), tuple(confidence.tolist()), choices)
+
+
+def choose_ridge(judged: Judged, design: DesignMatrix) -> Chosen:
+    """The ridge with the least held-out loss, and the fits of every fold with it.
+
+    Clients share nothing but the ridge, so it is chosen on MANY of them. It is relative to the mean over all clients:
+    that of one client's own mean is the same.
+    """
+    folds = FOLDS if len(judged.x) < SMALL else FEW_FOLDS
+    clients = judged.right.shape[1]
+    some = judged if clients <= MANY else replace(judged, right=judged.right[:, _drawn(clients)])
+    path, parts = RidgePath(RIDGES, folds), _parts(some, folds)
+    while (ridge := path.ridge) is not None:
+        path.take(*_on_folds(parts, design, ridge, path.starts))
+    if some is judged:
+        return path.chosen
+    ridge = path.chosen.ridge * some.right.shape[1] / clients
+    whole = RidgePath([ridge], folds)
+    whole.take(*_on_folds(_parts(judged, folds), design, ridge, whole.starts))
+    return replace(whole.chosen, path=path.chosen.path)
+
+
+def _parts(judged: Judged, folds: int) -> list[tuple[Sample, Sample]]:
+    """The samples outside and inside of every fold."""
+    return [(_samples(judged, judged.part != fold), _samples(judged, judged.part == fold)) for fold in range(folds)]
+
+
+def _on_folds(
+    parts: Sequence[tuple[Sample, Sample]], design: DesignMatrix, ridge: float, starts: Sequence[Tensor | None]
+) -> tuple[list[Tensor], list[ClientSums]]:
+    """The fits without each fold, and their scores on it."""
+    points = [
+        _fit(outside, design, ridge, start, FINE_ROUNDS, PATH_TOLERANCE)
+        for (outside, _), start in zip(parts, starts, strict=True)
+    ]
+    return points, [client_scores(inside, point) for (_, inside), point in zip(parts, points, strict=True)]
+
+
+def _fit(
+    samples: Sample, design: DesignMatrix, ridge: float, start: Tensor | None, rounds: int, tolerance: float
+) -> Tensor:
+    problem = private_problem(2, design.width, ridge, samples.y.shape[1])  # two outputs per client: wrong and right
+    return solve(problem, [samples], design.whitening, start=start, rounds=rounds, tolerance=tolerance).point
+
+
+def _drawn(clients: int) -> Tensor:
+    """The numbers of MANY clients, drawn at random, the same ones in every fit."""
+    return torch.randperm(clients, generator=torch.Generator().manual_seed(0))[:MANY]
 
 
 def odds_of_right(point: Tensor) -> Tensor:
@@ -95,5 +126,5 @@ def all_folds(cohort: Cohort, heads: HeldOutHeads, holdout: Holdout, settings: R
     return replace(heads, probes=probes, corrections=corrections)
 
 
-def _samples(judged: Judged, rows: Tensor) -> Sample:
+def _samples(judged: Judged, rows: Tensor | slice) -> Sample:
     return Sample(judged.x[rows], judged.right[rows].long())

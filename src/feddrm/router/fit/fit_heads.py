@@ -21,7 +21,7 @@ from feddrm.router.solver.problem import Problem, Scaler
 HEAD_FOLDS = 2  # held out in turn at most: enough for a few ridges and stacking weights
 HEAD_ROUNDS = 60  # unless others are given; the stack is fitted on held-out fits of 20 rounds at most
 JOINT_ROUNDS = 20
-JOINT_WORK = {"cpu": 5e8, "cuda": 3e13}  # multiplications per round; the joint model is left out where it needs more
+JOINT_WORK = {"cpu": 5e8, "cuda": 3e12}  # multiplications per round; the joint model is left out where it needs more
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,11 +29,12 @@ from feddrm.router.fit.cohort import Cohort, Facts, HeldOutRouter, Trunk
 from feddrm.router.fit.fit_competence import FittedCompetence, fit_competence
 from feddrm.router.fit.fit_heads import LinearHeads, RouterFit, fit_heads
 from feddrm.router.fit.local_cohort import LocalCohort, Published
+from feddrm.router.fit.ridge_path import Chosen
 from feddrm.router.fit.selection import Progress, Softmax, choose_recipe
 from feddrm.router.fit.stacking import Stack
 from feddrm.router.query_drift import MOST_CLIENTS, WINDOW
 from feddrm.router.router import Router
-from feddrm.router.settings import Holdout, RouterSettings
+from feddrm.router.settings import MANY, Holdout, RouterSettings
 from feddrm.router.solver.problem import Problem, Scaler
 from feddrm.rules import Competence
 from feddrm.threads import router_kernels
@@ -125,9 +126,11 @@ def fit_cohort(cohort: Cohort, trunk: Trunk, settings: RouterSettings, on_step: 
     report("features")
     cohort.measure(everything, usable, holdout)
     clock("features")
-    softmax = Softmax(cohort, "client", lambda width, ridge: Problem(len(facts.names), width, ridge), settings)
-    design, chosen, trials = choose_recipe(softmax, recipes, holdout, report)
+    design, chosen, trials, compared = choose_on_some(cohort, recipes, holdout, settings, report)
+    softmax = clients_apart(cohort, settings)
     folds, state = softmax.finish(design, chosen)
+    if compared < len(facts.names):
+        chosen = softmax.scored(design, chosen, folds)
     held_out = cohort.held_out_router(design, folds, state.iterate)
     recipe = design.recipe
     router = assemble_router(cohort, usable, design, state.iterate, held_out, everything)
@@ -136,6 +139,7 @@ def fit_cohort(cohort: Cohort, trunk: Trunk, settings: RouterSettings, on_step: 
     choices: dict[str, Any] = {
         "router": {"recipe": recipe.name, **chosen.as_dict(design.width), **progress},
         "candidates": trials,
+        **({"compared": compared} if compared < len(facts.names) else {}),
         "holdout": {"parts": holdout.parts, "used": holdout.used},
         "crops": cohort.crops,
         **({"views": settings.views} if settings.views > 1 else {}),
@@ -160,6 +164,33 @@ def fit_cohort(cohort: Cohort, trunk: Trunk, settings: RouterSettings, on_step: 
         router = with_competence(router, competence)
         choices["competence"] = competence.chosen
     return FittedRouter(router, heads, private, choices, facts, clock.seconds)
+
+
+def clients_apart(cohort: Cohort, settings: RouterSettings) -> Softmax:
+    """The router's fits: they tell the clients of a cohort apart."""
+    clients = len(cohort.facts.names)
+    return Softmax(cohort, "client", lambda width, ridge: Problem(clients, width, ridge), settings)
+
+
+def choose_on_some(
+    cohort: Cohort, recipes: Sequence[Recipe], holdout: Holdout, settings: RouterSettings, on_step: Progress
+) -> tuple[DesignMatrix, Chosen, dict[str, Any], int]:
+    """Recipe and ridge for all clients, chosen on MANY of them; last, on how many.
+
+    A round costs clients times samples. A client's weights depend on its own samples and on the mean of the others',
+    which few clients show as well as many. So what suits a client is the same ridge on the *sum* of losses: that on
+    their mean falls with the number of samples.
+    """
+    some = cohort.some(MANY)
+    design, chosen, trials = choose_recipe(clients_apart(some, settings), recipes, holdout, on_step)
+    if some is cohort:
+        return design, chosen, trials, len(cohort.facts.names)
+    share = some.facts.samples / cohort.facts.samples
+    alone = {f.name: trials[f.name]["ridge"] for f in design.recipe.features}
+    whole = cohort.design(design.recipe, alone if len(alone) > 1 else None)
+    zero = torch.zeros(len(cohort.facts.names), whole.width + 1, dtype=torch.float64, device=cohort.like.device)
+    chosen = replace(chosen, ridge=share * chosen.ridge, folds=(zero,) * len(chosen.folds))
+    return whole, chosen, trials, len(some.facts.names)
 
 
 def _noted(left_out: Sequence[str]) -> dict[str, Any]:

@@ -14,7 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from feddrm.router.features.design_matrix import DesignMatrix
 from feddrm.router.fit.ridge_path import Chosen
+from feddrm.router.fit.selection import FINE_ROUNDS, PATH_TOLERANCE
+from feddrm.router.settings import MANY
+from feddrm.router.solver.client_axes import OwnAxes
 from feddrm.router.solver.client_statistics import BlockDiagonal, ClientSums, Sample, client_scores, logits_at
 from feddrm.router.solver.problem import Problem, Whitening
 from feddrm.router.solver.solve import moments_of, solve
@@ -59,9 +63,9 @@ def joint_clients(logits: Tensor, clients: int) -> Tensor:
     return logits.log_softmax(-1).view(len(logits), clients, -1).logsumexp(2)
 
 
-def private_problem(classes: int, features: int, ridge: float, clients: int = 1) -> Problem:
+def private_problem(classes: int, features: int, ridge: float, clients: int = 1, blocks: int = 1) -> Problem:
     """The correction of one client, or of several at once: their outputs do not touch each other."""
-    return Problem(clients * classes, features, ridge, BIAS_RIDGE)
+    return Problem(clients * classes, features, ridge, BIAS_RIDGE, blocks=blocks)
 
 
 def fit_private(
@@ -94,7 +98,12 @@ def own_correction(sample: Sample, probe: Tensor, ridge: float, used: int, round
 
 def private_samples(samples: Sequence[Sample], probe: Tensor) -> BlockDiagonal:
     """The samples of several clients for their common :func:`private_problem`; each client moves its own head only."""
-    return BlockDiagonal(tuple(Sample(sample.x, sample.y, logits_at(sample.x, probe)) for sample in samples))
+    return BlockDiagonal.of(with_offsets(samples, probe))
+
+
+def with_offsets(samples: Sequence[Sample], probe: Tensor) -> list[Sample]:
+    """The samples with the probe's logits, which a correction adds to."""
+    return [Sample(sample.x, sample.y, logits_at(sample.x, probe)) for sample in samples]
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,3 +130,62 @@ class OwnCorrections:
     def _fit(self, probe: Tensor, ridge: float, fold: int | None, rounds: int) -> list[Tensor]:
         samples = self.each(fold, False)
         return [own_correction(sample, probe, ridge, sum(map(len, samples)), rounds) for sample in samples]
+
+
+class LocalCorrections:
+    """All clients' corrections in one fit: their outputs do not touch each other.
+
+    ``each`` gives all clients' samples of a fold. Each of many clients has few samples, so its correction is fitted on
+    their axes.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        each: Callable[[int | None, bool], list[Sample]],
+        design: DesignMatrix,
+        probes: Sequence[Tensor],
+    ) -> None:
+        self.names, self.each, self.design, self.classes = names, each, design, len(probes[0])
+        self.folds = [
+            (self._outside(fold, probe), private_samples(each(fold, True), probe)) for fold, probe in enumerate(probes)
+        ]
+
+    def scores(self, ridge: float, starts: Sequence[Tensor | None]) -> tuple[list[Tensor], list[ClientSums]]:
+        points = [
+            self._fit(outside, ridge, start, FINE_ROUNDS, PATH_TOLERANCE)
+            for (outside, _), start in zip(self.folds, starts, strict=True)
+        ]
+        return points, [client_scores(inside, p) for (_, inside), p in zip(self.folds, points, strict=True)]
+
+    def keep(self, chosen: Chosen, probe: Tensor, rounds: int) -> dict[str, Tensor]:
+        everyone = self._outside(None, probe)
+        point = self._fit(everyone, chosen.ridge, torch.stack(list(chosen.folds)).mean(0), rounds, 1e-7)
+        return dict(zip(self.names, torch.split(point.to(everyone[0].x), self.classes), strict=True))
+
+    def _outside(self, fold: int | None, probe: Tensor) -> tuple[BlockDiagonal, OwnAxes | None]:
+        """The samples of all clients outside a fold, on own axes where there are many clients."""
+        samples = with_offsets(self.each(fold, False), probe)
+        if len(samples) <= MANY or max(map(len, samples)) >= self.design.width:
+            return BlockDiagonal.of(samples), None
+        axes = OwnAxes.of(samples)
+        return BlockDiagonal.of(axes.samples()), axes
+
+    def _fit(
+        self,
+        outside: tuple[BlockDiagonal, OwnAxes | None],
+        ridge: float,
+        start: Tensor | None,
+        rounds: int,
+        tolerance: float,
+    ) -> Tensor:
+        (samples, axes), clients = outside, len(self.names)
+        if axes is None:
+            problem = private_problem(self.classes, self.design.width, ridge, clients)
+            whitening = self.design.whitening
+            return solve(problem, [samples], whitening, start=start, rounds=rounds, tolerance=tolerance).point
+        problem = private_problem(self.classes, axes.width, ridge, clients, blocks=clients)
+        turned = None if start is None else axes.turn(start)
+        whitening = axes.whitening(self.classes)
+        fit = solve(problem, [samples], whitening, start=turned, rounds=rounds, tolerance=tolerance)
+        return axes.turn(fit.point, back=True)

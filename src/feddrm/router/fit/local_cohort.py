@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy as shallow
+from dataclasses import replace
 from functools import cached_property, partial
 
 import torch
@@ -27,14 +29,12 @@ from feddrm.router.fit.cohort import (
     Trunk,
 )
 from feddrm.router.fit.feature_blocks import MemberMoments, site_moments
-from feddrm.router.fit.head_problems import OwnCorrections, joint_classes, joint_label, private_problem, private_samples
-from feddrm.router.fit.ridge_path import Chosen
-from feddrm.router.fit.selection import FINE_ROUNDS, PATH_TOLERANCE
+from feddrm.router.fit.head_problems import LocalCorrections, OwnCorrections, joint_classes, joint_label
+from feddrm.router.fit.selection import FINE_ROUNDS
 from feddrm.router.fit.stacking import LocalClasses
 from feddrm.router.policy import client_slopes, consult, solve_temperature
 from feddrm.router.settings import Holdout, RouterSettings
 from feddrm.router.solver.client_statistics import (
-    BlockDiagonal,
     ClientSums,
     Sample,
     client_gradient,
@@ -43,10 +43,10 @@ from feddrm.router.solver.client_statistics import (
 )
 from feddrm.router.solver.hessian import client_hessian, client_score_scatter
 from feddrm.router.solver.problem import Scaler, Whitening, add
-from feddrm.router.solver.solve import moments_of, noise_of, pooled, scaler_of, solve
+from feddrm.router.solver.solve import moments_of, noise_of, pooled, scaler_of
 
 JUDGED = Holdout(5, 5)  # the parts of judged samples; where the heads' folds are five, they are the same
-ROUTER = int.from_bytes(b"rout", "big")
+ROUTER, SOME = int.from_bytes(b"rout", "big"), int.from_bytes(b"some", "big")
 Published = Callable[[Tensor], Tensor]  # log class probabilities [m, n, K] of network inputs
 
 
@@ -103,6 +103,20 @@ class LocalCohort:
         if self._few and self.like.is_cuda:
             raise SettingError("few_messages on a CUDA device: fit on the CPU, or leave few_messages out")
         self.noise = noise_of(self.like.dtype)
+
+    def some(self, clients: int) -> LocalCohort:
+        if self._few or len(self._features) <= clients:
+            return self
+        drawn = torch.randperm(len(self._features), generator=generator_for(self.seed, SOME))[:clients].sort().values
+        part, numbers, facts = shallow(self), drawn.tolist(), self.facts
+        part.facts = replace(
+            facts,
+            names=tuple(facts.names[i] for i in numbers),
+            sizes=tuple(facts.sizes[i] for i in numbers),
+        )
+        part._features, part._labels = [self._features[i] for i in numbers], [self._labels[i] for i in numbers]
+        part._parts, part._samples = [self._parts[i] for i in numbers], _SampleCache()
+        return part
 
     def scaler(self, recipe: Recipe) -> Scaler:
         return self._moments.design(recipe).scaler if self._few else scaler_of(self._plain(recipe))
@@ -214,7 +228,7 @@ class LocalCohort:
     def corrections(self, design: DesignMatrix, probes: Sequence[Tensor]) -> Corrections:
         if self._few:
             return OwnCorrections(self.facts.names, partial(self.each, design), probes, FINE_ROUNDS)
-        return LocalCorrections(self, design, probes)
+        return LocalCorrections(self.facts.names, partial(self.each, design), design, probes)
 
     def held_out_classes(self, heads: HeldOutHeads, router: HeldOutRouter, temperature: float) -> LocalClasses:
         """The answers of the probe, of all corrected heads as the router mixes them, and of the joint model."""
@@ -223,7 +237,10 @@ class LocalCohort:
         weights = OnDemand(clients, lambda number: (router.logits[number] / temperature).log_softmax(1))
         answers = {
             "global_probe": [z.log_softmax(1) for z in self.held_out_logits(heads.design, heads.probes)],
-            "refit_all": [consult(w, a) for w, a in zip(weights, self._held_out_answers(heads), strict=True)],
+            "refit_all": [
+                _spread(consult(w[seen], a), seen)
+                for w, (seen, a) in zip(weights, self._held_out_answers(heads), strict=True)
+            ],
         }
         if heads.joints is not None:
             joint = self.held_out_logits(heads.design, heads.joints)
@@ -242,14 +259,13 @@ class LocalCohort:
         learned them. No other client's head has.
         """
         each = []
-        for number, refitted in enumerate(self._held_out_answers(heads)):
-            seen, y = ~refitted[0, :, 0].isnan(), self._labels[number]
-            answers = refitted
+        for number, (seen, refitted) in enumerate(self._held_out_answers(heads)):
+            y, answers = self._labels[number], refitted
             if self._published:
-                answers = self._published[number].clone()
+                answers = self._published[number][:, seen]
                 answers[number] = refitted[number]
             part = JUDGED.draw(number, len(self.federation.clients[number].train), self.seed, self.crops).to(y.device)
-            each.append((design.rows[number][seen], (answers.argmax(-1) == y).T[seen], part[seen]))
+            each.append((design.rows[number][seen], (answers.argmax(-1) == y[seen]).T, part[seen]))
         return Judged(*(torch.cat(tensors) for tensors in zip(*each, strict=True)))
 
     def held_out_logits(self, design: DesignMatrix, folds: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -289,24 +305,33 @@ class LocalCohort:
     def _targets(self, target: Target) -> list[Tensor]:
         return [target_of(target, i, y, len(self.facts.classes)) for i, y in enumerate(self._labels)]
 
-    def _held_out_answers(self, heads: HeldOutHeads) -> Iterator[Tensor]:
-        """Of every client's samples, log class probabilities [m, n, K] by all corrected heads; NaN if not held out."""
+    def _held_out_answers(self, heads: HeldOutHeads) -> Iterator[tuple[Tensor, Tensor]]:
+        """Of every client which samples are held out, and log class probabilities [m, n, K] of them by all heads."""
         clients, classes = len(self.facts.names), len(heads.probes[0])
         # All heads of a fold as one point: a small product for each of many clients takes far longer.
         each = zip(heads.probes, heads.corrections, strict=True)
         points = [probe.repeat(clients, 1) + corrections for probe, corrections in each]
         for x, part in zip(heads.design.rows, self._parts, strict=True):
-            answers = torch.full((clients, len(x), classes), torch.nan, dtype=torch.float64, device=x.device)
+            seen = part < len(points)
+            own, fold_of = x[seen], part[seen]
+            answers = torch.empty((clients, len(own), classes), dtype=torch.float64, device=x.device)
             for fold, point in enumerate(points):
-                inside = part == fold
-                logits = logits_at(x[inside], point).view(-1, clients, classes)
+                inside = fold_of == fold
+                logits = logits_at(own[inside], point).view(-1, clients, classes)
                 answers[:, inside] = logits.log_softmax(-1).transpose(0, 1)
-            yield answers
+            yield seen, answers
 
 
 def _joined(parts: Sequence[Tensor], axis: int) -> Tensor:
     """The parts as one; a single one is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=axis)
+
+
+def _spread(values: Tensor, seen: Tensor) -> Tensor:
+    """The values of the samples that are seen as rows of all, NaN for the others."""
+    out = values.new_full((len(seen), *values.shape[1:]), torch.nan)
+    out[seen] = values
+    return out
 
 
 class _SampleCache:
@@ -322,36 +347,6 @@ class _SampleCache:
         if key not in self._samples:
             self._samples[key] = make()
         return self._samples[key]
-
-
-class LocalCorrections:
-    """All clients' corrections in one fit: their outputs do not touch each other."""
-
-    def __init__(self, cohort: LocalCohort, design: DesignMatrix, probes: Sequence[Tensor]) -> None:
-        self.cohort, self.design = cohort, design
-        self.folds = [
-            tuple(private_samples(cohort.each(design, fold, inside), probe) for inside in (False, True))
-            for fold, probe in enumerate(probes)
-        ]
-
-    def scores(self, ridge: float, starts: Sequence[Tensor | None]) -> tuple[list[Tensor], list[ClientSums]]:
-        points = [
-            self._fit(outside, ridge, start, FINE_ROUNDS, PATH_TOLERANCE)
-            for (outside, _), start in zip(self.folds, starts, strict=True)
-        ]
-        return points, [client_scores(inside, p) for (_, inside), p in zip(self.folds, points, strict=True)]
-
-    def keep(self, chosen: Chosen, probe: Tensor, rounds: int) -> dict[str, Tensor]:
-        everyone = private_samples(self.cohort.each(self.design, None), probe)
-        point = self._fit(everyone, chosen.ridge, torch.stack(list(chosen.folds)).mean(0), rounds, 1e-7)
-        names = self.cohort.facts.names
-        return dict(zip(names, torch.split(point.to(self.cohort.like), len(probe)), strict=True))
-
-    def _fit(self, samples: BlockDiagonal, ridge: float, start: Tensor | None, rounds: int, tolerance: float) -> Tensor:
-        facts = self.cohort.facts
-        problem = private_problem(len(facts.classes), self.design.width, ridge, len(facts.names))
-        whitening = self.design.whitening
-        return solve(problem, [samples], whitening, start=start, rounds=rounds, tolerance=tolerance).point
 
 
 def facts_of(federation: Federation) -> Facts:

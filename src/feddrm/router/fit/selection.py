@@ -20,8 +20,8 @@ from feddrm.router.fit.cohort import Cohort, FitRequest, Job, Target
 from feddrm.router.fit.ridge_path import Chosen, RidgePath
 from feddrm.router.settings import Holdout, RouterSettings
 from feddrm.router.solver.client_statistics import ClientSums
-from feddrm.router.solver.hessian import MOST_PARAMETERS, Hessian
-from feddrm.router.solver.lbfgs import FitState, Minimisation, advance, first_state, minimise
+from feddrm.router.solver.hessian import MOST_PARAMETERS, Hessian, SampledHessian
+from feddrm.router.solver.lbfgs import FitState, Metric, Minimisation, advance, first_state, minimise
 from feddrm.router.solver.problem import Problem, add
 
 RIDGES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
@@ -32,6 +32,8 @@ COARSE_ROUNDS, FINE_ROUNDS = 8, 12  # enough to tell recipes and orders of magni
 # Where every round is a message: of fits that compare, and of those that are kept, which use all their rounds.
 FEW_ROUNDS, KEPT_ROUNDS, KEPT_TOLERANCE = 4, 5, 1e-14
 LENGTHS = (1.0, 0.5, 0.25, 0.1)  # of a step, tried in one message
+LARGE = 2**22  # probabilities of all samples and outputs
+LOOKED_AT = 16  # one sample in so many, for the second derivatives of large fits
 FEW_FOLDS = 2  # held out in turn at most, to compare recipes
 
 Progress = Callable[[str], None]
@@ -42,7 +44,7 @@ def solve_requests(
 ) -> dict[str, FitState]:
     """Fit all requests side by side on a cohort."""
     fits = {
-        key: Minimisation(request.problem, request.design.whitening, _first_state(cohort, request))
+        key: Minimisation(request.problem, metric_of(request, rounds is None), _first_state(cohort, request))
         for key, request in requests.items()
     }
 
@@ -50,6 +52,23 @@ def solve_requests(
         return cohort.gradients({key: requests[key] for key in trials}, trials)
 
     return minimise(fits, gradients, rounds=rounds, tolerance=tolerance, noise=cohort.noise)
+
+
+def metric_of(request: FitRequest, to_optimum: bool) -> Metric | Callable[[Tensor], SampledHessian]:
+    """What is known of a request's second derivatives. Large fits that go to their optimum look at some samples."""
+    whitening, rows = request.design.whitening, request.design.rows
+    probabilities = sum(map(len, rows)) * request.problem.outputs
+    if (
+        whitening is None
+        or whitening.vectors is None
+        or not to_optimum
+        or request.problem.precision is not None
+        or probabilities < LARGE
+    ):
+        return whitening
+    some = torch.cat([x[::LOOKED_AT] for x in rows])
+    turned = some @ whitening.vectors.to(some)
+    return lambda point: SampledHessian.at(point, turned, whitening)
 
 
 def solve_in_few(
@@ -180,6 +199,14 @@ class Softmax:
         whole = states.pop("all")
         done = whole.promised <= self.settings.tolerance
         return [state.iterate for state in states.values()], replace(whole, done=done)
+
+    def scored(self, design: DesignMatrix, chosen: Chosen, folds: Sequence[Tensor]) -> Chosen:
+        """With the held-out loss and accuracy of fits that were chosen elsewhere."""
+        requests = self._on_folds(design, chosen)
+        total = add(self.cohort.scores(requests, dict(zip(requests, folds, strict=True))).values())
+        return replace(
+            chosen, loss=float(total["loss"] / total["count"]), accuracy=float(total["correct"] / total["count"])
+        )
 
     def finish_folds(self, design: DesignMatrix, chosen: Chosen) -> list[Tensor]:
         """The fits of all folds with the chosen ridge, taken as far as the fit that is kept.

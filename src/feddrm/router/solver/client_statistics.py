@@ -5,7 +5,7 @@ Sums and second moments of the features are sent once, loss and gradient in ever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from feddrm.threads import intra_op_threads, thread_map
 ClientSums = dict[str, Tensor]
 BLOCK = {"cpu": 2**19, "cuda": 2**27}  # probabilities [rows, outputs] computed at once; on a CPU they fit a cache
 STRIPES = 16  # parts of all blocks that threads share
+MARGIN = 32  # samples; clients that are no longer than twice the shortest and these are padded to one length
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,22 +47,82 @@ class Sample:
 
 
 @dataclass(frozen=True, eq=False)
-class BlockDiagonal:
-    """Clients that do not share outputs: the samples of the i-th client have the i-th block of outputs only."""
+class PaddedClients:
+    """Some clients' samples, padded to one length and computed at once.
 
-    parts: tuple[Sample, ...]
+    A thousand clients with a few samples each would take a thousand times the start of every operation.
+    """
+
+    clients: Tensor  # [m], their numbers
+    x: Tensor  # [m, n, d]
+    y: Tensor  # [m, n]
+    offset: Tensor  # [m, n, outputs of a client]
+    seen: Tensor  # [m, n], bool: False where padded
+
+    @classmethod
+    def of(cls, clients: Sequence[int], samples: Sequence[Sample]) -> PaddedClients:
+        """Of these clients; ``samples`` are everybody's, with offsets."""
+        own = [samples[client] for client in clients]
+        offsets = [sample.offset for sample in own if sample.offset is not None]
+        parts = [[s.x for s in own], [s.y for s in own], offsets, [torch.ones_like(s.y, dtype=torch.bool) for s in own]]
+        padded = (torch.nn.utils.rnn.pad_sequence(each, batch_first=True) for each in parts)
+        return cls(torch.tensor(clients, device=own[0].x.device), *padded)
+
+    def sums(self, blocks: Tensor, with_gradient: bool) -> ClientSums:
+        """Loss, correct answers and, where asked, gradients of blocks [m, outputs of a client, d + 1]."""
+        z = (self.x @ blocks[:, :, :-1].to(self.x.dtype).transpose(1, 2)).double()
+        log_p, y = z.add_(blocks[:, None, :, -1]).add_(self.offset).log_softmax(2), self.y[:, :, None]
+        sums = {
+            "count": self.seen.sum().double(),
+            "loss": -(log_p.gather(2, y)[:, :, 0] * self.seen).sum(),
+            "correct": ((log_p.argmax(2) == self.y) & self.seen).sum().double(),
+        }
+        if with_gradient:
+            residual = log_p.exp_().scatter_add_(2, y, log_p.new_full((), -1.0).expand_as(y))
+            residual = residual.mul_(self.seen[:, :, None]).transpose(1, 2)
+            body = (residual.to(self.x.dtype) @ self.x).double()
+            sums["gradient"] = torch.cat([body, residual.sum(2, keepdim=True)], dim=2)
+        return sums
+
+
+@dataclass(frozen=True, eq=False)
+class BlockDiagonal:
+    """Clients that do not share outputs: the samples of the i-th client have the i-th block of outputs only.
+
+    A group has clients of similar length.
+    """
+
+    groups: tuple[PaddedClients, ...]
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> BlockDiagonal:
+        """From every client's samples, which have offsets."""
+        groups: list[list[int]] = []
+        for client in sorted(range(len(samples)), key=lambda i: len(samples[i])):
+            if not groups or len(samples[client]) > 2 * len(samples[groups[-1][0]]) + MARGIN:
+                groups.append([])
+            groups[-1].append(client)
+        return cls(tuple(PaddedClients.of(sorted(group), samples) for group in groups))
 
     def __len__(self) -> int:
-        return sum(map(len, self.parts))
+        return sum(int(group.seen.sum()) for group in self.groups)
 
     @property
     def x(self) -> Tensor:
-        """The first client's features, for their precision and device."""
-        return self.parts[0].x
+        """Features of some clients, for their precision and device."""
+        return self.groups[0].x
 
-    def blocks(self, point: Tensor) -> Iterator[tuple[Sample, Tensor]]:
-        """Every client's samples with its block of the point."""
-        return zip(self.parts, point.chunk(len(self.parts)), strict=True)
+    def sums(self, point: Tensor, with_gradient: bool) -> ClientSums:
+        """The sums of all clients' blocks."""
+        blocks = point.view(sum(len(group.clients) for group in self.groups), -1, point.shape[1])
+        parts = [group.sums(blocks[group.clients], with_gradient) for group in self.groups]
+        sums = {key: torch.stack([p[key] for p in parts]).sum() for key in ("count", "loss", "correct")}
+        if with_gradient:
+            gradient = torch.empty_like(blocks)
+            for group, part in zip(self.groups, parts, strict=True):
+                gradient[group.clients] = part["gradient"]
+            sums["gradient"] = gradient.view_as(point)
+        return sums
 
 
 def client_sums(x: Tensor) -> ClientSums:
@@ -85,15 +146,15 @@ def client_moments(x: Tensor) -> ClientSums:
 def client_gradient(sample: Sample | BlockDiagonal, point: Tensor) -> ClientSums:
     """In every round: loss and gradient at the point [outputs, d + 1], summed over the client's samples."""
     if isinstance(sample, BlockDiagonal):
-        own = [client_gradient(part, block) for part, block in sample.blocks(point)]
-        return {**_sums(own, "count", "loss"), "gradient": torch.cat([message["gradient"] for message in own])}
+        sums = sample.sums(point, with_gradient=True)
+        return {key: sums[key] for key in ("count", "loss", "gradient")}
     return _streamed(_gradient, sample, point)
 
 
 def client_scores(sample: Sample | BlockDiagonal, point: Tensor) -> ClientSums:
     """For validation: loss and number of correct answers, summed over held-out samples."""
     if isinstance(sample, BlockDiagonal):
-        return _sums([client_scores(part, block) for part, block in sample.blocks(point)], "count", "loss", "correct")
+        return sample.sums(point, with_gradient=False)
     return _streamed(_scores, sample, point)
 
 
@@ -177,7 +238,3 @@ def _places(sample: Sample, outputs: int) -> Tensor:
     """The outputs [n, questions] that the labels name."""
     y = _questions(sample)
     return y + torch.arange(0, outputs, outputs // y.shape[1], device=y.device)
-
-
-def _sums(messages: Sequence[ClientSums], *keys: str) -> ClientSums:
-    return {key: torch.stack([message[key] for message in messages]).sum() for key in keys}

@@ -7,6 +7,7 @@ docs/decisions/0010-own-lbfgs.md says why this is not SciPy's solver.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.router.solver.client_statistics import ClientSums
-from feddrm.router.solver.hessian import Hessian
+from feddrm.router.solver.hessian import Hessian, SampledHessian
 from feddrm.router.solver.problem import Problem, Whitening
 from feddrm.threads import intra_op_threads
 
@@ -30,7 +31,7 @@ LDA_RIDGE = 10.0  # a softmax is about ten times flatter than the quadratic that
 
 # Points by fit -> loss and gradient by fit and number of the client that answered.
 Gradients = Callable[[Mapping[str, Tensor]], Mapping[str, Mapping[int, ClientSums]]]
-Metric = Whitening | Hessian | None  # what is known of the second derivatives
+Metric = Whitening | Hessian | SampledHessian | None  # what is known of the second derivatives
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,10 +74,13 @@ Watch = Callable[[FitState], None]
 
 @dataclass(frozen=True, eq=False)
 class Minimisation:
-    """A problem, the metric that preconditions it, and the state that its fit goes on from."""
+    """A problem, the metric that preconditions it, and the state that its fit goes on from.
+
+    A metric may be that of the point which the clients evaluate next.
+    """
 
     problem: Problem
-    metric: Metric
+    metric: Metric | Callable[[Tensor], SampledHessian]
     state: FitState
 
 
@@ -100,7 +104,7 @@ def first_state(problem: Problem, clients: int, *, like: Tensor | None = None, s
         steps=zeros(0, *shape),
         changes=zeros(0, *shape),
         # At zero the Hessian of the softmax is (I - 11'/outputs) / outputs; Boehning's bound anywhere is 1/2.
-        curvature=zeros() + 1 / problem.outputs,
+        curvature=zeros() + problem.blocks / problem.outputs,
         promised=zeros(),
         rounds=torch.zeros((), dtype=torch.int64, device=device),
         done=torch.zeros((), dtype=torch.bool, device=device),
@@ -131,8 +135,10 @@ def minimise(
         answers = gradients(trials)
         for key in trials:
             fit = fits[key]
-            with intra_op_threads(1):  # hundreds of short operations: threads would wait for each other
-                states[key] = advance(fit.problem, states[key], answers[key], fit.metric, tolerance, noise)
+            metric = fit.metric(states[key].trial) if callable(fit.metric) else fit.metric
+            # Hundreds of short operations: threads would wait for each other. Products with many samples share them.
+            with contextlib.nullcontext() if isinstance(metric, SampledHessian) else intra_op_threads(1):
+                states[key] = advance(fit.problem, states[key], answers[key], metric, tolerance, noise)
             if watch is not None:
                 watch(states[key])
     return states
@@ -257,10 +263,10 @@ def _discriminant(problem: Problem, gradient: Tensor, whitening: Whitening, othe
 
     At zero the gradient of an output is its frequency times minus its mean (features being centred),
     so with the pooled second moments the server knows means and covariance within outputs. Where an
-    output has no sample, or outputs are coupled, the first step of the solver is taken instead.
+    output has no sample, or outputs are coupled or apart, the first step of the solver is taken instead.
     """
     share = 1 / problem.outputs - gradient[:, -1]
-    if problem.precision is not None or bool((share <= 0).any()):
+    if problem.precision is not None or whitening.vectors is None or bool((share <= 0).any()):
         return otherwise
     means = -gradient[:, :-1] / share[:, None]
     rotated = means @ whitening.vectors
@@ -276,11 +282,7 @@ def _discriminant(problem: Problem, gradient: Tensor, whitening: Whitening, othe
 
 def _rotate(problem: Problem, w: Tensor, whitening: Whitening | None, back: bool = False) -> Tensor:
     """Into the basis in which moments and penalty are diagonal, or back."""
-    body, bias = w[:, :-1], w[:, -1:]
-    if whitening is not None:
-        vectors = whitening.vectors
-        body = body @ (vectors.T if back else vectors)
-    out = torch.cat([body, bias], dim=1)
+    out = w if whitening is None else whitening.turn(w, back)
     if problem.spectrum is not None:
         basis = problem.spectrum[1].to(out)
         out = (basis if back else basis.T) @ out
@@ -289,10 +291,11 @@ def _rotate(problem: Problem, w: Tensor, whitening: Whitening | None, back: bool
 
 def _diagonals(problem: Problem, w: Tensor, whitening: Whitening | None) -> tuple[Tensor, Tensor]:
     """Second moments and penalty in that basis, each broadcast to [outputs, d + 1]."""
-    moments = torch.ones(w.shape[1], dtype=w.dtype, device=w.device)
+    rows = len(w) if whitening is not None and whitening.values.ndim == 2 else 1
+    moments = w.new_full((rows, w.shape[1]), 1 / problem.blocks)  # of the bias: a block has its share of the samples
     if whitening is not None:
-        moments[:-1] = whitening.values
-    ridge = torch.full_like(moments, problem.ridge)
+        moments[:, :-1] = whitening.values
+    ridge = w.new_full((w.shape[1],), problem.ridge)
     ridge[-1] = problem.bias_ridge
     precision = torch.ones(w.shape[0], dtype=w.dtype, device=w.device)
     if problem.spectrum is not None:
@@ -302,7 +305,7 @@ def _diagonals(problem: Problem, w: Tensor, whitening: Whitening | None) -> tupl
 
 def _solve_first(problem: Problem, gradient: Tensor, curvature: Tensor, metric: Metric) -> Tensor:
     """(curvature * moments + penalty)^-1 gradient; with known second derivatives Newton's step."""
-    if isinstance(metric, Hessian):
+    if isinstance(metric, Hessian | SampledHessian):
         return metric.solve(problem, gradient)
     moments, penalty = _diagonals(problem, gradient, metric)
     floor = 1e-9 * moments.max()  # directions in which features do not vary have no gradient either
@@ -317,7 +320,7 @@ def _curvature(problem: Problem, step: Tensor, change: Tensor, curvature: Tensor
     from the step is bold: half of the steps would have to be shortened. Their geometric mean needs the fewest
     rounds.
     """
-    if isinstance(metric, Hessian):
+    if isinstance(metric, Hessian | SampledHessian):
         return curvature
     along = (step * change).sum()
     careful = curvature * (change * _solve_first(problem, change, curvature, metric)).sum() / along

@@ -19,7 +19,7 @@ class Problem:
     """Minimise mean cross-entropy + ridge / 2 * tr(W' P W) + bias_ridge / 2 * b' P b over W [outputs, features], b.
 
     ``precision`` P couples the outputs (None: the identity). A ``bias_ridge`` above zero keeps the bias of an
-    output finite that no sample has.
+    output finite that no sample has. ``blocks`` of outputs share no sample: each is a fit of its own.
     """
 
     outputs: int
@@ -27,6 +27,7 @@ class Problem:
     ridge: float
     bias_ridge: float = 0.0
     precision: Tensor | None = None
+    blocks: int = 1
 
     def check(self) -> None:
         """Raise an error where the problem has no optimum."""
@@ -85,13 +86,22 @@ class Scaler:
 
 @dataclass(frozen=True, eq=False)
 class Whitening:
-    """Eigenvalues [d] and eigenvectors [d, d] (in columns) of the pooled second moments."""
+    """Eigenvalues [d] and eigenvectors [d, d] (in columns) of the pooled second moments.
+
+    Without eigenvectors the samples lie on the axes already, and eigenvalues [outputs, d] are those of every output.
+    """
 
     values: Tensor
-    vectors: Tensor
+    vectors: Tensor | None
 
     @classmethod
     def of(cls, moments: ClientSums) -> Self:
         """From the added :func:`client_moments`."""
         values, vectors = torch.linalg.eigh(moments["moments"] / moments["count"])
         return cls(values.clamp(min=0), vectors)
+
+    def turn(self, point: Tensor, back: bool = False) -> Tensor:
+        """A point [outputs, d + 1] on the features as one on the principal axes, or back."""
+        if self.vectors is None:
+            return point
+        return torch.cat([point[:, :-1] @ (self.vectors.T if back else self.vectors), point[:, -1:]], dim=1)

@@ -10,12 +10,13 @@ Client data may be float32; the server's algebra is float64.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from feddrm.router.settings import MANY
 from feddrm.router.solver.client_statistics import (
     BlockDiagonal,
     ClientSums,
@@ -84,9 +85,19 @@ def pooled(samples: Sequence[Sample]) -> Sample:
 
 def moments_of(features: Sequence[Tensor]) -> Whitening:
     """The whitening of several clients' standardised features."""
-    return Whitening.of(add(client_moments(x) for x in features))
+    return Whitening.of(add(client_moments(x) for x in _by_the_hundred(features)))
 
 
 def scaler_of(features: Sequence[Tensor]) -> Scaler:
     """The standardisation of several clients' features."""
-    return Scaler.of(add(client_sums(x) for x in features))
+    return Scaler.of(add(client_sums(x) for x in _by_the_hundred(features)))
+
+
+def _by_the_hundred(features: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Many clients by the hundred: to add a thousand Gram matrices takes longer than to compute one."""
+    size = MANY if len(features) > MANY else 1
+    return (_rows(features[start : start + size]) for start in range(0, len(features), size))
+
+
+def _rows(features: Sequence[Tensor]) -> Tensor:
+    return features[0] if len(features) == 1 else torch.cat(list(features))
