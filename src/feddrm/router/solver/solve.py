@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from feddrm.router.settings import MANY
 from feddrm.router.solver.client_statistics import (
     BlockDiagonal,
     ClientSums,
@@ -27,6 +26,8 @@ from feddrm.router.solver.client_statistics import (
 )
 from feddrm.router.solver.lbfgs import FitState, Minimisation, Watch, first_state, minimise, objective
 from feddrm.router.solver.problem import Problem, Scaler, Whitening, add
+
+TOGETHER = 100  # clients whose Gram matrix is computed at once, where there are more
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +96,7 @@ def scaler_of(features: Sequence[Tensor]) -> Scaler:
 
 def _by_the_hundred(features: Sequence[Tensor]) -> Iterator[Tensor]:
     """Many clients by the hundred: to add a thousand Gram matrices takes longer than to compute one."""
-    size = MANY if len(features) > MANY else 1
+    size = TOGETHER if len(features) > TOGETHER else 1
     return (_rows(features[start : start + size]) for start in range(0, len(features), size))
 
 
