@@ -55,6 +55,19 @@ def test_the_summary_gains_the_figures_of_the_router(fitted: Path) -> None:
     assert sum(evaluation["reliability"]["count"]) == sum(map(sum, evaluation["confusion"]["exact_density"]))
 
 
+def test_a_run_of_a_loaded_file_finds_its_samples_again(tmp_path: Path) -> None:
+    """The federation has the name of the file, the run that of the dataset that read it, with the path."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 4)).astype(np.float32), np.arange(60) % 2
+    np.savez(tmp_path / "visits.npz", x=x, y=y, client=np.repeat(["oslo", "lima"], 30))
+    federation = load("npz", path=str(tmp_path / "visits.npz"))
+    assert federation.name == "visits"
+    train(federation, "feddrm", out=tmp_path / "run", rounds=1)
+    run = Run.open(tmp_path / "run")
+    assert run.config["data"]["name"] == "npz"
+    assert run.fit_router(heads=False).names == ("oslo", "lima")
+
+
 def test_the_summary_gains_metrics_of_the_routed_answers(fitted: Path, digits: Federation) -> None:
     run = Run.open(fitted)
     assert run.summary is not None

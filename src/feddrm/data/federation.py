@@ -34,13 +34,12 @@ DEPLOYED = "deployed"  # the name of a federation whose samples stay at the site
 class Federation:
     """All clients with their class names, the form of a sample, and a description of the data.
 
-    ``source`` says where the samples came from, ``settings`` how they were divided and shifted. ``schema`` says how
-    raw rows became the samples, whose ``columns`` are then the schema's encoded ones.
-    ``gallery`` [client, sample, channel, height, width] shows the same samples as each client would
-    see them, and ``gallery_labels`` has their class numbers. It is None where clients differ by nature and not by a
-    known transform. ``mirrors`` says that the
-    mirror image of a sample has the same class and could be the same client's. ``task`` says what the labels mean;
-    the ``classes`` of survival are its intervals.
+    ``source`` says where the samples came from, ``settings`` how they were divided and shifted, ``dataset`` by which
+    dataset and settings they can be loaded again. ``schema`` says how raw rows became the samples, whose ``columns``
+    are then the schema's encoded ones. ``gallery`` [client, sample, channel, height, width] shows the same samples as
+    each client would see them, and ``gallery_labels`` has their class numbers. It is None where clients differ by
+    nature and not by a known transform. ``mirrors`` says that the mirror image of a sample has the same class and could
+    be the same client's. ``task`` says what the labels mean; the ``classes`` of survival are its intervals.
 
     Example:
         >>> rows, labels = np.arange(80.0).reshape(20, 4), np.arange(20) % 2
@@ -60,6 +59,7 @@ class Federation:
     gallery: Tensor | None = None
     gallery_labels: tuple[int, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    dataset: Mapping[str, Any] | None = None  # None where the name and the settings are those of a dataset
     task: Task = CLASSIFICATION
 
     def __post_init__(self) -> None:

@@ -153,7 +153,7 @@ def resolve(
     plan = fill_in(given, small, recipe)
     when = fill_in_evaluation(known_fields(Evaluation, evaluation or {}, "evaluation"), plan.rounds, len(federation))
     config = Config(
-        data={"name": federation.name, **(data if data is not None else federation.settings)},
+        data={"name": federation.name, **(data if data is not None else federation.dataset or federation.settings)},
         method=method,
         model=model.resolved(federation.shape),
         plan=plan,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from feddrm.data.federation import Federation
@@ -89,4 +89,8 @@ def load(name: str, /, **settings: Any) -> Federation:
     """
     dataset = Dataset.make(name, **settings)
     dataset.check()
-    return dataset.load()
+    federation = dataset.load()
+    if federation.name == dataset.name:
+        return federation
+    # Files have names of their own. A run finds the samples again by the dataset that read them.
+    return replace(federation, dataset={"name": dataset.name, **dataset.settings()})
