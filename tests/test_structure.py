@@ -54,6 +54,7 @@ THEMES = {
     "tests/test_benchmarks.py": "the scripts in benchmarks/",
     "tests/test_drawings.py": "the drawings of the documentation",
     "tests/test_survival.py": "survival, from data to predictions",
+    "tests/test_without_router.py": "predictions of a run without a router, by command and in Python",
     "tests/test_killed.py": "training, fit and report that end at any file operation",
     "tests/test_readme.py": "every command and example of the README",
     "tests/test_pages.py": "every command and example of README and docs is run",

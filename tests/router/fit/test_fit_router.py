@@ -143,6 +143,7 @@ def test_many_clients_choose_on_some_and_fit_all(monkeypatch: pytest.MonkeyPatch
     whole = fit_router(None, {}, federation, settings)
     assert "compared" not in whole.chosen
     monkeypatch.setattr(fit_router_module, "MANY", 4)
+    monkeypatch.setattr(selection, "MANY", 4)
     monkeypatch.setattr(selection, "LARGE", 1)
     fitted = fit_router(None, {}, federation, settings)
     assert fitted.chosen["compared"] == 4

@@ -17,7 +17,7 @@ from torch import Tensor
 from feddrm.router.features.design_matrix import DesignMatrix
 from feddrm.router.fit.ridge_path import Chosen
 from feddrm.router.fit.selection import FINE_ROUNDS, PATH_TOLERANCE
-from feddrm.router.settings import MANY
+from feddrm.router.settings import MANY, PART_BYTES
 from feddrm.router.solver.client_axes import OwnAxes
 from feddrm.router.solver.client_statistics import BlockDiagonal, ClientSums, Sample, client_scores, logits_at
 from feddrm.router.solver.problem import Problem, Whitening
@@ -164,9 +164,11 @@ class LocalCorrections:
         return dict(zip(self.names, torch.split(point.to(everyone[0].x), self.classes), strict=True))
 
     def _outside(self, fold: int | None, probe: Tensor) -> tuple[BlockDiagonal, OwnAxes | None]:
-        """The samples of all clients outside a fold, on own axes where there are many clients."""
+        """The samples of all clients outside a fold, on own axes where there are many small clients."""
         samples = with_offsets(self.each(fold, False), probe)
-        if len(samples) <= MANY or max(map(len, samples)) >= self.design.width:
+        longest = max(map(len, samples))
+        size = 8 * len(samples) * longest * self.design.width  # bytes of all axes
+        if len(samples) <= MANY or longest >= self.design.width or size > PART_BYTES[samples[0].x.device.type]:
             return BlockDiagonal.of(samples), None
         axes = OwnAxes.of(samples)
         return BlockDiagonal.of(axes.samples()), axes

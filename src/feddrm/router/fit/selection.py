@@ -18,7 +18,7 @@ from feddrm.router.features.base import Recipe
 from feddrm.router.features.design_matrix import DesignMatrix
 from feddrm.router.fit.cohort import Cohort, FitRequest, Job, Target
 from feddrm.router.fit.ridge_path import Chosen, RidgePath
-from feddrm.router.settings import Holdout, RouterSettings
+from feddrm.router.settings import MANY, Holdout, RouterSettings
 from feddrm.router.solver.client_statistics import ClientSums
 from feddrm.router.solver.hessian import MOST_PARAMETERS, Hessian, SampledHessian
 from feddrm.router.solver.lbfgs import FitState, Metric, Minimisation, advance, first_state, minimise
@@ -57,14 +57,9 @@ def solve_requests(
 def metric_of(request: FitRequest, to_optimum: bool) -> Metric | Callable[[Tensor], SampledHessian]:
     """What is known of a request's second derivatives. Large fits that go to their optimum look at some samples."""
     whitening, rows = request.design.whitening, request.design.rows
-    probabilities = sum(map(len, rows)) * request.problem.outputs
-    if (
-        whitening is None
-        or whitening.vectors is None
-        or not to_optimum
-        or request.problem.precision is not None
-        or probabilities < LARGE
-    ):
+    outputs, samples = request.problem.outputs, sum(map(len, rows))
+    large = request.target == "client" and outputs > MANY and samples * outputs >= LARGE
+    if whitening is None or whitening.vectors is None or not (to_optimum and large):
         return whitening
     some = torch.cat([x[::LOOKED_AT] for x in rows])
     turned = some @ whitening.vectors.to(some)

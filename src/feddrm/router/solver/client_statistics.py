@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from feddrm.threads import intra_op_threads, thread_map
 
@@ -17,6 +18,7 @@ ClientSums = dict[str, Tensor]
 BLOCK = {"cpu": 2**19, "cuda": 2**27}  # probabilities [rows, outputs] computed at once; on a CPU they fit a cache
 STRIPES = 16  # parts of all blocks that threads share
 MARGIN = 32  # samples; clients that are no longer than twice the shortest and these are padded to one length
+ALONE = 1024  # samples, from which a client is computed by itself: nothing is gained by padding
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +67,8 @@ class PaddedClients:
         own = [samples[client] for client in clients]
         offsets = [sample.offset for sample in own if sample.offset is not None]
         parts = [[s.x for s in own], [s.y for s in own], offsets, [torch.ones_like(s.y, dtype=torch.bool) for s in own]]
-        padded = (torch.nn.utils.rnn.pad_sequence(each, batch_first=True) for each in parts)
+        # A client alone is not copied: its features may take as much memory as all others'.
+        padded = (pad_sequence(each, batch_first=True) if len(own) > 1 else each[0][None] for each in parts)
         return cls(torch.tensor(clients, device=own[0].x.device), *padded)
 
     def sums(self, blocks: Tensor, with_gradient: bool) -> ClientSums:
@@ -89,7 +92,7 @@ class PaddedClients:
 class BlockDiagonal:
     """Clients that do not share outputs: the samples of the i-th client have the i-th block of outputs only.
 
-    A group has clients of similar length.
+    A group has clients of similar length, or one with many samples.
     """
 
     groups: tuple[PaddedClients, ...]
@@ -99,7 +102,8 @@ class BlockDiagonal:
         """From every client's samples, which have offsets."""
         groups: list[list[int]] = []
         for client in sorted(range(len(samples)), key=lambda i: len(samples[i])):
-            if not groups or len(samples[client]) > 2 * len(samples[groups[-1][0]]) + MARGIN:
+            size = len(samples[client])
+            if not groups or size > min(2 * len(samples[groups[-1][0]]) + MARGIN, ALONE):
                 groups.append([])
             groups[-1].append(client)
         return cls(tuple(PaddedClients.of(sorted(group), samples) for group in groups))

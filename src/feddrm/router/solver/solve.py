@@ -96,9 +96,6 @@ def scaler_of(features: Sequence[Tensor]) -> Scaler:
 
 def _by_the_hundred(features: Sequence[Tensor]) -> Iterator[Tensor]:
     """Many clients by the hundred: to add a thousand Gram matrices takes longer than to compute one."""
-    size = TOGETHER if len(features) > TOGETHER else 1
-    return (_rows(features[start : start + size]) for start in range(0, len(features), size))
-
-
-def _rows(features: Sequence[Tensor]) -> Tensor:
-    return features[0] if len(features) == 1 else torch.cat(list(features))
+    if len(features) <= TOGETHER:
+        return iter(features)
+    return (torch.cat(list(features[start : start + TOGETHER])) for start in range(0, len(features), TOGETHER))
