@@ -15,8 +15,7 @@ from feddrm.router.answer_calibration import HeldOutAnswers
 from feddrm.router.evaluate import COVERAGES, _conformal, _selective, evaluate_routed, evaluate_router
 from feddrm.router.fit.cohort import Facts
 from feddrm.router.label_sets import label_set_figures
-from feddrm.router.policy import by_rule, consult, reliability
-from feddrm.router.router import Calibration
+from feddrm.router.policy import Calibration, by_rule, consult, reliability
 from feddrm.router.solver.client_statistics import BLOCK
 from feddrm.rules import RULES
 from feddrm.tasks import Classification

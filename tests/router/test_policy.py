@@ -20,7 +20,7 @@ from feddrm.router.policy import (
     reliability,
     solve_temperature,
 )
-from feddrm.rules import ROUTING_RULES, Evidence, Rule
+from feddrm.rules import Evidence, Rule
 from refusal import refused
 
 
@@ -73,14 +73,15 @@ def test_leaders_are_the_two_largest_of_many() -> None:
     assert torch.equal(margin, two.values[:, 0] - two.values[:, 1])
 
 
-@pytest.mark.parametrize("rule", ROUTING_RULES)
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("scale", [1.0, 300.0])
-def test_log_ratios_are_posteriors_without_the_prior(rule: str, scale: float) -> None:
+@pytest.mark.parametrize("known", [True, False])
+def test_log_ratios_are_posteriors_without_the_prior(rule: str, scale: float, known: bool) -> None:
     logits, log_prior = scale * random(20, 7), random(7).log_softmax(0)
-    evidence = Evidence(logits.clone(), log_prior, random(20, 7, seed=1).sigmoid())
-    scores = Rule.find(rule)().scores(evidence)
+    scores = Rule.find(rule)().scores(Evidence(logits.clone(), log_prior))
     weights = scores.softmax(1)
-    found = log_ratios(evidence, rule, scores, weights, weights.argmax(1))
+    leaders_known = (weights, weights.argmax(1)) if known else ()
+    found = log_ratios(scores, log_prior, rule, *leaders_known)
     torch.testing.assert_close(found, logits.log_softmax(1) - log_prior, rtol=1e-12, atol=1e-11)
 
 

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from feddrm.errors import FeddrmError
 from feddrm.router import Router, load_router
 from feddrm.router.artifact import artifact_version
 from feddrm.router.router import AWAY, UNLIKE
+from feddrm.rules import RULES
 from feddrm.serve.loaded_router import Decisions, LoadedRouter, RouterQuery, decide
 from feddrm.serve.settings import GatewaySettings
 from feddrm.serve.telemetry.metrics import Metrics
@@ -128,6 +130,20 @@ def test_decisions_can_abstain_afterwards_and_keep_an_earlier_reason() -> None:
 def test_numbers_that_overflow_are_an_error(router: Router) -> None:
     with refused("too large", "scale"):
         decide(router, [RouterQuery("features", np.full((1, 16), 3e38, np.float32), "density", 1.0, ALL, 0.5)])
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("scale", np.logspace(0, 38, 39))
+def test_every_decision_has_finite_ratios_or_is_refused(router: Router, rule: str, scale: float) -> None:
+    x = np.random.default_rng(int(np.log10(scale))).normal(size=(64, 16)) * scale
+    query = RouterQuery("features", x.astype(np.float32), rule, 1.0, ALL, 0.5)
+    try:
+        decisions = decide(router, [query])[0]
+    except FeddrmError:
+        assert scale > 1e15
+        return
+    assert np.isfinite(decisions.log_density_ratio).all()
+    assert np.isfinite(decisions.client_probability).all()
 
 
 def test_an_artifact_is_tried_when_it_is_loaded(run: Path, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from feddrm.router.features.base import Feature, Recipe
 from feddrm.router.features.basis_functions import BasisFeature
 from feddrm.router.fit.fit_router import FittedRouter, fit_router
 from feddrm.router.membership import join_client, leave
-from feddrm.router.router import Calibration, Decision, Router
+from feddrm.router.policy import Calibration
+from feddrm.router.router import Decision, Router
 from feddrm.router.settings import Holdout, RouterSettings
 
 __all__ = [

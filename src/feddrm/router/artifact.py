@@ -29,7 +29,8 @@ from feddrm.io.text import read_bytes, read_json
 from feddrm.models import Model, Net, is_head
 from feddrm.plugins import require_plugins, used_plugins, without_folders
 from feddrm.router.features.base import Recipe
-from feddrm.router.router import Calibration, Router
+from feddrm.router.policy import Calibration
+from feddrm.router.router import Router
 from feddrm.router.solver.problem import Scaler
 from feddrm.tables.table_schema import TableSchema
 from feddrm.tasks import CLASSIFICATION, Task

@@ -30,8 +30,8 @@ from feddrm.router.features.base import Leaves, Recipe, extract
 from feddrm.router.fit.fit_router import FittedRouter
 from feddrm.router.fit.head_problems import joint_classes, joint_clients
 from feddrm.router.label_sets import label_set_figures
-from feddrm.router.policy import by_rule, conformal_set, conformal_threshold, consult, reliability_of
-from feddrm.router.router import Calibration, Router
+from feddrm.router.policy import Calibration, by_rule, conformal_set, conformal_threshold, consult, reliability_of
+from feddrm.router.router import Router
 from feddrm.router.solver.client_statistics import BLOCK, logits_at
 from feddrm.rules import RIVALS, RULES, Competence, Evidence, Rule
 from feddrm.tasks import Survival, Task

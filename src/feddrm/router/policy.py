@@ -6,15 +6,16 @@ Most functions take log-weights over clients [N, m].
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from feddrm.errors import SettingError
+from feddrm.drm.inference.score_test import SampleMoments
+from feddrm.errors import FeddrmError, SettingError
 from feddrm.evaluation.answer_metrics import calibration_bins
 from feddrm.router.solver.client_statistics import ClientSums
 from feddrm.rules import RULES as RULES
@@ -64,21 +65,67 @@ def leaders(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.from_numpy(largest), torch.from_numpy(places[1]), torch.from_numpy(margin)
 
 
-def log_ratios(evidence: Evidence, rule: str, scores: Tensor, weights: Tensor, best: Tensor) -> Tensor:
-    """log posterior - log prior [N, m]. By a rule of origin it is written into the memory of the ``scores``.
+def log_ratios(
+    scores: Tensor, log_prior: Tensor, rule: str, weights: Tensor | None = None, best: Tensor | None = None
+) -> Tensor:
+    """log posterior - log prior [N, m] from the scores of a rule of origin, written into their memory.
 
-    ``weights`` are the scores' softmax, ``best`` [N] the largest. The posterior's normaliser follows from that of a
-    rule of origin: a second softmax over a thousand clients takes longer than their product with few features.
+    ``weights`` are the scores' softmax, ``best`` [N] the largest, where they are known. The posterior's normaliser
+    follows from the rule's own: a second softmax over a thousand clients takes longer than their product with few
+    features.
     """
-    if rule not in RULES:
-        scores, rule = Density().scores(evidence), Density.name
+    if weights is None or best is None:
         weights = scores.softmax(1)
         best = leaders(weights)[1]
-    place = best[:, None]
+    place, log_prior = best[:, None], log_prior.to(scores)
     normaliser = scores.gather(1, place) - weights.gather(1, place).log()
     if rule == Density.name:  # its weights lack the prior, as the ratio does
-        return scores.sub_(normaliser + (weights @ evidence.log_prior.exp()).log()[:, None])
-    return scores.sub_(normaliser).sub_(evidence.log_prior)
+        return scores.sub_(normaliser + (weights @ log_prior.exp()).log()[:, None])
+    return scores.sub_(normaliser).sub_(log_prior)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Constants measured on samples that the router was not fitted on (see :mod:`feddrm.router.fit.calibration`).
+
+    ``confidence`` has, per rule, the 101 percentiles of the largest weight (by competence: of the largest probability
+    of a right answer). ``conformal`` has, per rule and
+    probability of missing the true client, the smallest weight of a client in the set. Samples whose
+    strangeness exceeds ``unlike_above`` are unlike all training data. ``reference`` has what drift is measured against;
+    None in older routers, deployed ones, and where training crops at random. ``tested`` says that thresholds and
+    reference come from test samples; those of older routers come from training samples.
+    """
+
+    temperature: float = 1.0
+    confidence: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    conformal: Mapping[str, float] = field(default_factory=dict)
+    unlike_above: float = float("inf")
+    reference: SampleMoments | None = None
+    tested: bool = False
+
+    def threshold(self, rule: str, coverage: float) -> float:
+        """The confidence that this fraction of the samples reaches."""
+        if not 0 < coverage <= 1:
+            raise SettingError(f"coverage={coverage}: give a fraction above 0, at most 1")
+        if coverage == 1:
+            return 0.0
+        if rule not in self.confidence:
+            raise FeddrmError(f"this router has no held-out confidences for rule '{rule}': fit it again")
+        percentiles = self.confidence[rule]
+        place = (1 - coverage) * (len(percentiles) - 1)
+        low = int(place)
+        high = min(low + 1, len(percentiles) - 1)
+        return percentiles[low] + (place - low) * (percentiles[high] - percentiles[low])
+
+    def least_weight(self, rule: str, miss: float) -> float:
+        """The smallest weight of a client in the conformal set that misses the true one with this probability."""
+        if f"{rule}_{miss}" not in self.conformal:
+            known = [name.removeprefix(f"{rule}_") for name in self.conformal if name.startswith(f"{rule}_")]
+            remedy = f"choose {', '.join(known)}" if known else "fit it again"
+            if rule not in RULES:
+                remedy = f"such sets are of origin, give rule {' or '.join(RULES)}"
+            raise SettingError(f"miss={miss}: this router has no such conformal set for rule '{rule}': {remedy}")
+        return self.conformal[f"{rule}_{miss}"]
 
 
 def conformal_threshold(log_weights: Tensor, origin: Tensor, miss: float) -> float:

@@ -13,16 +13,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feddrm.data.query_views import QueryViews
-from feddrm.drm.inference.score_test import SampleMoments
 from feddrm.errors import FeddrmError, FieldProblem, SettingError
 from feddrm.models import Net
 from feddrm.registry import check_choice, listing, nearest
 from feddrm.router.features.base import Recipe, extract
-from feddrm.router.policy import leaders, log_ratios
+from feddrm.router.policy import Calibration, leaders, log_ratios
 from feddrm.router.row_checks import RowChecks
 from feddrm.router.solver.client_statistics import logits_at
 from feddrm.router.solver.problem import Scaler
-from feddrm.rules import ROUTING_RULES, RULES, Competence, Evidence, Rule
+from feddrm.rules import ROUTING_RULES, RULES, Competence, Density, Evidence, Posterior, Rule
 from feddrm.tables.table_schema import TableSchema
 
 NOBODY = -1
@@ -91,50 +90,6 @@ class Decision:
         reason = tuple(IMPOSSIBLE if own and client != NOBODY else old for old, own, client in clients)
         abstain = self.abstain | torch.tensor([bool(own) for own in flags], device=self.abstain.device)
         return replace(self, abstain=abstain, reason=reason, flags=tuple(flags))
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Constants measured on samples that the router was not fitted on (see :mod:`feddrm.router.fit.calibration`).
-
-    ``confidence`` has, per rule, the 101 percentiles of the largest weight (by competence: of the largest probability
-    of a right answer). ``conformal`` has, per rule and
-    probability of missing the true client, the smallest weight of a client in the set. Samples whose
-    strangeness exceeds ``unlike_above`` are unlike all training data. ``reference`` has what drift is measured against;
-    None in older routers, deployed ones, and where training crops at random. ``tested`` says that thresholds and
-    reference come from test samples; those of older routers come from training samples.
-    """
-
-    temperature: float = 1.0
-    confidence: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    conformal: Mapping[str, float] = field(default_factory=dict)
-    unlike_above: float = float("inf")
-    reference: SampleMoments | None = None
-    tested: bool = False
-
-    def threshold(self, rule: str, coverage: float) -> float:
-        """The confidence that this fraction of the samples reaches."""
-        if not 0 < coverage <= 1:
-            raise SettingError(f"coverage={coverage}: give a fraction above 0, at most 1")
-        if coverage == 1:
-            return 0.0
-        if rule not in self.confidence:
-            raise FeddrmError(f"this router has no held-out confidences for rule '{rule}': fit it again")
-        percentiles = self.confidence[rule]
-        place = (1 - coverage) * (len(percentiles) - 1)
-        low = int(place)
-        high = min(low + 1, len(percentiles) - 1)
-        return percentiles[low] + (place - low) * (percentiles[high] - percentiles[low])
-
-    def least_weight(self, rule: str, miss: float) -> float:
-        """The smallest weight of a client in the conformal set that misses the true one with this probability."""
-        if f"{rule}_{miss}" not in self.conformal:
-            known = [name.removeprefix(f"{rule}_") for name in self.conformal if name.startswith(f"{rule}_")]
-            remedy = f"choose {', '.join(known)}" if known else "fit it again"
-            if rule not in RULES:
-                remedy = f"such sets are of origin, give rule {' or '.join(RULES)}"
-            raise SettingError(f"miss={miss}: this router has no such conformal set for rule '{rule}': {remedy}")
-        return self.conformal[f"{rule}_{miss}"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,10 +206,14 @@ class Router:
 
     def logits(self, features: Tensor) -> Tensor:
         """Posterior log-odds of the clients, up to a constant per sample, calibrated."""
+        return self.origin_scores(features, Posterior())
+
+    def origin_scores(self, features: Tensor, rule: Rule) -> Tensor:
+        """Scores [N, m] by a rule of origin. It shifts every client's odds, as the bias does: one addition for both."""
         self.check_features(features)
         folded, bias = self.__dict__["_folded"]
-        logits: Tensor = (features.to(folded.dtype) - self.scaler.mean.to(folded)) @ folded
-        return logits.add_(bias)
+        shift = rule.scores(Evidence(bias, self.log_prior.to(bias)))
+        return torch.addmm(shift, features.to(folded.dtype) - self.scaler.mean.to(folded), folded)
 
     def right(self, features: Tensor) -> Tensor:
         """The probability [N, m] that each client's answer is right."""
@@ -328,11 +287,15 @@ class Router:
         """
         if not 0 <= max_away <= 1:
             raise SettingError(f"max_away={max_away}: give a share of the probability from 0 to 1")
-        evidence = self.evidence(features, rule)
-        scores = self.rule(rule, costs).scores(evidence)
+        check_choice("rule", rule, ROUTING_RULES)
+        weigh, of_origin, right = self.rule(rule, costs), rule in RULES, None
+        scores = origin = self.origin_scores(features, weigh if of_origin else Density())
+        if not of_origin:
+            right, log_prior = self.right(features).to(origin), self.log_prior.to(origin)
+            scores = weigh.scores(Evidence(origin + log_prior, log_prior, right))
         top, best, margin = leaders(probabilities := scores.softmax(1))
         strangeness = self.strangeness(features)
-        broken = ~strangeness.isfinite()
+        broken = ~(strangeness < torch.inf)  # not a number, too
         if bool(broken.any()):  # or the numbers are only very large
             broken = ~features.isfinite().all(1)
         client, away, nobody, lost = best, broken.new_zeros(self.clients), broken, broken  # which is the first reason
@@ -342,20 +305,21 @@ class Router:
             nobody = broken | away.all()
             lost = 1 - probabilities[:, ~away].sum(1) > max_away
         unlike = strangeness > self.calibration.unlike_above
-        sure = top if evidence.right is None else evidence.right.amax(1)
+        sure = top if right is None else right.amax(1)
         unsure = sure < self.calibration.threshold(rule, coverage)
         abstain = nobody | unlike | lost | unsure
+        known = (rule, probabilities, best) if of_origin else (Density.name,)
         within = None if miss is None else (probabilities >= self.calibration.least_weight(rule, miss)) & ~away
         return Decision(
             client=torch.where(nobody, NOBODY, client),
             probabilities=probabilities,
-            log_density_ratio=log_ratios(evidence, rule, scores, probabilities, best),
+            log_density_ratio=log_ratios(origin, self.log_prior, *known),
             margin=margin,
             abstain=abstain,
             reason=_reasons(abstain, {BROKEN: broken, DOWN: nobody, UNLIKE: unlike, AWAY: lost, UNSURE: unsure}),
             away=away,
             within=within,
-            right=evidence.right,
+            right=right,
             features=features,
             strangeness=strangeness,
         )

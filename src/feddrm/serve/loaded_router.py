@@ -27,6 +27,7 @@ from feddrm.serve.telemetry.metrics import Metrics
 from feddrm.tasks import require_classes
 from feddrm.threads import without_onednn_if_small
 
+FAR = 1e30  # mean square of standardised features; a ratio that is infinite before has weights above 1e20
 MANY, TOP = 30, 10  # of more clients than this, an answer has by default only so many: the best
 
 
@@ -39,6 +40,11 @@ class RouterQuery(NamedTuple):
     coverage: float
     available: tuple[bool, ...]
     max_away: float
+
+
+def too_far(decision: Decision) -> bool:
+    """Whether a sample is so far from the training data that its density ratios may be infinite."""
+    return decision.strangeness is None or not bool((decision.strangeness < FAR).all())
 
 
 @dataclass(eq=False)
@@ -69,8 +75,8 @@ class Decisions:
         ratios, probabilities = decision.log_density_ratio.numpy(), decision.probabilities.numpy()
         client = decision.client.numpy()
         client_probability = probabilities[np.arange(len(client)), client]
-        # The probabilities of a sample are numbers for all clients or for none. An extreme is as finite as all values.
-        if np.isnan(client_probability).any() or not np.isfinite([ratios.min(initial=0), ratios.max(initial=0)]).all():
+        # The probabilities of a sample are numbers for all clients or for none.
+        if np.isnan(client_probability).any() or (too_far(decision) and not np.isfinite(ratios).all()):
             raise FeddrmError("the numbers are too large for this router: check their scale")
         client_probability[client < 0] = 0.0
         return cls(
@@ -114,12 +120,14 @@ class Decisions:
 
         Where probabilities are too small to differ, the density ratio decides.
         """
-        clients = np.arange(self.probabilities.shape[1]) if among is None else np.array(sorted(among), dtype=np.int64)
-        probabilities, ratios = self.probabilities[:, clients], self.log_density_ratio[:, clients]
+        probabilities, ratios = self.probabilities, self.log_density_ratio
+        clients = np.arange(probabilities.shape[1])
+        if among is not None:
+            clients = np.array(sorted(among), dtype=np.int64)
+            probabilities, ratios = probabilities[:, clients], ratios[:, clients]
         if number < len(clients):  # to sort all would take longer than the decision
-            kept = np.argpartition(-probabilities, number - 1, axis=1)[:, :number]
-            least = np.take_along_axis(probabilities, kept, 1).min(1, keepdims=True)
-            tied = ((probabilities >= least).sum(1) > number).nonzero()[0]
+            largest, places = (top.numpy() for top in torch.from_numpy(probabilities).topk(number + 1))
+            kept, tied = places[:, :number], (largest[:, number - 1] == largest[:, number]).nonzero()[0]
             kept[tied] = np.lexsort((-ratios[tied], -probabilities[tied]), axis=-1)[:, :number]
             kept.sort(1)  # so that of equal clients the first is the better one
             probabilities, ratios = (np.take_along_axis(values, kept, 1) for values in (probabilities, ratios))

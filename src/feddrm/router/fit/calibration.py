@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from feddrm.router.fit.cohort import Confidence, HeldOutRouter
-from feddrm.router.policy import RULES, by_rule, client_slopes, conformal_threshold, solve_temperature
+from feddrm.router.policy import RULES, Calibration, by_rule, client_slopes, conformal_threshold, solve_temperature
 from feddrm.router.query_drift import MOST_CLIENTS, drift_reference
-from feddrm.router.router import Calibration
 from feddrm.router.solver.client_statistics import ClientSums
 
 Made = TypeVar("Made")
