@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from feddrm.data import Federation, RandomResizedCrop, load
 from feddrm.router import Recipe, RouterSettings
+from feddrm.router.fit import local_cohort
 from feddrm.router.fit.cohort import FitRequest, HeldOutHeads, Trunk
 from feddrm.router.fit.local_cohort import LocalCohort, facts_of, target_of, training_view
 from feddrm.router.settings import Holdout
@@ -132,6 +134,28 @@ def test_trained_models_answer_others_samples_and_refitted_heads_their_own() -> 
     for client in (0, 1):
         answered = torch.where(origin == client, client, 2)
         assert torch.equal(judged.right[:, client], answered == labels)
+
+
+def test_crops_in_one_batch_have_the_features_and_answers_of_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    cropped = replace(load("digits", clients=3, seed=0), crop=RandomResizedCrop())
+    recipe, batches = Recipe.parse("raw+colour"), []
+
+    def measured(together: int) -> LocalCohort:
+        def ask(x: torch.Tensor) -> torch.Tensor:
+            batches.append(len(x))
+            return x.flatten(1)[None, :, :10].log_softmax(2).expand(3, -1, -1)
+
+        monkeypatch.setattr(local_cohort, "TOGETHER", together)
+        cohort = LocalCohort(cropped, RouterSettings(crops=2), published=ask)
+        cohort.measure(recipe, Trunk(None, {}), Holdout(16, 1))
+        return cohort
+
+    one, two = measured(10**6), measured(0)
+    sizes = [int(size) for size in cropped.sizes]
+    assert batches == [2 * size for size in sizes] + [size for size in sizes for _ in range(2)]
+    for number in range(3):
+        torch.testing.assert_close(one._columns(recipe, number), two._columns(recipe, number), rtol=1e-6, atol=1e-6)
+        assert torch.equal(one._published[number], two._published[number])
 
 
 def test_crops_of_a_sample_are_held_out_together() -> None:
