@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 
+from feddrm.engine.cuda_graph import first_error
 from feddrm.engine.kernels import CPU_QUERIES, cpu_kernels, largest_product
 from feddrm.models import LeNet, Mlp
 from feddrm.threads import SMALL_PRODUCT
@@ -51,3 +54,21 @@ def test_a_batch_counts_as_many_samples_as_queries_come_at_once():
     wide = Mlp(hidden=(64, width), branch=4).build((5,), 3)
     with cpu_kernels(wide, 1):
         assert torch.backends.mkldnn.enabled
+
+
+@contextmanager
+def capture() -> Iterator[None]:
+    try:
+        yield
+    finally:
+        raise RuntimeError("CUDA error: capturing stream has unjoined work")
+
+
+def test_an_interrupted_capture_raises_what_interrupted_it():
+    """As where a card's memory is full: the capture cannot end, and says only that."""
+    with pytest.raises(MemoryError, match="full"), first_error(), capture():
+        raise MemoryError("full")
+    with pytest.raises(RuntimeError, match="unjoined"), first_error(), capture():
+        pass
+    with pytest.raises(RuntimeError, match="another"), first_error():
+        raise RuntimeError("another")

@@ -3,7 +3,7 @@
 from feddrm.engine.checkpoint import load_state, save_state
 from feddrm.engine.client_update import Update, client_update, functional
 from feddrm.engine.federate import engine_for, federate
-from feddrm.engine.kernels import CPU_QUERIES, GPU_QUERIES, cpu_kernels, largest_product
+from feddrm.engine.kernels import CPU_QUERIES, GPU_QUERIES, cpu_kernels, free_card, largest_product
 from feddrm.engine.precision import PRECISIONS, Arithmetic, arithmetic
 from feddrm.engine.rounds import play_round, train_client
 from feddrm.engine.schedule import Plan, RoundResult, RoundSchedule, State, first_state, participants
@@ -24,6 +24,7 @@ __all__ = [
     "engine_for",
     "federate",
     "first_state",
+    "free_card",
     "functional",
     "largest_product",
     "load_state",

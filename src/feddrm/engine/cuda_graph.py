@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -154,7 +155,7 @@ class GraphEngine:
         )
         captured.fill(inputs)
         self.memory = self.memory or torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(captured.graph, pool=self.memory, capture_error_mode="thread_local"):
+        with first_error(), torch.cuda.graph(captured.graph, pool=self.memory, capture_error_mode="thread_local"):
             main = torch.cuda.current_stream()
             for stream in self.streams:
                 stream.wait_stream(main)
@@ -257,6 +258,17 @@ def _inputs(state: State, sitting: tuple[int, ...], received: list[Tensors] | No
             leaves = slot or {EMPTY: torch.zeros((), device=next(iter(state.shared.values())).device)}
             inputs |= {("private", str(seat), name, leaf): value for leaf, value in leaves.items()}
     return inputs
+
+
+@contextmanager
+def first_error() -> Iterator[None]:
+    """Raise what went wrong during a capture, not the complaint that a capture so interrupted cannot end."""
+    try:
+        yield
+    except RuntimeError as error:
+        if error.__context__ is None or "captur" not in str(error):
+            raise
+        raise error.__context__ from None
 
 
 def _laid_out(state: State, device: torch.device) -> State:

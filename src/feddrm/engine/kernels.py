@@ -8,8 +8,11 @@ Sums split between threads and oneDNN's products round differently, and training
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 from collections.abc import Iterator
+
+import torch
 
 from feddrm.models import Net
 from feddrm.threads import intra_op_threads, without_onednn_if_small
@@ -22,6 +25,16 @@ def cpu_kernels(net: Net, batch_size: int, threads: int = 1) -> Iterator[None]:
     """Use the kernels of training: ``threads`` share an operation, oneDNN computes large products only."""
     with intra_op_threads(threads), without_onednn_if_small(largest_product(net, max(batch_size, CPU_QUERIES))):
         yield
+
+
+def free_card() -> None:
+    """Give memory of a card that nothing uses any more back, so that other processes on it find room.
+
+    The traceback of a run that was ended holds its graphs in a circle, which only a collection breaks.
+    """
+    if torch.cuda.is_available():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def largest_product(net: Net, batch: int) -> float:

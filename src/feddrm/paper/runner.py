@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 import traceback
@@ -12,11 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from feddrm.data import Federation
 from feddrm.data.datasets.base import FileDataset
-from feddrm.engine import RoundResult
+from feddrm.engine import RoundResult, free_card
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.atomic import locked
 from feddrm.paper.cell_records import read_records, write_record
@@ -167,6 +164,8 @@ class Runner:
             trace = self.work / f"{cell.id}.error.txt"
             trace.write_text(traceback.format_exc())
             return "failed", f"{type(error).__name__}: {error} (see {trace})"
+        finally:
+            free_card()
         return "finished", ""
 
     def _found(self, cell: Cell) -> str:
@@ -178,7 +177,6 @@ class Runner:
         settings = {**self.settings, "device": self.device, "progress": self.progress}
         budget = None if left == float("inf") else left
         found = search_cell(cell, self._load(cell), self.results, self.work, budget, **settings)
-        self._free_memory()
         if found is None:
             raise OutOfTime
         self.grid = replace(self.grid, chosen={**self.grid.chosen, cell.pair: found})
@@ -187,27 +185,18 @@ class Runner:
         settings = {**cell.protocol(), **self.settings, "device": self.device}
         settings = {key: value for key, value in settings.items() if key not in ("data", "method", "model")}
         self.work.mkdir(parents=True, exist_ok=True)
-        try:
-            with self.watch(cell) as listen:
-                run = train(
-                    federation,
-                    cell.learner,
-                    model=cell.model,
-                    out=self.work / cell.id,
-                    on_round=self._until_deadline(listen),
-                    **settings,
-                )
-        finally:
-            self._free_memory()
+        with self.watch(cell) as listen:
+            run = train(
+                federation,
+                cell.learner,
+                model=cell.model,
+                out=self.work / cell.id,
+                on_round=self._until_deadline(listen),
+                **settings,
+            )
         # Wall time includes loading, so estimates prefer it. It is unknown for a cell that was interrupted.
         wall = None if began is None else self.clock() - began
         self.records[cell.id] = write_record(cell, run, self.results, {"wall": wall, **self._beside(cell)})
-
-    @staticmethod
-    def _free_memory() -> None:
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
 
     def _until_deadline(self, listen: OnRound | None) -> OnRound:
         def on_round(result: RoundResult, metrics: dict[str, Any] | None, rounds: int) -> None:

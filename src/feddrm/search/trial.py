@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from feddrm.data import Federation
-from feddrm.engine import RoundResult, load_state
+from feddrm.engine import RoundResult, free_card, load_state
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import LASTING, is_collapsed
 from feddrm.methods import Method
@@ -126,6 +126,8 @@ class Trial:
             if "not finite" not in str(error):
                 raise
             self.end = "diverged"
+        finally:
+            free_card()
 
     def _score(self, task: SearchTask, until: int) -> dict[str, float]:
         lines = [line for line in RunFolder(self.folder).metrics() if line["round"] <= until]
