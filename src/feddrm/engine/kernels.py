@@ -1,6 +1,6 @@
-"""Which CPU kernels compute training and queries, and how many queries form a batch.
+"""Which CPU kernels compute training and queries, how many queries form a batch; a card's memory is given back.
 
-The choice is the same in one process and at every site of a deployed federation, so that no bit differs.
+The choice of kernels is the same in one process and at every site of a deployed federation, so that no bit differs.
 Sums split between threads and oneDNN's products round differently, and training amplifies the difference: after
 32 rounds of the digits it is 3.8e-6 with oneDNN and 1.4e-3 with a second thread.
 """
