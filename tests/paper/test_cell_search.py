@@ -60,6 +60,9 @@ def test_all_seeds_train_with_the_rate_that_the_grids_own_seed_found(grid: Grid,
     assert events(opened(grid, tmp_path), other_seed_first) == first
     search = read_searches(grid, tmp_path / "results")[PAIR]
     assert (search["seed"], search["chosen"]) == (2025, {"lr": 0.3})
+    trials = sorted((tmp_path / "work" / "search" / PAIR / "trials").rglob("seconds.json"))
+    assert len(trials) == 2
+    assert search["seconds"] == round(sum(sum(json.loads(path.read_text()).values()) for path in trials), 1) > 0
     rounds = max(int(name) for trial in search["trials"].values() for name in trial["scores"])
     assert rounds == plan_halving(2, 16, 32).rounds
     chosen = with_choices(grid, tmp_path / "results")

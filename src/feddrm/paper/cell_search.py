@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -60,7 +59,6 @@ def search_cell(
     search = dict(cell.grid.search or {})
     protocol = cell.protocol()
     plan = {key: protocol[key] for key in (*cell.grid.content["train"], "seed")}
-    began = time.monotonic()
     folder = work / FOLDER / cell.pair
     result = tune(
         federation, cell.learner, out=folder, model=cell.model, budget=budget, **search, **{**plan, **settings}
@@ -79,7 +77,7 @@ def search_cell(
         "search": search,
         "chosen": chosen,
         "trials": trials["methods"][name],
-        "seconds": round(time.monotonic() - began, 1),
+        "seconds": round(_seconds(folder), 1),
         "hardware": trials["hardware"],
         "versions": trials["versions"],
         "commit": commit(),
@@ -90,3 +88,8 @@ def search_cell(
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, record_bytes(content))
     return chosen
+
+
+def _seconds(folder: Path) -> float:
+    """What all trials took, before and after interruptions, each by the file of its run."""
+    return sum(sum(read_json(file, REMEDY).values()) for file in folder.rglob("checkpoint/seconds.json"))
