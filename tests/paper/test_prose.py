@@ -320,8 +320,8 @@ def test_what_is_left_of_feddrms_lead_once_fedavg_is_tuned_too(paper: Grid) -> N
     curve = records["cifar10-dir0.3_fedala-fixed_seed2025"].content["curve"]
     best = max(curve["average"])
     assert (
-        f"FedALA has {score('cifar10-dir0.3_fedala-fixed', 'average'):.1f} %: at the rate that short trials chose it reached "
-        f"{100 * best:.1f} % after {curve['round'][curve['average'].index(best)]} rounds and fell to "
+        f"FedALA has {score('cifar10-dir0.3_fedala-fixed', 'average'):.1f} %: at the rate that short trials chose it "
+        f"reached {100 * best:.1f} % after {curve['round'][curve['average'].index(best)]} rounds and fell to "
         f"{100 * curve['average'][-1]:.1f} % at the end" in page
     )
 
