@@ -14,11 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +28,7 @@ from torch import Tensor
 from torch.autograd import DeviceType
 
 from benchmarks.result import finish
+from benchmarks.timing import Stopwatch, Work, captured, copy_rate, replay_us
 from feddrm.bench.engine import SHAPE, Bench, _flops, _product_rate
 from feddrm.data import load
 from feddrm.engine import Plan, RoundSchedule, arithmetic, first_state, functional
@@ -38,7 +38,7 @@ from feddrm.models import is_output
 from feddrm.runs import Run, RunFolder, train
 from feddrm.runs.training_session import TrainingSession
 
-BATCH, REPEATS, SETS = 128, 9, 4
+BATCH, SETS = 128, 4
 TEST_SAMPLES = 18_004  # of the paper's CIFAR-10, six batches
 KINDS = {  # the first pattern that a kernel's name matches
     "convolution, weight gradient": r"wgrad",
@@ -55,7 +55,6 @@ KINDS = {  # the first pattern that a kernel's name matches
     "heads": r"gemm|nvjet|gemv|softmax|nll",
     "other elementwise, sums and copies": r"elementwise|reduce_kernel|Memcpy|CatArray",
 }
-Work = Callable[[], object]
 
 
 def main() -> None:
@@ -75,7 +74,7 @@ def main() -> None:
 def kernels() -> dict[str, Any]:
     """Microseconds per client step by kind of kernel, and the floors of arithmetic and memory."""
     bench = Bench(Plan())
-    flops, rate, speed = _flops(bench), _product_rate(), _copy_rate()
+    flops, rate, speed = _flops(bench), _product_rate(), copy_rate()
     return {
         "tflop_per_step": round(flops / 1e12, 4),
         "product_tflops": round(rate, 1),
@@ -375,65 +374,6 @@ def paper_run() -> dict[str, Any]:
         "average_accuracy": summary["average_accuracy"]["mean"],
         "peak_memory_gib": summary["peak_memory_gib"],
     }
-
-
-class Stopwatch:
-    """Adds up the seconds spent in methods, by name."""
-
-    def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
-
-    @contextmanager
-    def watching(self, owner: type, name: str) -> Iterator[None]:
-        method = getattr(owner, name)
-
-        def timed(*arguments: Any, **named: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                return method(*arguments, **named)
-            finally:
-                self.seconds[name] += time.perf_counter() - began
-
-        setattr(owner, name, timed)
-        try:
-            yield
-        finally:
-            setattr(owner, name, method)
-
-
-# Time
-
-
-def captured(work: Work) -> Work:
-    """The work as a graph; it runs twice before, so that libraries choose their algorithms."""
-    for _ in range(2):
-        work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph.replay
-
-
-def replay_us(work: Work | torch.cuda.CUDAGraph) -> float:
-    """Microseconds of the work: the median of some runs, each timed by events."""
-    run = work.replay if isinstance(work, torch.cuda.CUDAGraph) else work
-    times = []
-    for _ in range(REPEATS + 2):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(1e3 * begin.elapsed_time(end))
-    return statistics.median(times[2:])
-
-
-def _copy_rate() -> float:
-    """TB/s of a large copy on the GPU, read and written."""
-    source = torch.empty(2**31, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * 2**31 / replay_us(lambda: target.copy_(source)) / 1e6
 
 
 if __name__ == "__main__":
