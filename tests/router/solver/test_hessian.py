@@ -9,7 +9,7 @@ import torch
 from torch.autograd.functional import hessian
 
 from feddrm.router.solver import hessian as solver_hessian
-from feddrm.router.solver.client_statistics import ClientSums, client_gradient
+from feddrm.router.solver.client_statistics import ClientSums, Sample, client_gradient
 from feddrm.router.solver.hessian import Hessian, SampledHessian, client_hessian
 from feddrm.router.solver.lbfgs import Minimisation, advance, first_state, minimise
 from feddrm.router.solver.problem import Problem, add
@@ -74,6 +74,21 @@ def test_products_with_all_samples_give_newtons_step(monkeypatch: pytest.MonkeyP
     assert whitening.vectors is not None
     sampled = SampledHessian.at(point, everyone.x @ whitening.vectors, whitening)
     torch.testing.assert_close(sampled.solve(problem, gradient), exact, rtol=1e-5, atol=1e-6)
+
+
+def test_where_nothing_slopes_there_is_no_step() -> None:
+    """Constant features, and clients of equal sizes: zero is the optimum, and the fit ends there at once."""
+    same = [Sample(torch.zeros(16, 3), torch.full((16,), client)) for client in range(4)]
+    problem, whitening, everyone = Problem(4, 3, 0.1), moments_of([s.x for s in same]), pooled(same)
+    fit = Minimisation(problem, lambda at: SampledHessian.at(at, everyone.x, whitening), first_state(problem, 1))
+
+    def gradients(trials: Mapping[str, torch.Tensor]) -> dict[str, dict[int, ClientSums]]:
+        return {key: {0: client_gradient(everyone, point)} for key, point in trials.items()}
+
+    (state,) = minimise({"fit": fit}, gradients, rounds=5, tolerance=1e-6, noise=1e-6).values()
+    assert state.done
+    assert int(state.rounds) == 1
+    assert not state.iterate.any()
 
 
 def test_some_samples_bring_a_fit_to_the_optimum_of_all() -> None:

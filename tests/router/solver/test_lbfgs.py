@@ -10,7 +10,7 @@ from safetensors.torch import load, save
 from feddrm.router.solver import lbfgs
 from feddrm.router.solver.client_statistics import client_gradient
 from feddrm.router.solver.lbfgs import FitState, advance, first_state
-from feddrm.router.solver.problem import Problem
+from feddrm.router.solver.problem import Problem, Whitening
 from feddrm.router.solver.solve import moments_of, solve
 from refusal import refused
 
@@ -73,3 +73,30 @@ def test_a_fit_without_a_bound_ends_all_the_same(monkeypatch: pytest.MonkeyPatch
     samples = clients_with_overlap()
     fit = solve(Problem(4, 12, 1e-3), samples, rounds=None, tolerance=0.0)
     assert (fit.rounds, fit.converged) == (3, False)
+
+
+@pytest.mark.parametrize("broken", ["feature", "direction"])
+def test_a_fit_that_is_not_finite_ends_with_one_line(broken: str) -> None:
+    """Every comparison with such a number is false, so the fit would never be done."""
+    samples = clients_with_overlap()
+    whitening = moments_of([s.x for s in samples])
+    if broken == "feature":
+        samples[2].x[5, 3] = torch.inf
+    else:
+        whitening = Whitening(whitening.values * torch.nan, whitening.vectors)
+    with refused("the fit is not finite in round 1", "larger ridge"):
+        solve(Problem(4, 12, 1e-3), samples, whitening)
+
+
+def test_a_step_to_where_the_loss_is_not_finite_is_shortened() -> None:
+    samples, problem = clients_with_overlap(), Problem(4, 12, 1e-2)
+    state = first_state(problem, 4)
+    for number in range(60):
+        messages = {i: client_gradient(sample, state.trial) for i, sample in enumerate(samples)}
+        if number == 1:
+            messages[0]["loss"] = torch.tensor(torch.inf)
+        before, state = state, advance(problem, state, messages, moments_of([s.x for s in samples]))
+        if number == 1:
+            assert torch.equal(state.iterate, before.iterate)
+            assert 0 < (state.trial - state.iterate).norm() < (before.trial - before.iterate).norm()
+    assert state.done

@@ -114,6 +114,8 @@ class SampledHessian:
         step = torch.zeros_like(rest)
         direction = rest / scale
         first = size = (rest * direction).sum()
+        if float(first) == 0:  # no slope, no step; the length of one would be 0 / 0
+            return torch.zeros_like(gradient)
         for _ in range(MOST_PRODUCTS):
             product = self._times(problem, direction)
             length = size / (direction * product).sum()

@@ -187,11 +187,16 @@ def advance(
         changes = torch.cat([changes, change[None]])[-MEMORY:]
         curvature = _curvature(problem, step, change, curvature, metric)
     known = counts > 0
-    _, gradient = objective(problem, state.trial, losses[known], gradients[known], counts[known])
+    loss, gradient = objective(problem, state.trial, losses[known], gradients[known], counts[known])
     direction = _direction(problem, gradient, steps, changes, curvature, metric)
     if bool(answered.all()) and not bool(state.trial.any()) and isinstance(metric, Whitening):
         direction = _discriminant(problem, gradients.sum(0) / counts.sum(), metric, direction)
     promised = -(gradient * direction).sum() / 2
+    if not bool((loss + promised).isfinite()):  # no later round would be: a fit without a bound would go on for hours
+        raise FeddrmError(
+            f"the fit is not finite in round {int(rounds)} (loss {float(loss)}): look for features that are not finite "
+            "or very large, or give a larger ridge"
+        )
     # The promise relies on the curvature, which is known at zero and elsewhere only after one step.
     shown = len(steps) > 0 or not bool(state.trial.any())
     done = bool(answered.all()) and shown and float(promised) <= tolerance
