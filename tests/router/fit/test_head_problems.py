@@ -24,8 +24,8 @@ from feddrm.router.fit.head_problems import (
 )
 from feddrm.router.fit.ridge_path import Chosen
 from feddrm.router.solver.client_statistics import Sample, client_gradient, client_scores, logits_at
-from feddrm.router.solver.problem import Scaler
-from feddrm.router.solver.solve import moments_of, pooled, scaler_of, solve
+from feddrm.router.solver.problem import Problem, Scaler
+from feddrm.router.solver.solve import Fit, moments_of, pooled, scaler_of, solve
 
 
 def shifted_clients(sizes: tuple[int, ...] = (200, 120, 40), features: int = 5, classes: int = 3) -> list[Sample]:
@@ -148,12 +148,57 @@ def test_corrections_of_many_clients_on_their_own_axes_are_the_same(monkeypatch:
     for many in (3, 2):
         monkeypatch.setattr(head_problems, "MANY", many)
         corrections = LocalCorrections(("oslo", "lima", "pune"), each, design, [probe])
-        assert (corrections.folds[0][0][1] is None) == (many == 3)
+        assert corrections.on_axes(samples) == (many == 2)
         (points,), (scores,) = corrections.scores(0.03, [None])
         kept = corrections.keep(Chosen(0.03, 0.0, 0.0, (points,), ()), probe, 2000)
         found.append((points, scores["loss"], torch.cat(list(kept.values()))))
     for on_features, on_axes, close in zip(*found, (1e-5, 1e-5, 1e-2), strict=True):  # what is kept stops at 1e-7
         torch.testing.assert_close(on_axes, on_features, rtol=0, atol=close)
+
+
+@pytest.mark.parametrize("many", [8, 2], ids=["features", "axes"])
+def test_clients_whose_common_fit_would_take_too_much_memory_are_fitted_in_groups(
+    monkeypatch: pytest.MonkeyPatch, many: int
+) -> None:
+    """To the same optimum, on the features as on own axes; a group may be without any sample of a fold."""
+    monkeypatch.setattr(head_problems, "FINE_ROUNDS", 2000)
+    monkeypatch.setattr(head_problems, "PATH_TOLERANCE", 1e-15)
+    monkeypatch.setattr(head_problems, "BIAS_RIDGE", 1e-2)
+    monkeypatch.setattr(head_problems, "MANY", many)
+    g = torch.Generator().manual_seed(4)
+    sizes = (9, 4, 7, 8, 1, 1)  # the last two are held out
+    samples = [Sample(torch.randn(n, 12, generator=g).double(), torch.randint(3, (n,), generator=g)) for n in sizes]
+    probe = 0.3 * torch.randn(3, 13, generator=g).double()
+    rows = tuple(sample.x for sample in samples)
+    design = DesignMatrix(Recipe.parse("raw"), Scaler(torch.zeros(12), torch.ones(12)), moments_of(rows), rows)
+    outputs: list[int] = []
+    fit = head_problems.solve
+
+    def counted(problem: Problem, *given: object, **more: object) -> Fit:
+        outputs.append(problem.outputs)
+        return fit(problem, *given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(head_problems, "solve", counted)
+
+    def each(fold: int | None, inside: bool) -> list[Sample]:
+        return [s.rows((torch.arange(len(s)) % 3 == 0) == inside) if fold is not None else s for s in samples]
+
+    found = []
+    width = max(len(s) for s in each(0, False)) if many == 2 else 12
+    two = 2 * 8 * head_problems.POINTS * 3 * (width + 1)
+    for part_bytes in (None, 10 * two, two):
+        corrections = LocalCorrections("abcdef", each, design, [probe], part_bytes)
+        assert corrections.on_axes(samples) == (many == 2)
+        (points,), (scores,) = corrections.scores(0.03, [None])
+        again, _ = corrections.scores(0.03, [points])
+        kept = corrections.keep(Chosen(0.03, 0.0, 0.0, (points,), ()), probe, 2000)
+        found.append((points, again[0], scores["loss"], torch.cat(list(kept.values()))))
+        assert max(outputs) == 3 * (2 if part_bytes == two else 6)
+        outputs.clear()
+    assert all(torch.equal(one, same) for one, same in zip(*found[:2], strict=True))
+    for whole, grouped, close in zip(found[0], found[2], (1e-5, 1e-5, 1e-5, 1e-2), strict=True):
+        torch.testing.assert_close(grouped, whole, rtol=0, atol=close)
+    assert not found[2][0][-6:].any()
 
 
 def test_outputs_apart_are_one_softmax_in_which_others_are_impossible() -> None:

@@ -8,7 +8,7 @@ shrunk towards the probe, because a small client would overfit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,7 @@ from feddrm.router.fit.selection import FINE_ROUNDS, PATH_TOLERANCE
 from feddrm.router.settings import MANY, PART_BYTES
 from feddrm.router.solver.client_axes import OwnAxes
 from feddrm.router.solver.client_statistics import BlockDiagonal, ClientSums, Sample, client_scores, logits_at
+from feddrm.router.solver.lbfgs import MEMORY
 from feddrm.router.solver.problem import Problem, Whitening
 from feddrm.router.solver.solve import moments_of, solve
 
@@ -27,6 +28,7 @@ BIAS_RIDGE = 1e-5  # keeps a class that a client has never seen unlikely instead
 STRENGTHS = (1.0, 3e-1, 1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 1e-5)
 JOINT_STRENGTHS = STRENGTHS[1:7]
 CORRECTION_ROUNDS = 60  # of a correction that a client answers with
+POINTS = 4 * MEMORY + 16  # so many tensors as large as the fitted point are in memory at once (measured: 95)
 MAIN_EFFECTS = 4.0  # how much freer A and B are than D
 
 
@@ -63,9 +65,19 @@ def joint_clients(logits: Tensor, clients: int) -> Tensor:
     return logits.log_softmax(-1).view(len(logits), clients, -1).logsumexp(2)
 
 
-def private_problem(classes: int, features: int, ridge: float, clients: int = 1, blocks: int = 1) -> Problem:
-    """The correction of one client, or of several at once: their outputs do not touch each other."""
-    return Problem(clients * classes, features, ridge, BIAS_RIDGE, blocks=blocks)
+def private_problem(
+    classes: int, features: int, ridge: float, clients: int = 1, blocks: int = 1, share: float = 1.0
+) -> Problem:
+    """The correction of one client, or of several at once: their outputs do not touch each other.
+
+    ``share`` is that of these clients in all samples. The ridge is relative to the mean over all of them.
+    """
+    return Problem(clients * classes, features, ridge / share, BIAS_RIDGE / share, blocks=blocks)
+
+
+def clients_at_once(most: int, outputs: int, features: int) -> int:
+    """How many clients with so many outputs each are fitted at once, if the solver may take ``most`` bytes."""
+    return max(1, most // (8 * POINTS * outputs * (features + 1)))
 
 
 def fit_private(
@@ -132,11 +144,22 @@ class OwnCorrections:
         return [own_correction(sample, probe, ridge, sum(map(len, samples)), rounds) for sample in samples]
 
 
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """Clients that are fitted at once, on own axes or on the features, and their share of all samples."""
+
+    clients: int
+    samples: BlockDiagonal
+    axes: OwnAxes | None
+    share: float
+
+
 class LocalCorrections:
     """All clients' corrections in one fit: their outputs do not touch each other.
 
     ``each`` gives all clients' samples of a fold. Each of many clients has few samples, so its correction is fitted on
-    their axes.
+    their axes. What the solver remembers grows with clients times classes. Where it would take more than
+    ``part_bytes``, clients are fitted in groups: they share nothing but the ridge, so the optimum is the same.
     """
 
     def __init__(
@@ -145,49 +168,78 @@ class LocalCorrections:
         each: Callable[[int | None, bool], list[Sample]],
         design: DesignMatrix,
         probes: Sequence[Tensor],
+        part_bytes: int | None = None,
     ) -> None:
-        self.names, self.each, self.design, self.classes = names, each, design, len(probes[0])
-        self.folds = [
-            (self._outside(fold, probe), private_samples(each(fold, True), probe)) for fold, probe in enumerate(probes)
-        ]
+        self.names, self.each, self.design, self.probes = names, each, design, probes
+        self.classes, everyone = len(probes[0]), each(None, False)
+        self.most = part_bytes or PART_BYTES[everyone[0].x.device.type]
+        self._inside = [private_samples(each(fold, True), probe) for fold, probe in enumerate(probes)]
+        self._kept: dict[int, list[_Group]] = {}
+        # Axes are made once if those of all folds may be held: they take as long as a fit on them.
+        self._keeps = not self.on_axes(everyone) or len(probes) * self._axes_bytes(everyone) <= self.most
 
     def scores(self, ridge: float, starts: Sequence[Tensor | None]) -> tuple[list[Tensor], list[ClientSums]]:
         points = [
-            self._fit(outside, ridge, start, FINE_ROUNDS, PATH_TOLERANCE)
-            for (outside, _), start in zip(self.folds, starts, strict=True)
+            self._fit(self._outside(fold), ridge, start, FINE_ROUNDS, PATH_TOLERANCE)
+            for fold, start in enumerate(starts)
         ]
-        return points, [client_scores(inside, p) for (_, inside), p in zip(self.folds, points, strict=True)]
+        return points, [client_scores(inside, p) for inside, p in zip(self._inside, points, strict=True)]
 
     def keep(self, chosen: Chosen, probe: Tensor, rounds: int) -> dict[str, Tensor]:
-        everyone = self._outside(None, probe)
-        point = self._fit(everyone, chosen.ridge, torch.stack(list(chosen.folds)).mean(0), rounds, 1e-7)
-        return dict(zip(self.names, torch.split(point.to(everyone[0].x), self.classes), strict=True))
+        start, like = torch.stack(list(chosen.folds)).mean(0), self.each(None, False)[0].x
+        point = self._fit(self.groups(None, probe), chosen.ridge, start, rounds, 1e-7)
+        return dict(zip(self.names, torch.split(point.to(like), self.classes), strict=True))
 
-    def _outside(self, fold: int | None, probe: Tensor) -> tuple[BlockDiagonal, OwnAxes | None]:
-        """The samples of all clients outside a fold, on own axes where there are many small clients."""
+    def on_axes(self, samples: Sequence[Sample]) -> bool:
+        """Whether there are many clients with few samples each, whose axes may be held."""
+        few = max(map(len, samples)) < self.design.width
+        return few and len(samples) > MANY and self._axes_bytes(samples) <= self.most
+
+    def _axes_bytes(self, samples: Sequence[Sample]) -> int:
+        return 8 * len(samples) * max(map(len, samples)) * self.design.width
+
+    def _outside(self, fold: int) -> Iterable[_Group]:
+        if not self._keeps:
+            return self.groups(fold, self.probes[fold])
+        if fold not in self._kept:
+            self._kept[fold] = list(self.groups(fold, self.probes[fold]))
+        return self._kept[fold]
+
+    def groups(self, fold: int | None, probe: Tensor) -> Iterator[_Group]:
+        """All clients outside a fold, as many at once as the solver's memory allows."""
         samples = with_offsets(self.each(fold, False), probe)
-        longest = max(map(len, samples))
-        size = 8 * len(samples) * longest * self.design.width  # bytes of all axes
-        if len(samples) <= MANY or longest >= self.design.width or size > PART_BYTES[samples[0].x.device.type]:
-            return BlockDiagonal.of(samples), None
-        axes = OwnAxes.of(samples)
-        return BlockDiagonal.of(axes.samples()), axes
+        own, total = self.on_axes(samples), sum(map(len, samples))
+        width = max(map(len, samples)) if own else self.design.width
+        together = clients_at_once(self.most, self.classes, width)
+        for start in range(0, len(samples), together):
+            part = samples[start : start + together]
+            size = sum(map(len, part))
+            axes = OwnAxes.of(part) if own and size else None
+            blocks = BlockDiagonal.of(part if axes is None else axes.samples())
+            yield _Group(len(part), blocks, axes, size / total)
 
     def _fit(
-        self,
-        outside: tuple[BlockDiagonal, OwnAxes | None],
-        ridge: float,
-        start: Tensor | None,
-        rounds: int,
-        tolerance: float,
+        self, groups: Iterable[_Group], ridge: float, start: Tensor | None, rounds: int, tolerance: float
     ) -> Tensor:
-        (samples, axes), clients = outside, len(self.names)
+        points, first = [], 0
+        for group in groups:
+            last = first + group.clients * self.classes
+            own = None if start is None else start[first:last]
+            points.append(self._fit_group(group, ridge, own, rounds, tolerance))
+            first = last
+        return points[0] if len(points) == 1 else torch.cat(points)
+
+    def _fit_group(self, group: _Group, ridge: float, start: Tensor | None, rounds: int, tolerance: float) -> Tensor:
+        axes, clients, like = group.axes, group.clients, group.samples.x
+        if not group.share:  # without a sample nothing moves
+            shape = clients * self.classes, self.design.width + 1
+            return torch.zeros(shape, dtype=torch.float64, device=like.device)
         if axes is None:
-            problem = private_problem(self.classes, self.design.width, ridge, clients)
+            problem = private_problem(self.classes, self.design.width, ridge, clients, share=group.share)
             whitening = self.design.whitening
-            return solve(problem, [samples], whitening, start=start, rounds=rounds, tolerance=tolerance).point
-        problem = private_problem(self.classes, axes.width, ridge, clients, blocks=clients)
+            return solve(problem, [group.samples], whitening, start=start, rounds=rounds, tolerance=tolerance).point
+        problem = private_problem(self.classes, axes.width, ridge, clients, clients, group.share)
         turned = None if start is None else axes.turn(start)
         whitening = axes.whitening(self.classes)
-        fit = solve(problem, [samples], whitening, start=turned, rounds=rounds, tolerance=tolerance)
+        fit = solve(problem, [group.samples], whitening, start=turned, rounds=rounds, tolerance=tolerance)
         return axes.turn(fit.point, back=True)

@@ -75,6 +75,7 @@ class LocalCohort:
         self._test = test or pooled_queries(federation, crop=False, seed=0, round=0, views=settings.views)
         self._ask_published = published if settings.heads else None
         self.left_out: list[str] = []
+        self._part_bytes = settings.part_bytes
         answers = 8 * len(federation) * self.facts.samples * self.crops * len(federation.classes)
         line = settings.too_large("answers of all clients' models to all training samples", answers, first.device)
         if self._ask_published is not None and line is not None:
@@ -231,7 +232,7 @@ class LocalCohort:
     def corrections(self, design: DesignMatrix, probes: Sequence[Tensor]) -> Corrections:
         if self._few:
             return OwnCorrections(self.facts.names, partial(self.each, design), probes, FINE_ROUNDS)
-        return LocalCorrections(self.facts.names, partial(self.each, design), design, probes)
+        return LocalCorrections(self.facts.names, partial(self.each, design), design, probes, self._part_bytes)
 
     def held_out_classes(self, heads: HeldOutHeads, router: HeldOutRouter, temperature: float) -> LocalClasses:
         """The answers of the probe, of all corrected heads as the router mixes them, and of the joint model."""

@@ -183,8 +183,8 @@ def advance(
         return replace(state, trial=state.iterate + _shorter(before, after, step) * step, rounds=rounds)
     curvature, steps, changes = state.curvature, state.steps, state.changes
     if step is not None and change is not None and float((step * change).sum()) > 0:
-        steps = torch.cat([steps, step[None]])[-MEMORY:]
-        changes = torch.cat([changes, change[None]])[-MEMORY:]
+        steps = torch.cat([steps[1 - MEMORY :], step[None]])
+        changes = torch.cat([changes[1 - MEMORY :], change[None]])
         curvature = _curvature(problem, step, change, curvature, metric)
     known = counts > 0
     loss, gradient = objective(problem, state.trial, losses[known], gradients[known], counts[known])
