@@ -18,11 +18,12 @@ from feddrm.router.fit import fit_competence as competence
 from feddrm.router.fit.cohort import HeldOutHeads, Judged, Trunk
 from feddrm.router.fit.fit_competence import RIDGES, all_folds, choose_ridge, fit_competence, odds_of_right
 from feddrm.router.fit.fit_heads import LinearHeads
+from feddrm.router.fit.head_problems import POINTS
 from feddrm.router.fit.local_cohort import LocalCohort
 from feddrm.router.settings import Holdout
-from feddrm.router.solver.client_statistics import logits_at
-from feddrm.router.solver.problem import Scaler
-from feddrm.router.solver.solve import moments_of
+from feddrm.router.solver.client_statistics import Sample, logits_at
+from feddrm.router.solver.problem import Problem, Scaler
+from feddrm.router.solver.solve import Fit, moments_of
 
 RAW = Recipe.parse("raw")
 EXACT = RouterSettings(rounds=500, tolerance=1e-12)
@@ -146,3 +147,45 @@ def test_many_clients_share_the_ridge_that_suits_some_of_them(monkeypatch: pytes
         odds = odds_of_right(fold)
         assert len(odds) == 6
         torch.testing.assert_close(odds, odds_of_right(point).expand(6, -1), rtol=0, atol=1e-4)
+
+
+def test_right_answers_take_one_byte_each_until_they_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as samples times clients, in every fold: as numbers they would take eight times the memory."""
+    types = []
+    solve = competence.solve
+
+    def noted(problem: Problem, samples: list[Sample], *given: object, **more: object) -> Fit:
+        types.append(samples[0].y.dtype)
+        return solve(problem, samples, *given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(competence, "solve", noted)
+    judged, design = made(lambda x: torch.stack([x[:, 0].sigmoid(), (-x[:, 0]).sigmoid()], 1))
+    fitted = fit(judged, design)
+    assert set(types) == {torch.bool}
+    as_numbers = fit(replace(judged, right=judged.right.long()), design)
+    assert torch.equal(fitted.point, as_numbers.point)
+    assert fitted.confidence == as_numbers.confidence
+
+
+def test_clients_whose_common_fit_would_take_too_much_memory_are_fitted_in_groups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(competence, "FINE_ROUNDS", 500)
+    monkeypatch.setattr(competence, "PATH_TOLERANCE", 1e-14)
+    judged, design = made(lambda x: (x @ torch.linspace(-2, 2, 9).view(3, 3).double()).sigmoid())
+    whole, grouped = (choose_ridge(judged, design, part_bytes) for part_bytes in (None, 2 * 8 * POINTS * 2 * 4))
+    assert grouped.ridge == whole.ridge
+    assert grouped.loss == pytest.approx(whole.loss, abs=1e-7)
+    for one, other in zip(grouped.folds, whole.folds, strict=True):
+        torch.testing.assert_close(odds_of_right(one), odds_of_right(other), rtol=0, atol=1e-4)
+
+
+def test_a_competence_that_is_too_large_is_left_out_with_a_line_that_says_so() -> None:
+    size = 6 * 100 * 2  # every sample was held out once, and five folds hold what they see
+    settings = RouterSettings(joint=False, features="raw", part_bytes=size)
+    assert fit_router(None, {}, rows(), settings).router.competence is not None
+    fitted = fit_router(None, {}, rows(), replace(settings, part_bytes=size - 1))
+    assert fitted.router.competence is None
+    assert "competence" not in fitted.chosen
+    (line,) = fitted.chosen["left_out"]
+    assert line.startswith("competence from the answers of all clients: left out")

@@ -126,10 +126,12 @@ def test_the_router_has_as_many_rounds_as_it_needs_and_heads_have_sixty(
     bounds: dict[str, set[int | None]] = {"client": set(), "class": set(), "pair": set()}
     solve_requests = selection.solve_requests
 
-    def noted(cohort: Cohort, requests: Mapping[str, FitRequest], rounds: int | None, tolerance: float) -> object:
+    def noted(
+        cohort: Cohort, requests: Mapping[str, FitRequest], rounds: int | None, tolerance: float, *more: int | None
+    ) -> object:
         if tolerance != selection.PATH_TOLERANCE:
             bounds[next(iter(requests.values())).target].add(rounds)
-        return solve_requests(cohort, requests, rounds, tolerance)
+        return solve_requests(cohort, requests, rounds, tolerance, *more)
 
     monkeypatch.setattr(selection, "solve_requests", noted)
     fit_router(None, {}, federation, RouterSettings(features="raw", rounds=given))

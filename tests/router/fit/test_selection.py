@@ -11,12 +11,12 @@ from torch import Tensor
 
 from feddrm.data import Federation
 from feddrm.router.features.base import Embedding, Raw, Recipe
-from feddrm.router.fit import local_cohort
-from feddrm.router.fit.cohort import Trunk
+from feddrm.router.fit import local_cohort, selection
+from feddrm.router.fit.cohort import FitRequest, Trunk
 from feddrm.router.fit.head_problems import probe_problem
 from feddrm.router.fit.local_cohort import LocalCohort
 from feddrm.router.fit.ridge_path import RidgePath
-from feddrm.router.fit.selection import Softmax, choose_recipe
+from feddrm.router.fit.selection import LOOKED_AT, PRODUCTS, Softmax, choose_recipe, metric_of
 from feddrm.router.settings import Holdout, RouterSettings
 from feddrm.router.solver.client_statistics import Sample, client_scores
 from feddrm.router.solver.problem import Problem, add
@@ -188,3 +188,24 @@ def test_the_fit_on_all_samples_starts_from_the_folds_even_from_one() -> None:
     again = softmax.fit_all(design, 1e-5, [from_zero.iterate])
     assert again.done
     assert int(again.rounds) < int(from_zero.rounds) / 10
+
+
+def test_second_derivatives_are_of_as_many_samples_as_fit_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "MANY", 2)
+    monkeypatch.setattr(selection, "LARGE", 1)
+    cohort = measured(40, RAW, Holdout(4, 1))
+    design = cohort.design(RAW)
+    request = FitRequest(design, "client", Problem(CLIENTS, design.width, 0.1), None)
+    zero = torch.zeros(CLIENTS, design.width + 1, dtype=torch.float64)
+
+    def looked_at(part_bytes: int | None) -> torch.Tensor:
+        metric = metric_of(request, True, part_bytes)
+        assert callable(metric)
+        return metric(zero).x
+
+    every = sum(len(x[::LOOKED_AT]) for x in design.rows)
+    a_sample = PRODUCTS * design.rows[0].element_size() * CLIENTS
+    assert len(looked_at(None)) == every
+    assert torch.equal(looked_at(every * a_sample), looked_at(None))
+    assert len(looked_at(4 * a_sample)) <= 4
+    assert len(looked_at(1)) == 1

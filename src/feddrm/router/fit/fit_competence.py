@@ -18,11 +18,11 @@ from feddrm.router.features.design_matrix import DesignMatrix
 from feddrm.router.fit.calibration import quantiles
 from feddrm.router.fit.cohort import Cohort, FitRequest, HeldOutHeads, Judged
 from feddrm.router.fit.fit_heads import HEAD_ROUNDS
-from feddrm.router.fit.head_problems import STRENGTHS, private_problem, probe_problem
+from feddrm.router.fit.head_problems import STRENGTHS, clients_at_once, private_problem, probe_problem
 from feddrm.router.fit.ridge_path import Chosen, RidgePath
 from feddrm.router.fit.selection import FINE_ROUNDS, PATH_TOLERANCE, solve_requests
-from feddrm.router.settings import MANY, SMALL, Holdout, RouterSettings
-from feddrm.router.solver.client_statistics import ClientSums, Sample, client_scores, logits_at
+from feddrm.router.settings import MANY, PART_BYTES, SMALL, Holdout, RouterSettings
+from feddrm.router.solver.client_statistics import BLOCK, ClientSums, Sample, client_scores, logits_at
 from feddrm.router.solver.solve import solve
 
 RIDGES = (10.0, 3.0, *STRENGTHS)  # the strongest leave every client its mean accuracy
@@ -43,37 +43,52 @@ def fit_competence(
 ) -> FittedCompetence:
     """Fit on the router's features."""
     judged = cohort.judge(design, all_folds(cohort, heads, holdout, settings))
-    chosen = choose_ridge(judged, design)
+    chosen = choose_ridge(judged, design, settings.part_bytes)
     rounds = settings.rounds or HEAD_ROUNDS
     start = torch.stack(chosen.folds).mean(0)
-    point = _fit(_samples(judged, slice(None)), design, chosen.ridge, start, rounds, settings.tolerance)
+    everyone = _samples(judged, slice(None))
+    point = _fit(everyone, design, chosen.ridge, start, rounds, settings.tolerance, settings.part_bytes)
+    rows = max(1, BLOCK[judged.x.device.type] // judged.right.shape[1])
     surest = [
-        logits_at(judged.x[judged.part == fold], odds_of_right(held_out)).sigmoid().amax(1)
+        logits_at(x, odds_of_right(held_out)).sigmoid().amax(1)
         for fold, held_out in enumerate(chosen.folds)
+        for x in torch.split(judged.x[judged.part == fold], rows)
     ]
     confidence = quantiles(torch.cat(surest).cpu(), torch.linspace(0, 1, 101, dtype=torch.float64))
     choices = {**chosen.as_dict(design.width), "judged": len(judged.x)}
     return FittedCompetence(odds_of_right(point), tuple(confidence.tolist()), choices)
 
 
-def choose_ridge(judged: Judged, design: DesignMatrix) -> Chosen:
+def competence_left_out(cohort: Cohort, holdout: Holdout, settings: RouterSettings) -> str | None:
+    """The line that says that the judged samples take too much memory; None if the competence is fitted."""
+    samples = cohort.facts.samples * cohort.crops * holdout.used // holdout.parts
+    copies = 1 + _folds(samples)  # one byte for every sample and client, once and for every fold
+    size = copies * samples * len(cohort.facts.names)
+    return settings.too_large("competence from the answers of all clients", size, cohort.like.device)
+
+
+def choose_ridge(judged: Judged, design: DesignMatrix, part_bytes: int | None = None) -> Chosen:
     """The ridge with the least held-out loss, and the fits of every fold with it.
 
     Clients share nothing but the ridge, so it is chosen on MANY of them. It is relative to the mean over all clients:
     that of one client's own mean is the same.
     """
-    folds = FOLDS if len(judged.x) < SMALL else FEW_FOLDS
+    folds = _folds(len(judged.x))
     clients = judged.right.shape[1]
     some = judged if clients <= MANY else replace(judged, right=judged.right[:, _drawn(clients)])
     path, parts = RidgePath(RIDGES, folds), _parts(some, folds)
     while (ridge := path.ridge) is not None:
-        path.take(*_on_folds(parts, design, ridge, path.starts))
+        path.take(*_on_folds(parts, design, ridge, path.starts, part_bytes))
     if some is judged:
         return path.chosen
     ridge = path.chosen.ridge * some.right.shape[1] / clients
     whole = RidgePath([ridge], folds)
-    whole.take(*_on_folds(_parts(judged, folds), design, ridge, whole.starts))
+    whole.take(*_on_folds(_parts(judged, folds), design, ridge, whole.starts, part_bytes))
     return replace(whole.chosen, path=path.chosen.path)
+
+
+def _folds(samples: int) -> int:
+    return FOLDS if samples < SMALL else FEW_FOLDS
 
 
 def _parts(judged: Judged, folds: int) -> list[tuple[Sample, Sample]]:
@@ -82,21 +97,42 @@ def _parts(judged: Judged, folds: int) -> list[tuple[Sample, Sample]]:
 
 
 def _on_folds(
-    parts: Sequence[tuple[Sample, Sample]], design: DesignMatrix, ridge: float, starts: Sequence[Tensor | None]
+    parts: Sequence[tuple[Sample, Sample]],
+    design: DesignMatrix,
+    ridge: float,
+    starts: Sequence[Tensor | None],
+    part_bytes: int | None,
 ) -> tuple[list[Tensor], list[ClientSums]]:
     """The fits without each fold, and their scores on it."""
     points = [
-        _fit(outside, design, ridge, start, FINE_ROUNDS, PATH_TOLERANCE)
+        _fit(outside, design, ridge, start, FINE_ROUNDS, PATH_TOLERANCE, part_bytes)
         for (outside, _), start in zip(parts, starts, strict=True)
     ]
     return points, [client_scores(inside, point) for (_, inside), point in zip(parts, points, strict=True)]
 
 
 def _fit(
-    samples: Sample, design: DesignMatrix, ridge: float, start: Tensor | None, rounds: int, tolerance: float
+    samples: Sample,
+    design: DesignMatrix,
+    ridge: float,
+    start: Tensor | None,
+    rounds: int,
+    tolerance: float,
+    part_bytes: int | None,
 ) -> Tensor:
-    problem = private_problem(2, design.width, ridge, samples.y.shape[1])  # two outputs per client: wrong and right
-    return solve(problem, [samples], design.whitening, start=start, rounds=rounds, tolerance=tolerance).point
+    """The point of all clients, fitted for as many at once as the solver's memory allows."""
+    clients = samples.y.shape[1]
+    most = part_bytes or PART_BYTES[samples.x.device.type]
+    together = clients_at_once(most, 2, design.width)  # two outputs per client: wrong and right
+    points = []
+    for first in range(0, clients, together):
+        some = Sample(samples.x, samples.y[:, first : first + together])
+        number = some.y.shape[1]
+        problem = private_problem(2, design.width, ridge, number, share=number / clients)
+        own = None if start is None else start[2 * first : 2 * (first + number)]
+        fit = solve(problem, [some], design.whitening, start=own, rounds=rounds, tolerance=tolerance)
+        points.append(fit.point)
+    return points[0] if len(points) == 1 else torch.cat(points)
 
 
 def _drawn(clients: int) -> Tensor:
@@ -127,4 +163,5 @@ def all_folds(cohort: Cohort, heads: HeldOutHeads, holdout: Holdout, settings: R
 
 
 def _samples(judged: Judged, rows: Tensor | slice) -> Sample:
-    return Sample(judged.x[rows], judged.right[rows].long())
+    """Right and wrong stay one byte each: the sums make numbers of them block by block."""
+    return Sample(judged.x[rows], judged.right[rows])

@@ -26,7 +26,7 @@ from feddrm.router.features.base import Leaves, Recipe, possible_features
 from feddrm.router.features.design_matrix import DesignMatrix
 from feddrm.router.fit.calibration import calibrate
 from feddrm.router.fit.cohort import Cohort, Facts, HeldOutRouter, Trunk
-from feddrm.router.fit.fit_competence import FittedCompetence, fit_competence
+from feddrm.router.fit.fit_competence import FittedCompetence, competence_left_out, fit_competence
 from feddrm.router.fit.fit_heads import LinearHeads, RouterFit, fit_heads
 from feddrm.router.fit.local_cohort import LocalCohort, Published
 from feddrm.router.fit.ridge_path import Chosen
@@ -156,8 +156,9 @@ def fit_cohort(cohort: Cohort, trunk: Trunk, settings: RouterSettings, on_step: 
     heads, private, head_choices, held_out_heads = fit_heads(cohort, fit, holdout, settings)
     clock("heads")
     left_out += head_choices.pop("left_out", [])
-    choices |= head_choices | _noted(left_out)
-    if settings.competence:
+    unjudged = competence_left_out(cohort, holdout, settings) if settings.competence else None
+    choices |= head_choices | _noted([*left_out, *([unjudged] if unjudged else [])])
+    if settings.competence and unjudged is None:
         report("competence")
         competence = fit_competence(cohort, design, held_out_heads, holdout, settings)
         clock("competence")

@@ -7,6 +7,7 @@ Test data is never used.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +19,7 @@ from feddrm.router.features.base import Recipe
 from feddrm.router.features.design_matrix import DesignMatrix
 from feddrm.router.fit.cohort import Cohort, FitRequest, Job, Target
 from feddrm.router.fit.ridge_path import Chosen, RidgePath
-from feddrm.router.settings import MANY, Holdout, RouterSettings
+from feddrm.router.settings import MANY, PART_BYTES, Holdout, RouterSettings
 from feddrm.router.solver.client_statistics import ClientSums
 from feddrm.router.solver.hessian import MOST_PARAMETERS, Hessian, SampledHessian
 from feddrm.router.solver.lbfgs import FitState, Metric, Minimisation, advance, first_state, minimise
@@ -34,17 +35,24 @@ FEW_ROUNDS, KEPT_ROUNDS, KEPT_TOLERANCE = 4, 5, 1e-14
 LENGTHS = (1.0, 0.5, 0.25, 0.1)  # of a step, tried in one message
 LARGE = 2**22  # probabilities of all samples and outputs
 LOOKED_AT = 16  # one sample in so many, for the second derivatives of large fits
+PRODUCTS = 7  # matrices of those samples and all outputs that a step holds at most
 FEW_FOLDS = 2  # held out in turn at most, to compare recipes
 
 Progress = Callable[[str], None]
 
 
 def solve_requests(
-    cohort: Cohort, requests: Mapping[str, FitRequest], rounds: int | None, tolerance: float
+    cohort: Cohort,
+    requests: Mapping[str, FitRequest],
+    rounds: int | None,
+    tolerance: float,
+    part_bytes: int | None = None,
 ) -> dict[str, FitState]:
     """Fit all requests side by side on a cohort."""
     fits = {
-        key: Minimisation(request.problem, metric_of(request, rounds is None), _first_state(cohort, request))
+        key: Minimisation(
+            request.problem, metric_of(request, rounds is None, part_bytes), _first_state(cohort, request)
+        )
         for key, request in requests.items()
     }
 
@@ -54,7 +62,9 @@ def solve_requests(
     return minimise(fits, gradients, rounds=rounds, tolerance=tolerance, noise=cohort.noise)
 
 
-def metric_of(request: FitRequest, to_optimum: bool) -> Metric | Callable[[Tensor], SampledHessian]:
+def metric_of(
+    request: FitRequest, to_optimum: bool, part_bytes: int | None = None
+) -> Metric | Callable[[Tensor], SampledHessian]:
     """What is known of a request's second derivatives. Large fits that go to their optimum look at some samples."""
     whitening, rows = request.design.whitening, request.design.rows
     outputs, samples = request.problem.outputs, sum(map(len, rows))
@@ -62,6 +72,8 @@ def metric_of(request: FitRequest, to_optimum: bool) -> Metric | Callable[[Tenso
     if whitening is None or whitening.vectors is None or not (to_optimum and large):
         return whitening
     some = torch.cat([x[::LOOKED_AT] for x in rows])
+    most = (part_bytes or PART_BYTES[some.device.type]) // (PRODUCTS * some.element_size() * outputs)
+    some = some[:: math.ceil(len(some) / max(1, most))]
     turned = some @ whitening.vectors.to(some)
     return lambda point: SampledHessian.at(point, turned, whitening)
 
@@ -210,7 +222,9 @@ class Softmax:
         answers than a finished one, so calibration needs finished ones.
         """
         requests = self._on_folds(design, chosen)
-        states = solve_requests(self.cohort, requests, self.settings.rounds, self.settings.tolerance)
+        states = solve_requests(
+            self.cohort, requests, self.settings.rounds, self.settings.tolerance, self.settings.part_bytes
+        )
         return [state.iterate for state in states.values()]
 
     def _on_folds(self, design: DesignMatrix, chosen: Chosen) -> dict[str, FitRequest]:
@@ -226,7 +240,9 @@ class Softmax:
         """The fit on all training samples, from the average of the folds on."""
         start = torch.stack(list(folds)).mean(0)
         request = FitRequest(design, self.target, self.problem(design.width, ridge), None, start)
-        return solve_requests(self.cohort, {"all": request}, self.settings.rounds, self.settings.tolerance)["all"]
+        settings = self.settings
+        states = solve_requests(self.cohort, {"all": request}, settings.rounds, settings.tolerance, settings.part_bytes)
+        return states["all"]
 
 
 def choose_recipe(
