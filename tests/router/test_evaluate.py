@@ -12,10 +12,19 @@ from feddrm.data import QueryViews
 from feddrm.evaluation import Predictions, Queries, client_accuracy, confusion, routed_predictions, system_accuracy
 from feddrm.router import FittedRouter, Router
 from feddrm.router.answer_calibration import HeldOutAnswers
-from feddrm.router.evaluate import COVERAGES, _conformal, _selective, evaluate_routed, evaluate_router
+from feddrm.router.evaluate import (
+    COPIES,
+    COVERAGES,
+    _conformal,
+    _selective,
+    answers_left_out,
+    evaluate_routed,
+    evaluate_router,
+)
 from feddrm.router.fit.cohort import Facts
 from feddrm.router.label_sets import label_set_figures
 from feddrm.router.policy import Calibration, by_rule, consult, reliability
+from feddrm.router.settings import RouterSettings
 from feddrm.router.solver.client_statistics import BLOCK
 from feddrm.rules import RULES
 from feddrm.tasks import Classification
@@ -174,3 +183,10 @@ def test_one_answer_per_query_gives_the_same_figures_as_all_answers(
         assert answers[key] == pytest.approx(expected[key], rel=1e-9), key
     for name, calibration in routed["calibrations"]["trained"].items():
         assert calibration.temperature == pytest.approx(measured["calibrations"]["trained"][name].temperature, rel=1e-6)
+
+
+def test_the_size_of_all_answers_is_that_of_all_copies_at_once():
+    test = Queries(torch.zeros(5, 1), torch.zeros(5), torch.zeros(5))
+    size = COPIES * 8 * 3 * 5 * 3
+    assert answers_left_out(FACTS, test, RouterSettings(part_bytes=size)) is None
+    assert "left out" in answers_left_out(FACTS, test, RouterSettings(part_bytes=size - 1))

@@ -20,6 +20,7 @@ from feddrm.methods import Fed3R, FedAvg
 from feddrm.models import Identity, Mlp
 from feddrm.report.report_page import write_report
 from feddrm.report.run_table import report_table
+from feddrm.router import evaluate
 from feddrm.runs import Run
 from refusal import refused
 
@@ -108,6 +109,15 @@ def test_a_fit_that_was_cut_off_is_done_again(tmp_path: Path, monkeypatch):
     again = feddrm.fit(embeddings(), out=tmp_path / "run")
     assert again.router().names == NAMES
     assert len(again.metrics()) == 1
+
+
+def test_where_all_answers_are_too_large_the_figures_of_one_client_asked_stay(run: Run, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(evaluate, "COPIES", 2**30)
+    small = feddrm.fit(embeddings(), out=tmp_path / "small")
+    assert small.summary["router"]["left_out"][0].startswith("answers of all clients to all test samples: left out")
+    for kind in ("system_accuracy", "client_accuracy"):
+        assert small.summary[kind] == {name: run.summary[kind][name] for name in small.summary[kind]}
+    assert "consult_all" in set(run.summary["system_accuracy"]) - set(small.summary["system_accuracy"])
 
 
 def test_queries_are_routed_and_answered(run: Run):

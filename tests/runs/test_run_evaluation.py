@@ -12,6 +12,7 @@ from feddrm.data import Federation
 from feddrm.evaluation import system_accuracy
 from feddrm.predictor.predictor import Predictor
 from feddrm.router import load_router
+from feddrm.router.settings import PART_BYTES
 from feddrm.runs import Run, train
 from feddrm.runs.run_membership import leave_run_router
 from photographs import photographs
@@ -46,6 +47,24 @@ def test_one_view_is_what_training_and_the_fit_have_measured(fitted: Path, feder
         later = {rule: value["mean"] for rule, value in summary[kind].items() if rule not in last[kind]}
         assert {rule: measured[kind][rule] for rule in later} == pytest.approx(later)
         assert len(later) >= 2
+
+
+def test_where_all_answers_are_too_large_the_figures_of_one_client_asked_stay(
+    fitted: Path, federation: Federation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run.open(fitted)
+    whole = run.evaluate(federation)
+    assert "consult_all" in whole["system_accuracy"]
+    monkeypatch.setitem(PART_BYTES, "cpu", 1)
+    with caplog.at_level("INFO", "feddrm.runs"):
+        measured = run.evaluate(federation)
+    assert "answers of all clients to all test samples: left out" in caplog.text
+    assert "label_sets" not in measured
+    assert "refit_density" in measured["system_accuracy"]
+    assert "consult_all" not in measured["system_accuracy"]
+    for kind in ("system_accuracy", "client_accuracy"):
+        assert measured[kind] == {name: whole[kind][name] for name in measured[kind]}
+    assert measured["metrics"]["own"] == whole["metrics"]["own"]
 
 
 def test_several_views_are_what_router_and_predictors_answer(fitted: Path, federation: Federation) -> None:

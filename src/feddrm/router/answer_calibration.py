@@ -111,10 +111,12 @@ class HeldOutAnswers:
 
         ``logits`` [m, N, K] are those of all clients' heads. A client's calibration depends on its own samples alone.
         """
-        each = [cls.of_client(i, scores, labels, (origin == i).nonzero()[:, 0]) for i, scores in enumerate(logits)]
-        kept, answers = zip(*each, strict=True)
-        parts = (torch.stack([getattr(own, name) for own in answers]) for name in ("log_classes", "p_values"))
-        return list(kept), cls(*parts)
+        kept, all_answers = [], cls(torch.empty_like(logits), torch.empty_like(logits))
+        for i, scores in enumerate(logits):
+            calibration, own = cls.of_client(i, scores, labels, (origin == i).nonzero()[:, 0])
+            kept.append(calibration)
+            all_answers.log_classes[i], all_answers.p_values[i] = own.log_classes, own.p_values
+        return kept, all_answers
 
     @classmethod
     def of_client(

@@ -27,17 +27,26 @@ from feddrm.evaluation import (
 from feddrm.models import Net
 from feddrm.router.answer_calibration import FOLDS, AnswerCalibration, HeldOutAnswers, answer_figures, trust
 from feddrm.router.features.base import Leaves, Recipe, extract
+from feddrm.router.fit.cohort import Facts
 from feddrm.router.fit.fit_router import FittedRouter
 from feddrm.router.fit.head_problems import joint_classes, joint_clients
 from feddrm.router.label_sets import label_set_figures
 from feddrm.router.policy import Calibration, by_rule, conformal_set, conformal_threshold, consult, reliability_of
 from feddrm.router.router import Router
+from feddrm.router.settings import RouterSettings
 from feddrm.router.solver.client_statistics import BLOCK, logits_at
 from feddrm.rules import RIVALS, RULES, Competence, Evidence, Rule
 from feddrm.tasks import Survival, Task
 
 Ask = Callable[[Tensor], Tensor]  # the logits [N, K] of test samples, each by the client [N] that is asked
+COPIES = 6  # as large as all answers [m, N, K] in float64, which evaluate_router has in memory at once (measured)
 COVERAGES = (0.5, 0.8, 0.9, 0.95, 1.0)
+
+
+def answers_left_out(facts: Facts, test: Queries, settings: RouterSettings) -> str | None:
+    """The line that says that :func:`evaluate_router` would take too much memory; None if it would not."""
+    size = COPIES * 8 * len(facts.names) * len(test.labels) * len(facts.classes)
+    return settings.too_large("answers of all clients to all test samples", size, test.x.device)
 
 
 def evaluate_router(
@@ -79,11 +88,16 @@ def evaluate_router(
     trained, held_out = HeldOutAnswers.of(published, labels, origin)
     calibrations = {"trained": trained}
     label_sets = {"trained": label_set_figures(held_out, log_weights["density"], labels)}
+    log_classes = held_out.log_classes
+    del held_out  # its p-values: each of these takes 8 m N K bytes, and few are to be in memory at once
     answers = {
-        "exact_density": answer_figures(published, held_out.log_classes, log_weights["density"], labels, 1),
-        "consult_all": answer_figures(published, held_out.log_classes, log_weights["posterior"], labels, None),
+        "exact_density": answer_figures(published, log_classes, log_weights["density"], labels, 1),
+        "consult_all": answer_figures(published, log_classes, log_weights["posterior"], labels, None),
     }
-    calibrated = held_out.log_classes[by_origin["exact_density"], torch.arange(len(labels), device=labels.device)]
+    calibrated = log_classes[by_origin["exact_density"], torch.arange(len(labels), device=labels.device)]
+    # The trunk was trained on the judged samples, so as a rule more right answers are expected than are given.
+    expected_right = None if evidence.right is None else float(evidence.right.amax(1).mean())
+    del evidence, published, log_classes
     refit_oracle = None
     if fitted.heads is not None:
         x = fitted.heads.scaler(torch.cat([columns[f.name] for f in fitted.heads.recipe.features], dim=1))
@@ -95,7 +109,9 @@ def evaluate_router(
             system["refit_competence"] = system_accuracy(routed_predictions(own, chosen_by[Competence.name]), labels)
         calibrations["refit"], held_out = HeldOutAnswers.of(own, labels, origin)
         label_sets["refit"] = label_set_figures(held_out, log_weights["density"], labels)
-        answers["refit_density"] = answer_figures(own, held_out.log_classes, log_weights["density"], labels, 1)
+        log_classes = held_out.log_classes
+        del held_out
+        answers["refit_density"] = answer_figures(own, log_classes, log_weights["density"], labels, 1)
     return {
         **routing,
         "system_accuracy": system,
@@ -105,8 +121,7 @@ def evaluate_router(
             "answers": answers,
             "label_sets": label_sets,
             "selective": _selective(mixture, labels),
-            # The trunk was trained on the judged samples, so as a rule more right answers are expected than are given.
-            "expected_right": None if evidence.right is None else float(evidence.right.amax(1).mean()),
+            "expected_right": expected_right,
         },
         "metrics": answer_metrics(calibrated, labels, origin, router.names),
         "class_confusion": class_confusion(calibrated.argmax(-1), labels, calibrated.shape[1]).tolist(),
@@ -269,9 +284,10 @@ def _own_heads(fitted: FittedRouter, x: Tensor) -> Tensor:
     """Log class probabilities [m, N, K] by every client's refitted head."""
     assert fitted.heads is not None
     probe = logits_at(x, fitted.heads.probe.double())
-    return torch.stack(
-        [(probe + logits_at(x, fitted.private[name].double())).log_softmax(1) for name in fitted.router.names]
-    )
+    answers = probe.new_empty((fitted.router.clients, *probe.shape))
+    for answer, name in zip(answers, fitted.router.names, strict=True):
+        answer.copy_((probe + logits_at(x, fitted.private[name].double())).log_softmax(1))
+    return answers
 
 
 def _head_accuracies(

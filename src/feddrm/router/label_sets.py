@@ -45,8 +45,9 @@ def mixed_p_values(log_weights: Tensor, classes: Tensor, p_values: Tensor) -> Te
     ``log_weights`` [N, k] are the router's, minus infinity for a client that was not asked. ``classes`` are the
     clients' class probabilities.
     """
-    joint = log_weights.double().exp().T[:, :, None] * classes.double().clamp_min(TINY)
-    return (joint * p_values).sum(0) / joint.sum(0)
+    joint = classes.double().clamp_min(TINY).mul_(log_weights.double().exp().T[:, :, None])  # many: changed in place
+    total = joint.sum(0)
+    return joint.mul_(p_values).sum(0) / total
 
 
 def within_set(p_values: Tensor, miss: float) -> Tensor:

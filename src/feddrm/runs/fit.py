@@ -14,7 +14,8 @@ from feddrm.engine import RoundResult, State
 from feddrm.errors import FeddrmError
 from feddrm.methods import ClosedFormMethod, Method, Stage
 from feddrm.models import Model, is_trunk
-from feddrm.router import RouterSettings, evaluate_router
+from feddrm.router import RouterSettings
+from feddrm.router.evaluate import answers_left_out
 from feddrm.router.fit.cohort import Trunk
 from feddrm.router.fit.fit_closed_form import ClosedFormFit, fit_closed_form
 from feddrm.router.fit.local_cohort import LocalCohort
@@ -22,7 +23,7 @@ from feddrm.runs.client_predictions import pooled_test_set
 from feddrm.runs.config import Config, resolve
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.run import Run
-from feddrm.runs.run_router import write_router
+from feddrm.runs.run_router import router_figures, with_left_out, write_router
 from feddrm.runs.train import load_data
 from feddrm.runs.training_session import TrainingSession
 from feddrm.threads import router_kernels
@@ -95,11 +96,16 @@ def _write(session: TrainingSession, result: ClosedFormFit, used_before: bool) -
     config, federation, folder = session.config, session.federation, session.folder
     state = State(0, result.shared, tuple({"model": dict(result.private[name])} for name in federation.names))
     answered = tuple(range(len(federation)))
-    predictions = session.predictions(state)
+    test = pooled_test_set(config, federation, state.round)
+    line = answers_left_out(result.fitted.facts, test, RouterSettings())
+    predictions = session.predictions(state) if line is None else None
     result_of_fit = RoundResult(state, Stage(config.plan.local_steps), 0.0, None, answered)
     outcomes, metrics = session.evaluate(result_of_fit, predictions)
-    test = pooled_test_set(config, federation, state.round)
-    figures = evaluate_router(result.fitted, session.net, state.shared, test, predictions, federation.weights)
+    fitted = result.fitted
+    if line is not None:
+        log.info(line)
+        fitted = with_left_out(fitted, line)
+    figures = router_figures(config, session.net, state, federation, fitted, test, predictions)
     folder.open(config, federation, used_before)
     for file in (folder.summary_file, folder.metrics_file):
         file.unlink(missing_ok=True)  # of a fit that was cut off
@@ -108,4 +114,4 @@ def _write(session: TrainingSession, result: ClosedFormFit, used_before: bool) -
     folder.write_json(folder.seconds_file, session.seconds)
     folder.add_metrics(metrics)
     session.finish(state, outcomes)
-    write_router(folder, config, federation, result.fitted, figures)
+    write_router(folder, config, federation, fitted, figures)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,16 +16,25 @@ from feddrm.io.staging import Snapshot, read_whole
 from feddrm.models import Net
 from feddrm.predictor.predictor import ANSWERS, Predictor, TrainedHead
 from feddrm.registry import listing, nearest
-from feddrm.router import FittedRouter, Recipe, Router, evaluate_router
+from feddrm.router import FittedRouter, Recipe, Router, RouterSettings
 from feddrm.router.answer_calibration import AnswerCalibration
 from feddrm.router.artifact import FIT, HEADS, read_manifest
+from feddrm.router.evaluate import answers_left_out
 from feddrm.router.fit.local_cohort import facts_of
 from feddrm.router.private_head import ClientParts
 from feddrm.router.solver.problem import Scaler
-from feddrm.runs.client_predictions import all_predictions, client_models, pooled_test_set, training_kernels
+from feddrm.runs.client_predictions import (
+    all_outcomes,
+    all_predictions,
+    client_models,
+    pooled_test_set,
+    training_kernels,
+)
 from feddrm.runs.config import Config
 from feddrm.runs.folder import RunFolder
-from feddrm.runs.run_router import KINDS, load_run_federation, saved_config
+from feddrm.runs.run_router import KINDS, load_run_federation, router_figures, saved_config
+
+log = logging.getLogger("feddrm.runs")
 
 
 def evaluate_run(
@@ -46,18 +56,23 @@ def evaluate_run(
     config, state, net = _after_last_round(folder, saved, federation, device)
     federation = federation.to(config.device)
     test = pooled_test_set(config, federation, state.round)
+    line = answers_left_out(facts_of(federation), test, RouterSettings())
     with training_kernels(config, net):
-        predictions = all_predictions(config, net, state, test)
-    figures = {"round": state.round, **evaluate(predictions, federation.weights, config.evaluation.ties)}
+        predictions = all_predictions(config, net, state, test) if line is None else None
+        outcomes = predictions or all_outcomes(config, net, state, test, federation.weights)
+    figures = {"round": state.round, **evaluate(outcomes, federation.weights, config.evaluation.ties)}
     if federation.task.classifies:
-        answers = own_answers(predictions)
-        figures["metrics"] = {"own": answer_metrics(answers, predictions.labels, predictions.origin, federation.names)}
+        answers = own_answers(outcomes)
+        figures["metrics"] = {"own": answer_metrics(answers, test.labels, test.origin, federation.names)}
     if folder.has_router:
         fitted = read_whole(folder.router, lambda now: _fitted_router(folder, federation, config.device, now))
-        routed = evaluate_router(fitted, net, state.shared, test, predictions, federation.weights)
+        routed = router_figures(config, net, state, federation, fitted, test, predictions)
+        if line is not None:
+            log.info(line)
         if federation.task.classifies:
             figures["metrics"]["system"] = routed["metrics"]
-            figures["label_sets"] = routed["router"]["label_sets"]
+            if line is None:
+                figures["label_sets"] = routed["router"]["label_sets"]
         figures |= {kind: {**figures[kind], **routed[kind]} for kind in KINDS if kind in routed}
     return figures
 

@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 
 from feddrm.data import DEPLOYED, Federation, load
-from feddrm.engine import Plan, load_state
+from feddrm.engine import Plan, State, load_state
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import Predictions, Queries, predict
 from feddrm.io.shards import CLIENTS, shard_bytes
 from feddrm.io.text import json_bytes
 from feddrm.methods import Method
-from feddrm.models import Model
+from feddrm.models import Model, Net
 from feddrm.plugins import require_plugins
 from feddrm.progress import progress_bar
 from feddrm.registry import known_fields
 from feddrm.router import FittedRouter, Router, RouterSettings, evaluate_router, fit_router
 from feddrm.router.answer_calibration import AnswerCalibration
 from feddrm.router.artifact import FIT
-from feddrm.router.evaluate import evaluate_routed
+from feddrm.router.evaluate import answers_left_out, evaluate_routed
 from feddrm.router.private_head import PrivateHead, client_slots
 from feddrm.runs.client_predictions import client_models, execution, pooled_test_set, training_kernels
 from feddrm.runs.config import Config, resolve
@@ -140,11 +140,34 @@ def _fit(
 
     test = pooled_test_set(config, federation, state.round)
     fitted = fit_router(net, state.shared, federation, settings, published=published, test=test, on_step=on_step)
-    size = 8 * len(models) * len(test.labels) * len(federation.classes)
-    line = settings.too_large("answers of all clients to all test samples", size, test.x.device)
-    if line is None:
-        answered = predictions(test, config.threads)
-        return fitted, evaluate_router(fitted, net, state.shared, test, answered, federation.weights)
+    line = answers_left_out(fitted.facts, test, settings)
+    answered = predictions(test, config.threads) if line is None else None
+    if line is not None:
+        fitted = with_left_out(fitted, line)
+    return fitted, router_figures(config, net, state, federation, fitted, test, answered)
+
+
+def with_left_out(fitted: FittedRouter, line: str) -> FittedRouter:
+    """The same with one more line about what is left out."""
+    return replace(fitted, chosen={**fitted.chosen, "left_out": [*fitted.chosen.get("left_out", []), line]})
+
+
+def router_figures(
+    config: Config,
+    net: Net,
+    state: State,
+    federation: Federation,
+    fitted: FittedRouter,
+    test: Queries,
+    answered: Predictions | None,
+) -> dict[str, Any]:
+    """The figures of a router on the test set, from all clients' answers, or (None) from one client's to every sample.
+
+    :func:`answers_left_out` says whether all of them may be in memory.
+    """
+    if answered is not None:
+        return evaluate_router(fitted, net, state.shared, test, answered, federation.weights)
+    models = client_models(config.method, state)
 
     def ask(routes: Tensor) -> Tensor:
         """The logits of every test sample by one client's model."""
@@ -159,9 +182,7 @@ def _fit(
         order = torch.cat([rows for _, rows in asked])
         return torch.cat(logits)[order.argsort()]
 
-    task = federation.task
-    figures = evaluate_routed(fitted, net, state.shared, test, ask, task, federation.weights)
-    return replace(fitted, chosen={**fitted.chosen, "left_out": [*fitted.chosen.get("left_out", []), line]}), figures
+    return evaluate_routed(fitted, net, state.shared, test, ask, federation.task, federation.weights)
 
 
 def load_run_federation(folder: RunFolder, saved: Mapping[str, Any], data_dir: str | None) -> Federation:
