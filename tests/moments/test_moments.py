@@ -68,6 +68,13 @@ def test_nothing_adds_nothing():
     assert torch.equal(both.mean, some.mean)
 
 
+def test_the_moments_of_one_client_are_placed_among_all():
+    x, y = samples(20, 3)
+    placed, expected = Moments.of(x, y, 0, 1, CLASSES).placed(2, 5), Moments.of(x, y, 2, 5, CLASSES)
+    for name in ("counts", "sums", "scatter"):
+        assert torch.equal(getattr(placed, name), getattr(expected, name)), name
+
+
 def test_moments_of_other_features_do_not_add_up():
     few, many = (Moments.of(*samples(9, d), 0, 1, CLASSES) for d in (2, 3))
     with pytest.raises(FeddrmError, match=r"\(1, 3, 2\) and \(1, 3, 3\).*use the same features"):

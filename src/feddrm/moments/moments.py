@@ -51,6 +51,13 @@ class Moments:
                 gram[strip, start:].addmm_(centred[:, strip].T, centred[:, start:])
         return cls(counts, sums, _mirrored(gram))
 
+    def placed(self, client: int, clients: int) -> Moments:
+        """The moments of one client, made as of the only one, in its place among all clients."""
+        counts = self.counts.new_zeros((clients, *self.counts.shape[1:]))
+        sums = self.sums.new_zeros((clients, *self.sums.shape[1:]))
+        counts[client], sums[client] = self.counts[0], self.sums[0]
+        return Moments(counts, sums, self.scatter)
+
     @property
     def width(self) -> int:
         """The number of features."""

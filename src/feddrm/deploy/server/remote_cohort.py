@@ -101,7 +101,7 @@ class RemoteCohort:
         clients = []
         for number, answer in enumerate(answers):
             try:
-                clients.append(self._moments_of(number, answer, parts))
+                clients.append(_moments_of(answer, parts))
             except FeddrmError as error:
                 raise FeddrmError(f"{self.facts.names[number]}: {error}") from error
         self.moments, self.holdout = MemberMoments(clients, widths), holdout
@@ -114,21 +114,6 @@ class RemoteCohort:
     def pooling(self) -> dict[str, bool]:
         """What tells a site that its answer will be part of a sum."""
         return {"pooled": True} if self.pooled else {}
-
-    def _moments_of(self, number: int, answer: Mapping[str, Tensor], parts: int) -> list[Moments]:
-        """One site's moments by part."""
-        place = {"shape": torch.tensor([len(self.facts.names), 1]), "cells": torch.tensor([[number, 0]])}
-        return [
-            Moments.load(
-                {
-                    **place,
-                    "counts": answer[f"{part}/count"][None],
-                    "sums": torch.cat(list(part_of(answer, f"{part}/sum").values()))[None],
-                    "scatter": answer[f"{part}/scatter"],
-                }
-            )
-            for part in range(parts)
-        ]
 
     def design(self, recipe: Recipe, ridges: Mapping[str, float] | None = None) -> DesignMatrix:
         """No message: the moments of some columns are a part of those of all columns."""
@@ -346,6 +331,22 @@ def _by_client(total: Mapping[str, Tensor], clients: int) -> list[ClientSums]:
         grams = {name: value if number == 0 else value * 0 for name, value in total.items() if name not in own}
         each.append({**own, **grams})
     return each
+
+
+def _moments_of(answer: Mapping[str, Tensor], parts: int) -> list[Moments]:
+    """One site's moments by part."""
+    alone = {"shape": torch.tensor([1, 1]), "cells": torch.tensor([[0, 0]])}
+    return [
+        Moments.load(
+            {
+                **alone,
+                "counts": answer[f"{part}/count"][None],
+                "sums": torch.cat(list(part_of(answer, f"{part}/sum").values()))[None],
+                "scatter": answer[f"{part}/scatter"],
+            }
+        )
+        for part in range(parts)
+    ]
 
 
 def part_of(tensors: Mapping[str, Tensor], key: str) -> Tensors:

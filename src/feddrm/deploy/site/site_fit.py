@@ -104,7 +104,7 @@ class SiteFit:
         rows = torch.cat(list(features.values()), dim=1).cpu()
         widths = [feature.shape[1] for feature in features.values()]
         out: dict[str, Tensor] = {}
-        for part, moments in enumerate(site_moments(rows, masks, 0, 1)):
+        for part, moments in enumerate(site_moments(rows, masks)):
             sums = dict(zip(features, torch.split(moments.sums[0, 0], widths), strict=True))
             own = {f"{part}/count": moments.counts.sum(), **_named(f"{part}/sum", sums)}
             out |= {name: self._placed(value) for name, value in own.items()} if message.header.get("pooled") else own

@@ -60,18 +60,26 @@ def feature_block(
     return FeatureBlock(recipe, index, Scaler(total.mean[index], scale))
 
 
-def site_moments(x: Tensor, masks: Sequence[Tensor], client: int, clients: int) -> list[Moments]:
+def site_moments(x: Tensor, masks: Sequence[Tensor]) -> list[Moments]:
     """The moments of one client's features by part; the router's fit needs no classes."""
     blank = torch.zeros(len(x), dtype=torch.int64)
-    return [Moments.of(x[mask], blank[mask], client, clients, 1) for mask in masks]
+    return [Moments.of(x[mask], blank[mask], 0, 1, 1) for mask in masks]
 
 
 class MemberMoments:
-    """Every client's moments by part, as one message holds them: the folds in turn, then the rest, if there is any."""
+    """Every client's moments by part, as one message holds them: the folds in turn, then the rest, if there is any.
+
+    Each are those of one client, and placed among all where they are added. Held in their places, they would take
+    memory by the square of the number of clients.
+    """
 
     def __init__(self, clients: Sequence[Sequence[Moments]], widths: Mapping[str, int]) -> None:
         self.clients, self.widths = clients, widths
-        self.total = reduce(add, (part for parts in clients for part in parts))
+        self.total = reduce(add, (part for number in range(len(clients)) for part in self._placed(number)))
+
+    def _placed(self, number: int) -> list[Moments]:
+        """One client's parts, in its place among all clients."""
+        return [part.placed(number, len(self.clients)) for part in self.clients[number]]
 
     def design(self, recipe: Recipe, alone: Mapping[str, float] | None = None) -> DesignMatrix:
         """The design matrix of a recipe, without rows."""
@@ -83,7 +91,8 @@ class MemberMoments:
         """Loss and gradient of the softmax over clients at zero, by client, and the scores of what is held out."""
         scaler, index = request.design.scaler, feature_block(self.total, self.widths, request.design.recipe).index
         answers, held = {}, torch.zeros(request.problem.outputs, dtype=torch.float64)
-        for number, parts in enumerate(self.clients):
+        for number in range(len(self.clients)):
+            parts = self._placed(number)
             groups = [part.by("client") for fold, part in enumerate(parts) if fold != request.fold]
             counts = torch.stack([count for count, _ in groups]).sum(0)
             sums = torch.stack([rows[:, index] for _, rows in groups]).sum(0)

@@ -167,7 +167,7 @@ class LocalCohort:
     def _moments(self) -> MemberMoments:
         """Every client's moments as its site would send them: without its classes."""
         clients = [
-            site_moments(self._columns(self._measured, i), self._holdout.masks(part), i, len(self._parts))
+            site_moments(self._columns(self._measured, i), self._holdout.masks(part))
             for i, part in enumerate(self._parts)
         ]
         return MemberMoments(clients, self.widths(self._measured))
