@@ -12,8 +12,18 @@ import torch
 
 from feddrm.data import Client, Split, View
 from feddrm.errors import FeddrmError
+from feddrm.evaluation import pooled_queries
 from feddrm.predictor.query_files import read_queries
-from feddrm.router import Router, join_client, leave, load_heads, load_router, read_manifest, save_router
+from feddrm.router import (
+    Router,
+    RouterSettings,
+    join_client,
+    leave,
+    load_heads,
+    load_router,
+    read_manifest,
+    save_router,
+)
 from feddrm.router.artifact import TRAINED_CLIENTS, trained_clients
 from feddrm.router.router import ONE_SCALE
 from feddrm.runs.folder import RunFolder
@@ -59,7 +69,12 @@ def join_run_router(
     members = [federation.clients[federation.names.index(known)] for known in router.names]
     together = replace(federation, clients=(*members, newcomer), gallery=None)
     with _target(folder, out) as target:
-        joined = join_client(router, together, manifest["notes"]["chosen"]["router"]["ridge"])
+        chosen = manifest["notes"]["chosen"]
+        settings = RouterSettings(views=chosen.get("views", 1))
+        # The newcomer brings no test samples: calibration then takes those of its samples that a fit held out.
+        others = range(len(members))
+        test = pooled_queries(together, crop=False, seed=0, round=0, views=settings.views, clients=others)
+        joined = join_client(router, together, chosen["router"]["ridge"], settings, test)
         heads = {key: value for key, value in load_heads(folder.router).items() if key != "joint"}
         # The joint model and the stacks that use it know nothing of the new client.
         stacks = {key: weights for key, weights in manifest["notes"]["stacks"].items() if "joint" not in weights}
