@@ -192,3 +192,23 @@ def test_samples_that_a_newcomer_was_fitted_on_are_no_test_samples(
     assert settings.views == 1
     by_samples_it_saw = join_client(router, federation, ridge, settings)
     assert by_samples_it_saw.calibration.conformal != joined.calibration.conformal
+
+
+def test_a_client_that_leaves_meanwhile_does_not_come_back(
+    tables: tuple[RunFolder, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(tables[0].path, tmp_path / "run")
+    folder, path = RunFolder(tmp_path / "run"), tables[1]["lyon"]
+
+    def leaves_meanwhile(*arguments: Any) -> Any:
+        with refused("another process is at work"):
+            leave_run_router(RunFolder(tmp_path / "run"), ["oslo"])
+        return join_client(*arguments)
+
+    monkeypatch.setattr(run_membership, "join_client", leaves_meanwhile)
+    join_run_router(folder, Run.open(folder.path).config, "lyon", [path])
+    leave_run_router(folder, ["oslo"])
+    assert load_router(folder.router).names == ("lima", "pune", "lyon")
+    (tmp_path / "empty").mkdir()
+    with refused(f"{tmp_path / 'empty'}: no files of samples"):
+        join_run_router(tables[0], Run.open(folder.path).config, "nice", [tmp_path / "empty"], tmp_path / "x")

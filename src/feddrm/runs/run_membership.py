@@ -50,25 +50,27 @@ def join_run_router(
     takes, or folders of them. ``saved`` is the content of the run's ``config.yaml``: the other clients' samples are
     loaded again by it.
     """
-    manifest, router = read_manifest(folder.router), load_router(folder.router)
-    if name in router.names:
-        raise FeddrmError(f"the router knows a client '{name}' already: choose another name")
-    if router.own_scales:
-        raise FeddrmError(f"the clients of {folder.path} scale samples each in its own way: {ONE_SCALE}")
-    federation = load_run_federation(folder, saved, data_dir)
-    folder.refuse_other_data(federation, "give the data that it was trained on")
-    if unknown := [known for known in router.names if known not in federation.names]:
-        raise FeddrmError(
-            f"the run has no samples of '{unknown[0]}', which joined its router: let it leave, then join both with "
-            "the router of a new run"
-        )
-    paths = [path for given in files for path in (sorted(given.iterdir()) if given.is_dir() else [given])]
-    x, _ = read_queries(router, paths)
-    samples = Split(x, torch.zeros(len(x), dtype=torch.int64))
-    newcomer = Client(name, samples, samples, View(mean=router.input_mean, std=router.input_std))
-    members = [federation.clients[federation.names.index(known)] for known in router.names]
-    together = replace(federation, clients=(*members, newcomer), gallery=None)
-    with _target(folder, out) as target:
+    with _target(folder, out) as target:  # before anything is read: another client may be leaving
+        manifest, router = read_manifest(folder.router), load_router(folder.router)
+        if name in router.names:
+            raise FeddrmError(f"the router knows a client '{name}' already: choose another name")
+        if router.own_scales:
+            raise FeddrmError(f"the clients of {folder.path} scale samples each in its own way: {ONE_SCALE}")
+        federation = load_run_federation(folder, saved, data_dir)
+        folder.refuse_other_data(federation, "give the data that it was trained on")
+        if unknown := [known for known in router.names if known not in federation.names]:
+            raise FeddrmError(
+                f"the run has no samples of '{unknown[0]}', which joined its router: let it leave, then join both with "
+                "the router of a new run"
+            )
+        paths = [path for given in files for path in (sorted(given.iterdir()) if given.is_dir() else [given])]
+        if not paths:
+            raise FeddrmError(f"{', '.join(map(str, files))}: no files of samples: give at least one")
+        x, _ = read_queries(router, paths)
+        samples = Split(x, torch.zeros(len(x), dtype=torch.int64))
+        newcomer = Client(name, samples, samples, View(mean=router.input_mean, std=router.input_std))
+        members = [federation.clients[federation.names.index(known)] for known in router.names]
+        together = replace(federation, clients=(*members, newcomer), gallery=None)
         chosen = manifest["notes"]["chosen"]
         settings = RouterSettings(views=chosen.get("views", 1))
         # The newcomer brings no test samples: calibration then takes those of its samples that a fit held out.
@@ -80,7 +82,7 @@ def join_run_router(
         stacks = {key: weights for key, weights in manifest["notes"]["stacks"].items() if "joint" not in weights}
         notes = {**manifest["notes"], "stacks": stacks, TRAINED_CLIENTS: trained_clients(manifest)}
         save_router(target, joined, model=manifest["model"], classes=manifest["classes"], heads=heads, notes=notes)
-    return joined
+        return joined
 
 
 @contextmanager
