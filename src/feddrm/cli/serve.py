@@ -234,8 +234,7 @@ def query(
         ask = gateway.predict if predict else gateway.route
         for path in files:
             for samples, names in _query_parts(gateway, path, ignore or ()):
-                found = ask(samples, **options)
-                answers += [{"query": name, **answer} for name, answer in zip(names, found, strict=True)]
+                answers += _with_names(url, names, ask(samples, **options))
     if json:
         print_json(answers)
         return
@@ -258,6 +257,12 @@ def query(
         typer.echo(to_csv(header, rows), nl=False)
     else:
         print_table(header, rows)
+
+
+def _with_names(url: str, names: Sequence[str], answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    if len(answers) != len(names):
+        raise FeddrmError(f"{url} gave {len(answers)} answers to {len(names)} samples: check the address")
+    return [{"query": name, **answer} for name, answer in zip(names, answers, strict=True)]
 
 
 def _query_parts(gateway: GatewayClient, path: Path, ignore: Sequence[str]) -> Iterator[tuple[Any, list[str]]]:
