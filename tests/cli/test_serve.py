@@ -85,6 +85,17 @@ def test_a_query_to_a_service_that_is_no_gateway_is_one_line(
         assert err == f"feddrm: error: http://127.0.0.1:9 {part}: check the address\n"
 
 
+def test_a_table_to_a_gateway_of_pictures_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    reply = HttpReply(200, HTTPMessage(), b'{"schema": null, "inputs": null}')
+    monkeypatch.setattr(HttpSession, "call", lambda *_: reply)
+    (tmp_path / "rows.csv").write_text("a,b,c\n1,2,3\n")
+    code, out, err = feddrm(capsys, monkeypatch, "query", "http://127.0.0.1:9", tmp_path / "rows.csv")
+    assert (code, out) == (1, "")
+    assert "rows.csv is a table, but http://127.0.0.1:9 knows no columns: give picture files" in err
+
+
 def test_a_new_key_is_printed_and_works(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

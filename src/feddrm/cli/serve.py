@@ -277,7 +277,11 @@ def _query_parts(gateway: GatewayClient, path: Path, ignore: Sequence[str]) -> I
     from feddrm.tables.table_schema import TableSchema
 
     about = gateway.schema()
-    columns = tuple(about["inputs"] or ())
+    if about["inputs"] is None:
+        raise FeddrmError(
+            f"{path} is a table, but {gateway.url} knows no columns: give picture files, or send rows from Python"
+        )
+    columns = tuple(about["inputs"])
     schema = None if about["schema"] is None else TableSchema.of(about["schema"])
     samples: Any
     if schema is not None and (raw := read_raw_rows(path, schema, ignore)) is not None:
@@ -285,7 +289,7 @@ def _query_parts(gateway: GatewayClient, path: Path, ignore: Sequence[str]) -> I
         schema.read(rows, places.__getitem__)
         samples = [dict(zip(schema.names, row, strict=True)) for row in rows]
     else:
-        samples, places = read_rows(path, columns or None, len(columns), None, ignore)
+        samples, places = read_rows(path, columns, len(columns), None, ignore)
     for start in range(0, len(samples), ROWS_PER_REQUEST):
         part = slice(start, start + ROWS_PER_REQUEST)
         yield samples[part], places[part]
