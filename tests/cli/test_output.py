@@ -31,6 +31,9 @@ def test_a_table_is_aligned_and_brackets_are_no_markup(capsys: pytest.CaptureFix
     rows = [line for line in lines if line.split()[-1] in ("count", "5", "12")]
     assert [row.split() for row in rows] == [["name", "count"], ["[red]oslo", "5"], ["lima", "12"]]
     assert len({len(row) for row in rows}) == 1  # numbers end in one column
+    print_table(["[/x]", "[red]stage"], [["a", "b"]], title="run[lr] [/y]")
+    title, head = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()][:2]
+    assert (title, head.split()) == ("run[lr] [/y]", ["[/x]", "[red]stage"])
 
 
 def test_long_text_is_not_wrapped_outside_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

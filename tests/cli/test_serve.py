@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from http.client import HTTPMessage
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ pytest.importorskip("fastapi", reason="pip install 'feddrm[serve]' to run this")
 
 from feddrm.cli.app import main
 from feddrm.serve.auth import ApiKeys
+from feddrm.serve.http.http_session import HttpReply, HttpSession
 
 
 def feddrm(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: object) -> tuple[int, str, str]:
@@ -61,6 +63,37 @@ def test_errors_are_one_line_with_an_exit_code(
     for part in parts:
         assert part in err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("reply", "part"),
+    [
+        ({"ok": True}, "answered 200, and not as a gateway does"),
+        ({"fields": [1]}, "answered 200, and not as a gateway does"),
+        ({"decisions": [], "inputs": ["a"], "schema": None}, "gave 0 answers to 1 samples"),
+    ],
+)
+def test_a_query_to_a_service_that_is_no_gateway_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reply: object, part: str
+) -> None:
+    monkeypatch.setattr(HttpSession, "call", lambda *_: HttpReply(200, HTTPMessage(), json.dumps(reply).encode()))
+    table = tmp_path / "rows.csv"
+    table.write_text("a\n1\n")
+    for file in (table, __file__):
+        code, out, err = feddrm(capsys, monkeypatch, "query", "http://127.0.0.1:9", file)
+        assert (code, out) == (1, "")
+        assert err == f"feddrm: error: http://127.0.0.1:9 {part}: check the address\n"
+
+
+def test_a_table_to_a_gateway_of_pictures_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    reply = HttpReply(200, HTTPMessage(), b'{"schema": null, "inputs": null}')
+    monkeypatch.setattr(HttpSession, "call", lambda *_: reply)
+    (tmp_path / "rows.csv").write_text("a,b,c\n1,2,3\n")
+    code, out, err = feddrm(capsys, monkeypatch, "query", "http://127.0.0.1:9", tmp_path / "rows.csv")
+    assert (code, out) == (1, "")
+    assert "rows.csv is a table, but http://127.0.0.1:9 knows no columns: give picture files" in err
 
 
 def test_a_new_key_is_printed_and_works(

@@ -32,13 +32,6 @@ def test_every_recipe_is_possible_whatever_the_rounds() -> None:
                 fill_in({"rounds": rounds}, small, recipe).check()
 
 
-def test_the_warm_up_of_a_recipe_is_at_most_a_tenth_of_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(RECIPES, "tuned", {"photographs": {"warmup": 20}})
-    assert fill_in({}, small=False, recipe="tuned").warmup == 20
-    assert fill_in({"rounds": 30}, small=False, recipe="tuned").warmup == 3
-    assert fill_in({"rounds": 30, "warmup": 12}, small=False, recipe="tuned").warmup == 12
-
-
 def test_given_settings_come_before_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RECIPES, "tuned", {"photographs": {"lr": 0.1, "clip": 5.0, "momentum": 0.5}})
     plan = fill_in({"lr": 0.7, "clip": 0.0}, small=False, recipe="tuned")

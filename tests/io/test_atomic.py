@@ -8,11 +8,15 @@ import os
 import stat
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import pytest
 
-from feddrm.io.atomic import locked, write_atomically, write_together
+from feddrm.io import atomic
+from feddrm.io.atomic import changing, locked, write_atomically, write_together
 from refusal import refused
 
 
@@ -60,6 +64,7 @@ def test_content_reaches_the_disk_before_the_rename(tmp_path: Path, monkeypatch:
 
 
 def test_a_read_only_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "open", read_only)
     monkeypatch.setattr(Path, "open", read_only)
     monkeypatch.setattr(Path, "unlink", read_only)
     with refused(f"cannot write {tmp_path / 'x.json'} (Read-only file system)", "free the disk"):
@@ -116,14 +121,14 @@ def test_files_are_written_together_and_folders_are_made(tmp_path: Path) -> None
 def test_no_file_changes_if_one_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b, c = (tmp_path / name for name in "abc")
     write_together({a: b"old a", b: b"old b"})
-    write_bytes = Path.write_bytes
+    create = atomic._create
 
-    def no_space_for_c(path: Path, content: bytes) -> int:
-        if path.name == ".c.part":
+    def no_space_for_c(part: Path, mode: int) -> BinaryIO:
+        if part.name == ".c.part":
             full_disk()
-        return write_bytes(path, content)
+        return create(part, mode)
 
-    monkeypatch.setattr(Path, "write_bytes", no_space_for_c)
+    monkeypatch.setattr(atomic, "_create", no_space_for_c)
     with refused(f"cannot write {c} (No space left on device)", "choose another folder"):
         write_together({a: b"new a", b: b"new b", c: b"new c"})
     assert contents(tmp_path) == {"a": b"old a", "b": b"old b"}
@@ -172,4 +177,86 @@ def test_a_disk_without_locks_counts_as_free(tmp_path: Path, monkeypatch: pytest
         assert free
     failing(errno.EIO)
     with pytest.raises(OSError, match="Input/output error"), locked(tmp_path / "lock"):
+        pass
+
+
+# Several processes
+
+WRITER = """
+import sys
+from pathlib import Path
+from feddrm.io.atomic import write_atomically
+path, letter = Path(sys.argv[1]), sys.argv[2].encode()
+for size in range(300):
+    write_atomically(path, letter * (1000 + size))
+"""
+
+
+@pytest.mark.slow
+def test_of_several_writers_every_file_is_that_of_one(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"a" * 1000)
+    command = [sys.executable, "-c", WRITER, str(path)]
+    writers = [subprocess.Popen([*command, letter], stderr=subprocess.PIPE) for letter in "abc"]
+    while any(writer.poll() is None for writer in writers):
+        content = path.read_bytes()
+        assert len(content) >= 1000
+        assert len(set(content)) == 1, "a mixture of two"
+    assert [writer.communicate()[1] for writer in writers] == [b"", b"", b""]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_crash_left_is_replaced_and_what_another_writes_is_not(tmp_path: Path) -> None:
+    path, part = tmp_path / "x", tmp_path / ".x.part"
+    part.write_bytes(b"half of a much longer file")
+    write_atomically(path, b"1")
+    assert contents(tmp_path) == {"x": b"1"}
+    with part.open("wb") as other:
+        other.write(b"of another process")
+        other.flush()
+        fcntl.flock(other, fcntl.LOCK_EX)
+        write_atomically(path, b"2")
+        write_together({path: b"3", tmp_path / "y": b"4"})
+    assert contents(tmp_path) == {"x": b"3", "y": b"4", ".x.part": b"of another process"}
+
+
+def test_a_writer_whose_new_file_was_taken_for_an_old_one_takes_another_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its creation and its lock, another process locks and deletes it."""
+    path, part = tmp_path / "x", tmp_path / ".x.part"
+    flock, taken = fcntl.flock, []
+
+    def late(file: Any, operation: int) -> None:
+        if not taken and part.exists():
+            taken.append(part.unlink())
+            part.write_bytes(b"of another process")
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    write_atomically(path, b"1")
+    assert contents(tmp_path) == {"x": b"1", ".x.part": b"of another process"}
+
+
+def test_changes_of_a_folder_wait_for_each_other(tmp_path: Path) -> None:
+    order, begun = [], threading.Event()
+
+    def second() -> None:
+        begun.set()
+        with changing(tmp_path):
+            order.append("second")
+
+    with changing(tmp_path):
+        thread = threading.Thread(target=second)
+        thread.start()
+        begun.wait()
+        time.sleep(0.05)  # long enough to overtake, were it not for the lock
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
+    assert list(tmp_path.iterdir()) == []
+    with (
+        refused(f"cannot open the folder {tmp_path / 'x'} (No such file or directory)", "create it"),
+        changing(tmp_path / "x"),
+    ):
         pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -213,3 +214,10 @@ def test_yaml_as_text_keeps_every_value_as_written(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("a: [")
     with refused("a.yaml is broken", "not YAML", "mend it"):
         read_yaml_text(tmp_path / "a.yaml", "mend it")
+
+
+def test_a_path_that_is_no_utf8_comes_back_from_json() -> None:
+    path = os.fsdecode(b"dir\xff/malm\xc3\xb6")
+    for content in (json_bytes({"path": path}), json_line({"path": path})):
+        assert b"malm\xc3\xb6" in content
+        assert json.loads(content) == {"path": path}

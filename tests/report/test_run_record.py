@@ -7,12 +7,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from feddrm.errors import FeddrmError
+from feddrm.evaluation import confusion, confusion_as_plain
+from feddrm.io.text import json_bytes
 from feddrm.report.accuracy_measures import Measure, Score
-from feddrm.report.run_record import RunRecord
+from feddrm.report.run_record import RunRecord, _read_confusion
 
 MakeRun = Callable[..., Path]
+
+
+def cells(origin: int, route: int) -> str:
+    """An evaluation of one client whose confusion has one cell."""
+    vote = {"from": [origin], "to": [route], "count": [1]}
+    return json.dumps({"per_client": [{"name": "a"}], "confusion": {"vote": vote}})
 
 
 def test_a_finished_run_is_read_as_it_was_written(make_run: MakeRun) -> None:
@@ -127,6 +136,9 @@ def test_folders_that_are_no_runs(tmp_path: Path, make_run: MakeRun) -> None:
         ("evaluation.json", '{"confusion": {"vote": [[1, 2]]}}', "confusion.vote should be 1 by 1 counts"),
         ("evaluation.json", '{"confusion": {"vote": 5}}', "confusion.vote should be 1 by 1 counts"),
         ("evaluation.json", '{"confusion": {"vote": [["x"]]}}', "confusion.vote is not a table of counts"),
+        ("evaluation.json", '{"confusion": {"vote": {"from": [0]}}}', "confusion.vote is not a table of counts"),
+        ("evaluation.json", cells(-1, 0), "confusion.vote is not a table of counts"),
+        ("evaluation.json", cells(0, 1), "confusion.vote is not a table of counts"),
         ("data.json", '{"name": "digits"}', "does not describe a federation"),
         ("data.safetensors", b"12", "not safetensors"),
     ],
@@ -149,3 +161,14 @@ def test_a_file_that_is_a_folder_is_named(make_run: MakeRun) -> None:
     (folder / "summary.json").mkdir()
     with pytest.raises(FeddrmError, match=r"cannot read .*summary.json"):
         RunRecord.read(folder)
+
+
+@pytest.mark.parametrize("clients", [3, 120])
+def test_a_confusion_comes_back_whole_from_its_file(clients: int, tmp_path: Path) -> None:
+    g = torch.Generator().manual_seed(0)
+    routes, origin = (torch.randint(clients, (400,), generator=g) for _ in range(2))
+    counts = confusion(routes, origin, clients)
+    written = json_bytes({"vote": confusion_as_plain(counts)})
+    read = _read_confusion({"confusion": json.loads(written)}, tmp_path, "confusion", clients)["vote"]
+    assert read.tolist() == counts.tolist()
+    assert len(written) < 40 * 400, "a few bytes per sample, however many clients there are"

@@ -125,9 +125,28 @@ def test_the_calibration_error_in_closed_form() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 40, 3000])
-def test_the_temperature_is_bounded_if_every_sample_is_right(count: int) -> None:
-    """Two clients, a gap of g everywhere, nothing wrong: one more sample from either makes T = g / log(2 n + 1)."""
-    gap = 3.0
+@pytest.mark.parametrize("gap", [3.0, 60.0])
+def test_the_temperature_is_bounded_if_every_sample_is_right(count: int, gap: float) -> None:
+    """Two clients, a gap of g everywhere, nothing wrong: one more sample from either makes T = g / log(2 n + 1).
+
+    At a gap of 60 the curvature rounds to zero where Newton's method starts.
+    """
     logits = torch.tensor([[gap, 0.0]], dtype=torch.float64).repeat(count, 1)
     temperature = temperature_of(logits, torch.zeros(count, dtype=torch.int64))
     assert temperature == pytest.approx(gap / math.log(2 * count + 1), rel=1e-9)
+
+
+@pytest.mark.parametrize("gap", [30.0, 90.0])
+def test_the_temperature_finds_its_way_from_logits_that_are_far_too_sure(gap: float) -> None:
+    logits = torch.tensor([[gap, 0.0]], dtype=torch.float64).repeat(30, 1)
+    target = torch.zeros(30, dtype=torch.int64)
+    target[0] = 1
+    temperature = temperature_of(logits, target)
+    wrong = 1.5 / 31  # one of 30, and half of the sample that is added
+    assert temperature == pytest.approx(gap / math.log((1 - wrong) / wrong), rel=1e-9)
+
+
+def test_a_temperature_has_bounds() -> None:
+    target = torch.tensor([0, 1])
+    assert temperature_of(torch.tensor([[0.0, 1e5]] * 2, dtype=torch.float64), target) == 100.0
+    assert temperature_of(torch.tensor([[1e-5, 0.0], [0.0, 1e-5]], dtype=torch.float64), target) == 0.01

@@ -67,6 +67,8 @@ def test_away_clients_keep_their_probability_and_the_next_one_is_named(mixed: Ro
     assert not nobody.client_probability.any()
     assert not nobody.fallback.any()
     assert set(mixed.route(images, available=torch.tensor([False, True, False]), max_away=1).client.tolist()) == {1}
+    assert set(mixed.route(images, available=torch.tensor([0, 1, 0]), max_away=1).client.tolist()) == {1}
+    assert not mixed.route(images, available=mixed.names, max_away=0.0).abstain.any(), "nobody is away"
     with refused("unknown client 'osl'", "did you mean 'oslo'"):
         mixed.route(images, available=["osl"])
     with refused("availability of 2 clients for a router of 3"):

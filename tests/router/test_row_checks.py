@@ -117,6 +117,8 @@ def test_a_data_frame_is_taken_by_the_names_of_its_columns(table_router: Router)
     assert plain.samples(encoded).tolist() == [GOOD]
     with refused("the data frame has no column 'cp_b'", "add it"):
         plain.samples(encoded.drop(columns="cp_b"))
+    with refused("column 'cp_b' of the data frame", "'yes'", "give numbers"):
+        plain.route(encoded.assign(cp_b="yes"))
     with refused("row 0: column 'age'", "the column is not there"):
         table_router.route(raw.drop(columns="age").head(1))
     with refused("column 'cp' is 'x'", "one of a, b, c"):

@@ -39,7 +39,16 @@ def test_large_federations_hold_out_one_part() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"crops": 0}, {"rounds": 0}, {"path_rounds": 0}, {"part_bytes": 0}, {"tolerance": -1.0}, {"features": "colou"}],
+    [
+        {"crops": 0},
+        {"rounds": 0},
+        {"path_rounds": 0},
+        {"part_bytes": 0},
+        {"tolerance": -1.0},
+        {"seed": -1},
+        {"seed": 2**32},
+        {"features": "colou"},
+    ],
 )
 def test_settings_that_cannot_be_fitted_are_refused(settings: dict[str, object]) -> None:
     with refused(*(f"{name}={value}" if name != "features" else str(value) for name, value in settings.items())):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +15,10 @@ from numpy.typing import NDArray
 from feddrm.data import Federation
 from feddrm.methods import Method
 from feddrm.predictor.predictor import Predictor
-from feddrm.router import leave, load_heads, load_router, read_manifest
+from feddrm.router import join_client, leave, load_heads, load_router, read_manifest
 from feddrm.router.fit.head_problems import joint_classes
 from feddrm.router.solver.client_statistics import logits_at
-from feddrm.runs import Run, RunFolder, train
+from feddrm.runs import Run, RunFolder, run_membership, train
 from feddrm.runs.run_membership import TRAINED_CLIENTS, join_run_router, leave_run_router
 from refusal import refused
 from runs.conftest import QUICK_FIT, SMALL
@@ -171,3 +172,43 @@ def test_a_client_joins_with_unlabelled_samples(tables: tuple[RunFolder, dict[st
         join_run_router(copy, config, "nice", [paths["lyon"]], tmp_path / "x")
     with refused("knows a client 'oslo' already"):
         join_run_router(folder, config, "oslo", [paths["lyon"]], tmp_path / "x")
+
+
+def test_samples_that_a_newcomer_was_fitted_on_are_no_test_samples(
+    tables: tuple[RunFolder, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, paths = tables
+    given = []
+
+    def spy(*arguments: Any) -> Any:
+        given.append(arguments)
+        return join_client(*arguments)
+
+    monkeypatch.setattr(run_membership, "join_client", spy)
+    joined = join_run_router(folder, Run.open(folder.path).config, "lyon", [paths["lyon"]], tmp_path / "larger")
+    router, federation, ridge, settings, test = given[0]
+    assert federation.names == joined.names
+    assert sorted(set(test.origin.tolist())) == [0, 1, 2]
+    assert settings.views == 1
+    by_samples_it_saw = join_client(router, federation, ridge, settings)
+    assert by_samples_it_saw.calibration.conformal != joined.calibration.conformal
+
+
+def test_a_client_that_leaves_meanwhile_does_not_come_back(
+    tables: tuple[RunFolder, dict[str, Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(tables[0].path, tmp_path / "run")
+    folder, path = RunFolder(tmp_path / "run"), tables[1]["lyon"]
+
+    def leaves_meanwhile(*arguments: Any) -> Any:
+        with refused("another process is at work"):
+            leave_run_router(RunFolder(tmp_path / "run"), ["oslo"])
+        return join_client(*arguments)
+
+    monkeypatch.setattr(run_membership, "join_client", leaves_meanwhile)
+    join_run_router(folder, Run.open(folder.path).config, "lyon", [path])
+    leave_run_router(folder, ["oslo"])
+    assert load_router(folder.router).names == ("lima", "pune", "lyon")
+    (tmp_path / "empty").mkdir()
+    with refused(f"{tmp_path / 'empty'}: no files of samples"):
+        join_run_router(tables[0], Run.open(folder.path).config, "nice", [tmp_path / "empty"], tmp_path / "x")

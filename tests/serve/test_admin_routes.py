@@ -111,6 +111,29 @@ def test_outcomes_need_the_scope_predict_and_their_table_the_scope_admin(
     asyncio.run(scenario())
 
 
+def test_outcomes_belong_to_the_caller_who_got_the_answer(
+    run: Path, images: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scopes = ["predict", "admin"]
+    lab, ward = ({"X-API-Key": add_key(tmp_path / "keys.yaml", name, scopes)} for name in ("lab", "ward"))
+    body = {"inputs": images[:1].tolist(), "abstain": "answer"}
+
+    async def scenario() -> None:
+        settings = {"use_log": tmp_path / "uses.sqlite", "keys": tmp_path / "keys.yaml", "key": lab["X-API-Key"]}
+        async with in_process(run, tmp_path, monkeypatch, **settings) as http:
+            for name, headers in (("visit-1", lab), ("visit-2", lab), ("visit-2", ward)):
+                sent = {**headers, "X-Request-ID": name}
+                assert (await http.post("/v1/predict", json=body, headers=sent)).status_code == 200
+            for name, headers, label, status in (
+                ("visit-1", ward, "7", 404), ("visit-1", lab, "0", 200),
+                ("visit-2", ward, "7", 200), ("visit-2", lab, "0", 200), ("visit-2", lab, "7", 409),
+            ):  # fmt: skip
+                report = {"request_id": name, "label": label}
+                assert (await http.post("/v1/outcomes", json=report, headers=headers)).status_code == status
+
+    asyncio.run(scenario())
+
+
 def test_a_challenger_is_promoted_and_rolled_back_while_serving(
     run: Path, other: Path, images: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

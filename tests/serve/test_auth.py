@@ -1,8 +1,14 @@
 from __future__ import annotations
 
 import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from feddrm.serve import auth
 from feddrm.serve.auth import ApiKeys, add_key
 from refusal import refused
 
@@ -58,3 +64,17 @@ def test_bad_files_names_and_scopes_are_errors(tmp_path: Path) -> None:
     (tmp_path / "plain.yaml").write_text("lab: secret\n")
     with refused("plain.yaml", "'lab'", "sha256"):
         ApiKeys(tmp_path / "plain.yaml")
+
+
+def test_keys_that_are_added_at_once_all_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, path = auth.write_atomically, tmp_path / "keys.yaml"
+
+    def slow(*arguments: Any, **named: Any) -> None:
+        time.sleep(0.02)  # long enough for the others to read the old keys
+        write(*arguments, **named)
+
+    monkeypatch.setattr(auth, "write_atomically", slow)
+    with ThreadPoolExecutor() as pool:
+        made = list(pool.map(lambda name: add_key(path, name, ["route"]), "abcd"))
+    keys = ApiKeys(path)
+    assert [caller.name for key in made if (caller := keys.find(key))] == list("abcd")

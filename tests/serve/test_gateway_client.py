@@ -4,6 +4,7 @@ import doctest
 import json
 import math
 import threading
+from http.client import HTTPMessage
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from commands import feddrm_command
 from feddrm.errors import FeddrmError, TableError
 from feddrm.router import load_router
 from feddrm.serve import gateway_client
+from feddrm.serve.http.http_session import HttpReply, HttpSession
 from refusal import refused
 from serving import NAMES, Launch
 
@@ -49,6 +51,26 @@ def test_a_busy_gateway_is_asked_again_whatever_retry_after_says(pause: str, mon
             thread.join()
     assert not statuses
     assert 0 <= waited[0] <= 5
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"ok": True}, [], {"fields": [1]}, {"fields": 5}, {"fields": [{"row": 1}]},
+        {"request_id": "a", "decisions": [1], "answers": [1], "clients": 3, "stored": "1", "inputs": [1], "schema": 1},
+        {"request_id": 1, "decisions": {}, "answers": [{}], "clients": [{}], "schema": None, "artifact": None},
+    ],
+)  # fmt: skip
+def test_a_service_that_is_no_gateway_is_one_clear_line(reply: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = HttpReply(200, HTTPMessage(), json.dumps(reply).encode())
+    monkeypatch.setattr(HttpSession, "call", lambda *_: answer)
+    gateway = feddrm.GatewayClient("http://127.0.0.1:9")
+    for call in (
+        lambda: gateway.route([[1.0]]), lambda: gateway.predict([[1.0]]), lambda: gateway.report_outcome("a", "1"),
+        gateway.clients, gateway.schema, gateway.reload, gateway.promote, gateway.rollback,
+    ):  # fmt: skip
+        with refused("http://127.0.0.1:9 answered 200, and not as a gateway does: check the address"):
+            call()
 
 
 @pytest.mark.slow

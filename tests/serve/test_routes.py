@@ -65,6 +65,14 @@ def test_a_request_can_ask_for_the_likeliest_clients_only(http: httpx.Client, im
     assert http.post("/v1/route", json={"inputs": images[:1].tolist(), "top": 0}).status_code == 422
 
 
+def test_a_request_that_leaves_out_all_clients_is_the_callers_mistake(http: httpx.Client, images: torch.Tensor) -> None:
+    for options in ({}, {"max_away": 1}, {"abstain": "answer"}):
+        query = {"inputs": images[:2].tolist(), "without": list(NAMES), **options}
+        answer = http.post("/v1/predict", json=query)
+        assert (answer.status_code, "Retry-After" in answer.headers) == (422, False)
+        assert answer.json()["error"] == "'without' names all clients: remove one from it"
+
+
 def test_a_picture_as_file_and_as_base64_gives_the_same_decision(
     http: httpx.Client, images: torch.Tensor, png_file: bytes
 ) -> None:

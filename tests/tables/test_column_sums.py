@@ -52,6 +52,23 @@ def test_cells_that_are_not_counted_leave_mean_and_deviation_alone() -> None:
     assert levels.levels == {"a", "b"}
 
 
+@pytest.mark.parametrize("cell", ["1e200", "inf", "-inf", "-nan"])
+def test_a_number_that_no_input_can_be_is_named(cell: str) -> None:
+    with refused(f"row 2: column 'dose' is '{cell}', not a finite 32-bit number: correct it"):
+        table_sums(["age", "dose"], [["1", "2"], ["", ""], ["3", cell]], [True, True, False], ())
+    with refused(f"row 0 is '{cell}'"):
+        sums([cell, "1"])
+    assert sums([cell, "low"]).levels == {cell, "low"}
+    assert sums([cell, "1"], category=True).levels == {cell, "1"}
+
+
+def test_the_largest_numbers_can_be_added() -> None:
+    most = str(float(np.finfo(np.float32).max))
+    sent = [sums([most] * 3), sums([f"-{most}"] * 3), sums([most, f"-{most}"])]
+    assert [ColumnSums.load(part.as_dict()) for part in sent] == sent
+    assert np.isfinite(sum(sent, ColumnSums()).squares)
+
+
 def test_texts_and_declared_codes_are_categories_of_all_clients_levels() -> None:
     column = sums(["red", "blue"], ["red", "NA"]).column("colour")
     assert column == CategoryColumn("colour", missing=True, categories={"blue": "blue", "red": "red"})
@@ -91,7 +108,7 @@ SENT: dict[str, Any] = {"count": 3, "mean": 1.5, "squares": 2.0, "levels": [], "
         {"count": -1}, {"count": 2.5}, {"count": True}, {"mean": float("nan")}, {"mean": "1"}, {"squares": -1.0},
         {"squares": float("inf")}, {"levels": ["a"]}, {"levels": "ab", "count": 0}, {"levels": [1], "count": 0},
         {"levels": ["a\x1b"], "count": 0}, {"levels": [str(i) for i in range(31)], "count": 0}, {"missing": None},
-        {"more": 1},
+        {"more": 1}, {"mean": 1e200}, {"mean": 10**400}, {"squares": 1e200}, {"squares": 10**400}, {"count": 10**400},
     ],
 )  # fmt: skip
 def test_sums_of_another_form_are_refused(change: dict[str, Any]) -> None:

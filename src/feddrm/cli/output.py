@@ -64,7 +64,10 @@ def print_json(value: Any) -> None:
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-    """Print aligned columns, numbers to the right. Only long text is wrapped, and only on a terminal."""
+    """Print aligned columns, numbers to the right. Only long text is wrapped, and only on a terminal.
+
+    All text is a ``Text``, so that brackets in names are not read as markup.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.cells import cell_len
     from rich.console import Console
@@ -72,16 +75,16 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], title: 
     from rich.text import Text
 
     console = Console()
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, title=None if title is None else Text(title), title_justify="left", pad_edge=False)
     body = [list(row) for row in rows]
     for i, name in enumerate(header):
         numeric = bool(body) and all(isinstance(row[i], int | float) for row in body)
         longest = max((cell_len(str(row[i])) for row in body), default=0)
         table.add_column(
-            name, justify="right" if numeric else "left", overflow="fold", min_width=min(longest, LONGEST_FIGURE)
+            Text(name), justify="right" if numeric else "left", overflow="fold", min_width=min(longest, LONGEST_FIGURE)
         )
     for row in body:
-        table.add_row(*(Text(str(cell)) for cell in row))  # so that brackets in names are not read as markup
+        table.add_row(*(Text(str(cell)) for cell in row))
     wide = Console(width=10_000)
     if not console.is_terminal:
         console = wide

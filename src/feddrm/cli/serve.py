@@ -234,8 +234,7 @@ def query(
         ask = gateway.predict if predict else gateway.route
         for path in files:
             for samples, names in _query_parts(gateway, path, ignore or ()):
-                found = ask(samples, **options)
-                answers += [{"query": name, **answer} for name, answer in zip(names, found, strict=True)]
+                answers += _with_names(url, names, ask(samples, **options))
     if json:
         print_json(answers)
         return
@@ -260,6 +259,12 @@ def query(
         print_table(header, rows)
 
 
+def _with_names(url: str, names: Sequence[str], answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    if len(answers) != len(names):
+        raise FeddrmError(f"{url} gave {len(answers)} answers to {len(names)} samples: check the address")
+    return [{"query": name, **answer} for name, answer in zip(names, answers, strict=True)]
+
+
 def _query_parts(gateway: GatewayClient, path: Path, ignore: Sequence[str]) -> Iterator[tuple[Any, list[str]]]:
     """The samples of a file in parts of one request each, with their names: a picture, or rows of a table.
 
@@ -272,7 +277,11 @@ def _query_parts(gateway: GatewayClient, path: Path, ignore: Sequence[str]) -> I
     from feddrm.tables.table_schema import TableSchema
 
     about = gateway.schema()
-    columns = tuple(about["inputs"] or ())
+    if about["inputs"] is None:
+        raise FeddrmError(
+            f"{path} is a table, but {gateway.url} knows no columns: give picture files, or send rows from Python"
+        )
+    columns = tuple(about["inputs"])
     schema = None if about["schema"] is None else TableSchema.of(about["schema"])
     samples: Any
     if schema is not None and (raw := read_raw_rows(path, schema, ignore)) is not None:
@@ -280,7 +289,7 @@ def _query_parts(gateway: GatewayClient, path: Path, ignore: Sequence[str]) -> I
         schema.read(rows, places.__getitem__)
         samples = [dict(zip(schema.names, row, strict=True)) for row in rows]
     else:
-        samples, places = read_rows(path, columns or None, len(columns), None, ignore)
+        samples, places = read_rows(path, columns, len(columns), None, ignore)
     for start in range(0, len(samples), ROWS_PER_REQUEST):
         part = slice(start, start + ROWS_PER_REQUEST)
         yield samples[part], places[part]

@@ -78,7 +78,8 @@ class PrivateShards(Sequence[Slots]):
         """The slots after a round, with those of its participants written to disk."""
         live = Counter(place for client, place in enumerate(self.places) if client not in updates)
         thin = {place for place, size in self.sizes.items() if 2 * live[place] <= size}
-        along = {client: self[client] for client, place in enumerate(self.places) if place in thin}
+        stay = [client for client, place in enumerate(self.places) if place in thin and client not in updates]
+        along = {client: self[client] for client in stay}
         written = {**along, **updates}
         places = list(self.places)
         sizes = {place: size for place, size in self.sizes.items() if place not in thin}

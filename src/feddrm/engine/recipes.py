@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from feddrm.engine.schedule import Plan
@@ -34,8 +33,7 @@ def fill_in(given: Mapping[str, Any], small: bool, recipe: str | None = None) ->
     check_recipe(recipe, given)
     if _is_whole(given):
         return Plan(**given)
-    plan = Plan(**{**RECIPES[recipe or DEFAULT]["small samples" if small else "photographs"], **given})
-    return plan if "warmup" in given else replace(plan, warmup=min(plan.warmup, plan.rounds // 10))
+    return Plan(**{**RECIPES[recipe or DEFAULT]["small samples" if small else "photographs"], **given})
 
 
 def _is_whole(given: Mapping[str, Any]) -> bool:

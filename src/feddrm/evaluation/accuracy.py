@@ -24,6 +24,7 @@ from feddrm.rules import RULES
 
 TIES = ("smallest", "cuda")
 
+WHOLE = 100  # clients: of more, only the cells of a confusion matrix that are not zero are written
 WARP = 32  # threads that CUDA reduces in registers
 LANES = 1024  # threads of a block, two votes each
 
@@ -131,6 +132,18 @@ def routes_accuracy(routes: Tensor, origin: Tensor, weights: Tensor) -> float:
 def confusion(routes: Tensor, origin: Tensor, clients: int) -> Tensor:
     """How many samples of each client (row) are routed to each client (column)."""
     return torch.bincount(origin * clients + routes, minlength=clients**2).view(clients, clients)
+
+
+def confusion_as_plain(counts: Tensor) -> list[list[int]] | dict[str, list[int]]:
+    """The matrix for a JSON file: whole for few clients, the cells that are not zero for many.
+
+    A thousand clients have a million cells, and as many lines, for a few thousand samples.
+    """
+    if len(counts) <= WHOLE:
+        rows: list[list[int]] = counts.tolist()
+        return rows
+    origin, routes = counts.nonzero(as_tuple=True)
+    return {"from": origin.tolist(), "to": routes.tolist(), "count": counts[origin, routes].tolist()}
 
 
 def per_client(

@@ -29,7 +29,8 @@ Figures = dict[str, Tensor]  # a metric's values, one per column of the weights
 def answer_metrics(log_probabilities: Tensor, labels: Tensor, origin: Tensor, names: Sequence[str]) -> dict[str, Any]:
     """The metrics of answers [N, K] to samples of the clients ``names``, each with its interval; None if undefined.
 
-    Classes that no sample has are left out of means over classes. With two classes the second one is the positive.
+    Classes that no sample has are left out of means over classes; F1 counts those that an answer names, as zero. With
+    two classes the second one is the positive.
     """
     probabilities, labels, origin = log_probabilities.detach().double().exp().cpu(), labels.cpu(), origin.cpu()
     classes = probabilities.shape[1]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from feddrm.errors import FeddrmError
 
@@ -15,54 +17,116 @@ from feddrm.errors import FeddrmError
 def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
     """Write under a temporary name, wait until the disk has the bytes, then rename.
 
-    Only the owner can read a ``private`` file, from the first byte on, whatever the umask is.
+    Only the owner can read a ``private`` file, from the first byte on, whatever the umask is. Of several processes that
+    write at once, the last one's content stays.
     """
-    part = temporary(path)
+    part = None
     try:
-        if private:
-            part.unlink(missing_ok=True)  # others might be able to read a file left by a crash
-            part.touch(mode=0o600, exist_ok=False)
-        with part.open("wb") as file:
+        part, file = _new_part(path, 0o600 if private else 0o666)
+        with file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        part.replace(path)
+            part.replace(path)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
     except OSError as error:
-        with suppress(OSError):  # a read-only disk refuses this too
-            part.unlink(missing_ok=True)
+        if part is not None:
+            _unlink(part)
         raise FeddrmError(
-            f"cannot write {path} ({error.strerror}): free the disk or choose another --out; "
+            f"cannot write {path} ({error.strerror}): free the disk or choose another place; "
             f"what was written before is whole"
         ) from error
 
 
 def write_together(files: Mapping[Path, bytes]) -> None:
     """Write several files under temporary names, and rename them once all are written. Missing folders are made."""
-    parts = {path: temporary(path) for path in files}
+    parts: dict[Path, Path] = {}
     try:
-        for path, content in files.items():
-            if path.is_dir():
-                raise IsADirectoryError(None, "a folder has this name")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            parts[path].write_bytes(content)
-        for path, part in parts.items():
-            part.replace(path)
+        with ExitStack() as opened:
+            for path, content in files.items():
+                if path.is_dir():
+                    raise IsADirectoryError(None, "a folder has this name")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                parts[path], file = _new_part(path, 0o666)
+                opened.enter_context(file).write(content)
+                file.flush()
+            for path in files:
+                parts[path].replace(path)
     except OSError as error:
         raise FeddrmError(f"cannot write {path} ({error.strerror}): free the disk or choose another folder") from error
     finally:
         for part in parts.values():
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
+            _unlink(part)
 
 
 def temporary(path: Path) -> Path:
     """The name under which a file is written before it takes its place."""
     return path.with_name(f".{path.name}.part")
+
+
+def _new_part(path: Path, mode: int) -> tuple[Path, BinaryIO]:
+    """A new file to write into, locked until it is closed, under a temporary name.
+
+    A file of that name without a lock was left by a crash, and goes. Where another process writes it, or a disk has no
+    locks to ask, the name is a random one.
+    """
+    part = temporary(path)
+    with suppress(OSError), part.open("rb") as left:
+        fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _names(part, left):
+            part.unlink()
+    try:
+        return part, _create(part, mode)
+    except FileExistsError:
+        part = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
+        return part, _create(part, mode)
+
+
+def _create(part: Path, mode: int) -> BinaryIO:
+    file = os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        own = _names(part, file)
+    except BlockingIOError:
+        own = False
+    except OSError:  # a disk without locks
+        own = True
+    if not own:  # before it was locked, another process took it for one left by a crash, and deletes it
+        file.close()
+        raise FileExistsError(part)
+    return file
+
+
+def _names(part: Path, file: BinaryIO) -> bool:
+    """Whether the path is still that of the open file."""
+    try:
+        return os.path.samestat(part.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def _unlink(part: Path) -> None:
+    with suppress(OSError):  # a read-only disk refuses this too
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def changing(folder: Path) -> Iterator[None]:
+    """One process at a time, for the change of a file in this folder by what it holds; others wait."""
+    try:
+        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise FeddrmError(f"cannot open the folder {folder} ({error.strerror}): create it first") from error
+    try:
+        with suppress(OSError):  # some network disks have no locks
+            fcntl.flock(number, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(number)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from feddrm.errors import FeddrmError
 from feddrm.io.atomic import temporary, write_atomically
 from feddrm.io.run_files import COMMIT, RunFiles
 
-WAITING = re.compile(r"\.+(.+)\.([0-9a-f]{12})\.new(\.part)?")  # .part: the process ended while it was written
+WAITING = re.compile(r"\.+(.+)\.([0-9a-f]{12})\.new(\..*part)?")  # .part: the process ended while it was written
 T = TypeVar("T")
 
 

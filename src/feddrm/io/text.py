@@ -145,13 +145,13 @@ def parse_float(text: str) -> float | None:
 
 
 def json_bytes(value: Any) -> bytes:
-    """The bytes of an indented JSON file."""
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+    """The bytes of an indented JSON file. Bytes of a path that are no UTF-8 become escapes, as JSON has them."""
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
 
 
 def json_line(value: Any) -> bytes:
     """The bytes of one line of a JSON-lines file."""
-    return json.dumps(value, ensure_ascii=False).encode() + b"\n"
+    return json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
 
 
 def yaml_bytes(value: Mapping[str, Any]) -> bytes:

@@ -18,8 +18,8 @@ def compute_in_groups(queries: Sequence[tuple[Any, ...]], compute: Callable[...,
         groups.setdefault((kind, samples.dtype, *options), []).append(i)
     answers: dict[int, Any] = {}
     for (kind, _, *options), members in groups.items():
-        samples = [queries[i][1] for i in members]
-        rows = compute(kind, samples[0] if len(samples) == 1 else np.concatenate(samples), *options)
+        # A copy, also of a single one: a request's bytes are read-only, and torch warns of that.
+        rows = compute(kind, np.concatenate([queries[i][1] for i in members]), *options)
         start = 0
         for i in members:
             stop = start + len(queries[i][1])

@@ -28,7 +28,7 @@ def write_report(table: RunTable, out: Path) -> Path:
     if out.exists() and not out.is_dir():
         raise SettingError(f"--out '{out}' is a file: name a folder")
     contents = {REPORT: report_page(table), CSV: table.csv(), LATEX: table.latex()}
-    write_together({out / name: text.encode() for name, text in contents.items()})
+    write_together({out / name: text.encode(errors="backslashreplace") for name, text in contents.items()})
     return out / REPORT
 
 

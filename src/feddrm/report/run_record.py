@@ -32,7 +32,8 @@ from feddrm.report.accuracy_measures import (
 
 Scores = Mapping[Measure, Score]
 Metrics = Mapping[tuple[str, str], AnswerMetric]  # by whose answers, and the name of the metric
-Confusion = Mapping[str, np.ndarray[Any, np.dtype[np.int64]]]
+Counts = np.ndarray[Any, np.dtype[np.int64]]
+Confusion = Mapping[str, Counts]
 
 
 @dataclass(frozen=True)
@@ -270,14 +271,24 @@ def _read_confusion(evaluation: Mapping[str, Any], path: Path, key: str, size: i
         if rows is None:
             continue
         try:
-            counts = np.atleast_1d(np.asarray(rows, dtype=np.int64))
-        except (ValueError, TypeError, OverflowError) as error:
+            counts = _whole(rows, size or 0) if isinstance(rows, Mapping) else np.asarray(rows, dtype=np.int64)
+            counts = np.atleast_1d(counts)
+        except (ValueError, TypeError, OverflowError, KeyError, IndexError) as error:
             raise broken_run(path, f"{key}.{rule} is not a table of counts") from error
         size = size or len(counts)
         if counts.shape != (size, size) or (counts < 0).any():
             raise broken_run(path, f"{key}.{rule} should be {size} by {size} counts")
         matrices[rule] = counts
     return matrices
+
+
+def _whole(cells: Mapping[str, Any], size: int) -> Counts:
+    """The matrix of many clients, of which the file has the cells that are not zero."""
+    places, counts = np.asarray([cells["from"], cells["to"]]), np.zeros((size, size), dtype=np.int64)
+    if (places < 0).any():
+        raise IndexError
+    np.add.at(counts, tuple(places), np.asarray(cells["count"], dtype=np.int64))
+    return counts
 
 
 def _read_reliability(evaluation: Mapping[str, Any], path: Path, what: str) -> Mapping[str, Any] | None:

@@ -17,6 +17,7 @@ from feddrm.evaluation import (
     class_confusion,
     client_accuracy,
     confusion,
+    confusion_as_plain,
     route,
     routed_curves,
     routed_predictions,
@@ -203,7 +204,9 @@ def _routing(
         conformal |= _conformal(router.calibration, rule, own, (weights for _, weights in blocks(rule)))
     return {
         "client_accuracy": {name: routes_accuracy(chosen, origin, weights) for name, chosen in routes.items()},
-        "confusion": {name: confusion(chosen, origin, router.clients).tolist() for name, chosen in routes.items()},
+        "confusion": {
+            name: confusion_as_plain(confusion(chosen, origin, router.clients)) for name, chosen in routes.items()
+        },
         "router": {
             "features": router.recipe.name,
             "ece": curves["posterior"].error,

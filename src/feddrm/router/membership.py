@@ -10,6 +10,7 @@ from torch import Tensor
 
 from feddrm.data import Federation
 from feddrm.errors import FeddrmError
+from feddrm.evaluation import Queries
 from feddrm.registry import listing, nearest
 from feddrm.router.fit.calibration import calibrate
 from feddrm.router.fit.cohort import FitRequest, Trunk
@@ -55,11 +56,17 @@ def joined_start(point: Tensor, sizes: Sequence[int]) -> Tensor:
     return start - start.mean(0)
 
 
-def join_client(router: Router, federation: Federation, ridge: float, settings: RouterSettings | None = None) -> Router:
+def join_client(
+    router: Router,
+    federation: Federation,
+    ridge: float,
+    settings: RouterSettings | None = None,
+    test: Queries | None = None,
+) -> Router:
     """The router after the last client of ``federation`` has joined, calibrated anew.
 
     The other clients of the federation are the router's own, in their order. The router keeps its recipe, the scale
-    of its features and its ridge.
+    of its features and its ridge. ``test`` are the test samples; without it, those of the federation.
     """
     if federation.names[:-1] != router.names:
         raise FeddrmError(
@@ -68,7 +75,7 @@ def join_client(router: Router, federation: Federation, ridge: float, settings: 
         )
     settings = settings or RouterSettings()
     settings.check()
-    cohort = LocalCohort(federation, settings)
+    cohort = LocalCohort(federation, settings, test=test)
     facts = cohort.facts
     holdout = settings.holdout or Holdout.suggested(facts.samples)
     with router_kernels(facts.samples):

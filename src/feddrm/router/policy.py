@@ -21,6 +21,8 @@ from feddrm.router.solver.client_statistics import ClientSums
 from feddrm.rules import RULES as RULES
 from feddrm.rules import Density, Evidence, Rule
 
+SCALES = (1e-2, 1e2)  # inverse temperatures
+
 
 def by_rule(logits: Tensor, log_prior: Tensor, rule: str) -> Tensor:
     """Normalised log-weights [N, m] by a rule that needs nothing but the odds of origin."""
@@ -165,18 +167,22 @@ def solve_temperature(slopes: Callable[[float], ClientSums], steps: int = 50, to
 
     ``slopes`` returns them at an inverse temperature. One more sample is added, an average of all, which comes from
     every client with equal probability. Without it confidence would grow without bound where every sample is
-    right (Platt, 1999, smooths his targets for the same reason).
+    right (Platt, 1999, smooths his targets for the same reason). Logits so far apart that the curvature rounds to zero
+    have a slope still: the scale is halved or doubled.
     """
-    scale = 1.0
+    scale, (least, most) = 1.0, SCALES
     for _ in range(steps):
         sums = slopes(scale)
         count = float(sums["count"])
         slope, even, bend = (float(sums[key] / sums["count"]) for key in ("slope", "even", "bend"))
         slope, bend = slope + even / count, bend * (1 + 1 / count)
-        if bend <= 0 or abs(slope) < tolerance:
+        if abs(slope) < tolerance:
             break
-        scale = min(max(scale - slope / bend, scale / 2), scale * 2)
-    return 1 / min(max(scale, 1e-2), 1e2)
+        step = -slope / bend if bend > 0 else math.copysign(math.inf, -slope)
+        before, scale = scale, min(max(scale + step, scale / 2, least), scale * 2, most)
+        if scale == before:
+            break
+    return 1 / scale
 
 
 @dataclass(frozen=True, eq=False)

@@ -162,6 +162,12 @@ class Router:
         for name in columns:
             if name not in names:
                 raise FeddrmError(f"the data frame has no column '{name}'{nearest(name, names)}: add it")
+            try:
+                rows[name].to_numpy(dtype=np.float32)
+            except (TypeError, ValueError) as error:
+                raise FeddrmError(
+                    f"column '{name}' of the data frame has no numbers ({error}): give numbers"
+                ) from error
         return as_tensor(rows[columns].to_numpy(dtype=np.float32))
 
     def inputs(self, x: Tensor | NDArray[Any] | Sequence[Any]) -> Tensor:
@@ -303,7 +309,7 @@ class Router:
             away = ~self._mask(available).to(probabilities.device)
             client = scores.masked_fill(away, -torch.inf).argmax(1)
             nobody = broken | away.all()
-            lost = 1 - probabilities[:, ~away].sum(1) > max_away
+            lost = probabilities[:, away].sum(1) > max_away
         unlike = strangeness > self.calibration.unlike_above
         sure = top if right is None else right.amax(1)
         unsure = sure < self.calibration.threshold(rule, coverage)
@@ -335,7 +341,7 @@ class Router:
                 raise FeddrmError(
                     f"availability of {len(available)} clients for a router of {self.clients}: give one each"
                 )
-            return available
+            return available.bool()
         for name in map(str, available):
             if name not in self.names:
                 raise FeddrmError(f"unknown client '{name}'{nearest(name, self.names)} {listing(self.names)}")

@@ -97,6 +97,8 @@ class RouterSettings:
             raise SettingError(
                 f"crops={self.crops}, views={self.views}: views take the place of crops: give one of them"
             )
+        if not 0 <= self.seed < 2**32:
+            raise SettingError(f"seed={self.seed}: give one from 0 to {2**32 - 1}")
         if not self.tolerance >= 0:
             raise SettingError(f"tolerance={self.tolerance}: give a number from zero up")
         if self.holdout is not None:

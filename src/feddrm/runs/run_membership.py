@@ -12,8 +12,18 @@ import torch
 
 from feddrm.data import Client, Split, View
 from feddrm.errors import FeddrmError
+from feddrm.evaluation import pooled_queries
 from feddrm.predictor.query_files import read_queries
-from feddrm.router import Router, join_client, leave, load_heads, load_router, read_manifest, save_router
+from feddrm.router import (
+    Router,
+    RouterSettings,
+    join_client,
+    leave,
+    load_heads,
+    load_router,
+    read_manifest,
+    save_router,
+)
 from feddrm.router.artifact import TRAINED_CLIENTS, trained_clients
 from feddrm.router.router import ONE_SCALE
 from feddrm.runs.folder import RunFolder
@@ -40,32 +50,39 @@ def join_run_router(
     takes, or folders of them. ``saved`` is the content of the run's ``config.yaml``: the other clients' samples are
     loaded again by it.
     """
-    manifest, router = read_manifest(folder.router), load_router(folder.router)
-    if name in router.names:
-        raise FeddrmError(f"the router knows a client '{name}' already: choose another name")
-    if router.own_scales:
-        raise FeddrmError(f"the clients of {folder.path} scale samples each in its own way: {ONE_SCALE}")
-    federation = load_run_federation(folder, saved, data_dir)
-    folder.refuse_other_data(federation, "give the data that it was trained on")
-    if unknown := [known for known in router.names if known not in federation.names]:
-        raise FeddrmError(
-            f"the run has no samples of '{unknown[0]}', which joined its router: let it leave, then join both with "
-            "the router of a new run"
-        )
-    paths = [path for given in files for path in (sorted(given.iterdir()) if given.is_dir() else [given])]
-    x, _ = read_queries(router, paths)
-    samples = Split(x, torch.zeros(len(x), dtype=torch.int64))
-    newcomer = Client(name, samples, samples, View(mean=router.input_mean, std=router.input_std))
-    members = [federation.clients[federation.names.index(known)] for known in router.names]
-    together = replace(federation, clients=(*members, newcomer), gallery=None)
-    with _target(folder, out) as target:
-        joined = join_client(router, together, manifest["notes"]["chosen"]["router"]["ridge"])
+    with _target(folder, out) as target:  # before anything is read: another client may be leaving
+        manifest, router = read_manifest(folder.router), load_router(folder.router)
+        if name in router.names:
+            raise FeddrmError(f"the router knows a client '{name}' already: choose another name")
+        if router.own_scales:
+            raise FeddrmError(f"the clients of {folder.path} scale samples each in its own way: {ONE_SCALE}")
+        federation = load_run_federation(folder, saved, data_dir)
+        folder.refuse_other_data(federation, "give the data that it was trained on")
+        if unknown := [known for known in router.names if known not in federation.names]:
+            raise FeddrmError(
+                f"the run has no samples of '{unknown[0]}', which joined its router: let it leave, then join both with "
+                "the router of a new run"
+            )
+        paths = [path for given in files for path in (sorted(given.iterdir()) if given.is_dir() else [given])]
+        if not paths:
+            raise FeddrmError(f"{', '.join(map(str, files))}: no files of samples: give at least one")
+        x, _ = read_queries(router, paths)
+        samples = Split(x, torch.zeros(len(x), dtype=torch.int64))
+        newcomer = Client(name, samples, samples, View(mean=router.input_mean, std=router.input_std))
+        members = [federation.clients[federation.names.index(known)] for known in router.names]
+        together = replace(federation, clients=(*members, newcomer), gallery=None)
+        chosen = manifest["notes"]["chosen"]
+        settings = RouterSettings(views=chosen.get("views", 1))
+        # The newcomer brings no test samples: calibration then takes those of its samples that a fit held out.
+        others = range(len(members))
+        test = pooled_queries(together, crop=False, seed=0, round=0, views=settings.views, clients=others)
+        joined = join_client(router, together, chosen["router"]["ridge"], settings, test)
         heads = {key: value for key, value in load_heads(folder.router).items() if key != "joint"}
         # The joint model and the stacks that use it know nothing of the new client.
         stacks = {key: weights for key, weights in manifest["notes"]["stacks"].items() if "joint" not in weights}
         notes = {**manifest["notes"], "stacks": stacks, TRAINED_CLIENTS: trained_clients(manifest)}
         save_router(target, joined, model=manifest["model"], classes=manifest["classes"], heads=heads, notes=notes)
-    return joined
+        return joined
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from feddrm.evaluation import (
     collapse_summary,
     collapsed_share,
     confusion,
+    confusion_as_plain,
     evaluate,
     evaluate_participants,
     is_collapsed,
@@ -200,7 +201,8 @@ class TrainingSession:
         weights, names = self.federation.weights, self.federation.names
         outcomes = outcomes or self.outcomes(state)
         routes = {
-            name: confusion(chosen, outcomes.origin, len(names)).tolist() for name, chosen in outcomes.routes.items()
+            name: confusion_as_plain(confusion(chosen, outcomes.origin, len(names)))
+            for name, chosen in outcomes.routes.items()
         }
         rows = per_client(outcomes, names, weights, self.config.evaluation.ties)
         for row, client in zip(rows, self.federation.clients, strict=True):

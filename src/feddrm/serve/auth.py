@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.io.atomic import write_atomically
+from feddrm.io.atomic import changing, write_atomically
 from feddrm.io.text import read_yaml, yaml_bytes
 from feddrm.registry import nearest
 
@@ -74,13 +74,13 @@ def key_digest(key: str) -> str:
 
 def add_key(path: Path, name: str, scopes: Sequence[str]) -> str:
     """Add a new key to the file and return it. The file is created if needed; only its owner can read it."""
-    entries = read_yaml(path, REMEDY) if path.exists() else {}
-    if name in {str(known) for known in entries}:
-        raise FeddrmError(f"{path} has a key '{name}' already: choose another name, or remove its lines")
-    chosen = sorted(_check_scopes(scopes))
-    key = secrets.token_urlsafe(32)
-    entries[name] = {"sha256": key_digest(key), "scopes": chosen}
-    write_atomically(path, yaml_bytes(entries), private=True)
+    chosen, key = sorted(_check_scopes(scopes)), secrets.token_urlsafe(32)
+    with changing(path.parent):
+        entries = read_yaml(path, REMEDY) if path.exists() else {}
+        if name in {str(known) for known in entries}:
+            raise FeddrmError(f"{path} has a key '{name}' already: choose another name, or remove its lines")
+        entries[name] = {"sha256": key_digest(key), "scopes": chosen}
+        write_atomically(path, yaml_bytes(entries), private=True)
     return key
 
 

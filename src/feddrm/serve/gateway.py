@@ -36,7 +36,7 @@ from feddrm.serve.telemetry.metrics import Metrics
 from feddrm.serve.telemetry.trace_setup import open_tracer
 from feddrm.serve.telemetry.tracing import add_span, trace_id
 from feddrm.serve.upstream.dispatch import DECLINED, NO_SETS, Question, SampleAnswers, ask_clients
-from feddrm.serve.upstream.upstreams import Upstreams
+from feddrm.serve.upstream.upstreams import LEFT_OUT, Upstreams
 
 log = logging.getLogger("feddrm.serve")
 RECENT = 500  # decisions that the console can show
@@ -209,6 +209,8 @@ class Gateway:
             if declined:
                 return ApiError(422, declined)
             failed = {**decisions.away, **answer.failed}
+            if list(failed.values()) == [LEFT_OUT] * len(names):
+                return ApiError(422, "'without' names all clients: remove one from it")
             why = ", ".join(f"{names[client]}: {text}" for client, text in failed.items()) or "none is available"
             return ApiError(503, f"no client answered ({why}): try again in a while", {"Retry-After": "2"})
         return None

@@ -8,7 +8,7 @@ import os
 import re
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,6 +17,31 @@ from feddrm.io.connection_errors import explain
 from feddrm.serve.http.http_session import CALL_ERRORS, HttpSession
 
 RETRIES = 3  # while the gateway answers that it is busy
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_list(value: Any) -> bool:
+    """Whether it is a list of answers, decisions or clients, as a gateway has them."""
+    return isinstance(value, list) and all(isinstance(entry, dict) and "client" in entry for entry in value)
+
+
+# The fields that a reply must have, by path, and how each is checked.
+FORMS: Mapping[str, Mapping[str, Callable[[Any], bool]]] = {
+    "/v1/route": {"decisions": _is_list},
+    "/v1/predict": {"request_id": _is_text, "answers": _is_list},
+    "/v1/outcomes": {"stored": lambda value: isinstance(value, int)},
+    "/v1/clients": {"clients": _is_list},
+    "/v1/schema": {
+        "schema": lambda value: value is None or isinstance(value, dict),
+        "inputs": lambda value: value is None or (isinstance(value, list) and all(map(_is_text, value))),
+    },
+    "/v1/admin/reload": {"artifact": _is_text},
+    "/v1/admin/promote": {"artifact": _is_text},
+    "/v1/admin/rollback": {"artifact": _is_text},
+}
 
 
 class GatewayClient:
@@ -139,13 +164,19 @@ class GatewayClient:
             content: dict[str, Any] | None = json.loads(reply.body)
         except ValueError:
             content = None
+        unlike = f"{self.url} answered {reply.status}, and not as a gateway does: check the address"
         if not isinstance(content, dict):
-            raise FeddrmError(f"{self.url} answered {reply.status}, and not as a gateway does")
+            raise FeddrmError(unlike)
         if fields := content.get("fields"):
-            problems = [FieldProblem(**field) for field in fields]
+            try:
+                problems = [FieldProblem(**field) for field in fields]
+            except TypeError as error:
+                raise FeddrmError(unlike) from error
             raise TableError(problems, lambda row: f"{self.url} says: row {row}")
         if reply.status >= 400:
             raise FeddrmError(f"{self.url} says: {content.get('error', reply.status)}")
+        if not all(name in content and is_valid(content[name]) for name, is_valid in FORMS[path].items()):
+            raise FeddrmError(unlike)
         return content
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from feddrm.errors import FeddrmError, quoted
 from feddrm.io.text import parse_float
-from feddrm.tables.column_kinds import CategoryColumn, NumberColumn, RawColumn, is_missing
+from feddrm.tables.column_kinds import MAX_FLOAT32, CategoryColumn, NumberColumn, RawColumn, is_missing
 from feddrm.tables.table_schema import TableSchema
 
 MOST_CATEGORIES = 30
+MOST_ROWS = 2**53  # sums of more cannot be added in double precision
 DECLARE = "describe it in a schema file ('feddrm data schema' writes a first one)"
 
 
@@ -41,14 +42,28 @@ class ColumnSums:
         )
 
     @classmethod
-    def of(cls, cells: Sequence[Any], counted: Sequence[bool], category: bool) -> ColumnSums:
-        """The sums of one client's cells. Only ``counted`` cells enter mean and squares: test samples do not."""
-        known = [(cell, used) for cell, used in zip(cells, counted, strict=True) if not is_missing(cell)]
+    def of(
+        cls,
+        cells: Sequence[Any],
+        counted: Sequence[bool],
+        category: bool,
+        where: Callable[[int], str] = "row {}".format,
+    ) -> ColumnSums:
+        """The sums of one client's cells. Only ``counted`` cells enter mean and squares: test samples do not.
+
+        Numbers that no network input can be are refused. ``where`` names the cell of a row in that error.
+        """
+        known = {row: str(cell) for row, cell in enumerate(cells) if not is_missing(cell)}
         missing = len(known) < len(cells)
-        numbers = [parse_float(str(cell)) for cell, _ in known]
-        if category or None in numbers:
-            return cls(levels=frozenset(str(cell) for cell, _ in known), missing=missing)
-        used = [value for value, (_, use) in zip(numbers, known, strict=True) if use and value is not None]
+        numbers = {row: parse_float(text) for row, text in known.items()}
+        if category or None in numbers.values():
+            return cls(levels=frozenset(known.values()), missing=missing)
+        used = []
+        for row, value in numbers.items():
+            if value is None or not abs(value) <= MAX_FLOAT32:
+                raise FeddrmError(f"{where(row)} is {quoted(known[row])}, not a finite 32-bit number: correct it")
+            if counted[row]:
+                used.append(value)
         mean = math.fsum(used) / len(used) if used else 0.0
         return cls(len(used), mean, math.fsum((value - mean) ** 2 for value in used), missing=missing)
 
@@ -66,8 +81,9 @@ class ColumnSums:
         try:
             sums = cls(**{**values, "levels": frozenset(values["levels"])})
             texts = isinstance(values["levels"], list) and all(map(str.isprintable, sums.levels))
-            numbers = type(sums.count) is int and sums.count >= 0 and math.isfinite(sums.mean) and sums.squares >= 0
-            sound = numbers and texts and math.isfinite(sums.squares) and isinstance(sums.missing, bool)
+            numbers = type(sums.count) is int and 0 <= sums.count <= MOST_ROWS and abs(sums.mean) <= MAX_FLOAT32
+            possible = numbers and 0 <= sums.squares <= sums.count * (2 * MAX_FLOAT32) ** 2
+            sound = possible and texts and isinstance(sums.missing, bool)
         except (TypeError, KeyError) as error:
             raise FeddrmError("sums of columns of an unknown form: both ends need the same feddrm") from error
         if not sound or (sums.levels and sums.count) or len(sums.levels) > MOST_CATEGORIES:
@@ -96,13 +112,18 @@ class ColumnSums:
 
 
 def table_sums(
-    columns: Sequence[str], rows: Sequence[Sequence[Any]], counted: Sequence[bool], categories: Collection[str]
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    counted: Sequence[bool],
+    categories: Collection[str],
+    place: Callable[[int], str] = "row {}".format,
 ) -> dict[str, ColumnSums]:
-    """The sums of every column of one client's rows, by name."""
-    cells = zip(*rows, strict=True)
-    return {
-        name: ColumnSums.of(column, counted, name in categories) for name, column in zip(columns, cells, strict=True)
-    }
+    """The sums of every column of one client's rows, by name. ``place`` names a row in errors."""
+
+    def sums(name: str, cells: Sequence[Any]) -> ColumnSums:
+        return ColumnSums.of(cells, counted, name in categories, lambda row: f"{place(row)}: column '{name}'")
+
+    return {name: sums(name, cells) for name, cells in zip(columns, zip(*rows, strict=True), strict=True)}
 
 
 def check_levels(sums: Mapping[str, ColumnSums], rows: int) -> None:

@@ -41,6 +41,11 @@ def test_one_file_names_the_clients(tmp_path: Path):
     assert {client.name: len(client.train) + len(client.test) for client in fed.clients} == {"oslo": 10, "lima": 14}
 
 
+def test_names_of_clients_may_be_bytes(tmp_path: Path):
+    np.savez(tmp_path / "all.npz", x=X, y=Y, client=np.char.encode(np.where(Y, "málaga", OWNERS), "utf-8"))
+    assert Federation.from_npz(tmp_path / "all.npz").names == ("oslo", "málaga", "lima")
+
+
 def test_test_samples_may_be_given(folder: Path):
     fed = Federation.from_npz(folder, test=folder)
     assert [len(client.test) for client in fed.clients] == [14, 10]
@@ -59,6 +64,14 @@ def test_labels_may_be_text(tmp_path: Path):
         ({"x": X, "client": OWNERS}, ("cannot read", "with the arrays x and y")),
         ({"x": X, "y": Y, "client": OWNERS[:5]}, ("client has shape (5,) for 24 samples",)),
         ({"x": X, "y": Y[:5], "client": OWNERS}, ("x has 24 samples, y 5 labels",)),
+        ({"x": np.array(1.0), "y": Y, "client": OWNERS}, ("x is a single value: give an array",)),
+        ({"x": X, "y": np.array(1), "client": OWNERS}, ("y is a single value: give an array",)),
+        ({"x": np.array(1.0), "y": np.array(1), "client": np.array("oslo")}, ("x is a single value",)),
+        ({"x": X, "y": Y, "client": np.array("oslo")}, ("client has shape () for 24 samples",)),
+        ({"x": X, "y": Y, "client": OWNERS[:, None]}, ("client has shape (24, 1) for 24 samples",)),
+        ({"x": X, "y": Y, "client": np.where(Y, np.nan, 1.0)}, ("client[1] is 'nan', no name", "remove the row")),
+        ({"x": X, "y": Y, "client": np.where(Y, "", OWNERS)}, ("client[1] is '', no name",)),
+        ({"x": X, "y": Y, "client": np.full(24, b"\xe9")}, ("client[0] is b'\\xe9', not UTF-8",)),
         ({"x": X, "y": Y, "client": np.full(24, "oslo")}, ("at least two clients",)),
         ({"x": np.where(X > 1, np.nan, X), "y": Y, "client": OWNERS}, ("client 'oslo': X[", "nan", "fill it in")),
     ],

@@ -105,6 +105,8 @@ def test_columns_that_no_sums_describe_are_refused(tmp_path: Path) -> None:
         from_csv(one(tmp_path, *MIXED), label="ill", client="town", schema="auto")
     with refused("categories: there is no column 'cod'; did you mean 'code'?"):
         from_csv(one(tmp_path, *MIXED), label="ill", client="town", drop="pid", schema="auto", categories=["cod"])
+    with refused("all.csv, row 62: column 'dose' is '1e200', not a finite 32-bit number: correct it"):
+        from_csv(one(tmp_path, *MIXED, "p,oslo,1,1e200,red,0"), label="ill", client="town", drop="pid", schema="auto")
 
 
 # Data frames

@@ -76,8 +76,10 @@ def test_unreadable_images_are_refused(tmp_path: Path) -> None:
         read_image(path)
     path.unlink()
     path.symlink_to("nowhere.png")
-    with refused(f"{path} cannot be read as an image", "No such file", "replace or remove it"):
+    with refused(f"{path} cannot be read (No such file or directory): check the path"):
         read_image(path)
+    with refused(f"{tmp_path} cannot be read (Is a directory): check the path"):
+        read_image(tmp_path)
 
 
 @pytest.mark.parametrize("side", [10_000, 20_000])  # Pillow warns of the first and refuses the second

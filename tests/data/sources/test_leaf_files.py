@@ -68,6 +68,14 @@ def test_files_that_are_not_leafs_are_refused(root: Path, tmp_path: Path) -> Non
     (root / "train" / "all_data_1.json").write_text('{"user_data": {"f3": {"x": []}}}')
     with refused("user 'f3' has no x and y"):
         Federation.from_leaf(root)
+    for y, text in (("5", "5"), ("null", "None"), ('"ab"', "'ab'")):
+        (root / "train" / "all_data_1.json").write_text(f'{{"user_data": {{"f3": {{"x": [[0, 0, 0, 0]], "y": {y}}}}}}}')
+        with refused(f"user 'f3': y is {text}, no list: give one label per sample"):
+            Federation.from_leaf(root)
+    for x in ("5", "null", "[{}]", f"[[{10**400}, 0, 0, 0]]"):
+        (root / "train" / "all_data_1.json").write_text(f'{{"user_data": {{"f3": {{"x": {x}, "y": [1]}}}}}}')
+        with refused("user 'f3': x is no list of samples with numbers of shape [2, 2]"):
+            Federation.from_leaf(root, shape=(2, 2))
     (root / "train" / "all_data_1.json").write_text("{}")
     with refused("all_data_1.json has no user_data"):
         Federation.from_leaf(root)

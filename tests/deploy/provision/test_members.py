@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from cryptography import x509
 
+from feddrm.deploy.provision import members
 from feddrm.deploy.provision.certificates import certificate_hosts, write_certificates
 from feddrm.deploy.provision.members import add_site, remove_site, renew
 from feddrm.deploy.provision.project import make_project, write_site_key
@@ -150,3 +154,21 @@ def test_a_key_is_never_written_over(tmp_path: Path) -> None:
         write_site_key(tmp_path / "quito")
     assert (tmp_path / "quito" / "node.key").read_bytes() == before
     assert sorted(path.name for path in (tmp_path / "quito").iterdir()) == ["node.key", "node.pub", "secret"]
+
+
+def test_sites_that_are_added_at_once_are_all_members(server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, before = members._write_members, FederationSettings.read(server).clients
+
+    def slow(*arguments: Any) -> None:
+        time.sleep(0.05)  # long enough for the others to read the old members
+        write(*arguments)
+
+    monkeypatch.setattr(members, "_write_members", slow)
+    names = ("graz", "bonn", "kyiv")
+    with ThreadPoolExecutor() as pool:
+        folders = [folder for folder, _ in pool.map(lambda name: add_site(server, name), names)]
+    clients = FederationSettings.read(server).clients
+    assert clients[: len(before)] == before
+    assert sorted(clients[len(before) :]) == sorted(names)
+    last = folders[names.index(clients[-1])]
+    assert {path.stem for path in (last / "keys").glob("*.pub")} == set(clients) - {clients[-1]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import errno
 import hashlib
 import importlib
 import os
@@ -143,3 +144,21 @@ def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     with refused("is not empty", "keys are never written over"):
         make_project(tmp_path, SETTINGS)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_project_that_cannot_be_finished_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the same command works once the disk has room: half a project would be refused as not empty."""
+    folder, settings = tmp_path / "project", FederationSettings(clients=("oslo", "lima"))
+    write = Path.write_text
+
+    def full(path: Path, text: str) -> int:
+        if path.name == "README.md" and path.parent.name == "lima":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(path, text)
+
+    with monkeypatch.context() as patch, refused(f"cannot write {folder} (No space left on device)", "free the disk"):
+        patch.setattr(Path, "write_text", full)
+        make_project(folder, settings)
+    assert list(folder.iterdir()) == []
+    make_project(folder, settings)
+    assert (folder / "README.md").exists()

@@ -12,7 +12,7 @@ from feddrm.data import Client, Federation, Split
 from feddrm.methods import Fed3R, FedLDA
 from feddrm.models import Identity, is_trunk
 from feddrm.moments import Moments
-from feddrm.router import Recipe, RouterSettings
+from feddrm.router import Recipe, RouterSettings, fit_router
 from feddrm.router.fit.cohort import Trunk
 from feddrm.router.fit.fit_closed_form import ClosedForm, closed_form_recipes, fit_closed_form, fit_warnings
 from feddrm.router.fit.local_cohort import LocalCohort, facts_of
@@ -172,6 +172,8 @@ def test_features_that_are_not_finite_name_client_and_sample():
     fed = replace(fed, clients=(fed.clients[0], broken, fed.clients[2]))
     with refused("client 'lima'", "training sample 7", "not finite", "correct the sample"):
         fitted(fed, Fed3R())
+    with refused("client 'lima'", "training sample 7", "not finite"):
+        fit_router(None, {}, fed)
 
 
 def with_columns(fed: Federation, change) -> Federation:

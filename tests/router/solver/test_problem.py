@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,3 +41,12 @@ def test_a_feature_that_never_varies_is_harmless() -> None:
         Sample(scaled[25:], torch.ones(25, dtype=torch.int64)),
     ]
     assert solve(Problem(2, 2, 1e-2), samples, moments_of([s.x for s in samples])).point.isfinite().all()
+
+
+@pytest.mark.parametrize(("mean", "deviation"), [(37.0, 1e-4), (2.46e6, 20.0), (1.7e9, 1e4), (1e-3, 1e-3)])
+def test_a_feature_that_varies_little_beside_its_mean_is_scaled(mean: float, deviation: float) -> None:
+    """Latitudes of one town, Julian days, seconds since 1970: in float32 their variation is no rounding."""
+    noise = torch.randn(400, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = (mean + deviation * noise).float()
+    scale = float(Scaler.of(client_sums(x)).scale)
+    assert scale == pytest.approx(float(x.double().std(correction=0)), rel=0.01)

@@ -48,7 +48,7 @@ def test_outcomes_are_right_wrong_or_of_an_abstention(tmp_path: Path) -> None:
     assert rows(log.path, "request_id, outcome, outcome_caller") == [
         ("a", "seven", "lab"), ("b", "one", "lab"), ("c", "one", "lab"),
     ]  # fmt: skip
-    assert log.add_outcomes(outcomes[:1]) == [None]  # known already
+    assert log.add_outcomes(outcomes[:1], "lab") == [None]  # known already
     assert stat.S_IMODE(log.path.stat().st_mode) == 0o600  # it has labels
 
 
@@ -105,6 +105,58 @@ def test_of_two_answers_with_one_request_id_the_latest_counts_until_it_has_an_ou
     assert log.add_outcomes([Outcome("a", "two")]) == [StoredOutcome("v1", "right")]
     log._write([use("a", label="three")])
     assert rows(log.path, "label, outcome") == [("two", "two")]
+
+
+def test_a_caller_reports_the_outcomes_of_its_own_answers_only(tmp_path: Path) -> None:
+    answers = [use("a", caller="lab"), use("b", caller="lab"), use("b", caller="ward", label="one"), use("open")]
+    log = log_of(tmp_path / "uses.sqlite", *answers)
+    with pytest.raises(
+        OutcomeProblem, match=r"'a' is unknown: .* send the request_id of an answer to 'ward'"
+    ) as caught:
+        log.add_outcomes([Outcome("a", "one")], "ward")
+    assert caught.value.kind == "unknown"
+    with pytest.raises(OutcomeProblem, match="'a' is unknown"):
+        log.add_outcomes([Outcome("a", "one")])
+    assert log.add_outcomes([Outcome("a", "seven"), Outcome("b", "one")], "lab") == [
+        StoredOutcome("v1", "right"), StoredOutcome("v1", "wrong"),
+    ]  # fmt: skip
+    assert log.add_outcomes([Outcome("b", "one"), Outcome("open", "one")], "ward") == [
+        StoredOutcome("v1", "right"), StoredOutcome("v1", "wrong"),
+    ]  # fmt: skip
+    assert rows(log.path, "request_id, caller, outcome") == [
+        ("a", "lab", "seven"), ("b", "lab", "one"), ("b", "ward", "one"), ("open", "", "one"),
+    ]  # fmt: skip
+
+
+def test_the_log_of_an_older_version_goes_on_and_its_answers_have_no_caller(tmp_path: Path) -> None:
+    path = tmp_path / "uses.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute(
+            """CREATE TABLE uses (number INTEGER PRIMARY KEY AUTOINCREMENT, time REAL, request_id TEXT, place INTEGER,
+            action TEXT, artifact TEXT, client TEXT, label TEXT, label_probability REAL, reason TEXT, features BLOB,
+            outcome TEXT, outcome_time REAL, outcome_caller TEXT, UNIQUE (request_id, place))"""
+        )
+        database.execute("CREATE INDEX uses_outcome ON uses (outcome_time) WHERE outcome IS NOT NULL")
+        for number, one in ((5, use("a")), (7, use("b"))):
+            values = (number, *one[:-1], "seven" if number == 5 else None, 3.5, "lab")
+            database.execute(f"INSERT INTO uses VALUES ({', '.join('?' * len(values))})", values)
+        database.commit()
+    with reading(path) as older:
+        assert older.execute("SELECT count(outcome) FROM uses").fetchone() == (1,)
+    log = log_of(path, use("b", caller="lab"))
+    found = "number, request_id, caller, label, outcome, outcome_time, outcome_caller"
+    assert rows(path, found) == [
+        (5, "a", "", "seven", "seven", 3.5, "lab"), (7, "b", "", "seven", None, 3.5, "lab"),
+        (8, "b", "lab", "seven", None, None, None),
+    ]  # fmt: skip
+    assert log.add_outcomes([Outcome("a", "seven"), Outcome("b", "one")], "ward") == [
+        None, StoredOutcome("v1", "wrong"),
+    ]  # fmt: skip
+    assert log.add_outcomes([Outcome("b", "seven")], "lab") == [StoredOutcome("v1", "right")]
+    assert rows(path, "number, outcome") == [(5, "seven"), (7, "one"), (8, "seven")]
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        names = database.execute("SELECT name FROM sqlite_master WHERE name NOT LIKE 'sqlite%' ORDER BY name")
+        assert names.fetchall() == [("uses",), ("uses_outcome",)]
 
 
 def test_an_outcome_right_after_the_answer_finds_it(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ def test_every_way_to_give_a_sample() -> None:
         ({"features": []}, "features"),
         ({"features": [[1, 2], [3]]}, "different length"),
         ({"features": [[1e39, 0, 0]]}, "not finite"),
+        ({"inputs": []}, "inputs of shape [0]: give [n, "),
         ({"inputs": [[[[256] * 4] * 4]]}, "0 to 255"),
         ({"inputs": [[[[0.5] * 4] * 4]]}, "whole numbers"),
         ({"inputs": [[[["a"] * 4] * 4]]}, "whole numbers"),

@@ -32,6 +32,14 @@ def test_too_little_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         number_array([1], np.dtype("float32"), "x")
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_no_numbers_at_all_are_an_empty_array(dtype: str) -> None:
+    """NumPy takes empty lists for floats. The shape is checked later, with a text that fits."""
+    for data, shape in (([], (0,)), ([[], []], (2, 0))):
+        array = number_array(data, np.dtype(dtype), "x")
+        assert (array.shape, array.dtype) == (shape, np.dtype(dtype))
+
+
 def test_numbers_out_of_range_never_wrap_around() -> None:
     with refused("0 to 255"):
         number_array([-1], np.dtype("uint8"), "x")

@@ -26,7 +26,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 from feddrm.serve.telemetry.otel import OtelRecorder
 from feddrm.serve.telemetry.trace_context import TraceContext
 from feddrm.serve.telemetry.tracing import RequestTrace
-from serving import NAMES, QUICK, Launch, in_process, until
+from feddrm.serve.upstream.upstreams import Upstreams
+from serving import QUICK, Launch, in_process, until
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CALLER = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "congo=1", "x-request-id": "mine"}
@@ -103,7 +104,7 @@ def test_failures_are_marked_and_a_caller_that_does_not_sample_is_respected(
             codes = [(await gateway.post("/v1/predict", json=body, headers=unsampled)).status_code]
             assert memory.get_finished_spans() == ()
             codes.append((await gateway.post("/v1/route", json={"features": "x"}, headers=CALLER)).status_code)
-            body |= {"without": list(NAMES)}  # type: ignore[dict-item]
+            monkeypatch.setattr(Upstreams, "away", lambda _, names, *__: dict.fromkeys(range(len(names)), "unhealthy"))
             codes.append((await gateway.post("/v1/predict", json=body, headers=CALLER)).status_code)
             return codes
 

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from feddrm.data.sources.arrays import ArraySource
 from feddrm.data.sources.labelled_samples import FederationParts
-from feddrm.errors import FeddrmError
+from feddrm.errors import FeddrmError, quoted
 from feddrm.io.tensors import BROKEN_NPZ
+from feddrm.tables.column_kinds import MISSING
 
 ClientArrays = dict[str, tuple[NDArray[Any], list[Any]]]
 
@@ -52,9 +53,27 @@ def read_arrays(path: Path) -> tuple[NDArray[Any], list[Any], list[str] | None]:
             clients = arrays.get("client")
     except BROKEN_NPZ as error:
         raise FeddrmError(f"cannot read {path} ({error}): give an .npz file with the arrays x and y") from error
-    if clients is not None and clients.shape != x.shape[:1]:
+    for name, array in (("x", x), ("y", y)):
+        if not array.ndim:
+            raise FeddrmError(f"{path}: {name} is a single value: give an array with one entry per sample")
+    if clients is None:
+        return x, y.tolist(), None
+    if clients.shape != x.shape[:1]:
         raise FeddrmError(f"{path}: client has shape {clients.shape} for {len(x)} samples: give one name per sample")
-    return x, y.tolist(), None if clients is None else [str(name) for name in clients.tolist()]
+    return x, y.tolist(), [_client_name(path, row, name) for row, name in enumerate(clients.tolist())]
+
+
+def _client_name(path: Path, row: int, value: Any) -> str:
+    """A client's name as text. NaN, None and texts that mean a missing value are refused, as in a table."""
+    try:
+        name = value.decode() if isinstance(value, bytes) else str(value)
+    except UnicodeDecodeError as error:
+        raise FeddrmError(f"{path}: client[{row}] is {value!r}, not UTF-8: write the names as text") from error
+    if name.lower() in MISSING:
+        raise FeddrmError(
+            f"{path}: client[{row}] is {quoted(name)}, no name: fill it in, remove the row, or rename the client"
+        )
+    return name
 
 
 def _read_clients(path: Path) -> ClientArrays:

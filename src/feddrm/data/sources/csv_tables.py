@@ -196,7 +196,7 @@ class RawTable:
                 f"categories: there is no column '{unknown[0]}'{nearest(unknown[0], self.columns)}: give one of "
                 f"{short_list(self.columns)}"
             )
-        return table_sums(self.columns, self.rows.cells, counted, declared)
+        return table_sums(self.columns, self.rows.cells, counted, declared, self.rows.places.__getitem__)
 
     def samples(self, schema: TableSchema | None) -> LabelledSamples:
         """The samples with labels as text; the schema may order the columns differently."""

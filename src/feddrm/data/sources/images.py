@@ -47,6 +47,8 @@ def decode_image(
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         most = f"{(Image.MAX_IMAGE_PIXELS or 0) // 10**6} million pixels"
         raise FeddrmError(f"{name} is too large to be decoded safely: shrink it below {most}") from error
+    except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
+        raise FeddrmError(f"{name} cannot be read ({error.strerror}): check the path") from error
     except UnidentifiedImageError as error:
         raise FeddrmError(f"{name} cannot be read as an image: replace or remove it") from error
     except Exception as error:  # decoders raise many kinds of errors on broken files

@@ -11,7 +11,7 @@ import numpy as np
 
 from feddrm.data.sources.arrays import ArraySource
 from feddrm.data.sources.labelled_samples import FederationParts
-from feddrm.errors import FeddrmError, short_list
+from feddrm.errors import FeddrmError, quoted, short_list
 from feddrm.io.text import read_json
 
 LAYOUT = "LEAF has folders train and test with .json files of users and user_data"
@@ -73,10 +73,12 @@ class LeafSource:
     def _samples(self, where: str, pair: Any) -> tuple[Any, list[Any]]:
         if not isinstance(pair, Mapping) or not {"x", "y"} <= set(pair):
             raise FeddrmError(f"{where} has no x and y: {LAYOUT}")
+        if not isinstance(pair["y"], list):
+            raise FeddrmError(f"{where}: y is {quoted(pair['y'])}, no list: give one label per sample")
         try:
             x = np.array(pair["x"], dtype=np.float64)
             return (x if self.shape is None else x.reshape(len(x), *self.shape)), list(pair["y"])
-        except ValueError as error:
+        except (ValueError, TypeError, OverflowError) as error:
             wanted = "numbers" if self.shape is None else f"numbers of shape {list(self.shape)}"
             raise FeddrmError(
                 f"{where}: x is no list of samples with {wanted} ({error}): correct it or 'shape'"

@@ -16,7 +16,7 @@ from feddrm.deploy.server.federation_settings import RUN_SETTINGS, FederationSet
 from feddrm.deploy.server.site_keys import KEYS, REMOVED, site_keys
 from feddrm.deploy.wire.key_files import fingerprint, load_public_key
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.io.atomic import write_atomically
+from feddrm.io.atomic import changing, write_atomically
 from feddrm.router.artifact import MANIFEST
 from feddrm.runs.folder import RunFolder
 
@@ -58,6 +58,11 @@ def add_site(
     A server that runs accepts the site within seconds. ``key`` is the public key that the site made; without it, the
     key is made here. ``run`` names the next run.
     """
+    with changing(server):
+        return _add_site(server, name, key, out, run)
+
+
+def _add_site(server: Path, name: str, key: Path | None, out: Path | None, run: str | None) -> tuple[Path, RunState]:
     settings = FederationSettings.read(server)
     if name in settings.clients or name in site_keys(server / KEYS):
         raise SettingError(f"'{name}' is a site already: choose another name, or remove it first")
@@ -79,6 +84,11 @@ def remove_site(server: Path, name: str, run: str | None = None) -> RunState:
 
     Its key goes first: a server that runs takes no message of it any more, within seconds.
     """
+    with changing(server):
+        return _remove_site(server, name, run)
+
+
+def _remove_site(server: Path, name: str, run: str | None) -> RunState:
     settings = FederationSettings.read(server)
     keys = site_keys(server / KEYS)
     if name not in settings.clients:

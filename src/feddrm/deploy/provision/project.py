@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -37,17 +38,33 @@ def make_project(
     settings.check()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FeddrmError(f"{folder} is not empty: choose another folder, keys are never written over")
-    server = folder / "server"
     try:
-        (server / KEYS).mkdir(parents=True)
-    except OSError as error:
-        raise FeddrmError(f"cannot create {folder} ({error.strerror}): choose another folder") from error
+        _write_project(folder, settings, data, hosts, public_keys or {})
+    except (OSError, FeddrmError) as error:
+        for part in folder.iterdir() if folder.is_dir() else ():  # half a project would be refused as not empty
+            shutil.rmtree(part) if part.is_dir() else part.unlink()
+        if isinstance(error, FeddrmError):
+            raise
+        raise FeddrmError(
+            f"cannot write {folder} ({error.strerror}): free the disk or choose another folder"
+        ) from error
+
+
+def _write_project(
+    folder: Path,
+    settings: FederationSettings,
+    data: Mapping[str, Any] | None,
+    hosts: Sequence[str],
+    public_keys: Mapping[str, bytes],
+) -> None:
+    server = folder / "server"
+    (server / KEYS).mkdir(parents=True)
     certificates.write_certificates(folder / "authority", server, host_names(settings, hosts))
     certificates.write_key_pair(server / KEYS, "server")
     _write_server(server, settings)
     for number, name in enumerate(settings.clients):
         share = {**data, "clients": len(settings.clients), "client": number} if data is not None else {"folder": "data"}
-        write_site(folder / "sites" / name, name, server, settings, share, (public_keys or {}).get(name))
+        write_site(folder / "sites" / name, name, server, settings, share, public_keys.get(name))
     for name in settings.clients:  # once all sites have a key
         copy_site_keys(folder / "sites" / name, name, server)
     page = {"sites": ", ".join(settings.clients), "host": settings.host, "port": settings.port}

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from scipy.cluster.hierarchy import fcluster, leaves_list, linkage
 
 from feddrm.report.accuracy_measures import rule_label
-from feddrm.report.run_record import Confusion
+from feddrm.report.run_record import Confusion, Counts
 from feddrm.report.tables import Table
 
 GROUPS = 20
 EXAMPLES = 3  # names in a row of the table
-
-Counts = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def group_clients(confusion: Confusion, groups: int = GROUPS) -> list[list[int]]:

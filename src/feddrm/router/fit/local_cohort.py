@@ -69,6 +69,8 @@ class LocalCohort:
         self.federation, self.seed, self._few = federation, settings.seed, settings.few_messages
         self.facts = facts_of(federation)
         first = federation.clients[0].train.x
+        if self._few and first.is_cuda:
+            raise SettingError("few_messages on a CUDA device: fit on the CPU, or leave few_messages out")
         self.views = federation.query_views.take(settings.views)
         self._crop = federation.crop if settings.views == 1 else None  # views are those of the whole image
         self.crops = 1 if self._crop is None else settings.crops_on(first.device)
@@ -102,11 +104,21 @@ class LocalCohort:
             self._parts.append(holdout.draw(number, len(client.train), self.seed, self.crops).to(device))
             if answers:
                 self._published.append(torch.cat(answers, dim=1))
+        self._refuse_infinite()
         self._measured, self._holdout, self._trunk = recipe, holdout, trunk
         self.like = next(iter(self._features[0].values())).new_empty(0)
-        if self._few and self.like.is_cuda:
-            raise SettingError("few_messages on a CUDA device: fit on the CPU, or leave few_messages out")
         self.noise = noise_of(self.like.dtype)
+
+    def _refuse_infinite(self) -> None:
+        """An error that names the first training sample with a feature that is not finite."""
+        for name, features in zip(self.facts.names, self._features, strict=True):
+            for x in features.values():
+                if not bool(x.sum().isfinite()) and not bool((finite := x.isfinite().all(1)).all()):
+                    row = int((~finite).nonzero()[0]) % (len(x) // self.crops)
+                    raise FeddrmError(
+                        f"client '{name}': training sample {row} has a feature that is not finite: correct the sample, "
+                        "or the network that computes its features"
+                    )
 
     def some(self, clients: int) -> LocalCohort:
         if self._few or len(self._features) <= clients:
@@ -154,12 +166,6 @@ class LocalCohort:
     def moments(self, recipe: Recipe, number: int, holdout: Holdout) -> list[Moments]:
         """The message of one client: its moments in every fold and, where not all parts are held out, in the rest."""
         x, y, part = self._columns(recipe, number), self._labels[number], self._parts[number]
-        if not bool(x.sum(0).isfinite().all()) and not bool((finite := x.isfinite().all(1)).all()):
-            row = int((~finite).nonzero()[0])
-            raise FeddrmError(
-                f"client '{self.facts.names[number]}': training sample {row} has a feature that is not finite: correct "
-                "the sample, or the network that computes its features"
-            )
         clients, classes = len(self.facts.names), len(self.facts.classes)
         return [Moments.of(x[fold], y[fold], number, clients, classes) for fold in holdout.masks(part)]
 

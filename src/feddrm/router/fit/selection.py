@@ -183,7 +183,7 @@ class Softmax:
         """Fits that only compare, and their scores on held-out samples."""
         if self.settings.few_messages:
             if near is not None:  # for its second derivatives
-                requests["all"] = self._on_all(next(iter(requests.values())).design, near)
+                requests["all"] = self._on_all(next(iter(requests.values())).design, near.ridge, near.folds)
             states, scores = solve_in_few(self.cohort, requests, rounds, PATH_TOLERANCE)
             return {key: state.iterate for key, state in states.items()}, scores
         states = solve_requests(self.cohort, requests, rounds, PATH_TOLERANCE)
@@ -201,7 +201,7 @@ class Softmax:
         if not self.settings.few_messages:
             folds = self.finish_folds(design, chosen)
             return folds, self.fit_all(design, chosen.ridge, folds)
-        requests = {**self._on_folds(design, chosen), "all": self._on_all(design, chosen)}
+        requests = {**self._on_folds(design, chosen), "all": self._on_all(design, chosen.ridge, chosen.folds)}
         states, _ = solve_in_few(self.cohort, requests, self.settings.rounds or KEPT_ROUNDS, KEPT_TOLERANCE)
         whole = states.pop("all")
         done = whole.promised <= self.settings.tolerance
@@ -232,15 +232,13 @@ class Softmax:
         starts = enumerate(chosen.folds)
         return {str(fold): FitRequest(design, self.target, problem, fold, start) for fold, start in starts}
 
-    def _on_all(self, design: DesignMatrix, chosen: Chosen) -> FitRequest:
-        start = torch.stack(chosen.folds).mean(0)
-        return FitRequest(design, self.target, self.problem(design.width, chosen.ridge), None, start)
+    def _on_all(self, design: DesignMatrix, ridge: float, folds: Sequence[Tensor]) -> FitRequest:
+        start = torch.stack(list(folds)).mean(0)
+        return FitRequest(design, self.target, self.problem(design.width, ridge), None, start)
 
     def fit_all(self, design: DesignMatrix, ridge: float, folds: Sequence[Tensor]) -> FitState:
         """The fit on all training samples, from the average of the folds on."""
-        start = torch.stack(list(folds)).mean(0)
-        request = FitRequest(design, self.target, self.problem(design.width, ridge), None, start)
-        settings = self.settings
+        request, settings = self._on_all(design, ridge, folds), self.settings
         states = solve_requests(self.cohort, {"all": request}, settings.rounds, settings.tolerance, settings.part_bytes)
         return states["all"]
 

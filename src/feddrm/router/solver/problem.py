@@ -76,7 +76,7 @@ class Scaler:
         mean = sums["sum"] / sums["count"]
         variance = (sums["square"] / sums["count"] - mean.square()).clamp(min=0)
         # Below this the difference of squares is rounding, not variation.
-        constant = variance <= 1e-10 * (sums["square"] / sums["count"])
+        constant = variance <= 1e-13 * (sums["square"] / sums["count"])
         return cls(mean, torch.where(constant, 1.0, variance.sqrt()))
 
     def __call__(self, x: Tensor) -> Tensor:

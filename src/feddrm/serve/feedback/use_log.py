@@ -27,7 +27,10 @@ DAY = 86400.0
 
 
 class Use(NamedTuple):
-    """One query that was answered. ``features`` are float32 bytes, if they are recorded."""
+    """One query that was answered. ``features`` are float32 bytes, if they are recorded.
+
+    ``caller`` is empty where the gateway asks for no keys, and where an older version wrote the answer.
+    """
 
     time: float
     request_id: str
@@ -39,6 +42,7 @@ class Use(NamedTuple):
     label_probability: float | None
     reason: str  # to abstain
     features: bytes | None = None
+    caller: str = ""
 
 
 class Outcome(NamedTuple):
@@ -65,13 +69,14 @@ class StoredOutcome(NamedTuple):
 
 
 FIELDS = ", ".join(Use._fields)
+OLDER_FIELDS = ", ".join(Use._fields[:-1])  # of the logs of older versions
 SCHEMA = """CREATE TABLE IF NOT EXISTS uses (
     number INTEGER PRIMARY KEY AUTOINCREMENT, time REAL, request_id TEXT, place INTEGER, action TEXT, artifact TEXT,
     client TEXT, label TEXT, label_probability REAL, reason TEXT, features BLOB,
-    outcome TEXT, outcome_time REAL, outcome_caller TEXT, UNIQUE (request_id, place))"""
+    caller TEXT NOT NULL, outcome TEXT, outcome_time REAL, outcome_caller TEXT, UNIQUE (request_id, place, caller))"""
 # A caller may send its own request id twice: the latest answer counts, until it has an outcome.
 UPDATE = (
-    "ON CONFLICT (request_id, place) DO UPDATE "
+    "ON CONFLICT (request_id, place, caller) DO UPDATE "
     f"SET {', '.join(f'{name} = excluded.{name}' for name in Use._fields)} WHERE outcome IS NULL"
 )
 SCRUB = ", ".join(f"{name} = NULL" for name in ("client", "label", "label_probability", "features", "outcome"))
@@ -127,14 +132,17 @@ class UseLog:
                 answer = answers[place]
                 client, label, sure = answer["client"] or client, answer["label"], answer["label_probability"]
             ids = context.request_id, place, context.action, context.router.version
-            self.add(Use(now, *ids, client, label, sure, reason, features))
+            self.add(Use(now, *ids, client, label, sure, reason, features, context.caller))
 
     def close(self) -> None:
         """Write the waiting answers, then stop."""
         self._writer.close()
 
     def add_outcomes(self, outcomes: Sequence[Outcome], caller: str = "") -> list[StoredOutcome | None]:
-        """Store the true labels of answers, all or none; None for an outcome that was known already."""
+        """Store the true labels of answers, all or none; None for an outcome that was known already.
+
+        A caller can report the outcomes of its own answers, and of answers without a caller.
+        """
         for last in (False, True):
             try:
                 with _transaction(self.path) as database:
@@ -146,7 +154,7 @@ class UseLog:
         raise AssertionError
 
     def _add_outcome(self, database: sqlite3.Connection, outcome: Outcome, caller: str) -> StoredOutcome | None:
-        number, when, action, artifact, label, known = self._find(database, outcome)
+        number, when, action, artifact, label, known = self._find(database, outcome, caller)
         name = f"request '{outcome.request_id[:64]}'"
         if when < time.time() - self.retention or not action:
             days = f"{self.retention / DAY:g} days"
@@ -163,13 +171,17 @@ class UseLog:
         )
         return StoredOutcome(artifact, "abstained" if label is None else "right" if label == outcome.label else "wrong")
 
-    def _find(self, database: sqlite3.Connection, outcome: Outcome) -> tuple[Any, ...]:
-        query = "SELECT number, time, action, artifact, label, outcome, place FROM uses WHERE request_id = ?"
-        rows = database.execute(query, (outcome.request_id,)).fetchall()
+    def _find(self, database: sqlite3.Connection, outcome: Outcome, caller: str) -> tuple[Any, ...]:
+        query = (
+            "SELECT number, time, action, artifact, label, outcome, place FROM uses WHERE request_id = ? AND caller = ?"
+        )
+        rows = database.execute(query, (outcome.request_id, caller)).fetchall()
+        rows = rows or database.execute(query, (outcome.request_id, "")).fetchall()
         name = f"request '{outcome.request_id[:64]}'"
         if not rows:
+            to = f" to '{caller}'" if caller else ""
             kept = f"the latest {self.max_rows:,} answers of {2 * self.retention / DAY:g} days are known"
-            raise OutcomeProblem("unknown", f"{name} is unknown: {kept}; send the request_id of an answer")
+            raise OutcomeProblem("unknown", f"{name} is unknown: {kept}; send the request_id of an answer{to}")
         if outcome.place is None and len(rows) > 1:
             raise OutcomeProblem("ambiguous", f"{name} had {len(rows)} samples: say which by 'place', from 0")
         for row in rows:
@@ -245,6 +257,8 @@ def _open(path: Path) -> sqlite3.Connection:
     try:
         database: Any = SqliteDatabase(str(path)).connect()
         database.execute(SCHEMA)
+        if not _has_callers(database):
+            _add_callers(database)
         database.execute("CREATE INDEX IF NOT EXISTS uses_outcome ON uses (outcome_time) WHERE outcome IS NOT NULL")
         database.commit()
         database.execute(f"SELECT {FIELDS}, outcome FROM uses LIMIT 0")
@@ -254,6 +268,23 @@ def _open(path: Path) -> sqlite3.Connection:
         raise FeddrmError(f"cannot open the use log {path} ({error.strerror}): choose another --use-log") from error
     connection: sqlite3.Connection = database
     return connection
+
+
+def _has_callers(database: sqlite3.Connection) -> bool:
+    return any(name == "caller" for _, name, *_ in database.execute("PRAGMA table_info(uses)"))
+
+
+def _add_callers(database: sqlite3.Connection) -> None:
+    """Copy the table of an older version, whose answers have no caller: SQLite cannot change what is unique."""
+    kept = f"number, {OLDER_FIELDS}, outcome, outcome_time, outcome_caller"
+    with database:
+        database.execute("BEGIN IMMEDIATE")
+        if _has_callers(database):  # another gateway was faster
+            return
+        database.execute("ALTER TABLE uses RENAME TO older_uses")
+        database.execute(SCHEMA)
+        database.execute(f"INSERT INTO uses ({kept}, caller) SELECT {kept}, '' FROM older_uses")
+        database.execute("DROP TABLE older_uses")
 
 
 @contextlib.contextmanager

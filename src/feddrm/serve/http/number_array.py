@@ -25,7 +25,7 @@ def number_array(data: Any, dtype: np.dtype[Any], name: str) -> NDArray[Any]:
         raise FeddrmError(f"{name}: rows of different length, or no numbers: give nested lists of numbers") from error
     except MemoryError as error:
         raise FeddrmError(f"{name}: more numbers than there is memory for: send less at a time") from error
-    if array.dtype.kind not in "iuf" or (integers and array.dtype.kind == "f"):
+    if array.size and (array.dtype.kind not in "iuf" or (integers and array.dtype.kind == "f")):
         raise FeddrmError(numbers_only)
     if integers and array.size and (array.min() < 0 or array.max() > 255):
         raise FeddrmError(f"{name}: uint8 goes from 0 to 255")
