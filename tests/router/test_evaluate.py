@@ -13,7 +13,7 @@ from feddrm.evaluation import Predictions, Queries, client_accuracy, confusion, 
 from feddrm.router import FittedRouter, Router
 from feddrm.router.answer_calibration import HeldOutAnswers
 from feddrm.router.evaluate import (
-    COPIES,
+    BYTES,
     COVERAGES,
     _conformal,
     _selective,
@@ -185,8 +185,8 @@ def test_one_answer_per_query_gives_the_same_figures_as_all_answers(
         assert calibration.temperature == pytest.approx(measured["calibrations"]["trained"][name].temperature, rel=1e-6)
 
 
-def test_the_size_of_all_answers_is_that_of_all_copies_at_once():
+def test_answers_that_take_more_than_the_part_are_left_out():
     test = Queries(torch.zeros(5, 1), torch.zeros(5), torch.zeros(5))
-    size = COPIES * 8 * 3 * 5 * 3
+    size = BYTES * 3 * 5 * 3
     assert answers_left_out(FACTS, test, RouterSettings(part_bytes=size)) is None
     assert "left out" in answers_left_out(FACTS, test, RouterSettings(part_bytes=size - 1))

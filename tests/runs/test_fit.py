@@ -112,7 +112,7 @@ def test_a_fit_that_was_cut_off_is_done_again(tmp_path: Path, monkeypatch):
 
 
 def test_where_all_answers_are_too_large_the_figures_of_one_client_asked_stay(run: Run, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(evaluate, "COPIES", 2**30)
+    monkeypatch.setattr(evaluate, "BYTES", 2**33)
     small = feddrm.fit(embeddings(), out=tmp_path / "small")
     assert small.summary["router"]["left_out"][0].startswith("answers of all clients to all test samples: left out")
     for kind in ("system_accuracy", "client_accuracy"):

@@ -40,13 +40,16 @@ from feddrm.rules import RIVALS, RULES, Competence, Evidence, Rule
 from feddrm.tasks import Survival, Task
 
 Ask = Callable[[Tensor], Tensor]  # the logits [N, K] of test samples, each by the client [N] that is asked
-COPIES = 6  # as large as all answers [m, N, K] in float64, which evaluate_router has in memory at once (measured)
+BYTES = 8  # of one client's probability of one class
 COVERAGES = (0.5, 0.8, 0.9, 0.95, 1.0)
 
 
 def answers_left_out(facts: Facts, test: Queries, settings: RouterSettings) -> str | None:
-    """The line that says that :func:`evaluate_router` would take too much memory; None if it would not."""
-    size = COPIES * 8 * len(facts.names) * len(test.labels) * len(facts.classes)
+    """The line that says that :func:`evaluate_router` would take too much memory; None if it would not.
+
+    At its peak it holds all answers six times.
+    """
+    size = BYTES * len(facts.names) * len(test.labels) * len(facts.classes)
     return settings.too_large("answers of all clients to all test samples", size, test.x.device)
 
 

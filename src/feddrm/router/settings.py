@@ -69,8 +69,10 @@ class RouterSettings:
     (None: where it is affordable); ``competence``, with heads, how probable a right answer of each client is. Several
     ``views`` take the place of the crops: the features of a training sample are then means over its views, as those
     of a query will be. ``few_messages`` fits the router as a deployed federation does: from moments that clients
-    send once, then with four or five rounds at a time, side by side. ``part_bytes`` bounds the parts that grow with
-    clients times classes: what would take more is left out, and a line says so (None: 512 MiB; on a GPU 8 GiB).
+    send once, then with four or five rounds at a time, side by side. ``part_bytes`` bounds each part that grows
+    with clients times samples or classes (None: 512 MiB; on a GPU 8 GiB). Joint model, competence and answers of all
+    clients are left out where they would take more, and a line says so. Corrections and competence are fitted for fewer
+    clients at a time, and second derivatives are taken of fewer samples.
     """
 
     features: str | None = None
