@@ -39,6 +39,24 @@ def test_a_reply_to_an_older_message_is_refused(deployed: Make) -> None:
     assert "another message" in deployment.complaints[-1]
 
 
+@pytest.mark.parametrize("recorded", ["earlier", "now"])
+def test_a_recorded_hello_of_a_site_is_refused_from_another_node(recorded: str, deployed: Make) -> None:
+    deployment = deployed(router=False)
+    earlier = DirectTransport(deployment.folder)
+    deployment.server(earlier).channel.discover()
+    old = next(content for way, name, content in earlier.messages if (way, name) == ("from", "oslo"))
+
+    class Replaying(DirectTransport):
+        def ask(self, *arguments: Any) -> dict[int, bytes]:
+            replies = super().ask(*arguments)
+            return {**replies, 1: old if recorded == "earlier" else replies[0]}
+
+    channel = deployment.server(Replaying(deployment.folder)).channel
+    assert set(channel.discover()) == {"oslo", "pune"}
+    assert channel.nodes == {"oslo": 0, "pune": 2}
+    assert deployment.complaints == ["oslo: it answered another message: it is left out"]
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -146,9 +147,10 @@ class Channel:
         self.attendance.forget(self.site_keys)
         self.foreign &= reachable
         new = reachable - set(self.nodes.values()) - self.foreign
-        hello = pack({"kind": "hello", "to": ANY_SITE})
+        # The nonce makes every hello another message, so a recorded reply does not answer it. Sites ignore it.
+        hellos = {node: pack({"kind": "hello", "to": ANY_SITE, "nonce": secrets.token_hex(16)}) for node in new}
         replies: dict[str, Message] = {}
-        for node, signed in self._exchange(dict.fromkeys(new, hello), HELLO_SECONDS, "query").items():
+        for node, signed in self._exchange(hellos, HELLO_SECONDS, "query").items():
             if isinstance(signed, Refusal):
                 self.on_event("complaint", {"text": printable_line(f"{signed.who}: {signed.reason}")})
                 continue  # it gets another hello: somebody may correct it
@@ -156,7 +158,7 @@ class Channel:
             if name is None:
                 self.foreign.add(node)
                 self.on_event("complaint", {"text": f"node {node} has none of this federation's keys: it is ignored"})
-            elif (reply := self.verified(signed, hello, name)) is not None:
+            elif (reply := self.verified(signed, hellos[node], name)) is not None:
                 replies[name], self.nodes[name] = reply, node
         return replies
 
