@@ -130,3 +130,20 @@ def test_a_waiting_file_may_take_its_place_while_it_is_read(tmp_path: Path) -> N
         return read_bytes(place, "")
 
     assert now.read(path, read_late) == b"new"
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"../../passwd", b"", b"0123456789ab\n", b"0123456789AB"])
+def test_a_damaged_commit_is_named_and_a_missing_one_is_not_needed(content: bytes, tmp_path: Path) -> None:
+    write(tmp_path, OLD)
+    commit = tmp_path / "router" / ".commit"
+    commit.write_bytes(content)
+    for use in (lambda: read(tmp_path), lambda: settle_run(RunFiles(tmp_path))):
+        with refused(f"{commit} is broken (expected 12 hexadecimal digits)", "remove it and fit the router again"):
+            use()
+    with refused(f"{commit} is broken"):
+        read_whole(tmp_path / "router", lambda now: now)
+    commit.unlink()
+    assert read(tmp_path) == OLD
+    commit.write_bytes(content)
+    write(tmp_path, NEW)
+    assert visible(tmp_path) == read(tmp_path) == NEW, "another commit replaces it"

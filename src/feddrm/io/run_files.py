@@ -82,15 +82,20 @@ def check_client_names(where: str, names: Sequence[str]) -> None:
         raise FeddrmError(f"{where}: a federation needs at least two clients, got {len(names)}: add another")
     seen: dict[str, str] = {}
     for name in names:
-        if not name.strip() or name in {".", ".."} or not name.isprintable() or any(c in name for c in "/\\"):
-            raise FeddrmError(f"{where}: client name {name!r} cannot name a folder: use letters, digits, '-' or '_'")
-        if "," in name:  # a comma separates the names in ?without=lima,pune, in --clients and in the audit log
-            raise FeddrmError(
-                f"{where}: client name {name!r} has a comma, which separates names in a list: use '-' or '_' instead"
-            )
-        if (size := len(name.encode())) > MAX_NAME_BYTES:
-            raise FeddrmError(f"{where}: client name '{name[:20]}...' has {size} bytes: use at most {MAX_NAME_BYTES}")
+        check_client_name(where, name)
         # Many file systems ignore case, and treat 'ü' as one character and as two characters alike.
         if (folded := unicodedata.normalize("NFC", name.casefold())) in seen:
             raise FeddrmError(f"{where}: duplicate client name '{name}' (also '{seen[folded]}'): rename one of them")
         seen[folded] = name
+
+
+def check_client_name(where: str, name: str) -> None:
+    """Check that a name can be that of a folder and of a router's column."""
+    if not name.strip() or name in {".", ".."} or not name.isprintable() or any(c in name for c in "/\\"):
+        raise FeddrmError(f"{where}: client name {name!r} cannot name a folder: use letters, digits, '-' or '_'")
+    if "," in name:  # a comma separates the names in ?without=lima,pune, in --clients and in the audit log
+        raise FeddrmError(
+            f"{where}: client name {name!r} has a comma, which separates names in a list: use '-' or '_' instead"
+        )
+    if (size := len(name.encode())) > MAX_NAME_BYTES:
+        raise FeddrmError(f"{where}: client name '{name[:20]}...' has {size} bytes: use at most {MAX_NAME_BYTES}")

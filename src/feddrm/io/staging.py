@@ -19,8 +19,10 @@ from typing import TypeVar
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import temporary, write_atomically
 from feddrm.io.run_files import COMMIT, RunFiles
+from feddrm.io.text import broken
 
 WAITING = re.compile(r"\.+(.+)\.([0-9a-f]{12})\.new(\..*part)?")  # .part: the process ended while it was written
+CHECKSUM = re.compile(rb"[0-9a-f]{12}")
 T = TypeVar("T")
 
 
@@ -33,10 +35,15 @@ class Snapshot:
     @classmethod
     def of(cls, router: Path) -> Snapshot:
         """The current snapshot of a router's folder and of the run that it belongs to."""
+        path = router / COMMIT
         try:
-            return cls((router / COMMIT).read_text())
+            content = path.read_bytes()
         except OSError:
             return cls("")
+        if not CHECKSUM.fullmatch(content):
+            remedy = "put it back from a copy, or remove it and fit the router again"
+            raise broken(path, "expected 12 hexadecimal digits", remedy)
+        return cls(content.decode())
 
     def has(self, path: Path) -> bool:
         """Whether there is such a file, in its place or under its waiting name."""

@@ -15,7 +15,7 @@ from feddrm.deploy.flower import apps
 from feddrm.deploy.flower.apps import SHORT, GridTransport, unwrap, wrap
 from feddrm.deploy.provision.certificates import new_key
 from feddrm.deploy.server.federation_server import Server
-from feddrm.deploy.wire.channel import REFUSED
+from feddrm.deploy.wire.channel import Refusal
 from feddrm.deploy.wire.messages import verify
 from feddrm.errors import FeddrmError
 from refusal import refused
@@ -121,7 +121,7 @@ def test_a_site_that_refuses_our_messages_is_named(code: int, clock: list[float]
     (tmp_path / "nodes.json").write_text('{"1": "lima"}')
     transport = GridTransport(RefusingGrid(gone=True), tmp_path / "nodes.json", lambda seconds: None)  # type: ignore[arg-type]
     replies = transport.ask({1: b"a"}, 30.0, "train", lambda nodes: None)
-    assert replies == ({1: REFUSED + b"lima: compare the keys"} if code != ErrorCode.NODE_UNAVAILABLE else {})
+    assert replies == ({1: Refusal("lima", "compare the keys")} if code != ErrorCode.NODE_UNAVAILABLE else {})
 
 
 def test_a_fault_ends_the_run_and_not_the_server(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from flwr.common.config import parse_config_args
 
 from deployment import Deployed
 from feddrm.deploy.flower import daemon
@@ -45,6 +47,14 @@ def test_flower_runs_no_code_of_a_run_and_uses_tls_unless_told_otherwise(
         assert ("--insecure" in command) == insecure
     assert ("--enable-supernode-auth" in commands[0]) != insecure
     assert ("--auth-supernode-private-key" in commands[1]) != insecure
+
+
+@pytest.mark.parametrize("name", ['a"b', '"', "a\\b", "a'b", "a b=c", "a\nb\x7f", "zürich 東京 😀", "a.toml", "u0022"])
+def test_flower_reads_the_sites_folder_as_it_is(name: str) -> None:
+    folder = Path("/tmp") / name
+    settings = SiteSettings("oslo", "localhost:1", {})
+    command = daemon._supernode_command(folder, settings, 9999)
+    assert parse_config_args([command[command.index("--node-config") + 1]]) == {"site": str(folder)}
 
 
 def test_a_message_wakes_the_worker_whatever_its_pause_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,3 +110,8 @@ def test_a_run_cannot_change_its_secure_aggregation(deployed: Callable[..., Depl
     deployment.server().run_spec()
     with refused("secure_aggregation not given, federation.yaml now says true", "choose another 'run'"):
         deployment.server(secure_aggregation=True).run_spec()
+
+
+def test_quoted_numbers_of_privacy_become_numbers(tmp_path: Path) -> None:
+    (tmp_path / "federation.yaml").write_text("{clients: [oslo, lima], privacy: {clip: '1', noise: '3'}}")
+    assert FederationSettings.read(tmp_path).privacy == {"clip": 1.0, "noise": 3.0}

@@ -81,6 +81,50 @@ def test_a_mistake_in_the_settings_is_named(data: dict[str, Any], complaint: str
         read_site_dataset("oslo", data, tmp_path)
 
 
+def _write_table(folder: Path) -> None:
+    lines = [f"{i % 3},{i},{'ab'[i % 2]}" for i in range(40)]
+    (folder / "v.csv").write_text("bp,5,y\n" + "\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"label": ["y"]}, "oslo: data: label=['y']: give text"),
+        ({"label": True}, "oslo: data: label=True: give text"),
+        ({"label": 6}, "has no column '6' for the label"),
+        ({"drop": 6}, "has no column '6' to drop"),
+        ({"drop": {"bp": 1}}, "oslo: data: drop={'bp': 1}: give a list, as in [a, b]"),
+        ({"schema": ["auto"]}, "oslo: data: schema=['auto']: give text"),
+        ({"schema": "auto", "categories": [["bp"]]}, "oslo: data: categories=[['bp']]: give a list, as in [a, b]"),
+        ({"csv": None}, "oslo: data: csv=None: give text"),
+        ({"seed": "many"}, "oslo: data: seed='many': give a whole number"),
+        ({5: "y"}, "oslo: no setting '5' for csv data"),
+    ],
+)
+def test_a_value_of_a_wrong_kind_is_named(settings: dict[Any, Any], complaint: str, tmp_path: Path) -> None:
+    _write_table(tmp_path)
+    with refused(complaint):
+        read_site_dataset("oslo", {"csv": "v.csv", "label": "y", **settings}, tmp_path)
+
+
+def test_a_setting_of_a_dataset_with_a_number_for_a_name_is_named(tmp_path: Path) -> None:
+    with refused("'digits' has no setting '5'"):
+        read_site_dataset("oslo", {"dataset": "digits", 5: 1}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("drop", "columns"), [("bp", ("5",)), (["bp"], ("5",)), (5, ("bp",)), ([5], ("bp",)), (None, ("bp", "5"))]
+)
+def test_a_single_name_is_a_list_of_one(drop: object, columns: tuple[str, ...], tmp_path: Path) -> None:
+    """A column's name may be a number."""
+    _write_table(tmp_path)
+    data = {"csv": "v.csv", "label": "y", "drop": drop}
+    assert read_site_dataset("oslo", data, tmp_path).columns == columns
+    auto = read_site_dataset("oslo", {**data, "drop": 5, "schema": "auto", "categories": "bp"}, tmp_path)
+    assert auto.sums is not None
+    assert set(auto.sums["bp"].levels) == {"0", "1", "2"}
+
+
 @pytest.mark.parametrize("damage", ["cut off", "half", "flipped", "empty", "npy", "text"])
 def test_a_broken_file_of_arrays_is_refused_in_one_line(damage: str, tmp_path: Path) -> None:
     path = tmp_path / "own.npz"

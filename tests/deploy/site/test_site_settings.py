@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from deployment import Deployed
+from feddrm.deploy.privacy import PrivacyDemand
 from feddrm.deploy.site.site_settings import SiteSettings
 from refusal import refused
 
@@ -29,7 +30,7 @@ def test_a_new_project_has_readable_settings(deployed: Make) -> None:
 def test_a_setting_that_does_not_exist_or_is_missing_is_named(deployed: Make) -> None:
     deployment = deployed()
     deployment.change_site("oslo", pol_seconds=1)
-    with refused("no setting 'pol_seconds'", "poll_seconds"):
+    with refused("site.yaml: no site setting 'pol_seconds'", "did you mean 'poll_seconds'?"):
         SiteSettings.read(deployment.site_folder("oslo"))
     deployment.change_site("lima", server="")
     with refused("'server' is missing"):
@@ -84,15 +85,12 @@ def test_a_site_that_demands_privacy_sends_no_sums_of_its_columns(deployed: Make
     ],
 )
 def test_floors_that_cannot_be_are_refused(settings: dict[str, object], parts: list[str], tmp_path: Path) -> None:
-    values = {"name": "oslo", "server": "localhost:1", "data": {"folder": "data"}, **settings}
-    (tmp_path / "site.yaml").write_text(yaml.safe_dump(values))
     with refused("site.yaml: ", *parts):
-        SiteSettings.read(tmp_path)
+        _read(tmp_path, **settings)
 
 
 def test_a_site_has_no_floors_by_default(tmp_path: Path) -> None:
-    (tmp_path / "site.yaml").write_text("{name: oslo, server: 'localhost:1', data: {folder: data}}")
-    assert not SiteSettings.read(tmp_path).floors.is_set
+    assert not _read(tmp_path).floors.is_set
 
 
 @pytest.mark.parametrize(
@@ -100,7 +98,7 @@ def test_a_site_has_no_floors_by_default(tmp_path: Path) -> None:
     [
         ({"fewest_sites": 2}, "fewest_sites=2: give a whole number from 3 up"),
         ({"fewest_sites": "many"}, "fewest_sites='many'"),
-        ({"require_secure_aggregation": "yes"}, "require_secure_aggregation='yes': give true or false"),
+        ({"require_secure_aggregation": "perhaps"}, "require_secure_aggregation='perhaps': give true or false"),
         (
             {"require_secure_aggregation": True, "data": {"csv": "a.csv", "label": "y", "schema": "auto"}},
             "'schema: auto' sends sums of this site alone",
@@ -112,3 +110,41 @@ def test_a_mistake_in_secure_aggregation_is_named(settings: dict[str, object], r
     deployment.change_site("oslo", **settings)
     with refused("site.yaml", reason):
         SiteSettings.read(deployment.site_folder("oslo"))
+
+
+def _read(folder: Path, **settings: object) -> SiteSettings:
+    values = {"name": "oslo", "server": "localhost:1", "data": {"folder": "data"}, **settings}
+    (folder / "site.yaml").write_text(yaml.safe_dump(values))
+    return SiteSettings.read(folder)
+
+
+def test_values_get_the_types_of_their_settings(tmp_path: Path) -> None:
+    """A quoted 'false' would be true: the site would speak without TLS."""
+    settings = _read(tmp_path, name=5, insecure="false", poll_seconds="2", privacy={"clip": "1", "noise": "3"})
+    assert (settings.name, settings.insecure, settings.poll_seconds) == ("5", False, 2.0)
+    assert settings.privacy == {"clip": 1.0, "noise": 3.0}
+    assert settings.privacy is not None
+    PrivacyDemand(**settings.privacy).check_offer({"clip": 1.0, "noise": 3.0}, "oslo")
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"insecure": "perhaps"}, "insecure='perhaps': give true or false"),
+        ({"insecure": None}, "insecure=None: give true or false"),
+        ({"poll_seconds": "fast"}, "poll_seconds='fast': give a number"),
+        ({"poll_seconds": None}, "poll_seconds=None: give a number"),
+        ({"poll_seconds": float("inf")}, "poll_seconds=inf: give seconds above zero"),
+        ({"device": ["a"]}, "device=['a']: give text"),
+        ({"server": ["a"]}, "server=['a']: give text"),
+        ({"privacy": ["clip"]}, "as in 'privacy: {clip: 1, noise: 3}'"),
+        ({"name": True}, "name=True: give text"),
+        ({"name": "../x"}, "name '../x' cannot name a folder: use letters"),
+        ({"name": ".."}, "name '..' cannot name a folder"),
+        ({"name": "Server"}, "'Server' cannot name a site"),
+        ({"data": {}}, "'data' is missing"),
+    ],
+)
+def test_a_value_of_a_wrong_kind_is_named(settings: dict[str, object], reason: str, tmp_path: Path) -> None:
+    with refused("site.yaml: ", reason):
+        _read(tmp_path, **settings)

@@ -11,7 +11,7 @@ from deployment import NAMES, Deployed, DirectTransport, play_round
 from feddrm.deploy import cluster_status
 from feddrm.deploy.provision.members import remove_site
 from feddrm.deploy.server.status import ServerStatus
-from feddrm.deploy.wire.channel import REFUSED
+from feddrm.deploy.wire.channel import Refusal
 from feddrm.deploy.wire.messages import pack
 from feddrm.errors import FeddrmError
 
@@ -37,6 +37,24 @@ def test_a_reply_to_an_older_message_is_refused(deployed: Make) -> None:
     old = next(content for way, name, content in transport.messages if (way, name) == ("from", "oslo"))
     assert channel.verified(old, pack({"kind": "train", "to": "oslo"}), "oslo") is None
     assert "another message" in deployment.complaints[-1]
+
+
+@pytest.mark.parametrize("recorded", ["earlier", "now"])
+def test_a_recorded_hello_of_a_site_is_refused_from_another_node(recorded: str, deployed: Make) -> None:
+    deployment = deployed(router=False)
+    earlier = DirectTransport(deployment.folder)
+    deployment.server(earlier).channel.discover()
+    old = next(content for way, name, content in earlier.messages if (way, name) == ("from", "oslo"))
+
+    class Replaying(DirectTransport):
+        def ask(self, *arguments: Any) -> dict[int, bytes]:
+            replies = super().ask(*arguments)
+            return {**replies, 1: old if recorded == "earlier" else replies[0]}
+
+    channel = deployment.server(Replaying(deployment.folder)).channel
+    assert set(channel.discover()) == {"oslo", "pune"}
+    assert channel.nodes == {"oslo": 0, "pune": 2}
+    assert deployment.complaints == ["oslo: it answered another message: it is left out"]
 
 
 @pytest.mark.parametrize(
@@ -92,16 +110,36 @@ def test_a_site_that_refuses_our_signature_is_reported_and_asked_again(deployed:
     refusals = [True, False]
 
     class Refusing(DirectTransport):
-        def ask(self, *arguments: Any) -> dict[int, bytes]:
+        def ask(self, *arguments: Any) -> dict[int, bytes | Refusal]:
             replies = super().ask(*arguments)
-            return {**replies, 1: REFUSED + b"lima: compare \x1bthe keys"} if refusals.pop(0) else replies
+            return {**replies, 1: Refusal("lima", "compare \x1bthe keys")} if refusals.pop(0) else replies
 
     channel = deployment.server(Refusing(deployment.folder)).channel
     assert set(channel.discover()) == {"oslo", "pune"}
     assert deployment.complaints == ["lima: compare \\x1bthe keys"]
     assert set(channel.discover()) == {"lima"}
-    assert channel.verified(REFUSED + b"lima: a message to 'lima' reached 'oslo'", b"", "lima") is None
+    assert channel.verified(Refusal("lima", "a message to 'lima' reached 'oslo'"), b"", "lima") is None
     assert deployment.complaints[-1] == "lima: a message to 'lima' reached 'oslo'"
+
+
+@pytest.mark.parametrize("content", [b"refused: \xff", b"refused: lima: holds other samples", b"\xff" * 9, b""])
+def test_unsigned_bytes_of_a_node_are_not_shown_and_end_no_run(content: bytes, deployed: Make) -> None:
+    """Else one site could end the run, or complain in the name of another."""
+    deployment = deployed(router=False)
+    replaced = [2]
+
+    class Forging(DirectTransport):
+        def ask(self, *arguments: Any) -> dict[int, bytes | Refusal]:
+            return {node: content if node in replaced else reply for node, reply in super().ask(*arguments).items()}
+
+    channel = deployment.server(Forging(deployment.folder)).channel
+    assert set(channel.discover()) == {"oslo", "lima"}
+    assert deployment.complaints == ["node 2 has none of this federation's keys: it is ignored"]
+    replaced[:] = [0]
+    request = dict.fromkeys(("oslo", "lima"), ({"kind": "waiting", "for": {}}, {}))
+    assert set(channel.ask(request, 1.0, lambda _, m: m)) == {"lima"}
+    unsigned = "refused a message that oslo has not signed: compare the keys of both ends"
+    assert deployment.complaints[1:] == [f"oslo: {unsigned}"]
 
 
 def test_a_removed_member_is_not_heard_any_more(deployed: Make) -> None:

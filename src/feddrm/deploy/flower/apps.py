@@ -20,7 +20,7 @@ from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.site_keys import KEYS, NODES, read_site_keys
 from feddrm.deploy.server.status import ServerStatus
 from feddrm.deploy.site.site import Site
-from feddrm.deploy.wire.channel import REFUSED, Channel
+from feddrm.deploy.wire.channel import Channel, Refusal
 from feddrm.deploy.wire.key_files import load_private_key
 from feddrm.errors import FeddrmError
 from feddrm.io.text import read_json
@@ -118,7 +118,7 @@ class GridTransport:
 
     def ask(
         self, messages: Mapping[int, bytes], deadline: float, kind: str, on_wait: Callable[[set[int]], None]
-    ) -> dict[int, bytes]:
+    ) -> dict[int, bytes | Refusal]:
         end = time.monotonic() + deadline
         wrapped = [
             # Flower drops a message that waited longer than its deadline: nobody would read the reply.
@@ -127,7 +127,7 @@ class GridTransport:
         ]
         pushed = zip(self.grid.push_messages(wrapped), messages, strict=True)
         waiting = {message_id: node for message_id, node in pushed if message_id}
-        replies: dict[int, bytes] = {}
+        replies: dict[int, bytes | Refusal] = {}
         look = time.monotonic() + LOOK_SECONDS
         while waiting and time.monotonic() < end:
             for reply in self.grid.pull_messages(list(waiting)):
@@ -144,10 +144,10 @@ class GridTransport:
                 on_wait(set(waiting.values()))
         return replies
 
-    def _refusal(self, node: int, reply: Message) -> bytes:
-        """The answer of a node that does not take our message, with the name under which its key is registered."""
+    def _refusal(self, node: int, reply: Message) -> Refusal:
+        """Why a node does not take our message, with the name under which its key is registered."""
         names = read_json(self.node_file, "start the server again") if self.node_file.exists() else {}
-        return REFUSED + f"{names.get(str(node), f'node {node}')}: {reply.error.reason}".encode()
+        return Refusal(names.get(str(node), f"node {node}"), reply.error.reason or "it gives no reason")
 
 
 def _content(reply: Message) -> bytes:

@@ -76,8 +76,14 @@ def _supernode_command(folder: Path, settings: SiteSettings, port: int) -> list[
         *("--superlink", settings.server),
         *(["--insecure"] if settings.insecure else secure),
         *("--isolation", "process", "--superexec-auth-secret-file", str(folder / "secret")),
-        *("--host", "127.0.0.1", "--port", str(port), "--node-config", f'site="{folder}"'),
+        *("--host", "127.0.0.1", "--port", str(port), "--node-config", _node_config(folder)),
     ]
+
+
+def _node_config(folder: Path) -> str:
+    """The folder as Flower reads it: TOML, in which its parser takes every quotation mark for the end of the text."""
+    escaped = (rf"\u{ord(c):04x}" if c in '"\\\x7f' or c < " " else c for c in str(folder))
+    return f'site="{"".join(escaped)}"'
 
 
 def _take_client_tasks(connection: FlowerConnection, wake: threading.Event) -> None:

@@ -6,7 +6,6 @@ import json
 import re
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from string import punctuation
 from typing import Any
 
 from feddrm.checks.ports import FEDERATION
@@ -14,7 +13,7 @@ from feddrm.comparison.federated_fit import check_common_basis
 from feddrm.deploy.privacy import Privacy
 from feddrm.deploy.server.federation_file import CONFIG, FIRST_RUN, read_federation
 from feddrm.deploy.wire.masks import FEWEST_SITES, check_method
-from feddrm.deploy.wire.run_spec import check_run
+from feddrm.deploy.wire.run_spec import check_run, check_site_name
 from feddrm.engine import Plan
 from feddrm.engine.recipes import check_recipe
 from feddrm.errors import SettingError
@@ -30,7 +29,6 @@ from feddrm.runs.folder import RunFolder
 
 RUN_SETTINGS = "settings.json"  # in a run's folder: the settings that decide its outcome, from when it began
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
-FORBIDDEN = set(punctuation) - set("-_.")
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,10 @@ class FederationSettings:
 
     @classmethod
     def read(cls, folder: Path) -> FederationSettings:
-        settings = cls(**known_fields(cls, read_federation(folder), "federation"))
+        values = known_fields(cls, read_federation(folder), "federation")
+        if values.get("privacy") is not None:
+            values["privacy"] = known_fields(Privacy, values["privacy"], "privacy")
+        settings = cls(**values)
         try:
             settings.check()
         except (TypeError, AttributeError) as error:
@@ -125,9 +126,7 @@ class FederationSettings:
         """Refuse impossible settings before anything is started."""
         check_client_names(CONFIG, self.clients)
         for name in self.clients:
-            # A name becomes part of addresses, paths and unit files. 'server' names a folder and a key already.
-            if name.casefold() == "server" or any(c in FORBIDDEN for c in name):
-                raise SettingError(f"client {name!r} cannot name a site: use letters, digits, '-' or '_', not 'server'")
+            check_site_name(name)
         check_run(self.run)
         if not self.deadline > 0 or not 1 <= self.quorum <= len(self.clients):
             raise SettingError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from feddrm.registry import nearest
 from feddrm.tables.column_sums import ColumnSums, check_levels
 from feddrm.tables.table_schema import TableSchema
 from feddrm.tasks import require_classes
+from feddrm.typed_settings import typed
 
 KINDS = ("folder", "csv", "npz", "dataset")
 BACK = "put them back, or start a new run"
@@ -30,6 +31,21 @@ OPTIONS = {
     "csv": ("csv", "label", "drop", "schema", "categories", "test_fraction", "seed"),
     "npz": ("npz", "test_fraction", "seed"),
 }
+
+
+class DataSettings(TypedDict):
+    """The types of the settings in ``OPTIONS``, but for a size: one number or two."""
+
+    folder: str
+    csv: str
+    npz: str
+    grey: bool
+    label: str
+    drop: Sequence[str]
+    schema: str
+    categories: Sequence[str]
+    test_fraction: float
+    seed: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,9 +118,13 @@ def read_site_dataset(name: str, data: Mapping[str, Any], base: Path) -> SiteDat
         return _share(name, data)
     for key in data:
         if key not in OPTIONS[kind]:
-            raise SettingError(f"{name}: no setting '{key}' for {kind} data{nearest(key, OPTIONS[kind])}")
-    division = {key: data[key] for key in ("test_fraction", "seed") if key in data}
-    path = base / str(data[kind])
+            raise SettingError(f"{name}: no setting '{key}' for {kind} data{nearest(str(key), OPTIONS[kind])}")
+    try:  # null is as if a setting were not given
+        data = typed(DataSettings, {key: value for key, value in data.items() if value is not None or key == kind})
+    except SettingError as error:
+        raise SettingError(f"{name}: data: {error}") from error
+    division: dict[str, Any] = {key: data[key] for key in ("test_fraction", "seed") if key in data}
+    path = base / data[kind]
     if kind == "csv":
         return _table(name, base, data, division)
     x, labels = _images(path, data) if kind == "folder" else read_arrays(path)[:2]
@@ -118,9 +138,9 @@ def _table(name: str, base: Path, data: Mapping[str, Any], division: Mapping[str
     auto = data.get("schema") == AUTO
     if data.get("categories") and not auto:
         raise SettingError(f"{name}: categories need 'schema: {AUTO}': describe them in the schema file")
-    schema = TableSchema.load(base / str(data["schema"])) if data.get("schema") and not auto else None
+    schema = TableSchema.load(base / data["schema"]) if data.get("schema") and not auto else None
     roles = Roles(data["label"], None, data.get("drop", ()))
-    table = read_raw_table(base / str(data["csv"]), name, roles, schema, auto)
+    table = read_raw_table(base / data["csv"], name, roles, schema, auto)
     columns, rows = table.columns if schema is None else schema.encoded, table.rows
     x = np.zeros((len(rows.labels), len(columns)), np.float32) if auto else table.samples(schema).x
     samples = LabelledSamples(x, rows.labels, rows.places.__getitem__)
@@ -129,7 +149,7 @@ def _table(name: str, base: Path, data: Mapping[str, Any], division: Mapping[str
     if not auto:
         return read
     train, _ = divide(name, {name: len(x)}, Division.checked(name, read.test_fraction, read.seed))[name]
-    sums = table.sums(np.isin(np.arange(len(x)), train).tolist(), data.get("categories") or ())
+    sums = table.sums(np.isin(np.arange(len(x)), train).tolist(), data.get("categories", ()))
     check_levels(sums, len(x))
     return replace(read, table=table, sums=sums)
 
@@ -141,7 +161,7 @@ def sorted_classes(classes: set[str]) -> tuple[str, ...]:
 
 
 def _share(name: str, data: Mapping[str, Any]) -> SiteDataset:
-    settings = {key: value for key, value in data.items() if key not in ("dataset", "client")}
+    settings = {str(key): value for key, value in data.items() if key not in ("dataset", "client")}
     whole = load(str(data["dataset"]), **settings)
     require_classes(whole.task, "a deployed federation", "train these data in one process ('feddrm train')")
     number = data.get("client", 0)
@@ -156,5 +176,5 @@ def _images(path: Path, data: Mapping[str, Any]) -> tuple[Any, list[Any]]:
     if not images:
         raise FeddrmError(f"{path} has no images in class folders: put them there, one folder per class")
     size = check_size(str(path), data.get("size"))
-    options = {} if data.get("grey") is None else {"grey": bool(data["grey"])}
+    options = {"grey": data["grey"]} if "grey" in data else {}
     return read_images([image.path for image in images], size, **options), [image.label for image in images]

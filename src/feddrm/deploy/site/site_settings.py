@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from feddrm.deploy.privacy import PrivacyDemand
 from feddrm.deploy.site.floors import Floors
 from feddrm.deploy.site.site_status import CONFIG
 from feddrm.deploy.wire.masks import FEWEST_SITES
-from feddrm.errors import SettingError
+from feddrm.deploy.wire.run_spec import check_site_name
+from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.text import read_config
 from feddrm.registry import known_fields
 
@@ -56,38 +58,57 @@ class SiteSettings:
         values = read_config(path)
         if values.pop("resident", True) is not True:  # 'resident: true' was the only other value, and the default
             raise SettingError(f"{path}: 'resident: false' is not supported any more: remove the line")
-        unknown = [key for key in values if key not in cls.__dataclass_fields__]
-        missing = [key for key in ("name", "server", "data") if not values.get(key)]
-        if unknown or missing:
-            reason = f"no setting '{unknown[0]}'" if unknown else f"'{missing[0]}' is missing"
-            raise SettingError(f"{path}: {reason} (there are: {', '.join(cls.__dataclass_fields__)})")
+        if missing := [key for key in ("name", "server", "data") if values.get(key) in (None, "", {})]:
+            raise SettingError(f"{path}: '{missing[0]}' is missing (there are: {', '.join(cls.__dataclass_fields__)})")
         if not isinstance(values["data"], dict):
             raise SettingError(f"{path}: data '{values['data']}' must be a setting like 'folder: PATH' (see the file)")
-        if not float(values.get("poll_seconds", 1)) > 0:
-            raise SettingError(f"{path}: poll_seconds={values['poll_seconds']}: give seconds above zero")
-        if values.get("privacy") is not None:
-            try:
-                PrivacyDemand(**known_fields(PrivacyDemand, values["privacy"], "privacy")).check()
-            except (TypeError, SettingError) as error:
-                raise SettingError(f"{path}: privacy: {error} (as in 'privacy: {{clip: 1, noise: 3}}')") from error
-            if values["data"].get("schema") == AUTO:
-                raise SettingError(
-                    f"{path}: 'schema: {AUTO}' sends sums that privacy does not cover: give a schema file"
-                )
-        _check_secure_aggregation(path, values)
-        try:
-            values["share"] = Sharing(**known_fields(Sharing, dict(values.get("share") or {}), "share"))
-        except (TypeError, ValueError, SettingError) as error:
-            raise SettingError(f"{path}: share: {error} (as in 'share: {{metrics: false}}')") from error
+        values["privacy"] = _read_privacy(path, values.get("privacy"))
+        values["share"] = _read_share(path, values.get("share"))
         values["floors"] = _read_floors(path, values.get("floors"), values["share"])
         try:
-            torch.empty(0, device=values.get("device", "cpu"))
+            settings = cls(**known_fields(cls, values, "site"))
+            settings.check()
+        except FeddrmError as error:
+            raise SettingError(f"{path}: {error}") from error
+        return settings
+
+    def check(self) -> None:
+        """Refuse settings that cannot be, or that let out more than others of them allow."""
+        check_site_name(self.name)
+        if not 0 < self.poll_seconds < math.inf:
+            raise SettingError(f"poll_seconds={self.poll_seconds:g}: give seconds above zero")
+        if self.fewest_sites < FEWEST_SITES:
+            raise SettingError(
+                f"fewest_sites={self.fewest_sites}: give a whole number from {FEWEST_SITES} up: of two sites, each "
+                "would know the other's value from the sum"
+            )
+        if self.data.get("schema") == AUTO and self.privacy is not None:
+            raise SettingError(f"'schema: {AUTO}' sends sums that privacy does not cover: give a schema file")
+        if self.data.get("schema") == AUTO and self.require_secure_aggregation:
+            raise SettingError(f"'schema: {AUTO}' sends sums of this site alone: give a schema file")
+        try:
+            torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError) as error:
             reason = str(error).splitlines()[0]
-            raise SettingError(
-                f"{path}: device '{values['device']}' cannot be used here ({reason}): use cpu"
-            ) from error
-        return cls(**values)
+            raise SettingError(f"device '{self.device}' cannot be used here ({reason}): use cpu") from error
+
+
+def _read_privacy(path: Path, given: Any) -> dict[str, float] | None:
+    if given is None:
+        return None
+    try:
+        demand = known_fields(PrivacyDemand, dict(given), "privacy")
+        PrivacyDemand(**demand).check()
+    except (TypeError, ValueError, SettingError) as error:
+        raise SettingError(f"{path}: privacy: {error} (as in 'privacy: {{clip: 1, noise: 3}}')") from error
+    return demand
+
+
+def _read_share(path: Path, given: Any) -> Sharing:
+    try:
+        return Sharing(**known_fields(Sharing, dict(given or {}), "share"))
+    except (TypeError, ValueError, SettingError) as error:
+        raise SettingError(f"{path}: share: {error} (as in 'share: {{metrics: false}}')") from error
 
 
 def _read_floors(path: Path, given: Any, share: Sharing) -> Floors:
@@ -101,16 +122,3 @@ def _read_floors(path: Path, given: Any, share: Sharing) -> Floors:
             f"{path}: 'share: {{features: true}}' lets single samples' features out: remove it, or floors"
         )
     return floors
-
-
-def _check_secure_aggregation(path: Path, values: dict[str, Any]) -> None:
-    required, fewest = values.get("require_secure_aggregation", False), values.get("fewest_sites", FEWEST_SITES)
-    if not isinstance(required, bool):
-        raise SettingError(f"{path}: require_secure_aggregation={required!r}: give true or false")
-    if not isinstance(fewest, int) or fewest < FEWEST_SITES:
-        raise SettingError(
-            f"{path}: fewest_sites={fewest!r}: give a whole number from {FEWEST_SITES} up: of two sites, each would "
-            "know the other's value from the sum"
-        )
-    if required and values["data"].get("schema") == AUTO:
-        raise SettingError(f"{path}: 'schema: {AUTO}' sends sums of this site alone: give a schema file")

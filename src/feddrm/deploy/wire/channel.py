@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from torch import Tensor
@@ -19,11 +20,21 @@ HELLO_SECONDS = 60.0
 COMPLAINT_LENGTH = 400  # characters
 STALL_SECONDS, TELL_SECONDS = 10.0, 5.0  # when sites are told of a stall; how long that may take
 REMOVED_MEMBER = "removed"
-REFUSED = b"refused: "  # begins the answer of a node that takes no message of this server; it is not signed
 
 SiteKeys = Mapping[str, ec.EllipticCurvePublicKey]
 Check = Callable[[str, Message], Message]  # given a site's name and reply: returns the usable part, or raises
 Request = tuple[Mapping[str, Any], Mapping[str, Tensor]]  # header and tensors
+
+
+class Refusal(NamedTuple):
+    """Instead of a reply: a node takes no message of this server. Nothing of it is signed.
+
+    ``who`` is the transport's name of the node, ``reason`` the node's text. The bytes of a reply never become one, so
+    that no node can speak in the name of another.
+    """
+
+    who: str
+    reason: str
 
 
 class Transport(Protocol):
@@ -34,8 +45,8 @@ class Transport(Protocol):
 
     def ask(
         self, messages: Mapping[int, bytes], deadline: float, kind: str, on_wait: Callable[[set[int]], None]
-    ) -> dict[int, bytes]:
-        """The replies, by node, that arrived within ``deadline`` seconds.
+    ) -> Mapping[int, bytes | Refusal]:
+        """The replies and refusals, by node, that arrived within ``deadline`` seconds.
 
         ``on_wait`` is called now and then with the nodes whose replies are missing.
         """
@@ -136,17 +147,18 @@ class Channel:
         self.attendance.forget(self.site_keys)
         self.foreign &= reachable
         new = reachable - set(self.nodes.values()) - self.foreign
-        hello = pack({"kind": "hello", "to": ANY_SITE})
+        # The nonce makes every hello another message, so a recorded reply does not answer it. Sites ignore it.
+        hellos = {node: pack({"kind": "hello", "to": ANY_SITE, "nonce": secrets.token_hex(16)}) for node in new}
         replies: dict[str, Message] = {}
-        for node, signed in self._exchange(dict.fromkeys(new, hello), HELLO_SECONDS, "query").items():
-            if signed.startswith(REFUSED):
-                self.on_event("complaint", {"text": printable_line(signed.removeprefix(REFUSED).decode())})
+        for node, signed in self._exchange(hellos, HELLO_SECONDS, "query").items():
+            if isinstance(signed, Refusal):
+                self.on_event("complaint", {"text": printable_line(f"{signed.who}: {signed.reason}")})
                 continue  # it gets another hello: somebody may correct it
             name = self._signer(signed)
             if name is None:
                 self.foreign.add(node)
                 self.on_event("complaint", {"text": f"node {node} has none of this federation's keys: it is ignored"})
-            elif (reply := self.verified(signed, hello, name)) is not None:
+            elif (reply := self.verified(signed, hellos[node], name)) is not None:
                 replies[name], self.nodes[name] = reply, node
         return replies
 
@@ -158,11 +170,11 @@ class Channel:
                 return name
         return None
 
-    def verified(self, signed: bytes, request: bytes, name: str) -> Message | None:
+    def verified(self, signed: bytes | Refusal, request: bytes, name: str) -> Message | None:
         """The reply, if ``name`` signed it, it answers this very request, and it reports no error."""
         try:
-            if signed.startswith(REFUSED):
-                raise FeddrmError(signed.removeprefix(REFUSED).decode().partition(": ")[2])  # it names the site, too
+            if isinstance(signed, Refusal):
+                raise FeddrmError(signed.reason)
             reply = unpack(verify(signed, self.site_keys[name], name))
             if reply.header.get("answers") != digest(request):
                 raise FeddrmError("it answered another message: it is left out")
@@ -203,8 +215,8 @@ class Channel:
 
     def _exchange(
         self, messages: Mapping[int, bytes], deadline: float, kind: str, names: Mapping[int, str] | None = None
-    ) -> dict[int, bytes]:
-        """The signed replies by node. Meanwhile those of ``names`` that have not replied are reported."""
+    ) -> Mapping[int, bytes | Refusal]:
+        """Signed replies and refusals by node. Meanwhile those of ``names`` that have not replied are reported."""
         if not messages:
             return {}
 

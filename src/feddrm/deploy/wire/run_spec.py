@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from string import punctuation
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from feddrm.data import Client, QueryViews, RandomResizedCrop, Split
 from feddrm.engine import Plan
 from feddrm.errors import FeddrmError, SettingError
+from feddrm.io.run_files import check_client_name
 from feddrm.methods import Method
 from feddrm.models import Model, Net
 from feddrm.plugins import require_plugins
@@ -23,6 +25,7 @@ from feddrm.router.fit.cohort import Facts
 from feddrm.tables.table_schema import TableSchema
 
 FIT_PROTOCOL = 3  # of the messages of the router's fit; sites that do not state one speak 1
+FORBIDDEN = set(punctuation) - set("-_.")  # in the name of a site
 DTYPES = {"uint8": torch.uint8, "float32": torch.float32}
 
 
@@ -108,6 +111,14 @@ def check_run(name: object) -> None:
     """Refuse a run name that could lead out of a folder: both ends name folders after the run."""
     if not (isinstance(name, str) and name and all(c.isalnum() or c in "-_" for c in name)):
         raise SettingError(f"run {name!r} names folders: use letters, digits, '-' or '_'")
+
+
+def check_site_name(name: str) -> None:
+    """Refuse a site's name that cannot stand in addresses, paths and unit files."""
+    check_client_name("name", name)
+    # 'server' names a folder and a key already.
+    if name.casefold() == "server" or any(c in FORBIDDEN for c in name):
+        raise SettingError(f"client {name!r} cannot name a site: use letters, digits, '-' or '_', not 'server'")
 
 
 def blank_client(name: str, shape: Sequence[int], dtype: str) -> Client:
