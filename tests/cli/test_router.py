@@ -114,7 +114,7 @@ def test_what_a_fit_leaves_out_is_printed(fitted: Path, tmp_path: Path, capsys: 
     code, out, err = call(capsys, *words, "--part-bytes", "1")
     assert code == 0, err
     said = json.loads((copy / "summary.json").read_text())["router"]["left_out"]
-    assert len(said) == 3
+    assert len(said) == 4
     assert set(said) <= set(out.splitlines())
     code, out, _ = call(capsys, *words)
     assert code == 0

@@ -60,7 +60,7 @@ def test_a_read_only_disk_is_reported_in_one_line(tmp_path: Path, monkeypatch: p
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     figure = federation_figure(dataset_summary(load("digits")))
-    monkeypatch.setattr(Path, "write_bytes", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     monkeypatch.setattr(Path, "unlink", refuse)
     with pytest.raises(FeddrmError, match=r"cannot write .*x.png \(Read-only file system\)"):
         save_figure(figure, tmp_path / "x.png")

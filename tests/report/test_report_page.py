@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
@@ -292,10 +293,10 @@ def test_a_failure_leaves_no_files_behind(make_run: MakeRun, tmp_path: Path, mon
     with pytest.raises(SettingError, match="name at least one run folder"):
         report_table([])
 
-    def full(self: Path, content: bytes) -> int:
+    def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "open", full)
     before = sorted(good.iterdir())
     with pytest.raises(FeddrmError, match=r"cannot write .*report.html \(No space left on device\): free the disk"):
         write_for([good], good)
