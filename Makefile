@@ -14,7 +14,7 @@ SMOKE ?= runs/paper-smoke
 # Without bytecode, pytest rewrites every test file in every process: 14 s of CPU time each.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo paper-smoke test-fast test coverage test-deploy test-package docs notebooks lint format clean
+.PHONY: help demo paper-smoke test-fast test test-docs coverage test-deploy test-package docs notebooks lint format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,10 +44,13 @@ paper-smoke: $(READY) ## Run the paper's commands on the digits in seconds, to c
 test-fast: $(READY) ## Run the quick tests: no processes, no browser, no fuzzing
 	$(BIN)/python -m pytest -m 'not slow' -n $(WORKERS) --dist loadfile
 
-test: $(READY) ## Run all tests but those of test-deploy and test-package
-	$(BIN)/python -m pytest -m 'not deploy and not package' -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+test: $(READY) ## Run the tests of the package, without those of test-docs, test-deploy and test-package
+	$(BIN)/python -m pytest -m 'not documented and not deploy and not package' -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-coverage: $(READY) ## Run the tests of make test and check how much of the package they reach (twice as long)
+test-docs: $(READY) ## Run what README, pages, stories and benchmarks show (some minutes)
+	$(BIN)/python -m pytest -m documented -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+coverage: $(READY) ## Run the tests of make test and test-docs and check how much of the package they reach (twice as long)
 	$(BIN)/python -m pytest -m 'not deploy and not package' -n $(WORKERS) --dist loadfile --no-loadscope-reorder --cov --cov-report=
 
 test-deploy: $(READY) ## Run a whole federation on this machine, with sites that fail (some minutes)

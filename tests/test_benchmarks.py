@@ -12,6 +12,8 @@ import pytest
 import feddrm
 from commands import python_script
 
+pytestmark = pytest.mark.documented
+
 ROOT = Path(__file__).parent.parent
 
 

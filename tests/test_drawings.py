@@ -10,6 +10,8 @@ import pytest
 
 from test_benchmarks import run_benchmark
 
+pytestmark = pytest.mark.documented
+
 ROOT = Path(__file__).parent.parent
 DRAWINGS = sorted((ROOT / "docs").glob("*.svg"))
 SVG = "{http://www.w3.org/2000/svg}"

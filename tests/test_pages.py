@@ -22,6 +22,8 @@ from documentation import (
     write_inputs,
 )
 
+pytestmark = pytest.mark.documented
+
 PAGES = sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 # What these functions hand out to the test that calls them with a page.
 READERS = {"command_words": ["console"], "scripts": ["python"], "play_page": ["console", "python"]}

@@ -13,6 +13,8 @@ import pytest
 from documentation import ROOT, command_words, run_command, run_script, scripts, write_inputs
 from serving import launcher
 
+pytestmark = pytest.mark.documented
+
 README = (ROOT / "README.md").read_text()
 COMMANDS = command_words("README.md")
 URL = "http://127.0.0.1:8080"

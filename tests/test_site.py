@@ -24,7 +24,7 @@ from feddrm.io.page_files import ICON
 assert browser, "the fixture of this module"
 from selenium.webdriver.common.by import By  # noqa: E402
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.documented]
 FOREIGN = re.compile(r"(?:https?:)?//(?!127\.0\.0\.1)")
 
 

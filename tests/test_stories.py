@@ -9,6 +9,8 @@ import pytest
 
 from documentation import ROOT, play_page
 
+pytestmark = pytest.mark.documented
+
 STORIES = sorted((ROOT / "docs" / "stories").glob("*.md"))
 
 

@@ -12,6 +12,8 @@ import pytest
 from cli.conftest import call
 from documentation import ROOT, assert_shown, blocks
 
+pytestmark = pytest.mark.documented
+
 TEXT = (ROOT / "docs" / "theory.md").read_text()
 TRAINED = "percent right"  # in the one block whose figures depend on the processor
 POINTS = 3  # by which they may differ: a patient or two per cell and seed
