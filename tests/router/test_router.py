@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from feddrm.router import Calibration, Router
+from feddrm.router import Calibration, Recipe, Router
 from feddrm.router.router import AWAY, BROKEN, DOWN, UNLIKE, UNSURE
+from feddrm.router.solver.problem import Scaler
 from refusal import refused
 
 
@@ -46,6 +47,17 @@ def mixed(router: Router, images: torch.Tensor) -> Router:
     """The same router, moved so that every client has some of the images and the probabilities differ."""
     z = (router.features(images) - router.scaler.mean) / router.scaler.scale @ router.weight.T
     return dataclasses.replace(router, bias=router.log_prior - z.mean(0))
+
+
+def test_with_max_away_one_nobody_abstains_even_where_the_sum_is_rounded_up() -> None:
+    g = torch.Generator().manual_seed(0)
+    bias = torch.zeros(40)
+    bias[0] = -60.0  # the others hold all the probability
+    names, scaler = tuple(map(str, range(40))), Scaler(torch.zeros(5), torch.ones(5))
+    router = Router(names, Recipe.parse("raw"), scaler, torch.randn(40, 5, generator=g), bias, torch.zeros(40))
+    features = torch.randn(500, 5, generator=g)
+    assert (router.route_features(features).probabilities[:, 1:].sum(1) > 1).any()
+    assert not router.route_features(features, available=["0"], max_away=1).abstain.any()
 
 
 def test_away_clients_keep_their_probability_and_the_next_one_is_named(mixed: Router, images: torch.Tensor) -> None:

@@ -159,16 +159,17 @@ class Router:
         if self.schema is not None and not self.schema.is_encoded(names):
             return torch.from_numpy(self.schema.encode_named(rows.to_dict("records")))
         columns = list(self.columns or names)
+        values = []
         for name in columns:
             if name not in names:
                 raise FeddrmError(f"the data frame has no column '{name}'{nearest(name, names)}: add it")
             try:
-                rows[name].to_numpy(dtype=np.float32)
+                values.append(rows[name].to_numpy(dtype=np.float32))
             except (TypeError, ValueError) as error:
                 raise FeddrmError(
                     f"column '{name}' of the data frame has no numbers ({error}): give numbers"
                 ) from error
-        return as_tensor(rows[columns].to_numpy(dtype=np.float32))
+        return torch.from_numpy(np.stack(values, axis=1))
 
     def inputs(self, x: Tensor | NDArray[Any] | Sequence[Any]) -> Tensor:
         """Network inputs: raw images (whole numbers 0..255) are scaled, other numbers are taken as they are."""
@@ -309,7 +310,7 @@ class Router:
             away = ~self._mask(available).to(probabilities.device)
             client = scores.masked_fill(away, -torch.inf).argmax(1)
             nobody = broken | away.all()
-            lost = probabilities[:, away].sum(1) > max_away
+            lost = probabilities[:, away].sum(1).clamp(max=1) > max_away  # a sum may round to more than one
         unlike = strangeness > self.calibration.unlike_above
         sure = top if right is None else right.amax(1)
         unsure = sure < self.calibration.threshold(rule, coverage)

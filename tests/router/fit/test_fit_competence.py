@@ -154,9 +154,9 @@ def test_right_answers_take_one_byte_each_until_they_are_summed(monkeypatch: pyt
     types = []
     solve = competence.solve
 
-    def noted(problem: Problem, samples: list[Sample], *given: object, **more: object) -> Fit:
+    def noted(problem: Problem, samples: list[Sample], *given: Any, **more: Any) -> Fit:
         types.append(samples[0].y.dtype)
-        return solve(problem, samples, *given, **more)  # type: ignore[arg-type]
+        return solve(problem, samples, *given, **more)
 
     monkeypatch.setattr(competence, "solve", noted)
     judged, design = made(lambda x: torch.stack([x[:, 0].sigmoid(), (-x[:, 0]).sigmoid()], 1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -174,9 +176,9 @@ def test_clients_whose_common_fit_would_take_too_much_memory_are_fitted_in_group
     outputs: list[int] = []
     fit = head_problems.solve
 
-    def counted(problem: Problem, *given: object, **more: object) -> Fit:
+    def counted(problem: Problem, *given: Any, **more: Any) -> Fit:
         outputs.append(problem.outputs)
-        return fit(problem, *given, **more)  # type: ignore[arg-type]
+        return fit(problem, *given, **more)
 
     monkeypatch.setattr(head_problems, "solve", counted)
 

@@ -145,7 +145,7 @@ def test_crops_in_one_batch_have_the_features_and_answers_of_one_after_another(m
             batches.append(len(x))
             return x.flatten(1)[None, :, :10].log_softmax(2).expand(3, -1, -1)
 
-        monkeypatch.setattr(local_cohort, "TOGETHER", together)
+        monkeypatch.setattr(local_cohort, "ONE_BATCH", together)
         cohort = LocalCohort(cropped, RouterSettings(crops=2), published=ask)
         cohort.measure(recipe, Trunk(None, {}), Holdout(16, 1))
         return cohort

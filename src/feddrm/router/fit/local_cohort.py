@@ -46,7 +46,7 @@ from feddrm.router.solver.problem import Scaler, Whitening, add
 from feddrm.router.solver.solve import moments_of, noise_of, pooled, scaler_of
 
 JUDGED = Holdout(5, 5)  # the parts of judged samples; where the heads' folds are five, they are the same
-TOGETHER = 1024  # samples: the crops of a client with so few are one batch; launches cost more than arithmetic there
+ONE_BATCH = 1024  # samples: the crops of a client with so few are one batch; launches cost more than arithmetic there
 ROUTER, SOME = int.from_bytes(b"rout", "big"), int.from_bytes(b"some", "big")
 Published = Callable[[Tensor], Tensor]  # log class probabilities [m, n, K] of network inputs
 
@@ -93,7 +93,7 @@ class LocalCohort:
         for number, client in enumerate(self.federation.clients):
             rows, answers = [], []
             copies = [training_view(client, number, self._crop, self.seed, copy) for copy in range(self.crops)]
-            if len(client.train) * self.crops <= TOGETHER:
+            if len(client.train) * self.crops <= ONE_BATCH:
                 copies = [_joined(copies, 0)]
             for x in copies:
                 rows.append(self.views.mean(x, lambda view: extract(recipe, trunk.net, trunk.leaves, view)))
