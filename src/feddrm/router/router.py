@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,11 @@ from feddrm.rules import ROUTING_RULES, RULES, Competence, Density, Evidence, Po
 from feddrm.tables.table_schema import TableSchema
 
 NOBODY = -1
+FINITE = torch.finfo(torch.float32).max
 ONE_SCALE = "train with one scale for all (data retina: --set data.normalise=common) and fit again"
 BROKEN, DOWN, IMPOSSIBLE = "a value is missing or infinite", "no client is available", "a value cannot be"
 UNLIKE, AWAY, UNSURE = "unlike the training data", "best client away", "unsure between clients"
+REASONS = (BROKEN, DOWN, UNLIKE, AWAY, UNSURE)  # the first that holds; the last two rest on probabilities
 MAX_AWAY = 0.5  # of the probability: what clients that are away may hold
 
 
@@ -124,7 +126,12 @@ class Router:
     def __post_init__(self) -> None:
         # (x - mean) / scale * weight / t = (x - mean) * (weight / scale / t): saves two passes per query.
         scale, t = self.scaler.scale.to(self.weight), self.calibration.temperature
-        object.__setattr__(self, "_folded", ((self.weight / scale / t).T.contiguous(), self.bias / t))
+        folded, bias = (self.weight / scale / t).T.contiguous(), self.bias / t
+        odds = Evidence(bias, self.log_prior.to(bias))
+        # A rule of origin shifts every client's odds, as the bias does: one addition for both.
+        shifts = {rule: Rule.find(rule)().scores(odds) for rule in RULES}
+        norm = 1 / (scale * scale.numel() ** 0.5)  # the squares of features times this add up to the strangeness
+        object.__setattr__(self, "_folded", (self.scaler.mean.to(folded), norm, folded, shifts))
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.shape))
@@ -213,14 +220,17 @@ class Router:
 
     def logits(self, features: Tensor) -> Tensor:
         """Posterior log-odds of the clients, up to a constant per sample, calibrated."""
-        return self.origin_scores(features, Posterior())
+        return self._origin_scores(self._centred(features), Posterior.name)
 
-    def origin_scores(self, features: Tensor, rule: Rule) -> Tensor:
-        """Scores [N, m] by a rule of origin. It shifts every client's odds, as the bias does: one addition for both."""
+    def _centred(self, features: Tensor) -> Tensor:
         self.check_features(features)
-        folded, bias = self.__dict__["_folded"]
-        shift = rule.scores(Evidence(bias, self.log_prior.to(bias)))
-        return torch.addmm(shift, features.to(folded.dtype) - self.scaler.mean.to(folded), folded)
+        mean: Tensor = self.__dict__["_folded"][0]
+        return features.to(mean.dtype) - mean
+
+    def _origin_scores(self, centred: Tensor, rule: str) -> Tensor:
+        """Scores [N, m] by a rule of origin."""
+        _, _, folded, shifts = self.__dict__["_folded"]
+        return torch.addmm(shifts[rule], centred, folded)
 
     def right(self, features: Tensor) -> Tensor:
         """The probability [N, m] that each client's answer is right."""
@@ -295,35 +305,39 @@ class Router:
         if not 0 <= max_away <= 1:
             raise SettingError(f"max_away={max_away}: give a share of the probability from 0 to 1")
         check_choice("rule", rule, ROUTING_RULES)
-        weigh, of_origin, right = self.rule(rule, costs), rule in RULES, None
-        scores = origin = self.origin_scores(features, weigh if of_origin else Density())
-        if not of_origin:
+        of_origin, right = rule in RULES, None
+        centred = self._centred(features)
+        scores = origin = self._origin_scores(centred, rule if of_origin else Density.name)
+        if not of_origin or costs:
+            weigh = self.rule(rule, costs)
             right, log_prior = self.right(features).to(origin), self.log_prior.to(origin)
             scores = weigh.scores(Evidence(origin + log_prior, log_prior, right))
         top, best, margin = leaders(probabilities := scores.softmax(1))
-        strangeness = self.strangeness(features)
-        broken = ~(strangeness < torch.inf)  # not a number, too
-        if bool(broken.any()):  # or the numbers are only very large
-            broken = ~features.isfinite().all(1)
-        client, away, nobody, lost = best, broken.new_zeros(self.clients), broken, broken  # which is the first reason
+        strangeness = self._strangeness(centred)
+        client, away = best, torch.zeros(self.clients, dtype=torch.bool, device=best.device)
+        doubts: dict[str, Tensor] = {}
+        if not bool((strangeness <= min(self.calibration.unlike_above, FINITE)).all()):  # not a number, too
+            doubts[BROKEN] = ~features.isfinite().all(1)
+            doubts[UNLIKE] = strangeness > self.calibration.unlike_above
         if available is not None:
-            away = ~self._mask(available).to(probabilities.device)
+            away = ~self._mask(available).to(best.device)
             client = scores.masked_fill(away, -torch.inf).argmax(1)
-            nobody = broken | away.all()
-            lost = probabilities[:, away].sum(1).clamp(max=1) > max_away  # a sum may round to more than one
-        unlike = strangeness > self.calibration.unlike_above
-        sure = top if right is None else right.amax(1)
-        unsure = sure < self.calibration.threshold(rule, coverage)
-        abstain = nobody | unlike | lost | unsure
+            doubts[DOWN] = away.all().expand(len(client))
+            doubts[AWAY] = probabilities[:, away].sum(1).clamp(max=1) > max_away  # a sum may round to more than one
+        if least := self.calibration.threshold(rule, coverage):
+            doubts[UNSURE] = (top if right is None else right.amax(1)) < least
+        abstain = reduce(torch.logical_or, doubts.values(), torch.zeros_like(best, dtype=torch.bool))
+        for nobody in (doubts[reason] for reason in (BROKEN, DOWN) if reason in doubts):
+            client = client.masked_fill(nobody, NOBODY)
         known = (rule, probabilities, best) if of_origin else (Density.name,)
         within = None if miss is None else (probabilities >= self.calibration.least_weight(rule, miss)) & ~away
         return Decision(
-            client=torch.where(nobody, NOBODY, client),
+            client=client,
             probabilities=probabilities,
             log_density_ratio=log_ratios(origin, self.log_prior, *known),
             margin=margin,
             abstain=abstain,
-            reason=_reasons(abstain, {BROKEN: broken, DOWN: nobody, UNLIKE: unlike, AWAY: lost, UNSURE: unsure}),
+            reason=_reasons(abstain, doubts),
             away=away,
             within=within,
             right=right,
@@ -333,8 +347,11 @@ class Router:
 
     def strangeness(self, features: Tensor) -> Tensor:
         """Mean square of the standardised features: about one for usual samples, large for unusual ones."""
-        x = features.to(self.weight.dtype)
-        return (x - self.scaler.mean.to(x)).div_(self.scaler.scale.to(x)).square_().mean(1)
+        return self._strangeness(self._centred(features))
+
+    def _strangeness(self, centred: Tensor) -> Tensor:
+        norm: Tensor = self.__dict__["_folded"][1]
+        return (centred * norm).square_().sum(1)
 
     def _mask(self, available: Sequence[str] | Tensor) -> Tensor:
         if isinstance(available, Tensor):
@@ -350,14 +367,12 @@ class Router:
 
 
 def _reasons(abstain: Tensor, doubts: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """The first reason that holds for every abstaining sample, an empty text for the others.
-
-    A sample unlike all training data has no meaningful probabilities, so this reason precedes those that rest on them.
-    """
-    if not bool(abstain.any()):  # as a rule; queries wait for this
+    """The first reason that holds for every abstaining sample, an empty text for the others."""
+    if not doubts or not bool(abstain.any()):  # as a rule; queries wait for this
         return ("",) * len(abstain)
-    rows = zip(*(holds.tolist() for holds in doubts.values()), strict=True)
-    return tuple(next((reason for reason, holds in zip(doubts, row, strict=True) if holds), "") for row in rows)
+    held = {reason: doubts[reason].tolist() for reason in REASONS if reason in doubts}
+    rows = zip(*held.values(), strict=True)
+    return tuple(next((reason for reason, holds in zip(held, row, strict=True) if holds), "") for row in rows)
 
 
 def as_tensor(x: Tensor | NDArray[Any] | Sequence[Any]) -> Tensor:

@@ -44,7 +44,7 @@ class RouterQuery(NamedTuple):
 
 def too_far(decision: Decision) -> bool:
     """Whether a sample is so far from the training data that its density ratios may be infinite."""
-    return decision.strangeness is None or not bool((decision.strangeness < FAR).all())
+    return decision.strangeness is None or not (decision.strangeness.numpy() < FAR).all()
 
 
 @dataclass(eq=False)
