@@ -31,6 +31,7 @@ def forked_gateways(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.documented
 def test_every_workload_is_measured() -> None:
     lines: list[str] = []
     results = bench_serve(callers=[2], seconds=0.2, requests=200, say=lines.append)
@@ -50,6 +51,7 @@ COSTS = ("fewer_requests_per_second", "standard_error", "more_gateway_cpu")
 
 
 @pytest.mark.slow
+@pytest.mark.documented
 @pytest.mark.usefixtures("forked_gateways")
 def test_the_cost_of_feedback_is_measured_beside_a_gateway_without() -> None:
     results = bench_feedback(callers=2, seconds=0.2, repeats=1)
@@ -61,6 +63,7 @@ def test_the_cost_of_feedback_is_measured_beside_a_gateway_without() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.documented
 @pytest.mark.usefixtures("forked_gateways")
 def test_the_cost_of_traces_is_measured_beside_a_gateway_without() -> None:
     pytest.importorskip("opentelemetry.sdk", reason="pip install 'feddrm[otel]' to run this")

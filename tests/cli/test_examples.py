@@ -84,6 +84,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.documented
 @pytest.mark.parametrize("name", QUICK)
 def test_quick_examples_run(
     name: str, workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -41,6 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.documented
 def test_the_commands_of_the_documentation_run(run: Path, tmp_path: Path) -> None:
     commands = [words for words in command_words("docs/router.md") if "--views" not in words]
     assert [" ".join(c[1:3]).removesuffix(" runs/first") for c in commands] == [

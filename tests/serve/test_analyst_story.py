@@ -17,7 +17,7 @@ assert browser, "the fixture of this module"
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.support.ui import Select  # noqa: E402
 
-pytestmark = [needs_browser, pytest.mark.slow]
+pytestmark = [needs_browser, pytest.mark.slow, pytest.mark.documented]
 PAGE = (ROOT / "docs" / "stories" / "analyst.md").read_text()
 ROW = r"^\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| (.*) \|$"
 POINTS = 3  # by which figures of a trained network may differ on another processor
