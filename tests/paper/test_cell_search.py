@@ -129,7 +129,7 @@ def test_the_tuned_grid_has_the_papers_protocol_but_for_rate_and_clip(paper: Gri
     tuned = Grid.read("tuned")
     assert tuned.content["train"] == {**paper.content["train"], "clip": 1.0}
     assert tuned.content["evaluation"] == paper.content["evaluation"]
-    assert len(tuned.cells) == 36
+    assert len(tuned.cells) == 40
     for name, setting in tuned.content["settings"].items():
         assert setting == paper.content["settings"][name]
     for cell in tuned.cells:

@@ -111,17 +111,18 @@ def test_outcomes_need_the_scope_predict_and_their_table_the_scope_admin(
     asyncio.run(scenario())
 
 
-def test_outcomes_belong_to_the_caller_who_got_the_answer(
+def test_outcomes_belong_to_the_caller_who_got_the_answer_unless_the_scope_is_for_all(
     run: Path, images: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scopes = ["predict", "admin"]
     lab, ward = ({"X-API-Key": add_key(tmp_path / "keys.yaml", name, scopes)} for name in ("lab", "ward"))
+    registry = {"X-API-Key": add_key(tmp_path / "keys.yaml", "registry", ["outcomes"])}
     body = {"inputs": images[:1].tolist(), "abstain": "answer"}
 
     async def scenario() -> None:
         settings = {"use_log": tmp_path / "uses.sqlite", "keys": tmp_path / "keys.yaml", "key": lab["X-API-Key"]}
         async with in_process(run, tmp_path, monkeypatch, **settings) as http:
-            for name, headers in (("visit-1", lab), ("visit-2", lab), ("visit-2", ward)):
+            for name, headers in (("visit-1", lab), ("visit-2", lab), ("visit-2", ward), ("visit-3", lab)):
                 sent = {**headers, "X-Request-ID": name}
                 assert (await http.post("/v1/predict", json=body, headers=sent)).status_code == 200
             for name, headers, label, status in (
@@ -130,6 +131,17 @@ def test_outcomes_belong_to_the_caller_who_got_the_answer(
             ):  # fmt: skip
                 report = {"request_id": name, "label": label}
                 assert (await http.post("/v1/outcomes", json=report, headers=headers)).status_code == status
+
+            for asked, headers, status in (
+                ("lab", ward, 403), ("lab", registry, 200), ("ward", registry, 404), ("", registry, 404)
+            ):  # fmt: skip
+                report = {"request_id": "visit-3", "label": "7"}
+                answer = await http.post("/v1/outcomes", params={"caller": asked}, json=report, headers=headers)
+                assert answer.status_code == status, (asked, answer.text)
+            assert (await http.post("/v1/outcomes", json=report, headers=registry)).status_code == 403
+        with contextlib.closing(sqlite3.connect(tmp_path / "uses.sqlite")) as database:
+            reported = database.execute("SELECT caller, outcome_caller FROM uses WHERE request_id = 'visit-3'")
+            assert reported.fetchall() == [("lab", "registry")]
 
     asyncio.run(scenario())
 

@@ -4,6 +4,8 @@ import doctest
 import json
 import math
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.client import HTTPMessage
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -20,6 +22,19 @@ from feddrm.serve import gateway_client
 from feddrm.serve.http.http_session import HttpReply, HttpSession
 from refusal import refused
 from serving import NAMES, Launch
+
+
+@contextmanager
+def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address of a server in a thread."""
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.mark.parametrize("pause", ["0", "Wed, 21 Oct 2015 07:28:00 GMT", "-1", "nan", "9" * 5000])
@@ -40,15 +55,8 @@ def test_a_busy_gateway_is_asked_again_whatever_retry_after_says(pause: str, mon
 
     waited: list[float] = []
     monkeypatch.setattr(gateway_client.time, "sleep", waited.append)
-    with HTTPServer(("127.0.0.1", 0), Busy) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            with feddrm.GatewayClient(f"http://127.0.0.1:{server.server_port}") as gateway:
-                assert gateway.route(features=[[1.0]]) == []
-        finally:
-            server.shutdown()
-            thread.join()
+    with listening(Busy) as url, feddrm.GatewayClient(url) as gateway:
+        assert gateway.route(features=[[1.0]]) == []
     assert not statuses
     assert 0 <= waited[0] <= 5
 
@@ -71,6 +79,26 @@ def test_a_service_that_is_no_gateway_is_one_clear_line(reply: object, monkeypat
     ):  # fmt: skip
         with refused("http://127.0.0.1:9 answered 200, and not as a gateway does: check the address"):
             call()
+
+
+def test_outcomes_of_another_callers_answers_name_it() -> None:
+    asked: list[str] = []
+
+    class Gateway(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"stored": 1}')
+
+        def log_message(self, *_: object) -> None:
+            """Log nothing."""
+
+    with listening(Gateway) as url, feddrm.GatewayClient(url) as gateway:
+        assert gateway.report_outcome("a", "1")
+        assert gateway.report_outcome("a", "1", caller="lab & ward")
+    assert asked == ["/v1/outcomes", "/v1/outcomes?caller=lab+%26+ward"]
 
 
 @pytest.mark.slow

@@ -22,7 +22,15 @@ from feddrm.serve.http.decode import read_body
 from feddrm.serve.http.error_responses import ERROR_RESPONSES, ApiError, json_response
 from feddrm.serve.http.openapi import json_body
 from feddrm.serve.loaded_router import LoadedRouter
-from feddrm.serve.schemas import ErrorAnswer, OutcomeAnswer, OutcomeBatch, OutcomeReport, OutcomeRequest, OutcomeTable
+from feddrm.serve.schemas import (
+    ErrorAnswer,
+    OutcomeAnswer,
+    OutcomeBatch,
+    OutcomeOptions,
+    OutcomeReport,
+    OutcomeRequest,
+    OutcomeTable,
+)
 from feddrm.serve.settings import first_problem
 from feddrm.serve.telemetry.audit import AuditRecord
 from feddrm.serve.telemetry.tracing import trace_id
@@ -102,13 +110,18 @@ def add_outcome_routes(app: FastAPI, gateway: Gateway) -> None:
     }
 
     @app.post("/v1/outcomes", responses={200: {"model": OutcomeAnswer}, **problems},
-              openapi_extra=json_body(OutcomeRequest))  # fmt: skip
+              openapi_extra=json_body(OutcomeRequest, OutcomeOptions))  # fmt: skip
     async def report(request: Request) -> Response:
-        """Report the true label of an answer, or of many: all are stored, or none. It needs the scope ``predict``."""
-        caller, use_log = await authorise(request, gateway.access, "predict"), _use_log(gateway)
+        """Report the true label of an answer, or of many: all are stored, or none.
+
+        It needs the scope ``predict``; for answers to another caller, whom the query string names, ``outcomes``.
+        """
+        asked = request.query_params.get("caller")
+        reporter = await authorise(request, gateway.access, "predict" if asked is None else "outcomes")
+        caller, use_log = reporter if asked is None else asked, _use_log(gateway)
         outcomes = _read_outcomes(await read_body(request, gateway.settings), gateway.classes)
         try:
-            stored = await asyncio.to_thread(use_log.add_outcomes, outcomes, caller)
+            stored = await asyncio.to_thread(use_log.add_outcomes, outcomes, caller, reporter)
         except OutcomeProblem as problem:
             raise ApiError(STATUS.get(problem.kind, 422), str(problem)) from problem
         new = [one for one in stored if one is not None]

@@ -15,7 +15,7 @@ from feddrm.io.text import read_yaml, yaml_bytes
 from feddrm.registry import nearest
 
 log = logging.getLogger("feddrm.serve")
-SCOPES = ("route", "predict", "admin")
+SCOPES = ("route", "predict", "outcomes", "admin")
 REMEDY = "make it with 'feddrm serve-key'"
 
 

@@ -96,14 +96,19 @@ class GatewayClient:
         ids = {"request_id": content["request_id"]}
         return [{**answer, **ids, "place": place} for place, answer in enumerate(content["answers"])]
 
-    def report_outcome(self, request_id: str, label: str | int, place: int | None = None) -> bool:
-        """Report the true label of an answer; whether it was new."""
-        return self.report_outcomes([{"request_id": request_id, "label": label, "place": place}]) == 1
+    def report_outcome(
+        self, request_id: str, label: str | int, place: int | None = None, caller: str | None = None
+    ) -> bool:
+        """Report the true label of an answer; whether it was new. ``caller`` as for :meth:`report_outcomes`."""
+        return self.report_outcomes([{"request_id": request_id, "label": label, "place": place}], caller) == 1
 
-    def report_outcomes(self, outcomes: Sequence[Mapping[str, Any]]) -> int:
-        """Report the true labels of answers, each with ``request_id``, ``label``, ``place``; how many were new."""
+    def report_outcomes(self, outcomes: Sequence[Mapping[str, Any]], caller: str | None = None) -> int:
+        """Report the true labels of answers, each with ``request_id``, ``label``, ``place``; how many were new.
+
+        ``caller`` is who got the answers, if that was another key. Yours needs the scope ``outcomes`` then.
+        """
         text = json.dumps({"outcomes": [dict(one) for one in outcomes]}, default=_to_json)
-        return int(self._send("POST", "/v1/outcomes", text.encode())["stored"])
+        return int(self._send("POST", "/v1/outcomes", text.encode(), {"caller": caller})["stored"])
 
     def clients(self) -> list[dict[str, Any]]:
         """Health and load of the clients."""

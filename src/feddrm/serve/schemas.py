@@ -235,6 +235,12 @@ class OutcomeBatch(BaseModel):
     outcomes: list[OutcomeReport] = Field(min_length=1, max_length=1024, description="one per answer")
 
 
+class OutcomeOptions(BaseModel):
+    """Whose answers the outcomes are of."""
+
+    caller: str | None = Field(default=None, description="who got the answers, if not you; it needs the scope outcomes")
+
+
 class OutcomeRequest(RootModel[OutcomeReport | OutcomeBatch]):
     """One outcome, or a batch of them."""
 

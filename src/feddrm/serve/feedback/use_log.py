@@ -138,22 +138,26 @@ class UseLog:
         """Write the waiting answers, then stop."""
         self._writer.close()
 
-    def add_outcomes(self, outcomes: Sequence[Outcome], caller: str = "") -> list[StoredOutcome | None]:
+    def add_outcomes(
+        self, outcomes: Sequence[Outcome], caller: str = "", reporter: str | None = None
+    ) -> list[StoredOutcome | None]:
         """Store the true labels of answers, all or none; None for an outcome that was known already.
 
-        A caller can report the outcomes of its own answers, and of answers without a caller.
+        They are of answers to this caller, or to nobody in particular. ``reporter`` is who reports, if not the caller.
         """
         for last in (False, True):
             try:
                 with _transaction(self.path) as database:
-                    return [self._add_outcome(database, outcome, caller) for outcome in outcomes]
+                    return [self._add_outcome(database, outcome, caller, reporter) for outcome in outcomes]
             except OutcomeProblem as problem:
                 if last or problem.kind != "unknown":
                     raise
                 self._flush()  # its answer may still wait to be written
         raise AssertionError
 
-    def _add_outcome(self, database: sqlite3.Connection, outcome: Outcome, caller: str) -> StoredOutcome | None:
+    def _add_outcome(
+        self, database: sqlite3.Connection, outcome: Outcome, caller: str, reporter: str | None
+    ) -> StoredOutcome | None:
         number, when, action, artifact, label, known = self._find(database, outcome, caller)
         name = f"request '{outcome.request_id[:64]}'"
         if when < time.time() - self.retention or not action:
@@ -167,7 +171,7 @@ class UseLog:
             return None
         database.execute(
             "UPDATE uses SET outcome = ?, outcome_time = ?, outcome_caller = ? WHERE number = ?",
-            (outcome.label, time.time(), caller, number),
+            (outcome.label, time.time(), caller if reporter is None else reporter, number),
         )
         return StoredOutcome(artifact, "abstained" if label is None else "right" if label == outcome.label else "wrong")
 

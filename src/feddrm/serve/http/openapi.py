@@ -12,18 +12,19 @@ from pydantic import BaseModel
 from feddrm.serve.schemas import PICTURE_TYPES, RawOptions
 
 
-def json_body(model: type[BaseModel]) -> dict[str, Any]:
-    """An operation whose body is JSON of this model."""
-    schema = _without_references(model.model_json_schema())
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}, "parameters": []}
+def json_body(model: type[BaseModel], options: type[BaseModel] | None = None) -> dict[str, Any]:
+    """An operation whose body is JSON of this model, and whose query string may have these options."""
+    content = {"application/json": {"schema": _without_references(model.model_json_schema())}}
+    parameters = [] if options is None else _query_parameters(options)
+    return {"requestBody": {"required": True, "content": content}, "parameters": parameters}
 
 
 def sample_body(model: type[BaseModel], options: type[BaseModel]) -> dict[str, Any]:
     """An operation whose body is JSON, a picture or raw bytes; the latter two have their options in the query."""
-    operation = json_body(model)
+    operation = json_body(model, options)
     binary = {"schema": {"type": "string", "format": "binary"}}
     operation["requestBody"]["content"] |= dict.fromkeys((*PICTURE_TYPES, "application/octet-stream"), binary)
-    operation["parameters"] = _query_parameters(RawOptions) + _query_parameters(options)
+    operation["parameters"] = _query_parameters(RawOptions) + operation["parameters"]
     return operation
 
 
