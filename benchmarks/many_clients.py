@@ -148,9 +148,11 @@ def measure_decision(clients: int, features: int, rows: int) -> dict[str, float]
     router, query = made_query(clients, rows, features)
     x, weight = torch.from_numpy(query.x), router.weight.T.contiguous()
     with intra_op_threads(1), torch.inference_mode():
+        # In turns, because a core's clock is not the same all the time.
+        turns = [(shortest(lambda: x @ weight, 1), shortest(lambda: decide(router, [query]), 1)) for _ in range(200)]
         times = {
-            "product_ms": shortest(lambda: x @ weight),
-            "decision_ms": shortest(lambda: decide(router, [query])),
+            "product_ms": min(product for product, _ in turns),
+            "decision_ms": min(decision for _, decision in turns),
             "with_best_ten_ms": shortest(lambda: decide(router, [query])[0].best(10)),
             "with_ranking_ms": shortest(lambda: decide(router, [query])[0].rankings),
         }

@@ -16,7 +16,7 @@ from feddrm.router.policy import (
     conformal_threshold,
     consult,
     leaders,
-    log_ratios,
+    log_pooled_density,
     reliability,
     solve_temperature,
 )
@@ -75,14 +75,12 @@ def test_leaders_are_the_two_largest_of_many() -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("scale", [1.0, 300.0])
-@pytest.mark.parametrize("known", [True, False])
-def test_log_ratios_are_posteriors_without_the_prior(rule: str, scale: float, known: bool) -> None:
+def test_the_pooled_density_is_the_normaliser_of_the_posterior(rule: str, scale: float) -> None:
     logits, log_prior = scale * random(20, 7), random(7).log_softmax(0)
     scores = Rule.find(rule)().scores(Evidence(logits.clone(), log_prior))
     weights = scores.softmax(1)
-    leaders_known = (weights, weights.argmax(1)) if known else ()
-    found = log_ratios(scores, log_prior, rule, *leaders_known)
-    torch.testing.assert_close(found, logits.log_softmax(1) - log_prior, rtol=1e-12, atol=1e-11)
+    found = log_pooled_density(scores, log_prior, rule, weights, weights.argmax(1))
+    torch.testing.assert_close(found, logits.logsumexp(1, keepdim=True), rtol=1e-12, atol=1e-11)
 
 
 @pytest.mark.parametrize("miss", [0.05, 0.1, 0.3])

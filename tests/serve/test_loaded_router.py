@@ -68,7 +68,8 @@ def made_up_decisions() -> Decisions:
     return Decisions(
         client=np.array([2, 1]),
         probabilities=np.array([[0.2, 0.0, 0.8, 0.0], [0.0, 1.0, 0.0, 0.0]]),
-        log_density_ratio=np.array([[1.0, -9.0, 2.0, -3.0], [5.0, 1.0, 5.0, 6.0]]),
+        log_density=np.array([[1.0, -9.0, 2.0, -3.0], [5.0, 1.0, 5.0, 6.0]]),
+        log_pooled_density=np.array([[0.5], [2.0]]),
         margin=np.zeros(2),
         abstain=np.zeros(2, bool),
         client_probability=np.array([0.8, 1.0]),
@@ -80,13 +81,15 @@ def test_clients_are_ranked_by_probability_and_then_by_density_ratio() -> None:
     decisions = made_up_decisions()
     assert decisions.rankings == [[2, 0, 3, 1], [1, 3, 0, 2]]
     assert decisions[1:2].rankings == [[1, 3, 0, 2]]
+    assert decisions.log_density_ratio.tolist() == [[0.5, -9.5, 1.5, -3.5], [3.0, -1.0, 3.0, 4.0]]
+    assert decisions[1:].log_density_ratio_of(np.array([[3, 1]])).tolist() == [[4.0, -1.0]]
 
 
 @pytest.mark.parametrize("decimals", [6, 1, 0], ids=["no ties", "some ties", "many ties"])
 def test_the_best_clients_are_the_first_of_the_whole_ranking(decimals: int) -> None:
     rng = np.random.default_rng(0)
     probabilities, ratios = rng.random((20, 40)).round(decimals), rng.normal(size=(20, 40)).round(decimals)
-    decisions = Decisions(*[np.zeros(20)], probabilities, ratios, *[np.zeros(20)] * 3, reason=("",) * 20)
+    decisions = Decisions(*[np.zeros(20)], probabilities, ratios, *[np.zeros(20)] * 4, reason=("",) * 20)
     assert decisions.rankings == np.lexsort((-ratios, -probabilities)).tolist()
     for number in (1, 7, 39, 40):
         assert decisions.best(number).tolist() == [ranking[:number] for ranking in decisions.rankings]
@@ -98,7 +101,7 @@ def test_the_best_clients_are_the_first_of_the_whole_ranking(decimals: int) -> N
 
 def test_an_answer_has_all_of_a_few_clients_and_the_best_of_many() -> None:
     few, many = (
-        Decisions(np.zeros(1), np.zeros((1, clients)), np.zeros((1, clients)), *[np.zeros(1)] * 3, reason=("",))
+        Decisions(np.zeros(1), np.zeros((1, clients)), np.zeros((1, clients)), *[np.zeros(1)] * 4, reason=("",))
         for clients in (30, 31)
     )
     assert [few.shown(top) for top in (None, 4, 100)] == [30, 4, 30]

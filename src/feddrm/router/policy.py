@@ -19,7 +19,7 @@ from feddrm.errors import FeddrmError, SettingError
 from feddrm.evaluation.answer_metrics import calibration_bins
 from feddrm.router.solver.client_statistics import ClientSums
 from feddrm.rules import RULES as RULES
-from feddrm.rules import Density, Evidence, Rule
+from feddrm.rules import Evidence, Posterior, Rule
 
 SCALES = (1e-2, 1e2)  # inverse temperatures
 
@@ -67,23 +67,17 @@ def leaders(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.from_numpy(largest), torch.from_numpy(places[1]), torch.from_numpy(margin)
 
 
-def log_ratios(
-    scores: Tensor, log_prior: Tensor, rule: str, weights: Tensor | None = None, best: Tensor | None = None
-) -> Tensor:
-    """log posterior - log prior [N, m] from the scores of a rule of origin, written into their memory.
+def log_pooled_density(scores: Tensor, log_prior: Tensor, rule: str, weights: Tensor, best: Tensor) -> Tensor:
+    """log dP [N, 1] of the pooled data, up to the same constant per sample as the scores of a rule of origin.
 
-    ``weights`` are the scores' softmax, ``best`` [N] the largest, where they are known. The posterior's normaliser
-    follows from the rule's own: a second softmax over a thousand clients takes longer than their product with few
-    features.
+    ``weights`` are the scores' softmax, ``best`` [N] the largest. The normaliser follows from these: another softmax
+    over a thousand clients takes longer than their product with few features.
     """
-    if weights is None or best is None:
-        weights = scores.softmax(1)
-        best = leaders(weights)[1]
-    place, log_prior = best[:, None], log_prior.to(scores)
+    place = best[:, None]
     normaliser = scores.gather(1, place) - weights.gather(1, place).log()
-    if rule == Density.name:  # its weights lack the prior, as the ratio does
-        return scores.sub_(normaliser + (weights @ log_prior.exp()).log()[:, None])
-    return scores.sub_(normaliser).sub_(log_prior)
+    if rule == Posterior.name:  # its scores have the prior
+        return normaliser
+    return normaliser + (weights @ log_prior.to(weights).exp()).log()[:, None]
 
 
 @dataclass(frozen=True)

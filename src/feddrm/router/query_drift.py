@@ -24,9 +24,9 @@ LEAST_STRANGENESS = 1e-12
 LEAST_REFERENCE = 5  # times the number of statistics: fewer samples do not give a covariance
 
 
-def drift_statistics(log_ratio: NDArray[np.floating], strangeness: NDArray[np.floating]) -> Floats:
-    """What the test looks at [N, m], from log density ratios [N, m] and strangeness [N]."""
-    centred = (log_ratio - log_ratio.mean(1, keepdims=True))[:, 1:]  # they sum to zero, so one is left out
+def drift_statistics(log_density: NDArray[np.floating], strangeness: NDArray[np.floating]) -> Floats:
+    """What the test looks at [N, m], from log densities [N, m], up to a constant per sample, and strangeness [N]."""
+    centred = (log_density - log_density.mean(1, keepdims=True))[:, 1:]  # they sum to zero, so one is left out
     columns = [centred, np.log(np.maximum(strangeness, LEAST_STRANGENESS))[:, None]]
     return np.concatenate(columns, axis=1, dtype=np.float64)
 
@@ -35,8 +35,8 @@ def drift_reference(logits: Tensor, log_prior: Tensor, strangeness: Tensor) -> S
     """The moments of samples; None where there are too few samples or too many clients."""
     if logits.shape[1] > MOST_CLIENTS:
         return None
-    ratios = logits.double().log_softmax(1) - log_prior.to(logits).double()
-    rows = drift_statistics(ratios.cpu().numpy(), strangeness.double().cpu().numpy())
+    densities = logits.double().log_softmax(1) - log_prior.to(logits).double()
+    rows = drift_statistics(densities.cpu().numpy(), strangeness.double().cpu().numpy())
     return SampleMoments.of(rows) if len(rows) >= LEAST_REFERENCE * rows.shape[1] else None
 
 

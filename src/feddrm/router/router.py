@@ -17,7 +17,7 @@ from feddrm.errors import FeddrmError, FieldProblem, SettingError
 from feddrm.models import Net
 from feddrm.registry import check_choice, listing, nearest
 from feddrm.router.features.base import Recipe, extract
-from feddrm.router.policy import Calibration, leaders, log_ratios
+from feddrm.router.policy import Calibration, leaders, log_pooled_density
 from feddrm.router.row_checks import RowChecks
 from feddrm.router.solver.client_statistics import logits_at
 from feddrm.router.solver.problem import Scaler
@@ -38,18 +38,20 @@ class Decision:
     """The router's decision on a batch of N samples.
 
     ``client`` is the number of the best available client, -1 where nobody is available; an abstaining sample
-    still has one. ``probabilities`` [N, m], ``log_density_ratio`` [N, m] (log dP_i / dP of each client against the
-    pooled data) and ``margin`` are over all clients: they do not depend on who is available. ``away`` [m] says who
-    is not. A ``margin`` of zero is a tie, which the smaller number wins. ``within`` [N, m] says which available
-    clients belong to each sample's conformal set, if one was requested. ``flags`` are the values of every sample
-    that cannot be (:meth:`flagged`); empty if there are none. By the competence rule, ``right`` [N, m] is the
-    probability that each client's answer is right, and ``probabilities`` are the clients' shares of its odds.
-    ``features`` [N, d] and their ``strangeness`` [N] are what was decided on.
+    still has one. ``probabilities`` [N, m] and ``margin`` are over all clients: they do not depend on who is
+    available. ``log_density`` [N, m] of the clients and ``log_pooled_density`` [N, 1] are up to one constant per
+    sample; :attr:`log_density_ratio` is their difference. ``away`` [m] says who is not available. A ``margin`` of zero
+    is a tie, which the smaller number wins. ``within`` [N, m] says which available clients belong to each sample's
+    conformal set, if one was requested. ``flags`` are the values of every sample that cannot be (:meth:`flagged`);
+    empty if there are none. By the competence rule, ``right`` [N, m] is the probability that each client's answer is
+    right, and ``probabilities`` are the clients' shares of its odds. ``features`` [N, d] and their ``strangeness`` [N]
+    are what was decided on.
     """
 
     client: Tensor
     probabilities: Tensor
-    log_density_ratio: Tensor
+    log_density: Tensor
+    log_pooled_density: Tensor
     margin: Tensor
     abstain: Tensor
     reason: tuple[str, ...]
@@ -62,6 +64,11 @@ class Decision:
 
     def __len__(self) -> int:
         return len(self.client)
+
+    @property
+    def log_density_ratio(self) -> Tensor:
+        """log dP_i / dP [N, m] of each client against the pooled data."""
+        return self.log_density - self.log_pooled_density
 
     @property
     def client_probability(self) -> Tensor:
@@ -329,12 +336,13 @@ class Router:
         abstain = reduce(torch.logical_or, doubts.values(), torch.zeros_like(best, dtype=torch.bool))
         for nobody in (doubts[reason] for reason in (BROKEN, DOWN) if reason in doubts):
             client = client.masked_fill(nobody, NOBODY)
-        known = (rule, probabilities, best) if of_origin else (Density.name,)
+        by_origin = (rule, probabilities, best) if of_origin else (Density.name, *_shares(origin))
         within = None if miss is None else (probabilities >= self.calibration.least_weight(rule, miss)) & ~away
         return Decision(
             client=client,
             probabilities=probabilities,
-            log_density_ratio=log_ratios(origin, self.log_prior, *known),
+            log_density=origin - self.log_prior.to(origin) if rule == Posterior.name else origin,
+            log_pooled_density=log_pooled_density(origin, self.log_prior, *by_origin),
             margin=margin,
             abstain=abstain,
             reason=_reasons(abstain, doubts),
@@ -364,6 +372,11 @@ class Router:
             if name not in self.names:
                 raise FeddrmError(f"unknown client '{name}'{nearest(name, self.names)} {listing(self.names)}")
         return torch.tensor([name in set(available) for name in self.names])
+
+
+def _shares(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The scores' softmax [N, m], and the number of the largest [N]."""
+    return (weights := scores.softmax(1)), leaders(weights)[1]
 
 
 def _reasons(abstain: Tensor, doubts: Mapping[str, Tensor]) -> tuple[str, ...]:

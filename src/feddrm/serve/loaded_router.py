@@ -58,7 +58,8 @@ class Decisions:
 
     client: NDArray[np.int64]
     probabilities: NDArray[np.floating[Any]]
-    log_density_ratio: NDArray[np.floating[Any]]
+    log_density: NDArray[np.floating[Any]]
+    log_pooled_density: NDArray[np.floating[Any]]
     margin: NDArray[np.floating[Any]]
     abstain: NDArray[np.bool_]
     client_probability: NDArray[np.floating[Any]]
@@ -72,17 +73,19 @@ class Decisions:
 
     @classmethod
     def of(cls, decision: Decision) -> Decisions:
-        ratios, probabilities = decision.log_density_ratio.numpy(), decision.probabilities.numpy()
-        client = decision.client.numpy()
+        probabilities, client = decision.probabilities.numpy(), decision.client.numpy()
         client_probability = probabilities[np.arange(len(client)), client]
         # The probabilities of a sample are numbers for all clients or for none.
-        if np.isnan(client_probability).any() or (too_far(decision) and not np.isfinite(ratios).all()):
+        if np.isnan(client_probability).any() or (
+            too_far(decision) and not decision.log_density_ratio.isfinite().all()
+        ):
             raise FeddrmError("the numbers are too large for this router: check their scale")
         client_probability[client < 0] = 0.0
         return cls(
             client=client,
             probabilities=probabilities,
-            log_density_ratio=ratios,
+            log_density=decision.log_density.numpy(),
+            log_pooled_density=decision.log_pooled_density.numpy(),
             margin=decision.margin.numpy(),
             abstain=decision.abstain.numpy(),
             client_probability=client_probability,
@@ -95,7 +98,7 @@ class Decisions:
 
     def __getitem__(self, rows: slice) -> Decisions:
         return Decisions(
-            self.client[rows], self.probabilities[rows], self.log_density_ratio[rows],
+            self.client[rows], self.probabilities[rows], self.log_density[rows], self.log_pooled_density[rows],
             self.margin[rows], self.abstain[rows], self.client_probability[rows], self.reason[rows],
             flags=self.flags[rows],
             right_probability=None if self.right_probability is None else self.right_probability[rows],
@@ -103,6 +106,15 @@ class Decisions:
             strangeness=None if self.strangeness is None else self.strangeness[rows],
             times=self.times,
         )  # fmt: skip
+
+    @property
+    def log_density_ratio(self) -> NDArray[np.floating[Any]]:
+        """log dP_i / dP [N, m] of each client against the pooled data."""
+        return self.log_density - self.log_pooled_density
+
+    def log_density_ratio_of(self, clients: NDArray[np.int64]) -> NDArray[np.floating[Any]]:
+        """Those of some clients [N, k] of every sample."""
+        return np.take_along_axis(self.log_density, clients, 1) - self.log_pooled_density
 
     @property
     def flag_lists(self) -> list[list[dict[str, Any]]]:
@@ -118,21 +130,21 @@ class Decisions:
     def best(self, number: int, among: Collection[int] | None = None) -> NDArray[np.int64]:
         """The best clients [N, number] of every sample, or the best among some, in order.
 
-        Where probabilities are too small to differ, the density ratio decides.
+        Where probabilities are too small to differ, the density decides.
         """
-        probabilities, ratios = self.probabilities, self.log_density_ratio
+        probabilities, densities = self.probabilities, self.log_density
         clients = np.arange(probabilities.shape[1])
         if among is not None:
             clients = np.array(sorted(among), dtype=np.int64)
-            probabilities, ratios = probabilities[:, clients], ratios[:, clients]
+            probabilities, densities = probabilities[:, clients], densities[:, clients]
         if number < len(clients):  # to sort all would take longer than the decision
             largest, places = (top.numpy() for top in torch.from_numpy(probabilities).topk(number + 1))
             kept, tied = places[:, :number], (largest[:, number - 1] == largest[:, number]).nonzero()[0]
-            kept[tied] = np.lexsort((-ratios[tied], -probabilities[tied]), axis=-1)[:, :number]
+            kept[tied] = np.lexsort((-densities[tied], -probabilities[tied]), axis=-1)[:, :number]
             kept.sort(1)  # so that of equal clients the first is the better one
-            probabilities, ratios = (np.take_along_axis(values, kept, 1) for values in (probabilities, ratios))
+            probabilities, densities = (np.take_along_axis(values, kept, 1) for values in (probabilities, densities))
             clients = clients[kept]
-        order = np.lexsort((-ratios, -probabilities), axis=-1)
+        order = np.lexsort((-densities, -probabilities), axis=-1)
         return np.take_along_axis(np.broadcast_to(clients, order.shape), order, 1)
 
     def shown(self, number: int | None) -> int:

@@ -223,7 +223,7 @@ def _likeliest(
     """The likeliest clients of every sample, and the likeliest of those that are away."""
     away, number = decisions.away, decisions.shown(top)
     best = decisions.best(number)
-    values = (best, *(np.take_along_axis(v, best, 1) for v in (decisions.probabilities, decisions.log_density_ratio)))
+    values = (best, np.take_along_axis(decisions.probabilities, best, 1), decisions.log_density_ratio_of(best))
     ranked = [
         [
             {"client": names[c], "probability": p, "log_density_ratio": ratio, "available": c not in away}

@@ -81,5 +81,5 @@ def test_a_shadow_that_fails_or_hangs_breaks_and_delays_nothing(
 
 
 def test_choices_name_clients(loaded: LoadedRouter) -> None:
-    decisions = Decisions(np.array([1, -1]), *[np.zeros(2)] * 5, reason=["", "unsure"])
+    decisions = Decisions(np.array([1, -1]), *[np.zeros(2)] * 6, reason=["", "unsure"])
     assert choices(("a", "b"), decisions) == [("b", False), (None, True)]

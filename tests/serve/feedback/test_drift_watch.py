@@ -33,7 +33,7 @@ def queries(loaded: LoadedRouter, number: int, gamma: float = 1.0) -> Item:
     pixels = (255 * (x[drawn].double() / 255) ** gamma).round().to(torch.uint8).numpy()
     (found,) = decide(loaded.router, [RouterQuery("inputs", pixels, "density", 1.0, (True,) * 3, 0.5)])
     assert found.strangeness is not None
-    return loaded, found.log_density_ratio, found.strangeness
+    return loaded, found.log_density, found.strangeness
 
 
 def test_an_alarm_is_logged_counted_and_lasts_until_as_many_queries_had_none(

@@ -21,7 +21,7 @@ log = logging.getLogger("feddrm.serve")
 CAPACITY = 10_000  # requests that may wait for the test; more are left out of it
 FLUSH_SECONDS = 0.25
 Numbers = NDArray[np.floating[Any]]
-Item = tuple[LoadedRouter, Numbers, Numbers]  # log density ratios and strangeness of a request's samples
+Item = tuple[LoadedRouter, Numbers, Numbers]  # log densities and strangeness of a request's samples
 NO_REFERENCE = (
     "drift is not watched: this router has no reference, because it is older, deployed, trained with random crops, "
     "has more than 100 clients, or clients left or joined; fit it again with 'feddrm fit-router'"
@@ -48,7 +48,7 @@ class DriftWatch:
 
     def add(self, served: LoadedRouter, decisions: Decisions) -> None:
         if decisions.strangeness is not None:  # without the features, which may be large
-            self._writer.put((served, decisions.log_density_ratio, decisions.strangeness))
+            self._writer.put((served, decisions.log_density, decisions.strangeness))
 
     def close(self) -> None:
         """Test what waits, then stop."""
@@ -81,8 +81,8 @@ class DriftWatch:
             self._start(served)
         if self._monitor is None:
             return
-        ratios, strangeness = (np.concatenate([item[part] for item in items]) for part in (1, 2))
-        for test in self._monitor.add(drift_statistics(ratios, strangeness)):
+        densities, strangeness = (np.concatenate([item[part] for item in items]) for part in (1, 2))
+        for test in self._monitor.add(drift_statistics(densities, strangeness)):
             self._judge(test.p_value)
 
     def _start(self, served: LoadedRouter) -> None:
