@@ -26,7 +26,7 @@ from feddrm.predictor.predictor import Predictor
 from feddrm.runs import Run
 from kill_points import contents, count_operations, kill, points
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.deploy, pytest.mark.slow]
 
 Make = Callable[..., Deployed]
 QUERIES = np.linspace(-2, 2, 8 * 6, dtype=np.float32).reshape(8, 6)
