@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from scipy.optimize import minimize
-from scipy.stats import binom, chi2, norm
+from scipy.stats import binom, chi2, norm, poisson
 
 from feddrm.drm import DensityRatioFit, DensityRatioModel, inference
 from feddrm.drm.inference import quantile_tests
@@ -91,6 +91,26 @@ def test_differences_are_against_any_population() -> None:
     assert (difference.error[1] < 1e-6).all()
     back = inference.quantile_differences(fit, [0.25, 0.5], against="a")
     np.testing.assert_allclose(back.error[1], difference.error[0])
+
+
+def test_limits_of_differences_are_normal_where_no_quantile_is_shared() -> None:
+    fit = DensityRatioModel().fit(three())
+    found = inference.quantile_difference_interval(fit, [0.25, 0.5], 0.9, against="b")
+    expected = inference.quantile_differences(fit, [0.25, 0.5], against="b").interval(0.9)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_limits_of_differences_of_counts_cover() -> None:
+    rng = np.random.default_rng(5)
+    levels, times = (0.25, 0.5, 0.75), 150
+    truth = poisson.ppf(levels, 5) - poisson.ppf(levels, 3)
+    hits = np.zeros(3)
+    for _ in range(times):
+        fit = DensityRatioModel("identity").fit([1.0 * rng.poisson(mean, 80) for mean in (3, 5)])
+        low, high = inference.quantile_difference_interval(fit, levels)
+        assert (low[0] == high[0]).all()
+        hits += (low[1] <= truth) & (truth <= high[1])
+    assert hits.min() >= binom.ppf(0.001, times, 0.95)
 
 
 @pytest.mark.slow

@@ -19,7 +19,14 @@ from scipy.stats import chi2
 
 from feddrm.drm.basis import Floats
 from feddrm.drm.density_ratio import DensityRatioFit
-from feddrm.drm.inference.estimates import Estimate, check_levels, quantile_estimate, single_column
+from feddrm.drm.inference.estimates import (
+    Estimate,
+    check_levels,
+    quantile,
+    quantile_estimate,
+    quantile_interval,
+    single_column,
+)
 from feddrm.drm.inference.hypothesis_tests import STATISTICS, HypothesisTest
 from feddrm.drm.inference.resampling import require_no_ridge
 from feddrm.drm.logistic import information
@@ -37,6 +44,25 @@ def quantile_differences(fit: DensityRatioFit, levels: Sequence[float], against:
     variance = np.diagonal(covariances, axis1=1, axis2=2).T
     spread = variance + variance[place] - 2 * covariances[:, :, place].T
     return Estimate(centre.value - centre.value[place], np.sqrt(np.maximum(spread, 0.0)))
+
+
+def quantile_difference_interval(
+    fit: DensityRatioFit, levels: Sequence[float], confidence: float = 0.95, against: str | int = 0
+) -> tuple[Floats, Floats]:
+    """Confidence limits of :func:`quantile_differences`.
+
+    A quantile that several observations share moves in jumps, and has no density. The limits are then made of those
+    of both quantiles (MOVER; Zou and Donner, 2008), as of independent ones: they are rather too wide.
+    """
+    place, x = fit.index(against), single_column(fit)
+    low, high = quantile_differences(fit, levels, place).interval(confidence)
+    centre, (least, most) = quantile(fit, levels), quantile_interval(fit, levels, confidence)
+    difference, tied = centre - centre[place], (x == centre[..., None]).sum(-1) > 1
+    tied |= tied[place]
+    tied[place] = False
+    below = np.hypot(centre - least, (most - centre)[place])
+    above = np.hypot(most - centre, (centre - least)[place])
+    return np.where(tied, difference - below, low), np.where(tied, difference + above, high)
 
 
 def equal_quantiles(
