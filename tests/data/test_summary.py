@@ -27,6 +27,21 @@ def test_tables_are_summarised_by_their_column_means(rows: Federation, tmp_path:
     torch.testing.assert_close(torch.from_numpy(summary.column_means[1]), expected)
 
 
+def test_constant_columns_do_not_differ_and_columns_far_from_zero_keep_their_digits() -> None:
+    rng = np.random.default_rng(1)
+    parts = {}
+    for name, size in (("a", 100), ("b", 37), ("c", 1000)):
+        columns = [np.full(size, 0.1), np.full(size, 1e6 / 3), np.zeros(size), 1e5 + rng.normal(size=size)]
+        parts[name] = (np.column_stack(columns).astype(np.float32), np.arange(size) % 2)
+    found = dataset_summary(Federation.from_arrays(parts, test=parts)).column_means
+    assert found is not None
+    assert (found[:, :3] == 0).all()
+    far = [x[:, 3].astype(np.float64) for x, _ in parts.values()]
+    pooled = np.concatenate(far)
+    expected = [(x.mean() - pooled.mean()) / pooled.std(ddof=1) for x in far]
+    np.testing.assert_allclose(found[:, 3], expected, rtol=1e-5)
+
+
 def test_a_gallery_of_own_samples_is_filled_up_with_white() -> None:
     pixels = np.zeros((6, 5, 5, 3), dtype=np.uint8)
     fed = Federation.from_arrays({n: (pixels, np.arange(6) % 2) for n in ("oslo", "lima")})

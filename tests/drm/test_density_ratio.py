@@ -112,6 +112,13 @@ def test_dependent_functions_are_refused_without_a_ridge() -> None:
     assert fit.xi[1, 0] == pytest.approx(fit.xi[1, 1])
 
 
+@pytest.mark.parametrize(("basis", "far"), [("normal", 1e8), ("normal", 1e9), ("polynomial(3)", 1e7)])
+def test_powers_that_differ_by_rounding_alone_are_refused(basis: str, far: float) -> None:
+    rng = np.random.default_rng(0)
+    with refused("basis functions are independent", "subtract their mean first"):
+        DensityRatioModel(basis).fit([far + rng.normal(0, 1, 200), far + rng.normal(0.3, 1.4, 150)])
+
+
 @pytest.mark.parametrize(
     ("samples", "says"),
     [

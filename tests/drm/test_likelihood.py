@@ -121,3 +121,9 @@ def test_06_the_reference_is_not_identified(slope: list[float], seed: int) -> No
 def test_impossible_tilts_are_refused() -> None:
     with refused("no reference on these observations"):
         solve_multipliers(np.full((5, 2), 1.0))
+
+
+def test_tilts_that_overflow_are_refused() -> None:
+    tilts = np.array([[0.0, 0.0], [0.0, 1200.0], [0.0, -3.0]])
+    with refused("a log tilt of 1200 is above 700", "leave out observations far from the others"):
+        profile_log_likelihood(tilts, np.array([0, 1, 1]))

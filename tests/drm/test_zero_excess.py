@@ -81,3 +81,13 @@ def test_what_is_no_excess_of_zeros_is_refused() -> None:
     both = TwoPartFit.of(model, draw(np.random.default_rng(3), (0.2, 0.4), (0.0, 0.3)))
     with refused("correct it by 'bartlett' or 'none'"):
         both.homogeneity(Testing(correction="bootstrap"))
+
+
+def test_quantile_intervals_of_few_values_cover() -> None:
+    rng = np.random.default_rng(4)
+    times, hits = 200, 0
+    for _ in range(times):
+        samples = [np.where(rng.random(100) < 0.3, 0.0, 1.0 + (rng.random(100) < share)) for share in (0.7, 0.4)]
+        low, high = TwoPartFit.of(DensityRatioModel("identity"), samples).quantile_interval(0.5)
+        hits += low[0, 0] <= 1 <= high[0, 0]  # zeros and ones have a share of 0.51
+    assert hits >= binom.ppf(0.001, times, 0.95)

@@ -38,6 +38,17 @@ def test_p_values_count_the_samples_whose_label_was_no_likelier() -> None:
         AnswerCalibration().p_values(torch.ones(1, 3))
 
 
+def test_p_values_of_equal_samples_are_equal_though_batches_round_them_apart() -> None:
+    g = torch.Generator().manual_seed(0)
+    samples = 8 * torch.randn(6, 3, generator=g)  # few different ones: scores are tied
+    logits, labels = samples.repeat(10, 1), torch.arange(60) % 3
+    calibration = AnswerCalibration.fit(logits, labels)
+    probabilities = (samples.double() / calibration.temperature).softmax(1)
+    for sign in (-1, 1):
+        rounded = (samples.double() * (1 + sign * 2e-7) / calibration.temperature).softmax(1)
+        assert calibration.p_values(rounded).equal(calibration.p_values(probabilities))
+
+
 def test_own_queries_miss_their_label_as_rarely_as_promised() -> None:
     """Means over many draws of 19 calibration samples: (n + 1) x miss is a whole number, so the miss is exact."""
     for miss in (0.05, 0.1, 0.2):

@@ -37,6 +37,16 @@ def test_a_number_is_standardised_by_mean_and_deviation() -> None:
     assert column.scale == float(f"{np.std([1, 2, 6]):.6g}")
 
 
+@pytest.mark.parametrize(("mean", "deviation"), [(1.7001234567e9, 100.0), (123456789.0, 1.0), (123456789.0, 0.0)])
+def test_numbers_far_from_zero_are_centred_to_a_thousandth_of_their_deviation(mean: float, deviation: float) -> None:
+    values = np.random.default_rng(0).normal(mean, deviation, 200)
+    column = sums([repr(float(value)) for value in values]).column("time")
+    assert isinstance(column, NumberColumn)
+    assert abs(values.mean() - column.centre) <= 1e-3 * column.scale
+    halves = sums(*([repr(float(value)) for value in part] for part in (values[:70], values[70:])))
+    assert halves.column("time") == column
+
+
 def test_the_schema_does_not_depend_on_how_rows_are_divided() -> None:
     values = np.random.default_rng(1).normal(3.1, 2.7, 900).tolist()
     cells = [repr(value) for value in values]

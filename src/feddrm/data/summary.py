@@ -8,6 +8,8 @@ from torch import Tensor
 from feddrm.data.federation import Federation
 from feddrm.io.dataset_summary import GALLERY_SIZE, DatasetSummary
 
+CONSTANT = 1e-9  # deviation over mean, below which a column varies by rounding alone
+
 
 def dataset_summary(federation: Federation) -> DatasetSummary:
     """The counts of a federation, and pictures or column means of its clients."""
@@ -23,11 +25,12 @@ def dataset_summary(federation: Federation) -> DatasetSummary:
             gallery = torch.stack([_filled_up(c.view.pixels(c.test.x[:GALLERY_SIZE])) for c in federation.clients])
             labels = [c.test.y[:GALLERY_SIZE].tolist() for c in federation.clients]
         return DatasetSummary(facts | {"gallery_labels": labels}, gallery=gallery.cpu().numpy())
-    rows, count = [client.train.x for client in federation.clients], int(federation.sizes.sum())
-    mean = torch.stack([x.sum(0) for x in rows]).sum(0) / count
-    squares = torch.stack([(x - mean).square_().sum(0) for x in rows]).sum(0)
-    scale = (squares / (count - 1)).sqrt().clamp_min(1e-12)
-    means = torch.stack([(x.mean(0) - mean) / scale for x in rows])
+    count, own = int(federation.sizes.sum()), [client.train.x for client in federation.clients]
+    mean = torch.stack([x.sum(0, dtype=torch.float64) for x in own]).sum(0) / count
+    squares = torch.stack([(x - mean).square_().sum(0) for x in own]).sum(0)
+    scale = (squares / (count - 1)).sqrt()
+    scale[scale <= CONSTANT * mean.abs()] = torch.inf
+    means = torch.stack([(x.mean(0, dtype=torch.float64) - mean) / scale for x in own]).float()
     return DatasetSummary(facts, column_means=means.cpu().numpy())
 
 

@@ -17,7 +17,7 @@ from feddrm.drm.inference import estimates
 from feddrm.drm.inference.estimates import check_levels, normal_quantile, single_column, weighted_quantiles
 from feddrm.drm.inference.goodness_of_fit import GoodnessOfFit, goodness_of_fit
 from feddrm.drm.inference.hypothesis_tests import HypothesisTest, Testing, homogeneity, pairwise, without_terms
-from feddrm.drm.inference.quantile_tests import equal_quantiles, quantile_differences
+from feddrm.drm.inference.quantile_tests import equal_quantiles, quantile_difference_interval
 from feddrm.drm.inference.resampling import bootstrap, check_replicates
 from feddrm.drm.summary_text import coefficient_block, heading, two_columns
 from feddrm.drm.zero_excess import TwoPartFit
@@ -163,8 +163,7 @@ class Analysis:
         if self.single:
             facts["dominance"] = _interval_facts(estimates.dominance(fit), self.settings.confidence)
             if not self.two_part:
-                differences = quantile_differences(fit, self.settings.levels)
-                facts["quantile_differences"] = _interval_facts(differences, self.settings.confidence)
+                facts["quantile_differences"] = _difference_facts(fit, self.settings)
         return facts
 
     def _population(self, i: int) -> dict[str, Any]:
@@ -235,3 +234,9 @@ def _test_facts(test: HypothesisTest, adjusted: float | None) -> dict[str, Any]:
 def _interval_facts(estimate: estimates.Estimate, confidence: float) -> dict[str, Any]:
     low, high = estimate.interval(confidence)
     return {"value": estimate.value.tolist(), "low": low.tolist(), "high": high.tolist()}
+
+
+def _difference_facts(fit: DensityRatioFit, settings: AnalysisSettings) -> dict[str, Any]:
+    values = estimates.quantile(fit, settings.levels)
+    low, high = quantile_difference_interval(fit, settings.levels, settings.confidence)
+    return {"value": (values - values[0]).tolist(), "low": low.tolist(), "high": high.tolist()}

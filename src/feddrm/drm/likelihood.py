@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from feddrm.drm.basis import Floats
 from feddrm.errors import FeddrmError
 
+LARGEST = 700.0  # of log tilts: its exponential is still finite
+
 
 def reference_weights(log_tilts: Floats, multipliers: Floats) -> Floats:
     """The mass of the reference at every observation: ``1 / (N (1 + sum_l rho_l (e_l - 1)))``."""
@@ -24,6 +26,11 @@ def solve_multipliers(log_tilts: Floats) -> Floats:
     The constraint of the reference population itself, with ``e_l = 1`` everywhere, is always met, so its multiplier
     is not determined. It is set to one minus the sum of the others.
     """
+    if (largest := float(np.max(log_tilts))) > LARGEST:
+        raise FeddrmError(
+            f"a log tilt of {largest:.4g} is above {LARGEST:g}, and its exponential overflows: leave out observations "
+            f"far from the others; at the optimum, DensityRatioFit.profile_log_likelihood needs no multipliers"
+        )
     excess = np.expm1(log_tilts)
     free = np.abs(excess).max(0) > 1e-9
     g = excess[:, free]
@@ -58,7 +65,7 @@ def _pseudo_log(x: Floats, least: float) -> tuple[Floats, Floats, Floats]:
     ratio = np.where(low, x / least, 1.0)
     value = np.log(safe) - np.where(low, 1.5 - 2 * ratio + ratio**2 / 2, 0.0)
     first = np.where(low, (2 - ratio) / least, 1 / safe)
-    return value, first, -1 / safe**2
+    return value, first, -((1 / safe) ** 2)
 
 
 def profile_log_likelihood(log_tilts: Floats, owner: NDArray[np.intp]) -> float:

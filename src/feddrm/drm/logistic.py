@@ -40,11 +40,15 @@ class FeatureWhitening:
         constant = spread <= 1e-12 * np.maximum(1e-300, np.abs(features).max(0))
         scaled = (features - centre) / np.where(constant, 1.0, spread) * ~constant
         _, size, right = np.linalg.svd(scaled, full_matrices=False)
-        varies = size > 1e-10 * max(1.0, size.max(initial=0.0))
+        # Far from 0, powers differ by less than their rounding.
+        rounding = np.finfo(float).eps * np.abs(features).max(0) / np.where(constant, np.inf, spread)
+        least = max(1e-10 * size.max(initial=0.0), 100 * rounding.max(initial=0.0) * np.sqrt(len(features)))
+        varies = size > max(1e-10, least)
         if varies.sum() < features.shape[1] and not tolerate_dependence:
             raise FeddrmError(
                 f"only {varies.sum()} of the {features.shape[1]} basis functions are independent on these samples: "
-                f"take fewer (basis identity, or a function of yours), or a ridge above 0"
+                f"take fewer (basis identity, or a function of yours), or a ridge above 0; of numbers far from 0, "
+                f"subtract their mean first"
             )
         directions = right[varies].T / size[varies] * np.sqrt(len(features)) / np.where(constant, 1.0, spread)[:, None]
         return FeatureWhitening(centre, directions)

@@ -14,6 +14,7 @@ from feddrm.drm.basis import Floats, as_rows
 from feddrm.drm.density_ratio import DensityRatioFit, DensityRatioModel, Samples, named_samples
 from feddrm.drm.inference.estimates import (
     Estimate,
+    before_jumps,
     check_levels,
     distribution,
     mean,
@@ -102,13 +103,18 @@ class TwoPartFit:
     def quantile_interval(self, levels: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Floats]:
         """Limits of quantiles by inverting those of the distribution function, whose error has both parts."""
         wanted, centre = check_levels(levels), self.quantile(levels)
-        error = np.empty_like(centre)
-        for i, row in enumerate(centre):
+        reach, above = normal_quantile(confidence), self._error(centre)
+        below = np.maximum(above, self._error(before_jumps(single_column(self.positive), centre)))
+        return self._inverse(wanted - reach * below), self._inverse(wanted + reach * above)
+
+    def _error(self, points: Floats) -> Floats:
+        """The standard error of every population's distribution function at its row of points."""
+        error = np.empty_like(points)
+        for i, row in enumerate(points):
             below = distribution(self.positive, row)
             of_share = (1 - below.value[i]) ** 2 * self.shares[i] * (1 - self.shares[i]) / self.sizes[i]
             error[i] = np.sqrt(of_share + ((1 - self.shares[i]) * below.error[i]) ** 2)
-        reach = normal_quantile(confidence) * error
-        return self._inverse(wanted - reach), self._inverse(wanted + reach)
+        return error
 
     def _inverse(self, levels: Floats) -> Floats:
         above = (levels - self.shares[:, None]) / (1 - self.shares[:, None])

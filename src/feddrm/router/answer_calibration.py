@@ -17,7 +17,7 @@ from torch import Tensor
 
 from feddrm.errors import FeddrmError
 from feddrm.io.text import broken, json_bytes, read_json
-from feddrm.router.policy import client_slopes, consult, reliability, solve_temperature
+from feddrm.router.policy import TIED, client_slopes, consult, reliability, solve_temperature
 from feddrm.router.settings import Holdout
 
 FOLDS = Holdout(5, 5)
@@ -50,7 +50,7 @@ class AnswerCalibration:
         """
         if self.scores is None:
             raise FeddrmError(NO_SCORES)
-        smaller = torch.searchsorted(self.scores, probabilities.to(self.scores).contiguous(), right=True)
+        smaller = torch.searchsorted(self.scores, raised(probabilities.to(self.scores)).contiguous(), right=True)
         return (smaller + 1).double() / (len(self.scores) + 1)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -83,6 +83,11 @@ class AnswerCalibration:
             return cls(float(value), checked_scores(sorted_scores))
         except (TypeError, ValueError) as error:
             raise broken(file, "'scores' are no ascending probabilities", remedy) from error
+
+
+def raised(probabilities: Tensor) -> Tensor:
+    """Probabilities that reach those of equal samples, which other batches round to other numbers."""
+    return probabilities + TIED * probabilities * (1 - probabilities) + 1e-15
 
 
 def checked_scores(scores: Tensor | None) -> Tensor | None:
@@ -135,7 +140,7 @@ class HeldOutAnswers:
             found = answers[held].exp()
             counts = (len(own) + 1) * AnswerCalibration(temperature, right[:, 0].sort().values).p_values(found)
             log_classes[own[held]] = answers[held]
-            p_values[own[held]] = ((counts - (right[held] <= found).double()) / len(own)).to(p_values)
+            p_values[own[held]] = ((counts - (right[held] <= raised(found)).double()) / len(own)).to(p_values)
         return kept, cls(log_classes, p_values)
 
 

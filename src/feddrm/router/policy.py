@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ from feddrm.rules import RULES as RULES
 from feddrm.rules import Evidence, Posterior, Rule
 
 SCALES = (1e-2, 1e2)  # inverse temperatures
+TIED = 1e-4  # log-odds that differ by less are equal: float32 rounds those of equal samples apart, by batch
+FLOAT32 = 1e-6  # what a probability in float32 may lack of itself
+Number = TypeVar("Number", float, Tensor)
 
 
 def by_rule(logits: Tensor, log_prior: Tensor, rule: str) -> Tensor:
@@ -111,7 +114,7 @@ class Calibration:
         place = (1 - coverage) * (len(percentiles) - 1)
         low = int(place)
         high = min(low + 1, len(percentiles) - 1)
-        return percentiles[low] + (place - low) * (percentiles[high] - percentiles[low])
+        return _without_rounding(percentiles[low] + (place - low) * (percentiles[high] - percentiles[low]))
 
     def least_weight(self, rule: str, miss: float) -> float:
         """The smallest weight of a client in the conformal set that misses the true one with this probability."""
@@ -121,7 +124,7 @@ class Calibration:
             if rule not in RULES:
                 remedy = f"such sets are of origin, give rule {' or '.join(RULES)}"
             raise SettingError(f"miss={miss}: this router has no such conformal set for rule '{rule}': {remedy}")
-        return self.conformal[f"{rule}_{miss}"]
+        return _without_rounding(self.conformal[f"{rule}_{miss}"])
 
 
 def conformal_threshold(log_weights: Tensor, origin: Tensor, miss: float) -> float:
@@ -138,9 +141,14 @@ def conformal_threshold(log_weights: Tensor, origin: Tensor, miss: float) -> flo
     return float(own[rank - 1]) if rank >= 1 else 0.0
 
 
-def conformal_set(log_weights: Tensor, threshold: float | Tensor) -> Tensor:
+def conformal_set(log_weights: Tensor, threshold: Number) -> Tensor:
     """Which clients belong to each query's set: bool [N, m]. Queries [N, 1] may have thresholds of their own."""
-    return log_weights.exp() >= threshold
+    return log_weights.exp() >= _without_rounding(threshold)
+
+
+def _without_rounding(threshold: Number) -> Number:
+    """A threshold that samples tied with it reach in float32, too: of few different samples, many are."""
+    return threshold - threshold * (TIED * (1 - threshold) + FLOAT32)
 
 
 def client_slopes(logits: Tensor, target: Tensor, scale: float) -> ClientSums:

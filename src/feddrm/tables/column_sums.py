@@ -101,7 +101,10 @@ class ColumnSums:
             # Six digits: the schema is then the same however the rows are divided among clients.
             deviation = math.sqrt(self.squares / self.count) if self.count else 0.0
             scale = _six_digits(deviation) if deviation > 1e-9 * abs(self.mean) else 1.0
-            return NumberColumn(name, missing=self.missing, centre=_six_digits(self.mean), scale=scale)
+            # Up to twelve where six would leave numbers many deviations from zero.
+            further = math.ceil(math.log10(max(abs(self.mean) / scale, 1.0)))
+            centre = float(f"{self.mean:.{min(max(6, 3 + further), 12)}g}")
+            return NumberColumn(name, missing=self.missing, centre=centre, scale=scale)
         if not 2 <= len(self.levels) <= MOST_CATEGORIES:
             raise FeddrmError(
                 f"column '{name}' has {len(self.levels)} different texts, such as {quoted(min(self.levels))}: "

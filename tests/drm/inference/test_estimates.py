@@ -136,6 +136,17 @@ def test_a_quantile_does_not_miss_its_step_by_rounding() -> None:
         assert (inference.quantile(fit, 0.5) == n // 2 - 1).all(), n
 
 
+def test_quantile_intervals_of_zeros_and_ones_cover() -> None:
+    """Of two values the distribution function is certain at the larger one; the doubt is at the smaller."""
+    rng = np.random.default_rng(3)
+    times, hits = 200, 0
+    for _ in range(times):
+        fit = DensityRatioModel("identity").fit([(rng.random(100) < share) * 1.0 for share in (0.48, 0.6)])
+        low, high = inference.quantile_interval(fit, 0.5)
+        hits += low[0, 0] <= 0 <= high[0, 0]
+    assert hits >= binom.ppf(0.001, times, 0.95)
+
+
 def test_what_cannot_be_answered_is_refused() -> None:
     rng = np.random.default_rng(13)
     fit = DensityRatioModel().fit(draw(rng))

@@ -167,3 +167,23 @@ def test_what_cannot_be_tested_is_refused() -> None:
         Testing("score")
     with refused("3 bootstrap samples are too few"):
         Testing(replicates=3)
+
+
+@pytest.mark.parametrize(("basis", "far"), [("normal", 1e6), ("polynomial(3)", 1e4)])
+@pytest.mark.parametrize("how", [NONE, WALD])
+def test_samples_far_from_zero_have_the_tests_of_those_near_it(basis: str, far: float, how: Testing) -> None:
+    near = {name: np.round(x * 1024) / 1024 for name, x in three().items()}  # moved without rounding
+    moved = DensityRatioModel(basis).fit({name: x + far for name, x in near.items()})
+    fit = DensityRatioModel(basis).fit(near)
+    for test in (inference.homogeneity, lambda fit, how: inference.equality(fit, ["a", "c"], how)):
+        assert test(moved, how).statistic == pytest.approx(test(fit, how).statistic, rel=1e-4)
+
+
+def test_a_hypothesis_on_values_does_not_depend_on_the_units_of_its_rows() -> None:
+    fit = DensityRatioModel().fit(three())
+    matrix, value = np.array([[1.0, 0, 0, 0], [0, 1, 0, -1]]), np.array([0.2, 0.1])
+    plain = inference.linear_hypothesis(fit, matrix, value, NONE)
+    mixed = np.array([[1e6, 0.0], [1.0, 1e-3]])
+    assert inference.linear_hypothesis(fit, mixed @ matrix, mixed @ value, NONE).statistic == pytest.approx(
+        plain.statistic, rel=1e-6
+    )

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from scipy.optimize import minimize
-from scipy.stats import binom, chi2, norm
+from scipy.stats import binom, chi2, norm, poisson
 
-from feddrm.drm import DensityRatioModel, inference
+from feddrm.drm import DensityRatioFit, DensityRatioModel, inference
 from feddrm.drm.inference import quantile_tests
 from populations import three
 from refusal import refused
 
 
-def test_the_likelihood_ratio_at_a_cut_is_the_largest_over_all_weights() -> None:
-    """The constrained maximum over tilts and masses, by a general optimiser on a small sample."""
-    rng = np.random.default_rng(0)
-    samples = [rng.normal(0, 1, 12), rng.normal(0.5, 1, 10)]
-    fit = DensityRatioModel("identity").fit(samples)
+def _largest(fit: DensityRatioFit, within: Callable[[np.ndarray], list[float]], kind: str) -> float:
+    """The constrained maximum over tilts and masses, by a general optimiser; of a population's masses, ``within``."""
     x = fit.values[:, 0]
-    cut, level = float(np.sort(x)[10]), 0.5
-    found = quantile_tests._ratio_at(fit, level, [0, 1], cut)
-    below = (x <= cut) - level
 
     def tilts(v: np.ndarray) -> np.ndarray:
         return np.exp(v[-2] + v[-1] * x)
@@ -32,13 +28,45 @@ def test_the_likelihood_ratio_at_a_cut_is_the_largest_over_all_weights() -> None
     constraints = [
         {"type": "eq", "fun": lambda v: np.exp(v[: len(x)]).sum() - 1},
         {"type": "eq", "fun": lambda v: (np.exp(v[: len(x)]) * tilts(v)).sum() - 1},
-        {"type": "eq", "fun": lambda v: (np.exp(v[: len(x)]) * below).sum()},
-        {"type": "eq", "fun": lambda v: (np.exp(v[: len(x)]) * tilts(v) * below).sum()},
+        {"type": kind, "fun": lambda v: within(np.exp(v[: len(x)]))},
+        {"type": kind, "fun": lambda v: within(np.exp(v[: len(x)]) * tilts(v))},
     ]
     start = np.append(np.full(len(x), -np.log(len(x))), [0.0, 0.0])
     best = minimize(negative, start, method="SLSQP", constraints=constraints, options={"maxiter": 500, "ftol": 1e-12})
     assert best.success
-    assert found == pytest.approx(2 * (fit.profile_log_likelihood + best.fun), abs=1e-5)
+    return float(-best.fun)
+
+
+def test_the_likelihood_ratio_at_a_cut_is_the_largest_over_all_weights() -> None:
+    rng = np.random.default_rng(0)
+    samples = [rng.normal(0, 1, 12), rng.normal(0.5, 1, 10)]
+    fit = DensityRatioModel("identity").fit(samples)
+    x = fit.values[:, 0]
+    cut, level = float(np.sort(x)[10]), 0.5
+    found = quantile_tests._ratio_at(fit, level, [0, 1], cut)
+    best = _largest(fit, lambda mass: [mass @ ((x <= cut) - level)], "eq")
+    assert found == pytest.approx(2 * (fit.profile_log_likelihood - best), abs=1e-5)
+
+
+@pytest.mark.parametrize("cut", [1.0, 2.0, 3.0])
+@pytest.mark.parametrize("level", [0.3, 0.5])
+def test_among_equal_observations_a_quantile_is_a_jump_over_the_level(cut: float, level: float) -> None:
+    first = np.repeat([0.0, 1.0, 2.0, 3.0, 4.0], [6, 4, 3, 2, 1])
+    second = np.repeat([0.0, 1.0, 2.0, 3.0, 4.0], [1, 3, 3, 4, 3])
+    fit = DensityRatioModel("identity").fit([first, second])
+    x = fit.values[:, 0]
+    found = quantile_tests._ratio_at(fit, level, [0, 1], cut)
+    best = _largest(fit, lambda mass: [level - mass @ (x < cut), mass @ (x <= cut) - level], "ineq")
+    assert found == pytest.approx(2 * (fit.profile_log_likelihood - best), abs=1e-5)
+
+
+def test_equal_discrete_populations_are_not_told_apart() -> None:
+    rng = np.random.default_rng(2)
+    shares = {"a": [0.1, 0.2, 0.4, 0.2, 0.1], "b": [0.1, 0.2, 0.4, 0.2, 0.1], "c": [0.4, 0.3, 0.1, 0.1, 0.1]}
+    fit = DensityRatioModel("normal").fit({name: rng.choice(np.arange(5.0), 300, p=p) for name, p in shares.items()})
+    for level in (0.25, 0.5, 0.75):
+        assert inference.equal_quantiles(fit, level, ["a", "b"]).p_value > 0.05
+    assert inference.equal_quantiles(fit, 0.5, ["a", "c"]).p_value < 0.001
 
 
 def test_the_test_takes_the_best_cut() -> None:
@@ -63,6 +91,26 @@ def test_differences_are_against_any_population() -> None:
     assert (difference.error[1] < 1e-6).all()
     back = inference.quantile_differences(fit, [0.25, 0.5], against="a")
     np.testing.assert_allclose(back.error[1], difference.error[0])
+
+
+def test_limits_of_differences_are_normal_where_no_quantile_is_shared() -> None:
+    fit = DensityRatioModel().fit(three())
+    found = inference.quantile_difference_interval(fit, [0.25, 0.5], 0.9, against="b")
+    expected = inference.quantile_differences(fit, [0.25, 0.5], against="b").interval(0.9)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_limits_of_differences_of_counts_cover() -> None:
+    rng = np.random.default_rng(5)
+    levels, times = (0.25, 0.5, 0.75), 150
+    truth = poisson.ppf(levels, 5) - poisson.ppf(levels, 3)
+    hits = np.zeros(3)
+    for _ in range(times):
+        fit = DensityRatioModel("identity").fit([1.0 * rng.poisson(mean, 80) for mean in (3, 5)])
+        low, high = inference.quantile_difference_interval(fit, levels)
+        assert (low[0] == high[0]).all()
+        hits += (low[1] <= truth) & (truth <= high[1])
+    assert hits.min() >= binom.ppf(0.001, times, 0.95)
 
 
 @pytest.mark.slow

@@ -55,3 +55,15 @@ def test_a_column_that_depends_on_others_or_is_constant_adds_no_degree() -> None
     plain, more = score_test(*moments(first, second)), score_test(*moments(*wider))
     assert more.degrees == plain.degrees == 2
     assert more.statistic == pytest.approx(plain.statistic)
+
+
+@pytest.mark.parametrize("constant", [0.1, -3.3, 1e8 + 0.1, 0.0])
+def test_the_rounding_of_a_constant_column_is_no_difference(constant: float) -> None:
+    rng = np.random.default_rng(4)
+    first, second = rng.normal(size=(1000, 1)), rng.normal(size=(537, 1))
+    wider = [np.column_stack([rows, np.full(len(rows), constant)]) for rows in (first, second)]
+    plain, more = score_test(*moments(first, second)), score_test(*moments(*wider))
+    assert more.degrees == 1
+    assert more.statistic == pytest.approx(plain.statistic)
+    alone = score_test(*moments(*(rows[:, 1:] for rows in wider)))
+    assert (alone.statistic, alone.degrees, alone.p_value) == (0.0, 0, 1.0)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feddrm import Federation
+from feddrm.router import RouterSettings, fit_router
 from feddrm.router.fit.calibration import MISSES, STRANGER, LocalHeldOut, calibrate, quantiles
 from feddrm.router.policy import by_rule, conformal_set
 from feddrm.rules import RULES
@@ -72,3 +75,24 @@ def test_sets_of_clients_hold_new_queries_as_often_as_asked_where_the_network_le
     assert by_training.temperature == calibration.temperature, "test samples do not set what changes labels"
     within = conformal_set(log_weights, by_training.least_weight(rule, 0.1)).gather(1, origin[:, None])
     assert float(within.double().mean()) < 0.85, "thresholds of training samples let sets miss too often"
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_samples_that_are_tied_with_a_threshold_reach_it(rule: str) -> None:
+    """Of three columns of zeros and ones there are eight different samples, so many have the weight of a threshold."""
+    rng = np.random.default_rng(0)
+
+    def draw(count: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        shares = {"a": (0.2, 0.5, 0.7), "b": (0.6, 0.4, 0.3), "c": (0.5, 0.8, 0.5)}
+        return {name: (1.0 * (rng.random((count, 3)) < p), rng.integers(0, 2, count)) for name, p in shares.items()}
+
+    federation = Federation.from_arrays(draw(300), test=draw(200))
+    router = fit_router(None, {}, federation, RouterSettings(heads=False)).router
+    x = torch.cat([client.test.x for client in federation.clients])
+    origin = torch.arange(3).repeat_interleave(200)
+    for miss in MISSES:
+        within = router.route(x, rule=rule, miss=miss).within
+        assert within is not None
+        assert int(within.gather(1, origin[:, None]).sum()) >= 600 - int(601 * miss)
+    for coverage in (0.5, 0.8, 0.9):
+        assert int((~router.route(x, rule=rule, coverage=coverage).abstain).sum()) >= coverage * 600 - 1

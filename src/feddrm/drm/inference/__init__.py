@@ -23,7 +23,7 @@ from feddrm.drm.inference.hypothesis_tests import (
     pairwise,
     without_terms,
 )
-from feddrm.drm.inference.quantile_tests import equal_quantiles, quantile_differences
+from feddrm.drm.inference.quantile_tests import equal_quantiles, quantile_difference_interval, quantile_differences
 from feddrm.drm.inference.resampling import Bootstrap, bootstrap
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "mean",
     "pairwise",
     "quantile",
+    "quantile_difference_interval",
     "quantile_differences",
     "quantile_interval",
     "tilts",

@@ -120,15 +120,24 @@ def quantile(fit: DensityRatioFit, levels: ArrayLike) -> Floats:
 
 def quantile_interval(fit: DensityRatioFit, levels: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Floats]:
     """Confidence limits of quantiles, by inverting those of the distribution (Woodruff). Needs no density estimate."""
-    centre, x = quantile(fit, levels), single_column(fit)
-    below = [(x[:, None] <= row).astype(np.float64) for row in centre]
-    error = [np.sqrt(_variances(fit, influence_of_mean(fit, i, values))) for i, values in enumerate(below)]
-    reach = normal_quantile(confidence) * np.vstack(error)
-    probabilities = check_levels(levels)
+    centre, x, probabilities = quantile(fit, levels), single_column(fit), check_levels(levels)
+    reach = normal_quantile(confidence)
+
+    def error(points: Floats) -> Floats:
+        parts = [(x[:, None] <= row).astype(np.float64) for row in points]
+        return np.vstack([np.sqrt(_variances(fit, influence_of_mean(fit, i, part))) for i, part in enumerate(parts)])
+
+    above = error(centre)
+    below = np.maximum(above, error(before_jumps(x, centre)))
     return (
-        weighted_quantiles(x, fit.weights, probabilities - reach),
-        weighted_quantiles(x, fit.weights, probabilities + reach),
+        weighted_quantiles(x, fit.weights, probabilities - reach * below),
+        weighted_quantiles(x, fit.weights, probabilities + reach * above),
     )
+
+
+def before_jumps(x: Floats, points: Floats) -> Floats:
+    """Numbers just below the points that several observations share: a smaller quantile depends on what is there."""
+    return np.where((x == points[..., None]).sum(-1) > 1, np.nextafter(points, -np.inf), points)
 
 
 def quantile_estimate(fit: DensityRatioFit, levels: ArrayLike) -> tuple[Estimate, Floats]:

@@ -176,7 +176,11 @@ class _Constraint:
     def of(cls, fit: DensityRatioFit, matrix: Rows, value: Floats | None) -> _Constraint:
         slopes = np.hstack([np.zeros((len(fit.terms), 1)), fit.whitening.directions])
         whole = matrix @ np.kron(np.eye(len(fit.names) - 1), slopes)
-        return cls(whole, np.zeros(len(matrix)) if value is None else value, null_space(whole))
+        # As orthonormal rows: those of x and x^2 are nearly parallel where x is far from 0.
+        scale = np.linalg.norm(whole, axis=1)
+        rows, mix = np.linalg.qr((whole / scale[:, None]).T)
+        goal = np.zeros(len(matrix)) if value is None else np.linalg.solve(mix.T, value / scale)
+        return cls(np.asarray(rows.T), goal, null_space(rows.T))
 
     def refit(self, fit: DensityRatioFit, refits: Refits) -> Refits:
         """The fit to the data under the hypothesis, from the projection of the fit, or else of zero."""

@@ -11,6 +11,7 @@ from scipy.stats import chi2
 from feddrm.drm.basis import Floats
 
 RANK_TOLERANCE = 1e-9  # of the largest eigenvalue of the correlations: directions below it do not vary
+ROUNDING = 1e-12  # of its mean: a column that deviates less is constant
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +47,13 @@ def score_test(reference: SampleMoments, recent: SampleMoments) -> ScoreTest:
     share = n1 / (n0 + n1)
     within = (1 - share) * reference.covariance + share * recent.covariance
     pooled = within + share * (1 - share) * np.outer(difference, difference)
-    scale = np.sqrt(np.maximum(np.diag(pooled), np.finfo(float).tiny))
+    # A constant column has a variance and a difference of rounding errors.
+    size = np.maximum(np.abs(reference.mean), np.abs(recent.mean))
+    varies = np.diag(pooled) > (ROUNDING * size) ** 2
+    if not varies.any():
+        return ScoreTest(0.0, 0, 1.0)
+    difference, pooled = difference[varies], pooled[np.ix_(varies, varies)]
+    scale = np.sqrt(np.diag(pooled))
     values, vectors = np.linalg.eigh(pooled / np.outer(scale, scale))
     used = values > RANK_TOLERANCE * values[-1]
     whitened = (difference / scale) @ vectors[:, used] / np.sqrt(values[used])
