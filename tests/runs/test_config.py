@@ -136,6 +136,10 @@ def test_a_large_federation_is_evaluated_five_times_and_its_participants_in_betw
     assert [round for round in range(1, 41) if when.due(round, 40)] == [8, 16, 24, 32, 40]
 
 
+def test_a_large_federation_may_have_no_rounds() -> None:
+    Evaluation(**fill_in_evaluation({}, 0, 101)).check()  # feddrm.fit
+
+
 def test_given_settings_of_evaluation_are_kept_and_whole_ones_left_as_they_are() -> None:
     assert fill_in_evaluation({"window": 3}, 40, 1000) == {"window": 3, "every": 8, "participants": True}
     assert fill_in_evaluation({"every": 2, "participants": False}, 40, 1000)["participants"] is False

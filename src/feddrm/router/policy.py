@@ -43,7 +43,8 @@ def consult(log_weights: Tensor, log_classes: Tensor, k: int | None = None) -> T
         raise SettingError(f"consult {k} of {clients} clients: give 1 to {clients}")
     if k is not None and k < clients:
         top = log_weights.topk(k, dim=-1)
-        log_weights = torch.full_like(log_weights, -math.inf).scatter(-1, top.indices, top.values.log_softmax(-1))
+        log_weights = top.values.log_softmax(-1)
+        log_classes = log_classes[top.indices.T, torch.arange(len(log_weights), device=log_weights.device)]
     return (log_weights.T[:, :, None] + log_classes).logsumexp(0)
 
 

@@ -178,7 +178,7 @@ def fill_in_evaluation(given: Mapping[str, Any], rounds: int, clients: int) -> d
     """
     many = clients > MANY and not {"window", "every"} <= given.keys()
     window = given.get("window", 1 if many else max(1, min(rounds, max(5, min(50, rounds // 16)))))
-    every = -(-rounds // 5) if many else max(1, (rounds - window) // 20)
+    every = max(1, -(-rounds // 5) if many else (rounds - window) // 20)  # closed forms have no rounds
     return {"window": window, "every": every, **({"participants": True} if many else {}), **given}
 
 
