@@ -21,7 +21,7 @@ from feddrm.data.sources.labelled_samples import (
     check_same_clients,
     divide,
 )
-from feddrm.errors import FeddrmError, TableError, quoted, short_list
+from feddrm.errors import FeddrmError, SettingError, TableError, quoted, short_list
 from feddrm.io.run_files import check_client_names
 from feddrm.io.text import nfc, parse_float
 from feddrm.registry import nearest
@@ -59,9 +59,9 @@ class CsvSource:
     label: str
     client: str | None = None
     test: Paths | None = None
-    drop: Sequence[str] = ()
+    drop: str | Sequence[str] = ()
     schema: str | Path | TableSchema | None = None
-    categories: Sequence[str] = ()
+    categories: str | Sequence[str] = ()
     test_fraction: float = 0.3
     seed: int = 2025
     name: str | None = None
@@ -76,8 +76,11 @@ class CsvSource:
             )
         if self.client is None:
             check_client_names(name, [stem for stem, _ in tables])
-        drop = (self.drop,) if isinstance(self.drop, str) else tuple(self.drop)
+        drop, categories = _names(self.drop), _names(self.categories)
         auto = self.schema == AUTO
+        if categories and not auto:
+            remedy = "describe them in the schema" if self.schema else f"give schema='{AUTO}', too"
+            raise SettingError(f"{name}: categories={list(categories)} need schema='{AUTO}': {remedy}")
         schema = self.schema if isinstance(self.schema, TableSchema) else None
         if self.schema and not auto and schema is None:
             schema = TableSchema.load(str(self.schema))
@@ -91,18 +94,23 @@ class CsvSource:
             # The test files may lack the columns to drop.
             _, test_rows = _rows_by_client(test_tables, roles, schema, auto, columns)
         if auto:
-            schema = self._schema_from_sums(columns, train_rows, test_rows, division)
+            schema = self._schema_from_sums(columns, categories, train_rows, test_rows, division)
         train, test = labels_as_integers(_encoded(train_rows, schema), _encoded(test_rows, schema) or None)
         clients, classes = assemble(name, train, test, division)
         settings = {"label": self.label, "client": self.client, "drop": list(drop)}
-        settings |= {"schema": AUTO, "categories": list(self.categories)} if auto else {}
+        settings |= {"schema": AUTO, "categories": list(categories)} if auto else {}
         settings |= division.settings(test_given=test is not None)
         source = ", ".join(str(table.path) for _, table in tables)
         encoded = columns if schema is None else schema.encoded
         return FederationParts(name, clients, classes, source, settings, encoded, schema)
 
     def _schema_from_sums(
-        self, columns: Sequence[str], train: RowsByClient, test: RowsByClient, division: Division
+        self,
+        columns: Sequence[str],
+        categories: Sequence[str],
+        train: RowsByClient,
+        test: RowsByClient,
+        division: Division,
     ) -> TableSchema:
         """Mean and deviation are those of the training rows; every row tells its categories and gaps."""
         counted = {client: np.ones(len(rows.cells), dtype=bool) for client, rows in train.items()}
@@ -115,7 +123,7 @@ class CsvSource:
         parts += [(rows, np.zeros(len(rows.cells), dtype=bool)) for rows in test.values()]
         sums = dict.fromkeys(columns, ColumnSums())
         for rows, used in parts:
-            sums = merge_sums(sums, RawTable(tuple(columns), rows).sums(used.tolist(), self.categories))
+            sums = merge_sums(sums, RawTable(tuple(columns), rows).sums(used.tolist(), categories))
         return schema_from_sums(sums)
 
 
@@ -131,6 +139,11 @@ class Roles:
         object.__setattr__(self, "label", nfc(self.label))
         object.__setattr__(self, "client", self.client and nfc(self.client))
         object.__setattr__(self, "drop", tuple(map(nfc, self.drop)))
+
+
+def _names(given: str | Sequence[str]) -> tuple[str, ...]:
+    """The names of columns; a text is one name, not its letters."""
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _tables(paths: Paths) -> list[NamedTable]:
