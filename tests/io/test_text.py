@@ -18,6 +18,7 @@ from feddrm.io.text import (
     json_bytes,
     json_line,
     parse_float,
+    parse_whole,
     read_bytes,
     read_csv,
     read_json,
@@ -201,6 +202,14 @@ def test_csv_that_cannot_be_read_is_refused(path: Path) -> None:
 )
 def test_a_number_in_a_cell(text: str, number: float | None) -> None:
     assert parse_float(text) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1", 1), ("1.0", 1), ("-01.", -1), ("12345678901234567", 12345678901234567), ("1E5", None), ("9" * 5000, None)],
+)
+def test_a_whole_number_in_a_cell(text: str, number: int | None) -> None:
+    assert parse_whole(text) == number
 
 
 def test_json_line_is_one_line() -> None:

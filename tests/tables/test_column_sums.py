@@ -87,6 +87,17 @@ def test_texts_and_declared_codes_are_categories_of_all_clients_levels() -> None
     assert codes.codes == ("2", "3", "10")
 
 
+def test_spellings_of_one_whole_number_are_one_code() -> None:
+    """A column of codes with a gap at one client is saved as 1.0, 2.0 there."""
+    column = sums(["1", "2"], ["1.0", "3.0", ""], ["01", "x"], category=True).column("code")
+    assert isinstance(column, CategoryColumn)
+    assert column.codes == ("x", "1", "2", "3.0")
+    assert [column.value(cell) for cell in ("1", "1.0", "3", "x")] == [1, 1, 3, 0]
+    long = ["12345678901234567", "12345678901234568.0"]
+    with refused("categories: 1.23457e+16 is two codes"):
+        schema_from_sums({"code": sums(long, category=True)})
+
+
 @pytest.mark.parametrize("cells", [[], ["", "?"], ["4", "4"], ["1e8", "1e8"]])
 def test_constant_and_empty_columns_are_only_centred(cells: list[str]) -> None:
     column = sums(cells).column("x")

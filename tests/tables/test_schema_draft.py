@@ -52,6 +52,14 @@ def test_constant_and_empty_columns_have_constants_too(tmp_path: Path) -> None:
     )
 
 
+def test_spellings_of_one_whole_number_are_one_code(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("smoker\n0\n1\n")
+    (tmp_path / "b.csv").write_text("smoker\n0.0\n1.0\n?\n")
+    path = tmp_path / "schema.yaml"
+    path.write_bytes(draft_schema([tmp_path / "a.csv", tmp_path / "b.csv"]))
+    assert TableSchema.load(path).columns == (CategoryColumn("smoker", missing=True, categories={"0": "0", "1": "1"}),)
+
+
 def test_tables_that_give_no_schema_are_refused(table: Path, tmp_path: Path) -> None:
     with refused("no column 'ages' to leave out; did you mean 'age'?"):
         draft_schema([table], ["ages"])

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import unicodedata
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from feddrm.errors import FeddrmError
+
+WHOLE_NUMBER = re.compile(r"([+-]?\d{1,300})(\.0*)?")  # int refuses thousands of digits
 
 
 def broken(path: Path, why: str, remedy: str) -> FeddrmError:
@@ -142,6 +145,16 @@ def parse_float(text: str) -> float | None:
         return None if "_" in text else float(text)
     except ValueError:
         return None
+
+
+def parse_whole(text: str) -> int | None:
+    """The whole number that a cell holds, or None; 1, 01 and 1.0 are one.
+
+    It does not go through floats, which cannot tell codes of more than 15 digits (SNOMED CT) apart. A text with an
+    exponent is a name: 1E50 is a disease in ICD-11.
+    """
+    match = WHOLE_NUMBER.fullmatch(text)
+    return int(match[1]) if match else None
 
 
 def json_bytes(value: Any) -> bytes:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from feddrm.errors import FeddrmError, quoted
-from feddrm.io.text import parse_float
+from feddrm.io.text import parse_float, parse_whole
 from feddrm.tables.column_kinds import MAX_FLOAT32, CategoryColumn, NumberColumn, RawColumn, is_missing
 from feddrm.tables.table_schema import TableSchema
 
@@ -105,13 +105,25 @@ class ColumnSums:
             further = math.ceil(math.log10(max(abs(self.mean) / scale, 1.0)))
             centre = float(f"{self.mean:.{min(max(6, 3 + further), 12)}g}")
             return NumberColumn(name, missing=self.missing, centre=centre, scale=scale)
-        if not 2 <= len(self.levels) <= MOST_CATEGORIES:
+        codes = distinct_codes(self.levels)
+        if not 2 <= len(codes) <= MOST_CATEGORIES:
             raise FeddrmError(
-                f"column '{name}' has {len(self.levels)} different texts, such as {quoted(min(self.levels))}: "
+                f"column '{name}' has {len(codes)} different texts, such as {quoted(min(self.levels))}: "
                 f"drop it if it names or describes a single row (drop=['{name}']), or {DECLARE}"
             )
-        codes = sorted(self.levels, key=lambda code: (parse_float(code) or 0.0, code))
         return CategoryColumn(name, missing=self.missing, categories={code: code for code in codes})
+
+
+def distinct_codes(texts: Collection[str]) -> list[str]:
+    """Codes of categories in the order of their numbers, whole numbers in their shortest spelling.
+
+    1 and 1.0 are one code: where a column of whole numbers has a gap, many programs write 1.0.
+    """
+    spellings: dict[str | int, str] = {}
+    for text in sorted(texts, key=lambda text: (len(text), text)):
+        number = parse_whole(text)
+        spellings.setdefault(text if number is None else number, text)
+    return sorted(spellings.values(), key=lambda code: (parse_float(code) or 0.0, code))
 
 
 def table_sums(

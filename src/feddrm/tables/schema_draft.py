@@ -11,7 +11,7 @@ from feddrm.errors import FeddrmError
 from feddrm.io.text import nfc, parse_float, yaml_bytes
 from feddrm.registry import nearest
 from feddrm.tables.column_kinds import CategoryColumn, NumberColumn, RawColumn, is_missing
-from feddrm.tables.column_sums import MOST_CATEGORIES
+from feddrm.tables.column_sums import MOST_CATEGORIES, distinct_codes
 from feddrm.tables.csv_file import CsvTable, read_table
 from feddrm.tables.table_schema import TableSchema
 
@@ -49,7 +49,7 @@ def _column(name: str, tables: Sequence[CsvTable]) -> RawColumn:
     if len(numbers) == len(known) and len(set(numbers)) != 2:
         centre, scale = _constants(np.array(numbers))
         return NumberColumn(name, missing=missing, centre=centre, scale=scale)
-    codes = sorted(set(known), key=lambda code: (parse_float(code) or 0.0, code))
+    codes = distinct_codes(set(known))
     if not 2 <= len(codes) <= MOST_CATEGORIES:
         raise FeddrmError(
             f"column '{name}' has {len(codes)} different texts: correct it, or leave it out (--drop '{name}')"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from feddrm.data.sources.labelled_samples import (
 )
 from feddrm.errors import FeddrmError, SettingError, TableError, quoted, short_list
 from feddrm.io.run_files import check_client_names
-from feddrm.io.text import nfc, parse_float
+from feddrm.io.text import nfc, parse_float, parse_whole
 from feddrm.registry import nearest
 from feddrm.tables.column_sums import ColumnSums, merge_sums, schema_from_sums, table_sums
 from feddrm.tables.csv_file import PARQUET, CsvTable, frame_table, read_table
@@ -36,7 +35,6 @@ NamedTable = tuple[str, CsvTable]
 
 TABLES = (".csv", PARQUET)
 AUTO, FRAME = "auto", "data frame"
-WHOLE_NUMBER = re.compile(r"([+-]?\d+)(\.0*)?")
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,11 +303,7 @@ def _feature_columns(table: CsvTable, roles: Roles, wanted: tuple[str, ...] | No
 def labels_as_integers(
     train: SamplesByClient, test: SamplesByClient | None
 ) -> tuple[SamplesByClient, SamplesByClient | None]:
-    """Turn labels into integers if all labels are whole numbers, so that 0, 00 and 0.0 are one class.
-
-    The conversion does not go through floats, which cannot tell codes of more than 15 digits (SNOMED CT)
-    apart. A label with an exponent is a name: 1E50 is a disease in ICD-11.
-    """
+    """Turn labels into integers if all labels are whole numbers, so that 0, 00 and 0.0 are one class."""
     for samples in [*train.values(), *(test or {}).values()]:
         for i, label in enumerate(samples.labels):
             value = parse_float(str(label))
@@ -318,15 +312,15 @@ def labels_as_integers(
                     f"{samples.place(i)}: label {quoted(label)} is a measurement, not a class: "
                     f"divide it into classes, whole numbers or names"
                 )
-    if not all(WHOLE_NUMBER.fullmatch(str(label)) for samples in train.values() for label in samples.labels):
+    if any(parse_whole(str(label)) is None for samples in train.values() for label in samples.labels):
         return train, test
     return _with_integers(train), None if test is None else _with_integers(test)
 
 
 def _with_integers(clients: SamplesByClient) -> SamplesByClient:
     def convert(label: Label) -> Label:
-        match = WHOLE_NUMBER.fullmatch(str(label))
-        return int(match[1]) if match else label
+        number = parse_whole(str(label))
+        return label if number is None else number
 
     return {
         client: replace(samples, labels=[convert(label) for label in samples.labels])
