@@ -163,7 +163,9 @@ def test_conformal_sets(router: Router, images: torch.Tensor) -> None:
 
 def test_arrays_and_lists_are_accepted_as_samples(router: Router, images: torch.Tensor) -> None:
     want = router.route(images).client
-    for form in (images.numpy(), images.long(), images.numpy().astype(np.int16), images.tolist()):
+    read_only = images.numpy().copy()
+    read_only.setflags(write=False)  # as pandas gives them
+    for form in (images.numpy(), read_only, images.long(), images.numpy().astype(np.int16), images.tolist()):
         assert torch.equal(router.route(form).client, want)
     floats = images.double() / 255 * 2 - 1
     assert torch.equal(router.route(floats.numpy()).client, want)

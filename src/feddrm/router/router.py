@@ -393,6 +393,7 @@ def as_tensor(x: Tensor | NDArray[Any] | Sequence[Any]) -> Tensor:
     if isinstance(x, Tensor):
         return x
     try:
-        return torch.from_numpy(np.ascontiguousarray(x))
+        # A copy of what is read-only, such as frame.to_numpy(): torch warns of it.
+        return torch.from_numpy(np.require(x, requirements=["C", "W"]))
     except (TypeError, ValueError) as error:
         raise FeddrmError("the samples are no array of numbers: give one row, or one image, for each") from error
