@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import math
 import os
@@ -188,8 +189,11 @@ def test_csv_that_cannot_be_read_is_refused(path: Path) -> None:
     path.write_text('x,y\n1,2\n"open,\nand never closed\n')
     with refused(f"{path}, line 3: not valid CSV", "correct it there"):
         read_csv(path, REMEDY)
-    path.write_bytes(b"x,y\n1,\xff\n")
-    with refused(f"{path} is not UTF-8 text (byte 6)", "save it as CSV in UTF-8"):
+    path.write_bytes(b"x,y\n" + b"1,2\n" * 40_000 + b"1,\xff\n")  # more than is read at once
+    with refused(f"{path} is not UTF-8 text (line 40002)", "save it as CSV in UTF-8"):
+        read_csv(path, REMEDY)
+    path.write_bytes(gzip.compress(b"x,y\n1,2\n"))
+    with refused(f"{path} is compressed: unpack it"):
         read_csv(path, REMEDY)
     path.unlink()
     path.mkdir()
