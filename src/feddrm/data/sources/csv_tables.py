@@ -34,6 +34,7 @@ RowsByClient = Mapping[str, "RawRows"]
 NamedTable = tuple[str, CsvTable]
 
 TABLES = (".csv", PARQUET)
+PACKED = (".gz", ".zip", ".bz2", ".xz", ".zst")
 AUTO, FRAME = "auto", "data frame"
 
 
@@ -159,7 +160,11 @@ def _tables(paths: Paths) -> list[NamedTable]:
             raise FeddrmError(f"{folder} does not exist: give the path of a .csv file, or of a folder of them")
         if not folder.is_dir():
             return [(folder.stem, read_table(folder))]
-        files = sorted(p for p in folder.iterdir() if p.suffix.lower() in TABLES and not p.name.startswith("."))
+        visible = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+        # To pass over a compressed table would lose a client without notice.
+        if packed := next((p for p in visible if p.suffix.lower() in PACKED and Path(p.stem).suffix in TABLES), None):
+            raise FeddrmError(f"{packed} is compressed: unpack it, or move it away")
+        files = [p for p in visible if p.suffix.lower() in TABLES]
         if not files:
             raise FeddrmError(f"{folder} holds no .csv file: put one per client there, or give their paths")
         return [(p.stem, read_table(p)) for p in files]
