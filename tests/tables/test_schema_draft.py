@@ -79,6 +79,9 @@ def test_a_cell_that_is_no_number_is_named(tmp_path: Path, cell: str, message: s
 def test_tables_that_give_no_schema_are_refused(table: Path, tmp_path: Path) -> None:
     with refused("no column 'ages' to leave out; did you mean 'age'?"):
         draft_schema([table], ["ages"])
+    (tmp_path / "c.csv").write_text("town,age\nOslo,1\nOslo,2\n?,3\n")
+    with refused("column 'town' has the text 'Oslo' wherever it has one: leave it out", "--drop 'town'"):
+        draft_schema([tmp_path / "c.csv"])
     (tmp_path / "b.csv").write_text("age\n1\n")
     with refused("b.csv and", "differ in column 'colour'"):
         draft_schema([table, tmp_path / "b.csv"])

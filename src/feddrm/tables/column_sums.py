@@ -109,7 +109,12 @@ class ColumnSums:
             centre = float(f"{self.mean:.{min(max(6, 3 + further), 12)}g}")
             return NumberColumn(name, missing=self.missing, centre=centre, scale=scale)
         codes = distinct_codes(self.levels)
-        if not 2 <= len(codes) <= MOST_CATEGORIES:
+        if len(codes) == 1:
+            raise FeddrmError(
+                f"column '{name}' has the text {quoted(codes[0])} wherever it has one: drop it, it tells nothing "
+                f"(drop=['{name}']), or {DECLARE}"
+            )
+        if len(codes) > MOST_CATEGORIES:
             raise FeddrmError(
                 f"column '{name}' has {len(codes)} different texts, such as {quoted(odd_text(self.levels))}: "
                 f"correct it, drop the column if it names or describes a single row (drop=['{name}']), or {DECLARE}"

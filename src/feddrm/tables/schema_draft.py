@@ -55,7 +55,12 @@ def _column(name: str, tables: Sequence[CsvTable]) -> RawColumn:
         table, row, _ = places[i]
         raise FeddrmError(f"{table.place(row)}: column '{name}' is {quoted(known[i])}: {DECIMAL_POINT}")
     codes = distinct_codes(set(known.values()))
-    if not 2 <= len(codes) <= MOST_CATEGORIES:
+    if len(codes) == 1:
+        raise FeddrmError(
+            f"column '{name}' has the text {quoted(codes[0])} wherever it has one: leave it out, it tells nothing "
+            f"(--drop '{name}')"
+        )
+    if len(codes) > MOST_CATEGORIES:
         raise FeddrmError(
             f"column '{name}' has {len(codes)} different texts, such as {quoted(odd_text(codes))}: "
             f"correct it, or leave the column out (--drop '{name}')"
