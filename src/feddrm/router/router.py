@@ -164,10 +164,11 @@ class Router:
         )
 
     def samples(self, x: Tensor | NDArray[Any] | Sequence[Any]) -> Tensor:
-        """Samples as a tensor. Rows of a data frame are taken by the names of columns, and encoded by the schema."""
+        """Samples as a tensor: a frame's columns by name, encoded by the schema; grey images with a channel."""
         names = [str(column) for column in getattr(x, "columns", ())]
         if not names or len(self.shape) != 1:
-            return as_tensor(x)
+            given = as_tensor(x)
+            return given[:, None] if given.ndim == 3 and (1, *given.shape[1:]) == self.shape else given
         frame: Any = x
         rows = frame.set_axis(names, axis=1)
         if self.schema is not None and not self.schema.is_encoded(names):
@@ -191,7 +192,7 @@ class Router:
         if self.shape and tuple(x.shape) == self.shape:
             raise FeddrmError(f"one sample of shape {self.shape}, the router wants a batch of them: give x[None]")
         if self.shape and tuple(x.shape[1:]) != self.shape:
-            raise FeddrmError(f"samples of shape {tuple(x.shape[1:])}, the router wants {self.shape}: resize them")
+            raise FeddrmError(f"samples of shape {tuple(x.shape[1:])}, the router wants {self.shape}: bring them to it")
         if len(self.shape) != 3 or x.is_floating_point():
             return x if x.dtype == torch.float32 else x.float()
         if self.own_scales:
@@ -389,11 +390,10 @@ def _reasons(abstain: Tensor, doubts: Mapping[str, Tensor]) -> tuple[str, ...]:
 
 
 def as_tensor(x: Tensor | NDArray[Any] | Sequence[Any]) -> Tensor:
-    """Samples as a tensor; what is no array of numbers is an error."""
+    """Samples as a tensor, a copy where they are read-only (torch warns of that); other than numbers are an error."""
     if isinstance(x, Tensor):
         return x
     try:
-        # A copy of what is read-only, such as frame.to_numpy(): torch warns of it.
         return torch.from_numpy(np.require(x, requirements=["C", "W"]))
     except (TypeError, ValueError) as error:
         raise FeddrmError("the samples are no array of numbers: give one row, or one image, for each") from error
