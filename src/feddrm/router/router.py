@@ -22,6 +22,7 @@ from feddrm.router.row_checks import RowChecks
 from feddrm.router.solver.client_statistics import logits_at
 from feddrm.router.solver.problem import Scaler
 from feddrm.rules import ROUTING_RULES, RULES, Competence, Density, Evidence, Posterior, Rule
+from feddrm.tables.query_rows import frame_rows
 from feddrm.tables.table_schema import TableSchema
 
 NOBODY = -1
@@ -165,26 +166,10 @@ class Router:
 
     def samples(self, x: Tensor | NDArray[Any] | Sequence[Any]) -> Tensor:
         """Samples as a tensor: a frame's columns by name, encoded by the schema; grey images with a channel."""
-        names = [str(column) for column in getattr(x, "columns", ())]
-        if not names or len(self.shape) != 1:
-            given = as_tensor(x)
-            return given[:, None] if given.ndim == 3 and (1, *given.shape[1:]) == self.shape else given
-        frame: Any = x
-        rows = frame.set_axis(names, axis=1)
-        if self.schema is not None and not self.schema.is_encoded(names):
-            return torch.from_numpy(self.schema.encode_named(rows.to_dict("records")))
-        columns = list(self.columns or names)
-        values = []
-        for name in columns:
-            if name not in names:
-                raise FeddrmError(f"the data frame has no column '{name}'{nearest(name, names)}: add it")
-            try:
-                values.append(rows[name].to_numpy(dtype=np.float32))
-            except (TypeError, ValueError) as error:
-                raise FeddrmError(
-                    f"column '{name}' of the data frame has no numbers ({error}): give numbers"
-                ) from error
-        return torch.from_numpy(np.stack(values, axis=1))
+        if len(self.shape) == 1 and len(getattr(x, "columns", ())):
+            return torch.from_numpy(frame_rows(x, self.columns, self.schema))
+        given = as_tensor(x)
+        return given[:, None] if given.ndim == 3 and (1, *given.shape[1:]) == self.shape else given
 
     def inputs(self, x: Tensor | NDArray[Any] | Sequence[Any]) -> Tensor:
         """Network inputs: raw images (whole numbers 0..255) are scaled, other numbers are taken as they are."""
