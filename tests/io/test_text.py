@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import math
 import os
@@ -18,6 +19,7 @@ from feddrm.io.text import (
     json_bytes,
     json_line,
     parse_float,
+    parse_whole,
     read_bytes,
     read_csv,
     read_json,
@@ -187,8 +189,11 @@ def test_csv_that_cannot_be_read_is_refused(path: Path) -> None:
     path.write_text('x,y\n1,2\n"open,\nand never closed\n')
     with refused(f"{path}, line 3: not valid CSV", "correct it there"):
         read_csv(path, REMEDY)
-    path.write_bytes(b"x,y\n1,\xff\n")
-    with refused(f"{path} is not UTF-8 text (byte 6)", "save it as CSV in UTF-8"):
+    path.write_bytes(b"x,y\n" + b"1,2\n" * 40_000 + b"1,\xff\n")  # more than is read at once
+    with refused(f"{path} is not UTF-8 text (line 40002)", "save it as CSV in UTF-8"):
+        read_csv(path, REMEDY)
+    path.write_bytes(gzip.compress(b"x,y\n1,2\n"))
+    with refused(f"{path} is compressed: unpack it"):
         read_csv(path, REMEDY)
     path.unlink()
     path.mkdir()
@@ -201,6 +206,14 @@ def test_csv_that_cannot_be_read_is_refused(path: Path) -> None:
 )
 def test_a_number_in_a_cell(text: str, number: float | None) -> None:
     assert parse_float(text) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1", 1), ("1.0", 1), ("-01.", -1), ("12345678901234567", 12345678901234567), ("1E5", None), ("9" * 5000, None)],
+)
+def test_a_whole_number_in_a_cell(text: str, number: int | None) -> None:
+    assert parse_whole(text) == number
 
 
 def test_json_line_is_one_line() -> None:

@@ -149,6 +149,12 @@ def test_unavailable_clients_are_not_asked(run: Path, images: Tensor, tmp_path: 
     assert opened.predict(images[:2], client="negative").answered == (("negative",), ("negative",))
 
 
+def test_fractions_of_white_are_refused(run: Path, images: Tensor) -> None:
+    for options in ({}, {"client": "fax"}):
+        with refused("queries: floats are network inputs", "whole numbers 0..255"):
+            Run.open(run).predict(images.float() / 255, **options)
+
+
 @pytest.mark.parametrize(
     ("options", "parts"),
     [

@@ -88,3 +88,15 @@ def test_wrong_arrays_are_one_line(picture: Path, tmp_path: Path) -> None:
         read_queries(router(2), [tmp_path / "b.npz"])
     with refused("none.npy"):
         read_queries(router(2), [tmp_path / "none.npy"])
+
+
+def test_fractions_of_white_are_not_taken_for_network_inputs(tmp_path: Path) -> None:
+    """Arrays in 0..1 are pixels in training, so their owner asks with them, too."""
+    x = np.linspace(0, 1, 32, dtype=np.float16).reshape(2, 1, 4, 4)
+    np.save(tmp_path / "x.npy", x)
+    with refused("x.npy: floats are network inputs", "lie in 0..1", "whole numbers 0..255"):
+        read_queries(router(1, 4, 4), [tmp_path / "x.npy"])
+    unscaled = replace(router(1, 4, 4), input_mean=(0.0,), input_std=(1.0,))
+    assert read_queries(unscaled, [tmp_path / "x.npy"])[0].shape == x.shape
+    np.save(tmp_path / "x.npy", 2 * x - 1)
+    assert read_queries(router(1, 4, 4), [tmp_path / "x.npy"])[0].min() == -1

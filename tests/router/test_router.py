@@ -163,12 +163,19 @@ def test_conformal_sets(router: Router, images: torch.Tensor) -> None:
 
 def test_arrays_and_lists_are_accepted_as_samples(router: Router, images: torch.Tensor) -> None:
     want = router.route(images).client
-    for form in (images.numpy(), images.long(), images.numpy().astype(np.int16), images.tolist()):
+    read_only = images.numpy().copy()
+    read_only.setflags(write=False)  # as pandas gives them
+    for form in (images.numpy(), read_only, images.long(), images.numpy().astype(np.int16), images.tolist()):
         assert torch.equal(router.route(form).client, want)
     floats = images.double() / 255 * 2 - 1
     assert torch.equal(router.route(floats.numpy()).client, want)
+    grey = images[:, 0]
+    assert torch.equal(router.route(grey).client, want)  # as Federation.from_arrays takes them
+    assert torch.equal(router.route(grey[:1]).client, want[:1])
     with refused("one sample", "x[None]"):
-        router.route(images[0])
+        dataclasses.replace(router, shape=(3, 8, 8)).route(torch.zeros(3, 8, 8))
+    with refused("samples of shape (8, 1), the router wants (1, 8, 8): bring them to it"):
+        router.route(images.transpose(1, 3)[:, 0])
     with refused("pixels from", "0..255"):
         router.route(images.long() * 2)
     with refused("no array of numbers"):

@@ -183,7 +183,8 @@ def test_the_extractor_travels_with_the_run(tmp_path: Path):
 @pytest.mark.parametrize(
     ("settings", "parts"),
     [
-        ({"method": FedAvg()}, ("rounds=0", "at least 1")),
+        ({"method": FedAvg()}, ("method 'fedavg' has rounds: train it with 'feddrm train'", "fed3r or fedlda")),
+        ({"method": "fedavg", "rounds": 5}, ("method 'fedavg' has rounds",)),
         ({"rounds": 5}, ("fed3r has no rounds, not 5",)),
         ({"model": Mlp()}, ("needs frozen features", "--model identity")),
         ({"method": Fed3R(ridge=-1.0)}, ("ridge=-1.0",)),

@@ -87,6 +87,17 @@ def test_texts_and_declared_codes_are_categories_of_all_clients_levels() -> None
     assert codes.codes == ("2", "3", "10")
 
 
+def test_spellings_of_one_whole_number_are_one_code() -> None:
+    """A column of codes with a gap at one client is saved as 1.0, 2.0 there."""
+    column = sums(["1", "2"], ["1.0", "3.0", ""], ["01", "x"], category=True).column("code")
+    assert isinstance(column, CategoryColumn)
+    assert column.codes == ("x", "1", "2", "3.0")
+    assert [column.value(cell) for cell in ("1", "1.0", "3", "x")] == [1, 1, 3, 0]
+    long = ["12345678901234567", "12345678901234568.0"]
+    with refused("categories: 1.23457e+16 is two codes"):
+        schema_from_sums({"code": sums(long, category=True)})
+
+
 @pytest.mark.parametrize("cells", [[], ["", "?"], ["4", "4"], ["1e8", "1e8"]])
 def test_constant_and_empty_columns_are_only_centred(cells: list[str]) -> None:
     column = sums(cells).column("x")
@@ -95,12 +106,28 @@ def test_constant_and_empty_columns_are_only_centred(cells: list[str]) -> None:
 
 
 def test_columns_that_cannot_be_told() -> None:
-    with refused("column 'x' has numbers at some clients and text such as 'low' at others", "name it in categories"):
+    with refused("column 'x' has numbers at some clients and text such as 'low' at others", "the column in categories"):
         sums(["1", "2"], ["low"]).column("x")
     with refused("column 'pid' has 40 different texts, such as 'p0'", "drop=['pid']"):
         sums([f"p{i}" for i in range(40)]).column("pid")
-    with refused("column 'only' has 1 different texts"):
+    with refused("column 'only' has the text 'same' wherever it has one: drop it", "drop=['only']"):
         sums(["same", "same"]).column("only")
+
+
+def test_the_one_text_in_a_column_of_numbers_is_named() -> None:
+    """The first text in the order of the alphabet would be a number, and nothing would be wrong with it."""
+    with refused("column 'age' has 41 different texts, such as 'n.k.': correct it, drop the column"):
+        sums([*map(str, range(40)), "n.k."]).column("age")
+    with refused("column 'age' has numbers at some clients and text such as 'n.k.' at others: correct it"):
+        sums(["1", "2"], ["1", "n.k."]).column("age")
+
+
+def test_decimal_commas_are_refused_not_taken_for_categories() -> None:
+    with refused("row 2: column 'dose' is '1,5': write numbers with a decimal point", "name it in categories"):
+        table_sums(["dose"], [["1"], [""], ["1,5"]], [True] * 3, ())
+    assert sums(["1", "1,5"], category=True).levels == {"1", "1,5"}
+    assert sums(["1", "1,5,7"]).levels == {"1", "1,5,7"}
+    assert sums(["Bern, Nord", "1,5"]).levels == {"Bern, Nord", "1,5"}
 
 
 def test_sums_travel_as_plain_values_to_the_last_bit() -> None:

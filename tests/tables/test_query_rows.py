@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
 
+import numpy as np
+import pandas
+
 from feddrm.tables.column_kinds import CategoryColumn, NumberColumn
-from feddrm.tables.query_rows import read_rows
+from feddrm.tables.query_rows import frame_rows, read_rows
 from feddrm.tables.table_schema import TableSchema
 from refusal import refused
 
@@ -59,3 +63,20 @@ def test_an_unknown_column_of_a_query_is_named_unless_it_is_ignored(tmp_path: Pa
         read_rows(one(tmp_path, "age", "60"), SCHEMA.encoded, 3, SCHEMA)
     with refused("all.csv, row 2: column 'sex' is 'x'", "female"):
         read_rows(one(tmp_path, "sex,age", "x,60"), SCHEMA.encoded, 3, SCHEMA)
+
+
+def test_names_of_a_frames_columns_may_be_composed_otherwise() -> None:
+    """A Mac writes 'ö' as two characters. The frame that was trained on was refused as a query."""
+    schema = TableSchema((NumberColumn("größe", centre=50, scale=10),))
+    for form in ("NFC", "NFD"):
+        frame = pandas.DataFrame({unicodedata.normalize(form, "größe"): [60.0]})
+        assert frame_rows(frame, ("größe",), None).tolist() == [[60]]
+        assert frame_rows(frame, ("größe",), schema).tolist() == [[1]]
+
+
+def test_two_columns_of_one_name_are_refused() -> None:
+    """By a schema the last one was taken; without one it was a stack trace."""
+    frame = pandas.DataFrame(np.ones((2, 3)), columns=["age", "dose", "age"])
+    for schema in (None, TableSchema((NumberColumn("age"), NumberColumn("dose")))):
+        with refused("the data frame has two columns 'age': rename or remove one"):
+            frame_rows(frame, ("age", "dose"), schema)

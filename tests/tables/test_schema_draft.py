@@ -52,9 +52,36 @@ def test_constant_and_empty_columns_have_constants_too(tmp_path: Path) -> None:
     )
 
 
+def test_spellings_of_one_whole_number_are_one_code(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("smoker\n0\n1\n")
+    (tmp_path / "b.csv").write_text("smoker\n0.0\n1.0\n?\n")
+    path = tmp_path / "schema.yaml"
+    path.write_bytes(draft_schema([tmp_path / "a.csv", tmp_path / "b.csv"]))
+    assert TableSchema.load(path).columns == (CategoryColumn("smoker", missing=True, categories={"0": "0", "1": "1"}),)
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ("inf", "a.csv, row 4: column 'x' is 'inf', not a finite 32-bit number"),
+        ("1e300", "a.csv, row 4: column 'x' is '1e300', not a finite 32-bit number"),
+        ('"2,5"', "a.csv, row 4: column 'x' is '2,5': write numbers with a decimal point"),
+        ("n.k.", "column 'x' has 33 different texts, such as 'n.k.': correct it"),
+    ],
+)
+def test_a_cell_that_is_no_number_is_named(tmp_path: Path, cell: str, message: str) -> None:
+    cells = ["1", "", cell, *map(str, range(2, 33))]
+    (tmp_path / "a.csv").write_text("\n".join(["x,y", *(f"{cell},0" for cell in cells)]) + "\n")
+    with refused(message):
+        draft_schema([tmp_path / "a.csv"], ["y"])
+
+
 def test_tables_that_give_no_schema_are_refused(table: Path, tmp_path: Path) -> None:
     with refused("no column 'ages' to leave out; did you mean 'age'?"):
         draft_schema([table], ["ages"])
+    (tmp_path / "c.csv").write_text("town,age\nOslo,1\nOslo,2\n?,3\n")
+    with refused("column 'town' has the text 'Oslo' wherever it has one: leave it out", "--drop 'town'"):
+        draft_schema([tmp_path / "c.csv"])
     (tmp_path / "b.csv").write_text("age\n1\n")
     with refused("b.csv and", "differ in column 'colour'"):
         draft_schema([table, tmp_path / "b.csv"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+import pandas
 import pytest
 import torch
 from hypothesis import given
@@ -104,6 +106,31 @@ def test_what_cannot_be() -> None:
     with refused("all events are on day 3"):
         Survival.by_quantiles(label(3, 1), 4)
     with refused("here has a time of -3 days: give times from 0 up"):
-        TASK.check("here", label(-3, 1), TASK.names)
+        TASK.check("here", torch.tensor([-5]), TASK.names)
     with refused("here has 2 intervals, its task 3"):
         TASK.check("here", label(3, 1), ("a", "b"))
+
+
+def test_labels_of_arrays_and_frames_are_those_of_tensors() -> None:
+    days, event = [3.7, 0.0, 12.0], [True, False, True]
+    want = [7, 0, 25]
+    frame = pandas.DataFrame({"days": days, "event": event}, index=[5, 6, 7])
+    for form in (list, np.array, torch.tensor):
+        assert Survival.labels(form(days), form(event)).tolist() == want
+    assert Survival.labels(frame["days"], frame["event"]).tolist() == want
+
+
+@pytest.mark.parametrize(
+    ("days", "event", "message"),
+    [
+        ([1.0, math.nan], [0, 1], "days[1] is nan: give times from 0 up"),
+        ([-3, 1], [0, 1], "days[0] is -3"),
+        ([1, 2], [1, 2], "event[1] is 2: give 1 if the event was seen, else 0"),
+        ([1, 2], [math.nan, 1], "event[0] is nan"),
+        ([1, 2], [1], "days of shape (2,), events of (1,)"),
+    ],
+)
+def test_times_and_events_that_cannot_be_are_refused(days: list[float], event: list[float], message: str) -> None:
+    """A missing time was an event on day 0, and event 2 a censored day more."""
+    with refused(message):
+        Survival.labels(days, event)

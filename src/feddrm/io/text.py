@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import unicodedata
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from feddrm.errors import FeddrmError
+
+WHOLE_NUMBER = re.compile(r"([+-]?\d{1,300})(\.0*)?")  # int refuses thousands of digits
 
 
 def broken(path: Path, why: str, remedy: str) -> FeddrmError:
@@ -121,7 +124,7 @@ def read_csv(path: Path, remedy: str) -> list[tuple[int, list[str]]]:
                     rows.append((line, cells))
                 line = reader.line_num + 1  # a quoted cell may span several lines
     except UnicodeDecodeError as error:
-        raise FeddrmError(f"{path} is not UTF-8 text (byte {error.start}): save it as CSV in UTF-8") from error
+        raise _not_utf8(path) from error
     except csv.Error as error:
         raise FeddrmError(f"{path}, line {line}: not valid CSV ({error}): correct it there") from error
     except FileNotFoundError as error:
@@ -129,6 +132,19 @@ def read_csv(path: Path, remedy: str) -> list[tuple[int, list[str]]]:
     except OSError as error:
         raise FeddrmError(f"{path} cannot be read ({error.strerror}): {remedy}") from error
     return rows
+
+
+def _not_utf8(path: Path) -> FeddrmError:
+    """The error for a table that cannot be decoded. A reader of parts knows the place in its part only."""
+    data = path.read_bytes()
+    if data.startswith(b"\x1f\x8b"):
+        return FeddrmError(f"{path} is compressed: unpack it (gunzip), and give the .csv file")
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        return FeddrmError(f"{path} is not UTF-8 text (line {line}): save it as CSV in UTF-8")
+    return FeddrmError(f"{path} was changed while it was read: try again")
 
 
 def nfc(text: str) -> str:
@@ -142,6 +158,16 @@ def parse_float(text: str) -> float | None:
         return None if "_" in text else float(text)
     except ValueError:
         return None
+
+
+def parse_whole(text: str) -> int | None:
+    """The whole number that a cell holds, or None; 1, 01 and 1.0 are one.
+
+    It does not go through floats, which cannot tell codes of more than 15 digits (SNOMED CT) apart. A text with an
+    exponent is a name: 1E50 is a disease in ICD-11.
+    """
+    match = WHOLE_NUMBER.fullmatch(text)
+    return int(match[1]) if match else None
 
 
 def json_bytes(value: Any) -> bytes:

@@ -17,6 +17,7 @@ from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.run_files import RunFiles
 from feddrm.io.staging import Snapshot
 from feddrm.predictor.predictor import Predictor, class_names, named_sets, private_slots
+from feddrm.predictor.query_files import check_pixels
 from feddrm.registry import check_choice, nearest
 from feddrm.router import Decision, Router, load_router, read_manifest
 from feddrm.router.artifact import manifest_task
@@ -150,6 +151,7 @@ def answer_queries(  # noqa: PLR0913 (the options of a public method)
     if label_miss is not None:
         require_classes(task, "a label set", "leave out label_miss")
     samples = router.samples(x).detach().cpu()
+    check_pixels(samples, router.input_mean, "queries")
     number = len(samples)
     if client is None:
         decision = router.route(samples, views=views, **routing)
@@ -197,6 +199,7 @@ def answer_queries(  # noqa: PLR0913 (the options of a public method)
 def answers_of(predictor: Predictor, x: Tensor | NDArray[Any] | Sequence[Any]) -> Answers:
     """The answers of one client to all samples, without routing."""
     samples = predictor.router.samples(x).detach().cpu()
+    check_pixels(samples, predictor.router.input_mean, "queries")
     starts = range(0, max(1, len(samples)), CPU_QUERIES)  # of no samples, too, the answer has its form
     parts = [predictor([("inputs", samples[i : i + CPU_QUERIES].numpy())])[0] for i in starts]
     probabilities = torch.from_numpy(np.concatenate(parts))

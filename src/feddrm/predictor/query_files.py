@@ -29,6 +29,7 @@ def read_queries(
     """
     parts: list[Tensor] = []
     names: list[str] = []
+    mean = like.input_mean if isinstance(like, Router) else like.clients[0].view.mean
     for path in paths:
         if path.suffix.lower() in ARRAYS:
             samples, places = _read_array(like.shape, path)
@@ -41,9 +42,24 @@ def read_queries(
             raise FeddrmError(
                 f"{path} has values of type {samples.dtype}, {paths[0]} {parts[0].dtype}: ask about them apart"
             )
+        check_pixels(samples, mean, str(path))
         parts.append(samples)
         names += places
     return torch.cat(parts), names
+
+
+def check_pixels(samples: Tensor, mean: Sequence[float], where: str) -> None:
+    """Refuse pictures whose floats all lie in 0..1: fractions of white, which would be taken as network inputs.
+
+    Network inputs are negative wherever a pixel is darker than the ``mean``.
+    """
+    if samples.ndim != 4 or not samples.is_floating_point() or not samples.numel() or min(mean) <= 0:
+        return
+    if samples.min() >= 0 and samples.max() <= 1:
+        raise FeddrmError(
+            f"{where}: floats are network inputs, which are negative for dark pixels, but all of these lie in 0..1: "
+            f"give pixels as whole numbers 0..255, (x * 255).round().astype('uint8')"
+        )
 
 
 def _read_picture(shape: Sequence[int], path: Path) -> Tensor:

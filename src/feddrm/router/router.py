@@ -22,6 +22,7 @@ from feddrm.router.row_checks import RowChecks
 from feddrm.router.solver.client_statistics import logits_at
 from feddrm.router.solver.problem import Scaler
 from feddrm.rules import ROUTING_RULES, RULES, Competence, Density, Evidence, Posterior, Rule
+from feddrm.tables.query_rows import frame_rows
 from feddrm.tables.table_schema import TableSchema
 
 NOBODY = -1
@@ -164,26 +165,11 @@ class Router:
         )
 
     def samples(self, x: Tensor | NDArray[Any] | Sequence[Any]) -> Tensor:
-        """Samples as a tensor. Rows of a data frame are taken by the names of columns, and encoded by the schema."""
-        names = [str(column) for column in getattr(x, "columns", ())]
-        if not names or len(self.shape) != 1:
-            return as_tensor(x)
-        frame: Any = x
-        rows = frame.set_axis(names, axis=1)
-        if self.schema is not None and not self.schema.is_encoded(names):
-            return torch.from_numpy(self.schema.encode_named(rows.to_dict("records")))
-        columns = list(self.columns or names)
-        values = []
-        for name in columns:
-            if name not in names:
-                raise FeddrmError(f"the data frame has no column '{name}'{nearest(name, names)}: add it")
-            try:
-                values.append(rows[name].to_numpy(dtype=np.float32))
-            except (TypeError, ValueError) as error:
-                raise FeddrmError(
-                    f"column '{name}' of the data frame has no numbers ({error}): give numbers"
-                ) from error
-        return torch.from_numpy(np.stack(values, axis=1))
+        """Samples as a tensor: a frame's columns by name, encoded by the schema; grey images with a channel."""
+        if len(self.shape) == 1 and len(getattr(x, "columns", ())):
+            return torch.from_numpy(frame_rows(x, self.columns, self.schema))
+        given = as_tensor(x)
+        return given[:, None] if given.ndim == 3 and (1, *given.shape[1:]) == self.shape else given
 
     def inputs(self, x: Tensor | NDArray[Any] | Sequence[Any]) -> Tensor:
         """Network inputs: raw images (whole numbers 0..255) are scaled, other numbers are taken as they are."""
@@ -191,7 +177,7 @@ class Router:
         if self.shape and tuple(x.shape) == self.shape:
             raise FeddrmError(f"one sample of shape {self.shape}, the router wants a batch of them: give x[None]")
         if self.shape and tuple(x.shape[1:]) != self.shape:
-            raise FeddrmError(f"samples of shape {tuple(x.shape[1:])}, the router wants {self.shape}: resize them")
+            raise FeddrmError(f"samples of shape {tuple(x.shape[1:])}, the router wants {self.shape}: bring them to it")
         if len(self.shape) != 3 or x.is_floating_point():
             return x if x.dtype == torch.float32 else x.float()
         if self.own_scales:
@@ -389,10 +375,10 @@ def _reasons(abstain: Tensor, doubts: Mapping[str, Tensor]) -> tuple[str, ...]:
 
 
 def as_tensor(x: Tensor | NDArray[Any] | Sequence[Any]) -> Tensor:
-    """Samples as a tensor; what is no array of numbers is an error."""
+    """Samples as a tensor, a copy where they are read-only (torch warns of that); other than numbers are an error."""
     if isinstance(x, Tensor):
         return x
     try:
-        return torch.from_numpy(np.ascontiguousarray(x))
+        return torch.from_numpy(np.require(x, requirements=["C", "W"]))
     except (TypeError, ValueError) as error:
         raise FeddrmError("the samples are no array of numbers: give one row, or one image, for each") from error

@@ -11,7 +11,7 @@ from typing import Any
 
 from feddrm.data import Federation
 from feddrm.engine import RoundResult, State
-from feddrm.errors import FeddrmError
+from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import ClosedFormMethod, Method, Stage
 from feddrm.models import Model, is_trunk
 from feddrm.router import RouterSettings
@@ -53,6 +53,11 @@ def fit(
         >>> run.predict(embeddings[:2])
         Answers(2 labels for 2 queries, 2 classes)
     """
+    kind = type(method) if isinstance(method, Method) else Method.find(method)
+    if not kind.closed_form:
+        raise SettingError(
+            f"method '{kind.name}' has rounds: train it with 'feddrm train' (feddrm.train), or fit fed3r or fedlda"
+        )
     federation, reload_settings = load_data(data, data_settings)
     config = resolve(federation, data=reload_settings, method=method, model=model, **{"rounds": 0, **settings})
     check_sizes(federation)

@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from feddrm.errors import FeddrmError, quoted
-from feddrm.io.text import parse_float
+from feddrm.io.text import parse_float, parse_whole
 from feddrm.tables.column_kinds import MAX_FLOAT32, CategoryColumn, NumberColumn, RawColumn, is_missing
 from feddrm.tables.table_schema import TableSchema
 
 MOST_CATEGORIES = 30
 MOST_ROWS = 2**53  # sums of more cannot be added in double precision
+DECIMAL_POINT = "write numbers with a decimal point and no other separator, as 1234.5"
 DECLARE = "describe it in a schema file ('feddrm data schema' writes a first one)"
 
 
@@ -57,6 +58,8 @@ class ColumnSums:
         missing = len(known) < len(cells)
         numbers = {row: parse_float(text) for row, text in known.items()}
         if category or None in numbers.values():
+            if not category and (row := decimal_comma(known)) is not None:
+                raise FeddrmError(f"{where(row)} is {quoted(known[row])}: {DECIMAL_POINT}, or name it in categories")
             return cls(levels=frozenset(known.values()), missing=missing)
         used = []
         for row, value in numbers.items():
@@ -94,8 +97,8 @@ class ColumnSums:
         """The column that these sums describe: numbers are standardised, texts become categories."""
         if self.levels and self.count:
             raise FeddrmError(
-                f"column '{name}' has numbers at some clients and text such as {quoted(min(self.levels))} at others: "
-                f"name it in categories, or {DECLARE}"
+                f"column '{name}' has numbers at some clients and text such as {quoted(odd_text(self.levels))} at "
+                f"others: correct it, name the column in categories, or {DECLARE}"
             )
         if not self.levels:
             # Six digits: the schema is then the same however the rows are divided among clients.
@@ -105,13 +108,42 @@ class ColumnSums:
             further = math.ceil(math.log10(max(abs(self.mean) / scale, 1.0)))
             centre = float(f"{self.mean:.{min(max(6, 3 + further), 12)}g}")
             return NumberColumn(name, missing=self.missing, centre=centre, scale=scale)
-        if not 2 <= len(self.levels) <= MOST_CATEGORIES:
+        codes = distinct_codes(self.levels)
+        if len(codes) == 1:
             raise FeddrmError(
-                f"column '{name}' has {len(self.levels)} different texts, such as {quoted(min(self.levels))}: "
-                f"drop it if it names or describes a single row (drop=['{name}']), or {DECLARE}"
+                f"column '{name}' has the text {quoted(codes[0])} wherever it has one: drop it, it tells nothing "
+                f"(drop=['{name}']), or {DECLARE}"
             )
-        codes = sorted(self.levels, key=lambda code: (parse_float(code) or 0.0, code))
+        if len(codes) > MOST_CATEGORIES:
+            raise FeddrmError(
+                f"column '{name}' has {len(codes)} different texts, such as {quoted(odd_text(self.levels))}: "
+                f"correct it, drop the column if it names or describes a single row (drop=['{name}']), or {DECLARE}"
+            )
         return CategoryColumn(name, missing=self.missing, categories={code: code for code in codes})
+
+
+def odd_text(texts: Collection[str]) -> str:
+    """One of a column's texts, if possible one that is no number: it may be the only one in a column of numbers."""
+    return min(texts, key=lambda text: (parse_float(text) is not None, text))
+
+
+def decimal_comma(cells: Mapping[int, str]) -> int | None:
+    """The first row with a comma, if all cells would be numbers with a point in its place; else None."""
+    if any(parse_float(cell.replace(",", ".", 1)) is None for cell in cells.values()):
+        return None
+    return next((row for row, cell in cells.items() if "," in cell), None)
+
+
+def distinct_codes(texts: Collection[str]) -> list[str]:
+    """Codes of categories in the order of their numbers, whole numbers in their shortest spelling.
+
+    1 and 1.0 are one code: where a column of whole numbers has a gap, many programs write 1.0.
+    """
+    spellings: dict[str | int, str] = {}
+    for text in sorted(texts, key=lambda text: (len(text), text)):
+        number = parse_whole(text)
+        spellings.setdefault(text if number is None else number, text)
+    return sorted(spellings.values(), key=lambda code: (parse_float(code) or 0.0, code))
 
 
 def table_sums(

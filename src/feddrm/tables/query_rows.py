@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,3 +54,22 @@ def read_raw_rows(path: Path, schema: TableSchema, ignore: Sequence[str]) -> tup
     indices = [table.column_index(name, "a query", "add it, as in the training data") for name in schema.names]
     rows = [table.cells(row, indices, numbers=False) for row in range(len(table.rows))]
     return rows, [table.place(row) for row in range(len(rows))]
+
+
+def frame_rows(frame: Any, columns: tuple[str, ...] | None, schema: TableSchema | None) -> NDArray[np.float32]:
+    """The rows of a data frame as network inputs: its columns are found by name, and encoded by the schema."""
+    names = [nfc(str(column)) for column in frame.columns]
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise FeddrmError(f"the data frame has two columns '{twice[0]}': rename or remove one")
+    rows = frame.set_axis(names, axis=1)
+    if schema is not None and not schema.is_encoded(names):
+        return schema.encode_named(rows.to_dict("records"))
+    values = []
+    for name in columns or names:
+        if name not in names:
+            raise FeddrmError(f"the data frame has no column '{name}'{nearest(name, names)}: add it")
+        try:
+            values.append(rows[name].to_numpy(dtype=np.float32))
+        except (TypeError, ValueError) as error:
+            raise FeddrmError(f"column '{name}' of the data frame has no numbers ({error}): give numbers") from error
+    return np.stack(values, axis=1)

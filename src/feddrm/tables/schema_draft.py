@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from feddrm.errors import FeddrmError
+from feddrm.errors import FeddrmError, quoted
 from feddrm.io.text import nfc, parse_float, yaml_bytes
 from feddrm.registry import nearest
 from feddrm.tables.column_kinds import CategoryColumn, NumberColumn, RawColumn, is_missing
-from feddrm.tables.column_sums import MOST_CATEGORIES
+from feddrm.tables.column_sums import DECIMAL_POINT, MOST_CATEGORIES, decimal_comma, distinct_codes, odd_text
 from feddrm.tables.csv_file import CsvTable, read_table
 from feddrm.tables.table_schema import TableSchema
 
@@ -42,17 +42,28 @@ def draft_schema(paths: Sequence[Path], leave_out: Sequence[str] = ()) -> bytes:
 
 
 def _column(name: str, tables: Sequence[CsvTable]) -> RawColumn:
-    cells = [row[table.header.index(name)] for table in tables for row in table.rows]
-    known = [cell for cell in cells if not is_missing(cell)]
+    places = [(table, row, table.header.index(name)) for table in tables for row in range(len(table.rows))]
+    cells = {i: table.rows[row][index] for i, (table, row, index) in enumerate(places)}
+    known = {i: cell for i, cell in cells.items() if not is_missing(cell)}
     missing = len(known) < len(cells)
-    numbers = [number for cell in known if (number := parse_float(cell)) is not None]
-    if len(numbers) == len(known) and len(set(numbers)) != 2:
-        centre, scale = _constants(np.array(numbers))
+    numbers = {parse_float(cell) for cell in known.values()}
+    if None not in numbers and len(numbers) != 2:
+        values = [table.number(row, index) for table, row, index in (places[i] for i in known)]
+        centre, scale = _constants(np.array(values))
         return NumberColumn(name, missing=missing, centre=centre, scale=scale)
-    codes = sorted(set(known), key=lambda code: (parse_float(code) or 0.0, code))
-    if not 2 <= len(codes) <= MOST_CATEGORIES:
+    if (i := decimal_comma(known)) is not None:
+        table, row, _ = places[i]
+        raise FeddrmError(f"{table.place(row)}: column '{name}' is {quoted(known[i])}: {DECIMAL_POINT}")
+    codes = distinct_codes(set(known.values()))
+    if len(codes) == 1:
         raise FeddrmError(
-            f"column '{name}' has {len(codes)} different texts: correct it, or leave it out (--drop '{name}')"
+            f"column '{name}' has the text {quoted(codes[0])} wherever it has one: leave it out, it tells nothing "
+            f"(--drop '{name}')"
+        )
+    if len(codes) > MOST_CATEGORIES:
+        raise FeddrmError(
+            f"column '{name}' has {len(codes)} different texts, such as {quoted(odd_text(codes))}: "
+            f"correct it, or leave the column out (--drop '{name}')"
         )
     return CategoryColumn(name, missing=missing, categories={code: code for code in codes})
 

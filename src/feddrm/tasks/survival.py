@@ -12,12 +12,16 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.tasks.task import Task
+
+MOST_DAYS = 2**53  # floats count exactly so far
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,22 @@ class Survival(Task):
             raise SettingError(f"edges={list(self.edges)}: give the last days of two intervals or more, in order")
 
     @staticmethod
-    def labels(days: Tensor, event: Tensor) -> Tensor:
-        """The labels of patients that were followed for so many whole days, to the event or not."""
-        return 2 * days.long() + event.long()
+    def labels(days: ArrayLike | Tensor, event: ArrayLike | Tensor) -> Tensor:
+        """The labels of patients that were followed for so many days, to the event (1) or not (0).
+
+        Parts of a day are left out. Times and events that cannot be are refused: as labels they would be others.
+        """
+        times, events = (v if isinstance(v, Tensor) else torch.from_numpy(np.array(v)) for v in (days, event))
+        if times.shape != events.shape:
+            raise FeddrmError(f"days of shape {tuple(times.shape)}, events of {tuple(events.shape)}: give one of each")
+        for name, values, possible, remedy in (
+            ("days", times, (times >= 0) & (times <= MOST_DAYS), "give times from 0 up, or leave the patient out"),
+            ("event", events, (events == 0) | (events == 1), "give 1 if the event was seen, else 0"),
+        ):
+            if not bool(possible.all()):
+                row = int(possible.logical_not().nonzero()[0, 0])
+                raise FeddrmError(f"{name}[{row}] is {values[row].item():g}: {remedy}")
+        return 2 * times.long() + events.long()
 
     @classmethod
     def by_quantiles(cls, labels: Tensor, intervals: int) -> Survival:

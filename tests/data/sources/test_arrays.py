@@ -292,6 +292,7 @@ def test_data_frames_bring_their_names_and_agree_on_the_order() -> None:
     fed = from_arrays(frames(["age", "chol", 3], ["age", "chol", 3]))
     assert fed.columns == ("age", "chol", "3")
     assert from_arrays(frames(["a", "b", "c"], ["a", "b", "c"]), columns=["u", "v", "w"]).columns == ("u", "v", "w")
+    assert from_arrays(frames(["ö", "b", "c"], ["o\u0308", "b", "c"])).columns == ("ö", "b", "c")
     for other in (["chol", "age", "ca"], ["age", "chol", "thal"]):
         with refused("client 'lima' has the columns", "client 'oslo' age, chol, ca", "in the same order"):
             from_arrays(frames(["age", "chol", "ca"], other))

@@ -109,6 +109,22 @@ def test_columns_that_no_sums_describe_are_refused(tmp_path: Path) -> None:
         from_csv(one(tmp_path, *MIXED, "p,oslo,1,1e200,red,0"), label="ill", client="town", drop="pid", schema="auto")
 
 
+def test_one_column_of_categories_by_its_bare_name(tmp_path: Path) -> None:
+    """It was read letter by letter, and then columns c, o, d and e were meant."""
+    options: dict[str, Any] = {"label": "ill", "client": "town", "drop": "pid", "schema": "auto"}
+    one_name, several = (from_csv(one(tmp_path, *MIXED), **options, categories=c) for c in ("code", ["code"]))
+    assert one_name.digest() == several.digest()
+    assert one_name.settings["categories"] == ["code"]
+
+
+def test_categories_are_not_passed_over_where_no_schema_is_made(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"label": "ill", "client": "town", "drop": ["pid", "dose", "colour"]}
+    with refused("all: categories=['code'] need schema='auto': give schema='auto', too"):
+        from_csv(one(tmp_path, *MIXED), **options, categories=["code"])
+    with refused("categories=['sex'] need schema='auto': describe them in the schema"):
+        from_csv(one(tmp_path, *VISITS), label="ill", client="town", schema=SCHEMA, categories="sex")
+
+
 # Data frames
 
 

@@ -341,3 +341,12 @@ def test_a_path_that_is_not_there_and_a_list_that_is_none(tmp_path: Path) -> Non
     path = one(tmp_path, "x,z,c,y", "1,2,a,0", "2,3,b,1")
     with refused("has no column 'x,z' to drop", "write several as a list, [a, b]"):
         from_csv(path, label="y", client="c", drop="x,z")
+
+
+def test_a_compressed_table_in_a_folder_is_not_passed_over(tmp_path: Path) -> None:
+    for name in ("oslo.csv", "lima.csv", "pune.csv.gz", "notes.txt", "photos.zip"):
+        (tmp_path / name).write_text("x,y\n" + "1,0\n2,1\n" * 4)
+    with refused("pune.csv.gz is compressed: unpack it, or move it away"):
+        from_csv(tmp_path, label="y")
+    (tmp_path / "pune.csv.gz").unlink()
+    assert from_csv(tmp_path, label="y").names == ("lima", "oslo")

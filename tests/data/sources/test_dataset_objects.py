@@ -85,6 +85,8 @@ def test_a_flamby_class() -> None:
 def test_wrong_columns_and_clients_are_refused(table: Any) -> None:
     with refused("the dataset has no column 'agee' for an input; did you mean 'age'?"):
         Federation.from_dataset(table, inputs=["agee"], label="ill", client="town")
+    with refused("client 'lima': column 'town' holds text: encode it, or leave it out"):
+        Federation.from_dataset(table, inputs=["age", "town"], label="ill", client="town")
     with refused("the dataset has no column 'sick' for the label"):
         Federation.from_dataset(table, inputs=["age"], label="sick", client="town")
     with refused("one dataset has one client", "client=..."):

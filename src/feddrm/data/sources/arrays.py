@@ -98,7 +98,7 @@ def _frame_columns(name: str, clients: Sequence[ClientArrays]) -> tuple[str, ...
 
     Arrays made of frames with different columns would mix the columns up without an error.
     """
-    frames = [(client, tuple(map(str, x.columns))) for client, (x, _) in clients if hasattr(x, "columns")]
+    frames = [(client, tuple(nfc(str(c)) for c in x.columns)) for client, (x, _) in clients if hasattr(x, "columns")]
     if not frames:
         return None
     first_client, expected = frames[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
@@ -21,9 +20,9 @@ from feddrm.data.sources.labelled_samples import (
     check_same_clients,
     divide,
 )
-from feddrm.errors import FeddrmError, TableError, quoted, short_list
+from feddrm.errors import FeddrmError, SettingError, TableError, quoted, short_list
 from feddrm.io.run_files import check_client_names
-from feddrm.io.text import nfc, parse_float
+from feddrm.io.text import nfc, parse_float, parse_whole
 from feddrm.registry import nearest
 from feddrm.tables.column_sums import ColumnSums, merge_sums, schema_from_sums, table_sums
 from feddrm.tables.csv_file import PARQUET, CsvTable, frame_table, read_table
@@ -35,8 +34,8 @@ RowsByClient = Mapping[str, "RawRows"]
 NamedTable = tuple[str, CsvTable]
 
 TABLES = (".csv", PARQUET)
+PACKED = (".gz", ".zip", ".bz2", ".xz", ".zst")
 AUTO, FRAME = "auto", "data frame"
-WHOLE_NUMBER = re.compile(r"([+-]?\d+)(\.0*)?")
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +58,9 @@ class CsvSource:
     label: str
     client: str | None = None
     test: Paths | None = None
-    drop: Sequence[str] = ()
+    drop: str | Sequence[str] = ()
     schema: str | Path | TableSchema | None = None
-    categories: Sequence[str] = ()
+    categories: str | Sequence[str] = ()
     test_fraction: float = 0.3
     seed: int = 2025
     name: str | None = None
@@ -76,8 +75,11 @@ class CsvSource:
             )
         if self.client is None:
             check_client_names(name, [stem for stem, _ in tables])
-        drop = (self.drop,) if isinstance(self.drop, str) else tuple(self.drop)
+        drop, categories = _names(self.drop), _names(self.categories)
         auto = self.schema == AUTO
+        if categories and not auto:
+            remedy = "describe them in the schema" if self.schema else f"give schema='{AUTO}', too"
+            raise SettingError(f"{name}: categories={list(categories)} need schema='{AUTO}': {remedy}")
         schema = self.schema if isinstance(self.schema, TableSchema) else None
         if self.schema and not auto and schema is None:
             schema = TableSchema.load(str(self.schema))
@@ -91,18 +93,23 @@ class CsvSource:
             # The test files may lack the columns to drop.
             _, test_rows = _rows_by_client(test_tables, roles, schema, auto, columns)
         if auto:
-            schema = self._schema_from_sums(columns, train_rows, test_rows, division)
+            schema = self._schema_from_sums(columns, categories, train_rows, test_rows, division)
         train, test = labels_as_integers(_encoded(train_rows, schema), _encoded(test_rows, schema) or None)
         clients, classes = assemble(name, train, test, division)
         settings = {"label": self.label, "client": self.client, "drop": list(drop)}
-        settings |= {"schema": AUTO, "categories": list(self.categories)} if auto else {}
+        settings |= {"schema": AUTO, "categories": list(categories)} if auto else {}
         settings |= division.settings(test_given=test is not None)
         source = ", ".join(str(table.path) for _, table in tables)
         encoded = columns if schema is None else schema.encoded
         return FederationParts(name, clients, classes, source, settings, encoded, schema)
 
     def _schema_from_sums(
-        self, columns: Sequence[str], train: RowsByClient, test: RowsByClient, division: Division
+        self,
+        columns: Sequence[str],
+        categories: Sequence[str],
+        train: RowsByClient,
+        test: RowsByClient,
+        division: Division,
     ) -> TableSchema:
         """Mean and deviation are those of the training rows; every row tells its categories and gaps."""
         counted = {client: np.ones(len(rows.cells), dtype=bool) for client, rows in train.items()}
@@ -115,7 +122,7 @@ class CsvSource:
         parts += [(rows, np.zeros(len(rows.cells), dtype=bool)) for rows in test.values()]
         sums = dict.fromkeys(columns, ColumnSums())
         for rows, used in parts:
-            sums = merge_sums(sums, RawTable(tuple(columns), rows).sums(used.tolist(), self.categories))
+            sums = merge_sums(sums, RawTable(tuple(columns), rows).sums(used.tolist(), categories))
         return schema_from_sums(sums)
 
 
@@ -133,6 +140,11 @@ class Roles:
         object.__setattr__(self, "drop", tuple(map(nfc, self.drop)))
 
 
+def _names(given: str | Sequence[str]) -> tuple[str, ...]:
+    """The names of columns; a text is one name, not its letters."""
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
 def _tables(paths: Paths) -> list[NamedTable]:
     """(client, table) pairs; the client is the mapping's key or the file's stem. A folder means its tables."""
     if hasattr(paths, "columns"):
@@ -148,7 +160,11 @@ def _tables(paths: Paths) -> list[NamedTable]:
             raise FeddrmError(f"{folder} does not exist: give the path of a .csv file, or of a folder of them")
         if not folder.is_dir():
             return [(folder.stem, read_table(folder))]
-        files = sorted(p for p in folder.iterdir() if p.suffix.lower() in TABLES and not p.name.startswith("."))
+        visible = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+        # To pass over a compressed table would lose a client without notice.
+        if packed := next((p for p in visible if p.suffix.lower() in PACKED and Path(p.stem).suffix in TABLES), None):
+            raise FeddrmError(f"{packed} is compressed: unpack it, or move it away")
+        files = [p for p in visible if p.suffix.lower() in TABLES]
         if not files:
             raise FeddrmError(f"{folder} holds no .csv file: put one per client there, or give their paths")
         return [(p.stem, read_table(p)) for p in files]
@@ -292,11 +308,7 @@ def _feature_columns(table: CsvTable, roles: Roles, wanted: tuple[str, ...] | No
 def labels_as_integers(
     train: SamplesByClient, test: SamplesByClient | None
 ) -> tuple[SamplesByClient, SamplesByClient | None]:
-    """Turn labels into integers if all labels are whole numbers, so that 0, 00 and 0.0 are one class.
-
-    The conversion does not go through floats, which cannot tell codes of more than 15 digits (SNOMED CT)
-    apart. A label with an exponent is a name: 1E50 is a disease in ICD-11.
-    """
+    """Turn labels into integers if all labels are whole numbers, so that 0, 00 and 0.0 are one class."""
     for samples in [*train.values(), *(test or {}).values()]:
         for i, label in enumerate(samples.labels):
             value = parse_float(str(label))
@@ -305,15 +317,15 @@ def labels_as_integers(
                     f"{samples.place(i)}: label {quoted(label)} is a measurement, not a class: "
                     f"divide it into classes, whole numbers or names"
                 )
-    if not all(WHOLE_NUMBER.fullmatch(str(label)) for samples in train.values() for label in samples.labels):
+    if any(parse_whole(str(label)) is None for samples in train.values() for label in samples.labels):
         return train, test
     return _with_integers(train), None if test is None else _with_integers(test)
 
 
 def _with_integers(clients: SamplesByClient) -> SamplesByClient:
     def convert(label: Label) -> Label:
-        match = WHOLE_NUMBER.fullmatch(str(label))
-        return int(match[1]) if match else label
+        number = parse_whole(str(label))
+        return label if number is None else number
 
     return {
         client: replace(samples, labels=[convert(label) for label in samples.labels])

@@ -64,7 +64,12 @@ def _parts(data: Any, client: str | None) -> dict[str, Any]:
 def _pair(name: str, part: Any, inputs: str | Sequence[str], label: str) -> tuple[Any, list[Any]]:
     labels = list(_column(part, label, "the label"))
     if not isinstance(inputs, str):
-        return np.stack([np.asarray(_column(part, column, "an input")) for column in inputs], axis=1), labels
+        columns = [np.asarray(_column(part, column, "an input")) for column in inputs]
+        for column, values in zip(inputs, columns, strict=True):
+            # One column of text would make text of all, and an error would name another one.
+            if values.dtype.kind in "US":
+                raise FeddrmError(f"client '{name}': column '{column}' holds text: encode it, or leave it out")
+        return np.stack(columns, axis=1), labels
     samples = [np.asarray(sample) for sample in _column(part, inputs, "the input")]
     if len({sample.shape for sample in samples}) > 1:
         raise FeddrmError(f"client '{name}': column '{inputs}' has samples of several shapes: bring them to one")
