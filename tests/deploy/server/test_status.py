@@ -35,6 +35,14 @@ def test_a_complaint_is_logged_once_and_a_failure_every_time(tmp_path: Path) -> 
     assert (last_complaint(tmp_path) or "").endswith(" the run failed")
 
 
+def test_what_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
+    """As on a full disk. The run ends with its own reason; the server must go on."""
+    status = ServerStatus(tmp_path / "nowhere")
+    status.record("complaint", {"text": "oslo is unwell"})
+    status.record("failed", {"text": "cannot write the checkpoint"})
+    assert not list(tmp_path.iterdir())
+
+
 def test_sites_that_go_and_come_back_are_logged_and_the_status_stays(tmp_path: Path) -> None:
     status = ServerStatus(tmp_path)
     status.record("round finished", {"round": 1})

@@ -8,6 +8,7 @@ from pathlib import Path
 from feddrm.deploy.process_lock import only_process
 from feddrm.deploy.provision.project import make_project
 from feddrm.deploy.server.federation_settings import FederationSettings
+from feddrm.deploy.server.status import JOB, STOPPED
 from feddrm.deploy.watch.watch_state import NO_ANSWER, watch_state
 from training_folder import NAMES, REASON, training_folder
 
@@ -48,7 +49,11 @@ def test_the_router_the_end_and_a_failure(tmp_path: Path) -> None:
         status.record("fitting the router", {"round": 3, "step": 4, "question": "evaluate"})
         assert watch_state(server)["what"] == "fitting the router, message 4 (evaluate)"
         status.record("failed", {"text": "lima: no"})
+        assert watch_state(server)["failed"] is None, "it is wanted again"
+        (server / JOB).unlink()
         assert watch_state(server)["failed"] == "lima: no"
+        status.record("round finished", {"round": 3})  # as if a full disk had kept the failure from the status
+        assert watch_state(server)["failed"] == STOPPED
         (server / "runs" / "first" / "summary.json").write_text(json.dumps({"rounds": 3, "average_accuracy": 0.75}))
         state = watch_state(server)
     assert (state["what"], state["finished"], state["failed"], state["accuracy"]) == ("finished", True, None, 0.75)

@@ -10,7 +10,7 @@ from typing import Any
 from feddrm.deploy.process_lock import running
 from feddrm.deploy.records.event_log import read_events
 from feddrm.deploy.server.federation_file import read_members
-from feddrm.deploy.server.status import last_complaint, read_status
+from feddrm.deploy.server.status import last_complaint, read_status, why_stopped
 from feddrm.io.run_reader import RunReader
 from feddrm.io.text import read_config
 
@@ -33,7 +33,7 @@ def watch_state(server: Path) -> dict[str, Any]:
         "run": run,
         "running": process is not None,
         "what": _activity(status, summary, process),
-        "failed": status.get("text") if status.get("what") == "failed" and summary is None else None,
+        "failed": why_stopped(server, bool(history)) if summary is None else None,
         "finished": summary is not None,
         "round": history[-1]["round"] if history else 0,
         "rounds": read_config(folder.config_file)["rounds"] if folder.config_file.exists() else None,
