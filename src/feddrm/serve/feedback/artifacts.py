@@ -126,8 +126,8 @@ class Artifacts:
             if name not in loaded.names:
                 known = ", ".join(loaded.names)
                 raise FeddrmError(
-                    f"{self.settings.clients}: the router knows no client '{name}' (there are: {known}): remove it from "
-                    "the list, then start the gateway anew"
+                    f"{self.settings.clients}: the router knows no client '{name}' (there are: {known}): "
+                    "remove it from the list, then start the gateway anew"
                 )
         number = self.classes if isinstance(self.classes, int) else len(self.classes)
         if loaded.classes != number:
