@@ -106,7 +106,7 @@ def run(project: Path, on_status: Callable[[Mapping[str, Any]], None], seconds: 
     begin(project)
     while seconds is None or time.time() < began + seconds:
         wanted = (server / JOB).exists()  # before the status: what a run leaves is written before its job goes
-        current = read_status(server)
+        current = read_status(server, settings.run)
         if current is not None and current["time"] > began:
             on_status(current)
             if current["what"] == "failed":

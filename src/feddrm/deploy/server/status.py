@@ -69,20 +69,23 @@ class ServerStatus:
     def _write(self, entry: Mapping[str, Any]) -> None:
         self.entry = {**entry, "time": time.time()}
         with suppress(FeddrmError):  # a full disk ends a run with its own reason, not the server
+            if (self.folder / JOB).exists():  # the status stays when another run is chosen
+                self.entry["run"] = read_json(self.folder / JOB, "start the run again")["run"]
             write_atomically(self.folder / STATUS, json_line(self.entry))
 
 
-def read_status(folder: Path) -> dict[str, Any] | None:
-    """The last status of the server, None before its first."""
+def read_status(folder: Path, run: str) -> dict[str, Any] | None:
+    """The last status of a server's run, None before its first. One of an older version may be of any run."""
     path = folder / STATUS
-    return read_json(path, "remove it: the server writes it again") if path.exists() else None
+    status = read_json(path, "remove it: the server writes it again") if path.exists() else {}
+    return status if status and status.get("run", run) == run else None
 
 
-def why_stopped(folder: Path, begun: bool) -> str | None:
-    """Why nobody works on the unfinished run of a server; None while somebody does, and before it has ``begun``."""
+def why_stopped(folder: Path, run: str, begun: bool) -> str | None:
+    """Why nobody works on an unfinished run of a server; None while somebody does, and before it has ``begun``."""
     if (folder / JOB).exists():
         return None
-    status = read_status(folder) or {}
+    status = read_status(folder, run) or {}
     if status.get("what") == "failed":
         return str(status["text"])
     return STOPPED if begun else None

@@ -24,7 +24,7 @@ def watch_state(server: Path) -> dict[str, Any]:
     run, clients = read_members(server)
     folder = RunReader(server / "runs" / run)
     history, summary = folder.metrics(), folder.summary()
-    status, process = read_status(server) or {}, running(server)
+    status, process = read_status(server, run) or {}, running(server)
     events = read_events(server, EVENTS)
     last = last_by_site(events)
     waiting = status.get("waiting", {}) if process is not None and summary is None else {}
@@ -33,7 +33,7 @@ def watch_state(server: Path) -> dict[str, Any]:
         "run": run,
         "running": process is not None,
         "what": _activity(status, summary, process),
-        "failed": why_stopped(server, bool(history)) if summary is None else None,
+        "failed": why_stopped(server, run, bool(history)) if summary is None else None,
         "finished": summary is not None,
         "round": history[-1]["round"] if history else 0,
         "rounds": read_config(folder.config_file)["rounds"] if folder.config_file.exists() else None,
