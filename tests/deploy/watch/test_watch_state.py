@@ -9,7 +9,7 @@ from feddrm.deploy.process_lock import only_process
 from feddrm.deploy.provision.project import make_project
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.status import JOB, STOPPED
-from feddrm.deploy.watch.watch_state import NO_ANSWER, watch_state
+from feddrm.deploy.watch.watch_state import EVENTS, NO_ANSWER, watch_state
 from training_folder import NAMES, REASON, training_folder
 
 
@@ -34,6 +34,17 @@ def test_a_site_that_is_waited_for_has_its_reason_in_words(tmp_path: Path) -> No
     assert (oslo["bytes_sent"], oslo["bytes_received"], oslo["reason"]) == (3 * 2**20, 6 * 2**20, None)
     assert (lima["answered"], lima["asked"], lima["reason"]) == (1, 3, REASON)
     assert [event["event"] for event in state["events"]][-1] == "round finished"
+
+
+def test_a_site_that_is_missing_for_long_keeps_its_reason(tmp_path: Path) -> None:
+    """It is told once, and the events of the other sites push it out of the latest ones."""
+    server, status = training_folder(tmp_path)
+    for number in range(EVENTS + 1):
+        status.record("site answered", {"site": "oslo", "kind": "train", "round": number})
+    with only_process(server):
+        state = watch_state(server)
+    assert [site["reason"] for site in state["sites"]] == [None, REASON]
+    assert state["waiting"] == [{"site": NAMES[1], "since": 1000.0, "reason": REASON}]
 
 
 def test_a_server_that_does_not_run_waits_for_nobody(tmp_path: Path) -> None:

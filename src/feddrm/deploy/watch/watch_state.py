@@ -26,7 +26,9 @@ def watch_state(server: Path) -> dict[str, Any]:
     history, summary = folder.metrics(), folder.summary()
     status, process = read_status(server, run) or {}, running(server)
     events = read_events(server, EVENTS)
-    last = last_by_site(events)
+    # A site that is missing for long is told once, so its event may be among older ones; every round has the reason.
+    missing = history[-1].get("missing", {}) if history else {}
+    last = {name: {"reason": reason} for name, reason in missing.items()} | last_by_site(events)
     waiting = status.get("waiting", {}) if process is not None and summary is None else {}
     return {
         "time": time.time(),
