@@ -8,7 +8,7 @@ from typing import Any
 
 from feddrm.deploy.provision.project import make_project
 from feddrm.deploy.server.federation_settings import FederationSettings
-from feddrm.deploy.server.status import ServerStatus
+from feddrm.deploy.server.status import JOB, ServerStatus
 
 NAMES = ("oslo", "lima")
 REASON = "refused: holds <b>other</b> samples: put them back"
@@ -38,6 +38,7 @@ def training_folder(folder: Path) -> tuple[Path, ServerStatus]:
     (run / "config.yaml").write_text("rounds: 9\n")
     history = [entry(1, NAMES[:1]), entry(2, NAMES, missing={}), entry(3, NAMES[:1], missing={NAMES[1]: REASON})]
     (run / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in history))
+    (server / JOB).write_text(json.dumps({"run": "first"}))
     status = ServerStatus(server)
     about = {"kind": "train", "round": 3}
     status.record("round started", {"round": 3, "asked": list(NAMES)})

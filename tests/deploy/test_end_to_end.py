@@ -116,7 +116,9 @@ def test_every_kind_of_process_is_killed_and_the_outcome_is_that_of_one_process(
     until(lambda: running(folder / "server") is None, "the server to be gone", 10)
     assert local_cluster.up(folder) == ["server"]
     fitting = until(
-        lambda: (found := read_status(folder / "server")) and "step" in found and found, "the router's fit", LONG
+        lambda: (found := read_status(folder / "server", "first")) and "step" in found and found,
+        "the router's fit",
+        LONG,
     )
     assert fitting["round"] == ROUNDS
     os.kill(cluster_status.status(folder)["processes"]["server"], signal.SIGKILL)

@@ -33,6 +33,16 @@ def test_a_run_that_lasts_longer_than_the_given_seconds_goes_on(deployed: Make) 
     assert cluster_status.status(folder)["wanted"]
 
 
+def test_a_run_that_could_not_say_why_it_failed_is_not_waited_for(
+    deployed: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk the server ends the job, and cannot write the reason into its status."""
+    folder = deployed().folder
+    monkeypatch.setattr(local_cluster, "begin", lambda project: None)
+    with only_process(folder / "server"), refused("the run failed", "feddrm.log", "free the disk"):
+        local_cluster.run(folder, lambda status: None, seconds=10)
+
+
 def test_the_summary_of_a_finished_run_is_returned_without_a_server(deployed: Make) -> None:
     deployment = deployed(router=False)
     deployment.server().go()

@@ -61,7 +61,7 @@ def test_killed_processes_cost_a_masked_run_time_and_nothing_else(project: Deplo
     os.kill(pids["server"], signal.SIGKILL)
     until(lambda: running(folder / "server") is None, "the server to be gone", 10)
     assert local_cluster.up(folder) == ["server"]
-    until(lambda: "step" in (read_status(folder / "server") or {}), "the router's fit", LONG)
+    until(lambda: "step" in (read_status(folder / "server", "first") or {}), "the router's fit", LONG)
     os.kill(cluster_status.status(folder)["processes"]["server"], signal.SIGKILL)
     until(lambda: running(folder / "server") is None, "the server to be gone", 10)
     assert local_cluster.up(folder) == ["server"]
@@ -86,7 +86,7 @@ def test_a_masked_round_waits_for_a_site_that_is_too_slow(deployed: Callable[...
         until(lambda: len(history(made.folder)) >= 1, "a round", LONG)
         os.kill(running(pune) or 0, signal.SIGSTOP)
         waits = "the server to wait for pune"
-        until(lambda: str((read_status(server) or {}).get("for")).startswith("pune"), waits, LONG)
+        until(lambda: str((read_status(server, "first") or {}).get("for")).startswith("pune"), waits, LONG)
         os.kill(running(pune) or 0, signal.SIGCONT)
         summary = local_cluster.run(made.folder, lambda status: None, LONG)
     finally:

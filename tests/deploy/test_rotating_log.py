@@ -44,6 +44,13 @@ def test_our_lines_and_flowers_go_to_the_file_and_to_standard_error_without_colo
     assert (tmp_path / LOG).read_text() == text
 
 
+def test_a_full_disk_loses_lines_and_stops_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    file = RotatingLog(Path("/dev/full"))
+    file.line("no room")
+    file.close()
+    assert capsys.readouterr().err == ""
+
+
 def test_the_error_that_ends_a_process_is_in_its_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(FeddrmError), logging_to(tmp_path):
         raise FeddrmError("the port is taken: choose another")

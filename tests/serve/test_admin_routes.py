@@ -75,6 +75,24 @@ def test_outcomes_are_stored_shown_and_refused_with_the_right_status(
     asyncio.run(scenario())
 
 
+def test_a_use_log_that_fails_hides_no_metrics_and_blames_no_caller(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full disk: that is when the metrics of lost records are needed."""
+
+    async def scenario() -> None:
+        path = tmp_path / "uses.sqlite"
+        async with in_process(run, tmp_path, monkeypatch, use_log=path) as http:
+            path.write_bytes(b"no database")
+            assert "feddrm_audit_ok 1.0" in (await http.get("/metrics")).text
+            report = {"request_id": "a", "label": "1"}
+            for answer in (await http.post("/v1/outcomes", json=report), await http.get("/v1/outcomes")):
+                assert (answer.status_code, "Retry-After" in answer.headers) == (503, True)
+                assert str(tmp_path) not in answer.text
+
+    asyncio.run(scenario())
+
+
 def test_without_a_use_log_nothing_is_kept_and_outcomes_are_refused(
     run: Path, images: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

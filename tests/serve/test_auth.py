@@ -35,7 +35,7 @@ def test_a_changed_file_is_read_again_and_a_broken_one_leaves_the_old_keys(tmp_p
     new = add_key(path, "new", ["route"])
     assert keys.find(new) is not None
     whole = path.read_text()
-    for broken in (b"", b"lab: secret", b"{", b"\xff"):
+    for broken in (b"lab: secret", b"{", b"\xff"):
         path.write_bytes(broken)
         assert keys.find(key) is not None
     path.unlink()
@@ -45,6 +45,17 @@ def test_a_changed_file_is_read_again_and_a_broken_one_leaves_the_old_keys(tmp_p
     assert keys.find(new) is not None
     path.write_text("{}")
     assert keys.find(new) is None
+
+
+@pytest.mark.parametrize("left", ["", "\n", "# keys of the lab\n\n"])
+def test_the_last_key_is_revoked_as_any_other(tmp_path: Path, left: str) -> None:
+    path = tmp_path / "keys.yaml"
+    key = add_key(path, "lab", ["route"])
+    keys = ApiKeys(path)
+    path.write_text(left)
+    assert keys.find(key) is None
+    new = add_key(path, "new", ["route"])
+    assert keys.find(new) is not None
 
 
 def test_bad_files_names_and_scopes_are_errors(tmp_path: Path) -> None:

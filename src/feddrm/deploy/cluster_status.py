@@ -50,7 +50,7 @@ def status(project: Path) -> dict[str, Any]:
         "run": run,
         "processes": {name: running(folder) for name, folder in folders(project).items()},
         "wanted": (server / JOB).exists(),
-        "server": read_status(server),
+        "server": read_status(server, run),
         "complaint": last_complaint(server),
         "summary": read_summary(server, run),
     }

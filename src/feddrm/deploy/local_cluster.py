@@ -16,7 +16,7 @@ from feddrm.deploy.process_lock import running
 from feddrm.deploy.rotating_log import LOG
 from feddrm.deploy.server.federation_file import read_members
 from feddrm.deploy.server.federation_settings import FederationSettings
-from feddrm.deploy.server.status import JOB, read_status
+from feddrm.deploy.server.status import JOB, STOPPED, read_status
 from feddrm.deploy.site.site_settings import SiteSettings
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
@@ -105,7 +105,8 @@ def run(project: Path, on_status: Callable[[Mapping[str, Any]], None], seconds: 
     began = time.time()
     begin(project)
     while seconds is None or time.time() < began + seconds:
-        current = read_status(server)
+        wanted = (server / JOB).exists()  # before the status: what a run leaves is written before its job goes
+        current = read_status(server, settings.run)
         if current is not None and current["time"] > began:
             on_status(current)
             if current["what"] == "failed":
@@ -115,5 +116,7 @@ def run(project: Path, on_status: Callable[[Mapping[str, Any]], None], seconds: 
             return summary
         if running(server) is None:
             raise FeddrmError(f"the server in {server} has stopped: 'feddrm deploy up' and 'run' go on where it was")
+        if not wanted:
+            raise FeddrmError(f"the run failed: {STOPPED}")
         time.sleep(0.2)
     raise FeddrmError(f"not finished after {seconds:g} s: it goes on by itself, see 'feddrm deploy status'")

@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
@@ -36,7 +36,10 @@ class LineFormatter(logging.Formatter):
 
 
 class RotatingLog(RotatingFileHandler):
-    """A log file that begins anew at ``MOST_BYTES``; ``KEPT`` older ones stay, as ``.1``, ``.2`` and so on."""
+    """A log file that begins anew at ``MOST_BYTES``; ``KEPT`` older ones stay, as ``.1``, ``.2`` and so on.
+
+    On a full or read-only disk lines are lost. Whoever logs goes on.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, maxBytes=MOST_BYTES, backupCount=KEPT, encoding="utf-8", delay=True)
@@ -44,6 +47,13 @@ class RotatingLog(RotatingFileHandler):
 
     def line(self, text: str) -> None:
         self.handle(logging.makeLogRecord({"msg": text}))
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say nothing: logging would print a stack trace for every line."""
+
+    def close(self) -> None:
+        with suppress(OSError):  # what waits to be written finds no room
+            super().close()
 
 
 @contextmanager

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -35,6 +38,7 @@ from feddrm.serve.settings import first_problem
 from feddrm.serve.telemetry.audit import AuditRecord
 from feddrm.serve.telemetry.tracing import trace_id
 
+log = logging.getLogger("feddrm.serve")
 STATUS = {"unknown": 404, "conflict": 409, "late": 410}  # of problems with outcomes; 422 for all others
 NO_USE_LOG = "this gateway keeps no use log: start it with --use-log FILE"
 SHOWN_CLASSES = 20
@@ -96,7 +100,10 @@ def add_administration_routes(app: FastAPI, gateway: Gateway) -> None:
         gateway.metrics.waiting_rows.set(gateway.router.batcher.waiting)
         gateway.metrics.audit_ok.set(gateway.audit.trouble is None)
         if gateway.use_log is not None:
-            gateway.metrics.set_outcomes(await asyncio.to_thread(latest_figures, gateway.use_log.path))
+            figures: dict[str, dict[str, Any]] = {}
+            with contextlib.suppress(ApiError):  # a full disk must not hide the metrics that tell of it
+                figures = await _in_thread(latest_figures, gateway.use_log.path)
+            gateway.metrics.set_outcomes(figures)
         return Response(gateway.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -121,7 +128,7 @@ def add_outcome_routes(app: FastAPI, gateway: Gateway) -> None:
         caller, use_log = reporter if asked is None else asked, _use_log(gateway)
         outcomes = _read_outcomes(await read_body(request, gateway.settings), gateway.classes)
         try:
-            stored = await asyncio.to_thread(use_log.add_outcomes, outcomes, caller, reporter)
+            stored = await _in_thread(use_log.add_outcomes, outcomes, caller, reporter)
         except OutcomeProblem as problem:
             raise ApiError(STATUS.get(problem.kind, 422), str(problem)) from problem
         new = [one for one in stored if one is not None]
@@ -133,7 +140,18 @@ def add_outcome_routes(app: FastAPI, gateway: Gateway) -> None:
     async def outcomes(request: Request) -> Response:
         """Accuracy, calibration error and abstention over time and by artifact."""
         await authorise(request, gateway.access, "admin")
-        return json_response(await asyncio.to_thread(outcome_table, _use_log(gateway).path))
+        return json_response(await _in_thread(outcome_table, _use_log(gateway).path))
+
+
+async def _in_thread(work: Callable[..., Any], *arguments: object) -> Any:
+    """The result of work on the use log's file; where the file fails, which is no caller's fault, 503."""
+    try:
+        return await asyncio.to_thread(work, *arguments)
+    except OutcomeProblem:
+        raise
+    except (FeddrmError, sqlite3.Error) as error:
+        log.error("the use log fails", extra={"fields": {"reason": str(error)}})
+        raise ApiError(503, "the use log cannot be used now: try again in a while", {"Retry-After": "2"}) from error
 
 
 def _use_log(gateway: Gateway) -> UseLog:

@@ -8,10 +8,11 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.atomic import changing, write_atomically
-from feddrm.io.text import read_yaml, yaml_bytes
+from feddrm.io.text import read_text, read_yaml, yaml_bytes
 from feddrm.registry import nearest
 
 log = logging.getLogger("feddrm.serve")
@@ -76,7 +77,7 @@ def add_key(path: Path, name: str, scopes: Sequence[str]) -> str:
     """Add a new key to the file and return it. The file is created if needed; only its owner can read it."""
     chosen, key = sorted(_check_scopes(scopes)), secrets.token_urlsafe(32)
     with changing(path.parent):
-        entries = read_yaml(path, REMEDY) if path.exists() else {}
+        entries = _read_entries(path) if path.exists() else {}
         if name in {str(known) for known in entries}:
             raise FeddrmError(f"{path} has a key '{name}' already: choose another name, or remove its lines")
         entries[name] = {"sha256": key_digest(key), "scopes": chosen}
@@ -84,9 +85,15 @@ def add_key(path: Path, name: str, scopes: Sequence[str]) -> str:
     return key
 
 
+def _read_entries(path: Path) -> dict[str, Any]:
+    """The entries of a file; none of an empty one, because removing the lines of the last key must revoke it, too."""
+    lines = map(str.strip, read_text(path, REMEDY).splitlines())
+    return read_yaml(path, REMEDY) if any(line and not line.startswith("#") for line in lines) else {}
+
+
 def _read_callers(path: Path) -> dict[str, Caller]:
     callers: dict[str, Caller] = {}
-    for name, value in read_yaml(path, REMEDY).items():
+    for name, value in _read_entries(path).items():
         digest, scopes = (value.get("sha256"), value.get("scopes")) if isinstance(value, dict) else (None, None)
         if not isinstance(digest, str) or len(digest) != 64 or not isinstance(scopes, list):
             raise FeddrmError(f"{path}: key '{name}' needs sha256 and scopes: {REMEDY}")

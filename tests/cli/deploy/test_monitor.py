@@ -17,6 +17,7 @@ from rich.console import Console
 from feddrm.cli.deploy import monitor
 from feddrm.deploy.process_lock import only_process
 from feddrm.deploy.records.audit_trail import AUDIT, AuditTrail
+from feddrm.deploy.server.status import JOB
 from training_folder import NAMES, REASON, training_folder
 
 Call = Callable[..., CompletedProcess[str]]
@@ -47,6 +48,7 @@ def test_watch_as_json_is_the_state(feddrm: Call, tmp_path: Path) -> None:
 def test_a_failed_run_is_shown_with_its_reason_and_exit_code(feddrm: Call, tmp_path: Path) -> None:
     server, status = training_folder(tmp_path)
     status.record("failed", {"text": "lima: holds [other] samples"})
+    (server / JOB).unlink()
     with only_process(server):
         shown = feddrm("deploy", "watch", server, "--once")
     assert shown.returncode == 1

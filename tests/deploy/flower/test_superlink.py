@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from fastapi import HTTPException
 from flwr.common.constant import ACCESS_TOKEN_KEY, REFRESH_TOKEN_KEY
 from flwr.proto.control_pb2 import ListNodesRequest, RefreshAuthTokensRequest  # type: ignore[attr-defined]
@@ -17,7 +19,7 @@ from flwr.superlink.routers.fleet import node_auth, router
 from flwr.superlink.servicer.control.control_account_auth_interceptor import ControlAccountAuthInterceptor
 from flwr.superlink.servicer.control.control_handlers import refresh_auth_tokens
 
-from feddrm.deploy.flower.superlink import REASONS, TokenAuthPlugin, control_token, with_reason, with_words
+from feddrm.deploy.flower.superlink import NOT_YET, REASONS, TokenAuthPlugin, control_token, with_reason, with_words
 from feddrm.deploy.provision.certificates import new_key
 from feddrm.deploy.wire.key_files import fingerprint
 
@@ -66,7 +68,9 @@ def test_a_refresh_gives_no_token() -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_node_with_an_unregistered_key_is_told_so_and_noted(known: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_with_an_unregistered_key_is_told_so_and_noted(
+    known: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """One that is registered, but still counted as connected, is not."""
 
     def refuse(request: Any, state: Any) -> Any:
@@ -76,13 +80,31 @@ def test_a_node_with_an_unregistered_key_is_told_so_and_noted(known: bool, capsy
     state = SimpleNamespace(get_node_id_by_public_key=lambda key: 7 if known else None)
     request = SimpleNamespace(public_key=public_key_to_bytes(key))
     with pytest.raises(FlowerError) as caught:
-        with_reason(refuse)(request=request, state=state)  # type: ignore[call-arg]
+        with_reason(refuse, tmp_path)(request=request, state=state)  # type: ignore[call-arg]
     if known:
         assert (caught.value.public_details, capsys.readouterr().out) == (None, "")
     else:
         assert fingerprint(key) in str(caught.value.public_details)
         assert "add-site" in str(caught.value.public_details)
         assert fingerprint(key) in capsys.readouterr().out
+
+
+def test_a_member_that_comes_before_it_is_registered_is_no_stranger(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the first start sites may be faster than the server, which registers them."""
+
+    def refuse(request: Any, state: Any) -> Any:
+        raise FlowerError(ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED, "no")
+
+    key = new_key().public_key()
+    (tmp_path / "oslo.pub").write_bytes(key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    with pytest.raises(FlowerError) as caught:
+        with_reason(refuse, tmp_path)(
+            request=SimpleNamespace(public_key=public_key_to_bytes(key)),  # type: ignore[call-arg]
+            state=SimpleNamespace(get_node_id_by_public_key=lambda key: None),
+        )
+    assert (caught.value.public_details, capsys.readouterr().out) == (NOT_YET, "")
 
 
 def test_a_refused_signature_says_which_part_failed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,6 +67,24 @@ def test_lines_are_logged_with_their_time_and_without_colours_and_notes_are_pass
     assert notes == ["connected"]
 
 
+def test_notes_of_many_threads_stay_apart(tmp_path: Path) -> None:
+    notes: list[str] = []
+    script = "import threading; from feddrm.deploy.flower.supervisor import note\nfor i in range(4000): "
+    script += "threading.Thread(target=note, args=('a node is refused',)).start()"
+    supervisor = Supervisor([sys.executable, "-c", script], tmp_path, notes.append)
+    until(lambda: len(notes) >= 4000)
+    supervisor.stop()
+    assert set(notes) == {"a node is refused"}
+
+
+def test_only_their_owner_can_read_what_the_process_writes(tmp_path: Path) -> None:
+    script = "import sys, time; open(sys.argv[1], 'w').close(); time.sleep(60)"
+    supervisor = Supervisor([sys.executable, "-c", script, str(tmp_path / "link.db")], tmp_path)
+    until((tmp_path / "link.db").exists)
+    supervisor.stop()
+    assert (tmp_path / "link.db").stat().st_mode & 0o777 == 0o600
+
+
 def test_a_restart_is_not_reported_as_an_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     supervisor = Supervisor(SLEEPER, tmp_path)
     until(lambda: supervisor.process is not None)

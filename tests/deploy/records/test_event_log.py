@@ -27,6 +27,17 @@ def test_half_of_a_surrogate_pair_does_not_stop_the_writer(tmp_path: Path) -> No
     assert read_events(tmp_path)[0]["text"] == "\ud800"
 
 
+@pytest.mark.parametrize("last", [None, 1, 10])
+def test_a_cut_line_hides_no_other_event(tmp_path: Path, last: int | None) -> None:
+    """A killed process or a full disk may cut a line anywhere; the next event begins a new one."""
+    EventLog(tmp_path).write("first", {})
+    path = tmp_path / "events.jsonl"
+    path.write_text(path.read_text() + '{"time": 1, "event": "comp')
+    EventLog(tmp_path).write("second", {})
+    names = [event["event"] for event in read_events(tmp_path, last)]
+    assert names == (["second"] if last == 1 else ["first", "second"])
+
+
 def test_the_files_stay_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if several objects write from several threads; no line is cut."""
     monkeypatch.setattr(rotating_log, "MOST_BYTES", 2000)

@@ -6,16 +6,16 @@ import re
 from pathlib import Path
 
 from feddrm.deploy.records.event_log import read_events
-from feddrm.deploy.server.status import ServerStatus, last_complaint, read_status
+from feddrm.deploy.server.status import JOB, ServerStatus, last_complaint, read_status, why_stopped
 
 
 def test_the_last_status_is_read_back(tmp_path: Path) -> None:
-    assert read_status(tmp_path) is None
+    assert read_status(tmp_path, "first") is None
     status = ServerStatus(tmp_path)
     status.record("waiting", {"round": 0, "for": "lima"})
     status.record("round finished", {"round": 1, "answered": ["Zürich"]})
     status.record("complaint", {"text": "oslo is unwell"})
-    current = read_status(tmp_path)
+    current = read_status(tmp_path, "first")
     assert current is not None
     assert current.pop("time") > 0
     assert current == {"what": "training", "round": 1, "answered": ["Zürich"]}
@@ -35,6 +35,24 @@ def test_a_complaint_is_logged_once_and_a_failure_every_time(tmp_path: Path) -> 
     assert (last_complaint(tmp_path) or "").endswith(" the run failed")
 
 
+def test_the_status_of_one_run_is_not_that_of_the_next(tmp_path: Path) -> None:
+    status, job = ServerStatus(tmp_path), tmp_path / JOB
+    job.write_text('{"run": "first"}')
+    status.record("finished", {"round": 6})
+    assert (read_status(tmp_path, "first") or {})["what"] == "finished"
+    assert read_status(tmp_path, "second") is None
+    job.unlink()
+    assert why_stopped(tmp_path, "second", begun=False) is None
+
+
+def test_what_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
+    """As on a full disk. The run ends with its own reason; the server must go on."""
+    status = ServerStatus(tmp_path / "nowhere")
+    status.record("complaint", {"text": "oslo is unwell"})
+    status.record("failed", {"text": "cannot write the checkpoint"})
+    assert not list(tmp_path.iterdir())
+
+
 def test_sites_that_go_and_come_back_are_logged_and_the_status_stays(tmp_path: Path) -> None:
     status = ServerStatus(tmp_path)
     status.record("round finished", {"round": 1})
@@ -43,7 +61,7 @@ def test_sites_that_go_and_come_back_are_logged_and_the_status_stays(tmp_path: P
     lines = (tmp_path / "complaints.log").read_text().splitlines()
     assert [line.split(" ", 1)[1] for line in lines] == ["lima: away", "lima: returned"] * 2
     assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ", line) for line in lines)
-    current = read_status(tmp_path)
+    current = read_status(tmp_path, "first")
     assert current is not None
     assert (current["what"], current["round"]) == ("training", 1)
 
@@ -51,13 +69,13 @@ def test_sites_that_go_and_come_back_are_logged_and_the_status_stays(tmp_path: P
 def test_whose_answers_are_missing_is_part_of_the_status_until_the_next(tmp_path: Path) -> None:
     status = ServerStatus(tmp_path)
     status.record("outstanding", {"waiting": {"lima": 5.0}})
-    assert (read_status(tmp_path) or {})["waiting"] == {"lima": 5.0}
+    assert (read_status(tmp_path, "first") or {})["waiting"] == {"lima": 5.0}
     status.record("round finished", {"round": 1})
     status.record("outstanding", {"waiting": {"pune": 6.0}})
-    current = read_status(tmp_path) or {}
+    current = read_status(tmp_path, "first") or {}
     assert (current["what"], current["round"], current["waiting"]) == ("training", 1, {"pune": 6.0})
     status.record("round finished", {"round": 2})
-    assert "waiting" not in (read_status(tmp_path) or {})
+    assert "waiting" not in (read_status(tmp_path, "first") or {})
 
 
 def test_every_event_is_written_and_what_repeats_itself_only_once(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from feddrm.deploy.process_lock import only_process
+from feddrm.deploy.server.status import JOB
 from feddrm.deploy.watch.training_metrics import training_metrics
 from training_folder import NAMES, training_folder
 
@@ -48,6 +49,16 @@ def test_rounds_answers_bytes_loss_and_accuracy(tmp_path: Path) -> None:
         ("loss",): 1 / 3,
         ("accuracy",): 0.5,
     }
+
+
+def test_a_failed_run_is_not_running_though_its_server_is(tmp_path: Path) -> None:
+    server, status = training_folder(tmp_path)
+    (server / JOB).unlink()
+    status.record("failed", {"text": "lima: no"})
+    with only_process(server):
+        assert values(server)["running",] == 0.0
+        (server / "runs" / "first" / "summary.json").write_text("{}")
+        assert (values(server)["running",], values(server)["finished",]) == (1.0, 1.0)
 
 
 def test_a_private_run_has_epsilon_and_no_loss(tmp_path: Path) -> None:

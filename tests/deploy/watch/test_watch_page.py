@@ -12,7 +12,7 @@ import pytest
 
 from browsing import browser, needs_browser, text, wait, webdriver
 from feddrm.deploy.process_lock import only_process
-from feddrm.deploy.server.status import ServerStatus
+from feddrm.deploy.server.status import JOB, ServerStatus
 from feddrm.deploy.watch.watch_page import WatchPage
 from refusal import refused
 from training_folder import NAMES, REASON, training_folder
@@ -96,6 +96,7 @@ def test_rounds_appear_as_they_happen_and_the_reason_stands_in_words(
     place = Path(os.environ.get("FEDDRM_SCREENSHOTS") or tmp_path)
     browser.save_screenshot(str(place / "watch.png"))
     status.record("failed", {"text": "lima: no"})
+    (server / JOB).unlink()
     wait(browser, lambda: text(browser, "what") == "failed: lima: no")
     (server / "federation.yaml").rename(server / "away.yaml")
     wait(browser, lambda: "does not answer" in text(browser, "error"))

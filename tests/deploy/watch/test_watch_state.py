@@ -8,7 +8,8 @@ from pathlib import Path
 from feddrm.deploy.process_lock import only_process
 from feddrm.deploy.provision.project import make_project
 from feddrm.deploy.server.federation_settings import FederationSettings
-from feddrm.deploy.watch.watch_state import NO_ANSWER, watch_state
+from feddrm.deploy.server.status import JOB, STOPPED
+from feddrm.deploy.watch.watch_state import EVENTS, NO_ANSWER, watch_state
 from training_folder import NAMES, REASON, training_folder
 
 
@@ -35,6 +36,17 @@ def test_a_site_that_is_waited_for_has_its_reason_in_words(tmp_path: Path) -> No
     assert [event["event"] for event in state["events"]][-1] == "round finished"
 
 
+def test_a_site_that_is_missing_for_long_keeps_its_reason(tmp_path: Path) -> None:
+    """It is told once, and the events of the other sites push it out of the latest ones."""
+    server, status = training_folder(tmp_path)
+    for number in range(EVENTS + 1):
+        status.record("site answered", {"site": "oslo", "kind": "train", "round": number})
+    with only_process(server):
+        state = watch_state(server)
+    assert [site["reason"] for site in state["sites"]] == [None, REASON]
+    assert state["waiting"] == [{"site": NAMES[1], "since": 1000.0, "reason": REASON}]
+
+
 def test_a_server_that_does_not_run_waits_for_nobody(tmp_path: Path) -> None:
     server, _ = training_folder(tmp_path)
     state = watch_state(server)
@@ -48,7 +60,11 @@ def test_the_router_the_end_and_a_failure(tmp_path: Path) -> None:
         status.record("fitting the router", {"round": 3, "step": 4, "question": "evaluate"})
         assert watch_state(server)["what"] == "fitting the router, message 4 (evaluate)"
         status.record("failed", {"text": "lima: no"})
+        assert watch_state(server)["failed"] is None, "it is wanted again"
+        (server / JOB).unlink()
         assert watch_state(server)["failed"] == "lima: no"
+        status.record("round finished", {"round": 3})  # as if a full disk had kept the failure from the status
+        assert watch_state(server)["failed"] == STOPPED
         (server / "runs" / "first" / "summary.json").write_text(json.dumps({"rounds": 3, "average_accuracy": 0.75}))
         state = watch_state(server)
     assert (state["what"], state["finished"], state["failed"], state["accuracy"]) == ("finished", True, None, 0.75)

@@ -146,6 +146,17 @@ def test_a_new_file_is_started_when_the_old_one_was_removed_or_moved(tmp_path: P
         assert [row[client] for row in stored_rows(old)] == ["before"]
 
 
+def test_a_file_that_is_moved_just_before_the_end_has_all_records(tmp_path: Path) -> None:
+    """No record follows the move, so the end itself must take the latest ones to the moved file."""
+    path, old = tmp_path / "audit.sqlite", tmp_path / "old.sqlite"
+    log = AuditLog(str(path), 1)
+    log.add(record(time.time(), "before"))
+    wait(lambda: log.written == 1)
+    path.rename(old)
+    log.close()
+    assert [row[AuditRecord._fields.index("client")] for row in stored_rows(old)] == ["before"]
+
+
 def test_records_are_dropped_while_the_folder_is_missing(tmp_path: Path) -> None:
     folder = tmp_path / "logs"
     folder.mkdir()

@@ -163,6 +163,12 @@ def test_clients_that_are_away_have_a_reason(tmp_path: Path) -> None:
     assert Upstreams.read(None, settings).away(["a", "b"], without=["a"]) == {0: "left out by the caller"}
 
 
+@pytest.mark.parametrize(("error", "reason"), [(TimeoutError(), "time-out"), (httpx.ReadError(""), "ReadError")])
+def test_an_error_without_words_has_a_reason(upstream: Upstream, error: Exception, reason: str) -> None:
+    fail(upstream, error)
+    assert upstream.reason == reason
+
+
 def test_a_change_is_logged_once(upstream: Upstream, caplog: pytest.LogCaptureFixture) -> None:
     def logged() -> list[tuple[str, str | None]]:
         lines = [(record.getMessage(), record.fields.get("reason")) for record in caplog.records]  # type: ignore[attr-defined]

@@ -44,6 +44,7 @@ from feddrm.io.text import json_line
 IDLE_SECONDS, LOOK_SECONDS = 0.1, 1.0
 LONGEST_PAUSE = 10.0  # of a worker whose SuperNode tells it when a message has come
 PORT_SECONDS = 15.0
+DATABASE = "link.db"  # the SuperLink's
 
 
 def run_site(folder: Path) -> None:
@@ -118,6 +119,8 @@ def run_server(folder: Path) -> None:
             WatchPage(folder, settings.watch_port)
         mark_ready()
         status = ServerStatus(folder)
+        for path in folder.glob(f"{DATABASE}*"):  # older versions let others read it
+            path.chmod(0o600)
         superlink = Supervisor(
             superlink_command(folder, settings), folder, lambda text: _complain(status, folder / KEYS / REMOVED, text)
         )
@@ -152,7 +155,7 @@ def superlink_command(folder: Path, settings: FederationSettings) -> list[str]:
         *("--host", "127.0.0.1" if settings.local else "0.0.0.0", "--port", str(settings.port)),
         *(["--insecure"] if settings.insecure else [*secure, "--enable-supernode-auth"]),
         *("--isolation", "process", "--superexec-auth-secret-file", str(folder / "secret")),
-        *("--database", str(folder / "link.db"), "--disable-runtime-dependency-installation"),
+        *("--database", str(folder / DATABASE), "--disable-runtime-dependency-installation"),
     ]
 
 

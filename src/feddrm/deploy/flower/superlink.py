@@ -7,6 +7,7 @@ server's folder. Besides, the SuperLink notes for its supervisor whom it refuses
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import logging
 import ssl
@@ -29,11 +30,14 @@ from flwr.superlink.routers.fleet import node_auth
 from flwr.superlink.servicer.fleet import fleet_handlers
 
 from feddrm.deploy.flower.supervisor import note
+from feddrm.deploy.server.site_keys import KEYS, read_site_keys
 from feddrm.deploy.wire.key_files import fingerprint
+from feddrm.errors import FeddrmError
 from feddrm.io.connection_errors import HandshakeLog
 
 Activate = Callable[[ActivateNodeRequest, LinkState], ActivateNodeResponse]
 UNKNOWN_KEY = "send node.pub to the coordinator, who registers it with 'feddrm deploy add-site'"
+NOT_YET = "the server has not registered this site's key yet: it is tried again; if that lasts, ask the coordinator"
 REASONS = {  # by Flower's own words
     "Timestamp outside the allowed window": "its clock differs from the server's: set both by NTP",
     "Invalid signature": "its signature does not belong to its key",
@@ -80,8 +84,11 @@ class TokenInterceptor:
         return call_next(context)
 
 
-def with_reason(activate_node: Activate) -> Activate:
-    """Flower's handler of a node that connects; a node with an unregistered key is told so and noted."""
+def with_reason(activate_node: Activate, keys: Path) -> Activate:
+    """Flower's handler of a node that connects; a node with an unregistered key is told so and noted.
+
+    The server registers the members, whose public keys are in ``keys``, when the SuperLink has started.
+    """
 
     def activate(request: ActivateNodeRequest, state: LinkState) -> ActivateNodeResponse:
         try:
@@ -89,11 +96,21 @@ def with_reason(activate_node: Activate) -> Activate:
         except FlowerError as error:
             if state.get_node_id_by_public_key(request.public_key) is None:
                 short = fingerprint(bytes_to_public_key(request.public_key))
+                if _is_member(short, keys):
+                    error.public_details = NOT_YET
+                    raise
                 error.public_details = f"the server does not know this site's key ({short}): {UNKNOWN_KEY}"
                 note(f"refused a node with an unregistered key ({short}): if it is a site's, use add-site")
             raise
 
     return activate
+
+
+def _is_member(short: str, keys: Path) -> bool:
+    """Whether a fingerprint is that of a key in this folder."""
+    with contextlib.suppress(FeddrmError):  # a broken file is the server's complaint, and nobody's key
+        return short in map(fingerprint, read_site_keys(keys).values())
+    return False
 
 
 def with_words(authenticate_node: Callable[[Request], None]) -> Callable[[Request], None]:
@@ -118,12 +135,13 @@ class NoteHandler(logging.Handler):
 
 
 def main() -> None:
-    """Run the SuperLink. The first argument is the file with the secret."""
-    token = control_token(Path(sys.argv.pop(1)).read_bytes())
+    """Run the SuperLink. The first argument is the file with the secret in the server's folder."""
+    secret = Path(sys.argv.pop(1))
+    token = control_token(secret.read_bytes())
     module = sys.modules[flower_superlink.__module__]
     assert hasattr(module, "load_control_authn_plugin")
     module.load_control_authn_plugin = lambda: TokenAuthPlugin(token)  # type: ignore[attr-defined]
-    fleet_handlers.activate_node = with_reason(fleet_handlers.activate_node)  # type: ignore[assignment]
+    fleet_handlers.activate_node = with_reason(fleet_handlers.activate_node, secret.parent / KEYS)  # type: ignore[assignment]
     node_auth.authenticate_node = with_words(node_auth.authenticate_node)  # type: ignore[assignment]
     ssl.SSLContext.sslobject_class = HandshakeLog
     logging.getLogger("feddrm.tls").addHandler(NoteHandler())

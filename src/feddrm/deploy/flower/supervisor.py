@@ -23,8 +23,8 @@ PR_SET_PDEATHSIG = 1
 
 
 def note(text: str) -> None:
-    """Tell the supervisor of this process something."""
-    print(NOTE + text, flush=True)
+    """Tell the supervisor of this process something. It is written at once, so that notes of two threads stay apart."""
+    print(f"{NOTE}{text}\n", end="", flush=True)
 
 
 class Supervisor:
@@ -32,7 +32,8 @@ class Supervisor:
 
     The pauses are needed because a SuperLink refuses a SuperNode that comes back within a minute of being
     killed. The process ends with this one. On Linux the kernel does that even if this process is killed.
-    What it prints goes to ``flower.log``; ``on_note`` is called with what it tells by :func:`note`.
+    What it prints goes to ``flower.log``; ``on_note`` is called with what it tells by :func:`note`. Only their owner
+    can read the files that it makes, because Flower's database holds what sites send.
     """
 
     def __init__(self, command: list[str], folder: Path, on_note: Callable[[str], None] = log.info) -> None:
@@ -50,7 +51,7 @@ class Supervisor:
             began = time.monotonic()
             self.process = subprocess.Popen(
                 self.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                errors="replace", env=self.environment, preexec_fn=_end_with_parent,
+                errors="replace", env=self.environment, umask=0o077, preexec_fn=_end_with_parent,
             )  # fmt: skip
             reason = self._copy_output(self.process)
             code = self.process.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from feddrm.deploy.rotating_log import RotatingLog
-from feddrm.io.text import read_json_lines
 
 EVENTS = "events.jsonl"
 LONG = 1000  # bytes of a long event
@@ -42,19 +42,35 @@ class EventLog:
         with _lock:
             log = _PrivateLog(self.path)  # opened for each line: another object may have begun a new file
             log.setFormatter(logging.Formatter())
-            log.line(line.encode(errors="backslashreplace").decode())
+            begin = "\n" if _is_cut(self.path) else ""
+            log.line(begin + line.encode(errors="backslashreplace").decode())
             log.close()
 
 
+def _is_cut(path: Path) -> bool:
+    """Whether the last line has no end: the process was killed, or the disk was full."""
+    with contextlib.suppress(OSError), path.open("rb") as file:  # an empty file, or none
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
+    return False
+
+
 def read_events(folder: Path, last: int | None = None) -> list[dict[str, Any]]:
-    """The events of a folder's current file, or at most the ``last`` of them; none before the first."""
+    """The events of a folder's current file, or at most the ``last`` of them; none before the first.
+
+    Lines that were cut are left out, because they must not hide the others.
+    """
     path = folder / EVENTS
     if not path.exists():
         return []
-    if last is None:
-        return read_json_lines(path, "move it away: a new one is begun")
     with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - last * LONG))
-        lines = file.read().split(b"\n")[:-1]
-    return [json.loads(line) for line in lines[size > last * LONG :][-last:]]  # the first may be cut
+        if last is not None:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - last * LONG))
+        lines = file.read().split(b"\n")
+    events = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            event = json.loads(line)
+            if isinstance(event, dict):
+                events.append(event)
+    return events if last is None else events[-last:]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from feddrm.deploy.records.event_log import EventLog
-from feddrm.deploy.rotating_log import RotatingLog, log
+from feddrm.deploy.rotating_log import LOG, RotatingLog, log
+from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
 from feddrm.io.text import json_line, read_json
 
@@ -22,6 +24,7 @@ SHOWN = {
 }
 REPEATED = ("waiting", "round started", "site missing")  # events that are told again in every attempt
 JOB = "job.json"  # exists while a run is wanted
+STOPPED = f"it has stopped without a result: see {LOG}, free the disk if it is full, then 'feddrm deploy run' goes on"
 
 
 class ServerStatus:
@@ -65,13 +68,27 @@ class ServerStatus:
 
     def _write(self, entry: Mapping[str, Any]) -> None:
         self.entry = {**entry, "time": time.time()}
-        write_atomically(self.folder / STATUS, json_line(self.entry))
+        with suppress(FeddrmError):  # a full disk ends a run with its own reason, not the server
+            if (self.folder / JOB).exists():  # the status stays when another run is chosen
+                self.entry["run"] = read_json(self.folder / JOB, "start the run again")["run"]
+            write_atomically(self.folder / STATUS, json_line(self.entry))
 
 
-def read_status(folder: Path) -> dict[str, Any] | None:
-    """The last status of the server, None before its first."""
+def read_status(folder: Path, run: str) -> dict[str, Any] | None:
+    """The last status of a server's run, None before its first. One of an older version may be of any run."""
     path = folder / STATUS
-    return read_json(path, "remove it: the server writes it again") if path.exists() else None
+    status = read_json(path, "remove it: the server writes it again") if path.exists() else {}
+    return status if status and status.get("run", run) == run else None
+
+
+def why_stopped(folder: Path, run: str, begun: bool) -> str | None:
+    """Why nobody works on an unfinished run of a server; None while somebody does, and before it has ``begun``."""
+    if (folder / JOB).exists():
+        return None
+    status = read_status(folder, run) or {}
+    if status.get("what") == "failed":
+        return str(status["text"])
+    return STOPPED if begun else None
 
 
 def last_complaint(folder: Path) -> str | None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from feddrm.deploy.records.event_log import EventLog
 from feddrm.deploy.rotating_log import log
+from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
 from feddrm.io.text import json_line, read_config, read_json
 
@@ -55,7 +57,8 @@ class SiteStatus:
     def _write(self, **changes: Any) -> None:
         with self.lock:
             self.values |= changes
-            write_atomically(self.folder / STATUS, json_line(self.values), private=True)
+            with suppress(FeddrmError):  # a full disk stops what needs room, not the connection
+                write_atomically(self.folder / STATUS, json_line(self.values), private=True)
 
 
 def _run(header: Mapping[str, Any]) -> Any:

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from feddrm.deploy.process_lock import running
 from feddrm.deploy.server.federation_file import read_members
-from feddrm.deploy.server.status import read_status
+from feddrm.deploy.server.status import read_status, why_stopped
 from feddrm.io.run_reader import RunReader
 
 Values = Mapping[tuple[str, ...], float]  # by the values of the labels
@@ -33,14 +33,16 @@ class _TrainingCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         run = read_members(self.server).run
         folder = RunReader(self.server / "runs" / run)
-        history, alive = folder.metrics(), running(self.server) is not None
-        yield _gauge("running", "1 while the server runs", run, {(): float(alive)})
-        yield _gauge("finished", "1 once the run is finished", run, {(): float(folder.summary() is not None)})
+        history, finished = folder.metrics(), folder.summary() is not None
+        alive = running(self.server) is not None
+        works = alive and (finished or why_stopped(self.server, run, bool(history)) is None)
+        yield _gauge("running", "0 once the run has failed, or its server has stopped", run, {(): float(works)})
+        yield _gauge("finished", "1 once the run is finished", run, {(): float(finished)})
         yield _counter("rounds", "Finished rounds", run, {(): len(history)})
         yield _counter("seconds", "Seconds of all finished rounds", run, {(): sum(e["seconds"] for e in history)})
         yield _counter("bytes", "Bytes of rounds, by site and direction", run, _bytes(history), "site", "direction")
         yield _counter("answers", "Rounds by site and outcome", run, _outcomes(history), "site", "outcome")
-        waiting = (read_status(self.server) or {}).get("waiting", {}) if alive else {}
+        waiting = (read_status(self.server, run) or {}).get("waiting", {}) if alive else {}
         since: Values = {(name,): value for name, value in waiting.items()}
         yield _gauge("waiting_since", "Since when a site is waited for, in seconds since 1970", run, since, "site")
         if history:

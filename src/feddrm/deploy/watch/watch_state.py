@@ -10,7 +10,7 @@ from typing import Any
 from feddrm.deploy.process_lock import running
 from feddrm.deploy.records.event_log import read_events
 from feddrm.deploy.server.federation_file import read_members
-from feddrm.deploy.server.status import last_complaint, read_status
+from feddrm.deploy.server.status import last_complaint, read_status, why_stopped
 from feddrm.io.run_reader import RunReader
 from feddrm.io.text import read_config
 
@@ -24,16 +24,18 @@ def watch_state(server: Path) -> dict[str, Any]:
     run, clients = read_members(server)
     folder = RunReader(server / "runs" / run)
     history, summary = folder.metrics(), folder.summary()
-    status, process = read_status(server) or {}, running(server)
+    status, process = read_status(server, run) or {}, running(server)
     events = read_events(server, EVENTS)
-    last = last_by_site(events)
+    # A site that is missing for long is told once, so its event may be among older ones; every round has the reason.
+    missing = history[-1].get("missing", {}) if history else {}
+    last = {name: {"reason": reason} for name, reason in missing.items()} | last_by_site(events)
     waiting = status.get("waiting", {}) if process is not None and summary is None else {}
     return {
         "time": time.time(),
         "run": run,
         "running": process is not None,
         "what": _activity(status, summary, process),
-        "failed": status.get("text") if status.get("what") == "failed" and summary is None else None,
+        "failed": why_stopped(server, run, bool(history)) if summary is None else None,
         "finished": summary is not None,
         "round": history[-1]["round"] if history else 0,
         "rounds": read_config(folder.config_file)["rounds"] if folder.config_file.exists() else None,

@@ -6,6 +6,7 @@ import base64
 import hashlib
 from pathlib import Path
 
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -21,7 +22,7 @@ def load_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Read a key that ``feddrm deploy init`` or ``ssh-keygen -t ecdsa -b 384`` wrote."""
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise FeddrmError(
             f"cannot read the private key {path} ({error}): put it back, or make one with 'feddrm deploy keygen'"
         ) from error
@@ -34,7 +35,7 @@ def load_public_key(path: Path) -> ec.EllipticCurvePublicKey:
     """Read the public half of such a key."""
     try:
         key = load_ssh_public_key(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise FeddrmError(f"cannot read the public key {path} ({error}): copy it again") from error
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise FeddrmError(f"{path} is no ECDSA key: make one with 'ssh-keygen -t ecdsa -b 384'")

@@ -125,7 +125,10 @@ class Artifacts:
         for name in self.upstreams:
             if name not in loaded.names:
                 known = ", ".join(loaded.names)
-                raise FeddrmError(f"{self.settings.clients}: the router knows no client '{name}' (there are: {known})")
+                raise FeddrmError(
+                    f"{self.settings.clients}: the router knows no client '{name}' (there are: {known}): "
+                    "remove it from the list, then start the gateway anew"
+                )
         number = self.classes if isinstance(self.classes, int) else len(self.classes)
         if loaded.classes != number:
             raise FeddrmError(f"{folder} has {loaded.classes} classes, not {number}: start the gateway anew")

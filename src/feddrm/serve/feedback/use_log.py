@@ -215,6 +215,8 @@ class UseLog:
             self.trouble = str(error)
             self._drop(len(uses))
         else:
+            if self.trouble is not None:
+                log.info("the use log is written again", extra={"fields": {"dropped": self.dropped}})
             self.trouble = None
             self.written += len(uses)
             self._count("written", len(uses))

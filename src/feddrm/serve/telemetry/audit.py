@@ -97,7 +97,7 @@ class AuditLog:
         """Write the waiting records, then stop."""
         self._writer.close()
         if self._connection is not None:
-            self._connection.close()
+            self._database.close(self._connection)
 
     def _write(self, records: Sequence[AuditRecord]) -> None:
         if records:
@@ -115,7 +115,7 @@ class AuditLog:
         try:
             if self._connection is not None and self._database.was_moved():
                 log.warning("the audit log's file was moved or removed: a new one is started")
-                self._database.close_moved(self._connection)
+                self._database.close(self._connection)
                 self._connection = None
             connection = self._connection = self._connection or self._open()
             statements(connection.cursor())
@@ -187,8 +187,8 @@ class SqliteDatabase:
         """Whether the opened file is no longer at its place: SQLite would go on writing to a file nobody can find."""
         return self._current_file() != self._opened_file
 
-    def close_moved(self, connection: DatabaseConnection) -> None:
-        """Close a moved file with all its records: SQLite would leave the latest ones at the old place."""
+    def close(self, connection: DatabaseConnection) -> None:
+        """Close the file with all its records: of a moved file SQLite would leave the latest ones at the old place."""
         with contextlib.suppress(Exception):
             connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
         connection.close()
@@ -232,7 +232,7 @@ class PostgresDatabase:
         """Never: a lost server raises an error."""
         return False
 
-    def close_moved(self, connection: DatabaseConnection) -> None:
+    def close(self, connection: DatabaseConnection) -> None:
         connection.close()
 
     def insert(self, cursor: Any, records: Sequence[AuditRecord]) -> None:

@@ -22,7 +22,7 @@ from feddrm.serve.http.decode import Array
 from feddrm.serve.http.number_array import number_array
 from feddrm.serve.oip.codec import write_infer
 from feddrm.serve.telemetry.tracing import outgoing_headers, span
-from feddrm.serve.upstream.upstreams import Declined, Upstream, UpstreamFailure
+from feddrm.serve.upstream.upstreams import TIME_OUT, Declined, Upstream, UpstreamFailure
 
 ClassProbabilities = NDArray[np.float64]
 DECLINED = "does not take this"
@@ -197,7 +197,7 @@ async def _exchange(
                 status, content = await upstream.send("POST", path, limit, content=body, headers={**headers, **trace})
             answered = _read_probabilities(status, content, len(x), classes, upstream.classes, label_miss is not None)
     except TimeoutError:
-        return "time-out"
+        return TIME_OUT
     except (UpstreamFailure, Declined) as error:
         return str(error)
     except Exception as error:  # whatever a client does, its samples go to the next one

@@ -30,7 +30,7 @@ REMEDIES = {
     OTHER_CLASSES: "than the gateway: serve it from the gateway's run",
     OTHER_FIT: "than the gateway's router: start 'serve-client' again on a folder with this router",
 }
-UNREGISTERED, LEFT_OUT = "not registered", "left out by the caller"
+UNREGISTERED, LEFT_OUT, TIME_OUT = "not registered", "left out by the caller", "time-out"
 
 
 class UpstreamFailure(Exception):
@@ -114,7 +114,7 @@ class Upstream:
         except (asyncio.CancelledError, Declined):
             raise  # the caller left, or sent what does not fit: the predictor is not at fault
         except Exception as error:
-            self._failed(str(error), started)
+            self._failed(TIME_OUT if isinstance(error, TimeoutError) else str(error) or type(error).__name__, started)
             raise
         else:
             self.answered += 1
