@@ -171,8 +171,10 @@ def test_a_fitted_router_is_compared_with_the_last_round_of_others(make_seeds: M
         edit_summary(folder, "system_accuracy", stacked={"mean": mean, "std": None})
     lagging = {"mean": 0.3, "std": 0.1}
     for folder in theirs:
-        edit_summary(folder, "system_accuracy", vote=lagging, head_density=lagging, head_posterior=lagging)
-        edit_summary(folder, "average_accuracy", **lagging)
+        for kind in ("average_accuracy", "global_accuracy"):
+            edit_summary(folder, kind, **lagging)
+        heads = {rule: {"mean": 0.2, "std": 0.1} for rule in ("vote", "head_density", "head_posterior")}
+        edit_summary(folder, "system_accuracy", **heads, **{"global": lagging})
     one, other = groups_of([*ours, *theirs])
     shared = Measure("global")
     assert (one.best_answer, other.best_answer) == (Measure("system", "stacked"), shared)
