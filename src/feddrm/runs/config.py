@@ -97,7 +97,8 @@ class Config:
                 if self.method.closed_form
                 else f"model '{self.model.name}' is frozen and cannot be trained: use 'feddrm fit', or another model"
             )
-        self.method.phases(RoundSchedule(self.method, self.plan, 1).stage(1))  # some methods need two local steps
+        for round in {1, self.plan.rounds}:  # some methods need two local steps
+            self.method.check_phases(RoundSchedule(self.method, self.plan, 1).stage(round))
         engine_for(self.engine, self.device)
         arithmetic(self.precision, self.device)
         if self.threads < 1:
