@@ -95,8 +95,8 @@ class Named:
     def find(cls, name: str) -> type[Self]:
         """The class with this name. Plugins are loaded at the first name that is not built in."""
         if name not in cls.family and (broken := load_configured()) and name not in cls.family:
-            raise FeddrmError(f"unknown {cls._noun()} '{name}', and {broken[0]}")
-        check_choice(cls._noun(), name, sorted(cls.family))
+            raise FeddrmError(f"unknown {cls.noun()} '{name}', and {broken[0]}")
+        check_choice(cls.noun(), name, sorted(cls.family))
         return cls.family[name]
 
     @classmethod
@@ -106,7 +106,8 @@ class Named:
         return cls.family
 
     @classmethod
-    def _noun(cls) -> str:
+    def noun(cls) -> str:
+        """What its family has: a method, a model."""
         return next(c for c in cls.__mro__ if Named in c.__bases__).__name__.lower()
 
     @classmethod
@@ -114,7 +115,7 @@ class Named:
         """An instance of the class with this name. Unknown settings and values of a wrong type raise errors."""
         member = cls.find(name)
         if abstract := sorted(getattr(member, "__abstractmethods__", ())):
-            raise FeddrmError(f"{cls._noun()} '{name}' does not define {', '.join(abstract)}: write it in its class")
+            raise FeddrmError(f"{cls.noun()} '{name}' does not define {', '.join(abstract)}: write it in its class")
         fields = {f.name: f for f in dataclasses.fields(member)}  # type: ignore[arg-type]
         for key in settings:
             if key not in fields:
