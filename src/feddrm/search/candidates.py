@@ -42,7 +42,7 @@ class Candidate:
 
 
 def all_candidates(axes: Mapping[str, Sequence[Any]], method: Method, usual: Plan) -> list[Candidate]:
-    """Every combination of the axes' values; without rates on the axes, multiples of the usual one are tried."""
+    """Every combination of the axes' values; without any axis, multiples of the usual rate are tried."""
     axes = dict(axes) or {"lr": tuple(float(f"{usual.lr * factor:.3g}") for factor in FACTORS)}
     for key, values in axes.items():
         if not values or isinstance(values, str):
