@@ -146,7 +146,9 @@ def resolve(
     given, machine_settings = training_settings(settings)
     machine = Machine(**machine_settings)
     small = is_small(federation)
-    method = Method.make(method) if isinstance(method, str) else method
+    method = as_method(method)
+    if not isinstance(model, str | Model | Mapping | None):
+        raise SettingError(f"model={model!r}: give a name, or a model with its settings in brackets, as Mlp()")
     if not isinstance(model, str | Model):
         suitable = "mlp" if small else "resnet18_retina" if federation.name == "retina" else "resnet18"
         model = Model.make("identity" if method.closed_form else suitable, **(model or {}))
@@ -169,6 +171,14 @@ def resolve(
         require_classes(federation.task, f"method '{method.name}' as it is set", "choose another method")
     federation.query_views.take(config.evaluation.views)
     return config
+
+
+def as_method(given: str | Method) -> Method:
+    """The method with this name, or the one that was given itself."""
+    method: Any = Method.make(given) if isinstance(given, str) else given
+    if not isinstance(method, Method):
+        raise SettingError(f"method={given!r}: give a name, or a method with its settings in brackets, as FedAvg()")
+    return method
 
 
 def fill_in_evaluation(given: Mapping[str, Any], rounds: int, clients: int) -> dict[str, Any]:
