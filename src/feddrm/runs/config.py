@@ -185,7 +185,7 @@ def fill_in_evaluation(given: Mapping[str, Any], rounds: int, clients: int) -> d
     """The given settings of :class:`Evaluation`, with those that suit the federation for the others.
 
     Every model predicts every sample, so an evaluation costs clients times samples. With more than ``MANY`` clients, a
-    run has five in all, and figures of the participants in between. The settings of an older run are whole.
+    run has at most five, and figures of the participants in between. The settings of an older run are whole.
     """
     many = clients > MANY and not {"window", "every"} <= given.keys()
     window = given.get("window", 1 if many else max(1, min(rounds, max(5, min(50, rounds // 16)))))
