@@ -16,6 +16,7 @@ from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import FedAvg, Method
 from feddrm.models import Model
 from feddrm.plugins import load_configured, load_plugin, require_plugins, used_plugins, without_folders
+from feddrm.rules import Rule
 from plugin_files import forget, new_process, write_examples
 from refusal import refused
 
@@ -91,6 +92,13 @@ def test_a_bad_file_is_one_line(tmp_path: Path, text: str, says: str) -> None:
         load_plugin(path)
     assert Method.find("fedavg") is FedAvg
     assert not [name for name in sys.modules if name.startswith("feddrm_plugin_bad")]
+
+
+def test_a_routing_rule_is_no_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rule, "family", dict(Rule.family))
+    rule = "from feddrm.rules import Posterior\n\nclass Mine(Posterior):\n    name = 'mine'\n"
+    with refused("defines no method, model or dataset"):
+        load_plugin(write(tmp_path / "rule.py", rule))
 
 
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +13,7 @@ from feddrm.data import Dataset
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import Method
 from feddrm.models import Model
-from feddrm.registry import Named, built_in, check_choice, listing, nearest
+from feddrm.registry import Named, built_in, check_choice, first_line, listing, nearest
 
 
 @dataclass(frozen=True)
@@ -80,3 +81,31 @@ def test_what_the_source_lists_is_what_is_registered(package: str, family: type[
 def test_of_many_names_an_error_lists_the_first() -> None:
     assert listing(["oslo", "lima"]) == "(there are: oslo, lima)"
     assert listing([f"c{i}" for i in range(1000)], most=2) == "(there are: c0, c1, ...; 1,000 in all)"
+
+
+def test_a_class_that_cannot_be_made_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tool, "family", dict(Tool.family))
+
+    @dataclass(frozen=True)
+    class Saw(Tool, ABC):
+        name: ClassVar[str] = "saw"
+
+        @abstractmethod
+        def cut(self) -> None: ...
+
+    @dataclass(frozen=True, kw_only=True)
+    class Drill(Tool):
+        name: ClassVar[str] = "drill"
+        speed: float
+
+    with pytest.raises(FeddrmError, match=r"^tool 'saw' does not define cut: write it in its class$"):
+        Tool.make("saw")
+    with pytest.raises(
+        SettingError, match=r"^'drill' needs the setting 'speed': give it a value, or its class a defau"
+    ):
+        Tool.make("drill")
+    assert Tool.make("drill", speed=2) == Drill(speed=2.0)
+
+
+def test_a_class_without_a_docstring_is_listed() -> None:
+    assert first_line(None) == first_line("  ") == ""

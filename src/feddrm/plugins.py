@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from importlib import metadata
 
 VARIABLE = "FEDDRM_PLUGINS"  # paths of plugin files, separated as in PATH
+KINDS = ("method", "model", "dataset")
 GROUP = "feddrm.plugins"  # the entry points of installed packages
 
 
@@ -145,9 +146,14 @@ def _require_file(plugin: Mapping[str, Any], where: str | Path) -> None:
 
 
 def _registered(value: object, module: str) -> bool:
-    """Whether a value of a plugin's module is a class of its own that can be found by name."""
-    own = isinstance(value, type) and value.__module__ == module
-    return own and getattr(value, "name", None) in getattr(value, "family", {})
+    """Whether a value of a plugin's module is a method, model or dataset of its own that can be found by name.
+
+    Routing rules and tasks are found by name, too, but no command would use those of a plugin.
+    """
+    if not isinstance(value, type) or value.__module__ != module:
+        return False
+    noun: Any = getattr(value, "noun", None)
+    return getattr(value, "name", None) in getattr(value, "family", {}) and noun() in KINDS
 
 
 def _line(error: BaseException, path: Path) -> str:

@@ -36,7 +36,7 @@ def check_choice(noun: str, value: str, known: Collection[str]) -> None:
 
 def first_line(docstring: str | None) -> str:
     """What a listing says of a class."""
-    return (docstring or "").strip().splitlines()[0].rstrip(".")
+    return next(iter((docstring or "").strip().splitlines()), "").rstrip(".")
 
 
 def built_in(package: str) -> dict[str, str]:
@@ -95,8 +95,8 @@ class Named:
     def find(cls, name: str) -> type[Self]:
         """The class with this name. Plugins are loaded at the first name that is not built in."""
         if name not in cls.family and (broken := load_configured()) and name not in cls.family:
-            raise FeddrmError(f"unknown {cls._noun()} '{name}', and {broken[0]}")
-        check_choice(cls._noun(), name, sorted(cls.family))
+            raise FeddrmError(f"unknown {cls.noun()} '{name}', and {broken[0]}")
+        check_choice(cls.noun(), name, sorted(cls.family))
         return cls.family[name]
 
     @classmethod
@@ -106,17 +106,23 @@ class Named:
         return cls.family
 
     @classmethod
-    def _noun(cls) -> str:
+    def noun(cls) -> str:
+        """What its family has: a method, a model."""
         return next(c for c in cls.__mro__ if Named in c.__bases__).__name__.lower()
 
     @classmethod
     def make(cls, name: str, /, **settings: Any) -> Self:
         """An instance of the class with this name. Unknown settings and values of a wrong type raise errors."""
         member = cls.find(name)
-        fields = {f.name for f in dataclasses.fields(member)}  # type: ignore[arg-type]
+        if abstract := sorted(getattr(member, "__abstractmethods__", ())):
+            raise FeddrmError(f"{cls.noun()} '{name}' does not define {', '.join(abstract)}: write it in its class")
+        fields = {f.name: f for f in dataclasses.fields(member)}  # type: ignore[arg-type]
         for key in settings:
             if key not in fields:
                 raise SettingError(
                     f"'{name}' has no setting '{key}'{nearest(key, fields)} (it has: {', '.join(sorted(fields))})"
                 )
+        for key, field in fields.items():
+            if key not in settings and field.default is field.default_factory is dataclasses.MISSING:
+                raise SettingError(f"'{name}' needs the setting '{key}': give it a value, or its class a default")
         return member(**typed(member, settings))

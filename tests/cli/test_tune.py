@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from cli.conftest import assert_one_line, call
 
@@ -46,6 +47,9 @@ def test_the_best_settings_and_the_front_are_shown_and_can_be_trained(
         (["--try", "lr="], 2, "there is nothing to try"),
         (["--try", "lr"], 2, "write it as lr=0.01,0.1"),
         (["--try", "method.mu=1"], 2, "'feddrm' has no setting 'mu'"),
+        (["--set", "method.lam=0.5"], 2, "a search tries settings of methods: write --try method.lam=0.5"),
+        (["--set", "model.hidden=[4]"], 2, "no settings of 'model' here: write data.hidden or training.hidden"),
+        (["--set", "training.participation=2"], 2, "participation=2.0: the fraction of clients must lie in (0, 1]"),
         (["--goal", "fame"], 2, "unknown goal 'fame'"),
         (["--budget", "soon"], 2, "--budget 'soon'"),
         (["--method", "fedravg"], 2, "did you mean 'fedavg'?"),
@@ -56,3 +60,24 @@ def test_mistakes_are_one_line(
 ) -> None:
     assert_one_line(call(capsys, "tune", *WORDS, "--out", str(tmp_path / "x"), *words), code, says)
     assert not (tmp_path / "x").exists()
+
+
+def test_settings_of_the_training_are_those_of_trials_and_best(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rates that are good with all clients need not be good with half of them."""
+    words = [
+        "--try",
+        "lr=0.02,0.1",
+        "--set",
+        "training.participation=0.5",
+        "--set",
+        "local_steps=3",
+        "--set",
+        "alpha=2",
+    ]
+    code, _, _ = call(capsys, "tune", *WORDS, *words, "--out", str(tmp_path / "tune"))
+    assert code == 0
+    for file in (tmp_path / "tune" / "best.yaml", tmp_path / "tune" / "trials" / "feddrm" / "lr=0.1" / "config.yaml"):
+        config = yaml.safe_load(file.read_text())
+        assert (config["participation"], config["local_steps"], config["data"]["alpha"]) == (0.5, 3, 2.0)

@@ -145,3 +145,19 @@ def test_another_error_of_statistics_is_not_explained_away():
 
     with pytest.raises(RuntimeError, match="size"):
         client_update(Odd(), functional(NET), LEAVES, {}, [batches(1, 0)], Stage(1), STANDING)
+
+
+@pytest.mark.parametrize(
+    ("phase", "parts"),
+    [
+        (Phase(1, lambda *_: 1.0), ("not one number with a gradient", "masked_mean")),
+        (Phase(1, lambda *_: torch.tensor(1.0)), ("not one number with a gradient",)),
+        (Phase(1, lambda net, slots, batch: net(slots["model"], batch.x).logits[:, 0]), ("not one number",)),
+        (Phase(1, classify, slot="modle"), ("the slot 'modle', which is none of model, shared",)),
+        (Phase(1, classify, train=lambda leaf: leaf == "classifier"), ("no leaf of 'model'", "trunk, project, head")),
+    ],
+)
+def test_a_phase_that_cannot_train_is_refused_in_one_line(phase: Phase, parts: tuple[str, ...], monkeypatch):
+    monkeypatch.setattr(FedAvg, "phases", lambda *_: (phase,))
+    with refused(*parts):
+        logged_loss(FedAvg(), [batches(1, 0)], 1)

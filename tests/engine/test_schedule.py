@@ -8,9 +8,10 @@ import math
 import pytest
 import torch
 
-from feddrm.engine import Plan, RoundSchedule, first_state, participants
+from feddrm.engine import Plan, RoundSchedule, State, first_state, participants
 from feddrm.errors import SettingError
 from feddrm.methods import Ditto, FedAvg, FedAvgFT, Stage
+from refusal import refused
 
 PLAN = Plan(rounds=4, local_steps=2, batch_size=8, lr=0.1, seed=5)
 
@@ -63,6 +64,18 @@ def test_every_client_starts_from_the_same_model():
     assert state.round == 0
     assert len(state.private) == 3
     assert all(slots["personal"] is leaves for slots in state.private)
+
+
+@pytest.mark.parametrize(
+    ("aggregated", "problem"),
+    [
+        (None, "gives NoneType: return the shared leaves as a dict"),
+        ({"w": torch.ones(3, 2)}, "gives 'w' of shape (3, 2), not (2,): combine the uploads into one"),
+    ],
+)
+def test_a_state_goes_on_with_shared_leaves_only(aggregated, problem):
+    with refused(f"the method's aggregate() {problem}"):
+        State(0, {"w": torch.ones(2)}, ()).after(aggregated, {})
 
 
 # --- who takes part -----------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from feddrm.methods import ConFREE, Ditto, FedALA, FedAS, FedAvg, FedPAC, FedRep
 from feddrm.methods.losses import classify
 from feddrm.methods.method import check_variant, split_steps, weighted_mean
 from feddrm.models import is_head
+from refusal import refused
 
 from .one_client import LR, batches, close, leaves, network, optimised, slope, work
 
@@ -104,6 +105,22 @@ def test_both_variants_pass_and_others_are_refused():
         message = rf"{method.name}: unknown variant 'papr': choose 'paper' .* or 'original'"
         with pytest.raises(SettingError, match=message):
             method(variant="papr").check(rounds=10)
+
+
+@pytest.mark.parametrize(
+    ("phases", "problem"),
+    [
+        (Phase(1, classify), "phases() must return a tuple of Phase and Statistics"),
+        ((classify,), "phases() must return a tuple of Phase and Statistics"),
+        ((Phase(2.5, classify),), "a phase has steps=2.5: give a whole number, 0 or more"),
+        ((Phase(-1, classify),), "a phase has steps=-1: give a whole number, 0 or more"),
+        ((), "phases() has no Phase, so nothing would be trained"),
+    ],
+)
+def test_phases_of_another_form_are_refused(monkeypatch, phases, problem):
+    monkeypatch.setattr(FedAvg, "phases", lambda *_: phases)
+    with refused(f"fedavg: {problem}"):
+        FedAvg().check_phases(Stage(1))
 
 
 @pytest.mark.parametrize("name", sorted(name for name in Method.family if not Method.family[name].closed_form))

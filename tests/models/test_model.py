@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import pytest
 import torch
+from torch import nn
 
 from feddrm.errors import FeddrmError
-from feddrm.models import Identity, LeNet, Mlp, Model, Onnx, ResNet18, ResNet18Retina
+from feddrm.models import Identity, LeNet, Mlp, Model, Net, Onnx, ResNet18, ResNet18Retina
 
 
 def refusal(call) -> str:
@@ -102,3 +105,89 @@ def test_impossible_widths(width):
     for model, shape in ((ResNet18(branch=width), (3, 32, 32)), (Mlp(branch=width), (3,))):
         message = f"branch={width!r}: a layer needs a whole number of units, at least one"
         assert refusal(lambda model=model, shape=shape: model.check(shape, 2)) == message
+
+
+def flat(*layers: nn.Module, name: str = "embedding") -> nn.Sequential:
+    return nn.Sequential(OrderedDict([(name, nn.Sequential(nn.Flatten(), nn.Linear(4, 4), *layers))]))
+
+
+def heads(clients: int | None, **changes: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
+    branches = [("head", nn.Linear(4, 2))] + ([("client_head", nn.Linear(4, clients))] if clients else [])
+    return [(nn.Identity(), changes.get(part, layer)) for part, layer in branches]
+
+
+def fixed() -> nn.Sequential:
+    return flat(nn.Linear(4, 4).requires_grad_(False))
+
+
+def repeated() -> nn.Sequential:
+    layer = nn.Linear(4, 4)
+    return flat(layer, nn.ReLU(), layer)
+
+
+BUFFER = "BatchNorm mixes the samples of a batch and keeps their means: use GroupNorm or LayerNorm"
+LINEAR = "is no Linear layer with a bias: put other layers into the projection before"
+
+
+@pytest.mark.parametrize(
+    ("network", "problem"),
+    [
+        (
+            lambda _: nn.Linear(4, 2),
+            "network() returns Linear: return feddrm.models.Net(trunk, class branch, client branch)",
+        ),
+        (
+            lambda m: Net(flat(name="0"), *heads(m)),
+            "the trunk's last layer must be named 'embedding' (there are: 0): give an OrderedDict",
+        ),
+        (
+            lambda _: Net(flat(), *heads(None)),
+            "there is no client branch: give Net one exactly where network() gets a number of clients",
+        ),
+        (lambda m: Net(flat(), *heads(m, head=nn.Sequential(nn.Linear(4, 2)))), f"the head over classes {LINEAR}"),
+        (lambda m: Net(flat(), *heads(m, client_head=nn.Linear(4, 3, bias=False))), f"the head over clients {LINEAR}"),
+        (
+            lambda m: Net(flat(), *heads(m, head=nn.Linear(4, 5))),
+            "the head over classes has 5 outputs: there are 2 classes",
+        ),
+        (
+            lambda m: Net(flat(), *heads(m, client_head=nn.Linear(4, 5))),
+            "the head over clients has 5 outputs: there are 3 clients",
+        ),
+        (lambda m: Net(flat(nn.BatchNorm1d(4)), *heads(m)), BUFFER),
+        (lambda m: Net(flat(nn.BatchNorm1d(4, track_running_stats=False)), *heads(m)), BUFFER),
+        (
+            lambda m: Net(flat(nn.Unflatten(1, (2, 2)), nn.InstanceNorm1d(2, track_running_stats=True)), *heads(m)),
+            "the buffer 'trunk.embedding.3.running_mean' is neither trained nor sent: make it a Parameter, or compute "
+            "it in forward",
+        ),
+        (
+            lambda m: Net(repeated(), *heads(m)),
+            "'trunk.embedding.4.weight' is a leaf that has another name, too: use every layer once",
+        ),
+        (
+            lambda m: Net(fixed(), *heads(m)),
+            "'trunk.embedding.2.weight' has requires_grad=False, which has no effect: the method's Phase(train=...) "
+            "fixes leaves",
+        ),
+        (
+            lambda m: Net(flat(nn.Linear(7, 4)), *heads(m)),
+            "it cannot read samples of shape (4,) (mat1 and mat2 shapes cannot be multiplied (2x4 and 7x4)): correct "
+            "its layers",
+        ),
+        (
+            lambda m: Net(flat(nn.Dropout(0.5)), *heads(m)),
+            "it draws random numbers in forward, so no run could be repeated or resumed: leave Dropout out",
+        ),
+    ],
+)
+def test_a_network_that_cannot_be_trained_in_a_federation_is_refused(monkeypatch, network, problem):
+    monkeypatch.setattr(Mlp, "network", lambda _self, _shape, _classes, clients: network(clients))
+    before = torch.get_rng_state()
+    assert refusal(lambda: Mlp().build((4,), 2, 3)) == f"model 'mlp': {problem}"
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_client_branch_without_clients_is_refused(monkeypatch):
+    monkeypatch.setattr(Mlp, "network", lambda *_: Net(flat(), *heads(3)))
+    assert refusal(lambda: Mlp().build((4,), 2)).startswith("model 'mlp': there is a client branch without clients: ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, stdev
@@ -154,3 +155,46 @@ def test_a_folder_without_runs_is_named(tmp_path: Path) -> None:
         find_runs([])
     with refused("there is no folder"):
         groups_of(find_runs([tmp_path / "none"]))
+
+
+def edit_summary(folder: Path, kind: str, **rules: Any) -> None:
+    path = folder / "summary.json"
+    summary = json.loads(path.read_text())
+    summary[kind] |= rules
+    path.write_text(json.dumps(summary))
+
+
+def test_a_fitted_router_is_compared_with_the_last_round_of_others(make_seeds: MakeSeeds) -> None:
+    """It is measured after the last round alone; a mean over the last rounds lags behind that."""
+    ours, theirs = make_seeds("a", [0.60, 0.61]), make_seeds("b", [0.70, 0.73], method="fedavg")
+    for folder, mean in zip(ours, (0.80, 0.82), strict=True):
+        edit_summary(folder, "system_accuracy", stacked={"mean": mean, "std": None})
+    lagging = {"mean": 0.3, "std": 0.1}
+    for folder in theirs:
+        for kind in ("average_accuracy", "global_accuracy"):
+            edit_summary(folder, kind, **lagging)
+        heads = {rule: {"mean": 0.2, "std": 0.1} for rule in ("vote", "head_density", "head_posterior")}
+        edit_summary(folder, "system_accuracy", **heads, **{"global": lagging})
+    one, other = groups_of([*ours, *theirs])
+    shared = Measure("global")
+    assert (one.best_answer, other.best_answer) == (Measure("system", "stacked"), shared)
+    last = fmean(record.points[-1].scores[shared].mean for record in other.records)
+    best, average = one.less(other, BEST), one.less(other, AVERAGE)
+    assert best is not None
+    assert average is not None
+    assert best.mean == pytest.approx(0.81 - last)
+    assert average.mean == pytest.approx(one.scores[AVERAGE].mean - 0.3)  # both are means over the window
+
+
+def test_runs_that_average_other_numbers_of_rounds_are_compared_after_the_last(make_seeds: MakeSeeds) -> None:
+    """Clients that tune in the last round have a window of one."""
+    ours, theirs = make_seeds("a", [0.60, 0.61]), make_seeds("b", [0.70, 0.73], method="fedavg")
+    for folder in ours:
+        edit_summary(folder, "average_accuracy", mean=0.1)
+    for folder in theirs:
+        edit_summary(folder, "average_accuracy", std=None)
+    one, other = groups_of([*ours, *theirs])
+    difference = one.less(other, AVERAGE)
+    assert difference is not None
+    ends = [fmean(record.points[-1].scores[AVERAGE].mean for record in group.records) for group in (one, other)]
+    assert difference.mean == pytest.approx(ends[0] - ends[1])

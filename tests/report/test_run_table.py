@@ -247,6 +247,22 @@ def test_a_method_without_common_seeds_prevents_a_claim(make_seeds: MakeSeeds, m
     assert report_table([*folders, unfinished]).best(1, Measure("average"))
 
 
+def test_a_lower_figure_is_never_marked(make_seeds: MakeSeeds) -> None:
+    """After the last round the first method is better, but its mean over the window is shown, which is lower."""
+    skills = [0.80, 0.85, 0.90, 0.82]
+    a, b = make_seeds("a", skills), make_seeds("b", [s - 0.1 - s / 50 for s in skills], method="fedavg")
+    average = Measure("average")
+    assert report_table([*a, *b]).best(0, average)
+    for folder, figure in [(f, {"mean": 0.5, "std": 0.1}) for f in a] + [(f, {"mean": 0.7, "std": None}) for f in b]:
+        summary = json.loads((folder / "summary.json").read_text())
+        (folder / "summary.json").write_text(json.dumps({**summary, "average_accuracy": figure}))
+    table = report_table([*a, *b])
+    difference = table.groups[0].less(table.groups[1], average)
+    assert difference is not None
+    assert difference.positive
+    assert [table.best(row, average) for row in (0, 1)] == [False, False]
+
+
 def add_rule(folder: Path, rule: str, mean: float) -> None:
     summary = json.loads((folder / "summary.json").read_text())
     summary["system_accuracy"][rule] = {"mean": mean, "std": None}
@@ -272,6 +288,7 @@ def test_methods_are_compared_at_their_best(make_seeds: MakeSeeds) -> None:
     assert (best["answer"], round(best["mean"], 9)) == ("stacked", 0.815)
     assert "system_accuracy.best" in {difference["accuracy"] for difference in table.values()[0]["differences"]}
     assert "chosen on the test samples" in table.caption
+    assert "a fitted router is measured after the last round, all else over the window" in table.caption
     assert BEST not in report_table(a).columns  # nothing to compare with
 
 

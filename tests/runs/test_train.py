@@ -12,7 +12,8 @@ import yaml
 
 from feddrm.data import Dataset, Federation
 from feddrm.errors import FeddrmError
-from feddrm.methods import FedDRM, Method
+from feddrm.methods import FedAvg, FedDRM, Method
+from feddrm.models import Mlp
 from feddrm.runs import train, train_seeds
 from refusal import refused
 from runs.conftest import SMALL, files
@@ -106,6 +107,20 @@ def test_impossible_settings_are_refused_before_data_is_loaded(
     monkeypatch.setattr(Dataset.find("digits"), "load", lambda _: pytest.fail("data were loaded"))
     with pytest.raises(FeddrmError, match=says):
         train("digits", out=tmp_path / "run", **settings)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"data": {"oslo": ([[0.0]], [1])}}, "data of type dict: give a dataset's name, or a Federation"),
+        ({"method": FedAvg}, "give a name, or a method with its settings in brackets, as FedAvg()"),
+        ({"model": Mlp}, "give a name, or a model with its settings in brackets, as Mlp()"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused(tmp_path: Path, given: dict[str, Any], problem: str) -> None:
+    with refused(problem):
+        train(**({"data": "digits", "rounds": 1, "out": tmp_path / "run"} | given))
     assert not (tmp_path / "run").exists()
 
 

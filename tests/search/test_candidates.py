@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from feddrm.engine import Plan
@@ -28,6 +29,12 @@ def test_every_combination_is_tried_once_with_the_types_of_the_settings():
     assert found[1].method(FedDRM(lam=0.1)) == FedDRM(lam=0.8)
 
 
+def test_values_that_differ_in_late_digits_have_names_of_their_own():
+    """A trial's folder has the candidate's name: equal ones would share one training."""
+    found = all_candidates({"lr": np.array([0.1, 0.1000000001])}, FedDRM(), Plan())
+    assert [candidate.name for candidate in found] == ["lr=0.1", "lr=0.1000000001"]
+
+
 def test_a_candidate_keeps_the_methods_other_settings():
     candidate = Candidate((("method.mu", 0.5),))
     assert candidate.method(FedProxFT(tuning=3)) == FedProxFT(tuning=3, mu=0.5)
@@ -37,6 +44,7 @@ def test_a_candidate_keeps_the_methods_other_settings():
 @pytest.mark.parametrize(
     ("axes", "parts"),
     [
+        ({"lr": 0.1}, ["lr: there is nothing to try"]),
         ({"lr": []}, ["lr: there is nothing to try", "lr=0.01,0.1"]),
         ({"learning": [1]}, ["no setting 'learning' can be searched"]),
         ({"rounds": [1]}, ["no setting 'rounds' can be searched"]),

@@ -14,6 +14,7 @@ import yaml
 import feddrm
 from feddrm.data import Federation
 from feddrm.data.client import Split
+from feddrm.methods import FedDRM
 from feddrm.search import trial as trials
 from feddrm.search.tune import tune
 from refusal import refused
@@ -167,6 +168,13 @@ def test_the_budget_stops_a_search_that_goes_on_later(digits, found, tmp_path, m
 def test_impossible_searches_are_refused_and_write_nothing(digits, tmp_path, changed, parts):
     with refused(*parts):
         tune(digits, "feddrm", out=tmp_path / "tune", **{**SMALL, **changed})
+    assert not (tmp_path / "tune").exists()
+
+
+def test_a_method_is_searched_once(digits, tmp_path):
+    """Two searches of one name would share trials and files: the second took the first one's figures."""
+    with refused("method 'feddrm' is given twice"):
+        tune(digits, [FedDRM(lam=0.5), FedDRM(lam=0.9)], out=tmp_path / "tune", **SMALL)
     assert not (tmp_path / "tune").exists()
 
 

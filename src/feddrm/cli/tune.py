@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,7 @@ from feddrm.cli.data_options import (
     sectioned_settings,
 )
 from feddrm.cli.output import JsonFlag, print_json, print_table, resumable
+from feddrm.cli.train import setting_names
 from feddrm.errors import SettingError
 
 
@@ -61,7 +63,10 @@ def tune(
     data_dir: DataDir = None,
     download: Download = False,
     extra: Annotated[
-        list[str] | None, typer.Option("--set", metavar="data.KEY=VALUE", help="Any other setting of the data.")
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="data.KEY=VALUE", help="Any other setting: data.KEY, training.KEY; of a method: --try."
+        ),
     ] = None,
     json: JsonFlag = False,
 ) -> None:
@@ -79,7 +84,12 @@ def tune(
     data_settings = given_settings(
         clients=clients, partition=partition, alpha=alpha, shards=shards, shift=shift, seed=seed, data_dir=data_dir,
         download=download,
-    ) | sectioned_settings(extra, {"data": ()})["data"]  # fmt: skip
+    )  # fmt: skip
+    training = given_settings(recipe=recipe, rounds=rounds, seed=seed, device=device)
+    if extra:
+        others = _other_settings(extra, data)
+        data_settings |= others["data"]
+        training |= others["training"]
     with resumable():
         result = search(
             data,
@@ -94,7 +104,7 @@ def tune(
             model=model,
             data_settings=data_settings,
             progress=True,
-            **given_settings(recipe=recipe, rounds=rounds, seed=seed, device=device),
+            **training,
         )
     if json:
         best = {name: dict(candidate.values) for name, candidate in result.best.items()}
@@ -117,6 +127,15 @@ def tune(
     if not result.finished:
         typer.echo("the budget is used up: the same command goes on from here", err=True)
     typer.echo(f"wrote {', '.join(map(str, sorted(out.glob('best*.yaml'))))} and {out / 'tune.html'}")
+
+
+def _other_settings(extra: Sequence[str], data: str) -> dict[str, dict[str, str]]:
+    """The settings of ``--set``. Those of a method are values to try: several methods may be searched at once."""
+    for item in extra:
+        if item.startswith("method."):
+            raise SettingError(f"--set {item}: a search tries settings of methods: write --try {item}")
+    names = setting_names({"data": {"name": data}, "method": {}, "model": {}})
+    return sectioned_settings(extra, {part: names[part] for part in ("data", "training")})
 
 
 def _axis(item: str) -> tuple[str, list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,10 @@ from feddrm.models import Net, Outputs
 NO_GRADIENTS = (
     "the statistics '{slot}' need a gradient, but measure runs without: compute the loss under torch.enable_grad(), "
     "from leaves made by value.detach().requires_grad_() (methods/fedas.py has an example)"
+)
+NO_LOSS = (
+    "the loss of a phase is not one number with a gradient: compute a tensor from the trained leaves, and take its "
+    "mean over the samples (methods.losses.masked_mean)"
 )
 NORM_FLOOR = 1e-12  # keeps quotients finite where the gradient vanishes
 
@@ -96,7 +100,14 @@ def _mean_of_means(phases: Sequence[Sequence[Tensor]], like: Tensor) -> Tensor:
 def _train(phase: Phase, net: Forward, slots: Slots, batches: Iterable[Batch], sgd: Sgd) -> tuple[Slots, list[Tensor]]:
     sgd = sgd.changed(phase.sgd)
     slots = phase.enter(slots)
+    if phase.slot not in slots:
+        raise FeddrmError(f"a phase trains the slot '{phase.slot}', which is none of {', '.join(slots)}: see start()")
     names = [leaf for leaf in slots[phase.slot] if phase.train(leaf)]
+    if not names and phase.steps:
+        parts = dict.fromkeys(leaf.partition(".")[0] for leaf in slots[phase.slot])
+        raise FeddrmError(
+            f"a phase trains no leaf of '{phase.slot}': its train() must choose some of {', '.join(parts)}"
+        )
     values = [slots[phase.slot][leaf].clone() for leaf in names]  # copies: the optimiser works in place
     velocity = [torch.zeros_like(value) for value in values]  # a fresh optimiser: momentum never carries over
     losses: list[Tensor] = []
@@ -131,7 +142,9 @@ def gradient_and_value(loss_of: Callable[[list[Tensor]], Tensor], values: list[T
     """Gradient and loss at ``values``; a leaf that the loss does not use has gradient zero."""
     with torch.enable_grad():
         points = [value.detach().requires_grad_() for value in values]
-        loss = loss_of(points)
+        loss: Any = loss_of(points)  # a plugin's may be anything
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            raise FeddrmError(NO_LOSS)
         gradient = torch.autograd.grad(loss, points, allow_unused=True, materialize_grads=True)
     return list(gradient), loss.detach()
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from feddrm.data import generator_for
 from feddrm.engine.private_shards import PrivateShards
-from feddrm.errors import SettingError
+from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import Method, Sgd, Slots, Stage, Tensors
 
 # Second keys of these draws. The draws of batches have a client's number there, which is never as large.
@@ -89,10 +89,21 @@ class State(NamedTuple):
 
     def after(self, shared: Tensors, private: Mapping[int, Slots]) -> State:
         """The state after the next round, with the private slots of its participants."""
+        _check_aggregated(self.shared, shared)
         number = self.round + 1
         if isinstance(self.private, PrivateShards):
             return State(number, shared, self.private.replaced(number, private))
         return State(number, shared, tuple(private.get(i, slots) for i, slots in enumerate(self.private)))
+
+
+def _check_aggregated(before: Tensors, after: Any) -> None:
+    """Refuse what a method's ``aggregate`` gives if no client could go on with it."""
+    if not isinstance(after, Mapping):
+        raise FeddrmError(f"the method's aggregate() gives {type(after).__name__}: return the shared leaves as a dict")
+    for leaf, value in before.items():
+        if leaf in after and after[leaf].shape != value.shape:
+            shapes = f"of shape {tuple(after[leaf].shape)}, not {tuple(value.shape)}"
+            raise FeddrmError(f"the method's aggregate() gives '{leaf}' {shapes}: combine the uploads into one")
 
 
 class RoundResult(NamedTuple):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from feddrm.data import Batch
-from feddrm.errors import SettingError
+from feddrm.errors import FeddrmError, SettingError
 from feddrm.models import Outputs, is_head
 from feddrm.registry import Named
 
@@ -143,6 +143,17 @@ class Method(Named, ABC):
                 f"{self.name}: {self.tuning_rounds(rounds)} fine-tuning rounds do not fit into {rounds} rounds: "
                 f"ask for more rounds or less tuning"
             )
+
+    def check_phases(self, stage: Stage) -> None:
+        """Refuse a round that is no sequence of phases with whole numbers of steps, or in which nothing is trained."""
+        phases: Any = self.phases(stage)
+        if not isinstance(phases, tuple | list) or not all(isinstance(p, Phase | Statistics) for p in phases):
+            raise FeddrmError(f"{self.name}: phases() must return a tuple of Phase and Statistics, as (Phase(...),)")
+        for phase in phases:
+            if not isinstance(phase.steps, int) or phase.steps < 0:
+                raise FeddrmError(f"{self.name}: a phase has steps={phase.steps!r}: give a whole number, 0 or more")
+        if not self.closed_form and not any(isinstance(p, Phase) for p in phases):
+            raise FeddrmError(f"{self.name}: phases() has no Phase, so nothing would be trained: give one")
 
     @abstractmethod
     def phases(self, stage: Stage) -> tuple[Phase | Statistics, ...]:

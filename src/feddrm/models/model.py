@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from feddrm.errors import FeddrmError
 from feddrm.models.net import Net
@@ -43,7 +45,10 @@ class Model(Named, ABC):
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             # torch.manual_seed would also reset the GPUs' generators, which are not forked.
             torch.default_generator.manual_seed(seed)
-            return self.network(shape, classes, clients)
+            net = self.network(shape, classes, clients)
+            if problem := _form_problem(net, classes, clients) or _training_problem(net, self.frozen, shape):
+                raise FeddrmError(f"model '{self.name}': {problem}")
+            return net
 
     @abstractmethod
     def network(self, shape: tuple[int, ...], classes: int, clients: int | None) -> Net:
@@ -75,6 +80,50 @@ class ImageModel(Model, ABC):
                 f"{self.name} reads images (channels, height, width), not samples of shape {tuple(shape)}: "
                 "use the model mlp, which reads anything"
             )
+
+
+def _form_problem(net: nn.Module, classes: int, clients: int | None) -> str | None:
+    """What keeps the network from being a trunk with a class branch and, if asked for, a client branch."""
+    if not isinstance(net, Net):
+        return f"network() returns {type(net).__name__}: return feddrm.models.Net(trunk, class branch, client branch)"
+    stages = [name for name, _ in net.trunk.named_children()]
+    if stages[-1:] != ["embedding"]:
+        return f"the trunk's last layer must be named 'embedding' (there are: {', '.join(stages)}): give an OrderedDict"
+    if (net.client_head is None) != (clients is None):
+        wrong = "there is no client branch" if clients else "there is a client branch without clients"
+        return f"{wrong}: give Net one exactly where network() gets a number of clients"
+    modules = dict(net.named_children())
+    for name, noun, outputs in (("head", "classes", classes), ("client_head", "clients", clients)):
+        head = modules.get(name)
+        if head is not None and (not isinstance(head, nn.Linear) or "bias" not in dict(head.named_parameters())):
+            return f"the head over {noun} is no Linear layer with a bias: put other layers into the projection before"
+        if head is not None and head.out_features != outputs:
+            return f"the head over {noun} has {head.out_features} outputs: there are {outputs} {noun}"
+    return None
+
+
+def _training_problem(net: nn.Module, frozen: bool, shape: tuple[int, ...]) -> str | None:
+    """Why a client's round would not be a function of leaves and batches alone, or would train other leaves."""
+    if any(isinstance(module, _BatchNorm) for module in net.modules()):
+        return "BatchNorm mixes the samples of a batch and keeps their means: use GroupNorm or LayerNorm"
+    if buffers := [name for name, _ in net.named_buffers()]:
+        return f"the buffer '{buffers[0]}' is neither trained nor sent: make it a Parameter, or compute it in forward"
+    once = {name for name, _ in net.named_parameters()}
+    if again := [name for name, _ in net.named_parameters(remove_duplicate=False) if name not in once]:
+        return f"'{again[0]}' is a leaf that has another name, too: use every layer once"
+    if frozen:
+        return None
+    if fixed := [name for name, leaf in net.named_parameters() if not leaf.requires_grad]:
+        return f"'{fixed[0]}' has requires_grad=False, which has no effect: the method's Phase(train=...) fixes leaves"
+    before = torch.get_rng_state()
+    try:
+        with torch.no_grad():
+            net(torch.zeros(2, *shape))
+    except Exception as error:
+        return f"it cannot read samples of shape {tuple(shape)} ({' '.join(str(error).split())}): correct its layers"
+    if not torch.equal(torch.get_rng_state(), before):
+        return "it draws random numbers in forward, so no run could be repeated or resumed: leave Dropout out"
+    return None
 
 
 def check_width(name: str, width: object) -> None:

@@ -105,14 +105,25 @@ class RunGroup:
         return rounds, [fmean(v) for v in values], [stdev(v) if len(v) > 1 else 0.0 for v in values]
 
     def less(self, other: RunGroup, measure: Measure) -> PairedDifference | None:
-        """The paired difference to another group; None if they share no seed on the same data."""
-        mine, theirs = self._paired_values(measure), other._paired_values(measure)
-        differences = [value - theirs[key] for key, value in mine.items() if key in theirs]
-        return PairedDifference.of(differences) if differences else None
+        """The paired difference to another group; None if they share no seed on the same data.
 
-    def _paired_values(self, measure: Measure) -> dict[tuple[Any, str], float]:
-        chosen = (self.best_answer or measure) if measure == BEST else measure
-        return {(r.seed, r.data_key): r.scores[chosen].mean for r in self.records if r.finished and chosen in r.scores}
+        A mean over the last rounds lags behind the last one. So figures over unequal numbers of rounds, such as a vote
+        and a router that was fitted after the last round, are compared after the last round.
+        """
+        mine, theirs = self._chosen(measure), other._chosen(measure)
+        rivals = other._paired_runs(theirs)
+        pairs = [(run, rivals[key]) for key, run in self._paired_runs(mine).items() if key in rivals]
+        if not pairs:
+            return None
+        if all(one.averaged(mine) == two.averaged(theirs) for one, two in pairs):
+            return PairedDifference.of([one.scores[mine].mean - two.scores[theirs].mean for one, two in pairs])
+        return PairedDifference.of([one.after_last_round(mine) - two.after_last_round(theirs) for one, two in pairs])
+
+    def _chosen(self, measure: Measure) -> Measure:
+        return (self.best_answer or measure) if measure == BEST else measure
+
+    def _paired_runs(self, measure: Measure) -> dict[tuple[Any, str], RunRecord]:
+        return {(run.seed, run.data_key): run for run in self.records if run.finished and measure in run.scores}
 
 
 def group_runs(records: Sequence[RunRecord]) -> tuple[RunGroup, ...]:

@@ -150,6 +150,16 @@ class RunRecord:
         # A private run has no figures of a round, a large one not of every round.
         return next((point.scores for point in reversed(self.points) if point.scores), self.points[-1].scores)
 
+    def averaged(self, measure: Measure) -> int:
+        """Of how many last rounds a figure is the mean. Of one, if it was measured after the last round alone."""
+        window = (self.summary or {}).get("window")
+        return window if self.scores[measure].std is not None and isinstance(window, int) else 1
+
+    def after_last_round(self, measure: Measure) -> float:
+        """The figure after the last round; that of the summary if the round has none."""
+        last = self.points[-1].scores if self.points else {}
+        return last.get(measure, self.scores[measure]).mean
+
     def curve(self, measure: Measure) -> tuple[list[int], list[float]]:
         """Rounds and values of one accuracy, where it was measured."""
         measured = [(p.round, p.scores[measure].mean) for p in self.points if measure in p.scores]

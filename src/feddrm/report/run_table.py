@@ -21,7 +21,10 @@ METRICS_CAPTION = (
     "Metrics of the answers after the last round, in percent (the Brier score as it is), pooled over all test samples. "
     "In brackets: 95 % bootstrap intervals, resampled within every client; ± is the standard deviation over seeds."
 )
-DIFFERENCES = "Paired differences in percentage points on the same seeds and data: mean and 95 % t interval."
+DIFFERENCES = (
+    "Paired differences in percentage points on the same seeds and data: mean and 95 % t interval. Figures over "
+    "unequal numbers of rounds are compared after the last round."
+)
 
 
 def report_table(folders: Sequence[Path]) -> RunTable:
@@ -82,10 +85,13 @@ class RunTable:
         return len(self.columns) > len(self.groups)
 
     def best(self, row: int, measure: Measure) -> bool:
-        """Whether a group is better than every other finished one that has the measure, by paired intervals."""
+        """Whether a group is better than every other finished one that has the measure, by paired intervals.
+
+        The figure shown must be the highest, too: differences may be of the last round or of common seeds alone.
+        """
         rivals = [group for group in self.groups if group.finished and measure in group.scores]
         one = self.groups[row]
-        if one not in rivals or len(rivals) < 2:
+        if len(rivals) < 2 or one is not max(rivals, key=lambda group: group.scores[measure].mean):
             return False
         differences = [one.less(other, measure) for other in rivals if other is not one]
         return all(difference is not None and difference.positive for difference in differences)
@@ -202,7 +208,10 @@ class RunTable:
         spread = "seeds" if self.seeded else "the reporting window"
         text = f"{self.title[0].upper()}{self.title[1:]}, mean ± standard deviation over {spread}"
         text += "; figures without ± are of the last round alone" if self._some_single and not self.seeded else ""
-        return text + ("; figures without ± are of one seed" if self._some_single and self.seeded else "")
+        text += "; figures without ± are of one seed" if self._some_single and self.seeded else ""
+        if self.seeded and any(len(set(map(record.averaged, record.scores))) > 1 for record in self.records):
+            text += "; a fitted router is measured after the last round, all else over the window"
+        return text
 
     @property
     def caption(self) -> str:

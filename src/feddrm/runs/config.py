@@ -97,7 +97,8 @@ class Config:
                 if self.method.closed_form
                 else f"model '{self.model.name}' is frozen and cannot be trained: use 'feddrm fit', or another model"
             )
-        self.method.phases(RoundSchedule(self.method, self.plan, 1).stage(1))  # some methods need two local steps
+        for round in {1, self.plan.rounds}:  # some methods need two local steps
+            self.method.check_phases(RoundSchedule(self.method, self.plan, 1).stage(round))
         engine_for(self.engine, self.device)
         arithmetic(self.precision, self.device)
         if self.threads < 1:
@@ -145,7 +146,9 @@ def resolve(
     given, machine_settings = training_settings(settings)
     machine = Machine(**machine_settings)
     small = is_small(federation)
-    method = Method.make(method) if isinstance(method, str) else method
+    method = as_method(method)
+    if not isinstance(model, str | Model | Mapping | None):
+        raise SettingError(f"model={model!r}: give a name, or a model with its settings in brackets, as Mlp()")
     if not isinstance(model, str | Model):
         suitable = "mlp" if small else "resnet18_retina" if federation.name == "retina" else "resnet18"
         model = Model.make("identity" if method.closed_form else suitable, **(model or {}))
@@ -170,11 +173,19 @@ def resolve(
     return config
 
 
+def as_method(given: str | Method) -> Method:
+    """The method with this name, or the one that was given itself."""
+    method: Any = Method.make(given) if isinstance(given, str) else given
+    if not isinstance(method, Method):
+        raise SettingError(f"method={given!r}: give a name, or a method with its settings in brackets, as FedAvg()")
+    return method
+
+
 def fill_in_evaluation(given: Mapping[str, Any], rounds: int, clients: int) -> dict[str, Any]:
     """The given settings of :class:`Evaluation`, with those that suit the federation for the others.
 
     Every model predicts every sample, so an evaluation costs clients times samples. With more than ``MANY`` clients, a
-    run has five in all, and figures of the participants in between. The settings of an older run are whole.
+    run has at most five, and figures of the participants in between. The settings of an older run are whole.
     """
     many = clients > MANY and not {"window", "every"} <= given.keys()
     window = given.get("window", 1 if many else max(1, min(rounds, max(5, min(50, rounds // 16)))))

@@ -18,7 +18,7 @@ from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import Method
 from feddrm.models import Model
 from feddrm.runs.client_predictions import training_kernels
-from feddrm.runs.config import Machine, resolve, training_settings
+from feddrm.runs.config import Machine, as_method, resolve, training_settings
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.listeners import OnRound, progress_listener, require_tensorboard, tensorboard_listener
 from feddrm.runs.run import Run
@@ -125,11 +125,13 @@ def train_seeds(
     return runs
 
 
-def _check_early(data: str | Federation, method: str | Method, model: object, settings: Mapping[str, Any]) -> None:
+def _check_early(data: object, method: str | Method, model: object, settings: Mapping[str, Any]) -> None:
     """Refuse names and values that could never work before any data is read."""
     if isinstance(data, str):
         Dataset.find(data)
-    chosen = Method.make(method) if isinstance(method, str) else method
+    elif not isinstance(data, Federation):
+        raise SettingError(f"data of type {type(data).__name__}: give a dataset's name, or a Federation")
+    chosen = as_method(method)
     if isinstance(model, str):
         Model.find(model)
     given, machine_settings = training_settings(

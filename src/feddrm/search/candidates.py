@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -25,9 +25,8 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """Short and fit for a folder, such as ``lr=0.1,lam=0.8``."""
-        return ",".join(f"{key.removeprefix('method.')}={value:g}" if isinstance(value, float)
-                        else f"{key.removeprefix('method.')}={value}" for key, value in self.values)  # fmt: skip
+        """Short and fit for a folder, such as ``lr=0.1,lam=0.8``. Other values give another name."""
+        return ",".join(f"{key.removeprefix('method.')}={_short(value)}" for key, value in self.values)
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -42,14 +41,25 @@ class Candidate:
 
 
 def all_candidates(axes: Mapping[str, Sequence[Any]], method: Method, usual: Plan) -> list[Candidate]:
-    """Every combination of the axes' values; without rates on the axes, multiples of the usual one are tried."""
-    axes = dict(axes) or {"lr": tuple(float(f"{usual.lr * factor:.3g}") for factor in FACTORS)}
+    """Every combination of the axes' values; without any axis, multiples of the usual rate are tried."""
+    usual_rates = {"lr": tuple(float(f"{usual.lr * factor:.3g}") for factor in FACTORS)}
+    axes = {key: _several(values) for key, values in axes.items()} or usual_rates
     for key, values in axes.items():
-        if not values or isinstance(values, str):
+        if not values:
             raise SettingError(f"{key}: there is nothing to try: give values, as in {key}=0.01,0.1")
     columns = {key: [_checked(key, value, method) for value in values] for key, values in axes.items()}
     combinations = itertools.product(*columns.values())
     return list(dict.fromkeys(Candidate(tuple(zip(columns, values, strict=True))) for values in combinations))
+
+
+def _several(values: Any) -> tuple[Any, ...]:
+    """The values of an axis; none if they are no list, such as a single number."""
+    return tuple(values) if isinstance(values, Iterable) and not isinstance(values, str) else ()
+
+
+def _short(value: Any) -> str:
+    """Six digits of a number, if they are all that it has."""
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
 
 
 def _checked(key: str, value: Any, method: Method) -> Any:

@@ -21,7 +21,7 @@ from feddrm.models import Model
 from feddrm.progress import progress_bar
 from feddrm.registry import check_choice
 from feddrm.runs import Config, hardware, resolve, versions
-from feddrm.runs.config import is_small
+from feddrm.runs.config import as_method, is_small
 from feddrm.runs.train import load_data
 from feddrm.search.candidates import Candidate, all_candidates
 from feddrm.search.halving import Halving, plan_halving
@@ -94,8 +94,11 @@ def tune(  # noqa: PLR0913 (the public signature)
     require_classes(federation.task, "a search", "compare runs with 'feddrm report'")
     cost = cost if cost is not None else 4.0 if is_small(federation) else 1.0
     folder, searches = Path(out), []
-    for method in [methods] if isinstance(methods, str | Method) else methods:
-        learner = Method.make(method) if isinstance(method, str) else method
+    learners = [as_method(method) for method in ([methods] if isinstance(methods, str | Method) else methods)]
+    names = [learner.name for learner in learners]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise SettingError(f"method '{twice[0]}' is given twice: give it once, and values to try as method.KEY=A,B")
+    for learner in learners:
         whole = resolve(federation, data=reload_settings, method=learner, model=model, **settings)
         # A front of two scores needs more than one to be compared with.
         halving, candidates = _plan(whole, axes or {}, cost, finalists or 1 + len(goal_scores(goal)))

@@ -52,3 +52,9 @@ def test_constructors_store_settings_without_checking_them() -> None:
     assert asdict(dataset)["clients"] == 1
     with refused("at least two"):
         dataset.check()
+
+
+def test_a_dataset_that_loads_no_federation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Digits, "load", lambda _: None)
+    with refused("load() of dataset 'digits' gives NoneType: return a Federation"):
+        load("digits")

@@ -9,7 +9,7 @@ from typing import Any
 from feddrm.data.federation import Federation
 from feddrm.data.partition import PARTITIONS
 from feddrm.data.shift import SHIFTS
-from feddrm.errors import SettingError
+from feddrm.errors import FeddrmError, SettingError
 from feddrm.registry import Named, check_choice
 
 
@@ -90,6 +90,8 @@ def load(name: str, /, **settings: Any) -> Federation:
     dataset = Dataset.make(name, **settings)
     dataset.check()
     federation = dataset.load()
+    if not isinstance(federation, Federation):
+        raise FeddrmError(f"load() of dataset '{name}' gives {type(federation).__name__}: return a Federation")
     if federation.name == dataset.name:
         return federation
     # Files have names of their own. A run finds the samples again by the dataset that read them.
