@@ -44,6 +44,8 @@ def test_unknown_names_and_settings_suggest_the_nearest() -> None:
         Tool.make("hamer")
     with pytest.raises(FeddrmError, match=r"'hammer' has no setting 'wieght'; did you mean 'weight'\?"):
         Tool.make("hammer", wieght=1)
+    with pytest.raises(SettingError, match=r"^'fedavg' has no setting 'lam' \(it has none: leave it out\)$"):
+        Method.make("fedavg", lam=0.5)
     assert nearest("AGE", ["Age", "sex"]) == "; did you mean 'Age'?"
     assert nearest("zzz", ["age"]) == ""
 

@@ -119,9 +119,8 @@ class Named:
         fields = {f.name: f for f in dataclasses.fields(member)}  # type: ignore[arg-type]
         for key in settings:
             if key not in fields:
-                raise SettingError(
-                    f"'{name}' has no setting '{key}'{nearest(key, fields)} (it has: {', '.join(sorted(fields))})"
-                )
+                known = f"(it has: {', '.join(sorted(fields))})" if fields else "(it has none: leave it out)"
+                raise SettingError(f"'{name}' has no setting '{key}'{nearest(key, fields)} {known}")
         for key, field in fields.items():
             if key not in settings and field.default is field.default_factory is dataclasses.MISSING:
                 raise SettingError(f"'{name}' needs the setting '{key}': give it a value, or its class a default")
