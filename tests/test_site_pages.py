@@ -269,6 +269,12 @@ def test_a_notebook_shows_what_its_code_prints(
     pyplot.close("all")
 
 
+def test_the_first_notebook_abstains_where_it_says_so() -> None:
+    """It showed random pixels, which were answered, under the words that they are not."""
+    (path,) = (path for path in NOTEBOOKS if path.stem == "first_federation")
+    assert "label: None\nwhy: unlike the training data\n" in page_of(path)[0]
+
+
 def test_changed_code_changes_the_checksum() -> None:
     cells = [nbformat.v4.new_code_cell(text) for text in ("a", "b")]
     before = code_digest(nbformat.v4.new_notebook(cells=cells))

@@ -68,10 +68,10 @@ def test_the_global_model_of_another_run_is_compared(guided: Path, shared: Path)
         ]
 
 
-def test_a_global_model_on_other_data_is_not_compared(guided: Path, make_run: MakeRun) -> None:
+def test_a_global_model_on_other_data_is_not_compared_and_the_run_is_named(guided: Path, make_run: MakeRun) -> None:
     stranger = with_scores(make_run("b", method="fedavg", federation=load("digits", clients=3)), global_accuracy=0.9)
     assert sentence(report_table([guided, stranger])) == (
-        "A query of unknown origin: 84 % answered rightly when guided, 83 % at its own client."
+        "A query of unknown origin (run ours): 84 % answered rightly when guided, 83 % at its own client."
     )
 
 

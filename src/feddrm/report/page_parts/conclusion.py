@@ -65,11 +65,13 @@ def conclusion(table: RunTable) -> Conclusion | None:
     """
     group = next((g for rule in GUIDES for g in table.groups if Measure("system", rule) in g.scores), table.groups[0])
     survival = group.first.quantity == "c_index"
-    bars = _bars(group, _same_data(group, table.groups))
+    others = _same_data(group, table.groups)
+    bars = _bars(group, others)
     if not bars:
         return None
     subject = "Queries" if survival else "A query"
     subject += " of unknown origin" if len(bars) > 1 else ""
+    subject += f" (run {group.name})" if len(others) < len(table.groups) - 1 else ""  # others are on other data
     subject += f", mean of {len(group.records)} seeds" if len(group.records) > 1 else ""
     subject += "" if group.finished else f", after round {group.first.round} of {group.first.rounds}"
     predicate = "of pairs in the right order of risk" if survival else "answered rightly"
