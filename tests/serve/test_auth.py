@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from feddrm.errors import FeddrmError
 from feddrm.serve import auth
-from feddrm.serve.auth import ApiKeys, add_key
+from feddrm.serve.auth import ApiKeys, add_key, sendable_key
 from refusal import refused
 
 
@@ -75,6 +76,15 @@ def test_bad_files_names_and_scopes_are_errors(tmp_path: Path) -> None:
     (tmp_path / "plain.yaml").write_text("lab: secret\n")
     with refused("plain.yaml", "'lab'", "sha256"):
         ApiKeys(tmp_path / "plain.yaml")
+
+
+def test_a_key_is_sent_without_the_line_break_of_its_file_and_never_shown() -> None:
+    assert sendable_key(" abc-1\n", "FEDDRM_KEY") == "abc-1"
+    assert sendable_key("", "FEDDRM_KEY") == ""
+    for key in ("secret\nline", "secret\u00fc", "secret\x00"):
+        with pytest.raises(FeddrmError, match="FEDDRM_KEY") as caught:
+            sendable_key(key, "FEDDRM_KEY")
+        assert "secret" not in str(caught.value)
 
 
 def test_keys_that_are_added_at_once_all_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,14 @@ def key_digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
+def sendable_key(key: str, place: str) -> str:
+    """A key or token as a header takes it. Files and secrets often end with a line break. The key is never shown."""
+    key = key.strip()
+    if not (key.isascii() and key.isprintable()):
+        raise FeddrmError(f"the key in {place} has a line break, or a letter that no key has: copy it again")
+    return key
+
+
 def add_key(path: Path, name: str, scopes: Sequence[str]) -> str:
     """Add a new key to the file and return it. The file is created if needed; only its owner can read it."""
     chosen, key = sorted(_check_scopes(scopes)), secrets.token_urlsafe(32)

@@ -13,6 +13,7 @@ import httpx
 import pytest
 import torch
 
+from feddrm.serve.feedback import use_log
 from feddrm.serve.feedback.use_log import FIELDS, Outcome, OutcomeProblem, StoredOutcome, Use, UseLog, reading
 from refusal import refused
 from serving import Launch
@@ -178,6 +179,21 @@ def test_answers_that_cannot_be_written_are_dropped_and_counted_and_writing_reco
     log.close()
     assert (log.written, log.trouble, counted[:2]) == (1, None, [("dropped", 1), ("written", 1)])
     assert rows(path, "request_id") == [("b",)]
+
+
+def test_a_file_that_is_moved_while_it_is_written_has_what_counts_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    insert, old = use_log._insert, tmp_path / "old.sqlite"
+
+    def insert_and_move(*arguments: Any) -> None:
+        insert(*arguments)
+        (tmp_path / "uses.sqlite").rename(old)
+
+    monkeypatch.setattr(use_log, "_insert", insert_and_move)
+    log = log_of(tmp_path / "uses.sqlite", use("a"))
+    assert log.written == 1
+    assert rows(old, "request_id") == [("a",)]
 
 
 def test_a_place_or_a_file_that_cannot_work_is_one_clear_line(tmp_path: Path) -> None:

@@ -152,6 +152,17 @@ def test_files_of_a_client_are_relative_to_the_list(tmp_path: Path, monkeypatch:
     assert Upstreams.read(path, settings)["a"].entry.ca == trusted
 
 
+@pytest.mark.parametrize("entry", ["key_env: OSLO_KEY", "key_file: oslo.key"])
+def test_a_line_break_after_a_key_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str) -> None:
+    """Secrets of clusters and files end with one. The header would be refused, and the log would show the key."""
+    monkeypatch.setenv("OSLO_KEY", "abc\n")
+    (tmp_path / "oslo.key").write_text("abc\n")
+    path = tmp_path / "clients.yaml"
+    path.write_text(f"oslo: {{url: 'http://x', {entry}}}")
+    upstream = Upstreams.read(path, make_settings(GatewaySettings))["oslo"]
+    assert upstream.http.headers["Authorization"] == "Bearer abc"
+
+
 def test_clients_that_are_away_have_a_reason(tmp_path: Path) -> None:
     settings, path = make_settings(GatewaySettings), tmp_path / "clients.yaml"
     path.write_text("a: {url: 'http://x'}\nb: {url: 'http://x'}\n")

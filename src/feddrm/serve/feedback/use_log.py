@@ -296,7 +296,10 @@ def _add_callers(database: sqlite3.Connection) -> None:
 @contextlib.contextmanager
 def _transaction(path: Path) -> Iterator[sqlite3.Connection]:
     """A connection whose changes are committed together at the end, or not at all."""
-    with contextlib.closing(_open(path)) as database:
+    database = _open(path)
+    try:
         database.execute("BEGIN IMMEDIATE")
         with database:
             yield database
+    finally:
+        SqliteDatabase(str(path)).close(database)  # the file may have been moved meanwhile

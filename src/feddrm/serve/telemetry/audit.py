@@ -190,7 +190,7 @@ class SqliteDatabase:
     def close(self, connection: DatabaseConnection) -> None:
         """Close the file with all its records: of a moved file SQLite would leave the latest ones at the old place."""
         with contextlib.suppress(Exception):
-            connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            connection.cursor().execute("PRAGMA wal_checkpoint")  # it waits for nobody who reads
         connection.close()
 
     def insert(self, cursor: Any, records: Sequence[AuditRecord]) -> None:

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from feddrm.errors import FeddrmError
 from feddrm.io.connection_errors import explain
 from feddrm.io.text import read_text, read_yaml
+from feddrm.serve.auth import sendable_key
 from feddrm.serve.settings import GatewaySettings, UpstreamEntry, first_problem
 
 log = logging.getLogger("feddrm.serve")
@@ -267,13 +268,14 @@ def _entry(path: Path, name: str, value: object) -> UpstreamEntry:
 
 
 def _http(name: str, entry: UpstreamEntry) -> httpx.AsyncClient:
-    key = None
+    key = ""
     if entry.key_env is not None:
-        key = os.environ.get(entry.key_env)
+        key = sendable_key(os.environ.get(entry.key_env, ""), entry.key_env)
         if not key:
             raise FeddrmError(f"client '{name}': {entry.key_env} is not set: export the client's API key there")
     elif entry.key_file is not None:
-        key = read_text(entry.key_file, f"give the key_file of client '{name}'").strip()
+        text = read_text(entry.key_file, f"give the key_file of client '{name}'")
+        key = sendable_key(text, str(entry.key_file))
     try:
         return httpx.AsyncClient(
             base_url=entry.url,
