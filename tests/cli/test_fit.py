@@ -72,7 +72,7 @@ def test_the_cost_of_float16_is_said(arrays: Path, tmp_path: Path, capsys):
         (["--data", "digits"], 2, "give --out FOLDER"),
         (["--out", "x"], 2, "--data NAME"),
         (["--data", "digits", "--out", "x", "--method", "fed3"], 2, "did you mean 'fed3r'?"),
-        (["--data", "digits", "--out", "x", "--method", "fedavg"], 2, "rounds=0: give at least 1"),
+        (["--data", "digits", "--out", "x", "--method", "fedavg"], 2, "method 'fedavg' has rounds: train it"),
         (["--data", "digits", "--out", "x", "--model", "mlp"], 2, "needs frozen features"),
         (["--data", "digits", "--out", "x", "--model", "onnx"], 2, "model.path=extractor.onnx"),
         (["--data", "digits", "--out", "x", "--ridge", "-1"], 2, "ridge=-1.0"),
