@@ -20,7 +20,7 @@ from feddrm.router.fit.cohort import Trunk
 from feddrm.router.fit.fit_closed_form import ClosedFormFit, fit_closed_form
 from feddrm.router.fit.local_cohort import LocalCohort
 from feddrm.runs.client_predictions import pooled_test_set
-from feddrm.runs.config import Config, resolve
+from feddrm.runs.config import Config, as_method, resolve
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.run import Run
 from feddrm.runs.run_router import router_figures, with_left_out, write_router
@@ -53,10 +53,10 @@ def fit(
         >>> run.predict(embeddings[:2])
         Answers(2 labels for 2 queries, 2 classes)
     """
-    kind = type(method) if isinstance(method, Method) else Method.find(method)
-    if not kind.closed_form:
+    method = as_method(method)
+    if not method.closed_form:
         raise SettingError(
-            f"method '{kind.name}' has rounds: train it with 'feddrm train' (feddrm.train), or fit fed3r or fedlda"
+            f"method '{method.name}' has rounds: train it with 'feddrm train' (feddrm.train), or fit fed3r or fedlda"
         )
     federation, reload_settings = load_data(data, data_settings)
     config = resolve(federation, data=reload_settings, method=method, model=model, **{"rounds": 0, **settings})
