@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import matplotlib
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 INK, GRID = "#24292f", "#d5dae0"
@@ -22,6 +23,7 @@ LOOK: dict[Any, Any] = {
     "text.parse_math": False,
     "axes.labelcolor": INK,
     "axes.edgecolor": GRID,
+    "figure.facecolor": "none",
     "axes.facecolor": "none",
     "axes.titlesize": "medium",
     "axes.spines.top": False,
@@ -64,7 +66,9 @@ def inline_svg(draw: Callable[[], Figure], key: str, title: str, description: st
         # The reader's browser chooses the fonts, so missing letters in Matplotlib's own font do not matter.
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
         figure = draw()
-        figure.savefig(out, format="svg", dpi=180, transparent=True, metadata={"Date": None})
+        figure.set_dpi(180)
+        # savefig would draw everything twice: once more, unseen, to find the layout.
+        FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None})
     text = out.getvalue()
     text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", text[text.index("<svg") :], flags=re.S)
     start = _TAG.match(text)
