@@ -52,7 +52,7 @@ def evaluate_run(
     is what training evaluates: one random crop per sample where its settings say so.
     """
     federation = federation if federation is not None else load_run_federation(folder, saved, data_dir)
-    saved = {**saved, "evaluation": {**saved["evaluation"], "views": views}}
+    saved = {**saved, "evaluation": {**saved.get("evaluation", {}), "views": views}}
     config, state, net = _after_last_round(folder, saved, federation, device)
     federation = federation.to(config.device)
     test = pooled_test_set(config, federation, state.round)
