@@ -203,7 +203,7 @@ class Router:
         """Features [N, d] of raw samples or network inputs: means over so many views of each."""
         averaged = self.views(views)
         columns = averaged.mean(self.inputs(x), lambda view: extract(self.recipe, self.net, self.leaves, view))
-        return torch.cat([columns[feature.name] for feature in self.recipe.features], dim=1)
+        return self.recipe.joined(columns)
 
     def check_features(self, features: Tensor | NDArray[Any]) -> None:
         """An error if these are not as many features per sample as the router was fitted on."""
