@@ -13,7 +13,7 @@ from feddrm.data import Dataset
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import Method
 from feddrm.models import Model
-from feddrm.registry import Named, built_in, check_choice, first_line, listing, nearest
+from feddrm.registry import Named, built_in, check_choice, first_line, listing, nearest, require_client
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,10 @@ def test_what_the_source_lists_is_what_is_registered(package: str, family: type[
 
 def test_of_many_names_an_error_lists_the_first() -> None:
     assert listing(["oslo", "lima"]) == "(there are: oslo, lima)"
-    assert listing([f"c{i}" for i in range(1000)], most=2) == "(there are: c0, c1, ...; 1,000 in all)"
+    many = [f"c{i}" for i in range(1000)]
+    assert listing(many).endswith(", c28, c29, ...; 1,000 in all)")
+    with pytest.raises(FeddrmError, match=r"unknown client .c1001.; did you mean .*, c29, \.\.\.; 1,000 in all"):
+        require_client("c1001", many)
 
 
 def test_a_class_that_cannot_be_made_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ from feddrm.errors import FeddrmError, SettingError
 from feddrm.plugins import load_configured
 from feddrm.typed_settings import typed
 
+LISTED = 30  # names that an error lists
+
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """``"; did you mean 'x'?"`` for an error about an unknown name; empty if no known name is similar."""
@@ -22,10 +24,16 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean '{folded[close[0]]}'?" if close else ""
 
 
-def listing(known: Collection[str], most: int = 30) -> str:
+def listing(known: Collection[str]) -> str:
     """``"(there are: a, b)"`` for an error about an unknown name; of many names the first."""
-    more = f", ...; {len(known):,} in all" if len(known) > most else ""
-    return f"(there are: {', '.join(itertools.islice(known, most))}{more})"
+    more = f", ...; {len(known):,} in all" if len(known) > LISTED else ""
+    return f"(there are: {', '.join(itertools.islice(known, LISTED))}{more})"
+
+
+def require_client(name: str, names: Collection[str]) -> None:
+    """Refuse a client that is none of these, and suggest the nearest."""
+    if name not in names:
+        raise FeddrmError(f"unknown client '{name}'{nearest(name, names)} {listing(names)}")
 
 
 def check_choice(noun: str, value: str, known: Collection[str]) -> None:

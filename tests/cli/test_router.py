@@ -207,7 +207,7 @@ def test_what_predict_cannot_do_is_one_line_and_writes_nothing(
         (["predict", str(fitted), picture, "--csv", "--json"], 2, "give one of them"),
         (["predict", str(fitted), picture, "--client", "faxx"], 1, "did you mean 'fax'"),
         (["predict", str(fitted), picture, "--client", "fax", "--coverage", "0.5"], 2, "leave out coverage"),
-        (["predict", str(fitted), picture, "--without", "quito"], 1, "unknown client 'quito'"),
+        (["predict", str(fitted), picture, "--without", "faxx"], 1, "unknown client 'faxx'; did you mean 'fax'?"),
         (["predict", str(fitted), picture, "--consult", "9"], 2, "give 1 to 3"),
         (["predict", str(fitted), picture, "--label-miss", "1"], 2, "between 0 and 1"),
         (["predict", str(fitted), "none.npy"], 1, "cannot read none.npy"),

@@ -28,9 +28,20 @@ def test_opening_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_a_damaged_configuration_is_refused(digits: Federation, tmp_path: Path) -> None:
     run = train(digits, "fedavg", out=tmp_path / "run", **SMALL)
     file = run.path / "config.yaml"
-    file.write_text(yaml.safe_dump({**run.config, "data": 1}))
-    with refused("config.yaml has no settings under 'data'"):
-        Run.open(run.path)
+    for settings in ({**run.config, "data": 1}, {key: value for key, value in run.config.items() if key != "data"}):
+        file.write_text(yaml.safe_dump(settings))
+        with refused("config.yaml has no settings under 'data'"):
+            Run.open(run.path)
+
+
+def test_a_run_without_settings_of_evaluation_is_evaluated_as_a_new_one_would_be(
+    digits: Federation, tmp_path: Path
+) -> None:
+    run = train(digits, "fedavg", out=tmp_path / "run", **SMALL)
+    plain = {key: value for key, value in run.config.items() if key != "evaluation"}
+    (run.path / "config.yaml").write_text(yaml.safe_dump(plain))
+    assert Run.open(run.path).evaluate(digits) == run.evaluate(digits)
+    assert Run.open(run.path).fit_router(digits, features="raw", heads=False).names == digits.names
 
 
 def test_a_run_that_was_just_trained_remembers_its_federation(tmp_path: Path) -> None:

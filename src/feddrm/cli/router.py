@@ -23,8 +23,8 @@ from feddrm.cli.output import (
     reason_text,
     set_text,
 )
-from feddrm.errors import FeddrmError, SettingError
-from feddrm.registry import listing
+from feddrm.errors import SettingError
+from feddrm.registry import require_client
 from feddrm.rules import RULES_HELP
 
 if TYPE_CHECKING:
@@ -380,8 +380,7 @@ def _days(task: Survival) -> tuple[int, int]:
 def available_clients(names: Sequence[str], without: list[str] | None) -> list[str] | None:
     """The clients but for those named; None for all."""
     for name in without or ():
-        if name not in names:
-            raise FeddrmError(f"unknown client '{name}' {listing(names)}")
+        require_client(name, names)
     return [name for name in names if name not in without] if without else None
 
 

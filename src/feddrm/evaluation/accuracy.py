@@ -187,7 +187,7 @@ def evaluate(predictions: Predictions | AnswersBySample, weights: Tensor, ties: 
     """
     outcomes = AnswersBySample.of(predictions, weights)
     routes, origin = outcomes.routes, outcomes.origin
-    client = {name: _weighted(_by_client(r == origin, origin, len(weights)), weights) for name, r in routes.items()}
+    client = {name: routes_accuracy(chosen, origin, weights) for name, chosen in routes.items()}
     if not outcomes.task.classifies:
         return {**survival_figures(outcomes, weights), "client_accuracy": client}
     shared = global_accuracy(outcomes)

@@ -21,8 +21,9 @@ class RunReader(RunFiles):
         if not self.config_file.exists():
             raise FeddrmError(f"{self.path} is no run (it has no config.yaml): give a folder made by 'feddrm train'")
         config = read_config(self.config_file)
+        parts = {"evaluation": {}, **config}  # a deployed run has no settings of evaluation
         for part in ("data", "method", "model", "evaluation"):
-            if not isinstance(config.get(part, {}), dict):  # a deployed run has no settings of evaluation
+            if not isinstance(parts.get(part), dict):
                 raise FeddrmError(f"{self.config_file} has no settings under '{part}': put it back as it was")
         return config
 

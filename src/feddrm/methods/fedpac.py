@@ -116,7 +116,7 @@ class FedPAC(Method):
 
     def aggregate(self, shared: Tensors, uploads: Sequence[Tensors], weights: Tensor) -> Tensors:
         if self.variant == "paper" or not uploads:
-            return {**shared, **weighted_mean(uploads, weights)}
+            return super().aggregate(shared, uploads, weights)
         bodies = [{k: v for k, v in u.items() if k not in STATISTICS and not is_head(k)} for u in uploads]
         sums, counts = (torch.stack([u[name] for u in uploads]).sum(0) for name in ALIGNING)
         out = {**shared, **weighted_mean(bodies, weights), **class_means(sums, counts)}

@@ -18,7 +18,7 @@ from feddrm.io.run_files import RunFiles
 from feddrm.io.staging import Snapshot
 from feddrm.predictor.predictor import Predictor, class_names, named_sets, private_slots
 from feddrm.predictor.query_files import check_pixels
-from feddrm.registry import check_choice, nearest
+from feddrm.registry import check_choice, require_client
 from feddrm.router import Decision, Router, load_router, read_manifest
 from feddrm.router.artifact import manifest_task
 from feddrm.router.label_sets import ROUNDING, SHARE, check_label_miss, clients_for_sets, mixed_p_values, within_set
@@ -267,9 +267,7 @@ def _sets(within: Tensor, sure: Tensor, classes: Sequence[str]) -> tuple[tuple[s
 
 
 def _check_client(router: Router, client: str, consult: int, routing: dict[str, Any]) -> None:
-    if client not in router.names:
-        names = ", ".join(router.names)
-        raise FeddrmError(f"unknown client '{client}'{nearest(client, router.names)} (there are: {names})")
+    require_client(client, router.names)
     given = ["consult"] * (consult != 1) + [name for name, value in routing.items() if value is not None]
     if given:
         raise SettingError(f"client '{client}' is asked alone, without the router: leave out {' and '.join(given)}")

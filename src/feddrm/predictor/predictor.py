@@ -218,8 +218,7 @@ class RefitHead:
         return cls(recipe, net, leaves, scaler, weights, recipe.name == router.recipe.name, own.calibration)
 
     def samples(self, x: Tensor) -> Tensor:
-        values = extract(self.recipe, self.net, self.leaves, x)
-        return self.features(torch.cat([values[feature.name] for feature in self.recipe.features], dim=1))
+        return self.features(self.recipe.joined(extract(self.recipe, self.net, self.leaves, x)))
 
     def features(self, x: Tensor) -> Tensor:
         return logits_at(self.scaler(x), self.weights)

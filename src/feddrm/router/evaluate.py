@@ -104,7 +104,7 @@ def evaluate_router(
     del evidence, published, log_classes
     refit_oracle = None
     if fitted.heads is not None:
-        x = fitted.heads.scaler(torch.cat([columns[f.name] for f in fitted.heads.recipe.features], dim=1))
+        x = fitted.heads.scaler(fitted.heads.recipe.joined(columns))
         own = _own_heads(fitted, x)
         by_heads, by_joint, refit_oracle = _head_accuracies(fitted, x, own, log_weights, mixture, predictions, weights)
         system |= by_heads
@@ -154,7 +154,7 @@ def evaluate_routed(
     answers = {"exact_density": _trust(asked["exact_density"], calibrated, labels)}
     calibrations = {"trained": trained}
     if fitted.heads is not None:
-        x = fitted.heads.scaler(torch.cat([columns[f.name] for f in fitted.heads.recipe.features], dim=1))
+        x = fitted.heads.scaler(fitted.heads.recipe.joined(columns))
         heads = {name: _by_heads(fitted, x, chosen) for name, chosen in {**by_origin, "oracle": origin}.items()}
         system["global_probe"] = system_accuracy(logits_at(x, fitted.heads.probe.double()).argmax(-1), labels)
         system |= {f"refit_{rule}": system_accuracy(heads[f"exact_{rule}"].argmax(-1), labels) for rule in RULES}
@@ -177,7 +177,7 @@ def _features(fitted: FittedRouter, net: Net | None, shared: Leaves, test: Queri
     features = router.recipe.features if fitted.heads is None else router.recipe.features + fitted.heads.recipe.features
     recipe = Recipe(tuple(dict.fromkeys(features)))
     columns = test.views.mean(test.x, lambda x: extract(recipe, net, shared, x))
-    return columns, torch.cat([columns[f.name] for f in router.recipe.features], dim=1)
+    return columns, router.recipe.joined(columns)
 
 
 def _routing(

@@ -11,7 +11,7 @@ from torch import Tensor
 from feddrm.data import Federation
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import Queries
-from feddrm.registry import listing, nearest
+from feddrm.registry import require_client
 from feddrm.router.fit.calibration import calibrate
 from feddrm.router.fit.cohort import FitRequest, Trunk
 from feddrm.router.fit.local_cohort import LocalCohort
@@ -29,8 +29,7 @@ def leave(router: Router, name: str) -> Router:
     renormalised weights are those of the model without this client. The calibration stays as measured, but for
     the reference of drift, which has this client's samples.
     """
-    if name not in router.names:
-        raise FeddrmError(f"unknown client '{name}'{nearest(name, router.names)} {listing(router.names)}")
+    require_client(name, router.names)
     if router.clients <= 2:
         raise FeddrmError(f"'{name}' cannot leave: one client alone needs no router")
     remaining = [i for i, known in enumerate(router.names) if known != name]

@@ -22,6 +22,7 @@ from feddrm.rules import RULES as RULES
 from feddrm.rules import Evidence, Posterior, Rule
 
 SCALES = (1e-2, 1e2)  # inverse temperatures
+STEPS, FLAT = 50, 1e-12  # of the fit of a temperature: its steps at most, and the slope at which it ends
 TIED = 1e-4  # log-odds that differ by less are equal: float32 rounds those of equal samples apart, by batch
 FLOAT32 = 1e-6  # what a probability in float32 may lack of itself
 Number = TypeVar("Number", float, Tensor)
@@ -165,7 +166,7 @@ def client_slopes(logits: Tensor, target: Tensor, scale: float) -> ClientSums:
     }
 
 
-def solve_temperature(slopes: Callable[[float], ClientSums], steps: int = 50, tolerance: float = 1e-12) -> float:
+def solve_temperature(slopes: Callable[[float], ClientSums]) -> float:
     """The server's half: Newton's method on the clients' added :func:`client_slopes`.
 
     ``slopes`` returns them at an inverse temperature. One more sample is added, an average of all, which comes from
@@ -174,12 +175,12 @@ def solve_temperature(slopes: Callable[[float], ClientSums], steps: int = 50, to
     have a slope still: the scale is halved or doubled.
     """
     scale, (least, most) = 1.0, SCALES
-    for _ in range(steps):
+    for _ in range(STEPS):
         sums = slopes(scale)
         count = float(sums["count"])
         slope, even, bend = (float(sums[key] / sums["count"]) for key in ("slope", "even", "bend"))
         slope, bend = slope + even / count, bend * (1 + 1 / count)
-        if abs(slope) < tolerance:
+        if abs(slope) < FLAT:
             break
         step = -slope / bend if bend > 0 else math.copysign(math.inf, -slope)
         before, scale = scale, min(max(scale + step, scale / 2, least), scale * 2, most)

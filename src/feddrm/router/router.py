@@ -15,7 +15,7 @@ from torch import Tensor
 from feddrm.data.query_views import QueryViews
 from feddrm.errors import FeddrmError, FieldProblem, SettingError
 from feddrm.models import Net
-from feddrm.registry import check_choice, listing, nearest
+from feddrm.registry import check_choice, require_client
 from feddrm.router.features.base import Recipe, extract
 from feddrm.router.policy import Calibration, leaders, log_pooled_density
 from feddrm.router.row_checks import RowChecks
@@ -203,7 +203,7 @@ class Router:
         """Features [N, d] of raw samples or network inputs: means over so many views of each."""
         averaged = self.views(views)
         columns = averaged.mean(self.inputs(x), lambda view: extract(self.recipe, self.net, self.leaves, view))
-        return torch.cat([columns[feature.name] for feature in self.recipe.features], dim=1)
+        return self.recipe.joined(columns)
 
     def check_features(self, features: Tensor | NDArray[Any]) -> None:
         """An error if these are not as many features per sample as the router was fitted on."""
@@ -249,7 +249,7 @@ class Router:
         if name != Competence.name:
             raise SettingError(f"costs with rule '{name}': only rule '{Competence.name}' weighs costs: give that rule")
         for client, cost in costs.items():
-            self._mask([client])  # refuses an unknown name
+            require_client(client, self.names)
             if not (isinstance(cost, int | float) and 0 <= cost <= 1):
                 raise SettingError(f"cost of '{client}' is {cost}: give a share of the probability from 0 to 1")
         return Competence(tuple(float(costs.get(name, 0.0)) for name in self.names))
@@ -355,8 +355,7 @@ class Router:
                 )
             return available.bool()
         for name in map(str, available):
-            if name not in self.names:
-                raise FeddrmError(f"unknown client '{name}'{nearest(name, self.names)} {listing(self.names)}")
+            require_client(name, self.names)
         return torch.tensor([name in set(available) for name in self.names])
 
 

@@ -11,6 +11,7 @@ from feddrm.data import Dataset, Federation
 from feddrm.engine import Plan, RoundSchedule, arithmetic, engine_for
 from feddrm.engine.recipes import fill_in
 from feddrm.errors import SettingError
+from feddrm.evaluation import TIES
 from feddrm.methods import Method
 from feddrm.models import Model, Net
 from feddrm.plugins import used_plugins
@@ -20,7 +21,6 @@ from feddrm.typed_settings import typed
 
 MANY = 100  # clients, up to which every evaluation is of all of them
 SMALL_SIDE = 32  # smaller images, and tables, get the perceptron
-TIES = ("smallest", "cuda")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from feddrm.evaluation import answer_metrics, evaluate, own_answers
 from feddrm.io.staging import Snapshot, read_whole
 from feddrm.models import Net
 from feddrm.predictor.predictor import ANSWERS, Predictor, TrainedHead
-from feddrm.registry import listing, nearest
+from feddrm.registry import require_client
 from feddrm.router import FittedRouter, Recipe, Router, RouterSettings
 from feddrm.router.answer_calibration import AnswerCalibration
 from feddrm.router.artifact import FIT, HEADS, read_manifest
@@ -52,7 +52,7 @@ def evaluate_run(
     is what training evaluates: one random crop per sample where its settings say so.
     """
     federation = federation if federation is not None else load_run_federation(folder, saved, data_dir)
-    saved = {**saved, "evaluation": {**saved["evaluation"], "views": views}}
+    saved = {**saved, "evaluation": {**saved.get("evaluation", {}), "views": views}}
     config, state, net = _after_last_round(folder, saved, federation, device)
     federation = federation.to(config.device)
     test = pooled_test_set(config, federation, state.round)
@@ -82,8 +82,7 @@ def checkpoint_predictor(
 ) -> Predictor:
     """A client's trained model, from the latest checkpoint. Its probabilities are not calibrated: a fit does that."""
     federation = federation if federation is not None else load_run_federation(folder, saved, None)
-    if client not in federation.names:
-        raise FeddrmError(f"unknown client '{client}'{nearest(client, federation.names)} {listing(federation.names)}")
+    require_client(client, federation.names)
     number = federation.names.index(client)
     config, state, net = _after_last_round(folder, saved, federation, "cpu")
     (leaves,) = client_models(config.method, state, [number])

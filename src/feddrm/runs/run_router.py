@@ -203,7 +203,7 @@ def load_run_federation(folder: RunFolder, saved: Mapping[str, Any], data_dir: s
 def saved_config(saved: Mapping[str, Any], federation: Federation, device: str | None) -> Config:
     """The run's configuration, on another device if one is given."""
     given = dict(saved)
-    parts = {part: dict(given.pop(part)) for part in ("data", "method", "model", "evaluation")}
+    parts = {part: dict(given.pop(part, {})) for part in ("data", "method", "model", "evaluation")}
     plan = {key: given[key] for key in asdict(Plan()) if key in given}
     device = device or _available(str(given.get("device", "cpu")))
     return resolve(

@@ -107,6 +107,8 @@ def test_columns_that_no_sums_describe_are_refused(tmp_path: Path) -> None:
         from_csv(one(tmp_path, *MIXED), label="ill", client="town", drop="pid", schema="auto", categories=["cod"])
     with refused("all.csv, row 62: column 'dose' is '1e200', not a finite 32-bit number: correct it"):
         from_csv(one(tmp_path, *MIXED, "p,oslo,1,1e200,red,0"), label="ill", client="town", drop="pid", schema="auto")
+    with refused("all: client 'rome' has too few samples (1)"):
+        from_csv(one(tmp_path, *MIXED, "p,rome,1,1,red,0"), label="ill", client="town", drop="pid", schema="auto")
 
 
 def test_one_column_of_categories_by_its_bare_name(tmp_path: Path) -> None:

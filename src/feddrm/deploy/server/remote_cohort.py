@@ -183,7 +183,7 @@ class RemoteCohort:
         answers = self.everybody(header, tensors, Rows([sum(counts)] * self.members))
         each = torch.split(torch.stack([answer[f"{ROWS}answers"] for answer in answers], dim=1), counts)
         judged = self.everybody({"step": "judge_rows"}, {}, Rows(counts, each))
-        x = design.scaler(torch.cat([features[feature.name] for feature in design.recipe.features], dim=1))
+        x = design.scaler(design.recipe.joined(features))
         return Judged(x, torch.cat([answer[f"{ROWS}right"] for answer in judged]), _of(seen, parts))
 
     def _drawn(self, holdout: Holdout) -> list[Tensor]:
@@ -312,7 +312,8 @@ class RemoteClasses:
 
 def design_tensors(design: DesignMatrix) -> Tensors:
     """A design matrix as sites need it to standardise their features."""
-    return _scaler_tensors(design.recipe, design.scaler)
+    name, scaler = design.recipe.name, design.scaler
+    return {f"table/{name}/mean": scaler.mean, f"table/{name}/scale": scaler.scale}
 
 
 def _strangest(value: Tensor) -> float:
@@ -357,10 +358,6 @@ def part_of(tensors: Mapping[str, Tensor], key: str) -> Tensors:
 def _of(seen: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
     """The values of the samples that are seen, of all sites."""
     return torch.cat([value[mask] for mask, value in zip(seen, values, strict=True)])
-
-
-def _scaler_tensors(recipe: Recipe, scaler: Scaler) -> Tensors:
-    return {f"table/{recipe.name}/mean": scaler.mean, f"table/{recipe.name}/scale": scaler.scale}
 
 
 def _points(prefix: str, points: Sequence[Tensor]) -> Tensors:

@@ -173,6 +173,10 @@ class Recipe:
         parts = {"trunk": is_trunk, "project": is_project, "client": is_client_branch}
         return any(parts[part](leaf) for part in self.needs)
 
+    def joined(self, columns: Mapping[str, Tensor]) -> Tensor:
+        """Rows [n, d] of all features, a copy of the columns by name."""
+        return torch.cat([columns[feature.name] for feature in self.features], dim=1)
+
     def as_list(self) -> list[dict[str, Any]]:
         """Plain values, as a manifest holds them."""
         return [{"name": f.name, **dataclasses.asdict(f)} for f in self.features]

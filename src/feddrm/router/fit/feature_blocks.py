@@ -140,16 +140,15 @@ class BlockChooser:
         """
         tried: dict[MomentTarget, dict[str, FeatureBlock]] = {"client": {}, "class": {}}
         for recipe in sorted(recipes, key=lambda r: len(r.features)):
+            if len(recipe.features) == 1:
+                for target, block in self.try_ridges(recipe, SQUARED_RIDGES).items():
+                    tried[target][recipe.name] = block
+                continue
             for target, blocks in tried.items():
-                if len(recipe.features) > 1:
-                    alone = {feature.name: blocks[feature.name].choice.ridge for feature in recipe.features}
-                    ridges = [max(alone.values()) * factor for factor in AROUND]
-                    blocks[recipe.name] = self.try_ridges(recipe, ridges, None if self.ridge is not None else alone)[
-                        target
-                    ]
-                elif recipe.name not in blocks:
-                    found = self.try_ridges(recipe, SQUARED_RIDGES)
-                    tried["client"][recipe.name], tried["class"][recipe.name] = found["client"], found["class"]
+                alone = {feature.name: blocks[feature.name].choice.ridge for feature in recipe.features}
+                ridges = [max(alone.values()) * factor for factor in AROUND]
+                own = self.try_ridges(recipe, ridges, alone if self.ridge is None else None)
+                blocks[recipe.name] = own[target]
         return tried, {
             target: self.refined(target, min(blocks.values(), key=_loss)) for target, blocks in tried.items()
         }

@@ -92,9 +92,8 @@ def fit_private(
 
     ``share`` is n_i / N: the fewer samples a client has, the smaller its correction.
     """
-    shifted = Sample(sample.x, sample.y, logits_at(sample.x, probe))
-    problem = Problem(probe.shape[0], probe.shape[1] - 1, ridge / share, BIAS_RIDGE / share)
-    return solve(problem, [shifted], whitening, rounds=rounds, tolerance=1e-7).point
+    problem = private_problem(probe.shape[0], probe.shape[1] - 1, ridge, share=share)
+    return solve(problem, with_offsets([sample], probe), whitening, rounds=rounds, tolerance=1e-7).point
 
 
 def own_correction(sample: Sample, probe: Tensor, ridge: float, used: int, rounds: int) -> Tensor:

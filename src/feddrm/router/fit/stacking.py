@@ -16,6 +16,7 @@ from feddrm.errors import FeddrmError
 from feddrm.router.solver.client_statistics import ClientSums
 from feddrm.router.solver.problem import add
 
+RIDGE, STEPS = 1e-4, 50  # of the fit: the pull towards equal weights, and its steps at most
 FLOOR = -20.0  # of log-probabilities: a class that a model excludes is unlikely, not impossible
 
 
@@ -50,24 +51,22 @@ def client_curves(models: Tensor, y: Tensor, weights: Tensor) -> ClientSums:
     }
 
 
-def solve_stack(
-    names: Sequence[str], curves: Callable[[Tensor], ClientSums], ridge: float = 1e-4, steps: int = 50
-) -> Stack:
+def solve_stack(names: Sequence[str], curves: Callable[[Tensor], ClientSums]) -> Stack:
     """Newton's method on the added :func:`client_curves`; the server's half of the fit."""
-    start = torch.full((len(names),), 1 / len(names), dtype=torch.float64)  # the ridge pulls towards equal weights
+    start = torch.full((len(names),), 1 / len(names), dtype=torch.float64)
     weights = start
 
     def total(at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         sums = {key: value.cpu() for key, value in curves(at).items()}
         away = at - start
         return (
-            sums["loss"] / sums["count"] + ridge / 2 * away.square().sum(),
-            sums["slope"] / sums["count"] + ridge * away,
-            sums["curvature"] / sums["count"] + ridge * torch.eye(len(names)).to(at),
+            sums["loss"] / sums["count"] + RIDGE / 2 * away.square().sum(),
+            sums["slope"] / sums["count"] + RIDGE * away,
+            sums["curvature"] / sums["count"] + RIDGE * torch.eye(len(names)).to(at),
         )
 
     loss, slope, bend = total(weights)
-    for _ in range(steps):
+    for _ in range(STEPS):
         step = torch.linalg.solve(bend, slope)
         if float((slope * step).sum()) < 1e-14:
             break

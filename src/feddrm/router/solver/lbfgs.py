@@ -122,7 +122,7 @@ def minimise(
 ) -> dict[str, FitState]:
     """Advance all fits side by side until each is done, for at most ``rounds`` rounds (None: ``MOST_ROUNDS``).
 
-    Tasks do not depend on each other; side by side they share the messages of a round.
+    Fits do not depend on each other; side by side they share the messages of a round.
     """
     rounds = MOST_ROUNDS if rounds is None else rounds
     if rounds < 1:
