@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from feddrm.tables.column_kinds import CategoryColumn, NumberColumn, RawColumn, Usual
+from feddrm.tables.column_kinds import CategoryColumn, NumberColumn, RawColumn, Usual, all_numbers, is_missing
 from refusal import refused
 
 CHOL = NumberColumn("chol", unit="mg/dl", centre=240, scale=50, minimum=40, maximum=700, missing=True)
@@ -25,6 +27,52 @@ def wrong(
 ) -> list[tuple[int, Any, str]]:
     x = np.array(inputs, dtype=np.float64)
     return list(column.problems(x, np.full(len(x), empty), filled, usual))
+
+
+CELLS = [
+    "1",
+    "-2.5",
+    " 3 ",
+    "0",
+    "",
+    "NA",
+    "na",
+    "nA",
+    "?",
+    "NaN",
+    "-nan",
+    "Unknown",
+    "1_0",
+    "1e39",
+    "inf",
+    "x",
+    "\uff11",
+]
+
+
+@given(
+    st.lists(st.sampled_from([*CELLS, 4, 0.5, math.nan, 10**400, True, None, "2", "typical"]), min_size=1, max_size=4)
+)
+def test_a_whole_column_is_read_as_its_cells_are(cells: list[Any]) -> None:
+    """Where it is not read as a whole, its cells are read one by one."""
+    for column in (CHOL, NumberColumn("age"), NumberColumn("bp", missing=True, zero_is_missing=True), PAIN, SMOKER):
+        if (whole := column.read_all(cells)) is not None:
+            np.testing.assert_array_equal(whole, [column.read(cell) for cell in cells])
+
+
+def test_ordinary_columns_are_read_as_a_whole() -> None:
+    np.testing.assert_array_equal(all_numbers(["1", " -2.5", "", "NA", "nan"]), [1, -2.5, *[math.nan] * 3])
+    np.testing.assert_array_equal(all_numbers([1, 2.5, math.nan]), [1, 2.5, math.nan])
+    assert PAIN.read_all(["1", "atypical", "4.0"]).tolist() == [0, 1, 2]  # type: ignore[union-attr]
+    np.testing.assert_array_equal(CHOL.read_all(["240", "nA"]), [240, math.nan])
+    for cells in (["1_0"], ["-nan"], ["1e39"], ["x"], [10**400], [True], [None]):
+        assert all_numbers(cells) is None
+
+
+@given(st.sampled_from(CELLS))
+def test_what_is_missing_in_a_whole_column_is_missing_in_a_cell(cell: str) -> None:
+    values = all_numbers([cell])
+    assert values is None or bool(np.isnan(values[0])) == is_missing(cell)
 
 
 @pytest.mark.parametrize("cell", ["240", " 240.0 ", 240, 240.0, np.float64(240), "2.4e2"])

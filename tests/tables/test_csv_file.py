@@ -19,10 +19,17 @@ def test_a_file_is_a_header_rows_and_their_places(tmp_path: Path) -> None:
     assert table.header == ("age", "note")
     assert table.rows == (("50", "two\nlines"), ("60", "x"))
     assert [table.place(0), table.place(1)] == [f"{path}, row 3", f"{path}, row 5"]
-    assert table.cells(1, [1, 0], numbers=False) == ["x", "60"]
-    assert table.cells(1, [0], numbers=True) == [60.0]
+    assert table.texts([1, 0]) == [["two\nlines", "50"], ["x", "60"]]
+    assert table.numbers([0]).tolist() == [[50.0], [60.0]]
     with refused(f"{path} has no column 'ages' for a query; did you mean 'age'?", "give one of age, note"):
         table.column_index("ages", "a query")
+
+
+def test_the_first_cell_without_a_number_is_named_row_by_row(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("age,dose\n50,1\n60,?\nold,2\n")
+    with refused(f"{path}, row 3: column 'dose' has no value ('?'): fill it in, or drop=['dose']"):
+        read_table(path).numbers([0, 1])
 
 
 class Columns:

@@ -41,6 +41,15 @@ def test_inputs_are_columns_then_indicators() -> None:
     assert SCHEMA.problems(inputs) == []
 
 
+def test_wrong_cells_are_named_row_by_row() -> None:
+    with pytest.raises(TableError) as caught:
+        SCHEMA.read([["50", "1", "2"], ["50", "7", "x"], ["old", "1", "2"]])
+    assert [(found.row, found.column) for found in caught.value.problems] == [(1, "cp"), (1, "dose"), (2, "age")]
+    assert SCHEMA.read([]).shape == (0, 3)
+    with pytest.raises(ValueError, match="zip"):
+        SCHEMA.read([["50", "1"]])
+
+
 def test_missing_values_can_be_filled_and_stay_marked() -> None:
     values = SCHEMA.read([["50", "", ""]])
     assert SCHEMA.encode(values, [np.nan, 2, np.nan]).tolist() == [[0, 0, 0, 1, 0, 1, 1]]

@@ -68,7 +68,7 @@ def inline_svg(draw: Callable[[], Figure], key: str, title: str, description: st
         figure = draw()
         figure.set_dpi(180)
         # savefig would draw everything twice: once more, unseen, to find the layout.
-        FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None})
+        FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None})  # type: ignore[no-untyped-call]
     text = out.getvalue()
     text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", text[text.index("<svg") :], flags=re.S)
     start = _TAG.match(text)

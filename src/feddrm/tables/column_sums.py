@@ -7,9 +7,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from feddrm.errors import FeddrmError, quoted
 from feddrm.io.text import parse_float, parse_whole
-from feddrm.tables.column_kinds import MAX_FLOAT32, CategoryColumn, NumberColumn, RawColumn, is_missing
+from feddrm.tables.column_kinds import MAX_FLOAT32, CategoryColumn, NumberColumn, RawColumn, all_numbers, is_missing
 from feddrm.tables.table_schema import TableSchema
 
 MOST_CATEGORIES = 30
@@ -54,21 +56,26 @@ class ColumnSums:
 
         Numbers that no network input can be are refused. ``where`` names the cell of a row in that error.
         """
-        known = {row: str(cell) for row, cell in enumerate(cells) if not is_missing(cell)}
-        missing = len(known) < len(cells)
-        numbers = {row: parse_float(text) for row, text in known.items()}
-        if category or None in numbers.values():
-            if not category and (row := decimal_comma(known)) is not None:
-                raise FeddrmError(f"{where(row)} is {quoted(known[row])}: {DECIMAL_POINT}, or name it in categories")
-            return cls(levels=frozenset(known.values()), missing=missing)
-        used = []
-        for row, value in numbers.items():
-            if value is None or not abs(value) <= MAX_FLOAT32:
-                raise FeddrmError(f"{where(row)} is {quoted(known[row])}, not a finite 32-bit number: correct it")
-            if counted[row]:
-                used.append(value)
-        mean = math.fsum(used) / len(used) if used else 0.0
-        return cls(len(used), mean, math.fsum((value - mean) ** 2 for value in used), missing=missing)
+        numbers = None if category else all_numbers(cells)
+        if numbers is None:
+            gaps = {cell for cell in set(cells) if is_missing(cell)}
+            known = {row: str(cell) for row, cell in enumerate(cells) if cell not in gaps}
+            parsed = {row: parse_float(text) for row, text in known.items()}
+            if category or None in parsed.values():
+                if not category and (row := decimal_comma(known)) is not None:
+                    raise FeddrmError(
+                        f"{where(row)} is {quoted(known[row])}: {DECIMAL_POINT}, or name it in categories"
+                    )
+                return cls(levels=frozenset(known.values()), missing=bool(gaps))
+            for row, value in parsed.items():
+                if value is None or not abs(value) <= MAX_FLOAT32:
+                    raise FeddrmError(f"{where(row)} is {quoted(known[row])}, not a finite 32-bit number: correct it")
+            numbers = np.array([parsed.get(row, math.nan) for row in range(len(cells))], dtype=np.float64)
+        present = ~np.isnan(numbers)
+        used = numbers[present & np.asarray(counted, dtype=bool)]
+        mean = math.fsum(used.tolist()) / len(used) if len(used) else 0.0
+        squares = math.fsum(((used - mean) ** 2).tolist())
+        return cls(len(used), mean, squares, missing=not present.all())
 
     def __str__(self) -> str:
         what = ", ".join(sorted(self.levels)) if self.levels else f"{self.count} numbers, mean {self.mean:g}"

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from feddrm.errors import FeddrmError, quoted, short_list
 from feddrm.io.text import nfc, parse_float, read_csv
 from feddrm.registry import nearest
-from feddrm.tables.column_kinds import MAX_FLOAT32, MISSING
+from feddrm.tables.column_kinds import MAX_FLOAT32, MISSING, Values, all_numbers
 
 PARQUET = ".parquet"
 
@@ -53,9 +55,18 @@ class CsvTable:
                 raise FeddrmError(f"{self.place(row)}: column '{name}' is {quoted(cell)}: check the quotes there")
         return cells
 
-    def cells(self, row: int, indices: Sequence[int], *, numbers: bool) -> list[Any]:
-        """Some cells of a row, as numbers or as text."""
-        return [self.number(row, index) if numbers else self.rows[row][index] for index in indices]
+    def texts(self, indices: Sequence[int]) -> list[list[str]]:
+        """Some cells of every row."""
+        return [[row[index] for index in indices] for row in self.rows]
+
+    def numbers(self, indices: Sequence[int], *, can_drop: bool = True) -> Values:
+        """The numbers in some cells of every row [rows, cells]. The first cell that holds none is refused."""
+        columns = [all_numbers([row[index] for row in self.rows]) for index in indices]
+        whole = [column for column in columns if column is not None and not np.isnan(column).any()]
+        if len(whole) == len(columns):
+            return np.stack(whole, axis=1)
+        rows = range(len(self.rows))
+        return np.array([[self.number(row, index, can_drop=can_drop) for index in indices] for row in rows])
 
     def number(self, row: int, index: int, *, can_drop: bool = True) -> float:
         """The number in a cell. ``can_drop`` says whether leaving the column out is a remedy."""
@@ -87,7 +98,7 @@ def frame_table(name: str, frame: Any) -> CsvTable:
 
 
 def _checked_table(path: Path | str, given: Iterable[tuple[int, Sequence[str]]]) -> CsvTable:
-    rows = [(line, tuple(map(nfc, cells))) for line, cells in given]
+    rows = [(line, tuple(cells if "".join(cells).isascii() else map(nfc, cells))) for line, cells in given]
     if not rows:
         raise FeddrmError(f"{path} is empty: it needs a header and rows, or leave it out")
     header = rows.pop(0)[1]

@@ -36,8 +36,8 @@ def read_rows(
     if columns is None and len(present) != width:
         raise FeddrmError(f"{path} has {len(present)} columns, {width} are wanted: give the columns of training")
     indices = [table.column_index(name, "a query", "add it, as in the training data") for name in columns or present]
-    numbers = [[table.number(row, index, can_drop=False) for index in indices] for row in range(len(table.rows))]
-    return np.array(numbers, dtype=np.float32), [table.place(row) for row in range(len(numbers))]
+    numbers = table.numbers(indices, can_drop=False).astype(np.float32)
+    return numbers, [table.place(row) for row in range(len(numbers))]
 
 
 def read_raw_rows(path: Path, schema: TableSchema, ignore: Sequence[str]) -> tuple[list[list[str]], list[str]] | None:
@@ -52,8 +52,7 @@ def read_raw_rows(path: Path, schema: TableSchema, ignore: Sequence[str]) -> tup
             f"leave it out, or --ignore '{unknown[0]}'"
         )
     indices = [table.column_index(name, "a query", "add it, as in the training data") for name in schema.names]
-    rows = [table.cells(row, indices, numbers=False) for row in range(len(table.rows))]
-    return rows, [table.place(row) for row in range(len(rows))]
+    return table.texts(indices), [table.place(row) for row in range(len(table.rows))]
 
 
 def frame_rows(frame: Any, columns: tuple[str, ...] | None, schema: TableSchema | None) -> NDArray[np.float32]:

@@ -78,14 +78,17 @@ class TableSchema:
         """Numbers [n, columns] for rows of raw cells in the order of the columns; NaN where a value is missing."""
         values = np.full((len(rows), len(self.columns)), np.nan)
         problems = []
-        for i, row in enumerate(rows):
-            for j, (column, cell) in enumerate(zip(self.columns, row, strict=True)):
+        for j, (column, cells) in enumerate(zip(self.columns, zip(*rows, strict=True), strict=bool(rows))):
+            if (whole := column.read_all(cells)) is not None:
+                values[:, j] = whole
+                continue
+            for i, cell in enumerate(cells):
                 try:
                     values[i, j] = column.read(cell)
                 except ValueError as error:
                     problems.append(FieldProblem(i, column.name, cell, str(error)))
         if problems:
-            raise TableError(problems, place)
+            raise TableError(sorted(problems, key=lambda problem: problem.row), place)
         return values
 
     def encode(self, values: ArrayLike, fill: ArrayLike | None = None) -> NDArray[np.float32]:

@@ -249,9 +249,10 @@ def _rows_by_client(
             )
         owners = [stem] * len(labels) if roles.client is None else table.column(roles.client, "the client")
         indices = [table.header.index(name) for name in columns]
+        cells = table.numbers(indices) if schema is None and not as_text else table.texts(indices)
         for row, (owner, label) in enumerate(zip(owners, labels, strict=True)):
             own = clients.setdefault(owner, RawRows())
-            own.cells.append(table.cells(row, indices, numbers=schema is None and not as_text))
+            own.cells.append(cells[row])
             own.labels.append(label)
             own.places.append(table.place(row))
     return columns or (), clients
