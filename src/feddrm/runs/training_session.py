@@ -220,14 +220,13 @@ class TrainingSession:
 
     def summary(self, state: State) -> dict[str, Any]:
         """The content of ``summary.json``."""
-        window = self.config.evaluation.window
         evaluated = [entry for entry in self.folder.metrics() if PARTICIPANTS not in entry]
-        entries = evaluated[-window:]
+        entries = evaluated[-self.config.evaluation.window :]
         # Models before and after tuning differ, so the means are over one stage only.
         entries = [entry for entry in entries if entry["stage"] == entries[-1]["stage"]]
         accuracies = [{k: e[k] for k in e if k.endswith(("_accuracy", "_c_index"))} for e in entries]
         return {
-            **summarise(accuracies, window),
+            **summarise(accuracies),
             "window": len(entries),
             "rounds": state.round,
             **collapse_summary(evaluated),
