@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from feddrm.data import DEPLOYED, Federation, load
-from feddrm.engine import Plan, State, load_state
+from feddrm.engine import Plan, State, load_state, require_gpu
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import Predictions, Queries, predict
 from feddrm.io.shards import CLIENTS, shard_bytes
@@ -55,6 +55,7 @@ def fit_run_router(
     """
     router_settings = RouterSettings(**known_fields(RouterSettings, settings, "router"))
     router_settings.check()
+    require_gpu(device or "cpu")
     if folder.summary() is None:
         raise FeddrmError(f"{folder.path} is not finished: train it to the end ('feddrm train' resumes it) first")
     require_plugins(saved.get("plugins"), folder.config_file)
