@@ -35,7 +35,7 @@ from feddrm.evaluation import (
     summarise,
     votes,
 )
-from feddrm.io.shards import CLIENTS
+from feddrm.io.shards import SHARD_SIZE
 from feddrm.runs.client_predictions import all_outcomes, all_predictions, participant_predictions, pooled_test_set
 from feddrm.runs.config import Config
 from feddrm.runs.environment import hardware, versions
@@ -109,7 +109,7 @@ class TrainingSession:
         self.begin()
         leaves, clients = {leaf: value.detach() for leaf, value in self.net.named_parameters()}, len(self.federation)
         state = first_state(self.config.method, leaves, clients)
-        if clients <= CLIENTS:
+        if clients <= SHARD_SIZE:
             return state
         shards = PrivateShards.start(self.folder.state_shards, state.private[0], clients, self.config.device)
         return state._replace(private=shards)
