@@ -100,13 +100,9 @@ class TrainingSession:
         self.save(state)
         self.finish(state, outcomes)
 
-    def begin(self) -> None:
-        """Write the dataset summary."""
-        dataset_summary(self.federation).write(self.folder.path)
-
     def start(self) -> State:
         """The state before round 1. The private slots of a large federation lie on disk."""
-        self.begin()
+        dataset_summary(self.federation).write(self.folder.path)
         leaves, clients = {leaf: value.detach() for leaf, value in self.net.named_parameters()}, len(self.federation)
         state = first_state(self.config.method, leaves, clients)
         if clients <= SHARD_SIZE:
