@@ -113,7 +113,8 @@ class Trial:
                 raise TimeIsUp
 
         plan = {**task.settings, "rounds": task.rounds, **self.candidate.plan}
-        when = {"window": min(SMOOTH, task.rounds), "every": task.every}
+        given = plan.pop("evaluation", None) or {}
+        when = {**given, "window": min(SMOOTH, task.rounds), "every": task.every}
         try:
             with _without_warnings():
                 train(
