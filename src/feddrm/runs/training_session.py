@@ -48,6 +48,10 @@ CHECKPOINT_SECONDS = 20.0  # between two checkpoints: what a crash may cost
 CHECKPOINT_SHARE = 0.05  # of the time at most: where a checkpoint is hundreds of megabytes, a crash may cost more
 
 
+class DivergedError(FeddrmError):
+    """A training whose loss or parameters are not finite any more."""
+
+
 class TrainingSession:
     """One training, from its first round or a checkpoint to the summary."""
 
@@ -83,7 +87,7 @@ class TrainingSession:
                 if self.diverged(result):
                     self.save(state)
                     elsewhere = ", and choose another --out" if state.round else ""
-                    raise FeddrmError(
+                    raise DivergedError(
                         f"the loss is not finite after round {result.state.round}: lower --lr (it is "
                         f"{config.plan.lr:g}) or scale the data{elsewhere}"
                     )
