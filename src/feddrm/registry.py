@@ -115,7 +115,7 @@ class Named:
 
     @classmethod
     def noun(cls) -> str:
-        """What its family has: a method, a model."""
+        """The name of the family in messages: ``method``, ``model``."""
         return next(c for c in cls.__mro__ if Named in c.__bases__).__name__.lower()
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -83,6 +84,11 @@ def test_columns_are_compared_in_their_own_units() -> None:
         basis_feature(facts, "identity", ["chol"])
     with refused("unknown column 'agee'; did you mean 'age'?"):
         basis_feature(facts, "identity", ["agee"])
+    with refused("columns=[], so nothing can be compared"):
+        basis_feature(facts, "identity", [])
+    gaps = TableSchema(SCHEMA.columns[1:])
+    with refused("every column misses values, so nothing can be compared"):
+        basis_feature(replace(facts, shape=(2,), columns=gaps.encoded, schema=gaps), "identity")
 
 
 def test_what_cannot_be_fitted_over_clients_is_refused() -> None:

@@ -26,5 +26,5 @@ def test_without_a_driver_the_cpu_is_chosen_and_torch_not_asked(
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     standing.check_device("cpu")
-    with refused("device 'cuda:1' was given, but torch finds no GPU here: use --device cpu"):
+    with refused("device 'cuda:1' was asked for, but torch sees no GPU here: use --device cpu"):
         standing.check_device("cuda:1")

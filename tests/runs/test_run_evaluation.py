@@ -178,3 +178,14 @@ def test_a_client_answers_before_a_router_is_fitted_as_it_does_after(federation:
         assert (found.labels, found.client, found.answered) == (after.labels, after.client, after.answered)
         assert found.client_probability.isnan().all()
     assert before[federation.names[0]].labels != before[federation.names[1]].labels
+
+
+def test_a_gpu_that_is_not_there_is_refused(
+    digits: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train(digits, "fedavg", out=tmp_path / "run", **SMALL)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with refused("device 'cuda:1' was asked for, but torch sees no GPU here: use --device cpu"):
+        run.evaluate(device="cuda:1")
+    with refused("device 'cuda' was asked for, but torch sees no GPU here: use --device cpu"):
+        run.fit_router(device="cuda", features="raw", heads=False)

@@ -208,7 +208,7 @@ def test_a_large_federation_has_shards_instead_of_folders(tmp_path: Path, monkey
     quick: dict[str, Any] = {"features": "raw", "rounds": 3, "joint": False, "competence": False}
     folders = train(federation, "fedrep", out=tmp_path / "folders", **{**SMALL, "rounds": 1})
     with monkeypatch.context() as patch:
-        patch.setattr(run_router, "CLIENTS", 1000)  # a folder per client, as older versions wrote
+        patch.setattr(run_router, "SHARD_SIZE", 1000)  # a folder per client, as older versions wrote
         folders.fit_router(federation, **quick)
     shards = Run.open(Path(shutil.copytree(folders.path, tmp_path / "shards")))
     shards.fit_router(federation, **quick)  # again, now into shards: nothing of the earlier fit is left

@@ -253,7 +253,7 @@ def test_a_large_federation_resumes_bit_for_bit_and_equals_the_one_in_memory(
         train(federation, "ditto", out=tmp_path / "cut", on_round=stop, **settings)
     train(federation, "ditto", out=tmp_path / "cut", **settings)
     assert files(tmp_path / "cut") == files(tmp_path / "whole")
-    monkeypatch.setattr(training_session, "CLIENTS", 1000)  # all private slots in memory, as in older runs
+    monkeypatch.setattr(training_session, "SHARD_SIZE", 1000)  # all private slots in memory, as in older runs
     train(federation, "ditto", out=tmp_path / "memory", **settings)
     in_memory, on_disk = (
         load_state(tmp_path / name / "checkpoint" / "state.safetensors") for name in ("memory", "cut")

@@ -135,6 +135,13 @@ def test_small_samples_allow_trials_of_a_whole_run(digits, tmp_path):
     assert result.front == {"feddrm": {}}
 
 
+def test_settings_of_evaluation_hold_for_trials_and_for_the_best_run(digits, tmp_path):
+    given = {"ties": "cuda", "window": 3}
+    tune(digits, "fedavg", out=tmp_path, axes={"lr": [0.1]}, rounds=4, local_steps=1, evaluation=given)
+    trial, best = (config(tmp_path / file)["evaluation"] for file in ("trials/fedavg/lr=0.1/config.yaml", "best.yaml"))
+    assert (trial["ties"], best["ties"], best["window"]) == ("cuda", "cuda", 3)
+
+
 @pytest.mark.slow
 def test_the_budget_stops_a_search_that_goes_on_later(digits, found, tmp_path, monkeypatch):
     now = 0.0

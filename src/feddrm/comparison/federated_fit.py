@@ -117,6 +117,9 @@ def basis_feature(facts: Facts, basis: str, columns: Sequence[str] | None = None
     described = {} if facts.schema is None else {name: c for c in facts.schema.columns for name in c.outputs}
     whole = [name for name in inputs if facts.schema is None or (name in described and not described[name].missing)]
     chosen = list(whole if columns is None else columns)
+    if not chosen:
+        given = "every column misses values" if columns is None else "columns=[]"
+        raise SettingError(f"{given}, so nothing can be compared: give a column without gaps, or no comparison")
     for name in chosen:
         if name in described and described[name].missing:
             raise SettingError(f"column '{name}' misses values, which were filled in: give some of {', '.join(whole)}")

@@ -2,7 +2,7 @@
 
 from feddrm.engine.checkpoint import load_state, save_state
 from feddrm.engine.client_update import Update, client_update, functional
-from feddrm.engine.federate import engine_for, federate
+from feddrm.engine.federate import engine_for, federate, require_gpu
 from feddrm.engine.kernels import CPU_QUERIES, GPU_QUERIES, cpu_kernels, free_card, largest_product
 from feddrm.engine.precision import PRECISIONS, Arithmetic, arithmetic
 from feddrm.engine.rounds import play_round, train_client
@@ -30,6 +30,7 @@ __all__ = [
     "load_state",
     "participants",
     "play_round",
+    "require_gpu",
     "save_state",
     "train_client",
 ]

@@ -12,7 +12,7 @@ from feddrm.data import Federation
 from feddrm.engine.cuda_graph import GraphEngine
 from feddrm.engine.rounds import play_round
 from feddrm.engine.schedule import RoundResult, RoundSchedule, State
-from feddrm.errors import SettingError
+from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import Forward
 from feddrm.registry import check_choice, nearest
 from feddrm.threads import thread_map
@@ -44,6 +44,12 @@ def federate(
             result = play(state)
             state = result.state
             yield result
+
+
+def require_gpu(device: str) -> None:
+    """Refuse a GPU that is not there."""
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise FeddrmError(f"device '{device}' was asked for, but torch sees no GPU here: use --device cpu")
 
 
 def engine_for(engine: str, device: str) -> str:

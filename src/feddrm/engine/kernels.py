@@ -1,6 +1,6 @@
-"""Which CPU kernels compute training and queries, how many queries form a batch; a card's memory is given back.
+"""The CPU kernels of training and queries, the size of a batch of queries, and the release of GPU memory.
 
-The choice of kernels is the same in one process and at every site of a deployed federation, so that no bit differs.
+Kernels are the same in one process and at every site of a deployed federation, so that no bit differs.
 Sums split between threads and oneDNN's products round differently, and training amplifies the difference: after
 32 rounds of the digits it is 3.8e-6 with oneDNN and 1.4e-3 with a second thread.
 """
@@ -28,9 +28,9 @@ def cpu_kernels(net: Net, batch_size: int, threads: int = 1) -> Iterator[None]:
 
 
 def free_card() -> None:
-    """Give memory of a card that nothing uses any more back, so that other processes on it find room.
+    """Release GPU memory that nothing uses any more to other processes.
 
-    The traceback of a run that was ended holds its graphs in a circle, which only a collection breaks.
+    The traceback of an aborted run refers to its graphs in a cycle, which only the garbage collector frees.
     """
     if torch.cuda.is_available():
         gc.collect()

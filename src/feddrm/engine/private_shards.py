@@ -17,7 +17,7 @@ from typing import overload
 import torch
 
 from feddrm.io.atomic import write_atomically
-from feddrm.io.shards import CLIENTS, Shard, shard_bytes
+from feddrm.io.shards import SHARD_SIZE, Shard, shard_bytes
 from feddrm.methods import Slots, Tensors
 
 REMEDY = "remove the run's folder and start again"
@@ -85,7 +85,7 @@ class PrivateShards(Sequence[Slots]):
         sizes = {place: size for place, size in self.sizes.items() if place not in thin}
         self.folder.mkdir(parents=True, exist_ok=True)
         order = sorted(written)
-        for part in (order[start : start + CLIENTS] for start in range(0, len(order), CLIENTS)):
+        for part in (order[start : start + SHARD_SIZE] for start in range(0, len(order), SHARD_SIZE)):
             place = f"{round}-{part[0]}.safetensors"
             content = shard_bytes({str(client): written[client] for client in part})
             write_atomically(self.folder / place, content, private=True)

@@ -22,8 +22,7 @@ from feddrm.evaluation.accuracy import (
     votes,
 )
 from feddrm.evaluation.answer_metrics import answer_metrics, class_confusion, own_answers
-from feddrm.evaluation.answers_by_sample import AnswersBySample, head_routes, route
-from feddrm.evaluation.answers_by_sample import routed as routed_curves
+from feddrm.evaluation.answers_by_sample import AnswersBySample, head_routes, route, routed
 from feddrm.evaluation.collapse import LASTING, collapse_summary, collapsed_share, is_collapsed
 from feddrm.evaluation.concordance import average_c_index, c_index, survival_curves
 from feddrm.evaluation.cuda_replay import Replay
@@ -62,7 +61,7 @@ __all__ = [
     "predict",
     "predict_parts",
     "route",
-    "routed_curves",
+    "routed",
     "routed_predictions",
     "routes_accuracy",
     "summarise",

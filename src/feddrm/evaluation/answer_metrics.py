@@ -87,9 +87,10 @@ def answer_sums(log_probabilities: Tensor, labels: Tensor) -> dict[str, Tensor]:
 def metrics_of_sums(sums: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> dict[str, Any]:
     """The metrics of all clients' answers from their :func:`answer_sums`.
 
-    Equal to :func:`answer_metrics` but for AUROC, which has an ``error_bound``: within a bin, every pair of a positive
-    and a negative sample counts as tied. Intervals are bootstrap resamples of the counts. That of the Brier score is
-    normal. That of AUROC takes the classes' errors as fully dependent: with several classes it is too wide.
+    All but AUROC equal those of :func:`answer_metrics`. AUROC has an ``error_bound``: within a bin, every pair of a
+    positive and a negative sample counts as tied. Intervals come from bootstrap resamples of the counts, but that of
+    the Brier score is normal. The interval of AUROC takes the classes' errors as fully dependent, so with several
+    classes it is too wide.
     """
     together = {name: torch.stack([client[name] for client in sums]) for name in sums[0]}
     classes = together["confusion"].shape[1]

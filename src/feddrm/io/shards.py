@@ -16,7 +16,7 @@ from torch import Tensor
 from feddrm.io.tensors import join_slots, split_slots, tensor_bytes
 from feddrm.io.text import broken
 
-CLIENTS = 100  # of one shard at most; a federation of more clients has shards
+SHARD_SIZE = 100  # clients of one shard at most; a larger federation has shards
 FORMAT = "feddrm-shard-1"
 
 Slots = Mapping[str, Mapping[str, Tensor]]

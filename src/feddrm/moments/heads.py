@@ -63,10 +63,10 @@ def ridge_correction(moments: Moments, head: Tensor, ridge: float) -> Tensor:
 
 
 def own_correction(folds: Sequence[Fold], heads: Sequence[Tensor], head: Tensor) -> Tensor:
-    """A client's :func:`ridge_correction` of ``head`` with the ridge that suits its own held-out samples; none may.
+    """A client's :func:`ridge_correction` of ``head`` with the ridge that is best on its own held-out samples.
 
-    ``folds`` are the client's own moments, fitted and held out; ``heads`` were fitted without each fold. The client
-    needs nothing of the others.
+    It is zero if no ridge beats the head itself. ``folds`` are the client's own moments, fitted and held out; ``heads``
+    were fitted without each fold. The client needs nothing of the others.
     """
     if any(fitted.count < 1 for fitted, _ in folds):
         return torch.zeros_like(head)

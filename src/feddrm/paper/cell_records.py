@@ -192,7 +192,7 @@ def _before(cell: Cell, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any] 
     lines = [{key: entry.get(key) for key in ACCURACIES} for entry in entries if first <= entry["round"] <= last]
     if len(lines) != last - first + 1:
         raise FeddrmError(f"{cell.id} evaluated {len(lines)} of the rounds {first} to {last}: run the cell again")
-    return {"first": first, "last": last, **summarise(lines, len(lines))}
+    return {"first": first, "last": last, **summarise(lines)}
 
 
 def _curve(cell: Cell, entries: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from feddrm.errors import FeddrmError
 from feddrm.io.run_reader import RunReader
 from feddrm.paper.cell_records import CellRecord
 from feddrm.paper.estimate import estimate
@@ -69,9 +68,7 @@ def default_device() -> str:
 
 def check_device(device: str) -> None:
     """Refuse a GPU that is not there."""
-    if not device.startswith("cuda"):
-        return
-    import torch
+    if device.startswith("cuda"):
+        from feddrm.engine import require_gpu
 
-    if not torch.cuda.is_available():
-        raise FeddrmError(f"device '{device}' was given, but torch finds no GPU here: use --device cpu")
+        require_gpu(device)

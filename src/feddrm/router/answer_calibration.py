@@ -86,7 +86,7 @@ class AnswerCalibration:
 
 
 def raised(probabilities: Tensor) -> Tensor:
-    """Probabilities that reach those of equal samples, which other batches round to other numbers."""
+    """Probabilities raised by a rounding error, so that they reach those of equal samples in other batches."""
     return probabilities + TIED * probabilities * (1 - probabilities) + 1e-15
 
 

@@ -19,7 +19,7 @@ from feddrm.evaluation import (
     confusion,
     confusion_as_plain,
     route,
-    routed_curves,
+    routed,
     routed_predictions,
     routes_accuracy,
     survival_curves,
@@ -98,7 +98,7 @@ def evaluate_router(
         "exact_density": answer_figures(published, log_classes, log_weights["density"], labels, 1),
         "consult_all": answer_figures(published, log_classes, log_weights["posterior"], labels, None),
     }
-    calibrated = log_classes[by_origin["exact_density"], torch.arange(len(labels), device=labels.device)]
+    calibrated = routed(log_classes, by_origin["exact_density"])
     # The trunk was trained on the judged samples, so as a rule more right answers are expected than are given.
     expected_right = None if evidence.right is None else float(evidence.right.amax(1).mean())
     del evidence, published, log_classes
@@ -222,18 +222,18 @@ def _routing(
 
 
 def _calibrated(
-    routed: Tensor, own: Tensor, routes: Tensor, test: Queries, names: Sequence[str]
+    by_route: Tensor, own: Tensor, routes: Tensor, test: Queries, names: Sequence[str]
 ) -> tuple[dict[str, AnswerCalibration], Tensor]:
     """Every client's calibration, and the answers [N, K] to queries, each calibrated without the query itself.
 
-    ``routed`` are the logits of the chosen clients ``routes``, ``own`` those of every query's own client.
+    ``by_route`` are the logits of the chosen clients ``routes``, ``own`` those of every query's own client.
     """
-    kept, answers = {}, torch.empty_like(routed)
+    kept, answers = {}, torch.empty_like(by_route)
     for client, name in enumerate(names):
         mine, asked = test.origin == client, (routes == client).nonzero()[:, 0]
         others = asked[~mine[asked]]
         rows = torch.cat([mine.nonzero()[:, 0], others])
-        logits = torch.cat([own[mine], routed[others]])
+        logits = torch.cat([own[mine], by_route[others]])
         first = torch.arange(int(mine.sum()), device=rows.device)
         kept[name], held_out = HeldOutAnswers.of_client(client, logits, test.labels[rows], first)
         chosen = routes[rows] == client
@@ -261,7 +261,7 @@ def _c_indices(
     """System C-indices: by the trained model of the chosen client, and by mixtures of the clients' curves."""
     task, log_curves = predictions.task, survival_curves(predictions).log()
     assert isinstance(task, Survival)
-    curves = {name: routed_curves(log_curves, chosen) for name, chosen in routes.items()}
+    curves = {name: routed(log_curves, chosen) for name, chosen in routes.items()}
     curves |= {"consult_2": consult(log_posterior, log_curves, 2), "consult_all": consult(log_posterior, log_curves)}
     return {name: c_index(task.risk(curve.exp()), predictions.labels) for name, curve in curves.items()}
 

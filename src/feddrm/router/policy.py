@@ -90,11 +90,11 @@ class Calibration:
     """Constants measured on samples that the router was not fitted on (see :mod:`feddrm.router.fit.calibration`).
 
     ``confidence`` has, per rule, the 101 percentiles of the largest weight (by competence: of the largest probability
-    of a right answer). ``conformal`` has, per rule and
-    probability of missing the true client, the smallest weight of a client in the set. Samples whose
-    strangeness exceeds ``unlike_above`` are unlike all training data. ``reference`` has what drift is measured against;
-    None in older routers, deployed ones, and where training crops at random. ``tested`` says that thresholds and
-    reference come from test samples; those of older routers come from training samples.
+    of a right answer). ``conformal`` has, per rule and probability of missing the true client, the smallest weight of a
+    client in the set. Samples whose strangeness exceeds ``unlike_above`` are unlike all training data. Drift is
+    measured against ``reference``; it is None in older routers, deployed ones, and where training crops at random.
+    ``tested`` says that thresholds and reference come from test samples; those of older routers come from training
+    samples.
     """
 
     temperature: float = 1.0

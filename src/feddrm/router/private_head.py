@@ -12,7 +12,7 @@ from torch import Tensor
 
 from feddrm.errors import FeddrmError
 from feddrm.io.run_files import ClientFiles, RunFiles
-from feddrm.io.shards import CLIENTS, Shard, Slots
+from feddrm.io.shards import SHARD_SIZE, Shard, Slots
 from feddrm.io.staging import Snapshot
 from feddrm.io.tensors import read_metadata, read_tensors, tensor_bytes
 from feddrm.io.text import broken, read_json
@@ -72,7 +72,7 @@ class ClientParts:
         self.client, self.now, self.remedy = client, now, remedy
         self.shard: Shard | None = None
         name, trained = client.path.name, trained_clients(manifest)
-        path = run.fitted_file(trained.index(name) // CLIENTS if name in trained else 0)
+        path = run.fitted_file(trained.index(name) // SHARD_SIZE if name in trained else 0)
         if now.has(path) and name in (shard := now.read(path, lambda place: Shard(place, remedy))):
             self.shard, self.slots = shard, shard.read(name)
 

@@ -30,9 +30,9 @@ CPU_LOGITS, GPU_LOGITS = 2**23, 2**29  # in memory at a time, of all models: 32 
 
 @contextmanager
 def training_kernels(config: Config, net: Net, threads: int = 1) -> Iterator[None]:
-    """Compute with the kernels and the precision of training: what is measured again then differs in no bit.
+    """Compute with the kernels and the precision of training, so that a second measurement gives the same bits.
 
-    Unless more than one of the ``threads`` shares an operation.
+    With several ``threads`` per operation the last bits may differ.
     """
     with cpu_kernels(net, config.plan.batch_size, threads), arithmetic(config.precision, config.device).set():
         yield
@@ -91,7 +91,7 @@ def participant_predictions(
 ) -> Predictions:
     """The predictions of the participants' models for ``test``, their own test samples."""
     models = client_models(config.method, state, participants)
-    # Every round has another number of samples: to try all algorithms of convolutions for it would take longer.
+    # Every round has another number of samples. To try all convolution algorithms for each would take longer.
     with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, benchmark=False):
         how = execution(config, config.threads)
         return predict(net, models, test, **_of_server(config, state), execution=how)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from feddrm.data import Federation
+from feddrm.data.summary import dataset_summary
 from feddrm.engine import RoundResult, State
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import ClosedFormMethod, Method, Stage
@@ -114,7 +115,7 @@ def _write(session: TrainingSession, result: ClosedFormFit, used_before: bool) -
     folder.open(config, federation, used_before)
     for file in (folder.summary_file, folder.metrics_file):
         file.unlink(missing_ok=True)  # of a fit that was cut off
-    session.begin()
+    dataset_summary(federation).write(folder.path)
     folder.save(state)
     folder.write_json(folder.seconds_file, session.seconds)
     folder.add_metrics(metrics)

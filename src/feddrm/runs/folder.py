@@ -13,7 +13,7 @@ from feddrm.engine import State, load_state, save_state
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import locked, temporary, write_atomically
 from feddrm.io.run_reader import RunReader
-from feddrm.io.shards import CLIENTS, shard_bytes
+from feddrm.io.shards import SHARD_SIZE, shard_bytes
 from feddrm.io.staging import Snapshot, settle_run
 from feddrm.io.tensors import join_slots, tensor_bytes
 from feddrm.io.text import json_bytes, json_line, read_config, yaml_bytes
@@ -134,10 +134,10 @@ class RunFolder(RunReader):
         """
         self.router.mkdir(parents=True, exist_ok=True)
         write_atomically(self.shared_file, tensor_bytes(shared))
-        if len(names) > CLIENTS:
+        if len(names) > SHARD_SIZE:
             self.clients.mkdir(parents=True, exist_ok=True)
-            for number, start in enumerate(range(0, len(names), CLIENTS)):
-                part = dict(zip(names[start : start + CLIENTS], private[start : start + CLIENTS], strict=True))
+            for number, start in enumerate(range(0, len(names), SHARD_SIZE)):
+                part = dict(zip(names[start : start + SHARD_SIZE], private[start : start + SHARD_SIZE], strict=True))
                 write_atomically(self.shard_file(number), shard_bytes(part), private=True)
             return
         for name, slots in zip(names, private, strict=True):

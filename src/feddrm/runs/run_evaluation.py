@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from feddrm.data import Federation
-from feddrm.engine import State, load_state
+from feddrm.engine import State, load_state, require_gpu
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import answer_metrics, evaluate, own_answers
 from feddrm.io.staging import Snapshot, read_whole
@@ -51,6 +51,7 @@ def evaluate_run(
     ``saved`` is the content of ``config.yaml``, by which the federation is loaded again unless it is given. One view
     is what training evaluates: one random crop per sample where its settings say so.
     """
+    require_gpu(device or "cpu")
     federation = federation if federation is not None else load_run_federation(folder, saved, data_dir)
     saved = {**saved, "evaluation": {**saved.get("evaluation", {}), "views": views}}
     config, state, net = _after_last_round(folder, saved, federation, device)

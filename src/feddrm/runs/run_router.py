@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from feddrm.data import DEPLOYED, Federation, load
-from feddrm.engine import Plan, State, load_state
+from feddrm.engine import Plan, State, load_state, require_gpu
 from feddrm.errors import FeddrmError
 from feddrm.evaluation import Predictions, Queries, predict
-from feddrm.io.shards import CLIENTS, shard_bytes
+from feddrm.io.shards import SHARD_SIZE, shard_bytes
 from feddrm.io.text import json_bytes
 from feddrm.methods import Method
 from feddrm.models import Model, Net
@@ -55,6 +55,7 @@ def fit_run_router(
     """
     router_settings = RouterSettings(**known_fields(RouterSettings, settings, "router"))
     router_settings.check()
+    require_gpu(device or "cpu")
     if folder.summary() is None:
         raise FeddrmError(f"{folder.path} is not finished: train it to the end ('feddrm train' resumes it) first")
     require_plugins(saved.get("plugins"), folder.config_file)
@@ -82,7 +83,7 @@ def write_router(
         name: PrivateHead(correction, calibrations["refit"][name], artifact.fit)
         for name, correction in fitted.private.items()
     }
-    public, sharded = _figures(folder, fitted, figures), len(federation) > CLIENTS
+    public, sharded = _figures(folder, fitted, figures), len(federation) > SHARD_SIZE
     if sharded:
         private = _fitted_shards(folder, federation, trained, heads)
     else:
@@ -249,8 +250,8 @@ def _fitted_shards(
 ) -> dict[Path, bytes]:
     """The same of a large federation, with the clients' scales: a hundred clients in each file."""
     files = {}
-    for number, start in enumerate(range(0, len(federation), CLIENTS)):
-        clients = federation.clients[start : start + CLIENTS]
+    for number, start in enumerate(range(0, len(federation), SHARD_SIZE)):
+        clients = federation.clients[start : start + SHARD_SIZE]
         slots = {
             client.name: client_slots(
                 client.view.mean, client.view.std, trained.get(client.name), heads.get(client.name)

@@ -9,10 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from feddrm.data import Dataset, Federation, load
-from feddrm.engine import Plan, arithmetic, engine_for
+from feddrm.engine import Plan, arithmetic, engine_for, require_gpu
 from feddrm.engine.recipes import check_recipe
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import Method
@@ -142,7 +140,6 @@ def _check_early(data: object, method: str | Method, model: object, settings: Ma
     plan.check()
     if "rounds" in given:
         chosen.check(plan.rounds)
-    if machine.device.startswith("cuda") and not torch.cuda.is_available():
-        raise FeddrmError("device 'cuda' was asked for, but torch sees no GPU here: use --device cpu")
+    require_gpu(machine.device)
     engine_for(machine.engine, machine.device)
     arithmetic(machine.precision, machine.device)

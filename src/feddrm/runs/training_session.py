@@ -35,7 +35,7 @@ from feddrm.evaluation import (
     summarise,
     votes,
 )
-from feddrm.io.shards import CLIENTS
+from feddrm.io.shards import SHARD_SIZE
 from feddrm.runs.client_predictions import all_outcomes, all_predictions, participant_predictions, pooled_test_set
 from feddrm.runs.config import Config
 from feddrm.runs.environment import hardware, versions
@@ -46,6 +46,10 @@ PARTICIPANTS = "participants"  # the figures of a line of metrics that are of a 
 log = logging.getLogger("feddrm.runs")
 CHECKPOINT_SECONDS = 20.0  # between two checkpoints: what a crash may cost
 CHECKPOINT_SHARE = 0.05  # of the time at most: where a checkpoint is hundreds of megabytes, a crash may cost more
+
+
+class DivergedError(FeddrmError):
+    """A training whose loss or parameters are not finite any more."""
 
 
 class TrainingSession:
@@ -83,7 +87,7 @@ class TrainingSession:
                 if self.diverged(result):
                     self.save(state)
                     elsewhere = ", and choose another --out" if state.round else ""
-                    raise FeddrmError(
+                    raise DivergedError(
                         f"the loss is not finite after round {result.state.round}: lower --lr (it is "
                         f"{config.plan.lr:g}) or scale the data{elsewhere}"
                     )
@@ -100,16 +104,12 @@ class TrainingSession:
         self.save(state)
         self.finish(state, outcomes)
 
-    def begin(self) -> None:
-        """Write the dataset summary."""
-        dataset_summary(self.federation).write(self.folder.path)
-
     def start(self) -> State:
         """The state before round 1. The private slots of a large federation lie on disk."""
-        self.begin()
+        dataset_summary(self.federation).write(self.folder.path)
         leaves, clients = {leaf: value.detach() for leaf, value in self.net.named_parameters()}, len(self.federation)
         state = first_state(self.config.method, leaves, clients)
-        if clients <= CLIENTS:
+        if clients <= SHARD_SIZE:
             return state
         shards = PrivateShards.start(self.folder.state_shards, state.private[0], clients, self.config.device)
         return state._replace(private=shards)
@@ -220,14 +220,13 @@ class TrainingSession:
 
     def summary(self, state: State) -> dict[str, Any]:
         """The content of ``summary.json``."""
-        window = self.config.evaluation.window
         evaluated = [entry for entry in self.folder.metrics() if PARTICIPANTS not in entry]
-        entries = evaluated[-window:]
+        entries = evaluated[-self.config.evaluation.window :]
         # Models before and after tuning differ, so the means are over one stage only.
         entries = [entry for entry in entries if entry["stage"] == entries[-1]["stage"]]
         accuracies = [{k: e[k] for k in e if k.endswith(("_accuracy", "_c_index"))} for e in entries]
         return {
-            **summarise(accuracies, window),
+            **summarise(accuracies),
             "window": len(entries),
             "rounds": state.round,
             **collapse_summary(evaluated),

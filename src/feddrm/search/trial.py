@@ -12,12 +12,12 @@ from typing import Any
 
 from feddrm.data import Federation
 from feddrm.engine import RoundResult, free_card, load_state
-from feddrm.errors import FeddrmError
 from feddrm.evaluation import LASTING, is_collapsed
 from feddrm.methods import Method
 from feddrm.models import Model
 from feddrm.runs import Run, RunFolder, train
 from feddrm.runs.run_router import measure_router
+from feddrm.runs.training_session import DivergedError
 from feddrm.search.candidates import Candidate
 
 SMOOTH = 3  # evaluated rounds whose mean is the average accuracy of a trial
@@ -113,7 +113,8 @@ class Trial:
                 raise TimeIsUp
 
         plan = {**task.settings, "rounds": task.rounds, **self.candidate.plan}
-        when = {"window": min(SMOOTH, task.rounds), "every": task.every}
+        given = plan.pop("evaluation", None) or {}
+        when = {**given, "window": min(SMOOTH, task.rounds), "every": task.every}
         try:
             with _without_warnings():
                 train(
@@ -122,9 +123,7 @@ class Trial:
                 )  # fmt: skip
         except Paused:
             pass
-        except FeddrmError as error:
-            if "not finite" not in str(error):
-                raise
+        except DivergedError:
             self.end = "diverged"
         finally:
             free_card()

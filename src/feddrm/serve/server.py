@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 from feddrm.errors import FeddrmError
 from feddrm.io.connection_errors import HandshakeLog
 from feddrm.io.run_files import RunFiles
-from feddrm.io.shards import CLIENTS
+from feddrm.io.shards import SHARD_SIZE
 from feddrm.io.text import yaml_bytes
 from feddrm.predictor.predictor import Predictor
 from feddrm.router import read_manifest
@@ -159,9 +159,9 @@ def demo_clients(run: Path, **shared: Any) -> Iterator[Path]:
     """
     files = RunFiles(run)
     names = read_manifest(files.router)["clients"]  # some clients of the training may have left the router
-    if len(names) > CLIENTS:
+    if len(names) > SHARD_SIZE:
         raise FeddrmError(
-            f"{run} has {len(names):,} clients, and --demo starts a process for each of at most {CLIENTS}: leave it "
+            f"{run} has {len(names):,} clients, and --demo starts a process for each of at most {SHARD_SIZE}: leave it "
             f"out to route queries only; 'feddrm predict {run} FILE' answers them from the run's folder"
         )
     folders = sorted(path for path in files.clients.glob("*") if path.is_dir() and path.name in names)

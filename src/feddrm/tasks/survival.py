@@ -47,7 +47,7 @@ class Survival(Task):
     def labels(days: ArrayLike | Tensor, event: ArrayLike | Tensor) -> Tensor:
         """The labels of patients that were followed for so many days, to the event (1) or not (0).
 
-        Parts of a day are left out. Times and events that cannot be are refused: as labels they would be others.
+        Parts of a day are left out. Impossible times and events are refused: as labels they would mean other ones.
         """
         times, events = (v if isinstance(v, Tensor) else torch.from_numpy(np.array(v)) for v in (days, event))
         if times.shape != events.shape:

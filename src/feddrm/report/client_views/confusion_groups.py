@@ -15,7 +15,7 @@ GROUPS = 20
 EXAMPLES = 3  # names in a row of the table
 
 
-def group_clients(confusion: Confusion, groups: int = GROUPS) -> list[list[int]]:
+def group_clients(confusion: Confusion) -> list[list[int]]:
     """The numbers of the clients in each group; neighbours are confused with each other more than others.
 
     Spectral: clients that exchange samples by any rule have like coordinates in the leading eigenvectors of their
@@ -26,10 +26,10 @@ def group_clients(confusion: Confusion, groups: int = GROUPS) -> list[list[int]]
     exchange = share + share.T
     degree = np.sqrt(np.maximum(exchange.sum(1), 1e-12))
     _, vectors = np.linalg.eigh(exchange / degree[:, None] / degree)
-    leading = vectors[:, -groups:]
+    leading = vectors[:, -GROUPS:]
     leading /= np.maximum(np.linalg.norm(leading, axis=1, keepdims=True), 1e-12)
     tree = linkage(leading, "ward")
-    label = fcluster(tree, groups, "maxclust")
+    label = fcluster(tree, GROUPS, "maxclust")
     members: dict[int, list[int]] = {}
     for client in leaves_list(tree).tolist():
         members.setdefault(int(label[client]), []).append(client)

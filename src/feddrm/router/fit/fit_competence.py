@@ -70,8 +70,8 @@ def competence_left_out(cohort: Cohort, holdout: Holdout, settings: RouterSettin
 def choose_ridge(judged: Judged, design: DesignMatrix, part_bytes: int | None = None) -> Chosen:
     """The ridge with the least held-out loss, and the fits of every fold with it.
 
-    Clients share nothing but the ridge, so it is chosen on MANY of them. It is relative to the mean over all clients:
-    that of one client's own mean is the same.
+    Clients share nothing but the ridge, so it is chosen on MANY of them. The loss is a mean over clients: for more of
+    them the ridge shrinks, so that it stays the same against each client's own loss.
     """
     folds = _folds(len(judged.x))
     clients = judged.right.shape[1]

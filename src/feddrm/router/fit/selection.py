@@ -81,11 +81,11 @@ def metric_of(
 def solve_in_few(
     cohort: Cohort, requests: Mapping[str, FitRequest], rounds: int, tolerance: float
 ) -> tuple[dict[str, FitState], dict[str, ClientSums]]:
-    """The same where every round is a message; second, the scores of the fitted points on what they hold out.
+    """Fit all requests where every round is a message; second, the scores of the fitted points on held-out samples.
 
-    What clients would answer at zero follows from their moments, so the first round takes no message. Every message
-    tries several lengths of a step, and brings the scores. A request on all samples brings second derivatives, too:
-    all fits go on with the last ones.
+    The clients' answers at zero follow from their moments, so the first round takes no message. Every message tries
+    several lengths of a step, and brings the scores. A request on all samples also brings second derivatives, and all
+    fits use the latest ones.
     """
     states: dict[str, FitState] = {}
     scores: dict[str, ClientSums] = {}

@@ -76,7 +76,7 @@ Watch = Callable[[FitState], None]
 class Minimisation:
     """A problem, the metric that preconditions it, and the state that its fit goes on from.
 
-    A metric may be that of the point which the clients evaluate next.
+    A metric may be a function of the point that the clients evaluate next.
     """
 
     problem: Problem

@@ -11,6 +11,7 @@ from typing import Any
 
 from feddrm.errors import FeddrmError
 from feddrm.predictor.predictor import known_classes
+from feddrm.registry import listing
 from feddrm.router.artifact import artifact_version
 from feddrm.router.router import ONE_SCALE
 from feddrm.serve.feedback.challenger import Challenger
@@ -124,9 +125,8 @@ class Artifacts:
         loaded = LoadedRouter.load(folder, self.settings, self.metrics)
         for name in self.upstreams:
             if name not in loaded.names:
-                known = ", ".join(loaded.names)
                 raise FeddrmError(
-                    f"{self.settings.clients}: the router knows no client '{name}' (there are: {known}): "
+                    f"{self.settings.clients}: the router knows no client '{name}' {listing(loaded.names)}: "
                     "remove it from the list, then start the gateway anew"
                 )
         number = self.classes if isinstance(self.classes, int) else len(self.classes)
