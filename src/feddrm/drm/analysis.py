@@ -120,7 +120,7 @@ class Analysis:
         limits = estimate.interval(self.settings.confidence)
         if self.settings.bootstrap and not self.two_part:
             drawn = bootstrap(self.fit, lambda w: w.T @ self.fit.values, self.settings.bootstrap, self._seed)
-            return estimate.value, drawn.error, *drawn.interval(self.settings.confidence)
+            return estimate.value, drawn.error, *drawn.interval(self.settings.confidence, self.fit.counts)
         return estimate.value, estimate.error, *limits
 
     @cached_property
@@ -136,7 +136,7 @@ class Analysis:
             return value, *estimates.quantile_interval(self.fit, levels, confidence)
         x, wanted = single_column(self.fit), np.tile(levels, (len(self.fit.names), 1))
         drawn = bootstrap(self.fit, lambda w: weighted_quantiles(x, w, wanted), self.settings.bootstrap, self._seed)
-        return value, *drawn.interval(confidence)
+        return value, *drawn.interval(confidence, self.fit.counts)
 
     @property
     def _seed(self) -> int:
