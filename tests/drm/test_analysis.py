@@ -92,6 +92,17 @@ def test_bootstrap_intervals_are_those_of_the_bootstrap() -> None:
         assert median["low"] <= median["value"] <= median["high"]
 
 
+def test_small_samples_are_analysed_where_the_basis_cannot_be_judged() -> None:
+    # Without a fifth of them, and in many replicates, these samples are separated. The fit itself is finite.
+    samples = {"a": [0.0, 1.0, 2.0, 3.0, 3.2], "b": [3.0, 4.0, 5.0, 6.0, 7.0]}
+    with pytest.warns(BasisWarning, match="goodness of fit of basis identity is not known: in .* of 199"):
+        analysis = analyse(samples, "identity", AnalysisSettings(levels=(0.5,), testing=QUICK))
+    facts = analysis.facts()
+    assert facts["goodness_of_fit"] is None
+    assert facts["homogeneity"]["p_value"] == inference.homogeneity(analysis.fit, QUICK).p_value
+    assert "Homogeneity:" in analysis.summary()
+
+
 def test_zeros_apart() -> None:
     rng = np.random.default_rng(3)
     draws = {name: np.exp(rng.normal(m, 1, 90)) for name, m in (("a", 0.0), ("b", 0.2))}
@@ -143,3 +154,7 @@ def test_bad_settings_are_refused() -> None:
         AnalysisSettings(confidence=95)
     with refused("3 bootstrap samples are too few"):
         AnalysisSettings(bootstrap=3)
+    with refused("with zeros apart, intervals are large-sample ones: give bootstrap 0"):
+        AnalysisSettings(bootstrap=99, zeros=True)
+    with refused("absent term 'x': a fit with a ridge has no tests"):
+        analyse(three(), "normal", AnalysisSettings(absent=("x",)), ridge=1.0)
