@@ -93,7 +93,7 @@ class CsvSource:
             # The test files may lack the columns to drop.
             _, test_rows = _rows_by_client(test_tables, roles, schema, auto, columns)
         if auto:
-            schema = self._schema_from_sums(columns, categories, train_rows, test_rows, division)
+            schema = _schema_from_sums(name, columns, categories, (train_rows, test_rows), division)
         train, test = labels_as_integers(_encoded(train_rows, schema), _encoded(test_rows, schema) or None)
         clients, classes = assemble(name, train, test, division)
         settings = {"label": self.label, "client": self.client, "drop": list(drop)}
@@ -103,27 +103,27 @@ class CsvSource:
         encoded = columns if schema is None else schema.encoded
         return FederationParts(name, clients, classes, source, settings, encoded, schema)
 
-    def _schema_from_sums(
-        self,
-        columns: Sequence[str],
-        categories: Sequence[str],
-        train: RowsByClient,
-        test: RowsByClient,
-        division: Division,
-    ) -> TableSchema:
-        """Mean and deviation are those of the training rows; every row tells its categories and gaps."""
-        counted = {client: np.ones(len(rows.cells), dtype=bool) for client, rows in train.items()}
-        if not test:
-            for client, (_, rest) in divide(
-                self.label, {c: len(rows.cells) for c, rows in train.items()}, division
-            ).items():
-                counted[client][rest] = False
-        parts = [(rows, counted[client]) for client, rows in train.items()]
-        parts += [(rows, np.zeros(len(rows.cells), dtype=bool)) for rows in test.values()]
-        sums = dict.fromkeys(columns, ColumnSums())
-        for rows, used in parts:
-            sums = merge_sums(sums, RawTable(tuple(columns), rows).sums(used.tolist(), categories))
-        return schema_from_sums(sums)
+
+def _schema_from_sums(
+    name: str,
+    columns: Sequence[str],
+    categories: Sequence[str],
+    rows_by_part: tuple[RowsByClient, RowsByClient],
+    division: Division,
+) -> TableSchema:
+    """Mean and deviation are those of the training rows; every row tells its categories and gaps."""
+    train, test = rows_by_part
+    counted = {client: np.ones(len(rows.cells), dtype=bool) for client, rows in train.items()}
+    if not test:
+        sizes = {client: len(rows.cells) for client, rows in train.items()}
+        for client, (_, rest) in divide(name, sizes, division).items():
+            counted[client][rest] = False
+    parts = [(rows, counted[client]) for client, rows in train.items()]
+    parts += [(rows, np.zeros(len(rows.cells), dtype=bool)) for rows in test.values()]
+    sums = dict.fromkeys(columns, ColumnSums())
+    for rows, used in parts:
+        sums = merge_sums(sums, RawTable(tuple(columns), rows).sums(used.tolist(), categories))
+    return schema_from_sums(sums)
 
 
 @dataclass(frozen=True)
