@@ -102,6 +102,16 @@ def test_a_long_table_a_page_and_every_option(tmp_path: Path, capsys: pytest.Cap
     assert "Choice of the basis" in out
 
 
+def test_a_basis_that_cannot_be_judged_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [tmp_path / "a.csv", tmp_path / "b.csv"]
+    for path, sample in zip(paths, ("0 1 2 3 3.2", "3 4 5 6 7"), strict=True):
+        path.write_text("x\n" + sample.replace(" ", "\n") + "\n")
+    code, out, err = call(capsys, "fit", *map(str, paths), "--basis", "identity", "--quantiles", "0.5")
+    assert code == 0
+    assert err.startswith("feddrm: warning: goodness of fit of basis identity is not known: in ")
+    assert out.strip().endswith("does the basis identity fit? not known: too few replicates have a fit")
+
+
 def test_terms_and_bootstrap(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "fit", *files, "--absent", "x^2", "--bootstrap", "50", "--json")
     facts = json.loads(out)

@@ -108,3 +108,11 @@ def test_what_cannot_be_fitted_over_clients_is_refused() -> None:
     assert not any(f"{x:g}"[:5] in str(caught.value) for x in good), "no observation is named"
     with refused("samples of shape [1, 8, 8] are no rows of a table"):
         basis_feature(Facts(("a", "b"), (9, 9), ("0", "1"), (1, 8, 8), ((0.5,), (0.5,))), "normal")
+
+
+@pytest.mark.parametrize(("distance", "basis"), [(20, "identity"), (50, "normal"), (200, "normal")])
+def test_populations_far_apart_have_no_fit_over_clients(distance: float, basis: str) -> None:
+    # Probabilities of 1 have gradients of 0: the method must not take them for an optimum.
+    rng = np.random.default_rng(distance)
+    with refused("no finite optimum"):
+        fitted({"a": rng.normal(0, 1, 20), "b": rng.normal(distance, 1, 20)}, basis)

@@ -66,16 +66,41 @@ def test_a_right_basis_is_seldom_warned_of() -> None:
     assert sum(worse) <= 2
 
 
+def test_the_bootstrap_interval_of_a_large_sample_is_not_widened_for_a_small_one() -> None:
+    rng = np.random.default_rng(0)
+    samples = {"few": rng.normal(0, 1, 8), "many": rng.normal(0.5, 1, 300)}
+    settings = AnalysisSettings(levels=(0.5,), testing=QUICK, bootstrap=400)
+    analysis = analyse(samples, "identity", settings)
+    formula = inference.mean(analysis.fit).interval()
+    _, _, low, high = analysis.means
+    assert (high - low)[1, 0] == pytest.approx((formula[1] - formula[0])[1, 0], rel=0.1)  # it was 37 % wider
+    assert analysis.quantiles is not None
+    _, low, high = analysis.quantiles
+    woodruff = inference.quantile_interval(analysis.fit, 0.5)
+    assert (high - low)[1, 0] == pytest.approx((woodruff[1] - woodruff[0])[1, 0], rel=0.2)
+
+
 def test_bootstrap_intervals_are_those_of_the_bootstrap() -> None:
     analysis = analyse(three(), "normal", AnalysisSettings(levels=(0.5,), testing=QUICK, bootstrap=60))
     x = analysis.fit.values[:, 0]
     drawn = inference.bootstrap(analysis.fit, lambda w: w.T @ x, 60)
-    limits = drawn.interval()
+    limits = drawn.interval(sizes=analysis.fit.counts)
     for i, population in enumerate(analysis.facts()["populations"]):
         assert population["mean_interval"]["x"] == pytest.approx([limit[i] for limit in limits])
         assert population["mean_standard_error"]["x"] == pytest.approx(drawn.error[i])
         (median,) = population["quantiles"]
         assert median["low"] <= median["value"] <= median["high"]
+
+
+def test_small_samples_are_analysed_where_the_basis_cannot_be_judged() -> None:
+    # Without a fifth of them, and in many replicates, these samples are separated. The fit itself is finite.
+    samples = {"a": [0.0, 1.0, 2.0, 3.0, 3.2], "b": [3.0, 4.0, 5.0, 6.0, 7.0]}
+    with pytest.warns(BasisWarning, match="goodness of fit of basis identity is not known: in .* of 199"):
+        analysis = analyse(samples, "identity", AnalysisSettings(levels=(0.5,), testing=QUICK))
+    facts = analysis.facts()
+    assert facts["goodness_of_fit"] is None
+    assert facts["homogeneity"]["p_value"] == inference.homogeneity(analysis.fit, QUICK).p_value
+    assert "Homogeneity:" in analysis.summary()
 
 
 def test_zeros_apart() -> None:
@@ -129,3 +154,7 @@ def test_bad_settings_are_refused() -> None:
         AnalysisSettings(confidence=95)
     with refused("3 bootstrap samples are too few"):
         AnalysisSettings(bootstrap=3)
+    with refused("with zeros apart, intervals are large-sample ones: give bootstrap 0"):
+        AnalysisSettings(bootstrap=99, zeros=True)
+    with refused("absent term 'x': a fit with a ridge has no tests"):
+        analyse(three(), "normal", AnalysisSettings(absent=("x",)), ridge=1.0)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binomtest
 from sklearn.metrics import (
     accuracy_score,
     balanced_accuracy_score,
@@ -116,6 +117,18 @@ def test_resamples_draw_every_clients_samples_with_replacement() -> None:
         assert (weights[origin == client].sum(0) == size).all()
     assert weights[:, 1:].mean(1).tolist() == pytest.approx([1] * 6, abs=0.2)
     assert len(set(map(tuple, weights.T.tolist()))) > 20
+
+
+def test_shares_of_none_or_all_samples_have_intervals() -> None:
+    labels, origin = torch.tensor([0, 0, 1, 1, 1, 0]), torch.tensor([0, 0, 0, 0, 0, 1])
+    sure = torch.nn.functional.one_hot(torch.tensor([0, 0, 1, 1, 1, 1]), 2).double().clamp(0.1, 0.9)
+    metrics = answer_metrics(sure.log(), labels, origin, ["five", "one"])
+    low, high = binomtest(0, 1).proportion_ci(method="wilson")
+    assert metrics["worst_client"] == {"name": "one", "value": 0, "interval": pytest.approx([low, high])}
+    low, high = binomtest(3, 3).proportion_ci(method="wilson")
+    assert metrics["sensitivity"] == {"value": 1, "interval": pytest.approx([low, high])}
+    summed = [answer_sums(sure[origin == k].log(), labels[origin == k]) for k in range(2)]
+    assert metrics_of_sums(summed, ["five", "one"])["worst_client"] == metrics["worst_client"]
 
 
 def test_intervals_have_the_width_of_the_sampling_error() -> None:

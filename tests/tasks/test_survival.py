@@ -118,6 +118,17 @@ def test_labels_of_arrays_and_frames_are_those_of_tensors() -> None:
     for form in (list, np.array, torch.tensor):
         assert Survival.labels(form(days), form(event)).tolist() == want
     assert Survival.labels(frame["days"], frame["event"]).tolist() == want
+    gaps_allowed = frame.astype({"days": "Float64", "event": "boolean"})
+    assert Survival.labels(gaps_allowed["days"], gaps_allowed["event"]).tolist() == want
+
+
+def test_times_that_are_no_numbers_are_refused() -> None:
+    with refused("days of type timedelta64[D]: give numbers without gaps; of durations, their days"):
+        Survival.labels(np.array([5, 6], dtype="timedelta64[D]"), [1, 0])
+    with refused("event of type <U3: give numbers"):
+        Survival.labels([5, 6], ["yes", "no"])
+    with refused("days[1] is nan: give times from 0 up, or leave the patient out"):
+        Survival.labels(pandas.Series([5, None], dtype="Int64"), [1, 0])
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,9 @@ def _print_fit(facts: dict[str, Any]) -> None:
         f"all alike? chi-square {test['statistic']:.2f} on {test['degrees']} degrees of freedom, "
         f"p = {test['p_value']:.3g}{corrected}"
     )
-    typer.echo(f"does the basis {facts['basis']} fit? p = {facts['goodness_of_fit']['p_value']:.3g}")
+    good = facts["goodness_of_fit"]
+    verdict = "not known: too few replicates have a fit" if good is None else f"p = {good['p_value']:.3g}"
+    typer.echo(f"does the basis {facts['basis']} fit? {verdict}")
 
 
 @app.command()

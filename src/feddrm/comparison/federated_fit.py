@@ -32,6 +32,7 @@ from feddrm.tables.column_kinds import NumberColumn
 HOLDOUT = Holdout(2, 2)  # the cohort's moments come in parts; this fit holds out none
 MOST_STEPS = 100  # of Newton's method; ten are usual
 LARGEST_SPREAD = 50.0  # of log ratios, in pooled standard deviations: populations that the basis separates
+ALL_CLASSIFIED = np.log(2)  # a smaller loss: every observation's own population has a probability above a half
 SETTLED = 1e-10  # the largest change of a log ratio in the last step
 
 
@@ -141,6 +142,8 @@ def _maximum(cohort: Cohort, request: FitRequest, whitening: Whitening) -> tuple
             step = step / 2  # too far: ask again on the way
             continue
         point, sums, best = point + step, found, min(loss, best)
+        if best < ALL_CLASSIFIED:
+            break  # larger tilts are always better, until rounding hides it
         step = torch.zeros_like(point)
         step[1:] = torch.linalg.solve(_information(request.problem, sums), -sums["gradient"][1:].flatten()).view(
             -1, point.shape[1]

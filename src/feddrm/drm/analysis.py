@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -21,6 +21,7 @@ from feddrm.drm.inference.quantile_tests import equal_quantiles, quantile_differ
 from feddrm.drm.inference.resampling import bootstrap, check_replicates
 from feddrm.drm.summary_text import coefficient_block, heading, two_columns
 from feddrm.drm.zero_excess import TwoPartFit
+from feddrm.errors import FeddrmError, SettingError
 
 QUARTILES = (0.25, 0.5, 0.75)
 CLEAR_GAIN = 5.0  # of held-out log likelihood; by chance a basis that is no better gains about 1
@@ -47,6 +48,8 @@ class AnalysisSettings:
         normal_quantile(self.confidence)
         if self.bootstrap:
             check_replicates(self.bootstrap)
+            if self.zeros:
+                raise SettingError("with zeros apart, intervals are large-sample ones: give bootstrap 0")
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,25 +71,46 @@ class Analysis:
         return len(self.fit.columns) == 1
 
     @cached_property
+    def _judged(self) -> GoodnessOfFit | FeddrmError | None:
+        try:
+            return goodness_of_fit(self.fit, seed=self.settings.testing.seed) if self.tested else None
+        except FeddrmError as error:
+            return error
+
+    @property
     def goodness(self) -> GoodnessOfFit | None:
-        """How well the basis fits; None for a fit with a ridge."""
-        return goodness_of_fit(self.fit, seed=self.settings.testing.seed) if self.tested else None
+        """How well the basis fits; None for a fit with a ridge, or if too few replicates have a finite fit."""
+        return self._judged if isinstance(self._judged, GoodnessOfFit) else None
 
     @cached_property
     def doubts(self) -> list[str]:
         """What speaks against the basis: the distributions, or another basis that predicts much better."""
         basis = self.fit.model.basis
         doubts = [self.goodness.warning(basis)] if self.goodness and self.goodness.doubtful else []
-        if isinstance(basis, str) and self._comparable:
-            others = [name for name in CANDIDATES if name not in ("identity", "normal" if "poly" in basis else basis)]
-            choice = self.fit.choice or choose_basis(self.fit.samples, (basis, *others))
-            gain = (choice.scores[choice.name] - choice.scores.get(basis, -np.inf)) * len(self.fit.owner)
+        if isinstance(self._judged, FeddrmError):
+            doubts.append(f"goodness of fit of basis {basis} is not known: {self._judged}")
+        scores = self._held_out
+        if isinstance(basis, str) and basis in scores:
+            best = max(scores, key=lambda name: scores[name])
+            gain = (scores[best] - scores[basis]) * len(self.fit.owner)
             if gain > CLEAR_GAIN:
                 doubts.append(
-                    f"basis {basis} predicts held-out observations worse than {choice.name} (log likelihood lower by "
-                    f"{gain:.1f}): its intervals and p-values may be wrong; choose {choice.name}, or 'auto'"
+                    f"basis {basis} predicts held-out observations worse than {best} (log likelihood lower by "
+                    f"{gain:.1f}): its intervals and p-values may be wrong; choose {best}, or 'auto'"
                 )
         return doubts
+
+    @cached_property
+    def _held_out(self) -> Mapping[str, float]:
+        """The held-out log likelihood of the basis and of others that can be fitted to four fifths of the samples."""
+        basis = self.fit.model.basis
+        if self.fit.choice or not isinstance(basis, str) or not self._comparable:
+            return self.fit.choice.scores if self.fit.choice else {}
+        others = [name for name in CANDIDATES if name not in ("identity", "normal" if "poly" in basis else basis)]
+        try:
+            return choose_basis(self.fit.samples, (basis, *others)).scores
+        except FeddrmError:
+            return {}  # small samples may be separated without a fifth of them
 
     @property
     def _comparable(self) -> bool:
@@ -118,9 +142,9 @@ class Analysis:
         """Values, standard errors, lower and upper limits, by population and column."""
         estimate = self.two_part.mean() if self.two_part else estimates.mean(self.fit)
         limits = estimate.interval(self.settings.confidence)
-        if self.settings.bootstrap and not self.two_part:
+        if self.settings.bootstrap:
             drawn = bootstrap(self.fit, lambda w: w.T @ self.fit.values, self.settings.bootstrap, self._seed)
-            return estimate.value, drawn.error, *drawn.interval(self.settings.confidence)
+            return estimate.value, drawn.error, *drawn.interval(self.settings.confidence, self.fit.counts)
         return estimate.value, estimate.error, *limits
 
     @cached_property
@@ -136,7 +160,7 @@ class Analysis:
             return value, *estimates.quantile_interval(self.fit, levels, confidence)
         x, wanted = single_column(self.fit), np.tile(levels, (len(self.fit.names), 1))
         drawn = bootstrap(self.fit, lambda w: weighted_quantiles(x, w, wanted), self.settings.bootstrap, self._seed)
-        return value, *drawn.interval(confidence)
+        return value, *drawn.interval(confidence, self.fit.counts)
 
     @property
     def _seed(self) -> int:
@@ -198,10 +222,10 @@ class Analysis:
             ("Ridge:", f"{fit.model.ridge:g}", "Df Model:", f"{fit.xi[1:].size}"),
             ("Log-Likelihood:", f"{fit.log_likelihood:.4f}", "Profile log EL:", f"{fit.profile_log_likelihood:.4f}"),
         ]
-        if self.goodness:
+        if self.tested:
             test = self.tests[0][0]
             rows.append(("Homogeneity:", f"{test.statistic:.3f}", "p-value:", f"{test.p_value:.3g}"))
-            good = self.goodness
+        if good := self.goodness:
             rows.append(("Goodness of fit:", f"{good.statistic:.3f}", "p-value:", f"{good.p_value:.3g}"))
         blocks = [
             coefficient_block(name, ("1", *fit.terms), tilts.value[i], tilts.error[i], self.settings.confidence)
@@ -220,6 +244,8 @@ def analyse(
 ) -> Analysis:
     """Fit, test and estimate. Warns with :class:`BasisWarning` if the basis fits badly."""
     settings, model = settings or AnalysisSettings(), DensityRatioModel(basis, ridge=ridge)
+    if settings.absent and ridge:
+        raise SettingError(f"absent term '{settings.absent[0]}': a fit with a ridge has no tests: give ridge 0")
     two_part = TwoPartFit.of(model, samples, columns) if settings.zeros else None
     analysis = Analysis(two_part.positive if two_part else model.fit(samples, columns), settings, two_part)
     for doubt in analysis.doubts:

@@ -112,7 +112,7 @@ class DensityRatioModel:
                 raise SettingError(f"no column '{name}' (there are: {', '.join(map(str, table))}): correct the name")
         if not given:
             raise SettingError(f"the table has no column but '{group}': give one with the values")
-        labels = np.asarray(table[group]).astype(str)
+        labels = np.array(_groups(group, table[group]))
         rows = np.column_stack([_numbers(name, table[name]) for name in given])
         names = list(dict.fromkeys(labels.tolist()))
         return self.fit({name: rows[labels == name] for name in names}, [str(name) for name in given])
@@ -279,6 +279,15 @@ def _refuse_degenerate(names: tuple[str, ...], features: list[Floats]) -> None:
                 f"population '{name}' is constant: all its {len(part)} observations are equal: "
                 f"leave it out, or give a ridge above 0"
             )
+
+
+def _groups(name: str, column: Any) -> list[str]:
+    """The population of every row. A gap would be a population of its own."""
+    cells = np.asarray(column, dtype=object).tolist()
+    for row, cell in enumerate(cells):
+        if cell == "" if isinstance(cell, str) else str(cell) in ("None", "nan", "<NA>", "NaT"):
+            raise FeddrmError(f"column '{name}', row {row + 1}: the group is missing: complete or remove the row")
+    return [str(cell) for cell in cells]
 
 
 def _numbers(name: str, column: Any) -> Floats:

@@ -46,7 +46,7 @@ def answer_metrics(log_probabilities: Tensor, labels: Tensor, origin: Tensor, na
             "ece": calibration_error(weights, confidence, predicted == labels),
         }
 
-    return _stated(_bootstrap(origin, measure), names)
+    return _stated(_bootstrap(origin, measure), names, labels, origin)
 
 
 def own_answers(predictions: Predictions | AnswersBySample) -> Tensor:
@@ -111,7 +111,8 @@ def metrics_of_sums(sums: Sequence[Mapping[str, Tensor]], names: Sequence[str]) 
     figures = _bootstrap(origin, measure)
     aurocs = figures["auroc"]
     figures["auroc"] = torch.cat([aurocs[:, :1], aurocs[:, 1:].sort(1).values], dim=1).nanmean(0)
-    stated = _stated(figures, names) | {"brier": _brier_of(together["brier"], together["confusion"].sum((1, 2)))}
+    stated = _stated(figures, names, labels, origin)
+    stated["brier"] = _brier_of(together["brier"], together["confusion"].sum((1, 2)))
     if stated["auroc"] is not None:
         stated["auroc"]["error_bound"] = float(torch.stack([_tied(table.sum(0)) for table in ranked]).nanmean())
     return stated
@@ -218,16 +219,26 @@ def _resamples(origin: Tensor) -> Iterator[Tensor]:
         yield torch.zeros_like(drawn).scatter_add_(0, picked, torch.ones_like(drawn))
 
 
-def _stated(figures: Figures, names: Sequence[str]) -> dict[str, Any]:
+def _stated(figures: Figures, names: Sequence[str], labels: Tensor, origin: Tensor) -> dict[str, Any]:
     """Plain values for ``summary.json``. The interval of the worst client is that of the client with this name."""
     clients = figures.pop("clients")
     worst = int(clients[:, 0].nan_to_num(math.inf).argmin())
-    stated = {name: _with_interval(values) for name, values in figures.items()}
-    return {**stated, "worst_client": {"name": names[worst], **(_with_interval(clients[worst]) or {})}}
+    sizes = {"accuracy": len(labels), "sensitivity": int((labels == 1).sum()), "specificity": int((labels == 0).sum())}
+    stated = {name: _with_interval(values, sizes.get(name)) for name, values in figures.items()}
+    least = _with_interval(clients[worst], int((origin == worst).sum()))
+    return {**stated, "worst_client": {"name": names[worst], **(least or {})}}
 
 
-def _with_interval(values: Tensor) -> dict[str, Any] | None:
+def _with_interval(values: Tensor, size: int | None = None) -> dict[str, Any] | None:
+    """The figure and its bootstrap interval. A share of ``size`` samples that is 0 or 1 is so in every resample, too.
+
+    Its interval is Wilson's.
+    """
     if not bool(values[0].isfinite()):
         return None
+    value = float(values[0])
+    if size and value in (0.0, 1.0):
+        reach = NORMAL**2 / (size + NORMAL**2)
+        return {"value": value, "interval": [0.0, reach] if value == 0 else [1 - reach, 1.0]}
     bounds = torch.tensor([0.025, 0.975], dtype=torch.float64)
-    return {"value": float(values[0]), "interval": values[1:].nanquantile(bounds).tolist()}
+    return {"value": value, "interval": values[1:].nanquantile(bounds).tolist()}

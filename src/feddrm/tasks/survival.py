@@ -7,6 +7,7 @@ survival prediction with neural networks", Lifetime Data Analysis 27 (2021).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -49,7 +50,7 @@ class Survival(Task):
 
         Parts of a day are left out. Impossible times and events are refused: as labels they would mean other ones.
         """
-        times, events = (v if isinstance(v, Tensor) else torch.from_numpy(np.array(v)) for v in (days, event))
+        times, events = _numbers("days", days), _numbers("event", event)
         if times.shape != events.shape:
             raise FeddrmError(f"days of shape {tuple(times.shape)}, events of {tuple(events.shape)}: give one of each")
         for name, values, possible, remedy in (
@@ -110,6 +111,19 @@ class Survival(Task):
             raise FeddrmError(f"{where} has {len(classes)} intervals, its task {len(self.edges)}: give as many names")
         if int(labels.min()) < 0:
             raise FeddrmError(f"{where} has a time of {int(labels.min()) // 2} days: give times from 0 up")
+
+
+def _numbers(name: str, values: ArrayLike | Tensor) -> Tensor:
+    """Numbers as a tensor; also those of a series that may have gaps, whose numbers are objects."""
+    if isinstance(values, Tensor):
+        return values
+    array = np.asarray(values)
+    if array.dtype.kind == "O":
+        with suppress(TypeError, ValueError):
+            array = array.astype(np.float64)
+    if array.dtype.kind not in "biuf":
+        raise FeddrmError(f"{name} of type {array.dtype}: give numbers without gaps; of durations, their days")
+    return torch.from_numpy(array.astype(np.float64 if array.dtype.kind == "f" else np.int64))
 
 
 @lru_cache(maxsize=16)

@@ -105,6 +105,9 @@ def test_columns_that_no_sums_describe_are_refused(tmp_path: Path) -> None:
         from_csv(one(tmp_path, *MIXED), label="ill", client="town", schema="auto")
     with refused("categories: there is no column 'cod'; did you mean 'code'?"):
         from_csv(one(tmp_path, *MIXED), label="ill", client="town", drop="pid", schema="auto", categories=["cod"])
+    single = one(tmp_path, "x,town,ill", "1,oslo,no", "2,oslo,yes", "1,lima,no")
+    with refused(f"{single.stem}: client 'lima' has too few samples (1)"):
+        from_csv(single, label="ill", client="town", schema="auto")
     with refused("all.csv, row 62: column 'dose' is '1e200', not a finite 32-bit number: correct it"):
         from_csv(one(tmp_path, *MIXED, "p,oslo,1,1e200,red,0"), label="ill", client="town", drop="pid", schema="auto")
     with refused("all: client 'rome' has too few samples (1)"):

@@ -95,11 +95,12 @@ def _likelihood_ratio(fit: DensityRatioFit, level: float, places: list[int]) -> 
     """The least ratio over all cuts between the smallest and the largest of the estimated quantiles.
 
     The ratio is a step function with steps at the observations, and nearly a parabola: a grid that becomes finer
-    around its best cut finds the least.
+    around its best cut finds the least. The step below the smallest quantile may be nearer to the level than its own.
     """
     x = np.unique(single_column(fit))
     centre = quantile_estimate(fit, level)[0].value[places, 0]
     low, high = (int(place) for place in np.searchsorted(x, (centre.min(), centre.max())))
+    low = max(0, low - 1)
 
     @cache
     def ratio(place: int) -> float:
@@ -149,6 +150,8 @@ def _ratio_at(fit: DensityRatioFit, level: float, places: list[int], cut: float)
 
 def _constrained(fit: DensityRatioFit, places: list[int], sides: Floats) -> tuple[float, Floats, Floats]:
     """The ratio where the populations' means of ``sides`` are zero, the populations' masses and the multipliers."""
+    if ((sides > 0).all(0) | (sides < 0).all(0)).any():  # above the largest observation, or below the smallest
+        return float("inf"), fit.weights, np.zeros(len(places))
     problem = _Saddle(fit, places, sides)
     b, mu = fit.optimum.coefficients[1:].copy(), np.zeros(len(places))
     state = problem.at(b, mu)

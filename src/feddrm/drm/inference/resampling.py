@@ -111,10 +111,17 @@ class Bootstrap:
         """The standard deviation over the bootstrap samples."""
         return np.asarray(self.values.std(0, ddof=1))
 
-    def interval(self, level: float = 0.95) -> tuple[Floats, Floats]:
-        """The percentile interval, expanded for small samples as t intervals are (Hesterberg, 2015)."""
+    def interval(self, level: float = 0.95, sizes: ArrayLike | None = None) -> tuple[Floats, Floats]:
+        """The percentile interval, expanded for small samples as t intervals are (Hesterberg, 2015).
+
+        ``sizes`` are the sizes of the samples that the rows of the estimate are of; by default, all rows are expanded
+        for the smallest sample.
+        """
         if not 0 < level < 1:
             raise SettingError(f"confidence {level}: give a number between 0 and 1, such as 0.95")
+        if sizes is not None:
+            rows = [Bootstrap(self.values[:, i], int(n)).interval(level) for i, n in enumerate(np.asarray(sizes))]
+            return np.array([low for low, _ in rows]), np.array([high for _, high in rows])
         reach = np.sqrt(self.smallest / (self.smallest - 1)) * t.ppf(0.5 + level / 2, self.smallest - 1)
         # A new estimate lies below the k-th smallest of B with probability k / (B + 1).
         low, high = np.quantile(self.values, norm.cdf([-reach, reach]), axis=0, method="weibull")
