@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 import ssl
 import subprocess
@@ -69,6 +70,22 @@ def test_in_a_demo_the_gateway_needs_a_key_and_its_clients_do_not(run: Path, lau
         assert "401" not in answer.text
         assert time.monotonic() < until, answer.text
         time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_clients_of_a_demo_answer_though_torch_may_use_several_threads(run: Path, tmp_path: Path) -> None:
+    """Other tests start commands with one thread. The gateway reads the router before it forks its clients."""
+    words = ["-m", "feddrm", "serve", str(run), "--demo", "--port", "0", "--audit", str(tmp_path / "audit.sqlite")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, env=environment, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url, until = process.stdout.readline().split()[-1], time.monotonic() + 60
+            while not all(client["healthy"] for client in httpx.get(f"{url}/v1/clients").json()["clients"]):
+                assert time.monotonic() < until
+                time.sleep(0.1)
+        finally:
+            process.terminate()
 
 
 @pytest.mark.slow

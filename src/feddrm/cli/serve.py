@@ -104,6 +104,7 @@ def serve(
         from feddrm.serve.settings import GatewaySettings, make_settings
     from feddrm.io.run_files import RunFiles
     from feddrm.router import load_router
+    from feddrm.threads import intra_op_threads
 
     if demo and clients is not None:
         raise SettingError("--demo starts its own clients: leave out --clients")
@@ -118,9 +119,10 @@ def serve(
         "trace_endpoint": trace_endpoint, "trace_rate": trace_rate,
     }  # fmt: skip
     settings = make_settings(GatewaySettings, clients=clients, **given)
-    load_router(RunFiles(run).router).views(settings.views)  # early, before anything is started
-    summary = _dataset_summary(run)
-    with contextlib.ExitStack() as stack:
+    # One thread from the start: a demo's clients are forked, and those of a process whose torch had more would hang.
+    with contextlib.ExitStack() as stack, intra_op_threads(1):
+        load_router(RunFiles(run).router).views(settings.views)  # early, before anything is started
+        summary = _dataset_summary(run)
         if demo:  # before anything else starts threads
             names = ("views", "trace_endpoint", "trace_rate")
             shared = {name: getattr(settings, name) for name in names}
