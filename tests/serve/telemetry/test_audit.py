@@ -4,6 +4,7 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -190,6 +191,34 @@ def test_impossible_places_are_errors(tmp_path: Path) -> None:
         AuditLog(str(tmp_path / "no" / "such" / "folder.sqlite"), 1)
     with refused("postgresql://"):
         AuditLog("mysql://x", 1)
+
+
+@pytest.mark.slow
+def test_gateways_that_start_at_once_share_an_empty_database(server: Cluster) -> None:
+    import psycopg
+
+    with psycopg.connect(server.url) as database:
+        database.execute("DROP TABLE IF EXISTS decisions")
+    with ThreadPoolExecutor(8) as pool:
+        logs = list(pool.map(lambda _: AuditLog(server.url, 1), range(8)))
+    for log in logs:
+        log.add(record(time.time()))
+        log.close()
+    assert len(stored_rows(server.url)) == 8
+
+
+@pytest.mark.slow
+def test_a_role_that_can_only_write_to_the_table_is_enough(server: Cluster) -> None:
+    import psycopg
+
+    AuditLog(server.url, 1).close()
+    with psycopg.connect(server.url) as database:
+        database.execute("CREATE ROLE gateway LOGIN")
+        database.execute("GRANT SELECT, INSERT, DELETE ON decisions TO gateway")
+    log = AuditLog(server.url.replace("postgres@", "gateway@"), 1)
+    log.add(record(time.time()))
+    log.close()
+    assert (log.written, log.trouble) == (1, None)
 
 
 # The last test of this file uses the database server, because the server is stopped as part of the last test.

@@ -146,9 +146,8 @@ class AuditLog:
         connection: DatabaseConnection | None = None
         try:
             connection = self._database.connect()
-            connection.cursor().execute(f"CREATE TABLE IF NOT EXISTS decisions ({COLUMNS})")
-            connection.cursor().execute("CREATE INDEX IF NOT EXISTS decisions_time ON decisions (time)")
-            connection.commit()
+            if not _has_fields(connection, OLD_FIELDS):  # creating needs more rights than writing to what is there
+                _create(connection)
         except Exception as error:
             if connection is not None:
                 connection.close()
@@ -242,6 +241,17 @@ class PostgresDatabase:
 
     def delete_before(self, cursor: Any, when: float) -> None:
         cursor.execute("DELETE FROM decisions WHERE time < %s", (when,))
+
+
+def _create(connection: DatabaseConnection) -> None:
+    try:
+        connection.cursor().execute(f"CREATE TABLE IF NOT EXISTS decisions ({COLUMNS})")
+        connection.cursor().execute("CREATE INDEX IF NOT EXISTS decisions_time ON decisions (time)")
+        connection.commit()
+    except Exception:
+        connection.rollback()
+        if not _has_fields(connection, FIELDS):  # PostgreSQL refuses the slower one of two that create it at once
+            raise
 
 
 def _has_fields(connection: DatabaseConnection, fields: str) -> bool:
