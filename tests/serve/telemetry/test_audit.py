@@ -74,6 +74,15 @@ def test_an_unreachable_database_is_an_error_without_the_password() -> None:
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize("password", ["sec%ret", "sec ret", "sec@ret", "sec/ret", "sec?ret", "sec[ret"])
+def test_no_error_quotes_a_password_that_splits_the_url(password: str) -> None:
+    pytest.importorskip("psycopg", reason="pip install 'feddrm[postgres]' to run this")
+    with pytest.raises(FeddrmError) as caught:
+        AuditLog(f"postgresql://me:{password}@127.0.0.1:9/x", 1)
+    assert "sec" not in str(caught.value)
+    assert "ret" not in str(caught.value)
+
+
 @pytest.mark.slow
 def test_a_log_of_the_version_before_traces_goes_on(place: str, tmp_path: Path) -> None:
     AuditLog(place, 1).close()

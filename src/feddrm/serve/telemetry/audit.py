@@ -12,7 +12,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -222,6 +222,7 @@ class PostgresDatabase:
             raise FeddrmError(
                 "an audit log in PostgreSQL needs one more package: pip install 'feddrm[postgres]'"
             ) from error
+        _check_url(psycopg.conninfo.conninfo_to_dict, url)
         self._connect: Callable[[], DatabaseConnection] = lambda: psycopg.connect(url, connect_timeout=5)
 
     def connect(self) -> DatabaseConnection:
@@ -241,6 +242,18 @@ class PostgresDatabase:
 
     def delete_before(self, cursor: Any, when: float) -> None:
         cursor.execute("DELETE FROM decisions WHERE time < %s", (when,))
+
+
+def _check_url(parse: Callable[[str], Mapping[str, Any]], url: str) -> None:
+    """Refuse a URL that cannot be read as it was meant: errors of the database would quote parts of the password."""
+    problem = "the audit log's postgresql:// URL cannot be read: check it; write special signs of its password as %XX"
+    try:
+        parts = parse(url)
+    except Exception:
+        raise SettingError(problem) from None
+    host, port = str(parts.get("host", "")), str(parts.get("port", ""))
+    if ("@" in host and host[0] not in "/@") or not all(one.isdigit() for one in port.split(",") if one):
+        raise SettingError(problem)
 
 
 def _create(connection: DatabaseConnection) -> None:
