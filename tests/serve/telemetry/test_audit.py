@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from feddrm.errors import FeddrmError
+from feddrm.serve.telemetry import audit
 from feddrm.serve.telemetry.audit import AuditLog, AuditRecord
 from postgres import INSTALLED, Cluster, cluster
 from refusal import refused
@@ -193,6 +195,33 @@ def test_only_its_owner_can_read_a_new_file(tmp_path: Path) -> None:
         modes = {place.stat().st_mode & 0o777 for place in tmp_path.glob(f"{path.name}*")}
         log.close()
         assert modes == {0o640 if path == old else 0o600}
+
+
+def test_a_write_that_does_not_end_is_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database that is frozen gives no error."""
+    monkeypatch.setattr(audit, "SLOW_SECONDS", -1.0)
+    go_on, begun = threading.Event(), threading.Event()
+    log = AuditLog(str(tmp_path / "audit.sqlite"), 1)
+
+    def insert(*_: object) -> None:
+        begun.set()
+        go_on.wait()
+
+    monkeypatch.setattr(log._database, "insert", insert)
+    log.add(record(time.time()))
+    begun.wait()
+    assert "a write takes longer" in (log.trouble or "")
+    go_on.set()
+    log.close()
+    assert log.trouble is None
+
+
+@pytest.mark.slow
+def test_a_server_that_has_vanished_is_noticed_unless_the_url_says_otherwise(server: Cluster) -> None:
+    for more, expected in (("", "15000"), ("&tcp_user_timeout=7000", "7000")):
+        log = AuditLog(server.url + more, 1)
+        assert log._connection.info.get_parameters()["tcp_user_timeout"] == expected  # type: ignore[union-attr]
+        log.close()
 
 
 def test_impossible_places_are_errors(tmp_path: Path) -> None:
