@@ -102,6 +102,7 @@ def serve(
         from feddrm.serve.app import build_gateway
         from feddrm.serve.server import address, bind, bind_grpc, demo_clients, run_app
         from feddrm.serve.settings import GatewaySettings, make_settings
+        from feddrm.serve.telemetry.logs import json_logging
     from feddrm.io.run_files import RunFiles
     from feddrm.router import load_router
     from feddrm.threads import intra_op_threads
@@ -129,6 +130,7 @@ def serve(
             started = stack.enter_context(demo_clients(run, **shared))
             settings = settings.model_copy(update={"clients": started})
         sockets = stack.enter_context(bind(settings)), bind_grpc(settings)
+        stack.enter_context(json_logging(settings.log_level))
         app = build_gateway(run, settings, summary, samples)
         print(f"feddrm gateway at {address(settings, *sockets)}", flush=True)
         run_app(app, settings, *sockets)
@@ -163,6 +165,7 @@ def serve_client(
         from feddrm.serve.predictor.predictor_app import build_predictor
         from feddrm.serve.server import address, bind, bind_grpc, run_app
         from feddrm.serve.settings import PredictorSettings, make_settings
+        from feddrm.serve.telemetry.logs import json_logging
 
     given: dict[str, Any] = {
         "host": host, "port": port, "grpc_port": grpc_port, "keys": keys, "open": open_, "tls_cert": tls_cert,
@@ -173,9 +176,10 @@ def serve_client(
     settings = make_settings(PredictorSettings, **given)
     predictor = Predictor.load(folder, run, settings.answer, settings.views)
     sockets = bind(settings), bind_grpc(settings)
-    app = build_predictor(predictor, settings)
-    print(f"feddrm client {predictor.name} at {address(settings, *sockets)}", flush=True)
-    run_app(app, settings, *sockets)
+    with json_logging(settings.log_level):
+        app = build_predictor(predictor, settings)
+        print(f"feddrm client {predictor.name} at {address(settings, *sockets)}", flush=True)
+        run_app(app, settings, *sockets)
 
 
 def serve_key(
