@@ -110,6 +110,17 @@ def test_the_gateway_serves_tls(run: Path, launch: Launch, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+def test_tls_files_that_cannot_be_used_are_named(run: Path, launch: Launch, tmp_path: Path) -> None:
+    files = ["--tls-cert", tmp_path / "no.pem", "--tls-key", tmp_path / "no.key", "--audit", tmp_path / "a.sqlite"]
+    process, until = launch("serve", run, "--port", 0, *files), time.monotonic() + 60
+    while process.code() is None:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert process.code() == 1
+    assert all(word in process.log.read_text() for word in (str(tmp_path / "no.pem"), "no.key", "--tls-cert"))
+
+
+@pytest.mark.slow
 def test_a_wrong_address_or_key_is_named_at_both_ends(run: Path, launch: Launch, tmp_path: Path) -> None:
     add_key(tmp_path / "keys.yaml", "lab", ["route", "admin"])
     process = launch("serve", run, "--port", 0, "--keys", tmp_path / "keys.yaml", "--audit", tmp_path / "a.sqlite")

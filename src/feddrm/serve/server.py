@@ -131,7 +131,8 @@ def run_app(app: ASGIApp, settings: HttpSettings, sock: socket.socket, grpc_sock
     try:
         config.load()
     except (OSError, ValueError) as error:
-        raise FeddrmError(f"cannot use the TLS files ({error}): check --tls-cert and --tls-key") from error
+        files = f"{settings.tls_cert} and {settings.tls_key}"
+        raise FeddrmError(f"cannot use {files} for TLS ({error}): check --tls-cert and --tls-key") from error
     if config.ssl is not None:
         config.ssl.sslobject_class = HandshakeLog
     # Loaded objects stay until the end. Searching all of them for garbage again and again would cause long pauses.
