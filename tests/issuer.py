@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -27,11 +27,14 @@ def private_key(algorithm: str, bits: int = 2048) -> Any:
 
 
 class Issuer:
-    """Keys by id. ``status`` and ``body`` are what the server of its JWKS answers; ``asked`` counts its requests."""
+    """Keys by id. ``status`` and ``body`` are what the server of its JWKS answers; ``asked`` counts its requests.
+
+    ``pause`` are the seconds between any two bytes of the body.
+    """
 
     def __init__(self) -> None:
         self.private: dict[str, tuple[str, Any]] = {}
-        self.status, self.asked, self.url = 200, 0, ""
+        self.status, self.asked, self.url, self.pause = 200, 0, "", 0.0
         self.body: bytes | None = None
         self.address, self.about = "", b""  # itself, and what it says of itself
         self.add("one", "RS256")
@@ -75,7 +78,10 @@ def serving(issuer: Issuer) -> Iterator[Issuer]:
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Location", issuer.url)
             self.end_headers()
-            self.wfile.write(body)
+            with suppress(OSError):  # the other end may have left
+                for part in (bytes([value]) for value in body) if issuer.pause else [body]:
+                    time.sleep(issuer.pause)
+                    self.wfile.write(part)
 
         def log_message(self, *_: object) -> None:
             pass

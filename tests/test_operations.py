@@ -60,6 +60,15 @@ def test_every_rule_names_metrics_that_exist_and_says_what_to_do(known: set[str]
     assert fired == {rule["alert"] for rule in RULES}
 
 
+def test_what_a_rule_sees_increase_is_there_from_0_on() -> None:
+    """A series that begins with its first event has no increase: the first failure would raise no alarm."""
+    page = Metrics().render().decode()
+    series = [found for rule in RULES for found in re.findall(r"increase\((\w+{.*?})", rule["expr"])]
+    assert len(series) == 2
+    for one in series:
+        assert f"{one} 0.0" in page
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (package prometheus) is not installed")
 def test_the_rules_fire_on_what_they_are_for_and_not_before() -> None:

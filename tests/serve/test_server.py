@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 import ssl
 import subprocess
@@ -72,6 +73,22 @@ def test_in_a_demo_the_gateway_needs_a_key_and_its_clients_do_not(run: Path, lau
 
 
 @pytest.mark.slow
+def test_clients_of_a_demo_answer_though_torch_may_use_several_threads(run: Path, tmp_path: Path) -> None:
+    """Other tests start commands with one thread. The gateway reads the router before it forks its clients."""
+    words = ["-m", "feddrm", "serve", str(run), "--demo", "--port", "0", "--audit", str(tmp_path / "audit.sqlite")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, env=environment, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url, until = process.stdout.readline().split()[-1], time.monotonic() + 60
+            while not all(client["healthy"] for client in httpx.get(f"{url}/v1/clients").json()["clients"]):
+                assert time.monotonic() < until
+                time.sleep(0.1)
+        finally:
+            process.terminate()
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 def test_the_gateway_serves_tls(run: Path, launch: Launch, tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
@@ -90,6 +107,17 @@ def test_the_gateway_serves_tls(run: Path, launch: Launch, tmp_path: Path) -> No
             gateway.clients()
     log = process.whole_log()
     assert all(HANDSHAKE[part] in log for part in ("UNKNOWN_CA", "HTTP_REQUEST"))
+
+
+@pytest.mark.slow
+def test_tls_files_that_cannot_be_used_are_named(run: Path, launch: Launch, tmp_path: Path) -> None:
+    files = ["--tls-cert", tmp_path / "no.pem", "--tls-key", tmp_path / "no.key", "--audit", tmp_path / "a.sqlite"]
+    process, until = launch("serve", run, "--port", 0, *files), time.monotonic() + 60
+    while process.code() is None:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert process.code() == 1
+    assert all(word in process.log.read_text() for word in (str(tmp_path / "no.pem"), "no.key", "--tls-cert"))
 
 
 @pytest.mark.slow

@@ -102,8 +102,10 @@ def serve(
         from feddrm.serve.app import build_gateway
         from feddrm.serve.server import address, bind, bind_grpc, demo_clients, run_app
         from feddrm.serve.settings import GatewaySettings, make_settings
+        from feddrm.serve.telemetry.logs import json_logging
     from feddrm.io.run_files import RunFiles
     from feddrm.router import load_router
+    from feddrm.threads import intra_op_threads
 
     if demo and clients is not None:
         raise SettingError("--demo starts its own clients: leave out --clients")
@@ -118,15 +120,17 @@ def serve(
         "trace_endpoint": trace_endpoint, "trace_rate": trace_rate,
     }  # fmt: skip
     settings = make_settings(GatewaySettings, clients=clients, **given)
-    load_router(RunFiles(run).router).views(settings.views)  # early, before anything is started
-    summary = _dataset_summary(run)
-    with contextlib.ExitStack() as stack:
+    # One thread from the start: a demo's clients are forked, and those of a process whose torch had more would hang.
+    with contextlib.ExitStack() as stack, intra_op_threads(1):
+        load_router(RunFiles(run).router).views(settings.views)  # early, before anything is started
+        summary = _dataset_summary(run)
         if demo:  # before anything else starts threads
             names = ("views", "trace_endpoint", "trace_rate")
             shared = {name: getattr(settings, name) for name in names}
             started = stack.enter_context(demo_clients(run, **shared))
             settings = settings.model_copy(update={"clients": started})
         sockets = stack.enter_context(bind(settings)), bind_grpc(settings)
+        stack.enter_context(json_logging(settings.log_level))
         app = build_gateway(run, settings, summary, samples)
         print(f"feddrm gateway at {address(settings, *sockets)}", flush=True)
         run_app(app, settings, *sockets)
@@ -161,6 +165,7 @@ def serve_client(
         from feddrm.serve.predictor.predictor_app import build_predictor
         from feddrm.serve.server import address, bind, bind_grpc, run_app
         from feddrm.serve.settings import PredictorSettings, make_settings
+        from feddrm.serve.telemetry.logs import json_logging
 
     given: dict[str, Any] = {
         "host": host, "port": port, "grpc_port": grpc_port, "keys": keys, "open": open_, "tls_cert": tls_cert,
@@ -171,9 +176,10 @@ def serve_client(
     settings = make_settings(PredictorSettings, **given)
     predictor = Predictor.load(folder, run, settings.answer, settings.views)
     sockets = bind(settings), bind_grpc(settings)
-    app = build_predictor(predictor, settings)
-    print(f"feddrm client {predictor.name} at {address(settings, *sockets)}", flush=True)
-    run_app(app, settings, *sockets)
+    with json_logging(settings.log_level):
+        app = build_predictor(predictor, settings)
+        print(f"feddrm client {predictor.name} at {address(settings, *sockets)}", flush=True)
+        run_app(app, settings, *sockets)
 
 
 def serve_key(

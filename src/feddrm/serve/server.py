@@ -102,7 +102,10 @@ class BothForms(uvicorn.Server):
 
 
 def run_app(app: ASGIApp, settings: HttpSettings, sock: socket.socket, grpc_sock: socket.socket | None = None) -> None:
-    """Serve until SIGTERM or Ctrl-C; running requests get ``grace_seconds`` to finish."""
+    """Serve until SIGTERM or Ctrl-C; running requests get ``grace_seconds`` to finish.
+
+    The caller opens the log (``json_logging``) before it builds the application, which has warnings of its own.
+    """
     torch.set_num_threads(1)  # queries are small, and other cores are needed by clients, callers and the log
     keep_freed_memory()
     config = uvicorn.Config(
@@ -128,15 +131,15 @@ def run_app(app: ASGIApp, settings: HttpSettings, sock: socket.socket, grpc_sock
     try:
         config.load()
     except (OSError, ValueError) as error:
-        raise FeddrmError(f"cannot use the TLS files ({error}): check --tls-cert and --tls-key") from error
+        files = f"{settings.tls_cert} and {settings.tls_key}"
+        raise FeddrmError(f"cannot use {files} for TLS ({error}): check --tls-cert and --tls-key") from error
     if config.ssl is not None:
         config.ssl.sslobject_class = HandshakeLog
     # Loaded objects stay until the end. Searching all of them for garbage again and again would cause long pauses.
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
-    with json_logging(settings.log_level):
-        server.run(sockets=[sock])
+    server.run(sockets=[sock])
 
 
 def keep_freed_memory() -> None:
@@ -206,7 +209,8 @@ def _demo_client(folder: Path, settings: PredictorSettings, sock: socket.socket,
 
     threading.Thread(target=end_with_gateway, daemon=True).start()
     try:
-        run_app(build_predictor(Predictor.load(folder, views=settings.views), settings), settings, sock)
+        with json_logging(settings.log_level):
+            run_app(build_predictor(Predictor.load(folder, views=settings.views), settings), settings, sock)
     except FeddrmError as error:
         print(f"feddrm: error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

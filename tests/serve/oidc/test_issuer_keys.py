@@ -108,6 +108,17 @@ def test_an_issuer_that_is_down_leaves_the_last_keys(
     assert "answers 500" in caplog.records[0].fields["reason"]  # type: ignore[attr-defined]
 
 
+def test_an_issuer_that_sends_byte_by_byte_is_not_waited_for(issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody can send the unknown id that waits, and a gateway waits when it starts."""
+    keys = IssuerKeys(issuer.url, 300, 30)
+    asyncio.run(keys.refresh())
+    monkeypatch.setattr(issuer_keys, "TIMEOUT", 0.2)
+    issuer.pause = 0.02
+    asyncio.run(keys.refresh())
+    assert "no answer in time" in keys.trouble
+    assert len(keys) == 1
+
+
 def test_an_issuer_that_was_never_there_has_no_keys_and_is_tried_again(
     clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -185,7 +196,7 @@ def test_only_public_keys_for_signatures_are_taken() -> None:
     others = [
         secret, "text", {**good, "kid": 7}, {**good, "kid": "enc", "use": "enc"}, {**good, "kid": "d", "d": "AQAB"},
         {**good, "kid": "alg", "alg": "RSA-OAEP"}, {"kty": "EC", "kid": "curve", "crv": "P-999", "x": "", "y": ""},
-        {"kty": "RSA", "kid": "half", "n": "AQAB"},
+        {"kty": "RSA", "kid": "half", "n": "AQAB"}, {**good, "kid": "list", "kty": ["RSA"]},
     ]  # fmt: skip
     content = json.dumps({"keys": [*others, good]}).encode()
     assert list(parse_keys(content, "x")) == ["one"]

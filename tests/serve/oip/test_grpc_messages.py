@@ -152,3 +152,20 @@ def test_an_answer_of_the_http_form_becomes_a_response() -> None:
     margin, sure, client = response.raw_output_contents
     assert margin == np.array([0.5, np.nan], "<f4").tobytes()
     assert (sure, client) == (b"\1", b"\3\0\0\0\xc3\x85s\0\0\0\0")
+
+
+@pytest.mark.parametrize("field", ["inputs", "outputs", "parameters", "shape"])
+def test_what_is_there_too_often_is_not_translated_and_refused(field: str) -> None:
+    """The translation comes before the check of the key, and a message of 8 MiB has room for millions."""
+    made = request(uint_contents=[1] * 6)
+    for number in range(1000):
+        match field:
+            case "parameters":
+                made.parameters[f"p{number}"].int64_param = 1
+            case "shape":
+                made.inputs[0].shape.append(1)
+            case _:
+                getattr(made, field).add()
+    assert len(infer_head(made)) < 2000
+    with refused(field, "at most"):
+        read(made)

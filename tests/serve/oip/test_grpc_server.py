@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -161,8 +162,8 @@ def test_an_error_has_its_code_text_and_request_id() -> None:
             assert (await grpc_form.call("ModelInfer", numbers(*[1] * 300)))[0] == Code.RESOURCE_EXHAUSTED
             grpc_form.ready = None
             assert await grpc_form.call("ServerReady") == (Code.INTERNAL, "Internal Server Error")
-            longer = [{"name": "x"}] * 140  # as JSON it is longer than the message
-            assert (await grpc_form.call("ModelInfer", numbers(1, 2, outputs=longer)))[0] == Code.RESOURCE_EXHAUSTED
+            longer = "\x01" * 200  # as JSON it is longer than the message
+            assert (await grpc_form.call("ModelInfer", numbers(1, 2, id=longer)))[0] == Code.RESOURCE_EXHAUSTED
             assert grpc_form.statuses[-1][1] == 413
 
     asyncio.run(go())
@@ -184,6 +185,23 @@ def test_keys_are_those_of_the_http_form_and_need_the_scope(tmp_path: Path) -> N
             assert await grpc_form.call("ServerLive") == {"live": True}
 
     asyncio.run(go())
+
+
+def test_the_message_of_a_refused_call_is_freed_at_once(tmp_path: Path) -> None:
+    """8 MiB of bytes can become hundreds of MiB of message, and garbage is collected seldom."""
+    add_key(tmp_path / "keys.yaml", "lab", ["predict"])
+
+    async def go() -> None:
+        async with served(keys=tmp_path / "keys.yaml") as grpc_form:
+            assert (await grpc_form.call("ModelInfer", numbers(1, 2)))[0] == Code.UNAUTHENTICATED
+            assert MESSAGES["ModelInferRequest"] not in map(type, gc.get_objects())
+
+    gc.collect()  # what other tests left
+    gc.disable()
+    try:
+        asyncio.run(go())
+    finally:
+        gc.enable()
 
 
 def test_a_slow_message_ends_its_call() -> None:

@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from feddrm.errors import FeddrmError
+from feddrm.serve.telemetry import audit
 from feddrm.serve.telemetry.audit import AuditLog, AuditRecord
 from postgres import INSTALLED, Cluster, cluster
 from refusal import refused
@@ -71,6 +74,15 @@ def test_an_unreachable_database_is_an_error_without_the_password() -> None:
     assert str(caught.value).startswith("cannot open the audit log's database (")
     assert "--audit" in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("password", ["sec%ret", "sec ret", "sec@ret", "sec/ret", "sec?ret", "sec[ret"])
+def test_no_error_quotes_a_password_that_splits_the_url(password: str) -> None:
+    pytest.importorskip("psycopg", reason="pip install 'feddrm[postgres]' to run this")
+    with pytest.raises(FeddrmError) as caught:
+        AuditLog(f"postgresql://me:{password}@127.0.0.1:9/x", 1)
+    assert "sec" not in str(caught.value)
+    assert "ret" not in str(caught.value)
 
 
 @pytest.mark.slow
@@ -185,11 +197,66 @@ def test_only_its_owner_can_read_a_new_file(tmp_path: Path) -> None:
         assert modes == {0o640 if path == old else 0o600}
 
 
+def test_a_write_that_does_not_end_is_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database that is frozen gives no error."""
+    monkeypatch.setattr(audit, "SLOW_SECONDS", -1.0)
+    go_on, begun = threading.Event(), threading.Event()
+    log = AuditLog(str(tmp_path / "audit.sqlite"), 1)
+
+    def insert(*_: object) -> None:
+        begun.set()
+        go_on.wait()
+
+    monkeypatch.setattr(log._database, "insert", insert)
+    log.add(record(time.time()))
+    begun.wait()
+    assert "a write takes longer" in (log.trouble or "")
+    go_on.set()
+    log.close()
+    assert log.trouble is None
+
+
+@pytest.mark.slow
+def test_a_server_that_has_vanished_is_noticed_unless_the_url_says_otherwise(server: Cluster) -> None:
+    for more, expected in (("", "15000"), ("&tcp_user_timeout=7000", "7000")):
+        log = AuditLog(server.url + more, 1)
+        assert log._connection.info.get_parameters()["tcp_user_timeout"] == expected  # type: ignore[union-attr]
+        log.close()
+
+
 def test_impossible_places_are_errors(tmp_path: Path) -> None:
     with refused("cannot open the audit log", "--audit"):
         AuditLog(str(tmp_path / "no" / "such" / "folder.sqlite"), 1)
     with refused("postgresql://"):
         AuditLog("mysql://x", 1)
+
+
+@pytest.mark.slow
+def test_gateways_that_start_at_once_share_an_empty_database(server: Cluster) -> None:
+    import psycopg
+
+    with psycopg.connect(server.url) as database:
+        database.execute("DROP TABLE IF EXISTS decisions")
+    with ThreadPoolExecutor(8) as pool:
+        logs = list(pool.map(lambda _: AuditLog(server.url, 1), range(8)))
+    for log in logs:
+        log.add(record(time.time()))
+        log.close()
+    assert len(stored_rows(server.url)) == 8
+
+
+@pytest.mark.slow
+def test_a_role_that_can_only_write_to_the_table_is_enough(server: Cluster) -> None:
+    import psycopg
+
+    AuditLog(server.url, 1).close()
+    with psycopg.connect(server.url) as database:
+        database.execute("CREATE ROLE gateway LOGIN")
+        database.execute("GRANT SELECT, INSERT, DELETE ON decisions TO gateway")
+    log = AuditLog(server.url.replace("postgres@", "gateway@"), 1)
+    log.add(record(time.time()))
+    log.close()
+    assert (log.written, log.trouble) == (1, None)
 
 
 # The last test of this file uses the database server, because the server is stopped as part of the last test.

@@ -4,11 +4,13 @@ import io
 import json
 import logging
 import threading
+from pathlib import Path
 
 import pytest
 
 from feddrm.serve.telemetry import logs
 from feddrm.serve.telemetry.logs import JsonLogHandler
+from serving import Launch
 
 
 class BlockedStream(io.BytesIO):
@@ -58,3 +60,12 @@ def test_a_blocked_stream_drops_lines_and_blocks_nobody(monkeypatch: pytest.Monk
     assert written == sorted(written, key=int)  # type: ignore[arg-type, call-overload]
     assert dropped > 0
     assert len(written) + dropped == 100
+
+
+@pytest.mark.slow
+def test_what_a_gateway_says_before_it_serves_is_in_the_log_as_well(run: Path, launch: Launch, tmp_path: Path) -> None:
+    process = launch("serve", run, "--challenger", run, "--port", 0, "--audit", tmp_path / "audit.sqlite")
+    process.wait_ready()
+    lines = [json.loads(line) for line in process.whole_log().splitlines()]
+    (said,) = (line for line in lines if line["message"] == "the challenger is not used")
+    assert (said["level"], said["reason"]) == ("warning", "it is the served artifact")

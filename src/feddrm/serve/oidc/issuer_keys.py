@@ -25,7 +25,7 @@ from feddrm.serve.settings import is_safe_url
 log = logging.getLogger("feddrm.serve")
 ALGORITHMS = {"RSA": ("RS", "PS"), "EC": ("ES",), "OKP": ("EdDSA",)}  # by type of key; no secret that is shared
 LONGEST = 2**20  # bytes of a JWKS
-TIMEOUT = 5.0
+TIMEOUT = 5.0  # for a whole answer
 REMEDY = "give a JWKS with public RSA, EC or OKP keys that have a kid"
 DISCOVERY = "/.well-known/openid-configuration"  # OpenID Connect Discovery 1.0
 UNDISCOVERED = "check --oidc-issuer, or give the keys' place by --oidc-jwks"
@@ -151,13 +151,17 @@ def discover(issuer: str) -> str:
 
 
 def download(place: str, remedy: str) -> bytes:
-    """What a URL answers; redirects are not followed."""
+    """What a URL answers within ``TIMEOUT``; redirects are not followed. For a thread without an event loop."""
+    return asyncio.run(_download(place, remedy))  # httpx without one has no limit for a whole answer
+
+
+async def _download(place: str, remedy: str) -> bytes:
     body = bytearray()
     try:
-        with httpx.stream("GET", place, timeout=TIMEOUT) as response:
+        async with asyncio.timeout(TIMEOUT), httpx.AsyncClient() as client, client.stream("GET", place) as response:
             if response.status_code != 200:
                 raise FeddrmError(f"{place} answers {response.status_code}: {remedy}")
-            for part in response.iter_bytes():
+            async for part in response.aiter_bytes():
                 body += part
                 if len(body) > LONGEST:
                     raise FeddrmError(f"{place} sends more than {LONGEST} bytes: {remedy}")
@@ -176,7 +180,9 @@ def parse_keys(content: bytes, place: str) -> dict[str, IssuerKey]:
     keys: dict[str, IssuerKey] = {}
     for entry in entries:
         kid, kind = entry.get("kid"), entry.get("kty")
-        if not isinstance(kid, str) or kind not in ALGORITHMS or entry.get("use", "sig") != "sig" or "d" in entry:
+        if not isinstance(kid, str) or not isinstance(kind, str) or kind not in ALGORITHMS:
+            continue
+        if entry.get("use", "sig") != "sig" or "d" in entry:
             continue
         with contextlib.suppress(jwt.PyJWTError):  # an unknown curve or algorithm
             named = entry.get("alg")

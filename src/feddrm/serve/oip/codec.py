@@ -21,6 +21,8 @@ from feddrm.serve.settings import first_problem
 
 LENGTH_HEADER = "Inference-Header-Content-Length"
 DTYPES: dict[str, np.dtype[Any]] = {"UINT8": np.dtype("uint8"), "FP32": np.dtype("<f4"), "FP64": np.dtype("<f8")}
+# What a request may have of each; the gRPC form translates one more at most, so that this form refuses it.
+MAX_INPUTS, MAX_OUTPUTS, MAX_SIDES, MAX_PARAMETERS = 8, 16, 8, 64
 Array = NDArray[Any]
 Size = Annotated[int, Field(ge=0, le=2**31)]
 
@@ -31,7 +33,7 @@ class TensorIn(BaseModel):
     model_config = ConfigDict(allow_inf_nan=False)
 
     name: str = Field(max_length=64, description="the name of the input, from the model's metadata")
-    shape: list[Size] = Field(min_length=1, max_length=8, description="samples first")
+    shape: list[Size] = Field(min_length=1, max_length=MAX_SIDES, description="samples first")
     datatype: Literal["UINT8", "FP32", "FP64"] = Field(description="the type of the numbers")
     parameters: dict[str, Any] = Field(default={}, description="binary_data_size: its bytes after the JSON part")
     data: list[Any] | None = Field(default=None, description="the numbers, flat or nested; null if they are bytes")
@@ -48,10 +50,12 @@ class InferRequest(BaseModel):
     """An infer request."""
 
     id: str | None = Field(None, max_length=128, description="the caller's name of the request; the answer repeats it")
-    parameters: dict[str, Any] = Field(default={}, description="options; binary_data_output: answer all as bytes")
-    inputs: list[TensorIn] = Field(min_length=1, max_length=8, description="the samples")
+    parameters: dict[str, Any] = Field(
+        default={}, max_length=MAX_PARAMETERS, description="options; binary_data_output: answer all as bytes"
+    )
+    inputs: list[TensorIn] = Field(min_length=1, max_length=MAX_INPUTS, description="the samples")
     outputs: list[OutputWanted] | None = Field(
-        None, min_length=1, max_length=16, description="the wanted outputs; null: all"
+        None, min_length=1, max_length=MAX_OUTPUTS, description="the wanted outputs; null: all"
     )
 
 

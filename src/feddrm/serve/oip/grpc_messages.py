@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from feddrm.errors import FeddrmError
 from feddrm.serve.http.number_array import number_array
-from feddrm.serve.oip.codec import DTYPES
+from feddrm.serve.oip.codec import DTYPES, MAX_INPUTS, MAX_OUTPUTS, MAX_PARAMETERS, MAX_SIDES
 
 CONTENTS = {"UINT8": "uint_contents", "FP32": "fp32_contents", "FP64": "fp64_contents"}  # the field of a datatype
 _POOL = descriptor_pool.DescriptorPool()
@@ -34,11 +35,16 @@ MESSAGES = {
 
 
 def infer_head(request: Any) -> bytes:
-    """The JSON part of a ``ModelInferRequest``. All outputs are wanted as bytes."""
+    """The JSON part of a ``ModelInferRequest``. All outputs are wanted as bytes.
+
+    It is made before the key is checked. So it has one more than is allowed at most of what may be there in millions.
+    """
+    tensors = request.inputs[: MAX_INPUTS + 1]
     inputs: list[dict[str, Any]] = [
-        {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)} for tensor in request.inputs
+        {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape[: MAX_SIDES + 1])}
+        for tensor in tensors
     ]
-    for place, (tensor, written) in enumerate(zip(request.inputs, inputs, strict=True)):
+    for place, (tensor, written) in enumerate(zip(tensors, inputs, strict=True)):
         if request.raw_input_contents:
             written["parameters"] = {"binary_data_size": len(_raw(request, place))}
         elif field := CONTENTS.get(tensor.datatype):
@@ -46,7 +52,7 @@ def infer_head(request: Any) -> bytes:
             written["parameters"] = {"binary_data_size": size}
     head = {"inputs": inputs, "parameters": {**_values(request.parameters), "binary_data_output": True}}
     if request.outputs:
-        head["outputs"] = [{"name": output.name} for output in request.outputs]
+        head["outputs"] = [{"name": output.name} for output in request.outputs[: MAX_OUTPUTS + 1]]
     return orjson.dumps(head | ({"id": request.id} if request.id else {}))
 
 
@@ -88,7 +94,8 @@ def _raw(request: Any, place: int) -> bytes:
 def _values(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters as JSON has them. It has no infinite numbers; as text they are refused like any other wrong value."""
     values = {
-        name: getattr(value, value.WhichOneof("parameter_choice") or "", None) for name, value in parameters.items()
+        name: getattr(value, value.WhichOneof("parameter_choice") or "", None)
+        for name, value in islice(parameters.items(), MAX_PARAMETERS + 1)
     }
     return {
         name: str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -97,9 +97,9 @@ class GrpcServer:
         assert task is not None
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
-        message = await self._read(method, context)
         # The request goes on when the caller leaves, as over HTTP: the audit log must have what clients were asked.
-        request = asyncio.create_task(self._request(method.name, message, context))
+        # The message has no name here: gRPC keeps the frames of an aborted call until the garbage is collected.
+        request = asyncio.create_task(self._request(method.name, await self._read(method, context), context))
         self._requests.add(request)
         request.add_done_callback(self._requests.discard)
         answer = await asyncio.shield(request)
@@ -118,8 +118,7 @@ class GrpcServer:
         seconds = self.settings.body_seconds
         try:
             async with asyncio.timeout(seconds):
-                content = await context.read()
-            return MESSAGES[method.input_type.name].FromString(content)
+                return MESSAGES[method.input_type.name].FromString(await context.read())
         except TimeoutError:
             await context.abort(STATUS_CODES[408], f"the message took longer than {seconds:g} s: send less at a time")
         except (DecodeError, TypeError):  # TypeError: the stream ended without a message

@@ -26,6 +26,9 @@ CAPACITY = 20_000  # records that may wait to be written
 FLUSH_SECONDS = 0.25
 PRUNE_SECONDS = 3600.0
 INSERT_ROWS = 500  # rows of one statement; SQLite takes 32,766 values
+SLOW_SECONDS = 10.0  # a write that takes longer counts as trouble
+# libpq's options, unless the URL has others: a server that has vanished is noticed after 15 s, not after hours.
+LOST_SERVER = {"connect_timeout": 5, "tcp_user_timeout": 15_000, "keepalives_idle": 5, "keepalives_interval": 5}
 
 
 class AuditRecord(NamedTuple):
@@ -71,12 +74,13 @@ class DatabaseConnection(Protocol):
 
 
 class AuditLog:
-    """``add`` never blocks. ``written`` and ``dropped`` count records; ``trouble`` is the current error, if any."""
+    """``add`` never blocks. ``written`` and ``dropped`` count records."""
 
     def __init__(self, place: str, retention_days: float, on_count: Callable[[str, int], None] | None = None) -> None:
         self.place, self.retention = place, retention_days * 86400
         self.written = self.dropped = 0
-        self.trouble: str | None = None
+        self._error: str | None = None
+        self._writing_since: float | None = None
         self._count = on_count or (lambda *_: None)
         self._lock = threading.Lock()
         self._last_pruned = float("-inf")
@@ -88,6 +92,14 @@ class AuditLog:
         self._writer: BackgroundWriter[AuditRecord] = BackgroundWriter(
             "audit", self._write, capacity=CAPACITY, flush_seconds=FLUSH_SECONDS, idle_seconds=PRUNE_SECONDS
         )
+
+    @property
+    def trouble(self) -> str | None:
+        """The current error, if any: a write that failed, or one that does not end."""
+        since = self._writing_since  # read once, because the writer's thread changes it
+        if since is not None and time.monotonic() - since > SLOW_SECONDS:
+            return f"a write takes longer than {SLOW_SECONDS:g} s"
+        return self._error
 
     def add(self, record: AuditRecord) -> None:
         if not self._writer.put(record):
@@ -112,6 +124,7 @@ class AuditLog:
 
     def _execute(self, statements: Callable[[Any], None]) -> bool:
         """Whether the statements were executed; if not, ``trouble`` says why."""
+        self._writing_since = time.monotonic()
         try:
             if self._connection is not None and self._database.was_moved():
                 log.warning("the audit log's file was moved or removed: a new one is started")
@@ -121,18 +134,20 @@ class AuditLog:
             statements(connection.cursor())
             connection.commit()
         except Exception as error:  # full disk, broken file, lost server: the gateway must go on in any case
-            if self.trouble is None:
+            if self._error is None:
                 log.error("the audit log cannot be written", extra={"fields": {"reason": _first_line(error)}})
-            self.trouble = f"{type(error).__name__}: {error}"
+            self._error = f"{type(error).__name__}: {error}"
             with contextlib.suppress(Exception):
                 if self._connection is not None:
                     self._connection.rollback()
                     self._connection.close()
             self._connection = None
             return False
-        if self.trouble is not None:
+        finally:
+            self._writing_since = None
+        if self._error is not None:
             log.info("the audit log is written again", extra={"fields": {"dropped": self.dropped}})
-        self.trouble = None
+        self._error = None
         return True
 
     def _drop(self, number: int) -> None:
@@ -146,9 +161,8 @@ class AuditLog:
         connection: DatabaseConnection | None = None
         try:
             connection = self._database.connect()
-            connection.cursor().execute(f"CREATE TABLE IF NOT EXISTS decisions ({COLUMNS})")
-            connection.cursor().execute("CREATE INDEX IF NOT EXISTS decisions_time ON decisions (time)")
-            connection.commit()
+            if not _has_fields(connection, OLD_FIELDS):  # creating needs more rights than writing to what is there
+                _create(connection)
         except Exception as error:
             if connection is not None:
                 connection.close()
@@ -223,7 +237,8 @@ class PostgresDatabase:
             raise FeddrmError(
                 "an audit log in PostgreSQL needs one more package: pip install 'feddrm[postgres]'"
             ) from error
-        self._connect: Callable[[], DatabaseConnection] = lambda: psycopg.connect(url, connect_timeout=5)
+        options = LOST_SERVER | _read_url(psycopg.conninfo.conninfo_to_dict, url)
+        self._connect: Callable[[], DatabaseConnection] = lambda: psycopg.connect(**options)
 
     def connect(self) -> DatabaseConnection:
         return self._connect()
@@ -242,6 +257,30 @@ class PostgresDatabase:
 
     def delete_before(self, cursor: Any, when: float) -> None:
         cursor.execute("DELETE FROM decisions WHERE time < %s", (when,))
+
+
+def _read_url(parse: Callable[[str], dict[str, Any]], url: str) -> dict[str, Any]:
+    """The options in a URL. One that cannot be read as it was meant is refused: libpq would quote the password."""
+    problem = "the audit log's postgresql:// URL cannot be read: check it; write special signs of its password as %XX"
+    try:
+        parts = parse(url)
+    except Exception:
+        raise SettingError(problem) from None
+    host, port = str(parts.get("host", "")), str(parts.get("port", ""))
+    if ("@" in host and host[0] not in "/@") or not all(one.isdigit() for one in port.split(",") if one):
+        raise SettingError(problem)
+    return parts
+
+
+def _create(connection: DatabaseConnection) -> None:
+    try:
+        connection.cursor().execute(f"CREATE TABLE IF NOT EXISTS decisions ({COLUMNS})")
+        connection.cursor().execute("CREATE INDEX IF NOT EXISTS decisions_time ON decisions (time)")
+        connection.commit()
+    except Exception:
+        connection.rollback()
+        if not _has_fields(connection, FIELDS):  # PostgreSQL refuses the slower one of two that create it at once
+            raise
 
 
 def _has_fields(connection: DatabaseConnection, fields: str) -> bool:

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+WRITTEN = ("written", "dropped")  # what happens to the records of a log
 
 
 class Metrics:
@@ -73,6 +74,10 @@ class Metrics:
         )
         self.drift_p_value = Gauge("feddrm_drift_p_value", "Of the latest test of drift", registry=registry)
         self.drift_alarm = Gauge("feddrm_drift_alarm", "1 after an alarm in 2,000 queries", registry=registry)
+        # From 0 on: an alarm sees an increase, and a series that begins with 1 has none.
+        for counter, results in ((self.audit, WRITTEN), (self.uses, WRITTEN), (self.reloads, ("done", "failed"))):
+            for result in results:
+                counter.labels(result)
         self._children: dict[tuple[object, ...], Any] = {}
 
     def observe_request(self, path: str, status: int, seconds: float) -> None:
