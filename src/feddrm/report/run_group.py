@@ -77,6 +77,11 @@ class RunGroup:
             scores = {m: Score(fmean(v), stdev(v) if len(v) > 1 else None) for m, v in means.items()}
         return scores if self.best_answer is None else {**scores, BEST: scores[self.best_answer]}
 
+    def after_last_round(self, measure: Measure) -> Score:
+        """The score after the last round, beside a router that was fitted then: a mean over rounds lags behind."""
+        values = [record.after_last_round(measure) for record in self.records if measure in record.scores]
+        return Score(fmean(values), stdev(values) if len(values) > 1 else None)
+
     @cached_property
     def metrics(self) -> Metrics:
         """The metrics of the answers that every run has: means over seeds; of a single run, its own."""

@@ -68,6 +68,21 @@ def test_the_global_model_of_another_run_is_compared(guided: Path, shared: Path)
         ]
 
 
+def test_beside_a_router_of_the_last_round_all_figures_are_of_that_round(guided: Path, shared: Path) -> None:
+    """A mean over the last rounds of a model that still improves is too low beside it."""
+    summary = json.loads((guided / "summary.json").read_text())
+    summary["system_accuracy"]["exact_density"]["std"] = None
+    (guided / "summary.json").write_text(json.dumps(summary))
+    for folder, late in ((guided, {"oracle_accuracy": 0.91}), (shared, {"global_accuracy": 0.82})):
+        *lines, last = (folder / "metrics.jsonl").read_text().splitlines()
+        changed = json.dumps({**json.loads(last), **late})
+        (folder / "metrics.jsonl").write_text("\n".join([*lines, changed]) + "\n")
+    assert sentence(report_table([guided, shared])) == (
+        "A query of unknown origin: 84 % answered rightly when guided, 82 % by one global model, "
+        "91 % at its own client."
+    )
+
+
 def test_a_global_model_on_other_data_is_not_compared_and_the_run_is_named(guided: Path, make_run: MakeRun) -> None:
     stranger = with_scores(make_run("b", method="fedavg", federation=load("digits", clients=3)), global_accuracy=0.9)
     assert sentence(report_table([guided, stranger])) == (

@@ -79,21 +79,27 @@ def conclusion(table: RunTable) -> Conclusion | None:
 
 
 def _bars(group: RunGroup, others: Sequence[RunGroup]) -> list[Bar]:
+    """The bars. Beside a router that was fitted after the last round, all figures are of that round."""
     bars = []
     system = headline("system", group.by_measure)
+    fitted_last = system is not None and group.first.averaged(system) == 1
+
+    def score(of: RunGroup, measure: Measure) -> Score:
+        return of.after_last_round(measure) if fitted_last else of.scores[measure]
+
     if system is not None:
         guide = GUIDES.get(system.rule, "")
         words = "when guided" if guide else UNGUIDED.get(system.rule, f"by the rule '{rule_label(system.rule)}'")
         source = f"{group.name}, {guide}" if guide else group.name
-        bars.append(Bar(words, source, group.scores[system], guided=bool(guide)))
+        bars.append(Bar(words, source, score(group, system), guided=bool(guide)))
     shared = Measure("global")
     owner = next((one for one in (group, *others) if shared in one.scores), None)
     if owner is not None:
-        bars.append(Bar("by one global model", owner.name, owner.scores[shared]))
+        bars.append(Bar("by one global model", owner.name, score(owner, shared)))
     own = next((m for kind in ("oracle", "average") if (m := Measure(kind)) in group.scores), None)
     if own is not None:
         each = "each " if group.first.quantity == "c_index" else ""
-        bars.append(Bar(f"{each}at its own client", group.name, group.scores[own]))
+        bars.append(Bar(f"{each}at its own client", group.name, score(group, own)))
     return bars
 
 
