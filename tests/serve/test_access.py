@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("jwt", reason="pip install 'feddrm[oidc]' to run this")
 
 from feddrm.serve.access import Access, AccessRefused, credentials
-from feddrm.serve.auth import add_key
+from feddrm.serve.auth import SCOPES, add_key
 from feddrm.serve.settings import GatewaySettings, HttpSettings, make_settings
 from issuer import AUDIENCE, ISSUER, Issuer, serving
 from refusal import refused
@@ -62,6 +62,12 @@ def test_a_token_without_the_scope_is_forbidden(issuer: Issuer, oidc: dict[str, 
         ask(access, "bearer", issuer.token(), "admin")
     assert (caught.value.status, caught.value.caller) == (403, "oidc:ada")
     assert str(caught.value) == "the token of 'oidc:ada' has no scope 'admin': ask for one that has"
+    for own, opened in (("metrics", {"metrics"}), ("admin", {"metrics", "admin"})):
+        for scope in opened:
+            assert ask(access, "bearer", issuer.token(scope=own), scope) == "oidc:ada"
+        for scope in set(SCOPES) - opened:
+            with pytest.raises(AccessRefused, match=f"no scope '{scope}'"):
+                ask(access, "bearer", issuer.token(scope=own), scope)
     for scheme, token in (("", ""), ("x-api-key", issuer.token())):
         with pytest.raises(AccessRefused, match="no valid token: none was sent"):
             ask(access, scheme, token)

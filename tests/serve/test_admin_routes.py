@@ -13,7 +13,7 @@ import torch
 
 from feddrm.data import load
 from feddrm.runs import Run
-from feddrm.serve.auth import add_key
+from feddrm.serve.auth import SCOPES, add_key
 from serving import in_process
 
 
@@ -106,25 +106,31 @@ def test_without_a_use_log_nothing_is_kept_and_outcomes_are_refused(
     assert [path.name for path in tmp_path.glob("*.sqlite")] == ["audit.sqlite"]
 
 
-def test_outcomes_need_the_scope_predict_and_their_table_the_scope_admin(
+def test_every_path_of_an_operator_opens_to_its_scope_alone(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = {scope: add_key(tmp_path / "keys.yaml", scope, [scope]) for scope in ("route", "predict", "admin")}
+    keys = {scope: add_key(tmp_path / "keys.yaml", scope, [scope]) for scope in SCOPES}
 
     async def scenario() -> None:
         settings = {"use_log": tmp_path / "uses.sqlite", "keys": tmp_path / "keys.yaml", "key": keys["admin"]}
         async with in_process(run, tmp_path, monkeypatch, **settings) as http:
             body = {"request_id": "x", "label": "1"}
             assert (await http.post("/v1/outcomes", json=body)).status_code == 401
-            for method, path, scope in (
-                ("POST", "/v1/outcomes", "predict"),
-                ("GET", "/v1/outcomes", "admin"),
-                ("POST", "/v1/admin/promote", "admin"),
-                ("POST", "/v1/admin/rollback", "admin"),
+            for method, path, scopes in (
+                ("POST", "/v1/outcomes", {"predict"}),
+                ("POST", "/v1/outcomes?caller=lab", {"outcomes"}),
+                ("GET", "/v1/outcomes", {"admin"}),
+                ("GET", "/v1/clients", {"admin"}),
+                ("GET", "/v1/federation", {"admin"}),
+                ("GET", "/v1/traffic", {"admin"}),
+                ("GET", "/metrics", {"metrics", "admin"}),
+                ("POST", "/v1/admin/reload", {"admin"}),
+                ("POST", "/v1/admin/promote", {"admin"}),
+                ("POST", "/v1/admin/rollback", {"admin"}),
             ):
                 for own, key in keys.items():
                     answer = await http.request(method, path, json=body, headers={"X-API-Key": key})
-                    assert (answer.status_code == 403) == (own != scope), (path, own)
+                    assert (answer.status_code == 403) == (own not in scopes), (path, own)
 
     asyncio.run(scenario())
 

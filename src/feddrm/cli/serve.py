@@ -185,7 +185,7 @@ def serve_client(
 def serve_key(
     name: Annotated[str, typer.Argument(help="Name of the key's owner.")],
     scopes: Annotated[
-        str, typer.Option(help="Some of route, predict, outcomes, admin, separated by commas.")
+        str, typer.Option(help="Some of route, predict, outcomes, metrics, admin, separated by commas.")
     ] = "route,predict",
     keys: Annotated[Path, typer.Option(help="File to add the key to.")] = Path("keys.yaml"),
     json: JsonFlag = False,

@@ -49,7 +49,7 @@ class Access:
         if self.keys is None and self.tokens is None:
             return ""
         caller, what = await self._identify(scheme, token)
-        if scope not in caller.scopes:
+        if not caller.may(scope):
             text = f"the {what} '{caller.name}' has no scope '{scope}': ask for one that has"
             raise AccessRefused(403, text, caller.name)
         return caller.name

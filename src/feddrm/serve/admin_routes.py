@@ -81,7 +81,7 @@ def add_artifact_routes(app: FastAPI, gateway: Gateway) -> None:
 
 
 def add_administration_routes(app: FastAPI, gateway: Gateway) -> None:
-    """The paths that need the scope ``admin``."""
+    """The paths that need the scope ``admin``, and the metrics."""
     add_artifact_routes(app, gateway)
 
     @app.get("/v1/clients", responses=ERROR_RESPONSES)
@@ -92,8 +92,8 @@ def add_administration_routes(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/metrics", response_class=PlainTextResponse, responses=ERROR_RESPONSES)
     async def metrics(request: Request) -> Response:
-        """The metrics, in the format of Prometheus."""
-        await authorise(request, gateway.access, "admin")
+        """The metrics, in the format of Prometheus. It needs the scope ``metrics`` or ``admin``."""
+        await authorise(request, gateway.access, "metrics")
         for upstream in gateway.upstreams.values():
             gateway.metrics.available.labels(upstream.name).set(upstream.available)
             gateway.metrics.circuit.labels(upstream.name).set(upstream.circuit == "open")

@@ -16,7 +16,7 @@ from feddrm.io.text import read_text, read_yaml, yaml_bytes
 from feddrm.registry import nearest
 
 log = logging.getLogger("feddrm.serve")
-SCOPES = ("route", "predict", "outcomes", "admin")
+SCOPES = ("route", "predict", "outcomes", "metrics", "admin")
 REMEDY = "make it with 'feddrm serve-key'"
 
 
@@ -26,6 +26,10 @@ class Caller:
 
     name: str
     scopes: frozenset[str]
+
+    def may(self, scope: str) -> bool:
+        """Whether the scope is open to the caller. ``admin`` opens the metrics, too."""
+        return scope in self.scopes or (scope == "metrics" and "admin" in self.scopes)
 
 
 class TokenRefused(FeddrmError):

@@ -27,7 +27,7 @@ class OidcSettings(BaseSettings):
     oidc_algorithms: str = "RS256,ES256"
     oidc_name_claim: str = "sub"
     oidc_scope_claim: str = "scope"  # also a path: realm_access.roles
-    oidc_scope_prefix: str = ""  # before route, predict, outcomes, admin in the claim
+    oidc_scope_prefix: str = ""  # before route, predict, outcomes, metrics, admin in the claim
     oidc_required_claims: str = ""  # besides exp, iss, aud and the name
     oidc_leeway_seconds: float = Field(30.0, ge=0, le=600)  # by which clocks may differ
     oidc_refresh_seconds: float = Field(300.0, gt=0)

@@ -111,6 +111,7 @@ def test_one_of_several_audiences_is_enough(verify: Any, issuer: Issuer) -> None
     ("settings", "claims", "scopes"),
     [
         ({}, {"scope": "admin openid email"}, {"admin"}),
+        ({}, {"scope": "metrics"}, {"metrics"}),
         ({}, {"scope": ["route", 7]}, {"route"}),
         ({}, {"scope": None}, set()),
         ({}, {"scope": {"route": True}}, set()),
