@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import ssl
 import subprocess
 import sys
 import threading
@@ -150,17 +151,61 @@ class Health(BaseHTTPRequestHandler):
 
 
 @pytest.mark.slow
-def test_the_health_check_of_the_image_fails_unless_the_gateway_is_ready() -> None:
-    found = re.search(r'HEALTHCHECK .*"-c", \\\n\s*"(.*)"\]', (PACKAGING / "Dockerfile").read_text())
+@pytest.mark.parametrize("tls", [False, True], ids=["http", "https"])
+def test_the_health_check_of_the_image_fails_unless_the_gateway_is_ready(tls: bool, tmp_path: Path) -> None:
+    lines = (PACKAGING / "Dockerfile").read_text().replace("\\\n", "")
+    found = re.search(r'HEALTHCHECK .*CMD \["python", "-c", +"(.*)"\]', lines)
     assert found is not None
     with HTTPServer(("127.0.0.1", 0), Health) as server:
+        environment = {**os.environ, "FEDDRM_SERVE_PORT": str(server.server_port), "http_proxy": "http://127.0.0.1:9"}
+        environment["https_proxy"] = environment["http_proxy"]  # the check goes by no proxy
+        if tls:
+            cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+            words = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=gateway.example"
+            succeed(program("openssl"), *words.split(), "-keyout", key, "-out", cert)
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            context.load_cert_chain(cert, key)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+            environment["FEDDRM_SERVE_TLS_CERT"] = cert
         threading.Thread(target=server.serve_forever, daemon=True).start()
         for status, healthy in ((200, True), (503, False)):
             Health.status = status
-            environment = {**os.environ, "FEDDRM_SERVE_PORT": str(server.server_port)}
             done = subprocess.run([sys.executable, "-c", found[1]], env=environment, capture_output=True)
-            assert (done.returncode == 0) is healthy
+            assert (done.returncode == 0) is healthy, done.stderr
         server.shutdown()
+
+
+def with_tls() -> dict[str, dict[str, Any]]:
+    """Deployment and Service with the patches of the component tls, by their kind."""
+    documents = [yaml.safe_load((MANIFESTS / name).read_text()) for name in ("deployment.yaml", "service.yaml")]
+    patched = {document["kind"]: document for document in documents}
+    for patch in yaml.safe_load((MANIFESTS / "tls" / "kustomization.yaml").read_text())["patches"]:
+        assert patched[patch["target"]["kind"]]["metadata"]["name"] == patch["target"]["name"]
+        for change in yaml.safe_load(patch["patch"]):
+            *path, last = change["path"].strip("/").split("/")
+            place: Any = patched[patch["target"]["kind"]]
+            for part in path:
+                place = place[int(part)] if isinstance(place, list) else place[part]
+            if last == "-":
+                place.append(change["value"])
+            else:
+                assert (last in place) == (change["op"] == "replace"), change
+                place[last] = change["value"]
+    return patched
+
+
+def test_with_tls_the_probes_speak_https_and_the_settings_name_mounted_files() -> None:
+    patched = with_tls()
+    pod = patched["Deployment"]["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"]["scheme"] == "HTTPS"
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert set(mounts) == {volume["name"] for volume in pod["volumes"]}
+    values = {one["name"]: one["value"] for one in container["env"]}
+    assert values["FEDDRM_SERVE_TLS_CERT"] == f"{mounts['tls']}/tls.crt"  # as kubectl create secret tls names them
+    assert values["FEDDRM_SERVE_TLS_KEY"] == f"{mounts['tls']}/tls.key"
+    assert patched["Service"]["spec"]["ports"] == [{"name": "https", "port": 443, "targetPort": "http"}]
 
 
 @pytest.mark.slow
@@ -183,8 +228,23 @@ def test_units_are_valid(unit: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_manifests_are_valid(tmp_path: Path) -> None:
-    (tmp_path / "all.yaml").write_text(succeed(program("kubectl"), "kustomize", str(MANIFESTS)))
+def test_the_manifest_with_tls_is_valid(tmp_path: Path) -> None:
+    spec = with_tls()["Deployment"]["spec"]
+    labels = {"app": "feddrm"}  # kustomize adds them
+    spec["selector"], spec["template"]["metadata"] = {"matchLabels": labels}, {"labels": labels}
+    document = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "gateway"}, "spec": spec}
+    (tmp_path / "tls.yaml").write_text(yaml.safe_dump(document))
+    succeed(program("kubernetes-validate"), "--strict", str(tmp_path / "tls.yaml"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tls", [False, True], ids=["http", "https"])
+def test_manifests_are_valid(tls: bool, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(MANIFESTS, tmp_path / "kubernetes"))
+    if tls:
+        with (folder / "kustomization.yaml").open("a") as file:
+            file.write("components: [tls]\n")
+    (tmp_path / "all.yaml").write_text(succeed(program("kubectl"), "kustomize", str(folder)))
     kinds = [document["kind"] for document in yaml.safe_load_all((tmp_path / "all.yaml").read_text())]
     claims = ["PersistentVolumeClaim"] * 2
     assert sorted(kinds) == sorted(["Namespace", "Deployment", "Service", "NetworkPolicy", *claims])
