@@ -52,7 +52,7 @@ class PredictOptions(Options):
 
 
 class PredictorOptions(BaseModel):
-    """What a predictor answers besides probabilities; other parameters of the protocol are not its concern."""
+    """What a predictor answers besides probabilities."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.types import Message
 
@@ -26,7 +27,7 @@ from feddrm.serve.http.decode import (
     read_body,
 )
 from feddrm.serve.http.error_responses import ApiError
-from feddrm.serve.schemas import Options, PredictOptions
+from feddrm.serve.schemas import Options, PredictOptions, PredictorOptions
 from feddrm.serve.settings import HttpSettings
 from feddrm.tables.column_kinds import CategoryColumn, NumberColumn
 from feddrm.tables.table_schema import TableSchema
@@ -254,3 +255,18 @@ def test_parameters_of_an_infer_request_are_options(without: object) -> None:
     assert (options.without, options.coverage) == (("a", "b"), 0.5)
     with refused("without"):
         options_in({"without": 7}, Options)
+
+
+@pytest.mark.parametrize("options", [Options, PredictOptions, PredictorOptions])
+def test_a_misspelt_parameter_of_an_infer_request_is_refused_and_those_of_the_protocol_are_not(
+    options: type[BaseModel],
+) -> None:
+    defaults = options()
+    sent = dict.fromkeys(("timeout", "priority", "sequence_id", "sequence_start", "sequence_end"), 1)
+    assert options_in({**sent, "binary_data_output": True, "triton_final_response": True}, options) == defaults
+    known = ", ".join(options.model_fields)
+    for name, text in (("max_awy", "unknown parameter 'max_awy'"), ("x" * 999, f"unknown parameter '{'x' * 64}'")):
+        with refused(text, f"(there are: {known})"):
+            options_in({"binary_data_output": True, name: 1}, options)
+    with refused("did you mean 'label_miss'" if "label_miss" in known else "label_mis'"):
+        options_in({"label_mis": 0.1}, options)

@@ -173,6 +173,7 @@ def test_every_wrong_request_is_one_clear_error(asker: Asker, images: torch.Tens
         (invalid, "give 1 to 100 in one request", asker.error(asker.tensor(np.repeat(x[:1], 101, 0)))),
         (invalid, "no output 'colour'", asker.error(asker.tensor(x), outputs=[output])),
         (invalid, "label_miss", asker.error(asker.tensor(x), parameters={"label_miss": 2.0})),
+        (invalid, "did you mean 'label_miss'", asker.error(asker.tensor(x), parameters={"label_mis": 0.1})),
     ):
         assert found[0] == status, found
         assert text in found[1]

@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from feddrm.data.sources.images import decode_image
 from feddrm.errors import FeddrmError
+from feddrm.registry import listing, nearest
 from feddrm.serve.http.error_responses import ApiError
 from feddrm.serve.http.number_array import number_array
 from feddrm.serve.schemas import (
@@ -39,6 +40,10 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 SMALL_JSON = 2**14  # bytes of JSON that are parsed in the event loop
 SMALL_PNG = 512  # bytes of a PNG file that are decoded in the event loop
 DEFAULTS: dict[type[Options], Any] = {Options: RouteRequest(), PredictOptions: PredictRequest()}
+# Parameters of the Open Inference Protocol's extensions, which its clients may send with any request.
+PROTOCOL_PARAMETERS = frozenset(("binary_data_output", "content_type", "headers", "priority", "timeout",
+                                 "sequence_id", "sequence_start", "sequence_end"))  # fmt: skip
+TRITON = "triton_"  # the beginning of further ones
 Array = NDArray[Any]
 AnyOptions = TypeVar("AnyOptions", bound=Options)
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
@@ -137,9 +142,17 @@ def decode_samples(
 
 
 def options_in(parameters: Mapping[str, Any], options: type[AnyModel]) -> AnyModel:
-    """The options among the parameters of an infer request, which may also have parameters of the protocol."""
+    """The options among the parameters of an infer request, which may also have parameters of the protocol.
+
+    Any other name is an error, as in ``/v1``: the answer to a misspelt option would look like the one asked for.
+    """
+    known, given = options.model_fields, {}
+    for name, value in parameters.items():
+        if name in known:
+            given[name] = value
+        elif name not in PROTOCOL_PARAMETERS and not name.startswith(TRITON):
+            raise FeddrmError(f"unknown parameter '{name[:64]}'{nearest(name[:64], known)} {listing(known)}")
     try:
-        given = {name: parameters[name] for name in options.model_fields if name in parameters}
         return options.model_validate(_with_list(given))
     except ValidationError as error:
         raise FeddrmError(first_problem(error)) from error

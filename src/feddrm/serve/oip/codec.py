@@ -51,7 +51,9 @@ class InferRequest(BaseModel):
 
     id: str | None = Field(None, max_length=128, description="the caller's name of the request; the answer repeats it")
     parameters: dict[str, Any] = Field(
-        default={}, max_length=MAX_PARAMETERS, description="options; binary_data_output: answer all as bytes"
+        default={},
+        max_length=MAX_PARAMETERS,
+        description="options, and none misspelt; binary_data_output: answer all as bytes",
     )
     inputs: list[TensorIn] = Field(min_length=1, max_length=MAX_INPUTS, description="the samples")
     outputs: list[OutputWanted] | None = Field(
