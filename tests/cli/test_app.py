@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -206,6 +207,20 @@ def answering_gateway() -> Iterator[str]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
+
+
+def test_without_a_writable_temporary_folder_the_error_names_tmpdir(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "none")])
+    monkeypatch.setattr(Dataset.find("digits"), "load", lambda _: tempfile.gettempdir())  # as importing torch does
+    code, out, err = call(capsys, "data", "info", "digits")
+    assert (code, out) == (1, "")
+    assert err == (
+        f"feddrm: error: No usable temporary directory found in ['{tmp_path}/none']: "
+        "name a folder that can be written in TMPDIR\n"
+    )
 
 
 @pytest.mark.slow

@@ -108,9 +108,16 @@ def main() -> None:
     except OSError as error:
         if error.filename is not None:  # not standard output: a bug, the command should have raised a FeddrmError
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards the rest of the buffer
-        code = _print_error(f"cannot write the output ({error.strerror}): free the disk or write elsewhere", 1)
+        code = _print_system_error(error)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _print_system_error(error: OSError) -> int:
+    """Print an error that names no file: of tempfile, which wants a folder when torch is imported, or of the output."""
+    if isinstance(error, FileNotFoundError):
+        return _print_error(f"{error.strerror}: name a folder that can be written in TMPDIR", 1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards the rest of the buffer
+    return _print_error(f"cannot write the output ({error.strerror}): free the disk or write elsewhere", 1)
 
 
 def _print_error(text: str, code: int) -> int:
