@@ -68,6 +68,9 @@ def test_bad_files_names_and_scopes_are_errors(tmp_path: Path) -> None:
         add_key(path, "new", ["rout"])
     with refused("opens nothing"):
         add_key(path, "new", [])
+    for name in ("l\0b", "l\udcffb", "l\nb"):  # argv has half of a surrogate pair for a byte that is no UTF-8
+        with refused(f"the key's name {name!a}", "choose another name"):
+            add_key(path, name, ["route"])
     with refused("missing.yaml", "serve-key"):
         ApiKeys(tmp_path / "missing.yaml")
     (tmp_path / "list.yaml").write_text("- a\n")

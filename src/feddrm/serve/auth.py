@@ -87,6 +87,8 @@ def sendable_key(key: str, place: str) -> str:
 
 def add_key(path: Path, name: str, scopes: Sequence[str]) -> str:
     """Add a new key to the file and return it. The file is created if needed; only its owner can read it."""
+    if not name.isprintable():
+        raise SettingError(f"the key's name {name!a} has a letter that cannot be printed: choose another name")
     chosen, key = sorted(_check_scopes(scopes)), secrets.token_urlsafe(32)
     with changing(path.parent):
         entries = _read_entries(path) if path.exists() else {}

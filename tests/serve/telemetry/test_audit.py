@@ -67,6 +67,21 @@ def test_records_beyond_the_retention_are_deleted_and_the_others_are_stored_exac
     assert len(stored_rows(place)) == 1202
 
 
+@pytest.mark.slow
+def test_a_text_that_no_database_takes_is_cleaned_and_the_batch_is_stored(place: str) -> None:
+    now = time.time() + 100  # after what the server has already
+    names = ["lab", "l\0b", "l\udcffb", "l\ud83d\ude00b", "ü\n\u200b\U0001f600"]
+    given = [record(now + i)._replace(caller=name, failed=name) for i, name in enumerate(names)]
+    log = AuditLog(place, retention_days=1)
+    for one in given:
+        log.add(one)
+    log.close()
+    assert (log.written, log.dropped, log.trouble) == (len(given), 0, None)
+    kept = ["lab", "l\ufffdb", "l\ufffdb", "l\ufffd\ufffdb", names[-1]]
+    expected = [one._replace(caller=name, failed=name) for one, name in zip(given, kept, strict=True)]
+    assert stored_rows(place)[-len(given) :] == [tuple(one) for one in expected]
+
+
 def test_an_unreachable_database_is_an_error_without_the_password() -> None:
     pytest.importorskip("psycopg", reason="pip install 'feddrm[postgres]' to run this")
     with pytest.raises(FeddrmError) as caught:

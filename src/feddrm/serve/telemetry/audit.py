@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import sqlite3
 import threading
 import time
@@ -26,6 +27,7 @@ CAPACITY = 20_000  # records that may wait to be written
 FLUSH_SECONDS = 0.25
 PRUNE_SECONDS = 3600.0
 INSERT_ROWS = 500  # rows of one statement; SQLite takes 32,766 values
+UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")  # of a text
 SLOW_SECONDS = 10.0  # a write that takes longer counts as trouble
 # libpq's options, unless the URL has others: a server that has vanished is noticed after 15 s, not after hours.
 LOST_SERVER = {"connect_timeout": 5, "tcp_user_timeout": 15_000, "keepalives_idle": 5, "keepalives_interval": 5}
@@ -54,6 +56,15 @@ class AuditRecord(NamedTuple):
     failed: str
     milliseconds: float
     trace_id: str = ""
+
+    def storable(self) -> AuditRecord:
+        """The record as every database takes it: one text with a NUL or half of a surrogate pair fails a whole batch.
+
+        Only what others wrote can have one, such as the name of a key. Nearly all are printable, as is fast to tell.
+        """
+        if f"{self.request_id}{self.caller}{self.artifact}{self.client}{self.answered}{self.failed}".isprintable():
+            return self
+        return AuditRecord._make(UNSTORABLE.sub("\ufffd", value) if isinstance(value, str) else value for value in self)
 
 
 TYPES = {"time": "DOUBLE PRECISION", "probability": "DOUBLE PRECISION", "margin": "DOUBLE PRECISION",
@@ -102,7 +113,7 @@ class AuditLog:
         return self._error
 
     def add(self, record: AuditRecord) -> None:
-        if not self._writer.put(record):
+        if not self._writer.put(record.storable()):
             self._drop(1)
 
     def close(self) -> None:
