@@ -96,6 +96,8 @@ class FederationSettings:
         values = known_fields(cls, read_federation(folder), "federation")
         if values.get("privacy") is not None:
             values["privacy"] = known_fields(Privacy, values["privacy"], "privacy")
+            if not {"clip", "noise"} <= set(values["privacy"]):
+                raise SettingError(f"privacy={values['privacy']}: write it as 'privacy: {{clip: 1.0, noise: 3.0}}'")
         if values.get("comparison") is not None:
             try:
                 values["comparison"] = typed(ComparisonSettings, values["comparison"])
