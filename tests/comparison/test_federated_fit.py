@@ -84,6 +84,9 @@ def test_columns_are_compared_in_their_own_units() -> None:
         basis_feature(facts, "identity", ["chol"])
     with refused("unknown column 'agee'; did you mean 'age'?"):
         basis_feature(facts, "identity", ["agee"])
+    assert basis_feature(facts, "identity", "age") == basis_feature(facts, "identity", ["age"])
+    with refused("column 'age' is given twice: give every column once"):
+        basis_feature(facts, "identity", ["age", "age"])
     with refused("columns=[], so nothing can be compared"):
         basis_feature(facts, "identity", [])
     gaps = TableSchema(SCHEMA.columns[1:])

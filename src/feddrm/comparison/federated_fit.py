@@ -72,12 +72,12 @@ class FederatedFit:
         }
 
 
-def fit_federation(federation: Federation, basis: str, columns: Sequence[str] | None = None) -> FederatedFit:
+def fit_federation(federation: Federation, basis: str, columns: str | Sequence[str] | None = None) -> FederatedFit:
     """Compare the clients of a federation that is here, on columns of their training samples; None means all."""
     return fit_populations(LocalCohort(federation, RouterSettings()), basis, columns)
 
 
-def fit_populations(cohort: Cohort, basis: str, columns: Sequence[str] | None = None) -> FederatedFit:
+def fit_populations(cohort: Cohort, basis: str, columns: str | Sequence[str] | None = None) -> FederatedFit:
     """Fit by questions to the clients. The basis must be a named one: ``auto`` would have to see the observations."""
     facts = cohort.facts
     feature, names = basis_feature(facts, basis, columns)
@@ -109,15 +109,20 @@ def check_common_basis(basis: str) -> None:
         raise SettingError(f"basis '{basis}' cannot be agreed on over clients: give one of {', '.join(BASES)}")
 
 
-def basis_feature(facts: Facts, basis: str, columns: Sequence[str] | None = None) -> tuple[BasisFeature, list[str]]:
-    """The basis functions of raw columns that never miss a value, and the names of the columns."""
+def basis_feature(
+    facts: Facts, basis: str, columns: str | Sequence[str] | None = None
+) -> tuple[BasisFeature, list[str]]:
+    """The basis functions of raw columns that never miss a value, and the names of the columns.
+
+    A text is the name of one column, not its letters.
+    """
     check_common_basis(basis)
     if len(facts.shape) != 1:
         raise SettingError(f"samples of shape {list(facts.shape)} are no rows of a table: a comparison needs columns")
     inputs = list(facts.columns or (f"x{i}" for i in range(facts.shape[0])))
     described = {} if facts.schema is None else {name: c for c in facts.schema.columns for name in c.outputs}
     whole = [name for name in inputs if facts.schema is None or (name in described and not described[name].missing)]
-    chosen = list(whole if columns is None else columns)
+    chosen = [columns] if isinstance(columns, str) else list(whole if columns is None else columns)
     if not chosen:
         given = "every column misses values" if columns is None else "columns=[]"
         raise SettingError(f"{given}, so nothing can be compared: give a column without gaps, or no comparison")
@@ -125,6 +130,8 @@ def basis_feature(facts: Facts, basis: str, columns: Sequence[str] | None = None
         if name in described and described[name].missing:
             raise SettingError(f"column '{name}' misses values, which were filled in: give some of {', '.join(whole)}")
         check_choice("column", name, whole)
+    if twice := [name for name in chosen if chosen.count(name) > 1]:
+        raise SettingError(f"column '{twice[0]}' is given twice: give every column once")
     scales = [(c.centre, c.scale) if isinstance(c := described.get(name), NumberColumn) else (0, 1) for name in chosen]
     centre, scale = ([float(value) for value in values] for values in zip(*scales, strict=True))
     return BasisFeature(basis, tuple(map(inputs.index, chosen)), tuple(centre), tuple(scale)), chosen

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from feddrm.errors import FeddrmError, quoted
+from feddrm.errors import FeddrmError, quoted, short_list
 from feddrm.io.text import parse_float, parse_whole
 from feddrm.tables.column_kinds import MAX_FLOAT32, CategoryColumn, NumberColumn, RawColumn, all_numbers, is_missing
 from feddrm.tables.table_schema import TableSchema
@@ -102,11 +102,6 @@ class ColumnSums:
 
     def column(self, name: str) -> RawColumn:
         """The column that these sums describe: numbers are standardised, texts become categories."""
-        if self.levels and self.count:
-            raise FeddrmError(
-                f"column '{name}' has numbers at some clients and text such as {quoted(odd_text(self.levels))} at "
-                f"others: correct it, name the column in categories, or {DECLARE}"
-            )
         if not self.levels:
             # Six digits: the schema is then the same however the rows are divided among clients.
             deviation = math.sqrt(self.squares / self.count) if self.count else 0.0
@@ -181,9 +176,21 @@ def check_levels(sums: Mapping[str, ColumnSums], rows: int) -> None:
             raise FeddrmError(f"column '{name}' has the text {quoted(odd[0])}: write it with printable characters")
 
 
-def merge_sums(total: Mapping[str, ColumnSums], more: Mapping[str, ColumnSums]) -> dict[str, ColumnSums]:
-    """The sums of both, by name; the columns and their order are those of ``total``."""
-    return {name: column + more[name] for name, column in total.items()}
+def merge_sums(columns: Sequence[str], clients: Mapping[str, Mapping[str, ColumnSums]]) -> dict[str, ColumnSums]:
+    """The sums of all clients, by column. Numbers at some and text at others are refused, with the clients' names."""
+    total = {}
+    for name in columns:
+        parts = {client: sums[name] for client, sums in clients.items()}
+        merged = sum(parts.values(), ColumnSums())
+        if merged.levels and merged.count:
+            numbers, texts = ([c for c, part in parts.items() if getattr(part, k)] for k in ("count", "levels"))
+            raise FeddrmError(
+                f"column '{name}' has numbers at {short_list(numbers)} and text such as "
+                f"{quoted(odd_text(merged.levels))} at {short_list(texts)}: correct it, name the column in categories, "
+                f"or {DECLARE}"
+            )
+        total[name] = merged
+    return total
 
 
 def schema_from_sums(sums: Mapping[str, ColumnSums]) -> TableSchema:

@@ -42,6 +42,19 @@ def test_every_site_gets_its_own_name_and_share(tmp_path: Path) -> None:
         assert "server.example:8443" in (tmp_path / "f" / "sites" / name / "README.md").read_text()
 
 
+def test_a_dataset_with_clients_of_its_own_is_not_divided_anew(tmp_path: Path) -> None:
+    """Heart has no setting 'clients': with one, every site's check refused its data."""
+    make_project(tmp_path / "f", SETTINGS, data={"dataset": "heart"})
+    config = yaml.safe_load((tmp_path / "f" / "sites" / SETTINGS.clients[1] / "site.yaml").read_text())
+    assert config["data"] == {"dataset": "heart", "client": 1}
+
+
+def test_an_unknown_dataset_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    with refused("unknown dataset 'digit'; did you mean 'digits'?"):
+        make_project(tmp_path / "f", SETTINGS, data={"dataset": "digit"})
+    assert not list((tmp_path / "f").iterdir())
+
+
 def test_without_a_dataset_a_site_reads_its_folder_of_images(tmp_path: Path) -> None:
     make_project(tmp_path / "f", SETTINGS)
     assert yaml.safe_load((tmp_path / "f" / "sites" / "oslo" / "site.yaml").read_text())["data"] == {"folder": "data"}

@@ -185,3 +185,5 @@ def test_a_site_that_is_not_there_at_the_start_is_told_with_its_reason(deployed:
     assert (missing["site"], missing["kind"], missing["reason"]) == ("lima", "hello", "not connected")
     (waiting,) = events(deployment, "waiting")
     assert waiting["for"] == "lima (not connected)"
+    hellos = [event["site"] for event in events(deployment, "site answered") if event["kind"] == "hello"]
+    assert hellos == ["lima"], "else 'deploy watch' would call it missing until its first round is over"

@@ -115,3 +115,23 @@ def test_a_run_cannot_change_its_secure_aggregation(deployed: Callable[..., Depl
 def test_quoted_numbers_of_privacy_become_numbers(tmp_path: Path) -> None:
     (tmp_path / "federation.yaml").write_text("{clients: [oslo, lima], privacy: {clip: '1', noise: '3'}}")
     assert FederationSettings.read(tmp_path).privacy == {"clip": 1.0, "noise": 3.0}
+
+
+def test_privacy_without_its_noise_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "federation.yaml").write_text("{clients: [oslo, lima], privacy: {clip: 1}}")
+    with refused("privacy={'clip': 1.0}: write it as 'privacy: {clip: 1.0, noise: 3.0}'"):
+        FederationSettings.read(tmp_path)
+
+
+@pytest.mark.parametrize(("written", "columns"), [("age", ["age"]), ("5", ["5"]), ("[age, dose]", ["age", "dose"])])
+def test_the_columns_of_a_comparison_are_names(written: str, columns: list[str], tmp_path: Path) -> None:
+    (tmp_path / "federation.yaml").write_text(
+        f"{{clients: [oslo, lima], comparison: {{basis: normal, columns: {written}}}}}"
+    )
+    assert FederationSettings.read(tmp_path).comparison == {"basis": "normal", "columns": columns}
+
+
+def test_a_comparison_of_another_form_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "federation.yaml").write_text("{clients: [oslo, lima], comparison: {basis: normal, columns: {a: 1}}}")
+    with refused("comparison: columns={'a': 1}: give a list"):
+        FederationSettings.read(tmp_path)

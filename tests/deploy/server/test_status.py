@@ -104,3 +104,19 @@ def test_every_event_is_written_and_what_repeats_itself_only_once(tmp_path: Path
         ("failed", None),
         ("failed", None),
     ]
+
+
+def test_every_status_of_a_run_says_how_many_rounds_it_has(tmp_path: Path) -> None:
+    status = ServerStatus(tmp_path)
+    shown = []
+    for event, details in [
+        ("waiting", {"round": 0, "for": "lima"}),
+        ("run started", {"run": "first", "rounds": 2}),
+        ("waiting", {"round": 1, "for": "lima"}),
+        ("fitting the router", {"round": 2, "step": 1}),
+        ("failed", {"text": "the run failed"}),
+        ("waiting", {"round": 0, "for": "pune"}),
+    ]:
+        status.record(event, details)
+        shown.append((read_status(tmp_path, "first") or {}).get("rounds"))
+    assert shown == [None, None, 2, 2, 2, None], "the next run may have another number"

@@ -135,8 +135,7 @@ def run(
             if last == [status]:
                 return
             last[:] = [status]
-            done = status.get("round", 0)
-            advance(done, status.get("rounds") or done + 1, _activity(status), True)
+            advance(status.get("round", 0), status.get("rounds"), _activity(status), True)
 
         summary = local_cluster.run(folder, show, timeout)
     if json:

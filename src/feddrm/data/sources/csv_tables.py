@@ -215,12 +215,10 @@ def _schema_from_sums(
         sizes = {client: len(rows.cells) for client, rows in train.items()}
         for client, (_, rest) in divide(name, sizes, division).items():
             counted[client][rest] = False
-    parts = [(rows, counted[client]) for client, rows in train.items()]
-    parts += [(rows, np.zeros(len(rows.cells), dtype=bool)) for rows in test.values()]
-    sums = dict.fromkeys(columns, ColumnSums())
-    for rows, used in parts:
-        sums = merge_sums(sums, RawTable(columns, rows).sums(used.tolist(), categories))
-    return schema_from_sums(sums)
+    parts = {client: (rows, counted[client]) for client, rows in train.items()}
+    parts |= {f"{client} (test)": (rows, np.zeros(len(rows.cells), dtype=bool)) for client, rows in test.items()}
+    told = {client: RawTable(columns, rows).sums(used.tolist(), categories) for client, (rows, used) in parts.items()}
+    return schema_from_sums(merge_sums(columns, told))
 
 
 def _rows_by_client(

@@ -29,7 +29,10 @@ SHARE = 0.05  # of the time without a message that the next one may have to wait
 LONGEST_PAUSE = 2.0  # seconds
 MESSAGE = "a message has come"  # the note to the site's daemon
 NO_MESSAGE = 3.0  # seconds that Flower waits where there is no message
-STILL_ONLINE = "the server still counts an earlier process of this site as connected: it is tried again, up to a minute"
+STILL_ONLINE = (
+    "the server still counts another process of this site as connected: it is tried again; after more than a minute, "
+    "look for a copy of this folder that runs elsewhere, and stop it"
+)
 SITE_WORDS = {  # what a site's administrator can do
     FOREIGN: "the server's certificate is signed by another authority than ca.crt here: get ca.crt from the server",
     NOT_TLS: "the server does not speak TLS on this port: check 'server' in site.yaml, or ask for its certificate",

@@ -7,10 +7,11 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from feddrm.data import Dataset
 from feddrm.deploy.provision import certificates, templates, wheel
 from feddrm.deploy.server.federation_file import CONFIG
 from feddrm.deploy.server.federation_settings import FederationSettings
@@ -63,13 +64,19 @@ def _write_project(
     certificates.write_key_pair(server / KEYS, "server")
     _write_server(server, settings)
     for number, name in enumerate(settings.clients):
-        share = {**data, "clients": len(settings.clients), "client": number} if data is not None else {"folder": "data"}
+        share = {"folder": "data"} if data is None else _share(data, number, len(settings.clients))
         write_site(folder / "sites" / name, name, server, settings, share, public_keys.get(name))
     for name in settings.clients:  # once all sites have a key
         copy_site_keys(folder / "sites" / name, name, server)
     page = {"sites": ", ".join(settings.clients), "host": settings.host, "port": settings.port}
     text = templates.PROJECT_PAGE.format(**page, wheel=wheel.NAME, checksum=wheel.checksum())
     (folder / "README.md").write_text(text)
+
+
+def _share(data: Mapping[str, Any], number: int, sites: int) -> dict[str, Any]:
+    """The share of one site. Some datasets, such as heart, have clients of their own and are not divided anew."""
+    divided = "clients" in {f.name for f in fields(Dataset.find(data["dataset"]))}
+    return {**data, **({"clients": sites} if divided else {}), "client": number}
 
 
 def host_names(settings: FederationSettings, hosts: Sequence[str]) -> list[str]:

@@ -89,6 +89,7 @@ class Server:
     def _hellos(self) -> dict[str, Message]:
         """Wait until every site has sent a usable hello."""
         hellos: dict[str, Message] = {}
+        missing: list[str] = []
         while True:
             for name, reply in self.channel.discover().items():
                 usable = self.channel.checked(
@@ -99,6 +100,8 @@ class Server:
                 else:
                     hellos[name] = usable
                     self.channel.attendance.heard_from(name)
+                    if name in missing:  # else it would be shown as missing until its first round is over
+                        self.channel.on_event("site answered", {"site": name, "kind": "hello"})
             members = [name for name in self.settings.clients if name in self.channel.site_keys]
             missing = [name for name in members if name not in hellos]
             if not missing:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from feddrm.checks.ports import FEDERATION
 from feddrm.comparison.federated_fit import check_common_basis
@@ -26,9 +27,17 @@ from feddrm.registry import known_fields
 from feddrm.router import RouterSettings
 from feddrm.router.features.base import Raw
 from feddrm.runs.folder import RunFolder
+from feddrm.typed_settings import typed
 
 RUN_SETTINGS = "settings.json"  # in a run's folder: the settings that decide its outcome, from when it began
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
+
+
+class ComparisonSettings(TypedDict):
+    """The types of the settings in ``comparison``."""
+
+    basis: str
+    columns: Sequence[str] | None
 
 
 @dataclass(frozen=True)
@@ -87,6 +96,13 @@ class FederationSettings:
         values = known_fields(cls, read_federation(folder), "federation")
         if values.get("privacy") is not None:
             values["privacy"] = known_fields(Privacy, values["privacy"], "privacy")
+            if not {"clip", "noise"} <= set(values["privacy"]):
+                raise SettingError(f"privacy={values['privacy']}: write it as 'privacy: {{clip: 1.0, noise: 3.0}}'")
+        if values.get("comparison") is not None:
+            try:
+                values["comparison"] = typed(ComparisonSettings, values["comparison"])
+            except SettingError as error:
+                raise SettingError(f"comparison: {error}") from error
         settings = cls(**values)
         try:
             settings.check()

@@ -65,14 +65,13 @@ def _with_common_schema(hellos: Hellos) -> Hellos:
     if not sums:
         return hellos
     first, columns = next(iter(sums.items()))
-    total = dict.fromkeys(columns, ColumnSums())
     for name in hellos:
         if name not in sums:
             raise FeddrmError(f"{first} has 'schema: {AUTO}', {name} has not: write it in every site.yaml, or in none")
         if difference := sorted(set(sums[name]) ^ set(columns)):
             raise FeddrmError(f"{name} and {first} differ in column '{difference[0]}': bring all sites to one form")
-        total = merge_sums(total, {column: ColumnSums.load(values) for column, values in sums[name].items()})
-    schema = schema_from_sums(total)
+    told = {name: {c: ColumnSums.load(values) for c, values in own.items()} for name, own in sums.items()}
+    schema = schema_from_sums(merge_sums(list(columns), told))
     common = {"schema": schema.as_dict(), "columns": list(schema.encoded), "shape": [len(schema.encoded)]}
     return {name: {**hello, **common} for name, hello in hellos.items()}
 

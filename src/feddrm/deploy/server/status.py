@@ -33,6 +33,7 @@ class ServerStatus:
     def __init__(self, folder: Path) -> None:
         self.folder, self.logged = folder, set[str]()
         self.entry: dict[str, Any] = {}  # the last status
+        self.begun: dict[str, Any] = {}  # what every status says while a run goes on: how many rounds it has
         self.events = EventLog(folder)
         self.last: dict[tuple[str, Any], Mapping[str, Any]] = {}  # the last event of a kind, by site
 
@@ -53,8 +54,12 @@ class ServerStatus:
             complaints.close()
             log.log(logging.INFO if event == "returned" else logging.WARNING, details["text"])
             self.logged.add(details["text"])
+        if event == "run started":
+            self.begun = {"rounds": details["rounds"]}
         if event in SHOWN:
-            self._write({"what": SHOWN[event], **details})
+            self._write({"what": SHOWN[event], **self.begun, **details})
+        if event in ("finished", "failed"):
+            self.begun = {}
 
     def _is_news(self, event: str, details: Mapping[str, Any]) -> bool:
         if event == "complaint":
