@@ -42,6 +42,24 @@ def test_long_text_is_not_wrapped_outside_a_terminal(capsys: pytest.CaptureFixtu
     assert text.strip() in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("columns", [None, "40", "120"])
+def test_rows_that_need_no_wrapping_are_as_rich_prints_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str | None
+) -> None:
+    """Rich draws all rows of a table that has a cell of two lines."""
+    if columns is not None:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("COLUMNS", columns)
+    header = ["name", "日本", "[x]"]
+    rows = [["oslo", 5, ""], ["日本語", 12, "[red]a b"], ["e\u0301t", -1.5, "None"]]
+    print_table(header, rows, title="a title that is longer than its table")
+    *ours, bottom = capsys.readouterr().out.splitlines()
+    print_table(header, [*rows, ["a\nb", 0, ""]], title="a title that is longer than its table")
+    *richs, first, second, rich_bottom = capsys.readouterr().out.splitlines()
+    assert (ours, bottom) == (richs, rich_bottom)
+    assert (first.split()[0], second.split()) == ("a", ["b"])
+
+
 def test_json_keeps_letters_beyond_ascii(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"client": "malmö"})
     out = capsys.readouterr().out

@@ -195,6 +195,16 @@ def test_answers_as_plain_values_and_as_a_table(run: Path, images: Tensor) -> No
     assert rows[given][-10:] == answers.probabilities[given].tolist()
 
 
+def test_plain_values_are_the_elements_of_the_tensors(run: Path, images: Tensor) -> None:
+    answers = Run.open(run).predict(images, coverage=0.5)
+    assert answers.decision is not None
+    for i, entry in enumerate(answers.as_dicts([str(i) for i in range(len(images))])):
+        sure = answers.label_probability[i]
+        assert entry["label_probability"] == (None if sure.isnan() else float(sure))
+        assert entry["client_probability"] == float(answers.client_probability[i])
+        assert entry["abstain"] is bool(answers.decision.abstain[i])
+
+
 def test_views_are_averaged_by_router_and_clients(run: Path, images: Tensor, tmp_path: Path) -> None:
     copy = allow_views(run, tmp_path / "run")
     answers, router = Run.open(copy).predict(images, views=4, abstain="answer"), Run.open(copy).router()

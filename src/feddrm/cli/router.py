@@ -252,19 +252,21 @@ def route(
     options = given_settings(available=available, max_away=max_away, views=views, costs=read_costs(cost))
     decision = router.route(x, rule=rule, coverage=coverage, miss=miss, **options)
     probability, fallback = decision.client_probability.tolist(), decision.fallback.tolist()
+    margin, abstain = decision.margin.tolist(), decision.abstain.tolist()
+    right = None if decision.right is None else decision.right_probability.tolist()
     answers: list[dict[str, Any]] = [
         {
             "query": name,
             "client": None if client < 0 else router.names[client],
             "client_probability": probability[i],
             "fallback": fallback[i],
-            "margin": float(decision.margin[i]),
-            "abstain": bool(decision.abstain[i]),
+            "margin": margin[i],
+            "abstain": abstain[i],
             "reason": decision.reason[i],
             "flags": [flag.as_flag() for flag in decision.flags[i]] if decision.flags else [],
             "away": list(without or ()),
             **({} if decision.within is None else {"within": _names(router, decision.within[i])}),
-            **({} if decision.right is None else {"right_probability": float(decision.right_probability[i])}),
+            **({} if right is None else {"right_probability": right[i]}),
         }
         for i, (name, client) in enumerate(zip(names, decision.client.tolist(), strict=True))
     ]
@@ -273,7 +275,7 @@ def route(
         return
     header = ["query", "client", "client probability", "margin", "abstains because"]
     rows = [[a["query"], *client_cells(a), f"{a['margin']:.3f}", reason_text(a)] for a in answers]
-    if decision.right is not None:
+    if right is not None:
         header.append("client is right")
         rows = [[*row, f"{a['right_probability']:.3f}"] for row, a in zip(rows, answers, strict=True)]
     if miss is not None:

@@ -73,23 +73,25 @@ class Answers:
         """Plain values for JSON, one dictionary per query, under the names of the gateway's answers."""
         decision = self.decision
         right = None if decision is None or decision.right is None else decision.right_probability.tolist()
+        # Lists: one element of a tensor takes as long as hundreds of a list.
+        abstain = [False] * len(self) if decision is None else decision.abstain.tolist()
+        client_probability, probabilities = _numbers(self.client_probability), self.probabilities.tolist()
+        said = self._said()
         return [
             {
                 "query": query,
-                **self._answer(i),
+                **{name: values[i] for name, values in said.items()},
                 "client": self.client[i],
-                "client_probability": _number(self.client_probability[i]),
+                "client_probability": client_probability[i],
                 "answered": list(self.answered[i]),
-                "abstain": decision is not None and bool(decision.abstain[i]),
+                "abstain": abstain[i],
                 "reason": "" if decision is None else decision.reason[i],
                 **({} if right is None else {"right_probability": right[i]}),
                 **({} if self.label_sets is None else {"label_set": _listed(self.label_sets[i])}),
                 "flags": [flag.as_flag() for flag in decision.flags[i]]
                 if decision is not None and decision.flags
                 else [],
-                self._curve: dict(zip(self._names, self.probabilities[i].tolist(), strict=True))
-                if self.answered[i]
-                else None,
+                self._curve: dict(zip(self._names, probabilities[i], strict=True)) if self.answered[i] else None,
             }
             for i, query in enumerate(queries)
         ]
@@ -104,10 +106,11 @@ class Answers:
         """What each probability belongs to: a class, or an interval's last day."""
         return tuple(map(str, self.task.edges)) if isinstance(self.task, Survival) else self.classes
 
-    def _answer(self, i: int) -> dict[str, Any]:
+    def _said(self) -> dict[str, Sequence[Any]]:
+        """The answers to all queries: labels and their probabilities, or risks."""
         if not self.task.classifies:
-            return {"risk": _number(self.risk[i])}
-        return {"label": self.labels[i], "label_probability": _number(self.label_probability[i])}
+            return {"risk": _numbers(self.risk)}
+        return {"label": self.labels, "label_probability": _numbers(self.label_probability)}
 
     def csv_table(self, queries: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
         """Header and rows: the fields of :meth:`as_dicts`, then every probability."""
@@ -310,5 +313,5 @@ def _listed(label_set: tuple[str, ...] | None) -> list[str] | None:
     return None if label_set is None else list(label_set)
 
 
-def _number(value: Tensor) -> float | None:
-    return None if value.isnan() else float(value)
+def _numbers(values: Tensor) -> list[float | None]:
+    return [None if math.isnan(value) else value for value in values.tolist()]
