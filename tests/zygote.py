@@ -16,6 +16,7 @@ import sklearn.datasets  # noqa: F401
 import typer.main
 
 import feddrm.cli.app
+import feddrm.drm
 import feddrm.paper.runner
 import feddrm.runs
 import feddrm.serve.app

@@ -21,12 +21,12 @@ from safetensors.torch import load
 from torch import Tensor
 
 from feddrm.data.query_views import QueryViews
-from feddrm.drm.inference.score_test import SampleMoments
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.staging import Snapshot, checksum, read_whole, replace_together
 from feddrm.io.tensors import tensor_bytes
 from feddrm.io.text import read_bytes, read_json
 from feddrm.models import Model, Net, is_head
+from feddrm.moments.score_test import SampleMoments
 from feddrm.plugins import require_plugins, used_plugins, without_folders
 from feddrm.router.features.base import Recipe
 from feddrm.router.policy import Calibration

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddrm.drm.inference.score_test import SampleMoments
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.evaluation.answer_metrics import calibration_bins
+from feddrm.moments.score_test import SampleMoments
 from feddrm.router.solver.client_statistics import ClientSums
 from feddrm.rules import RULES as RULES
 from feddrm.rules import Evidence, Posterior, Rule

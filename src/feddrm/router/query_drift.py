@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from feddrm.drm.basis import Floats
-from feddrm.drm.inference.score_test import SampleMoments, ScoreTest, score_test
+from feddrm.moments.score_test import Floats, SampleMoments, ScoreTest, score_test
 
 WINDOW = 100  # queries of one test
 FALSE_ALARM, HORIZON = 0.05, 2000  # at most this probability of a false alarm in so many queries

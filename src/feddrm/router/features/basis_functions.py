@@ -8,7 +8,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from feddrm.drm.basis import evaluate_basis
 from feddrm.errors import FeddrmError
 from feddrm.models import Net
 from feddrm.router.features.base import Feature, Stages
@@ -39,6 +38,8 @@ class BasisFeature(Feature):
         return None if len(shape) == 1 else "samples are no rows of a table"
 
     def __call__(self, net: Net | None, stages: Stages) -> Tensor:  # noqa: ARG002
+        from feddrm.drm.basis import evaluate_basis
+
         x = stages["input"][:, list(self.columns)].double()
         raw = x * x.new_tensor(self.scale) + x.new_tensor(self.centre)
         try:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from feddrm.data.query_views import QueryViews
-from feddrm.drm.inference.score_test import SampleMoments
 from feddrm.methods import Tensors
 from feddrm.models import Net
+from feddrm.moments.score_test import SampleMoments
 from feddrm.router.features.base import Recipe
 from feddrm.router.features.design_matrix import DesignMatrix
 from feddrm.router.fit.ridge_path import Chosen

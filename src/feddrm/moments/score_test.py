@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import chi2
+import scipy
+from numpy.typing import NDArray
 
-from feddrm.drm.basis import Floats
-
+Floats = NDArray[np.float64]
 RANK_TOLERANCE = 1e-9  # of the largest eigenvalue of the correlations: directions below it do not vary
 ROUNDING = 1e-12  # of its mean: a column that deviates less is constant
 
@@ -59,4 +59,5 @@ def score_test(reference: SampleMoments, recent: SampleMoments) -> ScoreTest:
     whitened = (difference / scale) @ vectors[:, used] / np.sqrt(values[used])
     statistic = float(n0 * share * whitened @ whitened)
     degrees = int(used.sum())
-    return ScoreTest(statistic, degrees, float(chi2.sf(statistic, degrees)))
+    # SciPy imports its submodules on first use: a router waits for this one only when it tests for drift.
+    return ScoreTest(statistic, degrees, float(scipy.special.chdtrc(degrees, statistic)))

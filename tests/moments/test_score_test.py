@@ -6,7 +6,7 @@ import pytest
 from feddrm.drm import DensityRatioModel
 from feddrm.drm.inference import homogeneity
 from feddrm.drm.inference.hypothesis_tests import Testing
-from feddrm.drm.inference.score_test import SampleMoments, score_test
+from feddrm.moments.score_test import SampleMoments, score_test
 
 
 def moments(*samples: np.ndarray) -> tuple[SampleMoments, ...]:
