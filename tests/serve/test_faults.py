@@ -312,7 +312,7 @@ def test_the_gateway_goes_on_when_the_disk_of_the_audit_log_is_full(run: Path, t
         assert http.post("/v1/route", json={"features": features[:1]}).status_code == 200
         while 'feddrm_audit_records_total{outcome="written"} 1.0' not in http.get("/metrics").text:
             assert time.monotonic() < end
-        while 'outcome="dropped"' not in http.get("/metrics").text:
+        while 'feddrm_audit_records_total{outcome="dropped"} 0.0' in http.get("/metrics").text:
             assert http.post("/v1/route", json={"features": features}).status_code == 200
             assert time.monotonic() < end
         assert "feddrm_audit_ok 0.0" in http.get("/metrics").text

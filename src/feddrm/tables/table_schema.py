@@ -78,7 +78,7 @@ class TableSchema:
         """Numbers [n, columns] for rows of raw cells in the order of the columns; NaN where a value is missing."""
         values = np.full((len(rows), len(self.columns)), np.nan)
         problems = []
-        for j, (column, cells) in enumerate(zip(self.columns, zip(*rows, strict=True), strict=bool(rows))):
+        for j, (column, cells) in enumerate(zip(self.columns, zip(*rows, strict=True), strict=len(rows) > 0)):
             if (whole := column.read_all(cells)) is not None:
                 values[:, j] = whole
                 continue
