@@ -144,6 +144,7 @@ def test_a_private_run_reports_its_cost_and_no_losses_or_accuracies(deployed: Ca
     deployment = deployed(privacy={"clip": 1.0, "noise": 3.0})
     deployment.server().go()
     summary = deployment.server().run.summary()
+    assert summary["privacy"]["delta"] == Privacy(1.0, 3.0).delta, "an epsilon means nothing without it"
     assert summary["privacy"]["epsilon"] == dict.fromkeys(("oslo", "lima", "pune"), Privacy(1.0, 3.0).epsilon(2))
     assert summary["router"] is None
     assert "average_accuracy" not in summary

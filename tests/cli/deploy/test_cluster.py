@@ -9,12 +9,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("flwr")
 
 from feddrm.cli import main
+from feddrm.deploy import local_cluster
 from feddrm.deploy.provision import wheel
 
 
@@ -85,6 +87,15 @@ def test_init_writes_a_project_that_only_its_owner_can_read(feddrm: Feddrm, tmp_
     assert refusal.returncode == 1
     assert "feddrm deploy up" in refusal.stderr
     assert feddrm("down", str(folder)).stdout.strip() == "nothing runs here"
+
+
+def test_a_private_run_says_what_every_site_has_spent(feddrm: Feddrm, tmp_path: Path, monkeypatch: Any) -> None:
+    folder = tmp_path / "federation"
+    assert feddrm("init", str(folder), "--clients", "oslo,lima", "--clip", "1", "--noise", "0.03").returncode == 0
+    spent = {"clip": 1.0, "noise": 0.03, "delta": 1e-5, "epsilon": {"oslo": 7216.5573, "lima": 2.04}}
+    monkeypatch.setattr(local_cluster, "run", lambda *_: {"rounds": 3, "privacy": spent})
+    shown = feddrm("run", str(folder)).stdout
+    assert "3 rounds\nprivacy spent, epsilon at delta 1e-05: oslo 7,216.6, lima 2.0\n" in shown
 
 
 def test_plain_text_is_warned_of(feddrm: Feddrm, tmp_path: Path) -> None:

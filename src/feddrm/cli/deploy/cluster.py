@@ -146,8 +146,9 @@ def run(
     typer.echo(f"{summary['rounds']} rounds{shown}")
     if summary.get("removed"):
         typer.echo(f"removed during the run: {', '.join(summary['removed'])}")
-    if summary.get("privacy"):
-        typer.echo(f"differential privacy spent: {summary['privacy']['epsilon']}")
+    if privacy := summary.get("privacy"):
+        spent = ", ".join(f"{name} {epsilon:,.1f}" for name, epsilon in privacy["epsilon"].items())
+        typer.echo(f"privacy spent, epsilon at delta {privacy['delta']:g}: {spent}")
     typer.echo(f"wrote {cluster_status.server_folder(folder) / 'runs'}")
 
 

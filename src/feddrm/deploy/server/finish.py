@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from feddrm.comparison import IncomparableError, fit_populations
+from feddrm.deploy.privacy import Privacy
 from feddrm.deploy.records.audit_trail import AuditTrail
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.masked_sums import MaskedSums
@@ -77,7 +79,7 @@ class Finish:
         }
         if self.spec.privacy is not None:
             spent = {name: epsilon for entry in self.state.history for name, epsilon in entry["epsilon"].items()}
-            summary["privacy"] = {**self.spec.privacy, "epsilon": spent}
+            summary["privacy"] = {**asdict(Privacy(**self.spec.privacy)), "epsilon": spent}
         self.channel.on_event("evaluation", {key: summary.get(key) for key in ("average_accuracy", "without_metrics")})
         self.folder.write_json(self.folder.summary_file, summary)
         self.channel.on_event("finished", {"round": self.state.round, "rounds": self.state.round})
