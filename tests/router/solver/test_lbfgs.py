@@ -36,6 +36,30 @@ def test_a_saved_fit_goes_on_bit_for_bit() -> None:
         FitState.load({k: v for k, v in halfway.tensors().items() if k != "steps"})
 
 
+@pytest.mark.parametrize("pairs", [0, 1, 7, lbfgs.MEMORY, lbfgs.MEMORY + 5])
+def test_the_direction_is_that_of_the_two_loops(pairs: int) -> None:
+    """Nocedal's recursion over the last pairs, written out."""
+    problem = Problem(3, 4, 1e-2)
+    generator = torch.Generator().manual_seed(pairs)
+    root = torch.randn(15, 15, generator=generator, dtype=torch.float64)
+    hessian, state, remembered = root @ root.T / 15, first_state(problem, 1), []
+    for _ in range(pairs):
+        step = torch.randn(3, 5, generator=generator, dtype=torch.float64)
+        change = (hessian @ step.flatten()).view(3, 5)
+        remembered.append((step, change))
+        state = lbfgs._with_pair(state, step, change, state.curvature)
+    gradient = torch.randn(3, 5, generator=generator, dtype=torch.float64)
+
+    q, weights = gradient.clone(), []
+    for step, change in reversed(remembered[-lbfgs.MEMORY :]):
+        weights.append((step * q).sum() / (step * change).sum())
+        q -= weights[-1] * change
+    r = lbfgs._solve_first(problem, q, state.curvature, None)
+    for (step, change), weight in zip(remembered[-lbfgs.MEMORY :], reversed(weights), strict=True):
+        r += (weight - (change * r).sum() / (step * change).sum()) * step
+    torch.testing.assert_close(lbfgs._direction(problem, gradient, state, None), -r, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_clients_that_miss_rounds_delay_the_optimum_but_do_not_move_it(seed: int) -> None:
     samples = clients_with_overlap()

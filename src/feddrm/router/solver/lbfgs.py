@@ -14,6 +14,7 @@ from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.router.solver.client_statistics import ClientSums
@@ -51,6 +52,7 @@ class FitState:
     fresh: Tensor  # [clients], bool
     steps: Tensor  # [pairs, outputs, d + 1]
     changes: Tensor
+    products: Tensor  # [pairs, pairs]: of every step with its own and every later change, zero below the diagonal
     curvature: Tensor
     promised: Tensor  # decrease of the loss that the quadratic model predicts for the next step
     rounds: Tensor
@@ -103,6 +105,7 @@ def first_state(problem: Problem, clients: int, *, like: Tensor | None = None, s
         fresh=torch.zeros(clients, dtype=torch.bool, device=device),
         steps=zeros(0, *shape),
         changes=zeros(0, *shape),
+        products=zeros(0, 0),
         # At zero the Hessian of the softmax is (I - 11'/outputs) / outputs; Boehning's bound anywhere is 1/2.
         curvature=zeros() + problem.blocks / problem.outputs,
         promised=zeros(),
@@ -174,21 +177,19 @@ def advance(
     good, step, change = True, None, None
     if moved and bool(both.any()):
         step = state.trial - state.iterate
-        before = objective(problem, state.iterate, state.losses[both], state.gradients[both], counts[both])
-        after = objective(problem, state.trial, losses[both], gradients[both], counts[both])
+        judges = _index(both)
+        before = objective(problem, state.iterate, state.losses[judges], state.gradients[judges], counts[judges])
+        after = objective(problem, state.trial, losses[judges], gradients[judges], counts[judges])
         good = _acceptable(before, after, step, noise)
         change = after[1] - before[1]
     rounds = state.rounds + 1
     if not good and step is not None:
         return replace(state, trial=state.iterate + _shorter(before, after, step) * step, rounds=rounds)
-    curvature, steps, changes = state.curvature, state.steps, state.changes
     if step is not None and change is not None and float((step * change).sum()) > 0:
-        steps = torch.cat([steps[1 - MEMORY :], step[None]])
-        changes = torch.cat([changes[1 - MEMORY :], change[None]])
-        curvature = _curvature(problem, step, change, curvature, metric)
-    known = counts > 0
+        state = _with_pair(state, step, change, _curvature(problem, step, change, state.curvature, metric))
+    known = _index(counts > 0)
     loss, gradient = objective(problem, state.trial, losses[known], gradients[known], counts[known])
-    direction = _direction(problem, gradient, steps, changes, curvature, metric)
+    direction = _direction(problem, gradient, state, metric)
     if bool(answered.all()) and not bool(state.trial.any()) and isinstance(metric, Whitening):
         direction = _discriminant(problem, gradients.sum(0) / counts.sum(), metric, direction)
     promised = -(gradient * direction).sum() / 2
@@ -198,18 +199,16 @@ def advance(
             "or very large, or give a larger ridge"
         )
     # The promise relies on the curvature, which is known at zero and elsewhere only after one step.
-    shown = len(steps) > 0 or not bool(state.trial.any())
+    shown = len(state.steps) > 0 or not bool(state.trial.any())
     done = bool(answered.all()) and shown and float(promised) <= tolerance
-    return FitState(
+    return replace(
+        state,
         trial=state.trial if done else state.trial + direction,
         iterate=state.trial,
         losses=losses,
         gradients=gradients,
         counts=counts,
         fresh=answered,
-        steps=steps,
-        changes=changes,
-        curvature=curvature,
         promised=promised,
         rounds=rounds,
         done=torch.tensor(done, device=state.done.device),
@@ -223,6 +222,11 @@ def objective(
     penalty, slope = problem.penalty(point)
     count = counts.sum()
     return losses.sum() / count + penalty, gradients.sum(0) / count + slope
+
+
+def _index(clients: Tensor) -> Tensor | slice:
+    """An index of the marked clients; where all are marked, one that does not copy their gradients."""
+    return slice(None) if bool(clients.all()) else clients
 
 
 def _acceptable(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], step: Tensor, noise: float) -> bool:
@@ -242,25 +246,30 @@ def _shorter(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], step: 
     return min(0.5, max(0.1, -slope / (2 * (rise - slope))))
 
 
-def _direction(
-    problem: Problem,
-    gradient: Tensor,
-    steps: Tensor,
-    changes: Tensor,
-    curvature: Tensor,
-    metric: Metric,
-) -> Tensor:
-    """The two loops of L-BFGS (Nocedal, 1980) around the first guess of the inverse Hessian."""
-    q, kept = gradient.clone(), []
-    for s, y in zip(reversed(steps.unbind()), reversed(changes.unbind()), strict=True):
-        weight = 1 / (s * y).sum()
-        a = weight * (s * q).sum()
-        q -= a * y
-        kept.append((s, y, weight, a))
-    r = _solve_first(problem, q, curvature, metric)
-    for s, y, weight, a in reversed(kept):
-        r += (a - weight * (y * r).sum()) * s
-    return -r
+def _with_pair(state: FitState, step: Tensor, change: Tensor, curvature: Tensor) -> FitState:
+    """The state that remembers this step and change of the gradient, too, and forgets the oldest of too many."""
+    steps = torch.cat([state.steps[1 - MEMORY :], step[None]])
+    changes = torch.cat([state.changes[1 - MEMORY :], change[None]])
+    products = pad(state.products[1 - MEMORY :, 1 - MEMORY :], (0, 1, 0, 1))
+    products[:, -1] = steps.flatten(1) @ change.flatten()
+    return replace(state, steps=steps, changes=changes, products=products, curvature=curvature)
+
+
+def _direction(problem: Problem, gradient: Tensor, state: FitState, metric: Metric) -> Tensor:
+    """The direction of L-BFGS around the first guess of the inverse Hessian.
+
+    The two loops over the pairs (Nocedal, 1980) solve two triangular systems in the products of steps and changes
+    (Byrd, Nocedal and Schnabel, 1994). Solved as such they read every pair four times, and are a dozen operations
+    instead of two hundred.
+    """
+    if not len(state.steps):
+        return -_solve_first(problem, gradient, state.curvature, metric)
+    steps, changes, products = state.steps.flatten(1), state.changes.flatten(1), state.products
+    a: Tensor = torch.linalg.solve_triangular(products, (steps @ gradient.flatten())[:, None], upper=True)[:, 0]
+    first = _solve_first(problem, gradient - (a @ changes).view_as(gradient), state.curvature, metric)
+    rest = products.diagonal() * a - changes @ first.flatten()
+    c: Tensor = torch.linalg.solve_triangular(products.T, rest[:, None], upper=False)[:, 0]
+    return -first - (c @ steps).view_as(first)
 
 
 def _discriminant(problem: Problem, gradient: Tensor, whitening: Whitening, otherwise: Tensor) -> Tensor:
@@ -295,27 +304,30 @@ def _rotate(problem: Problem, w: Tensor, whitening: Whitening | None, back: bool
 
 
 def _diagonals(problem: Problem, w: Tensor, whitening: Whitening | None) -> tuple[Tensor, Tensor]:
-    """Second moments and penalty in that basis, each broadcast to [outputs, d + 1]."""
+    """Second moments and penalty in that basis: of every output, or one row where they are those of all."""
     rows = len(w) if whitening is not None and whitening.values.ndim == 2 else 1
     moments = w.new_full((rows, w.shape[1]), 1 / problem.blocks)  # of the bias: a block has its share of the samples
     if whitening is not None:
         moments[:, :-1] = whitening.values
     ridge = w.new_full((w.shape[1],), problem.ridge)
     ridge[-1] = problem.bias_ridge
-    precision = torch.ones(w.shape[0], dtype=w.dtype, device=w.device)
-    if problem.spectrum is not None:
-        precision = problem.spectrum[0].to(w)
-    return moments.expand_as(w), precision[:, None] * ridge
+    if problem.spectrum is None:
+        return moments, ridge[None]
+    return moments, problem.spectrum[0].to(w)[:, None] * ridge
 
 
 def _solve_first(problem: Problem, gradient: Tensor, curvature: Tensor, metric: Metric) -> Tensor:
     """(curvature * moments + penalty)^-1 gradient; with known second derivatives Newton's step."""
     if isinstance(metric, Hessian | SampledHessian):
         return metric.solve(problem, gradient)
-    moments, penalty = _diagonals(problem, gradient, metric)
-    floor = 1e-9 * moments.max()  # directions in which features do not vary have no gradient either
-    scaled = _rotate(problem, gradient, metric) / (curvature * moments.clamp(min=floor) + penalty)
+    scaled = _rotate(problem, gradient, metric) / _first_hessian(curvature, *_diagonals(problem, gradient, metric))
     return _rotate(problem, scaled, metric, back=True)
+
+
+def _first_hessian(curvature: Tensor, moments: Tensor, penalty: Tensor) -> Tensor:
+    """The first guess, which is diagonal in that basis."""
+    floor = 1e-9 * moments.max()  # directions in which features do not vary have no gradient either
+    return curvature * moments.clamp(min=floor) + penalty
 
 
 def _curvature(problem: Problem, step: Tensor, change: Tensor, curvature: Tensor, metric: Metric) -> Tensor:
@@ -328,8 +340,9 @@ def _curvature(problem: Problem, step: Tensor, change: Tensor, curvature: Tensor
     if isinstance(metric, Hessian | SampledHessian):
         return curvature
     along = (step * change).sum()
-    careful = curvature * (change * _solve_first(problem, change, curvature, metric)).sum() / along
     moments, penalty = _diagonals(problem, step, metric)
-    turned = _rotate(problem, step, metric).square()
-    bold = (along - (penalty * turned).sum()) / (moments * turned).sum()
+    by_change = _rotate(problem, change, metric).square()
+    careful = curvature * (by_change / _first_hessian(curvature, moments, penalty)).sum() / along
+    by_step = _rotate(problem, step, metric).square()
+    bold = (along - (penalty * by_step).sum()) / (moments * by_step).sum()
     return (careful.clamp(*CURVATURES) * bold.clamp(*CURVATURES)).sqrt()

@@ -49,7 +49,8 @@ class Problem:
     def penalty(self, point: Tensor) -> tuple[Tensor, Tensor]:
         """Its value and gradient at a point [outputs, features + 1], the bias last."""
         coupled = point if self.precision is None else self.precision.to(point) @ point
-        gradient = torch.cat([self.ridge * coupled[:, :-1], self.bias_ridge * coupled[:, -1:]], dim=1)
+        gradient = self.ridge * coupled
+        gradient[:, -1] = self.bias_ridge * coupled[:, -1]
         return (point * gradient).sum() / 2, gradient
 
 
