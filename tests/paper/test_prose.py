@@ -6,6 +6,7 @@ import json
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +21,14 @@ from feddrm.paper.paper_tables import signed, tables
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = ("cifar10-dir0.3", "cifar10-spc5", "cifar20-dir0.3", "cifar20-spc25", "cifar100-dir0.3", "cifar100-spc25")
+TITLES = (
+    "CIFAR-10 Dir-0.3",
+    "CIFAR-10 5-SPC",
+    "CIFAR-20 Dir-0.3",
+    "CIFAR-20 25-SPC",
+    "CIFAR-100 Dir-0.3",
+    "CIFAR-100 25-SPC",
+)
 DRM, FT, PROX = "feddrm-lam0.9", "fedavgft-tune100", "fedproxft-tune100"
 BABU, AS, ALA = "fedbabu-tune200", "fedas", "fedala-fixed"
 BY_HAND = {
@@ -238,22 +247,22 @@ def test_what_a_tuned_rate_is_worth_reads_as_measured() -> None:
     assert all(float(ours) > float(paper) for ours, paper in zip(stacks, theirs, strict=True))
     assert f"raise the {stacks[0]} to {views['4 views']['stacked']:.1f} %" in page
     recipes = " ".join((ROOT / "docs" / "recipes.md").read_text().split())
-    rates = [json.loads(file.read_text())["chosen"]["lr"] for file in (results / "search").glob("*.json")]
-    assert f"It chose 0.3 in {rates.count(0.3)} searches of {len(rates)}" in recipes
-    for method, setting, said in (
-        (DRM, "cifar10-dir0.3", "for FedDRM, by {} points over 0.3"),
-        ("fedpac", "cifar10-dir0.3", "FedPAC, by {}, FedRep"),
-        ("fedrep", "cifar10-dir0.3", "FedRep, by {}, and ConFREE"),
-        ("confree", "cifar10-dir0.3", "ConFREE, by {}, on CIFAR-10 5-SPC"),
-        ("fedas", "cifar10-spc5", "on CIFAR-10 5-SPC for FedAS, by {}"),
-        ("fedas", "cifar20-spc25", "on CIFAR-20 25-SPC for FedAS, by {}"),
-        ("fedas", "cifar100-spc25", "on CIFAR-100 25-SPC for FedAS, by {}"),
-        ("fedala-fixed", "cifar100-spc25", "FedALA, by {}, and FedRep"),
-        ("fedrep", "cifar100-spc25", "FedRep, by {}. So"),
-    ):
-        trials = json.loads((results / "search" / f"{setting}_{method}.json").read_text())["trials"]
-        high, low = (trials[rate]["scores"]["160"]["average"] for rate in ("lr=1", "lr=0.3"))
-        assert said.format(f"{100 * (high - low):.2f}") in recipes
+    searches = [json.loads(file.read_text()) for file in (results / "search").glob("*.json")]
+    by_rate = {rate: [search for search in searches if search["chosen"]["lr"] == rate] for rate in (0.3, 1.0)}
+    assert f"It chose 0.3 in {len(by_rate[0.3])} searches of {len(searches)}" in recipes
+    often = {rate: Counter(search["method"] for search in chosen) for rate, chosen in by_rate.items()}
+    assert often[0.3] >= Counter({"fedavgft": 6, DRM: 5, "fedas": 3, ALA: 1})
+    assert not {"fedavg", "fedbabu", "ditto", "fedproxft", "fedsamft"} & set(often[1.0])
+    assert not {"fedpac", "fedrep", "confree"} & set(often[0.3])
+    assert (often[1.0]["fedas"], often[1.0][ALA], often[1.0][DRM]) == (3, 1, 1)
+    lead = {
+        (search["setting"], search["method"]): 100 * (scores["lr=1"] - scores["lr=0.3"])
+        for search in by_rate[1.0]
+        if (scores := {rate: trial["scores"]["160"]["average"] for rate, trial in search["trials"].items()})
+    }
+    said = f"In the other {len(lead)} it chose 1.0, by {span(list(lead.values()), 2)} points over 0.3"
+    assert said in recipes
+    assert f"FedDRM in one, by {lead['cifar10-dir0.3', DRM]:.2f}. So the recipe" in recipes
     average = percent("cifar10-dir0.3_feddrm-lam0.9", "average_accuracy")
     assert f"FedDRM answers {average} of the clients' own test samples" in recipes
     assert f"and {drm} of queries of unknown origin by the stack" in recipes
@@ -323,7 +332,7 @@ def test_what_is_left_of_feddrms_lead_once_fedavg_is_tuned_too(paper: Grid) -> N
     everybody = (*others, "fedala-fixed", "fedavg", "fedavgft", "fedproxft")
     for measure in ("average", "system.exact_density", "system.stacked"):
         assert max(score(f"cifar10-dir0.3_{method}", measure) for method in everybody) < score(drm, measure)
-    assert "FedDRM is ahead of all others there on average, with one client asked and by the stack." in page
+    assert "FedDRM is ahead of all others on average, with one client asked and by the stack." in page
     curve = records["cifar10-dir0.3_fedala-fixed_seed2025"].content["curve"]
     best = max(curve["average"])
     assert (
@@ -340,13 +349,23 @@ def test_what_is_left_of_feddrms_lead_once_fedavg_is_tuned_too(paper: Grid) -> N
         assert [points > 0 for points in less] == [True, False, True, True, True, False]
         assert said.format(span([p for p in less if p > 0], 1), span([-p for p in less if p < 0], 1)) in page
 
-    methods = ("fedas", DRM, "fedrep")
-    average, stack = (
-        [f"{score(f'cifar100-spc25_{method}', measure):.1f}" for method in methods]
+    there = {cell.split("_")[1]: record for cell, record in records.items() if cell.startswith("cifar100-spc25_")}
+    averages, by_stack = (
+        sorted(((score(f"cifar100-spc25_{method}", measure), method) for method in there), reverse=True)
         for measure in ("average", "system.stacked")
     )
-    assert f"{average[0]} to {average[1]} % on average, {stack[0]} to {stack[1]} % by the stack" in page
-    assert f"FedRep is behind with {average[2]} and {stack[2]} %" in page
+    ranked = ["fedavgft", "fedas", DRM, "fedpac", "fedbabu", "confree", "fedrep", "ditto", "fedavg", "fedala-fixed"]
+    assert [method for _, method in averages] == ranked
+    figures = [f"{figure:.1f}" for figure, _ in averages]
+    assert f"fine-tuned FedAvg and FedAS: {figures[0]}, {figures[1]} and {figures[2]} %" in page
+    assert f"FedAvg and FedALA have {', '.join(figures[3:-1])} and {figures[-1]} %" in page
+    assert [method for _, method in by_stack[:4]] == ["fedas", DRM, "fedavg", "fedavgft"]
+    said = "FedAS has {:.1f}, FedDRM {:.1f}, FedAvg {:.1f} and fine-tuned FedAvg {:.1f} %"
+    assert said.format(*(figure for figure, _ in by_stack[:4])) in page
+    curve = there["fedala-fixed"].content["curve"]
+    best = max(curve["average"])
+    rounds, last = curve["round"][curve["average"].index(best)], curve["average"][-1]
+    assert f"FedALA reached {100 * best:.1f} % after {rounds} rounds and fell to {100 * last:.1f} %" in page
     twice = json.loads((ROOT / "results/bench/tuned_twice_h200.json").read_text())["trainings"]
     assert f"{twice[1]['average']:.2f}" == f"{score('cifar100-spc25_fedavgft', 'average'):.2f}"
     shown = [f"{twice[0][key]:.1f} and {twice[1][key]:.1f} %" for key in ("average", "vote")]
@@ -356,18 +375,30 @@ def test_what_is_left_of_feddrms_lead_once_fedavg_is_tuned_too(paper: Grid) -> N
 def test_how_often_label_sets_held_the_label_in_tuned_cells() -> None:
     results = ROOT / "results" / "tuned"
     records = read_records(with_choices(Grid.read("tuned"), results), results)
-    text, rows, short = prose(), 0, []
+    text, cells = prose(), 0
+    for setting, title in zip(SETTINGS, TITLES, strict=True):
+        routed = [
+            record.content["router"] for cell, record in records.items() if record.routed and f"{setting}_" in cell
+        ]
+        found = [router["label_sets"]["trained"] for router in routed if router.get("label_sets")]
+        sets = {miss: [each[miss] for each in found] for miss in ("0.05", "0.1", "0.2")}
+        covered = {miss: span([100 * one["covered"] for one in each], 1) for miss, each in sets.items()}
+        sizes = {miss: span([one["size"] for one in each], 2) for miss, each in sets.items()}
+        figures = " | ".join(f"{covered[miss]} / {sizes[miss]}" for miss in sets)
+        asked = span([one["asked"] for one in sets["0.05"]], 2)
+        assert f"| {title}, tuned ({len(found)} cells) | {figures} | {asked} |" in text
+        cells += len(found)
+    assert cells == sum("label_sets" in (r.content["router"] or ()) for r in records.values())
+    short: dict[bool, list[float]] = {True: [], False: []}  # by whether clients answer nearly alike
     for cell, record in records.items():
-        if not record.routed or not (sets := record.content["router"].get("label_sets")):
-            continue
-        trained = [sets["trained"][miss] for miss in ("0.05", "0.1", "0.2")]
-        figures = " | ".join(f"{100 * found['covered']:.1f} / {found['size']:.2f}" for found in trained)
-        assert f"({cell}) | {figures} | {trained[0]['asked']:.2f} |" in text
-        rows += 1
         if cell.startswith("cifar100-spc25"):
-            short += [100 * (1 - miss - sets["trained"][str(miss)]["covered"]) for miss in (0.05, 0.1, 0.2)]
-    assert rows == 29
-    assert f"On CIFAR-100 25-SPC the sets of all four methods cover {span(short, 1)} points too little" in text
+            found = record.content["router"]["label_sets"]["trained"]
+            short["fedala" in cell or "fedavg_" in cell] += [
+                100 * (1 - float(miss) - found[miss]["covered"]) for miss in sets
+            ]
+    assert f"cover what was asked for to {max(map(abs, short[True])):.1f} points" in text
+    assert f"those of the other eight methods cover {span(short[False], 1)} points too little" in text
+    assert [len(found) for found in short.values()] == [2 * 3, 8 * 3]
 
 
 def test_how_often_sets_of_clients_held_the_client_in_tuned_cells() -> None:
