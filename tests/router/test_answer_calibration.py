@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from feddrm.router import answer_calibration
 from feddrm.router.answer_calibration import AnswerCalibration, HeldOutAnswers, answer_figures
 from feddrm.router.policy import consult
 from refusal import refused
@@ -22,6 +23,18 @@ def overconfident(samples: int, factor: float, seed: int = 0) -> tuple[torch.Ten
 @pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])
 def test_the_temperature_undoes_a_factor(factor: float) -> None:
     assert AnswerCalibration.fit(*overconfident(20_000, factor)).temperature == pytest.approx(factor, rel=0.03)
+
+
+@pytest.mark.parametrize("at_once", [1, answer_calibration.AT_ONCE])
+def test_temperatures_of_parts_are_those_of_their_samples_alone(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer_calibration, "AT_ONCE", at_once)
+    logits, labels = overconfident(200, 3.0)
+    seen = torch.rand(4, 200, generator=torch.Generator().manual_seed(1)) < torch.tensor([[1.1], [0.5], [0.02], [-0.1]])
+    found = answer_calibration._temperatures(logits, labels, seen)
+    alone = [AnswerCalibration.fit(logits[part], labels[part]).temperature for part in seen]
+    assert found == pytest.approx(alone, rel=1e-9)
+    assert found[3] == 1.0, "no samples"
+    assert len({round(temperature, 6) for temperature in found}) == 4
 
 
 def test_a_client_without_test_samples_keeps_its_confidence_and_excludes_no_class() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,10 +18,11 @@ from torch import Tensor
 
 from feddrm.errors import FeddrmError
 from feddrm.io.text import broken, json_bytes, read_json
-from feddrm.router.policy import TIED, client_slopes, consult, reliability, solve_temperature
+from feddrm.router.policy import TIED, client_slopes, consult, reliability, solve_temperatures
 from feddrm.router.settings import Holdout
 
 FOLDS = Holdout(5, 5)
+AT_ONCE = 2**20  # logits at most of temperatures that are fitted together: few logits take longer to begin than to do
 NO_SCORES = "no scores for label sets: fit the router again ('feddrm fit-router RUN'), or leave out label_miss"
 
 
@@ -38,7 +40,11 @@ class AnswerCalibration:
     @classmethod
     def fit(cls, logits: Tensor, labels: Tensor) -> AnswerCalibration:
         """From a client's logits [n, K] of its test samples. Without any, the temperature is 1, and sets hold all."""
-        temperature = solve_temperature(lambda scale: client_slopes(logits, labels, scale)) if len(labels) else 1.0
+        return cls.at(_temperatures(logits, labels, torch.ones(1, len(labels)))[0], logits, labels)
+
+    @classmethod
+    def at(cls, temperature: float, logits: Tensor, labels: Tensor) -> AnswerCalibration:
+        """At a temperature, from the same."""
         own = (logits.double() / temperature).softmax(1).gather(1, labels[:, None])[:, 0]
         return cls(temperature, own.sort().values)
 
@@ -128,13 +134,14 @@ class HeldOutAnswers:
         cls, client: int, logits: Tensor, labels: Tensor, own: Tensor
     ) -> tuple[AnswerCalibration, HeldOutAnswers]:
         """The same of one client, from its logits [n, K] of some samples, all of ``own`` among them."""
-        kept = AnswerCalibration.fit(logits[own], labels[own])
+        part = FOLDS.draw(client, len(own), seed=0).to(own.device)
+        held_out = part == torch.arange(FOLDS.used, device=own.device)[:, None]
+        seen = torch.cat([torch.ones_like(held_out[:1]), ~held_out])
+        first, *others = _temperatures(logits[own], labels[own], seen)
+        kept = AnswerCalibration.at(first, logits[own], labels[own])
         log_classes = (logits / kept.temperature).log_softmax(-1)
         p_values = kept.p_values(log_classes.exp()).to(logits)
-        part = FOLDS.draw(client, len(own), seed=0).to(own.device)
-        for fold in range(FOLDS.used):
-            rest, held = own[part != fold], part == fold
-            temperature = AnswerCalibration.fit(logits[rest], labels[rest]).temperature
+        for temperature, held in zip(others, held_out, strict=True):
             answers = (logits[own] / temperature).log_softmax(-1)
             right = answers.gather(1, labels[own][:, None]).exp()
             found = answers[held].exp()
@@ -142,6 +149,16 @@ class HeldOutAnswers:
             log_classes[own[held]] = answers[held]
             p_values[own[held]] = ((counts - (right[held] <= raised(found)).double()) / len(own)).to(p_values)
         return kept, cls(log_classes, p_values)
+
+
+def _temperatures(logits: Tensor, labels: Tensor, seen: Tensor) -> list[float]:
+    """The temperatures of parts of a client's samples, ``seen`` [parts, n], all at once where they are few."""
+    few = max(1, AT_ONCE // max(1, logits.numel()))
+    solved = [
+        solve_temperatures(partial(client_slopes, logits, labels, seen=parts), torch.ones(len(parts)).double())
+        for parts in torch.split(seen, few)
+    ]
+    return torch.cat(solved).tolist()
 
 
 def answer_figures(

@@ -23,6 +23,7 @@ from feddrm.rules import Evidence, Posterior, Rule
 
 SCALES = (1e-2, 1e2)  # inverse temperatures
 STEPS, FLAT = 50, 1e-12  # of the fit of a temperature: its steps at most, and the slope at which it ends
+SLOPES = ("count", "slope", "even", "bend")  # the sums that a temperature is fitted from
 TIED = 1e-4  # log-odds that differ by less are equal: float32 rounds those of equal samples apart, by batch
 FLOAT32 = 1e-6  # what a probability in float32 may lack of itself
 Number = TypeVar("Number", float, Tensor)
@@ -153,39 +154,49 @@ def _without_rounding(threshold: Number) -> Number:
     return threshold - threshold * (TIED * (1 - threshold) + FLOAT32)
 
 
-def client_slopes(logits: Tensor, target: Tensor, scale: float) -> ClientSums:
-    """The client's half of :func:`solve_temperature`: sums of slope and curvature at one inverse temperature."""
+def client_slopes(logits: Tensor, target: Tensor, scale: float | Tensor, seen: float | Tensor = 1.0) -> ClientSums:
+    """The client's half of :func:`solve_temperature`: sums of slope and curvature at one inverse temperature.
+
+    Or at several scales [s], each of its own samples: ``seen`` [s, n] is 1 for these and 0 for others.
+    """
     z = logits.double()
-    p = (scale * z).softmax(1)
-    mean = (p * z).sum(1)
-    return {
-        "count": torch.tensor(float(len(z)), dtype=torch.float64, device=z.device),
-        "slope": (mean - z.gather(1, target[:, None])[:, 0]).sum(),
-        "even": (mean - z.mean(1)).sum(),
-        "bend": ((p * z.square()).sum(1) - mean.square()).sum(),
+    p = (torch.as_tensor(scale, dtype=z.dtype, device=z.device)[..., None, None] * z).softmax(-1)
+    mean = (p * z).sum(-1)
+    right, average = z.gather(1, target[:, None])[:, 0], z.mean(1)
+    each = {
+        "count": torch.ones_like(right),
+        "slope": mean - right,
+        "even": mean - average,
+        "bend": (p * z.square()).sum(-1) - mean.square(),
     }
+    return {key: (value * seen).sum(-1) for key, value in each.items()}
 
 
 def solve_temperature(slopes: Callable[[float], ClientSums]) -> float:
-    """The server's half: Newton's method on the clients' added :func:`client_slopes`.
+    """The server's half, on the clients' added :func:`client_slopes`."""
+    return float(solve_temperatures(lambda scale: slopes(float(scale)), torch.ones((), dtype=torch.float64)))
 
-    ``slopes`` returns them at an inverse temperature. One more sample is added, an average of all, which comes from
+
+def solve_temperatures(slopes: Callable[[Tensor], ClientSums], start: Tensor) -> Tensor:
+    """Newton's method on several temperatures at once, each with its own sums; their inverses begin at ``start``.
+
+    ``slopes`` returns the sums at inverse temperatures. One more sample is added, an average of all, which comes from
     every client with equal probability. Without it confidence would grow without bound where every sample is
     right (Platt, 1999, smooths his targets for the same reason). Logits so far apart that the curvature rounds to zero
-    have a slope still: the scale is halved or doubled.
+    have a slope still: the scale is halved or doubled. Without samples it stays.
     """
-    scale, (least, most) = 1.0, SCALES
+    scale, (least, most) = start, SCALES
     for _ in range(STEPS):
         sums = slopes(scale)
-        count = float(sums["count"])
-        slope, even, bend = (float(sums[key] / sums["count"]) for key in ("slope", "even", "bend"))
-        slope, bend = slope + even / count, bend * (1 + 1 / count)
-        if abs(slope) < FLAT:
+        count, slope, even, bend = torch.stack([sums[key] for key in SLOPES]).to(scale)
+        count = count.clamp(min=1)
+        slope, bend = (slope + even / count) / count, bend * (1 + 1 / count) / count
+        step = torch.where(bend > 0, -slope / bend, torch.copysign(scale.new_full((), math.inf), -slope))
+        moved = (scale + step).clamp((scale / 2).clamp(min=least), (scale * 2).clamp(max=most))
+        moved = torch.where(slope.abs() < FLAT, scale, moved)
+        if torch.equal(moved, scale):
             break
-        step = -slope / bend if bend > 0 else math.copysign(math.inf, -slope)
-        before, scale = scale, min(max(scale + step, scale / 2, least), scale * 2, most)
-        if scale == before:
-            break
+        scale = moved
     return 1 / scale
 
 
