@@ -12,7 +12,7 @@ import os
 import sys
 
 import matplotlib.pyplot  # noqa: F401 - slow to import, as are the next; commands import them when they need them
-import sklearn.datasets  # noqa: F401
+import scipy.ndimage  # noqa: F401
 import typer.main
 
 import feddrm.cli.app

@@ -10,6 +10,8 @@ same.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -24,6 +26,7 @@ from feddrm.data.view import View
 from feddrm.registry import check_choice
 
 Images = NDArray[np.float64]
+FILE = "digits.csv.gz"
 
 STRENGTH = {"none": 0.0, "low": 0.35, "mid": 0.7, "high": 1.0}
 
@@ -88,6 +91,22 @@ SCANNERS = (
 )
 
 
+def originals() -> tuple[Images, NDArray[np.int64]]:
+    """All images [1797, 8, 8] with values from 0 to 1, and their labels, from scikit-learn's file.
+
+    The file is read by itself where it is found. To import scikit-learn takes longer than to train for a few rounds.
+    """
+    package = find_spec("sklearn")
+    file = Path(package.origin or "").parent / "datasets" / "data" / FILE if package else Path(FILE)
+    if file.is_file():
+        table = np.loadtxt(file, delimiter=",")
+        return table[:, :-1].reshape(-1, 8, 8) / 16.0, table[:, -1].astype(np.int64)
+    from sklearn.datasets import load_digits
+
+    bundle = load_digits()
+    return bundle.images / 16.0, bundle.target.astype(np.int64)
+
+
 @dataclass(frozen=True)
 class Digits(DividedDataset):
     """1,797 handwritten digits 8x8, bundled: eight scanners, Dirichlet labels; the default"""
@@ -99,10 +118,7 @@ class Digits(DividedDataset):
         check_choice("shift of digits", self.shift, STRENGTH)
 
     def load(self) -> Federation:
-        from sklearn.datasets import load_digits  # here, because it is slow to import
-
-        bundle = load_digits()
-        images, labels = bundle.images / 16.0, bundle.target.astype(np.int64)
+        images, labels = originals()
         parts = partition(
             labels, clients=self.clients, kind=self.partition, alpha=self.alpha, shards=self.shards, seed=self.seed
         )
