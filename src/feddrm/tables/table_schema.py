@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from feddrm.errors import FieldProblem, SettingError, TableError, quoted
+from feddrm.errors import MOST_PROBLEMS, FieldProblem, SettingError, TableError, quoted
 from feddrm.io.text import read_yaml_text
 from feddrm.registry import check_choice, nearest
 from feddrm.tables.column_kinds import KINDS, RawColumn, Usual, Values
@@ -116,7 +116,9 @@ class TableSchema:
                     problems.append(FieldProblem(i, column.name, None, problem))
             for name in row:
                 if name not in self.names:
-                    problem = f"no such column{nearest(name, self.names)}: there are {', '.join(self.names)}"
+                    # Similar names are looked for where they are shown: it takes long for many.
+                    similar = nearest(name, self.names) if len(problems) < MOST_PROBLEMS else ""
+                    problem = f"no such column{similar}: there are {', '.join(self.names)}"
                     problems.append(FieldProblem(i, str(name)[:64], row[name], problem))
         if problems:
             raise TableError(problems)
