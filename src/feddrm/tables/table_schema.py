@@ -76,9 +76,13 @@ class TableSchema:
 
     def read(self, rows: Rows, place: Callable[[int], str] = "row {}".format) -> Values:
         """Numbers [n, columns] for rows of raw cells in the order of the columns; NaN where a value is missing."""
-        values = np.full((len(rows), len(self.columns)), np.nan)
+        return self.read_columns([*zip(*rows, strict=True)] if len(rows) else [()] * len(self.columns), place)
+
+    def read_columns(self, columns: Sequence[Sequence[Any]], place: Callable[[int], str] = "row {}".format) -> Values:
+        """As :meth:`read`, for the raw cells of every column."""
+        values = np.full((len(columns[0]), len(self.columns)), np.nan)
         problems = []
-        for j, (column, cells) in enumerate(zip(self.columns, zip(*rows, strict=True), strict=len(rows) > 0)):
+        for j, (column, cells) in enumerate(zip(self.columns, columns, strict=True)):
             if (whole := column.read_all(cells)) is not None:
                 values[:, j] = whole
                 continue
