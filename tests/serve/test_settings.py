@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from feddrm.errors import FeddrmError
-from feddrm.serve.settings import GatewaySettings, first_problem, is_loopback, make_settings
+from feddrm.serve.settings import GatewaySettings, UpstreamEntry, first_problem, is_loopback, make_settings
 from refusal import refused
 
 
@@ -67,6 +67,13 @@ def test_every_kind_of_problem_names_the_value_and_the_remedy(given: Any, text: 
     with pytest.raises(ValidationError) as caught:
         _Body.model_validate_json(given) if isinstance(given, bytes) else _Body.model_validate(given)
     assert first_problem(caught.value.errors(), _Body.model_fields) == text
+
+
+def test_a_misspelt_name_is_named_before_the_one_that_is_missing() -> None:
+    for given, text in (({"urll": "x"}, "unknown option 'urll'; did you mean 'url'?"), (5, "it is 5: give an object")):
+        with pytest.raises(ValidationError) as caught:
+            UpstreamEntry.model_validate(given)
+        assert first_problem(caught.value.errors(), UpstreamEntry.model_fields, secret=True).startswith(text)
 
 
 def test_a_text_that_may_be_secret_is_not_repeated() -> None:

@@ -195,7 +195,8 @@ def first_problem(problems: Sequence[Mapping[str, Any]], known: Collection[str] 
 
     ``known`` are the names that may be given. Where a value may be ``secret``, only a number is repeated.
     """
-    first = problems[0]
+    # A name that is misspelt is also missing.
+    first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
     kind, value, context = first["type"], first["input"], first.get("ctx", {})
     place = ".".join(str(part)[:64] for part in first["loc"])
     expected = EXPECTED.get(kind) or EXPECTED.get(kind.partition("_")[0])
@@ -212,7 +213,7 @@ def first_problem(problems: Sequence[Mapping[str, Any]], known: Collection[str] 
         given = f" has {len(value)} entries"
     else:
         given = "" if secret and not isinstance(value, int | float) else f" is {as_given(value)}"
-    return f"{place or 'the body'}{given}: give {expected.format(**context)}"
+    return f"{place or ('it' if secret else 'the body')}{given}: give {expected.format(**context)}"
 
 
 def as_given(value: object) -> str:

@@ -280,6 +280,15 @@ def test_a_compressed_body_is_refused_before_it_is_read() -> None:
     assert error.value.status == 415
 
 
+def test_identity_is_no_compression_in_any_case() -> None:
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"x"}
+
+    for name in (b"identity", b"Identity"):
+        request = Request({"type": "http", "headers": [(b"content-encoding", name)]}, receive)
+        assert asyncio.run(read_body(request, HttpSettings())) == b"x"
+
+
 @pytest.mark.parametrize("without", [["a", "b"], "a,b"])
 def test_parameters_of_an_infer_request_are_options(without: object) -> None:
     options = options_in({"without": without, "coverage": 0.5, "sequence_id": 7}, Options)

@@ -68,7 +68,7 @@ class InputSpec:
 
 async def read_body(request: Request, settings: HttpSettings) -> bytes:
     """The whole body; an error as soon as it is too long or too slow, or if it is compressed."""
-    if request.headers.get("content-encoding", "identity") != "identity":
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise ApiError(415, "a compressed body is not read here: send it without Content-Encoding")
     given, limit = request.headers.get("content-length", ""), settings.max_body_bytes
     # int() fails on thousands of digits, which may all be leading zeros; then the bytes are counted as they arrive.
@@ -262,7 +262,7 @@ def _from_rows(rows: Sequence[Mapping[str, Cell]], spec: InputSpec) -> Array:
 
 def _from_picture(content: bytes, spec: InputSpec) -> Array:
     if not spec.is_image:
-        raise FeddrmError(f"this router takes rows of {spec.shape[0]} numbers, not pictures")
+        raise FeddrmError(f"this router takes rows of {spec.shape[0]} numbers, not pictures: send JSON")
     channels, height, width = spec.shape
     pixels = decode_image(io.BytesIO(content), "the picture", (height, width), limit=spec.max_pixels)
     if pixels.ndim == 2:
