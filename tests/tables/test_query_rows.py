@@ -114,7 +114,7 @@ def test_a_frame_is_read_by_columns_to_the_same_bits_as_by_rows(monkeypatch: pyt
 
 
 def test_what_pandas_calls_missing_is_missing() -> None:
-    """A column of whole numbers with gaps was refused: its gaps are pandas.NA."""
+    """The gaps of a column of whole numbers are pandas.NA."""
     schema = TableSchema((NumberColumn("age", missing=True), SCHEMA.columns[1]))
     frame = pandas.DataFrame({"age": pandas.array([5, None], dtype="Int64"), "sex": pandas.array([None, "f"])})
     assert frame_rows(frame, None, schema).tolist() == [[5, 0, 0, 1], [0, -1, 1, 0]]
