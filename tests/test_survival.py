@@ -75,7 +75,7 @@ def test_the_summary_has_c_indices_and_nothing_that_needs_classes(run: Run) -> N
     assert summary["client_accuracy"]["exact_density"]["mean"] > 0.65
     absent = {"metrics", "average_accuracy", "system_accuracy", "oracle_accuracy", "collapsed"}
     assert not absent & summary.keys()
-    assert not {"answers", "label_sets", "selective", "refit_oracle_accuracy"} & summary["router"].keys()
+    assert not {"answers", "label_sets", "coverage", "refit_oracle_accuracy"} & summary["router"].keys()
     evaluation = json.loads((run.path / "evaluation.json").read_text())
     assert not {"votes", "class_confusion", "answer_reliability"} & evaluation.keys()
     assert evaluation["per_client"][0]["events"] > 10

@@ -16,7 +16,6 @@ from feddrm.router.evaluate import (
     BYTES,
     COVERAGES,
     _conformal,
-    _selective,
     answers_left_out,
     evaluate_routed,
     evaluate_router,
@@ -129,14 +128,21 @@ def test_without_heads_there_are_no_figures_of_heads(measured):
     assert measured["router"]["temperature"] == 1.3
 
 
-def test_coverage_answers_the_most_confident_queries_first():
-    mixture = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.45, 0.55]]).log()
-    rows = _selective(mixture, torch.tensor([0, 1, 1, 0]))  # right, right, wrong, wrong in order of confidence
+def test_coverage_is_measured_on_the_queries_that_the_option_answers(router, images, predictions):
+    """The figures of another ranking, by the clients' labels, promised up to 12 points more than the option gave."""
+    tops = router.route(images).probabilities.amax(1).double()
+    percentiles = tuple(tops.quantile(torch.linspace(0, 1, 101, dtype=torch.float64)).tolist())
+    router = replace(router, calibration=replace(router.calibration, confidence={"density": percentiles}))
+    test = Queries(router.inputs(images), predictions.labels, predictions.origin)
+    fitted = FittedRouter(router, None, {}, {}, FACTS)
+    rows = evaluate_router(fitted, router.net, router.leaves, test, predictions, WEIGHTS)["router"]["coverage"]
     assert [row["coverage"] for row in rows] == list(COVERAGES)
-    accuracy = {row["coverage"]: row["accuracy"] for row in rows}
-    assert accuracy[0.5] == 1.0
-    assert accuracy[0.8] == pytest.approx(2 / 3)
-    assert accuracy[1.0] == 0.5
+    for row in rows:
+        decision = router.route(images, coverage=row["coverage"])
+        answered = ~decision.abstain
+        right = (routed_predictions(predictions.logits, decision.client) == predictions.labels)[answered]
+        assert (row["answered"], row["accuracy"]) == (float(answered.double().mean()), float(right.double().mean()))
+    assert rows[0]["answered"] < rows[-1]["answered"]
 
 
 def test_conformal_sets_are_counted_by_rule_and_miss():

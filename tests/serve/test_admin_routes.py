@@ -64,7 +64,11 @@ def test_outcomes_are_stored_shown_and_refused_with_the_right_status(
                 ({"request_id": name, "label": labels[0], "place": 1}, 409, "already"),
                 ({"request_id": name}, 422, "label"),
                 ({"outcomes": []}, 422, "outcomes"),
-                ([], 422, ""),
+                ([], 422, "no object"),
+                ({"request_id": name, "label": True, "place": 0}, 422, "label is true: give a text"),
+                ({"outcomes": [{**reports[0], "lable": 1}]}, 422, "unknown option 'lable'; did you mean 'label'?"),
+                ({"outcomes": [5] * 2000}, 422, "outcomes.0 is 5: give an object"),
+                (dict.fromkeys(map(str, range(10_000)), 0), 422, "unknown option '0'"),
             ]
             for content, status, words in refused:
                 answer = await http.post("/v1/outcomes", json=content)

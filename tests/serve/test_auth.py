@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,8 +11,18 @@ import pytest
 
 from feddrm.errors import FeddrmError
 from feddrm.serve import auth
-from feddrm.serve.auth import ApiKeys, add_key, sendable_key
+from feddrm.serve.auth import ApiKeys, Caller, add_key, sendable_key
 from refusal import refused
+
+STRANGE_NAMES = (
+    ("l\0b", "printed"),
+    ("l\udcffb", "printed"),  # argv has half of a surrogate pair for a byte that is no UTF-8
+    ("l\nb", "printed"),
+    ("\x1b[31m", "printed"),
+    ("", "at least one letter"),
+    ("n" * 129, "at most 128 letters"),
+    ("oidc:alice", "those of tokens"),
+)
 
 
 def test_the_file_holds_only_hashes_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
@@ -68,9 +79,11 @@ def test_bad_files_names_and_scopes_are_errors(tmp_path: Path) -> None:
         add_key(path, "new", ["rout"])
     with refused("opens nothing"):
         add_key(path, "new", [])
-    for name in ("l\0b", "l\udcffb", "l\nb"):  # argv has half of a surrogate pair for a byte that is no UTF-8
-        with refused(f"the key's name {name!a}", "choose another name"):
+    before = path.read_text()
+    for name, part in STRANGE_NAMES:
+        with refused("name", f"{name[:64]!a}", part):
             add_key(path, name, ["route"])
+    assert path.read_text() == before
     with refused("missing.yaml", "serve-key"):
         ApiKeys(tmp_path / "missing.yaml")
     (tmp_path / "list.yaml").write_text("- a\n")
@@ -79,6 +92,18 @@ def test_bad_files_names_and_scopes_are_errors(tmp_path: Path) -> None:
     (tmp_path / "plain.yaml").write_text("lab: secret\n")
     with refused("plain.yaml", "'lab'", "sha256"):
         ApiKeys(tmp_path / "plain.yaml")
+
+
+def test_strange_names_in_a_file_are_refused_and_leave_the_old_keys(tmp_path: Path) -> None:
+    """The file may be written by hand. A name goes into logs, tables and messages."""
+    path = tmp_path / "keys.yaml"
+    key = add_key(path, "lab", ["route"])
+    keys, lines = ApiKeys(path), path.read_text()
+    for name, part in STRANGE_NAMES:
+        path.write_text(f"{lines}{json.dumps(name)}: {{sha256: {'f' * 64}, scopes: [route]}}\n")
+        with refused("keys.yaml", f"{name[:64]!a}", part):
+            ApiKeys(path)
+        assert keys.find(key) == Caller("lab", frozenset(["route"]))
 
 
 def test_a_key_is_sent_without_the_line_break_of_its_file_and_never_shown() -> None:

@@ -296,8 +296,9 @@ def test_the_open_inference_protocol(http: httpx.Client, images: torch.Tensor) -
         ("/v1/predict", {"json": {"features": [[0] * 16], "label_miss": 0.1, "rule": "competence"}}, 422, "density or"),
         ("/v1/predict", {"json": {"features": [[0] * 16], "without": ["rio"]}}, 422, "unknown client 'rio'"),
         ("/v2/models/router/infer", {"json": {"inputs": []}}, 422, "inputs"),
-        ("/nowhere", {}, 404, "Not Found"),
-        ("/metrics", {}, 405, "Method Not Allowed"),
+        ("/v1/route?rule=density", {"json": {"features": [[0] * 16]}}, 422, "'rule' is in the query string"),
+        ("/nowhere", {}, 404, "no path '/nowhere': GET /openapi.json lists all"),
+        ("/metrics", {}, 405, "POST is no method of '/metrics': send GET"),
     ],
 )
 def test_errors_are_one_line(http: httpx.Client, path: str, given: dict[str, Any], status: int, part: str) -> None:

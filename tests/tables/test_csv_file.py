@@ -6,9 +6,11 @@ import sys
 import types
 from pathlib import Path
 
+import numpy as np
+import pandas
 import pytest
 
-from feddrm.tables.csv_file import read_table
+from feddrm.tables.csv_file import frame_table, read_table
 from refusal import refused
 
 
@@ -91,3 +93,19 @@ def test_real_parquet_files(tmp_path):
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 no")
     with refused("cannot read", "broken.parquet"):
         read_table(tmp_path / "broken.parquet")
+
+
+def test_a_frame_becomes_the_cells_that_its_rows_would_be():
+    frame = pandas.DataFrame(
+        {
+            "float": [0.1, None, -0.0], "small": np.array([0.1, 2, np.nan], dtype=np.float32), "whole": [1, 2, 2**60],
+            "yes": [True, False, True], "text": [" a ", None, "é"],
+            "mixed": pandas.Series([1, "b", None], dtype=object),
+            "kind": pandas.Categorical(["x", None, "y"]), "gaps": pandas.array([1, None, 3], dtype="Int64"),
+            "day": pandas.to_datetime(["2020-01-01", None, "2021-02-03"]),
+        }
+    )  # fmt: skip
+    rows = frame.astype(object).where(frame.notna(), "").to_numpy().tolist()
+    table = frame_table("data frame", frame)
+    assert table.rows == tuple(tuple(str(cell).strip() for cell in row) for row in rows)
+    assert (table.header, table.lines) == (tuple(frame.columns), (0, 1, 2))

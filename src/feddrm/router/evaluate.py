@@ -63,7 +63,7 @@ def evaluate_router(
     ``..._competence`` ask the client that is likeliest right, ``rival_...`` choose among the trained heads otherwise.
     Mixtures use the weights of the posterior rule. ``calibrations`` are the clients' own, for their folders alone;
     ``answers``, ``label_sets`` and ``metrics`` are measured with those that were fitted without the sample. ``metrics``
-    and ``class_confusion`` are of the answers by one client, chosen by the density rule.
+    and ``class_confusion`` are of the answers by one client, chosen by the density rule; so is ``coverage``.
 
     Of survival there are C-indices instead, and nothing that needs classes.
     """
@@ -98,7 +98,8 @@ def evaluate_router(
         "exact_density": answer_figures(published, log_classes, log_weights["density"], labels, 1),
         "consult_all": answer_figures(published, log_classes, log_weights["posterior"], labels, None),
     }
-    calibrated = routed(log_classes, by_origin["exact_density"])
+    chosen = by_origin["exact_density"]
+    calibrated = routed(log_classes, chosen)
     # The trunk was trained on the judged samples, so as a rule more right answers are expected than are given.
     expected_right = None if evidence.right is None else float(evidence.right.amax(1).mean())
     del evidence, published, log_classes
@@ -124,7 +125,7 @@ def evaluate_router(
             **routing["router"],
             "answers": answers,
             "label_sets": label_sets,
-            "selective": _selective(mixture, labels),
+            "coverage": _by_coverage(router, routed_by, routed_predictions(predictions.logits, chosen) == labels),
             "expected_right": expected_right,
         },
         "metrics": answer_metrics(calibrated, labels, origin, router.names),
@@ -164,7 +165,11 @@ def evaluate_routed(
     return {
         **routing,
         "system_accuracy": system,
-        "router": {**routing["router"], "answers": answers},
+        "router": {
+            **routing["router"],
+            "answers": answers,
+            "coverage": _by_coverage(router, routed_by, asked["exact_density"].argmax(-1) == labels),
+        },
         "metrics": answer_metrics(calibrated, labels, origin, router.names),
         "class_confusion": class_confusion(calibrated.argmax(-1), labels, calibrated.shape[1]).tolist(),
         "calibrations": calibrations,
@@ -356,12 +361,17 @@ def _conformal(
     }
 
 
-def _selective(mixture: Tensor, labels: Tensor) -> list[dict[str, float]]:
-    """System accuracy of the most confident queries, by the fraction that is answered."""
-    confidence, predicted = mixture.max(-1)
-    right = (predicted == labels).double()[confidence.argsort(descending=True, stable=True)]
+def _by_coverage(router: Router, features: Tensor, right: Tensor) -> list[dict[str, float]]:
+    """What the option ``coverage`` gains: the share of the queries that the router answers, and their accuracy.
+
+    The router itself decides, so these are the queries that a user of the option sees answered.
+    """
     rows = []
     for coverage in COVERAGES:
-        answered = max(1, round(coverage * len(right)))
-        rows.append({"coverage": coverage, "accuracy": float(right[:answered].mean())})
+        parts = torch.split(features, max(1, BLOCK[features.device.type] // router.clients))
+        abstain = torch.cat([router.route_features(part, coverage=coverage).abstain for part in parts])
+        answered = ~abstain.to(right.device)
+        if bool(answered.any()):
+            share, accuracy = answered.double().mean(), right[answered].double().mean()
+            rows.append({"coverage": coverage, "answered": float(share), "accuracy": float(accuracy)})
     return rows

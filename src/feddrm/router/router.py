@@ -340,7 +340,11 @@ class Router:
         )
 
     def strangeness(self, features: Tensor) -> Tensor:
-        """Mean square of the standardised features: about one for usual samples, large for unusual ones."""
+        """Mean square of the standardised features, weighted as the fit weights their blocks.
+
+        It has no unit: ``calibration.unlike_above`` says what is too large. It notices what lies far outside of all
+        data, a blank page for instance, and not what lies within, as noise may.
+        """
         return self._strangeness(self._centred(features))
 
     def _strangeness(self, centred: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request
-from pydantic import BaseModel, ValidationError
 from starlette.responses import PlainTextResponse, Response
 
 from feddrm.errors import FeddrmError
@@ -21,11 +20,12 @@ from feddrm.serve.feedback.outcome_table import latest_figures, outcome_table
 from feddrm.serve.feedback.use_log import Outcome, OutcomeProblem, UseLog
 from feddrm.serve.gateway import Gateway
 from feddrm.serve.http.authorise import authorise
-from feddrm.serve.http.decode import read_body
+from feddrm.serve.http.decode import checked_options, read_body, require_known
 from feddrm.serve.http.error_responses import ERROR_RESPONSES, ApiError, json_response
 from feddrm.serve.http.openapi import json_body
 from feddrm.serve.loaded_router import LoadedRouter
 from feddrm.serve.schemas import (
+    MAX_OUTCOMES,
     ErrorAnswer,
     OutcomeAnswer,
     OutcomeBatch,
@@ -34,7 +34,6 @@ from feddrm.serve.schemas import (
     OutcomeRequest,
     OutcomeTable,
 )
-from feddrm.serve.settings import first_problem
 from feddrm.serve.telemetry.audit import AuditRecord
 from feddrm.serve.telemetry.tracing import trace_id
 
@@ -164,14 +163,18 @@ def _read_outcomes(body: bytes, classes: Sequence[str]) -> list[Outcome]:
     """The outcomes of a body: one object, or a list of them under ``outcomes``. Their labels must be classes."""
     try:
         content = orjson.loads(body)
-        model: type[BaseModel] = OutcomeBatch if isinstance(content, dict) and "outcomes" in content else OutcomeReport
-        read = model.model_validate(content)
-    except ValidationError as error:
-        raise FeddrmError(first_problem(error)) from error
     except ValueError as error:
         raise FeddrmError('this is no JSON: give {"request_id": ..., "label": ...}') from error
-    reports = read.outcomes if isinstance(read, OutcomeBatch) else [read]
-    outcomes = [Outcome(one.request_id, str(one.label), one.place) for one in reports if isinstance(one, OutcomeReport)]
+    if not isinstance(content, dict):
+        raise FeddrmError('the body is JSON, but no object: give {"request_id": ..., "label": ...}')
+    if "outcomes" in content:
+        listed = content["outcomes"] if isinstance(content["outcomes"], list) else []
+        for one in listed[:MAX_OUTCOMES]:
+            require_known(one if isinstance(one, dict) else (), OutcomeReport.model_fields)
+        reports = checked_options(content, OutcomeBatch).outcomes
+    else:
+        reports = [checked_options(content, OutcomeReport)]
+    outcomes = [Outcome(one.request_id, one.label, one.place) for one in reports]
     for outcome in outcomes:
         if outcome.label not in classes:
             known = ", ".join(classes[:SHOWN_CLASSES]) + (", ..." if len(classes) > SHOWN_CLASSES else "")

@@ -36,6 +36,7 @@ def build_gateway(
         lifespan=gateway.lifespan,
         docs_url=None,  # this page would load scripts from other hosts
         redoc_url=None,
+        redirect_slashes=False,  # behind a proxy it would send callers, and their keys, to http://
         separate_input_output_schemas=False,
     )
     install_error_handlers(app)

@@ -18,14 +18,28 @@ from feddrm.registry import nearest
 log = logging.getLogger("feddrm.serve")
 SCOPES = ("route", "predict", "outcomes", "metrics", "admin")
 REMEDY = "make it with 'feddrm serve-key'"
+LONGEST_NAME = 128
+TOKEN_PREFIX = "oidc:"  # of the names of tokens' owners, which differ so from those of keys
 
 
 @dataclass(frozen=True)
 class Caller:
-    """The owner of a key or a token: its name and its scopes."""
+    """The owner of a key or a token: its name and its scopes.
+
+    The name goes into logs, tables and error messages, so it is one printable line. It is checked here alone.
+    """
 
     name: str
     scopes: frozenset[str]
+
+    def __post_init__(self) -> None:
+        own, shown = self.name.removeprefix(TOKEN_PREFIX), f"{self.name[:64]!a}"
+        if not own:
+            raise SettingError(f"a caller's name is {shown}: give it at least one letter")
+        if not own.isprintable():
+            raise SettingError(f"a caller's name is {shown}, which cannot be printed on one line: choose another name")
+        if len(own) > LONGEST_NAME:
+            raise SettingError(f"a caller's name is {shown}...: give at most {LONGEST_NAME} letters")
 
     def may(self, scope: str) -> bool:
         """Whether the scope is open to the caller. ``admin`` opens the metrics, too."""
@@ -87,9 +101,7 @@ def sendable_key(key: str, place: str) -> str:
 
 def add_key(path: Path, name: str, scopes: Sequence[str]) -> str:
     """Add a new key to the file and return it. The file is created if needed; only its owner can read it."""
-    if not name.isprintable():
-        raise SettingError(f"the key's name {name!a} has a letter that cannot be printed: choose another name")
-    chosen, key = sorted(_check_scopes(scopes)), secrets.token_urlsafe(32)
+    chosen, key = sorted(_key_owner(name, scopes).scopes), secrets.token_urlsafe(32)
     with changing(path.parent):
         entries = _read_entries(path) if path.exists() else {}
         if name in {str(known) for known in entries}:
@@ -110,9 +122,18 @@ def _read_callers(path: Path) -> dict[str, Caller]:
     for name, value in _read_entries(path).items():
         digest, scopes = (value.get("sha256"), value.get("scopes")) if isinstance(value, dict) else (None, None)
         if not isinstance(digest, str) or len(digest) != 64 or not isinstance(scopes, list):
-            raise FeddrmError(f"{path}: key '{name}' needs sha256 and scopes: {REMEDY}")
-        callers[digest.lower()] = Caller(str(name), _check_scopes(scopes))
+            raise FeddrmError(f"{path}: key {str(name)[:64]!a} needs sha256 and scopes: {REMEDY}")
+        try:
+            callers[digest.lower()] = _key_owner(str(name), scopes)
+        except SettingError as error:
+            raise FeddrmError(f"{path}: {error}") from error
     return callers
+
+
+def _key_owner(name: str, scopes: Sequence[object]) -> Caller:
+    if name.startswith(TOKEN_PREFIX):
+        raise SettingError(f"the key's name {name[:64]!a} begins as those of tokens do: choose another name")
+    return Caller(name, _check_scopes(scopes))
 
 
 def _check_scopes(given: Sequence[object]) -> frozenset[str]:

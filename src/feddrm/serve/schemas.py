@@ -1,5 +1,6 @@
 """The JSON bodies of the gateway's own paths, as pydantic models: they check requests and document answers.
 
+Lists fail at their first bad entry: an error for each of millions would take gigabytes and hold up all other requests.
 Class names and field descriptions appear in the OpenAPI document.
 """
 
@@ -7,14 +8,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, SkipValidation, WithJsonSchema
 
 from feddrm.rules import RULES_HELP, RuleName
 
 FORMATS = ("png", "jpeg", "bmp", "webp", "gif", "tiff", "x-portable-anymap")
 PICTURE_TYPES = tuple(f"image/{name}" for name in FORMATS)  # content types of the picture files that are read
+MAX_OUTCOMES = 1024  # of one request
 Kind = Literal["inputs", "features"]
 Cell = bool | float | str | None  # of a table's row
+Label = Annotated[
+    str,
+    BeforeValidator(lambda value: str(value) if type(value) is int else value),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "integer"}]}),
+]
 
 
 class Options(BaseModel):
@@ -26,7 +33,9 @@ class Options(BaseModel):
     coverage: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=None, description="fraction to answer; the router abstains from the least sure rest"
     )
-    without: tuple[str, ...] = Field(default=(), max_length=1024, description="clients that must not be asked")
+    without: tuple[str, ...] = Field(
+        default=(), max_length=1024, fail_fast=True, description="clients that must not be asked"
+    )
     max_away: Annotated[float, Field(ge=0, le=1)] | None = Field(
         default=None,
         description="abstain where clients that are away hold more of the probability; 1: fall back to the next client",
@@ -76,8 +85,9 @@ class SampleFields(BaseModel):
     datatype: Literal["uint8", "float32"] | None = Field(
         default=None, description="of inputs: uint8 for raw pixels, float32 for network inputs (and for tables)"
     )
-    rows: list[dict[str, Cell]] | None = Field(
+    rows: list[dict[str, SkipValidation[Cell]]] | None = Field(  # decode.py checks the cells
         default=None,
+        fail_fast=True,
         description="table rows by column name: raw columns if GET /v1/schema has a schema (null or 'unknown' where a "
         "value is missing), otherwise numbers",
     )
@@ -221,7 +231,7 @@ class OutcomeReport(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     request_id: str = Field(min_length=1, max_length=64, description="of the answer, as /v1/predict gave it")
-    label: str | int = Field(description="the name of a class, or its number where classes have no names")
+    label: Label = Field(description="the name of a class, or its number where classes have no names")
     place: int | None = Field(
         default=None, ge=0, le=2**31, description="of the sample in its request, from 0; needed if it had several"
     )
@@ -232,7 +242,9 @@ class OutcomeBatch(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    outcomes: list[OutcomeReport] = Field(min_length=1, max_length=1024, description="one per answer")
+    outcomes: list[OutcomeReport] = Field(
+        min_length=1, max_length=MAX_OUTCOMES, fail_fast=True, description="one per answer"
+    )
 
 
 class OutcomeOptions(BaseModel):

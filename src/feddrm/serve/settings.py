@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import json
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 from urllib.parse import urlsplit
@@ -11,11 +13,36 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from feddrm.checks import ports
-from feddrm.errors import SettingError
+from feddrm.errors import SettingError, quoted
+from feddrm.registry import listing, nearest
 from feddrm.router.router import MAX_AWAY
 
 ASYMMETRIC = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 Settings = TypeVar("Settings", bound=BaseSettings)
+# What to give, by the type of pydantic's error, or by its first word; the braces hold what the error knows.
+EXPECTED = {
+    "literal_error": "{expected}",
+    "greater_than": "more than {gt:.12g}",
+    "greater_than_equal": "at least {ge:.12g}",
+    "less_than": "less than {lt:.12g}",
+    "less_than_equal": "at most {le:.12g}",
+    "too_short": "at least {min_length}",
+    "too_long": "at most {max_length}",
+    "string_too_short": "a text of at least {min_length} characters",
+    "string_too_long": "a text of at most {max_length} characters",
+    "string_pattern_mismatch": "a text of the form {pattern}",
+    "finite_number": "a finite number",
+    "int_parsing_size": "a smaller number",
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "string": "a text",
+    "path": "a path",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "an object",
+    "model": "an object",
+}
 
 
 class OidcSettings(BaseSettings):
@@ -158,17 +185,42 @@ def make_settings(kind: type[Settings], **given: Any) -> Settings:
     try:
         return kind(**{key: value for key, value in given.items() if value is not None})
     except ValidationError as error:
-        raise SettingError(first_problem(error)) from error
+        raise SettingError(first_problem(error.errors(), kind.model_fields, secret=True)) from error
     except SettingsError as error:  # an environment variable that is no JSON; FEDDRM_SERVE_CORS alone must be JSON
         raise SettingError(f"{error}: give a list such as FEDDRM_SERVE_CORS='[\"https://lab.example\"]'") from error
 
 
-def first_problem(error: ValidationError) -> str:
-    """The first problem, on one line, without the value: it may be a secret or a whole picture."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    place = ".".join(str(part) for part in first["loc"])
-    text = first["msg"].removeprefix("Value error, ")
-    return f"{place}: {text}" if place else text
+def first_problem(problems: Sequence[Mapping[str, Any]], known: Collection[str] = (), *, secret: bool = False) -> str:
+    """The first of pydantic's errors on one line: the place, the value, and what to give instead.
+
+    ``known`` are the names that may be given. Where a value may be ``secret``, only a number is repeated.
+    """
+    # A name that is misspelt is also missing.
+    first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
+    kind, value, context = first["type"], first["input"], first.get("ctx", {})
+    place = ".".join(str(part)[:64] for part in first["loc"])
+    expected = EXPECTED.get(kind) or EXPECTED.get(kind.partition("_")[0])
+    if kind == "extra_forbidden":
+        return f"unknown option '{place}'{nearest(place, known)} {listing(known)}"
+    if kind == "missing":
+        return f"{place} is missing: give it"
+    if kind == "json_invalid":
+        return f"the body is no JSON ({context['error']}): check it"
+    if expected is None:  # an error of our own, which says both
+        text = str(first["msg"]).removeprefix("Value error, ")
+        return f"{place}: {text}" if place else text
+    if kind in ("too_short", "too_long"):
+        given = f" has {len(value)} entries"
+    else:
+        given = "" if secret and not isinstance(value, int | float) else f" is {as_given(value)}"
+    return f"{place or ('it' if secret else 'the body')}{given}: give {expected.format(**context)}"
+
+
+def as_given(value: object) -> str:
+    """A value of a JSON body, for an error message. Lists and objects are named only: they may be long."""
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    return json.dumps(value) if value is None or isinstance(value, bool) else quoted(value)
 
 
 def is_loopback(host: str) -> bool:

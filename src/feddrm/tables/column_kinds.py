@@ -102,13 +102,15 @@ class RawColumn(ABC):
 
     def read_all(self, cells: Sequence[Any]) -> Values | None:
         """The numbers of a whole column, quickly; None if a cell must be read by itself, a wrong one for instance."""
-        if set(map(type, cells)) != {str}:
+        kinds = set(map(type, cells))
+        if kinds != {str} and not kinds <= {int, float}:
             return None
+        texts = cells if kinds == {str} else list(map(str, cells))  # a number is read as its text is
         try:
-            known = {cell: self.read(cell) for cell in set(cells)}
+            known = {text: self.read(text) for text in set(texts)}
         except ValueError:
             return None
-        return np.array([known[cell] for cell in cells])
+        return np.array([known[text] for text in texts], dtype=np.float64)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values without defaults, as YAML and JSON hold them."""

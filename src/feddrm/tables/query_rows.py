@@ -61,14 +61,31 @@ def frame_rows(frame: Any, columns: tuple[str, ...] | None, schema: TableSchema 
     if twice := [name for i, name in enumerate(names) if name in names[:i]]:
         raise FeddrmError(f"the data frame has two columns '{twice[0]}': rename or remove one")
     rows = frame.set_axis(names, axis=1)
-    if schema is not None and not schema.is_encoded(names):
-        return schema.encode_named(rows.to_dict("records"))
+    raw = schema if schema is not None and not schema.is_encoded(names) else None
+    wanted = columns or names if raw is None else raw.names
+    if lacking := [name for name in wanted if name not in names]:
+        raise FeddrmError(f"the data frame has no column '{lacking[0]}'{nearest(lacking[0], names)}: add it")
+    if raw is not None:
+        if unknown := [name for name in names if name not in wanted]:
+            raise FeddrmError(
+                f"the data frame has a column '{unknown[0]}' that the router does not know"
+                f"{nearest(unknown[0], wanted)}: leave it out"
+            )
+        return raw.encode(raw.read_columns([_cells(rows[name]) for name in wanted]))
     values = []
-    for name in columns or names:
-        if name not in names:
-            raise FeddrmError(f"the data frame has no column '{name}'{nearest(name, names)}: add it")
+    for name in wanted:
         try:
             values.append(rows[name].to_numpy(dtype=np.float32))
         except (TypeError, ValueError) as error:
             raise FeddrmError(f"column '{name}' of the data frame has no numbers ({error}): give numbers") from error
     return np.stack(values, axis=1)
+
+
+def _cells(column: Any) -> list[Any]:
+    """The cells of a column of a data frame as plain values; None where one is missing in pandas' sense."""
+    cells: list[Any] = column.tolist()
+    if isinstance(column.dtype, np.dtype) and column.dtype.kind in "biuf":
+        return cells
+    gaps = column.isna().tolist()
+    plain = (cell.item() if isinstance(cell, np.generic) else cell for cell in cells)
+    return [None if gap else cell for cell, gap in zip(plain, gaps, strict=True)]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from feddrm.errors import FieldProblem, SettingError, TableError, quoted
+from feddrm.errors import MOST_PROBLEMS, FieldProblem, SettingError, TableError, quoted
 from feddrm.io.text import read_yaml_text
 from feddrm.registry import check_choice, nearest
 from feddrm.tables.column_kinds import KINDS, RawColumn, Usual, Values
@@ -76,9 +76,13 @@ class TableSchema:
 
     def read(self, rows: Rows, place: Callable[[int], str] = "row {}".format) -> Values:
         """Numbers [n, columns] for rows of raw cells in the order of the columns; NaN where a value is missing."""
-        values = np.full((len(rows), len(self.columns)), np.nan)
+        return self.read_columns([*zip(*rows, strict=True)] if len(rows) else [()] * len(self.columns), place)
+
+    def read_columns(self, columns: Sequence[Sequence[Any]], place: Callable[[int], str] = "row {}".format) -> Values:
+        """As :meth:`read`, for the raw cells of every column."""
+        values = np.full((len(columns[0]), len(self.columns)), np.nan)
         problems = []
-        for j, (column, cells) in enumerate(zip(self.columns, zip(*rows, strict=True), strict=len(rows) > 0)):
+        for j, (column, cells) in enumerate(zip(self.columns, columns, strict=True)):
             if (whole := column.read_all(cells)) is not None:
                 values[:, j] = whole
                 continue
@@ -116,7 +120,9 @@ class TableSchema:
                     problems.append(FieldProblem(i, column.name, None, problem))
             for name in row:
                 if name not in self.names:
-                    problem = f"no such column{nearest(name, self.names)}: there are {', '.join(self.names)}"
+                    # Similar names are looked for where they are shown: it takes long for many.
+                    similar = nearest(name, self.names) if len(problems) < MOST_PROBLEMS else ""
+                    problem = f"no such column{similar}: there are {', '.join(self.names)}"
                     problems.append(FieldProblem(i, str(name)[:64], row[name], problem))
         if problems:
             raise TableError(problems)

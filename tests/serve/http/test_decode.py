@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.types import Message
 
@@ -95,13 +95,44 @@ def test_every_way_to_give_a_sample() -> None:
         ({"features": [1, [2, 3], []]}, "different length"),
         ({"features": "123"}, "give numbers only"),
         ({"rows": [{"age": 1}]}, "no column names"),
-        ({"features": [[1, 2, 3]], "coverage": 0}, "coverage"),
-        ({"features": [[1, 2, 3]], "unknown": 0}, "unknown"),
+        ({"features": [[1, 2, 3]], "coverage": 0}, "coverage is 0: give more than 0"),
+        ({"features": [[1, 2, 3]], "rule": "best"}, "rule is 'best': give 'density'"),
+        (
+            {"features": [[1, 2, 3]], "coverge": 0},
+            "unknown option 'coverge'; did you mean 'coverage'? (there are: image, ",
+        ),
+        ({"rows": [{"age": [1]}]}, "row 0: column 'age' is a list: give a number, a text, true, false or null"),
+        ({"rows": [{"age": 1}, 5]}, "rows.1 is 5: give an object"),
     ],
 )
 def test_json_that_does_not_fit_is_an_error(body: object, part: str) -> None:
     with refused(part):
         decode(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"rows": [5] * 10_000},
+        {"rows": [{"a": []}] * 10_000},
+        {"rows": [{str(i): [] for i in range(10_000)}]},
+        {"features": [[1, 2, 3]], "without": [5] * 10_000},
+        {str(i): 5 for i in range(10_000)},
+    ],
+    ids=["rows", "cells", "columns", "without", "options"],
+)
+def test_the_first_of_many_mistakes_is_the_only_error(body: object) -> None:
+    """pydantic's errors of millions take gigabytes, and hold up all other requests."""
+    with refused() as caught:
+        decode(body)
+    cause = caught.value.__cause__
+    assert cause is None or (isinstance(cause, ValidationError) and cause.error_count() == 1)
+
+
+def test_options_of_json_in_the_query_string_are_an_error() -> None:
+    """They would be ignored, and the answer would look like the one asked for."""
+    with refused("option 'rule' is in the query string", "JSON body"):
+        decode_samples(b'{"features": [[1, 2, 3]]}', JSON, {"rule": "posterior"}, GREY, Options)
 
 
 def test_rows_must_have_exactly_the_columns_of_the_table() -> None:
@@ -225,7 +256,7 @@ def test_rows_with_a_schema_are_raw_unless_they_have_its_inputs() -> None:
         ([{"age": True, "sex": "m"}], "column 'age' is True: give a number"),
         ([{"age": 1}], "column 'sex' is None: the column is not there: give one of f, m, or null"),
         ([{"age": 1, "sex": "x", "sex_missing": 0}], "column 'sex' is no number"),
-        ([{"age": [1], "sex": "m"}], "rows"),
+        ([{"age": [1], "sex": "m"}], "row 0: column 'age' is a list"),
     ],
 )
 def test_rows_that_do_not_fit_a_schema_are_refused(rows: list[dict[str, object]], part: str) -> None:
@@ -249,6 +280,15 @@ def test_a_compressed_body_is_refused_before_it_is_read() -> None:
     assert error.value.status == 415
 
 
+def test_identity_is_no_compression_in_any_case() -> None:
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"x"}
+
+    for name in (b"identity", b"Identity"):
+        request = Request({"type": "http", "headers": [(b"content-encoding", name)]}, receive)
+        assert asyncio.run(read_body(request, HttpSettings())) == b"x"
+
+
 @pytest.mark.parametrize("without", [["a", "b"], "a,b"])
 def test_parameters_of_an_infer_request_are_options(without: object) -> None:
     options = options_in({"without": without, "coverage": 0.5, "sequence_id": 7}, Options)
@@ -265,7 +305,7 @@ def test_a_misspelt_parameter_of_an_infer_request_is_refused_and_those_of_the_pr
     sent = dict.fromkeys(("timeout", "priority", "sequence_id", "sequence_start", "sequence_end"), 1)
     assert options_in({**sent, "binary_data_output": True, "triton_final_response": True}, options) == defaults
     known = ", ".join(options.model_fields)
-    for name, text in (("max_awy", "unknown parameter 'max_awy'"), ("x" * 999, f"unknown parameter '{'x' * 64}'")):
+    for name, text in (("max_awy", "unknown option 'max_awy'"), ("x" * 999, f"unknown option '{'x' * 64}'")):
         with refused(text, f"(there are: {known})"):
             options_in({"binary_data_output": True, name: 1}, options)
     with refused("did you mean 'label_miss'" if "label_miss" in known else "label_mis'"):

@@ -18,9 +18,9 @@ from feddrm.serve.http.error_responses import ApiError, error_response, response
         (Busy(3), 429, "too many queries are waiting: try again in 3 s", ("retry-after", "3")),
         (FeddrmError("wrong: change it"), 422, "wrong: change it", None),
         (
-            RequestValidationError([{"loc": ("query", "after"), "msg": "too small"}]),
+            RequestValidationError([{"loc": ("query", "after"), "type": "int_parsing", "input": "x"}]),
             422,
-            "query.after: too small",
+            "after is 'x': give a whole number",
             None,
         ),
         (HTTPException(405, "not allowed", {"Allow": "GET"}), 405, "not allowed", ("allow", "GET")),
@@ -41,8 +41,8 @@ def test_internal_errors_have_no_response() -> None:
 
 
 def test_the_text_is_one_line_of_valid_unicode() -> None:
-    body = json.loads(bytes(error_response(400, "two\nlines \ud800", "id-1").body))
-    assert body["error"] == "two lines ?"
+    body = json.loads(bytes(error_response(400, "two\nlines \ud800 \x1b[31m\0", "id-1").body))
+    assert body["error"] == "two lines ? ?[31m?"
 
 
 def test_cells_that_cannot_be_read_are_listed_beside_the_line() -> None:

@@ -30,6 +30,22 @@ def test_request_ids_and_security_headers(http: httpx.Client) -> None:
 
 
 @pytest.mark.slow
+def test_head_is_answered_as_get_without_the_body(http: httpx.Client) -> None:
+    """Load balancers ask so whether a server is well."""
+    for path in ("/", "/v2/health/ready", "/v1/schema", "/nowhere", "/v1/route"):
+        full, head = http.get(path), http.head(path)
+        assert (head.status_code, head.content) == (full.status_code, b"")
+        assert head.headers["content-length"] == str(len(full.content))
+
+
+@pytest.mark.slow
+def test_no_path_sends_its_caller_elsewhere(http: httpx.Client) -> None:
+    """Behind a proxy, a redirect to the path without its slash went to http://, with the key."""
+    for path in ("/v1/route/", "/v2/health/ready/", "/v2/models/router/infer/"):
+        assert http.post(path, json={}).status_code == http.get(path).status_code == 404
+
+
+@pytest.mark.slow
 def test_pages_of_other_sites_are_rejected(http: httpx.Client, run: Path, launch: Launch, tmp_path: Path) -> None:
     """Without keys: requests for another host name, and posts across origins."""
     body, own = {"features": [[0.0] * 16]}, http.base_url

@@ -108,7 +108,7 @@ def test_health_and_metadata(asker: Asker) -> None:
     assert tensors == {"input": ("UINT8", [-1, 1, 8, 8]), "features": ("FP32", [-1, 16])}
     outputs = {tensor["name"]: tensor["datatype"] for tensor in model["outputs"]}
     assert (outputs["probabilities"], outputs["label"]) == ("FP32", "BYTES")
-    with pytest.raises(InferenceServerException, match="no model of this name"):
+    with pytest.raises(InferenceServerException, match="no model 'nobody'"):
         client.get_model_metadata("nobody")
 
 
@@ -165,7 +165,7 @@ def test_every_wrong_request_is_one_clear_error(asker: Asker, images: torch.Tens
     missing = "404" if asker.form is HTTP else "StatusCode.NOT_FOUND"
     output = asker.form.InferRequestedOutput("colour")
     for status, text, found in (
-        (missing, "no model of this name", asker.error(asker.tensor(x), "nobody")),
+        (missing, "no model 'nobody'", asker.error(asker.tensor(x), "nobody")),
         (missing, "version '3'", asker.error(asker.tensor(x), model_version="3")),
         (invalid, "named 'input' or 'features'", asker.error(asker.tensor(x, "pixels"))),
         (invalid, "give [n, 1, 8, 8]", asker.error(asker.tensor(x[:, :, :4]))),

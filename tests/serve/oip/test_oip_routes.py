@@ -77,7 +77,7 @@ def test_every_path_of_the_protocol() -> None:
     assert content["outputs"][0]["data"] == [5]
     for method, path in (("GET", "/v2/models/x"), ("GET", "/v2/models/x/ready"), ("POST", "/v2/models/x/infer")):
         status, content = answer(method, path)
-        assert (status, content["error"]) == (404, "no model of this name: there is m")
+        assert (status, content["error"]) == (404, "no model 'x': there is m")
     for method, path in (("GET", "/v2/models/m/versions/2"), ("POST", "/v2/models/m/versions/2/infer")):
         status, content = answer(method, path)
         assert (status, "version '2'" in content["error"]) == (404, True)

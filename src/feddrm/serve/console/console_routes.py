@@ -42,7 +42,7 @@ def add_console_routes(app: FastAPI, gateway: Gateway, summary: DatasetSummary |
     @app.get("/console/{name}", include_in_schema=False)
     async def file(name: str) -> Response:
         if name not in files:
-            raise ApiError(404, "no such file")
+            raise ApiError(404, f"no file '{name[:64]}': the console is at /")
         return static_file(name)
 
     @app.get("/v1/federation", responses=ERROR_RESPONSES)
@@ -102,7 +102,7 @@ def add_console_routes(app: FastAPI, gateway: Gateway, summary: DatasetSummary |
         """A picture that the run keeps of a client's data, to try the router on."""
         await authorise(request, gateway.access, "admin")
         if gallery is None or client not in clients or not 0 <= number < gallery.shape[1]:
-            raise ApiError(404, "no such sample")
+            raise ApiError(404, f"no sample {number} of client '{client[:64]}': /v1/federation says how many there are")
         pixels = gallery[list(clients).index(client), number].transpose(1, 2, 0)
         png = io.BytesIO()
         Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(png, "PNG")

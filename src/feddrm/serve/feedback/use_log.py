@@ -183,7 +183,7 @@ class UseLog:
         rows = rows or database.execute(query, (outcome.request_id, "")).fetchall()
         name = f"request '{outcome.request_id[:64]}'"
         if not rows:
-            to = f" to '{caller}'" if caller else ""
+            to = f" to '{caller[:64]}'" if caller else ""
             kept = f"the latest {self.max_rows:,} answers of {2 * self.retention / DAY:g} days are known"
             raise OutcomeProblem("unknown", f"{name} is unknown: {kept}; send the request_id of an answer{to}")
         if outcome.place is None and len(rows) > 1:

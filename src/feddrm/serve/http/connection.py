@@ -130,7 +130,7 @@ class LimitedConnection(HttpToolsProtocol):
             log.warning("a caller speaks TLS to this port, which takes http only: it must use http://")
             self._reject(400, "this port speaks http, not TLS: use http://")
         else:
-            self._reject(400, msg)
+            self._reject(400, f"{msg.rstrip('.')}: check its method, path and headers")
 
     def _count_header_bytes(self, size: int) -> None:
         self._unparsed_bytes = 0

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import binascii
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
@@ -32,7 +32,7 @@ from feddrm.serve.schemas import (
     RouteRequest,
     SampleFields,
 )
-from feddrm.serve.settings import HttpSettings, first_problem
+from feddrm.serve.settings import HttpSettings, as_given, first_problem
 from feddrm.serve.telemetry.tracing import span
 from feddrm.tables.table_schema import TableSchema
 
@@ -44,6 +44,7 @@ DEFAULTS: dict[type[Options], Any] = {Options: RouteRequest(), PredictOptions: P
 PROTOCOL_PARAMETERS = frozenset(("binary_data_output", "content_type", "headers", "priority", "timeout",
                                  "sequence_id", "sequence_start", "sequence_end"))  # fmt: skip
 TRITON = "triton_"  # the beginning of further ones
+CELL_TYPES = frozenset((bool, int, float, str, type(None)))
 Array = NDArray[Any]
 AnyOptions = TypeVar("AnyOptions", bound=Options)
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
@@ -67,7 +68,7 @@ class InputSpec:
 
 async def read_body(request: Request, settings: HttpSettings) -> bytes:
     """The whole body; an error as soon as it is too long or too slow, or if it is compressed."""
-    if request.headers.get("content-encoding", "identity") != "identity":
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise ApiError(415, "a compressed body is not read here: send it without Content-Encoding")
     given, limit = request.headers.get("content-length", ""), settings.max_body_bytes
     # int() fails on thousands of digits, which may all be leading zeros; then the bytes are counted as they arrive.
@@ -122,18 +123,19 @@ def decode_samples(
 ) -> tuple[str, Array, AnyOptions]:
     """As :func:`read_samples`, from the body, its content type and the query string."""
     media_type = content_type.partition(";")[0].strip().lower()
-    try:
-        if media_type == "application/json":
-            return _from_json(body, spec, options)
-        if media_type in PICTURE_TYPES:
-            return "inputs", _from_picture(body, spec), options.model_validate(_with_list(query))
-        if media_type == "application/octet-stream":
-            own = {name: query[name] for name in RawOptions.model_fields if name in query}
-            others = {name: value for name, value in query.items() if name not in own}
-            raw, checked = RawOptions.model_validate(own), options.model_validate(_with_list(others))
-            return raw.kind, _from_bytes(body, raw, spec), checked
-    except ValidationError as error:
-        raise FeddrmError(first_problem(error)) from error
+    if media_type == "application/json":
+        if query:
+            raise FeddrmError(f"option '{next(iter(query))[:64]}' is in the query string: give it in the JSON body")
+        return _from_json(body, spec, options)
+    if media_type in PICTURE_TYPES:
+        checked = checked_options(query, options)
+        return "inputs", _from_picture(body, spec), checked
+    if media_type == "application/octet-stream":
+        require_known(query, {**RawOptions.model_fields, **options.model_fields})
+        raw = checked_options({name: query[name] for name in RawOptions.model_fields if name in query}, RawOptions)
+        others = {name: value for name, value in query.items() if name not in RawOptions.model_fields}
+        checked = checked_options(others, options)
+        return raw.kind, _from_bytes(body, raw, spec), checked
     raise ApiError(
         415,
         f"content type '{media_type[:64]}' is not read here: send application/json, a picture "
@@ -146,16 +148,28 @@ def options_in(parameters: Mapping[str, Any], options: type[AnyModel]) -> AnyMod
 
     Any other name is an error, as in ``/v1``: the answer to a misspelt option would look like the one asked for.
     """
-    known, given = options.model_fields, {}
-    for name, value in parameters.items():
-        if name in known:
-            given[name] = value
-        elif name not in PROTOCOL_PARAMETERS and not name.startswith(TRITON):
-            raise FeddrmError(f"unknown parameter '{name[:64]}'{nearest(name[:64], known)} {listing(known)}")
+    given = {
+        name: value
+        for name, value in parameters.items()
+        if name in options.model_fields or not (name in PROTOCOL_PARAMETERS or name.startswith(TRITON))
+    }
+    return checked_options(given, options)
+
+
+def checked_options(given: Mapping[str, Any], model: type[AnyModel]) -> AnyModel:
+    """Options as this model has them; an unknown name or a wrong value is an error."""
+    require_known(given, model.model_fields)
     try:
-        return options.model_validate(_with_list(given))
+        return model.model_validate(_with_list(given))
     except ValidationError as error:
-        raise FeddrmError(first_problem(error)) from error
+        raise FeddrmError(first_problem(error.errors())) from error
+
+
+def require_known(names: Iterable[str], known: Collection[str]) -> None:
+    """Refuse the first name that is not known. pydantic would make an error for each of perhaps a million."""
+    for name in names:
+        if name not in known:
+            raise FeddrmError(f"unknown option '{name[:64]}'{nearest(name[:64], known)} {listing(known)}")
 
 
 def check_samples(kind: str, x: Array, spec: InputSpec) -> Array:
@@ -169,7 +183,7 @@ def check_samples(kind: str, x: Array, spec: InputSpec) -> Array:
         if not (kind == "inputs" and spec.is_image):
             raise FeddrmError(f"{kind} of type uint8: give float32")
     elif not np.isfinite(x).all():
-        raise FeddrmError(f"{kind} hold a number that is not finite, or too large for float32")
+        raise FeddrmError(f"{kind} hold a number that is not finite, or too large for float32: replace it")
     return x
 
 
@@ -190,7 +204,7 @@ def _from_json(body: bytes, spec: InputSpec, options: type[AnyOptions]) -> tuple
         raise FeddrmError('the body is JSON, but no object: give one such as {"features": [[...]]}')
     defaults = DEFAULTS[options]
     features = content.pop("features", None)  # checked as one array: pydantic would check number by number
-    request = type(defaults).model_validate(content) if content else defaults
+    request = checked_options(content, type(defaults)) if content else defaults
     given = [name for name in ("image", "inputs", "rows") if getattr(request, name) is not None]
     given += [] if features is None else ["features"]
     if len(given) != 1:
@@ -206,7 +220,7 @@ def _from_fields(request: SampleFields, spec: InputSpec) -> Array:
         try:
             return _from_picture(base64.b64decode(request.image, validate=True), spec)
         except (binascii.Error, ValueError) as error:
-            raise FeddrmError("image is not base64") from error
+            raise FeddrmError("image is no base64: encode the bytes of the picture file by it") from error
     if request.rows is not None:
         return check_samples("inputs", _from_rows(request.rows, spec), spec)
     datatype = request.datatype or ("uint8" if spec.is_image else "float32")
@@ -218,14 +232,21 @@ def _from_bytes(body: bytes, raw: RawOptions, spec: InputSpec) -> Array:
     dtype = np.dtype(raw.datatype).newbyteorder("<")
     size = int(np.prod(shape)) * dtype.itemsize
     if not body or len(body) % size:
-        raise FeddrmError(f"{len(body)} bytes: one sample of {raw.kind} in {raw.datatype} has {size}")
+        text = f"{len(body)} bytes: one sample of {raw.kind} in {raw.datatype} has {size}: send whole samples"
+        raise FeddrmError(text)
     return check_samples(raw.kind, np.frombuffer(body, dtype).reshape(-1, *shape), spec)
 
 
 def _from_rows(rows: Sequence[Mapping[str, Cell]], spec: InputSpec) -> Array:
+    if len(rows) > spec.max_rows:  # before all else: work on many rows takes long
+        raise FeddrmError(f"{len(rows)} samples: give 1 to {spec.max_rows} in one request")
+    for number, row in enumerate(rows):
+        if not CELL_TYPES.issuperset(map(type, row.values())):
+            column, value = next((name, cell) for name, cell in row.items() if type(cell) not in CELL_TYPES)
+            raise FeddrmError(
+                f"row {number}: column '{column[:64]}' is {as_given(value)}: give a number, a text, true, false or null"
+            )
     if spec.schema is not None and not (rows and all(map(spec.schema.is_encoded, rows))):
-        if len(rows) > spec.max_rows:  # an error for every cell of many rows would be long
-            raise FeddrmError(f"{len(rows)} samples: give 1 to {spec.max_rows} in one request")
         return spec.schema.encode_named(rows)
     if spec.columns is None:
         raise FeddrmError("this router knows no column names: give inputs")
@@ -241,7 +262,7 @@ def _from_rows(rows: Sequence[Mapping[str, Cell]], spec: InputSpec) -> Array:
 
 def _from_picture(content: bytes, spec: InputSpec) -> Array:
     if not spec.is_image:
-        raise FeddrmError(f"this router takes rows of {spec.shape[0]} numbers, not pictures")
+        raise FeddrmError(f"this router takes rows of {spec.shape[0]} numbers, not pictures: send JSON")
     channels, height, width = spec.shape
     pixels = decode_image(io.BytesIO(content), "the picture", (height, width), limit=spec.max_pixels)
     if pixels.ndim == 2:

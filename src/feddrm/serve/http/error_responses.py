@@ -14,6 +14,7 @@ from starlette.responses import Response
 from feddrm.errors import FeddrmError, FieldProblem, TableError
 from feddrm.serve.batching import Busy
 from feddrm.serve.schemas import ErrorAnswer
+from feddrm.serve.settings import first_problem
 
 # The error responses that most paths can give, for the OpenAPI document.
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -48,8 +49,8 @@ def error_response(
     fields: Sequence[FieldProblem] = (),
 ) -> Response:
     """The body of every error: one line of text, the request id under which the log has more, and cells to correct."""
-    # The text may quote bytes of the caller; half of a surrogate pair cannot be encoded.
-    line = " ".join(text.split()).encode(errors="replace").decode()
+    # The text may quote the caller: half of a surrogate pair cannot be encoded, and control characters can mislead.
+    line = "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
     body: dict[str, Any] = {"error": line, "request_id": request_id}
     if fields:
         body["fields"] = [field.as_dict() for field in fields]
@@ -68,18 +69,27 @@ def response_for(error: Exception, request_id: str) -> Response | None:
         case FeddrmError():
             return error_response(422, str(error), request_id)
         case RequestValidationError():
-            first = error.errors()[0]
-            return error_response(422, f"{'.'.join(map(str, first['loc']))}: {first['msg']}", request_id)
+            problem = dict(error.errors()[0])  # its place begins with "query" or "path"
+            return error_response(422, first_problem([problem | {"loc": problem["loc"][1:]}]), request_id)
         case HTTPException():
             headers = None if error.headers is None else dict(error.headers)
             return error_response(error.status_code, str(error.detail), request_id, headers)
     return None
 
 
+def _no_route(request: Request, error: HTTPException) -> ApiError:
+    path, headers = request.url.path[:64], dict(error.headers or {})
+    if error.status_code == 404:
+        return ApiError(404, f"no path '{path}': GET /openapi.json lists all", headers)
+    return ApiError(405, f"{request.method} is no method of '{path}': send {headers.get('Allow', 'another')}", headers)
+
+
 def install_error_handlers(app: FastAPI) -> None:
     """Make FastAPI answer errors by :func:`response_for` instead of in its own form."""
 
     async def handle(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException) and error.status_code in (404, 405):  # of Starlette's routing
+            error = _no_route(request, error)
         response = response_for(error, request.scope["state"]["request_id"])
         if response is None:
             raise error

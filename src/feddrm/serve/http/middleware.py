@@ -57,7 +57,9 @@ class RequestMiddleware:
             await self.app(scope, receive, send)
             return
         started, status = time.perf_counter(), 0
-        state = scope.setdefault("state", {})
+        state, method = scope.setdefault("state", {}), scope["method"]
+        if method == "HEAD":  # answered as GET is, without the body
+            scope = {**scope, "method": "GET"}
         headers = dict(scope["headers"])
         request_id = state["request_id"] = _request_id(headers.get(b"x-request-id", b""))
         trace = self.tracer.begin(scope["headers"], request_id, scope["path"] in UNLOGGED)
@@ -68,9 +70,11 @@ class RequestMiddleware:
                 status = message["status"]
                 added = ((b"x-request-id", request_id.encode()), *SECURITY_HEADERS)
                 message["headers"] = [*message.get("headers", ()), *added]
+            elif method == "HEAD":
+                message["body"] = b""
             await send(message)
 
-        counted = scope["method"] in ("POST", "PUT")
+        counted = method in ("POST", "PUT")
         self.in_flight += counted
         try:
             rejection = self._rejection(scope, headers, counted, request_id)
@@ -85,11 +89,11 @@ class RequestMiddleware:
                 await error_response(500, text, request_id)(scope, receive, send_with_headers)
         finally:
             self.in_flight -= counted
-            self._end(scope, trace, status or CALLER_LEFT, time.perf_counter() - started)
+            # The method of gRPC is the name of the call.
+            self._end(scope, trace, state.get("rpc", method), status or CALLER_LEFT, time.perf_counter() - started)
 
-    def _end(self, scope: Scope, trace: RequestTrace, status: int, seconds: float) -> None:
+    def _end(self, scope: Scope, trace: RequestTrace, method: str, status: int, seconds: float) -> None:
         path, caller = _path_template(scope), scope["state"].get("caller", "")
-        method = scope["state"].get("rpc", scope["method"])  # of gRPC, the name of the call
         if self.on_request is not None:
             self.on_request(path, status, seconds)
         if path not in UNLOGGED:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddrm.errors import FeddrmError
+from feddrm.serve.settings import as_given
 
 NUMBER_TYPES = frozenset({int, float, bool})  # an array of bool alone is refused later
 
@@ -16,9 +17,9 @@ NUMBER_TYPES = frozenset({int, float, bool})  # an array of bool alone is refuse
 def number_array(data: Any, dtype: np.dtype[Any], name: str) -> NDArray[Any]:
     """Nested lists of numbers as an array of this type; an error for anything else. ``name`` is for the error."""
     integers = dtype.kind == "u"
-    numbers_only = f"{name}: give {'whole numbers' if integers else 'numbers'} only"
-    if not _all_numbers(data):
-        raise FeddrmError(numbers_only)
+    numbers_only = f"give {'whole numbers' if integers else 'numbers'} only"
+    if other := _first_other(data):
+        raise FeddrmError(f"{name}: {other} is no number: {numbers_only}")
     try:
         array = np.asarray(data)
     except (ValueError, TypeError, OverflowError) as error:
@@ -26,15 +27,16 @@ def number_array(data: Any, dtype: np.dtype[Any], name: str) -> NDArray[Any]:
     except MemoryError as error:
         raise FeddrmError(f"{name}: more numbers than there is memory for: send less at a time") from error
     if array.size and (array.dtype.kind not in "iuf" or (integers and array.dtype.kind == "f")):
-        raise FeddrmError(numbers_only)
+        raise FeddrmError(f"{name}: {numbers_only}")
     if integers and array.size and (array.min() < 0 or array.max() > 255):
-        raise FeddrmError(f"{name}: uint8 goes from 0 to 255")
+        wrong = array.min() if array.min() < 0 else array.max()
+        raise FeddrmError(f"{name}: {wrong} is no uint8: give 0 to 255")
     with np.errstate(over="ignore"):
         return array.astype(dtype)
 
 
-def _all_numbers(data: Any) -> bool:
-    """Whether nested lists hold numbers only, whatever their depth; every value is looked at once.
+def _first_other(data: Any) -> str:
+    """The first value in nested lists that is no number, whatever their depth; empty if there is none.
 
     This comes before NumPy: an array of strings is as wide as its longest string, so that a short text could fill
     the memory.
@@ -42,9 +44,7 @@ def _all_numbers(data: Any) -> bool:
     level = [data]
     while level:
         others = set(map(type, level)) - NUMBER_TYPES
-        if not others:
-            return True
-        if others != {list}:
-            return False
-        level = list(chain.from_iterable(value for value in level if type(value) is list))
-    return True
+        if strange := others - {list}:
+            return as_given(next(value for value in level if type(value) in strange))
+        level = list(chain.from_iterable(value for value in level if type(value) is list)) if others else []
+    return ""

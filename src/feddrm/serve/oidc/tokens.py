@@ -7,13 +7,12 @@ from typing import Any
 
 import jwt
 
-from feddrm.serve.auth import SCOPES, Caller, IssuerDown, TokenRefused
+from feddrm.errors import SettingError
+from feddrm.serve.auth import SCOPES, TOKEN_PREFIX, Caller, IssuerDown, TokenRefused
 from feddrm.serve.oidc.issuer_keys import IssuerKeys
 from feddrm.serve.settings import OidcSettings
 
 LONGEST = 2**14  # bytes of a token
-LONGEST_NAME = 128
-PREFIX = "oidc:"  # of callers' names, which differ so from those of keys
 ALGORITHM = "its algorithm is not allowed"
 REASONS: dict[type[Exception], str] = {
     jwt.ExpiredSignatureError: "it has expired",
@@ -83,13 +82,14 @@ class TokenVerifier:
             raise TokenRefused(REASONS.get(type(error), "it is malformed")) from error
 
     def _caller(self, claims: Mapping[str, Any]) -> Caller:
-        name = claims.get(self.settings.oidc_name_claim)
-        if not isinstance(name, str) or not name or len(name) > LONGEST_NAME or not name.isprintable():
-            raise TokenRefused(f"its claim '{self.settings.oidc_name_claim}' is no name")
         given = _claim(claims, self.settings.oidc_scope_claim)
         words = given.split() if isinstance(given, str) else given if isinstance(given, list) else []
         prefix = self.settings.oidc_scope_prefix
-        return Caller(PREFIX + name, frozenset(scope for scope in SCOPES if prefix + scope in words))
+        try:
+            name = TOKEN_PREFIX + claims[self.settings.oidc_name_claim]
+            return Caller(name, frozenset(scope for scope in SCOPES if prefix + scope in words))
+        except (KeyError, TypeError, SettingError) as error:
+            raise TokenRefused(f"its claim '{self.settings.oidc_name_claim}' is no name") from error
 
 
 def _claim(claims: Mapping[str, Any], name: str) -> Any:

@@ -33,7 +33,7 @@ class TensorIn(BaseModel):
     model_config = ConfigDict(allow_inf_nan=False)
 
     name: str = Field(max_length=64, description="the name of the input, from the model's metadata")
-    shape: list[Size] = Field(min_length=1, max_length=MAX_SIDES, description="samples first")
+    shape: list[Size] = Field(min_length=1, max_length=MAX_SIDES, fail_fast=True, description="samples first")
     datatype: Literal["UINT8", "FP32", "FP64"] = Field(description="the type of the numbers")
     parameters: dict[str, Any] = Field(default={}, description="binary_data_size: its bytes after the JSON part")
     data: list[Any] | None = Field(default=None, description="the numbers, flat or nested; null if they are bytes")
@@ -55,9 +55,9 @@ class InferRequest(BaseModel):
         max_length=MAX_PARAMETERS,
         description="options, and none misspelt; binary_data_output: answer all as bytes",
     )
-    inputs: list[TensorIn] = Field(min_length=1, max_length=MAX_INPUTS, description="the samples")
+    inputs: list[TensorIn] = Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True, description="the samples")
     outputs: list[OutputWanted] | None = Field(
-        None, min_length=1, max_length=MAX_OUTPUTS, description="the wanted outputs; null: all"
+        None, min_length=1, max_length=MAX_OUTPUTS, fail_fast=True, description="the wanted outputs; null: all"
     )
 
 
@@ -124,7 +124,7 @@ def read_infer(body: bytes, header_length: str | None) -> tuple[InferRequest, di
     try:
         request = InferRequest.model_validate_json(body[:position])
     except ValidationError as error:
-        raise FeddrmError(first_problem(error)) from error
+        raise FeddrmError(first_problem(error.errors())) from error
     tensors: dict[str, Array] = {}
     for tensor in request.inputs:
         size = tensor.parameters.get("binary_data_size")
@@ -213,7 +213,8 @@ def _from_numbers(tensor: TensorIn) -> Array:
         raise FeddrmError(f"input '{tensor.name}' has neither data nor binary_data_size: give one of them")
     array = number_array(tensor.data, DTYPES[tensor.datatype], f"input '{tensor.name}'")
     if array.size != math.prod(tensor.shape):
-        raise FeddrmError(f"input '{tensor.name}' has {array.size} numbers, its shape {tensor.shape} wants others")
+        needed = math.prod(tensor.shape)
+        raise FeddrmError(f"input '{tensor.name}' has {array.size} numbers: its shape {tensor.shape} needs {needed}")
     return _reshape(array, tensor)
 
 

@@ -76,7 +76,7 @@ def add_oip_routes(
 
     def check_model(model: str) -> None:
         if model not in models:
-            raise ApiError(404, f"no model of this name: there is {' and '.join(models)}")
+            raise ApiError(404, f"no model '{model[:64]}': there is {' and '.join(models)}")
 
     @app.get("/v2", responses={200: {"model": ServerAbout}})
     async def server() -> Response:

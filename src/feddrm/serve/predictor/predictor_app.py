@@ -59,7 +59,12 @@ def build_predictor(predictor: Predictor, settings: PredictorSettings) -> ASGIAp
         await asyncio.to_thread(tracer.close)
 
     app = FastAPI(
-        title=f"feddrm client {predictor.name}", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None
+        title=f"feddrm client {predictor.name}",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # as the gateway
     )
     install_error_handlers(app)
 

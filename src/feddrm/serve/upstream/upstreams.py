@@ -262,7 +262,8 @@ def _entry(path: Path, name: str, value: object) -> UpstreamEntry:
     try:
         entry = UpstreamEntry.model_validate(value)
     except ValidationError as error:
-        raise FeddrmError(f"{path}: client '{name}': {first_problem(error)}") from error
+        problem = first_problem(error.errors(), UpstreamEntry.model_fields, secret=True)
+        raise FeddrmError(f"{path}: client '{name}': {problem}") from error
     files = {"ca": entry.ca, "key_file": entry.key_file}
     return entry.model_copy(update={key: path.parent / file for key, file in files.items() if file is not None})
 
