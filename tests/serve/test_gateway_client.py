@@ -132,6 +132,13 @@ def test_all_forms_of_a_sample_can_be_sent_from_python_and_the_shell(
             gateway.route()
     shell = json.loads(feddrm_command("query", demo, path, "--predict", "--json").stdout)
     assert shell[0]["client"] == found["client"]
+    options = {"rule": "posterior", "coverage": 0.2, "without": ["fax", "flatbed"]}
+    with feddrm.GatewayClient(demo) as gateway:
+        wanted = gateway.route(path, **options)[0]
+    words = ("--rule", "posterior", "--coverage", "0.2", "--without", "fax", "--without", "flatbed")
+    answer = json.loads(feddrm_command("query", demo, path, *words, "--json").stdout)[0]
+    assert {key: answer[key] for key in wanted} == wanted
+    assert {away["client"] for away in wanted["away"]} == {"fax", "flatbed"}
     with pytest.raises(FeddrmError, match="is it running"):
         feddrm.GatewayClient("http://127.0.0.1:9").route(path)
 

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 LONGEST_FIGURE = 20  # characters: longer cells may be wrapped
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Coverage = Annotated[
+    float | None, typer.Option(help="Answer this fraction of queries; abstain from the least certain ones.")
+]
+Without = Annotated[list[str] | None, typer.Option(help="A client that is away; repeatable.")]
 MaxAway = Annotated[
     float | None,
     typer.Option(

@@ -12,10 +12,12 @@ import typer
 from feddrm.cli.data_options import DataDir, PluginCommand, given_settings
 from feddrm.cli.output import (
     Costs,
+    Coverage,
     JsonFlag,
     LabelMiss,
     MaxAway,
     Views,
+    Without,
     client_cells,
     print_json,
     print_table,
@@ -42,7 +44,6 @@ QueryFiles = Annotated[
 Ignored = Annotated[
     list[str] | None, typer.Option(help="A column of the tables that is no input, such as an id; repeatable.")
 ]
-Without = Annotated[list[str] | None, typer.Option(help="A client that is away; repeatable.")]
 
 app = typer.Typer(
     help="Export a fitted router, add a client to it, or remove clients from it.",
@@ -291,9 +292,7 @@ def predict(
     consult: Annotated[int, typer.Option(help="Ask this many clients and mix their answers.")] = 1,
     rule: Annotated[str | None, typer.Option(help=f"{RULES_HELP} (default: density).")] = None,
     cost: Costs = None,
-    coverage: Annotated[
-        float | None, typer.Option(help="Answer this fraction of queries; abstain from the least certain ones.")
-    ] = None,
+    coverage: Coverage = None,
     without: Without = None,
     max_away: MaxAway = None,
     abstain: Annotated[str, typer.Option(help="mark: no label where the router abstains. answer: a label.")] = "mark",

@@ -12,10 +12,12 @@ import typer
 from feddrm.cli.data_options import given_settings
 from feddrm.cli.output import (
     Costs,
+    Coverage,
     JsonFlag,
     LabelMiss,
     MaxAway,
     Views,
+    Without,
     client_cells,
     print_json,
     print_table,
@@ -212,6 +214,9 @@ def query(
     abstain: Annotated[
         str, typer.Option(help="With --predict: mark (no label where the router abstains) or answer (a label anyway).")
     ] = "mark",
+    rule: Annotated[str | None, typer.Option(help=f"{RULES_HELP} (default: the gateway's).")] = None,
+    coverage: Coverage = None,
+    without: Without = None,
     max_away: MaxAway = None,
     label_miss: LabelMiss = None,
     top: Annotated[
@@ -235,7 +240,9 @@ def query(
         raise SettingError("--csv and --json print the same answers: give one of them")
     if label_miss is not None and not predict:
         raise SettingError("--label-miss names labels, which clients are asked for: give --predict, too")
-    options = given_settings(max_away=max_away, label_miss=label_miss, top=top)
+    options = given_settings(
+        rule=rule, coverage=coverage, without=without or None, max_away=max_away, label_miss=label_miss, top=top
+    )
     options |= {"consult": consult, "abstain": abstain} if predict else {}
     answers: list[dict[str, Any]] = []
     with GatewayClient(url, key, ca=ca) as gateway:
