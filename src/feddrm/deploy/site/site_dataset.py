@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from feddrm.data import Client, load
+from feddrm.data import Client, Federation, load
 from feddrm.data.sources.array_files import read_arrays
 from feddrm.data.sources.arrays import client_from_arrays
 from feddrm.data.sources.csv_tables import AUTO, RawTable, Roles, labels_as_integers, read_raw_table
@@ -160,11 +160,17 @@ def sorted_classes(classes: set[str]) -> tuple[str, ...]:
     return tuple(sorted(classes, key=int) if numbers else sorted(classes))
 
 
-def _share(name: str, data: Mapping[str, Any]) -> SiteDataset:
+def load_shares(data: Mapping[str, Any]) -> Federation:
+    """The known dataset of which every site gets a client as its share."""
     settings = {str(key): value for key, value in data.items() if key not in ("dataset", "client")}
     whole = load(str(data["dataset"]), **settings)
-    require_classes(whole.task, "a deployed federation", "train these data in one process ('feddrm train')")
-    number = data.get("client", 0)
+    what, remedy = f"a deployed federation of '{data['dataset']}'", "train these data in one process ('feddrm train')"
+    require_classes(whole.task, what, remedy)
+    return whole
+
+
+def _share(name: str, data: Mapping[str, Any]) -> SiteDataset:
+    whole, number = load_shares(data), data.get("client", 0)
     if not isinstance(number, int) or not 0 <= number < len(whole):
         raise SettingError(f"{name}: client={number!r}: '{data['dataset']}' has shares 0 to {len(whole) - 1}")
     own = replace(whole.clients[number], name=name)
