@@ -166,7 +166,7 @@ def test_a_folder_without_a_project_is_refused(feddrm: Feddrm, tmp_path: Path) -
         ("server/federation.yaml", "port: 99999", "port=99999"),
         ("server/federation.yaml", "run: ../first", "run '../first' names folders"),
         ("server/federation.yaml", "deadline: soon", "deadline='soon': give a number"),
-        ("server/federation.yaml", "training: {rounds: ten}", "wrong kind"),
+        ("server/federation.yaml", "training: {rounds: ten}", "training: rounds='ten': give a whole number"),
         ("server/federation.yaml", "routing: {ridge: 1}", "no routing setting 'ridge'"),
         ("sites/oslo/site.yaml", "device: abacus", "device 'abacus' cannot be used here"),
         ("sites/oslo/site.yaml", "poll_seconds: 0", "poll_seconds=0"),
