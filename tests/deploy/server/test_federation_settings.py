@@ -152,6 +152,8 @@ def test_a_comparison_of_another_form_is_refused(tmp_path: Path) -> None:
         ("training: {rounds: many}", "training: rounds='many': give a whole number"),
         ("training: {rounds: 0}", "training: rounds=0: give at least 1"),
         ("training: {method: {name: feddrm}}", "training: method={'name': 'feddrm'}: give text"),
+        ("training: {method: fed3r}", "training: method=fed3r: it has no rounds, which sites train in"),
+        ("training: {model: onnx}", "training: model=onnx: it has no rounds, which sites train in"),
         ("training: {model: lenett}", "training: unknown model 'lenett'; did you mean 'lenet'?"),
         ("training: {batchsize: 3}", "training: no training setting 'batchsize'; did you mean 'batch_size'?"),
         ("routing: {rounds: 0}", "routing: rounds=0: give at least 1"),

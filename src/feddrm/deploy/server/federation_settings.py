@@ -179,8 +179,10 @@ class FederationSettings:
                 known = f"(there are: {', '.join(sorted(allowed))})"
                 raise SettingError(f"no training setting '{key}'{nearest(str(key), allowed)} {known}")
         method = Method.make(self.training.get("method", "feddrm"))
-        if self.training.get("model") is not None:
-            Model.find(self.training["model"])
+        model = self.training.get("model")
+        if method.closed_form or (model is not None and Model.find(model).frozen):
+            name = f"method={method.name}" if method.closed_form else f"model={model}"
+            raise SettingError(f"{name}: it has no rounds, which sites train in: use 'feddrm fit', or choose another")
         given = {key: value for key, value in self.training.items() if key not in apart}
         check_recipe(self.training.get("recipe"), given)
         plan = Plan(**given)
