@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deployment import NAMES, Deployed
+from feddrm.checks import findings
 from feddrm.deploy import cluster_status, local_cluster
 from feddrm.deploy.process_lock import only_process
 from feddrm.deploy.rotating_log import LOG, RotatingLog
@@ -79,6 +83,24 @@ def test_a_mistake_in_a_settings_file_is_reported_before_anything_is_started(
     deployment.change_site("pune", device="abacus")
     with refused(str(deployment.site_folder("pune") / "site.yaml"), "device 'abacus'"):
         local_cluster.up(deployment.folder)
+    assert programs == {}
+
+
+def test_a_folder_that_cannot_be_written_is_reported_before_anything_is_started(
+    deployed: Make, programs: dict[str, list[subprocess.Popen[bytes]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process ended without a word, because it could not write its log either."""
+    folder = deployed().folder
+    temporary_file = findings.NamedTemporaryFile
+
+    def read_only(dir: Path) -> Any:
+        if dir.name == "oslo":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return temporary_file(dir=dir)
+
+    monkeypatch.setattr(findings, "NamedTemporaryFile", read_only)
+    with refused(f"cannot write into {folder / 'sites' / 'oslo'} (Permission denied)"):
+        local_cluster.up(folder)
     assert programs == {}
 
 

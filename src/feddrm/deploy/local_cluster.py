@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from feddrm.checks.findings import require_writable
 from feddrm.deploy.cluster_status import folders, read_summary, server_folder
 from feddrm.deploy.process_lock import running
 from feddrm.deploy.rotating_log import DATED, LOG, last_line
@@ -34,8 +35,9 @@ def up(project: Path) -> list[str]:
     If one of them cannot start, all of them are stopped: a run begins, and ends, with all its sites.
     """
     idle = {name: folder for name, folder in folders(project).items() if running(folder) is None}
-    for name, folder in idle.items():  # a mistake in their settings is reported before anything is started
+    for name, folder in idle.items():  # what would end them is reported before anything is started
         (FederationSettings if name == "server" else SiteSettings).read(folder)
+        require_writable(folder)
     began, started = time.time(), dict[str, subprocess.Popen[bytes]]()
     try:
         for name, folder in idle.items():
