@@ -42,6 +42,22 @@ def test_a_run_that_lasts_longer_than_the_given_seconds_goes_on(deployed: Make) 
     assert cluster_status.status(folder)["wanted"]
 
 
+def test_ctrl_c_says_that_the_run_goes_on(deployed: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = deployed().folder
+
+    def interrupt(server: Path, run: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local_cluster, "read_status", interrupt)
+    with (
+        only_process(folder / "server"),
+        refused("interrupted: it goes on by itself, see 'feddrm deploy status'") as it,
+    ):
+        local_cluster.run(folder, lambda status: None)
+    assert it.value.exit_code == 130
+    assert cluster_status.status(folder)["wanted"]
+
+
 def test_a_run_that_could_not_say_why_it_failed_is_not_waited_for(
     deployed: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

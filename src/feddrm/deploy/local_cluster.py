@@ -20,11 +20,12 @@ from feddrm.deploy.server.federation_file import read_members
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.status import JOB, STOPPED, read_status
 from feddrm.deploy.site.site_settings import SiteSettings
-from feddrm.errors import FeddrmError
+from feddrm.errors import FeddrmError, InterruptedRunError
 from feddrm.io.atomic import write_atomically
 from feddrm.io.text import json_line
 
 START_SECONDS, STOP_SECONDS = 120.0, 20.0
+GOES_ON = "it goes on by itself, see 'feddrm deploy status'"
 
 _started: list[subprocess.Popen[bytes]] = []  # kept, because Python warns of a Popen that is dropped while it runs
 
@@ -128,14 +129,23 @@ def run(project: Path, on_status: Callable[[Mapping[str, Any]], None], seconds: 
         return summary
     began = time.time()
     begin(project)
+    try:
+        return _follow(server, settings.run, on_status, began, seconds)
+    except KeyboardInterrupt as error:
+        raise InterruptedRunError(GOES_ON) from error
+
+
+def _follow(
+    server: Path, run: str, on_status: Callable[[Mapping[str, Any]], None], began: float, seconds: float | None
+) -> dict[str, Any]:
     while seconds is None or time.time() < began + seconds:
         wanted = (server / JOB).exists()  # before the status: what a run leaves is written before its job goes
-        current = read_status(server, settings.run)
+        current = read_status(server, run)
         if current is not None and current["time"] > began:
             on_status(current)
             if current["what"] == "failed":
                 raise FeddrmError(f"the run failed: {current['text']}")
-        summary = read_summary(server, settings.run)
+        summary = read_summary(server, run)
         if summary is not None:
             return summary
         if running(server) is None:
@@ -143,4 +153,4 @@ def run(project: Path, on_status: Callable[[Mapping[str, Any]], None], seconds: 
         if not wanted:
             raise FeddrmError(f"the run failed: {STOPPED}")
         time.sleep(0.2)
-    raise FeddrmError(f"not finished after {seconds:g} s: it goes on by itself, see 'feddrm deploy status'")
+    raise FeddrmError(f"not finished after {seconds:g} s: {GOES_ON}")

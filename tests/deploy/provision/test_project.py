@@ -18,7 +18,7 @@ import yaml
 
 from feddrm.checks.findings import PROBLEM, Finding
 from feddrm.data import Dataset
-from feddrm.deploy.provision import wheel
+from feddrm.deploy.provision import project, wheel
 from feddrm.deploy.provision.project import make_project
 from feddrm.deploy.provision.server_check import check_server
 from feddrm.deploy.provision.site_check import check_site
@@ -56,10 +56,10 @@ def test_a_dataset_with_clients_of_its_own_is_not_divided_anew(tmp_path: Path, r
     assert problems(tmp_path / "f") == []
 
 
-def problems(project: Path) -> list[Finding]:
+def problems(folder: Path) -> list[Finding]:
     """What ``feddrm deploy check`` refuses in a project."""
-    findings = check_server(project / "server")
-    for site in (project / "sites").iterdir():
+    findings = check_server(folder / "server")
+    for site in (folder / "sites").iterdir():
         findings += check_site(site)
     return [finding for finding in findings if finding.level == PROBLEM]
 
@@ -218,3 +218,15 @@ def test_a_project_that_cannot_be_finished_leaves_nothing(tmp_path: Path, monkey
     assert list(folder.iterdir()) == []
     make_project(folder, settings)
     assert (folder / "README.md").exists()
+
+
+def test_ctrl_c_leaves_no_half_of_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(project, "copy_site_keys", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            make_project(tmp_path / "f", SETTINGS)
+    assert list((tmp_path / "f").iterdir()) == []
+    make_project(tmp_path / "f", SETTINGS)

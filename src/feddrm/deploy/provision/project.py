@@ -45,10 +45,10 @@ def make_project(
     shares = [{"folder": "data"}] * sites if data is None else _shares(data, sites)
     try:
         _write_project(folder, settings, shares, hosts, public_keys or {})
-    except (OSError, FeddrmError) as error:
+    except BaseException as error:  # Ctrl-C, too
         for part in folder.iterdir() if folder.is_dir() else ():  # half a project would be refused as not empty
             shutil.rmtree(part) if part.is_dir() else part.unlink()
-        if isinstance(error, FeddrmError):
+        if not isinstance(error, OSError):
             raise
         raise FeddrmError(
             f"cannot write {folder} ({error.strerror}): free the disk or choose another folder"
