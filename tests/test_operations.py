@@ -12,10 +12,9 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from feddrm.deploy.process_lock import only_process
 from feddrm.deploy.watch.training_metrics import training_metrics
 from feddrm.serve.telemetry.metrics import Metrics
-from training_folder import training_folder
+from training_folder import running_server, training_folder
 
 FOLDER = Path(__file__).parents[1] / "docs" / "operations"
 BOARD = json.loads((FOLDER / "dashboard.json").read_text())
@@ -29,7 +28,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     path = server / "runs" / "first" / "metrics.jsonl"
     last = json.loads(path.read_text().splitlines()[-1]) | {"epsilon": {"oslo": 7.5}}
     path.write_text(path.read_text() + json.dumps(last) + "\n")
-    with only_process(server):
+    with running_server(server):
         families = list(text_string_to_metric_families(training_metrics(server).decode()))
     families += text_string_to_metric_families(Metrics().render().decode())
     suffixes = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_count", "_sum"]}

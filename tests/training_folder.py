@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from feddrm.deploy.process_lock import LOCK, only_process
 from feddrm.deploy.provision.project import make_project
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.status import JOB, ServerStatus
@@ -47,3 +51,11 @@ def training_folder(folder: Path) -> tuple[Path, ServerStatus]:
     status.record("round finished", {"rounds": 9, **history[-1]})
     status.record("outstanding", {"waiting": {NAMES[1]: 1000.0}})
     return server, status
+
+
+@contextmanager
+def running_server(server: Path) -> Iterator[None]:
+    """As while the server runs that has written everything in the folder."""
+    with only_process(server):
+        os.utime(server / LOCK, (0, 0))
+        yield

@@ -35,12 +35,12 @@ class SettingError(FeddrmError):
 
 
 class InterruptedRunError(FeddrmError):
-    """Ctrl-C during work whose progress is saved (exit code 130)."""
+    """Ctrl-C during work whose progress is saved, or that goes on by itself (exit code 130)."""
 
     exit_code = INTERRUPTED
 
-    def __init__(self) -> None:
-        super().__init__("interrupted: the same command goes on where it stopped")
+    def __init__(self, then: str = "the same command goes on where it stopped") -> None:
+        super().__init__(f"interrupted: {then}")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,9 @@ import pytest
 
 from deployment import NAMES, Deployed
 from feddrm.deploy import cluster_status
+from feddrm.deploy.process_lock import only_process
+from feddrm.deploy.server.status import ServerStatus
+from feddrm.deploy.site.site_status import SiteStatus
 from refusal import refused
 
 pytestmark = pytest.mark.slow
@@ -39,3 +42,14 @@ def test_the_status_names_the_run_and_what_runs_of_it(deployed: Make) -> None:
     assert not cluster_status.is_site(folder / "server")
     assert cluster_status.site_status(site) == {"site": "oslo", "process": None}
     assert cluster_status.run_folder(folder) == folder / "server" / "runs" / "first"
+
+
+def test_nobody_is_waited_for_by_a_server_or_a_site_that_does_not_run(deployed: Make) -> None:
+    folder = deployed().folder
+    ServerStatus(folder / "server").record("outstanding", {"waiting": {"lima": 5.0}})
+    SiteStatus(folder / "sites" / "oslo").message({"kind": "waiting", "for": {"lima": 5.0}})
+    assert "waiting" not in cluster_status.status(folder)["server"]
+    assert "waiting" not in cluster_status.site_status(folder / "sites" / "oslo")
+    with only_process(folder / "server"), only_process(folder / "sites" / "oslo"):
+        assert cluster_status.status(folder)["server"]["waiting"] == {"lima": 5.0}
+        assert cluster_status.site_status(folder / "sites" / "oslo")["waiting"] == {"lima": 5.0}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from feddrm.deploy import rotating_log
-from feddrm.deploy.rotating_log import LOG, RotatingLog, log, logging_to, utc
+from feddrm.deploy.rotating_log import LOG, RotatingLog, last_line, log, logging_to, utc
 from feddrm.errors import FeddrmError
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
@@ -17,6 +17,14 @@ TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
 
 def test_times_are_in_utc() -> None:
     assert utc(0.0) == "1970-01-01T00:00:00Z"
+
+
+def test_the_last_line_since_a_time(tmp_path: Path) -> None:
+    path = tmp_path / LOG
+    assert last_line(path, 0.0) is None
+    path.write_text("1970-01-01T00:00:10Z old\n1970-01-01T00:00:20Z a fault\nTraceback\nOSError: x\n\n")
+    assert last_line(path, 20.9) == "OSError: x"
+    assert last_line(path, 21.0) is None
 
 
 def test_a_log_rotates_and_keeps_a_few_old_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

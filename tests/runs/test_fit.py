@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import stat
 import sys
@@ -20,11 +21,13 @@ from feddrm.methods import Fed3R, FedAvg
 from feddrm.models import Identity, Mlp
 from feddrm.report.report_page import write_report
 from feddrm.report.run_table import report_table
-from feddrm.router import evaluate
+from feddrm.router import RouterSettings, evaluate
+from feddrm.router.fit.local_cohort import LocalCohort
 from feddrm.runs import Run
 from refusal import refused
 
 NAMES = ("oslo", "lima", "suva")
+fit_module = importlib.import_module("feddrm.runs.fit")  # feddrm.runs.fit is the function
 
 
 def embeddings(seed: int = 0) -> Federation:
@@ -72,6 +75,41 @@ def test_summary_and_metrics(run: Run):
     assert summary["client_accuracy"]["exact_density"]["mean"] > 0.6
     assert summary["router"]["message"]["bytes"] > 0
     assert "0 rounds, router" in repr(run)
+
+
+def test_samples_go_to_the_device_of_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Only the network went there, so a fit on a GPU ended in a stack trace."""
+    moved: list[Federation] = []
+    given: list[Federation] = []
+
+    def to(federation: Federation, device: str) -> Federation:
+        moved.append(replace(federation, source=f"on {device}"))
+        return moved[-1]
+
+    def cohort(federation: Federation, settings: RouterSettings) -> LocalCohort:
+        given.append(federation)
+        return LocalCohort(federation, settings)
+
+    monkeypatch.setattr(Federation, "to", to)
+    monkeypatch.setattr(fit_module, "LocalCohort", cohort)
+    feddrm.fit(embeddings(), out=tmp_path / "run")
+    assert [federation.source for federation in given] == ["on cpu"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_gpu_that_is_not_there_is_refused(tmp_path: Path):
+    with refused("device 'cuda' was asked for, but torch sees no GPU here"):
+        feddrm.fit(embeddings(), out=tmp_path / "run", device="cuda")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_fits_the_same_run(tmp_path: Path):
+    here, there = (feddrm.fit(embeddings(), out=tmp_path / device, device=device) for device in ("cpu", "cuda"))
+    fitted = read_tensors(there.folder.shared_file, "")
+    for leaf, value in read_tensors(here.folder.shared_file, "").items():
+        torch.testing.assert_close(fitted[leaf], value, rtol=1e-4, atol=1e-5)
 
 
 def test_the_global_model_is_the_ridge_regression_of_pooled_samples(tmp_path: Path):

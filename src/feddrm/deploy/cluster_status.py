@@ -46,11 +46,14 @@ def status(project: Path) -> dict[str, Any]:
     """Which processes run here, what the server is doing, and how its last round went."""
     server = server_folder(project)
     run = read_members(server).run
+    processes, current = {name: running(folder) for name, folder in folders(project).items()}, read_status(server, run)
+    if current is not None and processes["server"] is None:
+        current.pop("waiting", None)  # it was waited for when the server stopped
     return {
         "run": run,
-        "processes": {name: running(folder) for name, folder in folders(project).items()},
+        "processes": processes,
         "wanted": (server / JOB).exists(),
-        "server": read_status(server, run),
+        "server": current,
         "complaint": last_complaint(server),
         "summary": read_summary(server, run),
     }
@@ -64,6 +67,8 @@ def is_site(folder: Path) -> bool:
 def site_status(folder: Path) -> dict[str, Any]:
     """What a site knows: its process, its connection, the server's last message, whom the server waits for."""
     process, status = running(folder), read_site_status(folder) or {}
+    if process is None:
+        status.pop("waiting", None)  # it does not know any more
     if process is None and status.get("connected"):  # it was killed, and could not write any more
         status |= {"connected": False, "reason": "this site does not run; it was connected"}
     return {"site": site_name(folder), "process": process, **status}

@@ -27,6 +27,13 @@ def utc(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
+def last_line(path: Path, since: float) -> str | None:
+    """The last line of a log that was written at or after a time; None without one."""
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    first = next((i for i, line in enumerate(lines) if DATED.match(line) and line >= utc(since)), len(lines))
+    return next((line for line in reversed(lines[first:]) if line.strip()), None)
+
+
 class LineFormatter(logging.Formatter):
     """The time, then the message and its traceback."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from feddrm.data import Federation
 from feddrm.data.summary import dataset_summary
-from feddrm.engine import RoundResult, State
+from feddrm.engine import RoundResult, State, require_gpu
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import ClosedFormMethod, Method, Stage
 from feddrm.models import Model, is_trunk
@@ -21,7 +21,7 @@ from feddrm.router.fit.cohort import Trunk
 from feddrm.router.fit.fit_closed_form import ClosedFormFit, fit_closed_form
 from feddrm.router.fit.local_cohort import LocalCohort
 from feddrm.runs.client_predictions import pooled_test_set
-from feddrm.runs.config import Config, as_method, resolve
+from feddrm.runs.config import as_method, resolve
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.run import Run
 from feddrm.runs.run_router import router_figures, with_left_out, write_router
@@ -45,7 +45,7 @@ def fit(
     """Fit router and heads on frozen features in closed form, into the folder ``out``; a finished fit there is kept.
 
     ``method`` is ``fed3r`` or ``fedlda``, ``model`` is ``identity`` (the samples are features) or ``onnx``. Of the
-    ``settings`` of :func:`feddrm.train`, only ``seed`` and ``evaluation`` have an effect.
+    ``settings`` of :func:`feddrm.train`, only ``seed``, ``evaluation`` and ``device`` have an effect.
 
     Example:
         >>> embeddings, labels = np.random.default_rng(0).normal(size=(60, 8)), np.arange(60) % 2
@@ -59,6 +59,7 @@ def fit(
         raise SettingError(
             f"method '{method.name}' has rounds: train it with 'feddrm train' (feddrm.train), or fit fed3r or fedlda"
         )
+    require_gpu(str(settings.get("device", "cpu")))
     federation, reload_settings = load_data(data, data_settings)
     config = resolve(federation, data=reload_settings, method=method, model=model, **{"rounds": 0, **settings})
     check_sizes(federation)
@@ -70,7 +71,7 @@ def fit(
         else:
             with router_kernels(int(federation.sizes.sum())):
                 began = time.perf_counter()
-                result = _fit(config, federation, session)
+                result = _fit(session)
                 session.seconds["train"] = time.perf_counter() - began
                 _write(session, result, used_before)
         return replace(Run.open(out), federation=federation)
@@ -86,7 +87,8 @@ def check_sizes(federation: Federation) -> None:
             )
 
 
-def _fit(config: Config, federation: Federation, session: TrainingSession) -> ClosedFormFit:
+def _fit(session: TrainingSession) -> ClosedFormFit:
+    config, federation = session.config, session.federation
     assert isinstance(config.method, ClosedFormMethod)
     net = session.net.requires_grad_(False)
     trunk = Trunk(net, {leaf: value.detach() for leaf, value in net.named_parameters() if is_trunk(leaf)})

@@ -63,7 +63,7 @@ def train(  # noqa: PLR0913 (the public signature)
             log.warning("%s", warning)
         folder = RunFolder(out)
         # Nothing is written before all checks have passed: building the network is one of them.
-        session = TrainingSession(config, federation.to(config.device), folder)
+        session = TrainingSession(config, federation, folder)
         with folder.exclusive() as used_before:
             state = folder.open(config, federation, used_before)
             if not folder.summary_file.exists():

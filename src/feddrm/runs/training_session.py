@@ -53,13 +53,13 @@ class DivergedError(FeddrmError):
 
 
 class TrainingSession:
-    """One training, from its first round or a checkpoint to the summary."""
+    """One training, from its first round or a checkpoint to the summary; samples and network are on its device."""
 
     def __init__(self, config: Config, federation: Federation, folder: RunFolder) -> None:
-        self.config, self.federation, self.folder = config, federation, folder
+        self.config, self.federation, self.folder = config, federation.to(config.device), folder
         self.net = config.build_net(federation)
         self.on_gpu = torch.device(config.device).type == "cuda"
-        self.test_pool = Pool.of(federation, "test") if self.on_gpu else None
+        self.test_pool = Pool.of(self.federation, "test") if self.on_gpu else None
         self.replay = Replay() if engine_for(config.engine, config.device) == "graph" else None
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats()

@@ -17,6 +17,7 @@ pytest.importorskip("flwr")
 
 from feddrm.cli import main
 from feddrm.deploy import local_cluster
+from feddrm.deploy.process_lock import only_process
 from feddrm.deploy.provision import wheel
 
 
@@ -162,6 +163,20 @@ def test_status_shows_what_the_server_is_doing(
     assert feddrm("status", str(folder)).stdout.endswith(shown)
 
 
+def test_a_failed_run_keeps_its_reason_after_another_start_of_the_server(feddrm: Feddrm, tmp_path: Path) -> None:
+    """Other complaints of the earlier start go: they may have been corrected."""
+    folder = tmp_path / "federation"
+    feddrm("init", str(folder), "--clients", "oslo,lima", "--data", "digits")
+    server = folder / "server"
+    (server / "complaints.log").write_text("2020-01-01T00:00:00Z oslo is unwell\n")
+    assert "last complaint: 2020-01-01T00:00:00Z oslo is unwell" in feddrm("status", str(folder)).stdout
+    (server / "status.json").write_text(json.dumps({"what": "failed", "text": "lima is unwell", "time": 0.0}))
+    with only_process(server):
+        shown = feddrm("status", str(folder)).stdout
+    assert "run 'first': failed (lima is unwell) since 1970-01-01T00:00:00Z" in shown
+    assert "last complaint" not in shown
+
+
 def test_a_folder_without_a_project_is_refused(feddrm: Feddrm, tmp_path: Path) -> None:
     for verb in ("up", "run", "status", "down"):
         refusal = feddrm(verb, str(tmp_path))
@@ -177,7 +192,7 @@ def test_a_folder_without_a_project_is_refused(feddrm: Feddrm, tmp_path: Path) -
         ("server/federation.yaml", "port: 99999", "port=99999"),
         ("server/federation.yaml", "run: ../first", "run '../first' names folders"),
         ("server/federation.yaml", "deadline: soon", "deadline='soon': give a number"),
-        ("server/federation.yaml", "training: {rounds: ten}", "wrong kind"),
+        ("server/federation.yaml", "training: {rounds: ten}", "training: rounds='ten': give a whole number"),
         ("server/federation.yaml", "routing: {ridge: 1}", "no routing setting 'ridge'"),
         ("sites/oslo/site.yaml", "device: abacus", "device 'abacus' cannot be used here"),
         ("sites/oslo/site.yaml", "poll_seconds: 0", "poll_seconds=0"),

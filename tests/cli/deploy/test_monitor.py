@@ -15,17 +15,16 @@ pytest.importorskip("flwr")
 from rich.console import Console
 
 from feddrm.cli.deploy import monitor
-from feddrm.deploy.process_lock import only_process
 from feddrm.deploy.records.audit_trail import AUDIT, AuditTrail
 from feddrm.deploy.server.status import JOB
-from training_folder import NAMES, REASON, training_folder
+from training_folder import NAMES, REASON, running_server, training_folder
 
 Call = Callable[..., CompletedProcess[str]]
 
 
 def test_watch_once_prints_rounds_sites_and_the_reason(feddrm: Call, tmp_path: Path) -> None:
     server, _ = training_folder(tmp_path)
-    with only_process(server):
+    with running_server(server):
         for words in (("--once",), ()):  # without a terminal it is printed once, too
             shown = feddrm("deploy", "watch", server.parent, *words)
             assert shown.returncode == 0
@@ -39,7 +38,7 @@ def test_watch_once_prints_rounds_sites_and_the_reason(feddrm: Call, tmp_path: P
 
 def test_watch_as_json_is_the_state(feddrm: Call, tmp_path: Path) -> None:
     server, _ = training_folder(tmp_path)
-    with only_process(server):
+    with running_server(server):
         state = json.loads(feddrm("deploy", "watch", server, "--json").stdout)
     assert [site["site"] for site in state["sites"]] == list(NAMES)
     assert state["waiting"][0]["reason"] == REASON
@@ -49,7 +48,7 @@ def test_a_failed_run_is_shown_with_its_reason_and_exit_code(feddrm: Call, tmp_p
     server, status = training_folder(tmp_path)
     status.record("failed", {"text": "lima: holds [other] samples"})
     (server / JOB).unlink()
-    with only_process(server):
+    with running_server(server):
         shown = feddrm("deploy", "watch", server, "--once")
     assert shown.returncode == 1
     assert "failed: lima: holds [other] samples" in shown.stdout
@@ -68,7 +67,7 @@ def test_on_a_terminal_the_view_is_renewed_until_the_run_ends(
             (server / "runs" / "first" / "summary.json").write_text(json.dumps({"rounds": 9}))
 
     monkeypatch.setattr(monitor.time, "sleep", pause)
-    with only_process(server):
+    with running_server(server):
         shown = feddrm("deploy", "watch", server)
     monkeypatch.undo()
     assert shown.returncode == 0

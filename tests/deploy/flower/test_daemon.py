@@ -13,6 +13,7 @@ from flwr.common.config import parse_config_args
 from deployment import Deployed
 from feddrm.deploy.flower import daemon
 from feddrm.deploy.flower.daemon import free_port, superlink_command
+from feddrm.deploy.rotating_log import LOG
 from feddrm.deploy.site.site_settings import SiteSettings
 from refusal import refused
 
@@ -28,6 +29,22 @@ def test_a_port_that_another_program_uses_is_named(monkeypatch: pytest.MonkeyPat
         other.listen()
         with refused(f"port {port} cannot be used", "choose another"):
             daemon._wait_for_port("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    ("place", "file"), [("server", "secret"), ("server", "tls.key"), ("sites/oslo", "secret"), ("sites/oslo", "ca.crt")]
+)
+def test_a_file_that_flower_needs_is_missed_at_the_start(
+    place: str, file: str, deployed: Callable[..., Deployed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process ran, and its Flower process ended again and again; the site's status said 'connecting'."""
+    monkeypatch.setattr(daemon, "Supervisor", lambda *words: pytest.fail("it was started"))
+    monkeypatch.setenv(daemon.SERVER_FOLDER, "")  # the server sets it; it goes with the test
+    folder = deployed().folder / place
+    (folder / file).unlink()
+    with refused(f"{folder / file} is missing", "put it back"):
+        (daemon.run_server if place == "server" else daemon.run_site)(folder)
+    assert f"{file} is missing" in (folder / LOG).read_text()
 
 
 @pytest.mark.parametrize("insecure", [False, True])

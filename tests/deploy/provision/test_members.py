@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -172,3 +174,21 @@ def test_sites_that_are_added_at_once_are_all_members(server: Path, monkeypatch:
     assert sorted(clients[len(before) :]) == sorted(names)
     last = folders[names.index(clients[-1])]
     assert {path.stem for path in (last / "keys").glob("*.pub")} == set(clients) - {clients[-1]}
+
+
+def test_a_site_that_cannot_be_written_leaves_nothing(server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the same command works once the disk has room: half a site would be refused as there already."""
+    before, write = (server / "federation.yaml").read_bytes(), Path.write_text
+
+    def full(path: Path, text: str) -> int:
+        if path.name == "README.md":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return write(path, text)
+
+    with monkeypatch.context() as patch, refused("quito", "README.md (No space left on device)", "free the disk"):
+        patch.setattr(Path, "write_text", full)
+        add_site(server, "quito")
+    assert not (server.parent / "sites" / "quito").exists()
+    assert not (server / "keys" / "quito.pub").exists()
+    assert (server / "federation.yaml").read_bytes() == before
+    add_site(server, "quito")

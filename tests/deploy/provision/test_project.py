@@ -16,9 +16,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from feddrm.deploy.provision import wheel
+from feddrm.checks.findings import PROBLEM, Finding
+from feddrm.data import Dataset
+from feddrm.deploy.provision import project, wheel
 from feddrm.deploy.provision.project import make_project
+from feddrm.deploy.provision.server_check import check_server
+from feddrm.deploy.provision.site_check import check_site
 from feddrm.deploy.server.federation_settings import FederationSettings
+from feddrm.errors import FeddrmError
 from refusal import refused
 
 SETTINGS = FederationSettings(clients=("oslo", "Zürich"), host="server.example", port=8443, training={"rounds": 3})
@@ -42,17 +47,55 @@ def test_every_site_gets_its_own_name_and_share(tmp_path: Path) -> None:
         assert "server.example:8443" in (tmp_path / "f" / "sites" / name / "README.md").read_text()
 
 
-def test_a_dataset_with_clients_of_its_own_is_not_divided_anew(tmp_path: Path) -> None:
+@pytest.mark.data
+def test_a_dataset_with_clients_of_its_own_is_not_divided_anew(tmp_path: Path, real_data: Path) -> None:
     """Heart has no setting 'clients': with one, every site's check refused its data."""
     make_project(tmp_path / "f", SETTINGS, data={"dataset": "heart"})
     config = yaml.safe_load((tmp_path / "f" / "sites" / SETTINGS.clients[1] / "site.yaml").read_text())
     assert config["data"] == {"dataset": "heart", "client": 1}
+    assert problems(tmp_path / "f") == []
+
+
+def problems(folder: Path) -> list[Finding]:
+    """What ``feddrm deploy check`` refuses in a project."""
+    findings = check_server(folder / "server")
+    for site in (folder / "sites").iterdir():
+        findings += check_site(site)
+    return [finding for finding in findings if finding.level == PROBLEM]
+
+
+@pytest.mark.parametrize("name", sorted(Dataset.members()))
+def test_a_project_of_any_dataset_passes_its_check_or_is_not_written(name: str, tmp_path: Path, no_data: Path) -> None:
+    """Datasets whose files are not here, and kinds of one's own files, were written and then refused."""
+    try:
+        make_project(tmp_path / "f", SETTINGS, data={"dataset": name})
+    except FeddrmError:
+        assert name != "digits"
+        assert not (tmp_path / "f").exists()
+    else:
+        assert problems(tmp_path / "f") == []
+
+
+@pytest.mark.parametrize("name", ["csv", "folders", "leaf", "npz"])
+def test_kinds_of_ones_own_files_belong_into_site_yaml(name: str, tmp_path: Path) -> None:
+    with refused(f"--data {name}: it reads your own files", "name them in every site.yaml"):
+        make_project(tmp_path / "f", SETTINGS, data={"dataset": name})
+
+
+@pytest.mark.data
+def test_data_that_no_site_could_use_are_refused(tmp_path: Path, real_data: Path) -> None:
+    five = FederationSettings(clients=("a", "b", "c", "d", "e"))
+    with refused("--data heart: it has 4 clients, too few for 5 sites", "name fewer sites"):
+        make_project(tmp_path / "f", five, data={"dataset": "heart"})
+    with refused("a deployed federation of 'tcga_brca' needs classes", "feddrm train"):
+        make_project(tmp_path / "f", five, data={"dataset": "tcga_brca"})
+    assert not (tmp_path / "f").exists()
 
 
 def test_an_unknown_dataset_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     with refused("unknown dataset 'digit'; did you mean 'digits'?"):
         make_project(tmp_path / "f", SETTINGS, data={"dataset": "digit"})
-    assert not list((tmp_path / "f").iterdir())
+    assert not (tmp_path / "f").exists()
 
 
 def test_without_a_dataset_a_site_reads_its_folder_of_images(tmp_path: Path) -> None:
@@ -175,3 +218,15 @@ def test_a_project_that_cannot_be_finished_leaves_nothing(tmp_path: Path, monkey
     assert list(folder.iterdir()) == []
     make_project(folder, settings)
     assert (folder / "README.md").exists()
+
+
+def test_ctrl_c_leaves_no_half_of_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(project, "copy_site_keys", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            make_project(tmp_path / "f", SETTINGS)
+    assert list((tmp_path / "f").iterdir()) == []
+    make_project(tmp_path / "f", SETTINGS)

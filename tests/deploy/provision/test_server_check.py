@@ -103,7 +103,7 @@ def test_settings_that_changed_during_a_run_are_a_problem(server: Path) -> None:
         ({"prot": 8001}, ["'watch: {port: 8001}'"]),
         ({}, ["'watch: {port: 8001}'"]),
         (8001, ["watch=8001: give settings"]),
-        ({"port": "x"}, ["a value of the wrong kind"]),
+        ({"port": "x"}, ["watch: port='x': give a whole number"]),
     ],
 )
 def test_a_page_that_cannot_be_is_refused(watch: object, parts: list[str], server: Path) -> None:

@@ -14,6 +14,7 @@ import yaml
 from deployment import NAMES, Deployed
 from feddrm.deploy import local_cluster
 from feddrm.deploy.server.federation_settings import FederationSettings
+from feddrm.errors import SettingError
 from refusal import refused
 
 pytestmark = pytest.mark.slow
@@ -24,11 +25,11 @@ pytestmark = pytest.mark.slow
     [
         (
             {"training": {"rounds": 6, "local_steps": 4, "batch_size": 16}},
-            "training.rounds 2, federation.yaml now says 6",
+            "training.rounds 2, {file} now says 6",
         ),
-        ({"training": {"rounds": 2, "local_steps": 4}}, "training.batch_size 16, federation.yaml now says not given"),
-        ({"router": True}, "router false, federation.yaml now says true"),
-        ({"privacy": {"clip": 1.0, "noise": 2.0}}, "privacy.clip not given, federation.yaml now says 1.0"),
+        ({"training": {"rounds": 2, "local_steps": 4}}, "training.batch_size 16, {file} now says not given"),
+        ({"router": True}, "router false, {file} now says true"),
+        ({"privacy": {"clip": 1.0, "noise": 2.0}}, "privacy.clip not given, {file} now says 1.0"),
     ],
 )
 def test_other_settings_need_another_run(
@@ -37,10 +38,11 @@ def test_other_settings_need_another_run(
     """During a run and after it, in the server and in 'deploy run'."""
     deployment = deployed(router=False)
     deployment.server().run_spec()
+    path = deployment.folder / "server" / "federation.yaml"
+    reason = reason.format(file=path)
     with refused(reason, "choose another 'run'"):
         deployment.server(**changes).go()
     deployment.server(deadline=5.0).go()  # the deadline may change
-    path = deployment.folder / "server" / "federation.yaml"
     assert local_cluster.run(deployment.folder, lambda status: None)["rounds"] == 2
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **changes}))
     with refused(reason, "choose another 'run'"):
@@ -108,7 +110,7 @@ def test_secure_aggregation_refuses_what_needs_single_replies(changes: dict[str,
 def test_a_run_cannot_change_its_secure_aggregation(deployed: Callable[..., Deployed]) -> None:
     deployment = deployed(router=False)
     deployment.server().run_spec()
-    with refused("secure_aggregation not given, federation.yaml now says true", "choose another 'run'"):
+    with refused("secure_aggregation not given", "federation.yaml now says true", "choose another 'run'"):
         deployment.server(secure_aggregation=True).run_spec()
 
 
@@ -119,7 +121,7 @@ def test_quoted_numbers_of_privacy_become_numbers(tmp_path: Path) -> None:
 
 def test_privacy_without_its_noise_is_refused(tmp_path: Path) -> None:
     (tmp_path / "federation.yaml").write_text("{clients: [oslo, lima], privacy: {clip: 1}}")
-    with refused("privacy={'clip': 1.0}: write it as 'privacy: {clip: 1.0, noise: 3.0}'"):
+    with refused("privacy: {'clip': 1.0}: write it as 'privacy: {clip: 1.0, noise: 3.0}'"):
         FederationSettings.read(tmp_path)
 
 
@@ -135,3 +137,49 @@ def test_a_comparison_of_another_form_is_refused(tmp_path: Path) -> None:
     (tmp_path / "federation.yaml").write_text("{clients: [oslo, lima], comparison: {basis: normal, columns: {a: 1}}}")
     with refused("comparison: columns={'a': 1}: give a list"):
         FederationSettings.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [
+        ("deadline: soon", "deadline='soon': give a number"),
+        ("deadline: -1", "deadline=-1: give seconds above zero"),
+        ("quorum: 9", "quorum=9: give 1 to 2, the number of sites"),
+        ("port: 70000", "port=70000: give a number from 1 to 65535"),
+        ("watch: {port: x}", "watch: port='x': give a whole number"),
+        ("watch: {port: null}", "watch: port=None: give a whole number"),
+        ("deadlin: 5", "no federation setting 'deadlin'; did you mean 'deadline'?"),
+        ("training: {rounds: many}", "training: rounds='many': give a whole number"),
+        ("training: {rounds: 0}", "training: rounds=0: give at least 1"),
+        ("training: {method: {name: feddrm}}", "training: method={'name': 'feddrm'}: give text"),
+        ("training: {method: fed3r}", "training: method=fed3r: it has no rounds, which sites train in"),
+        ("training: {model: onnx}", "training: model=onnx: it has no rounds, which sites train in"),
+        ("training: {model: lenett}", "training: unknown model 'lenett'; did you mean 'lenet'?"),
+        ("training: {batchsize: 3}", "training: no training setting 'batchsize'; did you mean 'batch_size'?"),
+        ("routing: {rounds: 0}", "routing: rounds=0: give at least 1"),
+        ("routing: {holdout: 5}", "routing: holdout=5: the number of samples decides it: leave holdout out"),
+        ("comparison: {basis: normall}", "comparison: unknown basis 'normall'"),
+        ("privacy: {clip: -1, noise: 1}", "privacy: clip=-1.0"),
+        ("secure_aggregation: true", "secure_aggregation: a sum of 2 sites, it needs 3"),
+        ("run: ../other", "run '../other' names folders"),
+        ("clients: [oslo]", "clients: a federation needs at least two clients, got 1: add another"),
+        ("clients: [se, no]", "clients=['se', False]: give a list, as in [a, b], each text (in YAML, in quotes)"),
+    ],
+)
+def test_an_error_names_file_key_value_and_remedy(written: str, reason: str, tmp_path: Path) -> None:
+    """Several files have settings of these names, and several parts of this file."""
+    clients = "" if written.startswith("clients") else "clients: [oslo, lima]\n"
+    (tmp_path / "federation.yaml").write_text(f"{clients}{written}\n")
+    with refused() as caught:
+        FederationSettings.read(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path / 'federation.yaml'}: {reason}")
+    assert isinstance(caught.value, SettingError)
+
+
+def test_numbers_may_be_written_as_yaml_takes_them_for_text(tmp_path: Path) -> None:
+    """YAML reads 1e-2 as text."""
+    (tmp_path / "federation.yaml").write_text(
+        "{clients: [oslo, lima], training: {lr: 1e-2, rounds: '5'}, watch: {port: '8001'}}"
+    )
+    settings = FederationSettings.read(tmp_path)
+    assert (settings.training, settings.watch_port) == ({"lr": 0.01, "rounds": 5}, 8001)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from pathlib import Path
 
+import pytest
+
+from feddrm.deploy.process_lock import LOCK
 from feddrm.deploy.records.event_log import read_events
-from feddrm.deploy.server.status import JOB, ServerStatus, last_complaint, read_status, why_stopped
+from feddrm.deploy.server.status import COMPLAINTS, JOB, ServerStatus, last_complaint, read_status, why_stopped
 
 
 def test_the_last_status_is_read_back(tmp_path: Path) -> None:
@@ -120,3 +125,29 @@ def test_every_status_of_a_run_says_how_many_rounds_it_has(tmp_path: Path) -> No
         status.record(event, details)
         shown.append((read_status(tmp_path, "first") or {}).get("rounds"))
     assert shown == [None, None, 2, 2, 2, None], "the next run may have another number"
+
+
+def test_a_complaint_of_an_earlier_start_is_not_current(tmp_path: Path) -> None:
+    """What was told before the server, or the run, was started again may have been corrected."""
+    status = ServerStatus(tmp_path)
+    (tmp_path / COMPLAINTS).write_text("2020-01-01T00:00:00Z oslo is unwell\n")
+    assert (last_complaint(tmp_path) or "").endswith("oslo is unwell"), "nothing was started since"
+    for name in (LOCK, JOB):
+        (tmp_path / name).write_text('{"run": "first"}')
+        assert last_complaint(tmp_path) is None
+        os.utime(tmp_path / name, (0, 0))
+    status.record("finished", {"round": 6})
+    assert last_complaint(tmp_path) is None
+    assert "oslo is unwell" in (tmp_path / COMPLAINTS).read_text()
+
+
+def test_what_is_still_wrong_after_another_start_is_told_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that is not registered was complained of once as long as the server ran, whatever run was started."""
+    status, now = ServerStatus(tmp_path), [100.0]
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    (tmp_path / JOB).write_text('{"run": "first"}')
+    for now[0], start in ((100.0, 50.0), (200.0, 50.0), (300.0, 250.0), (400.0, 250.0)):
+        os.utime(tmp_path / JOB, (start, start))
+        status.record("complaint", {"text": "refused a node"})
+    lines = (tmp_path / COMPLAINTS).read_text().splitlines()
+    assert lines == ["1970-01-01T00:01:40Z refused a node", "1970-01-01T00:05:00Z refused a node"]

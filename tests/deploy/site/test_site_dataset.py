@@ -77,8 +77,9 @@ def test_classes_that_are_numbers_are_sorted_as_numbers() -> None:
     ],
 )
 def test_a_mistake_in_the_settings_is_named(data: dict[str, Any], complaint: str, tmp_path: Path) -> None:
-    with pytest.raises(FeddrmError, match=complaint):
+    with refused(complaint) as caught:
         read_site_dataset("oslo", data, tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path / 'site.yaml'}: data: ")
 
 
 def _write_table(folder: Path) -> None:
@@ -89,16 +90,16 @@ def _write_table(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"label": ["y"]}, "oslo: data: label=['y']: give text"),
-        ({"label": True}, "oslo: data: label=True: give text"),
+        ({"label": ["y"]}, "site.yaml: data: label=['y']: give text"),
+        ({"label": True}, "site.yaml: data: label=True: give text"),
         ({"label": 6}, "has no column '6' for the label"),
         ({"drop": 6}, "has no column '6' to drop"),
-        ({"drop": {"bp": 1}}, "oslo: data: drop={'bp': 1}: give a list, as in [a, b]"),
-        ({"schema": ["auto"]}, "oslo: data: schema=['auto']: give text"),
-        ({"schema": "auto", "categories": [["bp"]]}, "oslo: data: categories=[['bp']]: give a list, as in [a, b]"),
-        ({"csv": None}, "oslo: data: csv=None: give text"),
-        ({"seed": "many"}, "oslo: data: seed='many': give a whole number"),
-        ({5: "y"}, "oslo: no setting '5' for csv data"),
+        ({"drop": {"bp": 1}}, "site.yaml: data: drop={'bp': 1}: give a list, as in [a, b]"),
+        ({"schema": ["auto"]}, "site.yaml: data: schema=['auto']: give text"),
+        ({"schema": "auto", "categories": [["bp"]]}, "site.yaml: data: categories=[['bp']]: give a list, as in [a, b]"),
+        ({"csv": None}, "site.yaml: data: csv=None: give text"),
+        ({"seed": "many"}, "site.yaml: data: seed='many': give a whole number"),
+        ({5: "y"}, "site.yaml: data: no setting '5' for csv data"),
     ],
 )
 def test_a_value_of_a_wrong_kind_is_named(settings: dict[Any, Any], complaint: str, tmp_path: Path) -> None:

@@ -137,6 +137,12 @@ def test_values_get_the_types_of_their_settings(tmp_path: Path) -> None:
         ({"poll_seconds": float("inf")}, "poll_seconds=inf: give seconds above zero"),
         ({"device": ["a"]}, "device=['a']: give text"),
         ({"server": ["a"]}, "server=['a']: give text"),
+        *(
+            ({"server": server}, f"server={server!r}: give host and port, as in server.example.org:8000")
+            for server in ("server.example.org", ":8000", "a:99999", "https://a:8000")
+        ),
+        ({"privacy": {"clip": 1}}, "privacy: 'noise' is missing (as in 'privacy: {clip: 1, noise: 3}')"),
+        ({"share": 5}, "share: 5: give settings (as in 'share: {metrics: false}')"),
         ({"privacy": ["clip"]}, "as in 'privacy: {clip: 1, noise: 3}'"),
         ({"name": True}, "name=True: give text"),
         ({"name": "../x"}, "name '../x' cannot name a folder: use letters"),

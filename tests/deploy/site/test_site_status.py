@@ -41,6 +41,11 @@ def test_whom_the_server_waits_for_is_shown_until_its_next_message(tmp_path: Pat
     current = SiteStatus(tmp_path).values  # as after a restart
     assert current["message"] == {"kind": "train", "run": "first", "round": 4, "time": 100.0, "error": ""}
     assert current["waiting"] == {"lima": 60.0}
+    status.connection(CONNECTED)
+    assert status.values["waiting"] == {"lima": 60.0}
+    status.connection("nothing listens there")
+    assert status.values["waiting"] == {}, "it hears of nobody any more"
+    status.message({"kind": "waiting", "for": {"lima": 60.0}})
     status.message({"kind": "hello"}, "another run")
     assert status.values["waiting"] == {}
     assert status.values["message"]["error"] == "another run"

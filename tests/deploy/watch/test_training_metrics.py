@@ -7,10 +7,9 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from feddrm.deploy.process_lock import only_process
 from feddrm.deploy.server.status import JOB
 from feddrm.deploy.watch.training_metrics import training_metrics
-from training_folder import NAMES, training_folder
+from training_folder import NAMES, running_server, training_folder
 
 
 def values(server: Path) -> dict[tuple[str, ...], float]:
@@ -28,7 +27,7 @@ def values(server: Path) -> dict[tuple[str, ...], float]:
 
 def test_rounds_answers_bytes_loss_and_accuracy(tmp_path: Path) -> None:
     server, _ = training_folder(tmp_path)
-    with only_process(server):
+    with running_server(server):
         found = values(server)
     lima = NAMES[1]
     assert found == {
@@ -55,7 +54,7 @@ def test_a_failed_run_is_not_running_though_its_server_is(tmp_path: Path) -> Non
     server, status = training_folder(tmp_path)
     (server / JOB).unlink()
     status.record("failed", {"text": "lima: no"})
-    with only_process(server):
+    with running_server(server):
         assert values(server)["running",] == 0.0
         (server / "runs" / "first" / "summary.json").write_text("{}")
         assert (values(server)["running",], values(server)["finished",]) == (1.0, 1.0)

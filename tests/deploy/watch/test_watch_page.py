@@ -11,11 +11,10 @@ import httpx
 import pytest
 
 from browsing import browser, needs_browser, text, wait, webdriver
-from feddrm.deploy.process_lock import only_process
 from feddrm.deploy.server.status import JOB, ServerStatus
 from feddrm.deploy.watch.watch_page import WatchPage
 from refusal import refused
-from training_folder import NAMES, REASON, training_folder
+from training_folder import NAMES, REASON, running_server, training_folder
 
 assert browser, "the fixture of this module"
 
@@ -26,7 +25,7 @@ Shown = tuple[str, Path, ServerStatus]
 def shown(tmp_path: Path) -> Iterator[Shown]:
     """The page's address, the server's folder and its status, while the server runs."""
     server, status = training_folder(tmp_path)
-    with only_process(server):
+    with running_server(server):
         page = WatchPage(server, 0)
         yield f"http://127.0.0.1:{page.server_port}", server, status
         page.shutdown()

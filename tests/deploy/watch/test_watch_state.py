@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 
 from feddrm.deploy.process_lock import only_process
@@ -10,7 +12,7 @@ from feddrm.deploy.provision.project import make_project
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.status import JOB, STOPPED
 from feddrm.deploy.watch.watch_state import EVENTS, NO_ANSWER, watch_state
-from training_folder import NAMES, REASON, training_folder
+from training_folder import NAMES, REASON, running_server, training_folder
 
 
 def test_before_the_first_run(tmp_path: Path) -> None:
@@ -23,7 +25,7 @@ def test_before_the_first_run(tmp_path: Path) -> None:
 
 def test_a_site_that_is_waited_for_has_its_reason_in_words(tmp_path: Path) -> None:
     server, status = training_folder(tmp_path)
-    with only_process(server):
+    with running_server(server):
         state = watch_state(server)
         assert (state["what"], state["round"], state["rounds"]) == ("training", 3, 9)
         assert state["waiting"] == [{"site": NAMES[1], "since": 1000.0, "reason": REASON}]
@@ -41,10 +43,26 @@ def test_a_site_that_is_missing_for_long_keeps_its_reason(tmp_path: Path) -> Non
     server, status = training_folder(tmp_path)
     for number in range(EVENTS + 1):
         status.record("site answered", {"site": "oslo", "kind": "train", "round": number})
-    with only_process(server):
+    with running_server(server):
         state = watch_state(server)
     assert [site["reason"] for site in state["sites"]] == [None, REASON]
     assert state["waiting"] == [{"site": NAMES[1], "since": 1000.0, "reason": REASON}]
+
+
+def test_what_was_told_before_the_last_start_is_not_current(tmp_path: Path) -> None:
+    """A run began anew with the reasons, losses and complaints of the one before."""
+    server, status = training_folder(tmp_path)
+    status.record("complaint", {"text": "oslo is unwell"})
+    status.record("site missing", {"site": "oslo", "kind": "train", "round": 3, "reason": "timed out"})
+    later = time.time() + 60
+    with running_server(server):
+        before = watch_state(server)
+        os.utime(server / JOB, (later, later))
+        after = watch_state(server)
+    assert (before["sites"][0]["reason"], after["sites"][0]["reason"]) == ("timed out", None)
+    assert (before["complaint"] or "").endswith("oslo is unwell")
+    assert after["complaint"] is None
+    assert after["sites"][1]["reason"] == REASON, "it was missing in the last round of this run"
 
 
 def test_a_server_that_does_not_run_waits_for_nobody(tmp_path: Path) -> None:
@@ -56,7 +74,7 @@ def test_a_server_that_does_not_run_waits_for_nobody(tmp_path: Path) -> None:
 
 def test_the_router_the_end_and_a_failure(tmp_path: Path) -> None:
     server, status = training_folder(tmp_path)
-    with only_process(server):
+    with running_server(server):
         status.record("fitting the router", {"round": 3, "step": 4, "question": "evaluate"})
         assert watch_state(server)["what"] == "fitting the router, message 4 (evaluate)"
         status.record("failed", {"text": "lima: no"})

@@ -176,13 +176,14 @@ def status(folder: Place, json: JsonFlag = False) -> None:
     if current["summary"]:
         typer.echo(f"run '{current['run']}': finished, {current['summary']['rounds']} rounds")
         return
-    typer.echo(f"run '{current['run']}': {_activity(server) if server else 'not begun'}")
+    why = f" ({server['text']}) {_since(server['time'])}" if server and server["what"] == "failed" else ""
+    typer.echo(f"run '{current['run']}': {_activity(server) if server else 'not begun'}{why}")
     if server is not None and "round" in server:
         answered = f", answered by {', '.join(server['answered']) or 'nobody'}" if "answered" in server else ""
         typer.echo(f"{server['round']} rounds done{answered}")
     if server is not None:
         _print_waiting(server.get("waiting", {}))
-    if current["complaint"]:
+    if current["complaint"] and not why:  # a failed run is the last complaint itself
         typer.echo(f"last complaint: {current['complaint']}")
 
 

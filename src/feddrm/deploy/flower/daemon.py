@@ -53,6 +53,7 @@ def run_site(folder: Path) -> None:
     settings = SiteSettings.read(folder)
     shorten_first_backoff()
     with only_process(folder) as mark_ready, logging_to(folder), _until_signal():
+        _require_files(folder, ["secret", *([] if settings.insecure else ["ca.crt"])])
         site = site_at(str(folder))  # data that cannot be read are reported now, not in a round
         mark_ready()
         site.status.connection(f"connecting to {settings.server}")
@@ -114,6 +115,7 @@ def run_server(folder: Path) -> None:
     os.environ[SERVER_FOLDER] = str(folder)
     shorten_first_backoff()
     with only_process(folder) as mark_ready, logging_to(folder), _until_signal():
+        _require_files(folder, ["secret", *([] if settings.insecure else ["ca.crt", "tls.crt", "tls.key"])])
         _wait_for_port("127.0.0.1" if settings.local else "", settings.port)
         if settings.watch_port is not None:
             WatchPage(folder, settings.watch_port)
@@ -244,6 +246,13 @@ def _until_signal() -> Iterator[None]:
         os._exit(0)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _require_files(folder: Path, names: list[str]) -> None:
+    """Refuse to start without a file that Flower's process needs: it would end, and be started again, for ever."""
+    for name in names:
+        if not (folder / name).is_file():
+            raise FeddrmError(f"{folder / name} is missing: put it back from a copy, or from where 'init' wrote it")
 
 
 def _wait_for_port(host: str, port: int) -> None:

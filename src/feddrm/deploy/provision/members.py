@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -58,7 +60,7 @@ def add_site(
     A server that runs accepts the site within seconds. ``key`` is the public key that the site made; without it, the
     key is made here. ``run`` names the next run.
     """
-    with changing(server):
+    with changing(server), _writing(server):
         return _add_site(server, name, key, out, run)
 
 
@@ -73,9 +75,15 @@ def _add_site(server: Path, name: str, key: Path | None, out: Path | None, run: 
     if folder.exists():
         raise FeddrmError(f"{folder} is there already: choose another folder with --out")
     state = RunState.of(server, settings)
-    write_site(folder, name, server, after, {"folder": "data"}, public)
-    copy_site_keys(folder, name, server)
-    _write_members(server, after)
+    try:
+        write_site(folder, name, server, after, {"folder": "data"}, public)
+        copy_site_keys(folder, name, server)
+        _write_members(server, after)
+    except (OSError, FeddrmError):  # half a site would be refused as there already
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            (server / KEYS / f"{name}.pub").unlink(missing_ok=True)
+        raise
     return folder, state
 
 
@@ -84,7 +92,7 @@ def remove_site(server: Path, name: str, run: str | None = None) -> RunState:
 
     Its key goes first: a server that runs takes no message of it any more, within seconds.
     """
-    with changing(server):
+    with changing(server), _writing(server):
         return _remove_site(server, name, run)
 
 
@@ -116,6 +124,18 @@ def renew(server: Path, hosts: Sequence[str], authority: Path | None = None) -> 
         check_host(host)
     names = host_names(settings, [*certificate_hosts(server / "tls.crt"), *hosts])
     return names, renew_certificate(authority or server.resolve().parent / "authority", server, names)
+
+
+@contextmanager
+def _writing(server: Path) -> Iterator[None]:
+    """Name the file that could not be written."""
+    try:
+        yield
+    except OSError as error:
+        place = error.filename or server
+        raise FeddrmError(
+            f"cannot write {place} ({error.strerror}): free the disk, or make its folder writable"
+        ) from error
 
 
 def _write_members(server: Path, settings: FederationSettings) -> None:

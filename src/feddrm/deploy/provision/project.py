@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from feddrm.data import Dataset
+from feddrm.data.datasets.user import UserDataset
 from feddrm.deploy.provision import certificates, templates, wheel
 from feddrm.deploy.server.federation_file import CONFIG
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.site_keys import KEYS, site_keys
+from feddrm.deploy.site.site_dataset import load_shares
 from feddrm.deploy.site.site_masks import SITE_KEYS
-from feddrm.errors import FeddrmError
+from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.atomic import write_atomically
 from feddrm.io.text import yaml_bytes
 
@@ -39,12 +41,14 @@ def make_project(
     settings.check()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FeddrmError(f"{folder} is not empty: choose another folder, keys are never written over")
+    sites = len(settings.clients)
+    shares = [{"folder": "data"}] * sites if data is None else _shares(data, sites)
     try:
-        _write_project(folder, settings, data, hosts, public_keys or {})
-    except (OSError, FeddrmError) as error:
+        _write_project(folder, settings, shares, hosts, public_keys or {})
+    except BaseException as error:  # Ctrl-C, too
         for part in folder.iterdir() if folder.is_dir() else ():  # half a project would be refused as not empty
             shutil.rmtree(part) if part.is_dir() else part.unlink()
-        if isinstance(error, FeddrmError):
+        if not isinstance(error, OSError):
             raise
         raise FeddrmError(
             f"cannot write {folder} ({error.strerror}): free the disk or choose another folder"
@@ -54,7 +58,7 @@ def make_project(
 def _write_project(
     folder: Path,
     settings: FederationSettings,
-    data: Mapping[str, Any] | None,
+    shares: Sequence[Mapping[str, Any]],
     hosts: Sequence[str],
     public_keys: Mapping[str, bytes],
 ) -> None:
@@ -63,8 +67,7 @@ def _write_project(
     certificates.write_certificates(folder / "authority", server, host_names(settings, hosts))
     certificates.write_key_pair(server / KEYS, "server")
     _write_server(server, settings)
-    for number, name in enumerate(settings.clients):
-        share = {"folder": "data"} if data is None else _share(data, number, len(settings.clients))
+    for name, share in zip(settings.clients, shares, strict=True):
         write_site(folder / "sites" / name, name, server, settings, share, public_keys.get(name))
     for name in settings.clients:  # once all sites have a key
         copy_site_keys(folder / "sites" / name, name, server)
@@ -73,10 +76,19 @@ def _write_project(
     (folder / "README.md").write_text(text)
 
 
-def _share(data: Mapping[str, Any], number: int, sites: int) -> dict[str, Any]:
-    """The share of one site. Some datasets, such as heart, have clients of their own and are not divided anew."""
-    divided = "clients" in {f.name for f in fields(Dataset.find(data["dataset"]))}
-    return {**data, **({"clients": sites} if divided else {}), "client": number}
+def _shares(data: Mapping[str, Any], sites: int) -> list[dict[str, Any]]:
+    """The share of every site. They are loaded here, so that what is written passes ``feddrm deploy check``.
+
+    Some datasets, such as heart, have clients of their own and are not divided anew.
+    """
+    name, kind = data["dataset"], Dataset.find(data["dataset"])
+    if issubclass(kind, UserDataset):
+        raise SettingError(f"--data {name}: it reads your own files: leave it out, and name them in every site.yaml")
+    divided = "clients" in {f.name for f in fields(kind)}
+    share = {**data, **({"clients": sites} if divided else {})}
+    if (shares := len(load_shares(share))) < sites:
+        raise SettingError(f"--data {name}: it has {shares} clients, too few for {sites} sites: name fewer sites")
+    return [{**share, "client": number} for number in range(sites)]
 
 
 def host_names(settings: FederationSettings, hosts: Sequence[str]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from feddrm.errors import SettingError
 from feddrm.io.text import read_config
+from feddrm.typed_settings import typed
 
 CONFIG = "federation.yaml"
 FIRST_RUN = "first"
@@ -23,14 +24,19 @@ class RunMembers(NamedTuple):
 
 
 def read_federation(folder: Path) -> dict[str, Any]:
-    """All values of the file, unchecked but for the list of sites."""
-    values = read_config(folder / CONFIG)
+    """All values of the file, unchecked but for the run and the list of sites."""
+    path = folder / CONFIG
+    values = read_config(path)
     if not isinstance(values.get("clients"), list):
-        raise SettingError(f"{folder / CONFIG}: 'clients' must list the names of the sites")
-    return {**values, "clients": tuple(str(name) for name in values["clients"])}
+        raise SettingError(f"{path}: 'clients' must list the names of the sites")
+    try:
+        members = typed(RunMembers, {name: values.get(name, FIRST_RUN) for name in RunMembers._fields})
+    except SettingError as error:
+        raise SettingError(f"{path}: {error}") from error
+    return {**values, **members, "clients": tuple(members["clients"])}
 
 
 def read_members(folder: Path) -> RunMembers:
     """The current run and its sites."""
     values = read_federation(folder)
-    return RunMembers(str(values.get("run", FIRST_RUN)), values["clients"])
+    return RunMembers(values["run"], values["clients"])

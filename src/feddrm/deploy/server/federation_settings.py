@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict
@@ -17,15 +19,16 @@ from feddrm.deploy.wire.masks import FEWEST_SITES, check_method
 from feddrm.deploy.wire.run_spec import check_run, check_site_name
 from feddrm.engine import Plan
 from feddrm.engine.recipes import check_recipe
-from feddrm.errors import SettingError
+from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.atomic import write_atomically
 from feddrm.io.run_files import check_client_names
 from feddrm.io.text import json_bytes, read_json
 from feddrm.methods import Method
 from feddrm.models import Model
-from feddrm.registry import known_fields
+from feddrm.registry import known_fields, nearest
 from feddrm.router import RouterSettings
 from feddrm.router.features.base import Raw
+from feddrm.router.settings import Holdout
 from feddrm.runs.folder import RunFolder
 from feddrm.typed_settings import typed
 
@@ -33,11 +36,25 @@ RUN_SETTINGS = "settings.json"  # in a run's folder: the settings that decide it
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 
 
+class TrainingNames(TypedDict):
+    """The types of the settings in ``training`` that are no fields of the plan."""
+
+    method: str
+    model: str | None
+    recipe: str | None
+
+
 class ComparisonSettings(TypedDict):
     """The types of the settings in ``comparison``."""
 
     basis: str
     columns: Sequence[str] | None
+
+
+class WatchSettings(TypedDict):
+    """The types of the settings in ``watch``."""
+
+    port: int
 
 
 @dataclass(frozen=True)
@@ -93,21 +110,12 @@ class FederationSettings:
 
     @classmethod
     def read(cls, folder: Path) -> FederationSettings:
-        values = known_fields(cls, read_federation(folder), "federation")
-        if values.get("privacy") is not None:
-            values["privacy"] = known_fields(Privacy, values["privacy"], "privacy")
-            if not {"clip", "noise"} <= set(values["privacy"]):
-                raise SettingError(f"privacy={values['privacy']}: write it as 'privacy: {{clip: 1.0, noise: 3.0}}'")
-        if values.get("comparison") is not None:
-            try:
-                values["comparison"] = typed(ComparisonSettings, values["comparison"])
-            except SettingError as error:
-                raise SettingError(f"comparison: {error}") from error
-        settings = cls(**values)
+        values = read_federation(folder)
         try:
+            settings = cls(**_typed(known_fields(cls, values, "federation")))
             settings.check()
-        except (TypeError, AttributeError) as error:
-            raise SettingError(f"{folder / CONFIG}: a value of the wrong kind ({error}): see docs/deploy.md") from error
+        except FeddrmError as error:
+            raise SettingError(f"{folder / CONFIG}: {error}") from error
         return settings
 
     def record(self, run: Path) -> None:
@@ -127,8 +135,8 @@ class FederationSettings:
             before.pop("clients", None), now.pop("clients")
         for key in [key for key in {**before, **now} if before.get(key) != now.get(key)]:
             raise SettingError(
-                f"run '{self.run}' began with {key} {_shown(before, key)}, {CONFIG} now says {_shown(now, key)}: "
-                f"choose another 'run' there, or put the old value back"
+                f"run '{self.run}' began with {key} {_shown(before, key)}, {run.parent.parent / CONFIG} now says "
+                f"{_shown(now, key)}: choose another 'run' there, or put the old value back"
             )
 
     def _deciding(self) -> dict[str, Any]:
@@ -140,35 +148,46 @@ class FederationSettings:
 
     def check(self) -> None:
         """Refuse impossible settings before anything is started."""
-        check_client_names(CONFIG, self.clients)
+        check_client_names("clients", self.clients)
         for name in self.clients:
             check_site_name(name)
         check_run(self.run)
-        if not self.deadline > 0 or not 1 <= self.quorum <= len(self.clients):
-            raise SettingError(
-                f"deadline={self.deadline}, quorum={self.quorum}: give positive seconds, and 1 to {len(self.clients)}"
-            )
+        if not 0 < self.deadline < math.inf:
+            raise SettingError(f"deadline={self.deadline:g}: give seconds above zero")
+        if not 1 <= self.quorum <= len(self.clients):
+            raise SettingError(f"quorum={self.quorum}: give 1 to {len(self.clients)}, the number of sites")
         check_host(self.host)
         _check_ports({"port": self.port, "watch: port": self.watch_port})
-        apart = {"method", "model", "recipe"}  # the others are fields of the plan
+        with _part("training"):
+            method, plan = self._check_training()
+        with _part("routing"):
+            self._check_routing(self.router_settings)
+        with _part("comparison"):
+            self._check_comparison()
+        with _part("privacy"):
+            if self.privacy is not None:
+                Privacy(**known_fields(Privacy, self.privacy, "privacy")).check(method)
+        with _part("secure_aggregation"):
+            if self.secure_aggregation:
+                self._check_secure_aggregation(method, plan)
+
+    def _check_training(self) -> tuple[Method, Plan]:
+        apart = set(TrainingNames.__annotations__)  # the others are fields of the plan
         allowed = {f.name for f in fields(Plan)} | apart
-        if unknown := [key for key in self.training if key not in allowed]:
-            raise SettingError(f"no training setting '{unknown[0]}' (there are: {', '.join(sorted(allowed))})")
+        for key in self.training:
+            if key not in allowed:
+                known = f"(there are: {', '.join(sorted(allowed))})"
+                raise SettingError(f"no training setting '{key}'{nearest(str(key), allowed)} {known}")
         method = Method.make(self.training.get("method", "feddrm"))
-        if self.training.get("model") is not None:
-            Model.find(self.training["model"])
-        plan = {key: value for key, value in self.training.items() if key not in apart}
-        check_recipe(self.training.get("recipe"), plan)
-        Plan(**plan).check()
-        self.router_settings.check()
-        if (views := self.router_settings.views) != 1:
-            raise SettingError(f"routing: views={views}: a deployed router is fitted on crops: leave views out")
-        self._check_competence(self.router_settings)
-        self._check_comparison()
-        if self.privacy is not None:
-            Privacy(**known_fields(Privacy, self.privacy, "privacy")).check(method)
-        if self.secure_aggregation:
-            self._check_secure_aggregation(method, Plan(**plan))
+        model = self.training.get("model")
+        if method.closed_form or (model is not None and Model.find(model).frozen):
+            name = f"method={method.name}" if method.closed_form else f"model={model}"
+            raise SettingError(f"{name}: it has no rounds, which sites train in: use 'feddrm fit', or choose another")
+        given = {key: value for key, value in self.training.items() if key not in apart}
+        check_recipe(self.training.get("recipe"), given)
+        plan = Plan(**given)
+        plan.check()
+        return method, plan
 
     def _check_secure_aggregation(self, method: Method, plan: Plan) -> None:
         """Refuse what needs single replies, and sums of so few sites that they tell what one has sent."""
@@ -176,34 +195,63 @@ class FederationSettings:
         asked = plan.asked(len(self.clients))
         if asked < FEWEST_SITES:
             raise SettingError(
-                f"secure_aggregation: a sum of {asked} sites, it needs {FEWEST_SITES}: of two, each would know the "
+                f"a sum of {asked} sites, it needs {FEWEST_SITES}: of two, each would know the "
                 "other's value; add sites, or give a larger participation"
             )
         if plan.dropout:
-            raise SettingError(f"secure_aggregation: dropout={plan.dropout} is for simulations: leave it out")
+            raise SettingError(f"dropout={plan.dropout} is for simulations: leave it out")
         if self.router and self.router_settings.competence:
-            raise SettingError("secure_aggregation: competence needs rows of single samples: leave competence out")
+            raise SettingError("competence needs rows of single samples: leave competence out")
 
     def _check_comparison(self) -> None:
         if self.comparison is None:
             return
         if not set(self.comparison) <= {"basis", "columns"} or "basis" not in self.comparison:
-            raise SettingError(
-                f"comparison={self.comparison}: write it as 'comparison: {{basis: normal, columns: [age]}}'"
-            )
+            raise SettingError(f"{self.comparison}: write it as 'comparison: {{basis: normal, columns: [age]}}'")
         check_common_basis(self.comparison["basis"])
         if self.privacy is not None:
-            raise SettingError("comparison: its sums are sent without noise: leave comparison or privacy out")
+            raise SettingError("its sums are sent without noise: leave comparison or privacy out")
 
     @staticmethod
-    def _check_competence(routing: RouterSettings) -> None:
+    def _check_routing(routing: RouterSettings) -> None:
+        if not isinstance(routing.holdout, Holdout | None):  # no file can hold one
+            raise SettingError(f"holdout={routing.holdout!r}: the number of samples decides it: leave holdout out")
+        routing.check()
+        if routing.views != 1:
+            raise SettingError(f"views={routing.views}: a deployed router is fitted on crops: leave views out")
         if routing.competence and not routing.heads:
-            raise SettingError("routing: competence=true is about the class heads: add heads=true")
+            raise SettingError("competence=true is about the class heads: add heads=true")
         if routing.competence and Raw.name in (routing.features or Raw.name).split("+"):
             raise SettingError(
-                f"routing: competence=true with features={routing.features}: raw features are the samples themselves, "
+                f"competence=true with features={routing.features}: raw features are the samples themselves, "
                 "and those stay at their sites: leave features out, or give multiscale"
             )
+
+
+@contextmanager
+def _part(name: str) -> Iterator[None]:
+    """Name the part of the settings in an error: several parts have a setting ``rounds`` or ``seed``."""
+    try:
+        yield
+    except FeddrmError as error:
+        raise SettingError(f"{name}: {error}") from error
+
+
+def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the file with the settings in its parts of their types, too."""
+    result = dict(values)
+    with _part("training"):
+        result["training"] = typed(TrainingNames, typed(Plan, result.get("training", {})))
+    for name, kind in (("comparison", ComparisonSettings), ("watch", WatchSettings)):
+        if result.get(name) is not None:
+            with _part(name):
+                result[name] = typed(kind, result[name])
+    if result.get("privacy") is not None:
+        with _part("privacy"):
+            result["privacy"] = known_fields(Privacy, result["privacy"], "privacy")
+            if not {"clip", "noise"} <= set(result["privacy"]):
+                raise SettingError(f"{result['privacy']}: write it as 'privacy: {{clip: 1.0, noise: 3.0}}'")
+    return result
 
 
 def _check_ports(ports: dict[str, int | None]) -> None:

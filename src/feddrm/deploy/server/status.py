@@ -9,8 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from feddrm.deploy.process_lock import LOCK
 from feddrm.deploy.records.event_log import EventLog
-from feddrm.deploy.rotating_log import LOG, RotatingLog, log
+from feddrm.deploy.rotating_log import LOG, RotatingLog, last_line, log
 from feddrm.errors import FeddrmError
 from feddrm.io.atomic import write_atomically
 from feddrm.io.text import json_line, read_json
@@ -24,6 +25,7 @@ SHOWN = {
 }
 REPEATED = ("waiting", "round started", "site missing")  # events that are told again in every attempt
 JOB = "job.json"  # exists while a run is wanted
+REWRITTEN = "remove it: the server writes it again"
 STOPPED = f"it has stopped without a result: see {LOG}, free the disk if it is full, then 'feddrm deploy run' goes on"
 
 
@@ -31,14 +33,14 @@ class ServerStatus:
     """Writes the server's events to the three files."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.logged = folder, set[str]()
+        self.folder, self.logged = folder, dict[str, float]()  # complaints, and when they were logged last
         self.entry: dict[str, Any] = {}  # the last status
         self.begun: dict[str, Any] = {}  # what every status says while a run goes on: how many rounds it has
         self.events = EventLog(folder)
         self.last: dict[tuple[str, Any], Mapping[str, Any]] = {}  # the last event of a kind, by site
 
     def record(self, event: str, details: Mapping[str, Any]) -> None:
-        """Write an event, and replace the status where it shows the event. The same complaint is written once.
+        """Write an event, and replace the status where it shows the event. A complaint is written once per start.
 
         ``outstanding`` says whose answers are missing. It is no event, and only changes that part of the status.
         """
@@ -53,7 +55,7 @@ class ServerStatus:
             complaints.line(details["text"])
             complaints.close()
             log.log(logging.INFO if event == "returned" else logging.WARNING, details["text"])
-            self.logged.add(details["text"])
+            self.logged[details["text"]] = time.time()
         if event == "run started":
             self.begun = {"rounds": details["rounds"]}
         if event in SHOWN:
@@ -63,7 +65,7 @@ class ServerStatus:
 
     def _is_news(self, event: str, details: Mapping[str, Any]) -> bool:
         if event == "complaint":
-            return details["text"] not in self.logged
+            return self.logged.get(details["text"], -1.0) < last_start(self.folder)
         site = details.get("site")
         if event == "site answered":
             self.last.pop(("site missing", site), None)
@@ -82,7 +84,7 @@ class ServerStatus:
 def read_status(folder: Path, run: str) -> dict[str, Any] | None:
     """The last status of a server's run, None before its first. One of an older version may be of any run."""
     path = folder / STATUS
-    status = read_json(path, "remove it: the server writes it again") if path.exists() else {}
+    status = read_json(path, REWRITTEN) if path.exists() else {}
     return status if status and status.get("run", run) == run else None
 
 
@@ -96,8 +98,21 @@ def why_stopped(folder: Path, run: str, begun: bool) -> str | None:
     return STOPPED if begun else None
 
 
+def last_start(folder: Path) -> float:
+    """When the server, or the run that it works on, was started last; a run that has finished is over.
+
+    What was told before may have been corrected. It is a whole second, as in the logs.
+    """
+    times = [0.0]
+    for path in (folder / LOCK, folder / JOB):
+        with suppress(FileNotFoundError):  # a job goes when its run ends
+            times.append(path.stat().st_mtime)
+    with suppress(FeddrmError):  # a status that cannot be read says nothing
+        status = read_json(folder / STATUS, REWRITTEN)
+        times.append(status.get("time", 0.0) if status.get("what") == "finished" else 0.0)
+    return float(int(max(times)))
+
+
 def last_complaint(folder: Path) -> str | None:
-    """The last line of the log of complaints."""
-    path = folder / COMPLAINTS
-    lines = path.read_text().splitlines() if path.exists() else []
-    return lines[-1] if lines else None
+    """The last complaint since the last start; older ones stay in the log."""
+    return last_line(folder / COMPLAINTS, last_start(folder))

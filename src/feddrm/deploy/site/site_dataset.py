@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from feddrm.data import Client, load
+from feddrm.data import Client, Federation, load
 from feddrm.data.sources.array_files import read_arrays
 from feddrm.data.sources.arrays import client_from_arrays
 from feddrm.data.sources.csv_tables import AUTO, RawTable, Roles, labels_as_integers, read_raw_table
@@ -17,6 +17,7 @@ from feddrm.data.sources.image_folders import check_size, list_images
 from feddrm.data.sources.images import read_images
 from feddrm.data.sources.labelled_samples import Division, LabelledSamples, divide
 from feddrm.deploy.rotating_log import log
+from feddrm.deploy.site.site_status import CONFIG
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.registry import nearest
 from feddrm.tables.column_sums import ColumnSums, check_levels
@@ -108,21 +109,27 @@ def read_site_dataset(name: str, data: Mapping[str, Any], base: Path) -> SiteDat
     ``folder``: images in class sub-folders. ``csv``: a table with a header; ``label`` is the column to
     predict, ``schema`` a schema file that all sites share, or ``auto``: the server makes one from sums of all
     sites' columns. ``npz``: arrays ``x`` and ``y``. ``dataset``: a share of a dataset that feddrm knows, for
-    trying out; ``client`` is the number of the share.
+    trying out; ``client`` is the number of the share. An error names the file with these settings.
     """
+    try:
+        return _read(name, data, base)
+    except FeddrmError as error:
+        kind = SettingError if isinstance(error, SettingError) else FeddrmError
+        raise kind(f"{base / CONFIG}: data: {error}") from error
+
+
+def _read(name: str, data: Mapping[str, Any], base: Path) -> SiteDataset:
     kinds = [kind for kind in KINDS if kind in data]
     if len(kinds) != 1:
-        raise SettingError(f"{name}: data must name exactly one of {', '.join(KINDS)}, not {kinds or 'none'}")
+        raise SettingError(f"name exactly one of {', '.join(KINDS)}, not {', '.join(kinds) or 'none'}")
     kind = kinds[0]
     if kind == "dataset":
         return _share(name, data)
     for key in data:
         if key not in OPTIONS[kind]:
-            raise SettingError(f"{name}: no setting '{key}' for {kind} data{nearest(str(key), OPTIONS[kind])}")
-    try:  # null is as if a setting were not given
-        data = typed(DataSettings, {key: value for key, value in data.items() if value is not None or key == kind})
-    except SettingError as error:
-        raise SettingError(f"{name}: data: {error}") from error
+            raise SettingError(f"no setting '{key}' for {kind} data{nearest(str(key), OPTIONS[kind])}")
+    # null is as if a setting were not given
+    data = typed(DataSettings, {key: value for key, value in data.items() if value is not None or key == kind})
     division: dict[str, Any] = {key: data[key] for key in ("test_fraction", "seed") if key in data}
     path = base / data[kind]
     if kind == "csv":
@@ -134,10 +141,10 @@ def read_site_dataset(name: str, data: Mapping[str, Any], base: Path) -> SiteDat
 
 def _table(name: str, base: Path, data: Mapping[str, Any], division: Mapping[str, Any]) -> SiteDataset:
     if not data.get("label"):
-        raise SettingError(f"{name}: csv data need 'label', the column to predict")
+        raise SettingError("csv data need 'label', the column to predict")
     auto = data.get("schema") == AUTO
     if data.get("categories") and not auto:
-        raise SettingError(f"{name}: categories need 'schema: {AUTO}': describe them in the schema file")
+        raise SettingError(f"categories need 'schema: {AUTO}': describe them in the schema file")
     schema = TableSchema.load(base / data["schema"]) if data.get("schema") and not auto else None
     roles = Roles(data["label"], None, data.get("drop", ()))
     table = read_raw_table(base / data["csv"], name, roles, schema, auto)
@@ -160,13 +167,19 @@ def sorted_classes(classes: set[str]) -> tuple[str, ...]:
     return tuple(sorted(classes, key=int) if numbers else sorted(classes))
 
 
-def _share(name: str, data: Mapping[str, Any]) -> SiteDataset:
+def load_shares(data: Mapping[str, Any]) -> Federation:
+    """The known dataset of which every site gets a client as its share."""
     settings = {str(key): value for key, value in data.items() if key not in ("dataset", "client")}
     whole = load(str(data["dataset"]), **settings)
-    require_classes(whole.task, "a deployed federation", "train these data in one process ('feddrm train')")
-    number = data.get("client", 0)
+    what, remedy = f"a deployed federation of '{data['dataset']}'", "train these data in one process ('feddrm train')"
+    require_classes(whole.task, what, remedy)
+    return whole
+
+
+def _share(name: str, data: Mapping[str, Any]) -> SiteDataset:
+    whole, number = load_shares(data), data.get("client", 0)
     if not isinstance(number, int) or not 0 <= number < len(whole):
-        raise SettingError(f"{name}: client={number!r}: '{data['dataset']}' has shares 0 to {len(whole) - 1}")
+        raise SettingError(f"client={number!r}: '{data['dataset']}' has shares 0 to {len(whole) - 1}")
     own = replace(whole.clients[number], name=name)
     return SiteDataset(name, whole.classes, whole.columns, whole.crop is not None, own, schema=whole.schema)
 

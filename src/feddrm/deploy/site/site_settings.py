@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+import re
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,13 @@ from feddrm.deploy.wire.run_spec import check_site_name
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.text import read_config
 from feddrm.registry import known_fields
+
+HOST = re.compile(r"[A-Za-z0-9.-]+")
+EXAMPLES = {
+    "privacy": "{clip: 1, noise: 3}",
+    "share": "{metrics: false}",
+    "floors": "{per_class: 5, per_sum: 20}",
+}
 
 
 @dataclass(frozen=True)
@@ -62,10 +70,12 @@ class SiteSettings:
             raise SettingError(f"{path}: '{missing[0]}' is missing (there are: {', '.join(cls.__dataclass_fields__)})")
         if not isinstance(values["data"], dict):
             raise SettingError(f"{path}: data '{values['data']}' must be a setting like 'folder: PATH' (see the file)")
-        values["privacy"] = _read_privacy(path, values.get("privacy"))
-        values["share"] = _read_share(path, values.get("share"))
-        values["floors"] = _read_floors(path, values.get("floors"), values["share"])
         try:
+            for name, kind in (("privacy", PrivacyDemand), ("share", Sharing), ("floors", Floors)):
+                if values.get(name) is not None:
+                    values[name] = _read_part(name, kind, values[name])
+            values["share"] = Sharing(**(values.get("share") or {}))
+            values["floors"] = Floors(**(values.get("floors") or {}))
             settings = cls(**known_fields(cls, values, "site"))
             settings.check()
         except FeddrmError as error:
@@ -75,6 +85,9 @@ class SiteSettings:
     def check(self) -> None:
         """Refuse settings that cannot be, or that let out more than others of them allow."""
         check_site_name(self.name)
+        host, _, port = self.server.rpartition(":")
+        if not HOST.fullmatch(host) or not port.isdecimal() or not 0 < int(port) < 2**16:
+            raise SettingError(f"server={self.server!r}: give host and port, as in server.example.org:8000")
         if not 0 < self.poll_seconds < math.inf:
             raise SettingError(f"poll_seconds={self.poll_seconds:g}: give seconds above zero")
         if self.fewest_sites < FEWEST_SITES:
@@ -86,6 +99,8 @@ class SiteSettings:
             raise SettingError(f"'schema: {AUTO}' sends sums that privacy does not cover: give a schema file")
         if self.data.get("schema") == AUTO and self.require_secure_aggregation:
             raise SettingError(f"'schema: {AUTO}' sends sums of this site alone: give a schema file")
+        if self.floors.is_set and self.share.features:
+            raise SettingError("'share: {features: true}' lets single samples' features out: remove it, or floors")
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError) as error:
@@ -93,32 +108,17 @@ class SiteSettings:
             raise SettingError(f"device '{self.device}' cannot be used here ({reason}): use cpu") from error
 
 
-def _read_privacy(path: Path, given: Any) -> dict[str, float] | None:
-    if given is None:
-        return None
+def _read_part(name: str, kind: type[Any], given: Any) -> dict[str, Any]:
+    """The settings of a part of the file, checked; an error shows how the part is written."""
     try:
-        demand = known_fields(PrivacyDemand, dict(given), "privacy")
-        PrivacyDemand(**demand).check()
-    except (TypeError, ValueError, SettingError) as error:
-        raise SettingError(f"{path}: privacy: {error} (as in 'privacy: {{clip: 1, noise: 3}}')") from error
-    return demand
-
-
-def _read_share(path: Path, given: Any) -> Sharing:
-    try:
-        return Sharing(**known_fields(Sharing, dict(given or {}), "share"))
-    except (TypeError, ValueError, SettingError) as error:
-        raise SettingError(f"{path}: share: {error} (as in 'share: {{metrics: false}}')") from error
-
-
-def _read_floors(path: Path, given: Any, share: Sharing) -> Floors:
-    try:
-        floors = Floors(**known_fields(Floors, dict(given or {}), "floors"))
-        floors.check()
-    except (TypeError, ValueError, SettingError) as error:
-        raise SettingError(f"{path}: floors: {error} (as in 'floors: {{per_class: 5, per_sum: 20}}')") from error
-    if floors.is_set and share.features:
-        raise SettingError(
-            f"{path}: 'share: {{features: true}}' lets single samples' features out: remove it, or floors"
-        )
-    return floors
+        if not isinstance(given, dict):
+            raise SettingError(f"{given!r}: give settings")
+        values = known_fields(kind, given, name)
+        if missing := [f.name for f in fields(kind) if f.default is MISSING and f.name not in values]:
+            raise SettingError(f"'{missing[0]}' is missing")
+        part = kind(**values)
+        if not isinstance(part, Sharing):  # any combination can be
+            part.check()
+    except SettingError as error:
+        raise SettingError(f"{name}: {error} (as in '{name}: {EXAMPLES[name]}')") from error
+    return values

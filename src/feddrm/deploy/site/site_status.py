@@ -35,6 +35,8 @@ class SiteStatus:
             return  # a SuperNode that starts again says it again
         log.info("connected to the server" if text == CONNECTED else f"not connected: {text}")
         self.events.write("connected" if text == CONNECTED else "not connected", {"reason": now["reason"] or None})
+        if text != CONNECTED and self.values.get("waiting"):
+            self._write(waiting={})  # it hears of nobody any more
         self._write(**now, since=time.time())
 
     def message(self, header: Mapping[str, Any], error: str = "") -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from feddrm.deploy.process_lock import running
 from feddrm.deploy.records.event_log import read_events
 from feddrm.deploy.server.federation_file import read_members
-from feddrm.deploy.server.status import last_complaint, read_status, why_stopped
+from feddrm.deploy.server.status import last_complaint, last_start, read_status, why_stopped
 from feddrm.io.run_reader import RunReader
 from feddrm.io.text import read_config
 
@@ -28,7 +28,9 @@ def watch_state(server: Path) -> dict[str, Any]:
     events = read_events(server, EVENTS)
     # A site that is missing for long is told once, so its event may be among older ones; every round has the reason.
     missing = history[-1].get("missing", {}) if history else {}
-    last = {name: {"reason": reason} for name, reason in missing.items()} | last_by_site(events)
+    start = last_start(server)
+    current = [event for event in events if event["time"] >= start]
+    last = {name: {"reason": reason} for name, reason in missing.items()} | last_by_site(current)
     waiting = status.get("waiting", {}) if process is not None and summary is None else {}
     return {
         "time": time.time(),
