@@ -87,8 +87,8 @@ def fit(
         if group is None or isinstance(error, SettingError):
             raise  # a population has the name of its file
         raise FeddrmError(f"{files[0]}: {error}") from error
-    for doubt in analysis.doubts:
-        typer.echo(f"feddrm: warning: {doubt}", err=True)
+    for warning in facts["warnings"]:
+        typer.echo(f"feddrm: warning: {warning}", err=True)
     if out is not None:
         _write_analysis(analysis, out)
     if json:

@@ -35,6 +35,7 @@ from feddrm.registry import check_choice
 MOST_STEPS = 60
 GRID = 9  # cuts that are tried where the first one has no solution
 CLOSER = 16  # times, around the vertex of a parabola
+LEAST_BEYOND = 0.5  # observations that are expected beyond a quantile
 # Of cuts where observations may be equal: so many on either side of the parabola's least, and those with most.
 NEAR, HEAVIEST = 4, 8
 Solutions = dict[tuple[int, ...], tuple[Floats, Floats]]  # tilts and multipliers, by the populations that are held
@@ -82,9 +83,24 @@ def equal_quantiles(
     if len(places) < 2:
         raise SettingError(f"quantiles of {list(chosen)}: give two populations or more")
     level = float(check_levels(level)[0])
+    require_reached(fit, level, places)
     value = (_wald if statistic == STATISTICS[1] else _likelihood_ratio)(fit, level, places)
     name = f"quantile {level:g}: " + " = ".join(fit.names[place] for place in places)
     return HypothesisTest(name, value, len(places) - 1, float(chi2.sf(value, len(places) - 1)))
+
+
+def require_reached(fit: DensityRatioFit, level: float, places: Sequence[int]) -> None:
+    """Refuse a quantile beyond the last observation of these populations: nobody knows how far it lies.
+
+    Where several observations share the last value, the quantile is that value.
+    """
+    x, size = single_column(fit), int(fit.counts[list(places)].sum())
+    expected, last = (level * size, x.min()) if level < 0.5 else ((1 - level) * size, x.max())
+    if expected < LEAST_BEYOND and (x == last).sum() == 1:
+        raise FeddrmError(
+            f"quantile {level:g} has neither test nor interval: of {size} observations, {expected:.2g} are expected "
+            f"beyond it: choose a level nearer to 0.5"
+        )
 
 
 def _wald(fit: DensityRatioFit, level: float, places: list[int]) -> float:
