@@ -34,6 +34,10 @@ class SettingError(FeddrmError):
     exit_code = 2
 
 
+class DivergedError(FeddrmError):
+    """A training whose loss, parameters or answers are not finite any more."""
+
+
 class InterruptedRunError(FeddrmError):
     """Ctrl-C during work whose progress is saved, or that goes on by itself (exit code 130)."""
 

@@ -122,6 +122,14 @@ def test_terms_and_bootstrap(files: list[str], capsys: pytest.CaptureFixture[str
     assert low < facts["populations"][1]["mean"]["x"] < high
 
 
+def test_more_replicates_give_smaller_p_values(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for replicates in (20, 60):
+        words = ("--correction", "bootstrap", "--replicates", str(replicates), "--json")
+        code, out, _ = call(capsys, "fit", *files, *words)
+        assert code == 0
+        assert json.loads(out)["homogeneity"]["p_value"] == pytest.approx(1 / (1 + replicates))
+
+
 def test_a_bad_basis_is_warned_of_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(2)
     for name, m in (("a", 0.0), ("b", 0.5), ("c", 1.0)):
@@ -163,6 +171,7 @@ def test_drift_and_tradeoff(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["fit", "A", "B", "--quantiles", "0.5,1"], 2, "quantile levels [0.5, 1.0]"),
         (["fit", "A", "B", "--confidence", "95"], 2, "confidence 95.0"),
         (["fit", "A", "B", "--correction", "bartlet"], 2, "did you mean 'bartlett'?"),
+        (["fit", "A", "B", "--replicates", "5"], 2, "5 bootstrap samples are too few"),
         (["fit", "A", "B", "--bootstrap", "3"], 2, "3 bootstrap samples are too few"),
         (["fit", "A", "B", "--absent", "x^3"], 2, "no term 'x^3'"),
         (["fit", "A", "B", "--zeros"], 1, "none below 0"),

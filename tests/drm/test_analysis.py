@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytest
 
+from feddrm.comparison.analysis_page import tables
 from feddrm.drm import AnalysisSettings, BasisWarning, DensityRatioModel, TwoPartFit, analyse, inference
 from feddrm.drm.inference import Testing
 from populations import three
@@ -101,6 +102,27 @@ def test_small_samples_are_analysed_where_the_basis_cannot_be_judged() -> None:
     assert facts["goodness_of_fit"] is None
     assert facts["homogeneity"]["p_value"] == inference.homogeneity(analysis.fit, QUICK).p_value
     assert "Homogeneity:" in analysis.summary()
+
+
+def test_a_level_beyond_the_observations_leaves_the_others_alone() -> None:
+    rng = np.random.default_rng(0)
+    samples = {"a": rng.normal(0, 1, 100), "b": rng.normal(0.3, 1, 100)}
+    whole = analyse(samples, "normal", AnalysisSettings((0.5,))).facts()
+    facts = analyse(samples, "normal", AnalysisSettings((0.0001, 0.5, 0.9999))).facts()
+    assert facts["warnings"] == [
+        f"quantile {level} has neither test nor interval: of 200 observations, 0.02 are expected beyond it: "
+        "choose a level nearer to 0.5"
+        for level in (0.0001, 0.9999)
+    ]
+    assert facts["tests"] == whole["tests"]
+    for mine, alone in zip(facts["populations"], whole["populations"], strict=True):
+        assert [q["low"] for q in mine["quantiles"]] == [None, alone["quantiles"][0]["low"], None]
+        assert mine["quantiles"][0]["value"] == min(map(np.min, samples.values()))
+    assert facts["quantile_differences"]["high"][1][::2] == [None, None]
+    assert "(no interval)" in str(tables(facts))
+    # Where many share the smallest value, it is the quantile.
+    shared = {name: np.maximum(x, -0.5) for name, x in samples.items()}
+    assert not analyse(shared, "identity", AnalysisSettings((0.0001, 0.5))).unreached
 
 
 def test_zeros_apart() -> None:

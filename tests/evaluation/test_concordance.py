@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from lifelines.utils import concordance_index
 from torch import Tensor
 
+from feddrm.errors import DivergedError
 from feddrm.evaluation import Predictions, average_c_index, c_index, concordance, evaluate, per_client
 from feddrm.tasks import Survival
+from refusal import refused
 
 TASK = Survival((2, 5, 9))
 WEIGHTS = torch.tensor([3.0, 1.0], dtype=torch.float64)
@@ -29,6 +31,15 @@ def test_by_hand() -> None:
     assert c_index(torch.tensor([1.0, 2.0]), labels_of([4, 4], [1, 0])) == 0.0  # the event comes before the censoring
     assert c_index(torch.tensor([1.0, 2.0]), labels_of([4, 4], [1, 1])) is None  # two events of one day
     assert c_index(torch.tensor([1.0, 2.0]), labels_of([4, 5], [0, 0])) is None
+
+
+def test_risks_that_are_nan_are_refused_as_lifelines_does() -> None:
+    days, event, risk = [1, 2, 3], [1, 1, 0], torch.tensor([float("nan"), 2.0, float("nan")])
+    with refused("2 of 3 risks are NaN", "lower --lr") as error:  # it was 0.0
+        c_index(risk, labels_of(days, event))
+    assert isinstance(error.value, DivergedError)  # so a search leaves out the trial
+    with pytest.raises(ValueError, match="NaN"):
+        concordance_index(days, -risk.numpy(), event)
 
 
 @given(

@@ -49,6 +49,7 @@ def fit(
     correction: Annotated[
         str, typer.Option(help="Of tests, for small samples: none, bartlett, bootstrap, or auto (bartlett if small).")
     ] = "auto",
+    replicates: Annotated[int, typer.Option(help="Bootstrap samples of that correction, at least 20.")] = 200,
     bootstrap: Annotated[
         int, typer.Option(help="Bootstrap samples for the intervals of quantiles and means; 0: none are drawn.")
     ] = 0,
@@ -72,7 +73,7 @@ def fit(
     from feddrm.drm.inference import Testing
     from feddrm.errors import FeddrmError, SettingError
 
-    testing = Testing(correction=correction, seed=seed)
+    testing = Testing(correction=correction, replicates=replicates, seed=seed)
     levels = _numbers("--quantiles", quantiles)
     settings = AnalysisSettings(levels, confidence, testing, bootstrap, zeros, tuple(absent or ()))
     DensityRatioModel(basis, ridge=ridge)  # refuses what cannot be, before any file is read
@@ -87,8 +88,8 @@ def fit(
         if group is None or isinstance(error, SettingError):
             raise  # a population has the name of its file
         raise FeddrmError(f"{files[0]}: {error}") from error
-    for doubt in analysis.doubts:
-        typer.echo(f"feddrm: warning: {doubt}", err=True)
+    for warning in facts["warnings"]:
+        typer.echo(f"feddrm: warning: {warning}", err=True)
     if out is not None:
         _write_analysis(analysis, out)
     if json:

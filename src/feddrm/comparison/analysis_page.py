@@ -106,8 +106,9 @@ def _matrix(names: list[str], estimate: dict[str, Any]) -> list[list[str]]:
     ]
 
 
-def _spelled(value: float, low: float, high: float) -> str:
-    return f"{value:.4g} ({low:.4g} to {high:.4g})"
+def _spelled(value: float, low: float | None, high: float | None) -> str:
+    limits = "no interval" if low is None or high is None else f"{low:.4g} to {high:.4g}"
+    return f"{value:.4g} ({limits})"
 
 
 def _figures(analysis: Analysis) -> list[dict[str, Any]]:

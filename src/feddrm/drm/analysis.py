@@ -17,7 +17,7 @@ from feddrm.drm.inference import estimates
 from feddrm.drm.inference.estimates import check_levels, normal_quantile, single_column, weighted_quantiles
 from feddrm.drm.inference.goodness_of_fit import GoodnessOfFit, goodness_of_fit
 from feddrm.drm.inference.hypothesis_tests import HypothesisTest, Testing, homogeneity, pairwise, without_terms
-from feddrm.drm.inference.quantile_tests import equal_quantiles, quantile_difference_interval
+from feddrm.drm.inference.quantile_tests import equal_quantiles, quantile_difference_interval, require_reached
 from feddrm.drm.inference.resampling import bootstrap, check_replicates
 from feddrm.drm.summary_text import coefficient_block, heading, two_columns
 from feddrm.drm.zero_excess import TwoPartFit
@@ -133,9 +133,38 @@ class Analysis:
             pairs = pairwise(self.fit, how)
             results += [(replace(test, hypothesis=test.hypothesis + part), adjusted) for test, adjusted in pairs]
         if self.single and not self.two_part:
-            levels = self.settings.levels
-            results += [(equal_quantiles(self.fit, level, None, how.statistic), None) for level in levels]
+            each = [self._quantile_tests[level] for level in self.settings.levels]
+            results += [(test, None) for test in each if isinstance(test, HypothesisTest)]
         return results
+
+    @cached_property
+    def _quantile_tests(self) -> dict[float, HypothesisTest | FeddrmError]:
+        """The test of every quantile level, or why it has none."""
+        results: dict[float, HypothesisTest | FeddrmError] = {}
+        for level in self.settings.levels:
+            try:
+                results[level] = equal_quantiles(self.fit, level, None, self.settings.testing.statistic)
+            except FeddrmError as error:
+                results[level] = error
+        return results
+
+    @cached_property
+    def unreached(self) -> dict[float, str]:
+        """Quantile levels beyond the observations, which have neither test nor interval, and why."""
+        reasons = {}
+        for level in self.settings.levels if self.single and not self.two_part else ():
+            try:
+                require_reached(self.fit, level, range(len(self.fit.names)))
+            except FeddrmError as error:
+                reasons[level] = str(error)
+        return reasons
+
+    @property
+    def warnings(self) -> list[str]:
+        """The doubts, and every quantile level without a test or an interval."""
+        tests = self._quantile_tests if self.tested and self.single and not self.two_part else {}
+        failed = {level: str(error) for level, error in tests.items() if isinstance(error, FeddrmError)}
+        return [*self.doubts, *(failed | self.unreached).values()]
 
     @cached_property
     def means(self) -> tuple[Floats, Floats, Floats, Floats]:
@@ -179,7 +208,7 @@ class Analysis:
             "log_likelihood": fit.log_likelihood,
             "profile_log_likelihood": fit.profile_log_likelihood,
             "goodness_of_fit": asdict(self.goodness) if self.goodness else None,
-            "warnings": self.doubts,
+            "warnings": self.warnings,
             "homogeneity": tests[0] if tests else None,
             "tests": tests,
             "populations": [self._population(i) for i in range(len(fit.names))],
@@ -187,7 +216,7 @@ class Analysis:
         if self.single:
             facts["dominance"] = _interval_facts(estimates.dominance(fit), self.settings.confidence)
             if not self.two_part:
-                facts["quantile_differences"] = _difference_facts(fit, self.settings)
+                facts["quantile_differences"] = _difference_facts(fit, self.settings, self.unreached)
         return facts
 
     def _population(self, i: int) -> dict[str, Any]:
@@ -209,7 +238,9 @@ class Analysis:
         if self.quantiles is not None:
             columns = zip(self.settings.levels, *(part[i].tolist() for part in self.quantiles), strict=True)
             facts["quantiles"] = [
-                dict(zip(("level", "value", "low", "high"), column, strict=True)) for column in columns
+                dict(zip(("level", "value", "low", "high"), column, strict=True))
+                | (dict.fromkeys(("low", "high")) if column[0] in self.unreached else {})
+                for column in columns
             ]
         return facts
 
@@ -262,7 +293,12 @@ def _interval_facts(estimate: estimates.Estimate, confidence: float) -> dict[str
     return {"value": estimate.value.tolist(), "low": low.tolist(), "high": high.tolist()}
 
 
-def _difference_facts(fit: DensityRatioFit, settings: AnalysisSettings) -> dict[str, Any]:
+def _difference_facts(
+    fit: DensityRatioFit, settings: AnalysisSettings, unreached: Mapping[float, str]
+) -> dict[str, Any]:
     values = estimates.quantile(fit, settings.levels)
     low, high = quantile_difference_interval(fit, settings.levels, settings.confidence)
-    return {"value": (values - values[0]).tolist(), "low": low.tolist(), "high": high.tolist()}
+    facts: dict[str, Any] = {"value": (values - values[0]).tolist(), "low": low.tolist(), "high": high.tolist()}
+    for row in (*facts["low"], *facts["high"]):
+        row[:] = [None if level in unreached else limit for level, limit in zip(settings.levels, row, strict=True)]
+    return facts

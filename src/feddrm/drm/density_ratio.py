@@ -240,8 +240,12 @@ class DensityRatioFit:
         """The influence of each observation on the whitened coefficients: inverse information times its score."""
         residual = np.eye(len(self.names))[self.owner] - self.optimum.posterior
         scores = (residual[:, 1:, None] * self.design[:, None, :]).reshape(len(self.design), -1)
-        matrix = information(self.design, self.optimum.posterior, self.ridge_matrix)
-        return np.asarray(cho_solve(cho_factor(matrix), scores.T).T)
+        return np.asarray(cho_solve(cho_factor(self.information), scores.T).T)
+
+    @cached_property
+    def information(self) -> Floats:
+        """Minus the second derivative of the penalised log likelihood in the whitened coefficients."""
+        return information(self.design, self.optimum.posterior, self.ridge_matrix)
 
     @cached_property
     def values(self) -> Floats:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from feddrm.errors import DivergedError
 from feddrm.evaluation.answers_by_sample import AnswersBySample
 from feddrm.evaluation.predictions import Predictions
 from feddrm.tasks import Survival
@@ -25,8 +26,13 @@ def c_index(risk: Tensor, labels: Tensor) -> float | None:
 
     A pair counts if the one patient's event was seen before the other's time, or on the day on which the other's
     follow-up ended. The patient with the earlier event should have the higher risk. Equal risks count half. So does
-    lifelines.
+    lifelines; it refuses risks that are NaN, too, because no comparison with them holds.
     """
+    if missing := int(risk.isnan().sum()):
+        raise DivergedError(
+            f"{missing} of {len(risk)} risks are NaN, so their patients have no order: train with a lower --lr, or "
+            f"scale the data"
+        )
     days, event = labels // 2, labels % 2 == 1
     right = tied = pairs = 0
     for part in torch.split(event.nonzero()[:, 0], max(1, PAIRS // max(1, len(labels)))):

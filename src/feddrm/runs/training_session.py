@@ -15,7 +15,7 @@ from feddrm.data import Federation, Pool
 from feddrm.data.summary import dataset_summary
 from feddrm.engine import RoundResult, RoundSchedule, State, arithmetic, engine_for, federate, first_state, functional
 from feddrm.engine.private_shards import PrivateShards
-from feddrm.errors import FeddrmError
+from feddrm.errors import DivergedError
 from feddrm.evaluation import (
     LASTING,
     AnswersBySample,
@@ -46,10 +46,6 @@ PARTICIPANTS = "participants"  # the figures of a line of metrics that are of a 
 log = logging.getLogger("feddrm.runs")
 CHECKPOINT_SECONDS = 20.0  # between two checkpoints: what a crash may cost
 CHECKPOINT_SHARE = 0.05  # of the time at most: where a checkpoint is hundreds of megabytes, a crash may cost more
-
-
-class DivergedError(FeddrmError):
-    """A training whose loss or parameters are not finite any more."""
 
 
 class TrainingSession:
@@ -85,7 +81,6 @@ class TrainingSession:
             ):
                 self.seconds["train"] += time.perf_counter() - began
                 if self.diverged(result):
-                    self.save(state)
                     elsewhere = ", and choose another --out" if state.round else ""
                     raise DivergedError(
                         f"the loss is not finite after round {result.state.round}: lower --lr (it is "
@@ -98,7 +93,7 @@ class TrainingSession:
                 for listen in listeners:
                     listen(result, metrics, rounds)
                 began = time.perf_counter()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, DivergedError):
             self.save(state)  # whole rounds only: the round that was cut short is trained again
             raise
         self.save(state)

@@ -12,12 +12,12 @@ from typing import Any
 
 from feddrm.data import Federation
 from feddrm.engine import RoundResult, free_card, load_state
+from feddrm.errors import DivergedError
 from feddrm.evaluation import LASTING, is_collapsed
 from feddrm.methods import Method
 from feddrm.models import Model
 from feddrm.runs import Run, RunFolder, train
 from feddrm.runs.run_router import measure_router
-from feddrm.runs.training_session import DivergedError
 from feddrm.search.candidates import Candidate
 
 SMOOTH = 3  # evaluated rounds whose mean is the average accuracy of a trial

@@ -83,6 +83,39 @@ def test_the_test_takes_the_best_cut() -> None:
     assert wald.statistic == pytest.approx((difference.value[1, 0] / difference.error[1, 0]) ** 2)
 
 
+def test_the_best_cut_is_found_where_populations_are_far_apart() -> None:
+    rng = np.random.default_rng(12)
+    fit = DensityRatioModel("identity").fit([rng.normal(0, 1, 14), rng.normal(2, 1, 12)])
+    x, level = fit.values[:, 0], 0.3
+    cut = float(np.sort(x)[9])
+    best = _largest(fit, lambda mass: [mass @ ((x <= cut) - level)], "eq")
+    found = inference.equal_quantiles(fit, level).statistic
+    assert found <= 2 * (fit.profile_log_likelihood - best) + 1e-4  # it was 0.9 larger
+
+
+@pytest.mark.parametrize("digits", [1, 2])
+def test_the_best_cut_is_found_among_equal_observations(digits: int) -> None:
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        fit = DensityRatioModel("identity").fit([np.round(rng.normal(m, 1, 60), digits) for m in (0.0, 0.4, 0.8)])
+        every = [quantile_tests._ratio_at(fit, 0.5, [0, 1, 2], float(cut)) for cut in np.unique(fit.values)[40:140]]
+        assert inference.equal_quantiles(fit, 0.5).statistic <= min(every, default=np.inf) + 1e-6
+
+
+def test_the_least_of_a_step_function_is_found_by_parabolas() -> None:
+    tried = []
+
+    def value(place: int) -> float:
+        tried.append(place)
+        return float(np.inf) if place > 9500 else (place - 1234.4) ** 2 / 1e4 + 1e-9 * place**3
+
+    for start, reach in ((5000, 30), (9900, 30), (0, 1)):
+        tried.clear()
+        best = quantile_tests._least(value, 0, 9999, start, reach)
+        assert value(best) <= min(value(best - 1), value(best + 1))
+        assert len(set(tried)) < 60
+
+
 def test_differences_are_against_any_population() -> None:
     fit = DensityRatioModel().fit(three())
     values = inference.quantile(fit, [0.25, 0.5])

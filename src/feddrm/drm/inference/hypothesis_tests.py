@@ -21,9 +21,9 @@ from feddrm.drm.basis import Floats
 from feddrm.drm.density_ratio import DensityRatioFit
 from feddrm.drm.inference.resampling import (
     Refits,
+    as_refits,
     check_replicates,
     draws,
-    own_shares,
     permutations,
     refit,
     require_enough,
@@ -140,7 +140,7 @@ def _test(fit: DensityRatioFit, matrix: Rows, value: Floats | None, how: Testing
     how = (how or Testing()).resolved(fit)
     constraint = _Constraint.of(fit, matrix, value)
     degrees = len(matrix)
-    observed = refit(fit.design, own_shares(fit)[None].transpose(2, 1, 0) * fit.counts[:, None, None], start_of(fit))
+    observed = as_refits(fit)
     null = constraint.refit(fit, observed)
     statistic = float(constraint.statistics(how.statistic, observed, null)[0])
     if how.correction == "none":

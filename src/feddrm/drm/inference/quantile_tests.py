@@ -11,7 +11,7 @@ Where observations are equal, the distribution functions jump: the cut is the qu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
@@ -28,13 +28,17 @@ from feddrm.drm.inference.estimates import (
     single_column,
 )
 from feddrm.drm.inference.hypothesis_tests import STATISTICS, HypothesisTest
-from feddrm.drm.inference.resampling import require_no_ridge
-from feddrm.drm.logistic import information
+from feddrm.drm.inference.resampling import CACHED_CELLS, require_no_ridge
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.registry import check_choice
 
 MOST_STEPS = 60
-GRID = 9  # cuts that are tried at a time
+GRID = 9  # cuts that are tried where the first one has no solution
+CLOSER = 16  # times, around the vertex of a parabola
+LEAST_BEYOND = 0.5  # observations that are expected beyond a quantile
+# Of cuts where observations may be equal: so many on either side of the parabola's least, and those with most.
+NEAR, HEAVIEST = 4, 8
+Solutions = dict[tuple[int, ...], tuple[Floats, Floats]]  # tilts and multipliers, by the populations that are held
 
 
 def quantile_differences(fit: DensityRatioFit, levels: Sequence[float], against: str | int = 0) -> Estimate:
@@ -79,9 +83,24 @@ def equal_quantiles(
     if len(places) < 2:
         raise SettingError(f"quantiles of {list(chosen)}: give two populations or more")
     level = float(check_levels(level)[0])
+    require_reached(fit, level, places)
     value = (_wald if statistic == STATISTICS[1] else _likelihood_ratio)(fit, level, places)
     name = f"quantile {level:g}: " + " = ".join(fit.names[place] for place in places)
     return HypothesisTest(name, value, len(places) - 1, float(chi2.sf(value, len(places) - 1)))
+
+
+def require_reached(fit: DensityRatioFit, level: float, places: Sequence[int]) -> None:
+    """Refuse a quantile beyond the last observation of these populations: nobody knows how far it lies.
+
+    Where several observations share the last value, the quantile is that value.
+    """
+    x, size = single_column(fit), int(fit.counts[list(places)].sum())
+    expected, last = (level * size, x.min()) if level < 0.5 else ((1 - level) * size, x.max())
+    if expected < LEAST_BEYOND and (x == last).sum() == 1:
+        raise FeddrmError(
+            f"quantile {level:g} has neither test nor interval: of {size} observations, {expected:.2g} are expected "
+            f"beyond it: choose a level nearer to 0.5"
+        )
 
 
 def _wald(fit: DensityRatioFit, level: float, places: list[int]) -> float:
@@ -94,40 +113,79 @@ def _wald(fit: DensityRatioFit, level: float, places: list[int]) -> float:
 def _likelihood_ratio(fit: DensityRatioFit, level: float, places: list[int]) -> float:
     """The least ratio over all cuts between the smallest and the largest of the estimated quantiles.
 
-    The ratio is a step function with steps at the observations, and nearly a parabola: a grid that becomes finer
-    around its best cut finds the least. The step below the smallest quantile may be nearer to the level than its own.
+    The step below the smallest quantile may be nearer to the level than its own. If every observation up to a cut is
+    held to the level, the ratio is nearly a parabola of the cut's rank. Where observations are equal, only a jump has
+    to reach the level: that is easier, most of all where many are equal.
     """
-    x = np.unique(single_column(fit))
-    centre = quantile_estimate(fit, level)[0].value[places, 0]
+    x, rank, equal = np.unique(single_column(fit), return_inverse=True, return_counts=True)
+    centre = quantile(fit, level)[places, 0]
     low, high = (int(place) for place in np.searchsorted(x, (centre.min(), centre.max())))
-    low = max(0, low - 1)
+    low, solutions = max(0, low - 1), Solutions()
+    # Equal populations have the quantile of all of them, with an error of about the root of their size.
+    mass = np.bincount(rank, fit.optimum.posterior[:, places].sum(1))
+    start = min(max(low, int(np.searchsorted(np.cumsum(mass), level * mass.sum()))), high)
 
     @cache
-    def ratio(place: int) -> float:
-        return _ratio_at(fit, level, places, float(x[place]))
+    def parabola(place: int) -> float:
+        return _Saddle(fit, places, np.repeat([(rank <= place) - level], len(places), axis=0)).ratio(solutions)[0]
 
-    while True:
-        grid = sorted(set(np.linspace(low, high, GRID).astype(int).tolist()))
-        best = min(grid, key=ratio)
-        if ratio(best) == np.inf:
-            raise FeddrmError(
-                f"the likelihood ratio of quantile {level:g} has no solution: too few observations on one side: choose "
-                f"a level nearer to 0.5, or the statistic 'wald'"
-            )
-        if len(grid) == high - low + 1:
-            return ratio(best)
-        place = grid.index(best)
-        low, high = grid[max(0, place - 1)], grid[min(len(grid) - 1, place + 1)]
+    reach = max(1, int(np.sqrt(level * (1 - level) * mass.sum()) / 4))
+    best = start if high - low <= NEAR else _least(parabola, low, high, start, reach)
+    near = range(max(low, best - NEAR), min(high, best + NEAR) + 1)
+    cuts = dict.fromkeys([*near, *sorted(range(low, high + 1), key=lambda place: -int(equal[place]))[:HEAVIEST]])
+    untied = equal[low : high + 1].max() == 1 and high - low > NEAR
+    value = parabola(best) if untied else min(_ratio_at(fit, level, places, float(x[cut]), solutions) for cut in cuts)
+    if value == np.inf:
+        raise FeddrmError(
+            f"the likelihood ratio of quantile {level:g} has no solution: too few observations on one side: choose "
+            f"a level nearer to 0.5, or the statistic 'wald'"
+        )
+    return value
 
 
-def _ratio_at(fit: DensityRatioFit, level: float, places: list[int], cut: float) -> float:
-    """Twice the loss of log likelihood if the populations have this quantile; infinite where they cannot have it."""
-    x = single_column(fit)
+def _least(value: Callable[[int], float], low: int, high: int, middle: int, reach: int) -> int:
+    """The place between two of the least value of a function that is nearly a parabola.
+
+    The least of three places becomes the middle one of the next three. If it was the middle one already, the vertex of
+    the parabola through them is tried, too, and the next three are closer.
+    """
+    if value(middle) == np.inf:
+        middle = min(np.linspace(low, high, GRID).astype(int).tolist(), key=value)
+    while value(middle) < np.inf:
+        left, right = max(low, middle - reach), min(high, middle + reach)
+        best = min((middle, left, right), key=value)
+        if best != middle:
+            middle, reach = best, 2 * reach
+        elif reach > 1:
+            middle = min((middle, _vertex(value, left, middle, right)), key=value)
+            reach = max(1, reach // CLOSER)
+        else:
+            break
+    return middle
+
+
+def _vertex(value: Callable[[int], float], left: int, middle: int, right: int) -> int:
+    """Where the parabola through three values is least; ``middle`` has the least of them."""
+    before, after = middle - left, right - middle
+    steep, flat = (value(left) - value(middle)) * after, (value(right) - value(middle)) * before
+    if not 0 < steep + flat < np.inf:
+        return middle
+    return middle + round((steep * after - flat * before) / (2 * (steep + flat)))
+
+
+def _ratio_at(
+    fit: DensityRatioFit, level: float, places: list[int], cut: float, solutions: Solutions | None = None
+) -> float:
+    """Twice the loss of log likelihood if the populations have this quantile; infinite where they cannot have it.
+
+    ``solutions`` are those at the cut before, where the solver starts; they are replaced.
+    """
+    x, solutions = single_column(fit), {} if solutions is None else solutions
     if (x == cut).sum() <= 1:
-        return _constrained(fit, places, np.repeat(((x <= cut) - level)[:, None], len(places), axis=1))[0]
+        return _Saddle(fit, places, np.repeat(((x <= cut) - level)[None], len(places), axis=0)).ratio(solutions)[0]
     ends = np.stack([x < cut, x <= cut]) - level
     end: dict[int, int | None] = dict.fromkeys(places)  # of the jump, to which a population is held
-    value, mass, mu = 0.0, fit.weights, np.zeros(0)
+    value, mass, mu = 0.0, fit.weights.T, np.zeros(0)
     for _ in range(MOST_STEPS):
         held = [place for place in places if end[place] is not None]
         # A multiplier of the wrong sign pulls away from the jump; let go.
@@ -135,80 +193,100 @@ def _ratio_at(fit: DensityRatioFit, level: float, places: list[int], cut: float)
             place: None for place, pull in zip(held, mu, strict=True) if (pull < 0) == (end[place] == 0)
         }
         for place in set(places) - set(held):
-            below, up_to = ends @ mass[:, place]
+            below, up_to = ends @ mass[place]
             if below > 1e-9 or up_to < -1e-9:
                 changed[place] = 0 if below > 0 else 1
         if not changed:
             break
         end |= changed
         sides = {place: ends[side] for place, side in end.items() if side is not None}
-        value, mass, mu = _constrained(fit, list(sides), np.column_stack([*sides.values()]))
+        problem = _Saddle(fit, list(sides), np.stack([*sides.values()]))
+        value, b, mu = problem.ratio(solutions)
         if value == np.inf:
             break
+        mass = problem.masses(b, mu)
     return value
 
 
-def _constrained(fit: DensityRatioFit, places: list[int], sides: Floats) -> tuple[float, Floats, Floats]:
-    """The ratio where the populations' means of ``sides`` are zero, the populations' masses and the multipliers."""
-    if ((sides > 0).all(0) | (sides < 0).all(0)).any():  # above the largest observation, or below the smallest
-        return float("inf"), fit.weights, np.zeros(len(places))
-    problem = _Saddle(fit, places, sides)
-    b, mu = fit.optimum.coefficients[1:].copy(), np.zeros(len(places))
-    state = problem.at(b, mu)
-    for _ in range(MOST_STEPS):
-        if state is None:
-            break
-        gradient, matrix, value = state
-        if np.abs(gradient).max() <= 1e-9 * len(fit.owner):
-            return max(0.0, 2 * (fit.log_likelihood - value)), problem.masses(b, mu) / fit.counts, mu
-        step = np.linalg.solve(matrix, -gradient)
-        size, state = 1.0, None
-        while size > 1e-6:
-            trial = b + size * step[: b.size].reshape(b.shape), mu + size * step[b.size :]
-            state = problem.at(*trial)
-            if state is not None and np.linalg.norm(state[0]) < (1 - 1e-4 * size) * np.linalg.norm(gradient):
-                b, mu = trial
-                break
-            size, state = size / 2, None
-    return float("inf"), fit.weights, mu
-
-
 class _Saddle:
-    """The dual likelihood with multipliers of the constraints at one cut: derivatives and value."""
+    """The dual likelihood with multipliers: the populations at ``places`` have means of ``sides`` that are zero."""
 
     def __init__(self, fit: DensityRatioFit, places: list[int], sides: Floats) -> None:
-        self.design, self.places, self.sides = fit.design, places, sides
+        self.fit, self.design, self.places, self.sides = fit, fit.design, places, sides
         self.own = np.vstack([part.sum(0) for part in np.split(fit.design, np.cumsum(fit.counts)[:-1])[1:]])
+
+    def ratio(self, solutions: Solutions) -> tuple[float, Floats, Floats]:
+        """Twice the loss of log likelihood, the tilts and the multipliers; infinite if there is no solution."""
+        unconstrained = self.fit.optimum.coefficients[1:], np.zeros(len(self.places))
+        if not ((self.sides > 0).all(1) | (self.sides < 0).all(1)).any():  # as above the largest observation
+            for start in (solutions.get(tuple(self.places)), unconstrained):
+                if start is not None and (solution := self._solve(*start)) is not None:
+                    b, mu, value = solution
+                    solutions[tuple(self.places)] = b, mu
+                    return max(0.0, 2 * (self.fit.log_likelihood - value)), b, mu
+        return float("inf"), *unconstrained
+
+    def _solve(self, b: Floats, mu: Floats) -> tuple[Floats, Floats, float] | None:
+        """Newton's method for tilts and multipliers, and the value there; None if it finds no solution."""
+        state = self.at(b, mu)
+        for _ in range(MOST_STEPS):
+            if state is None:
+                break
+            gradient, matrix, value = state
+            if np.abs(gradient).max() <= 1e-9 * len(self.design):
+                return b, mu, value
+            step = np.linalg.solve(matrix, -gradient)
+            size, state = 1.0, None
+            while size > 1e-6:
+                trial = b + size * step[: b.size].reshape(b.shape), mu + size * step[b.size :]
+                state = self.at(*trial)
+                if state is not None and np.linalg.norm(state[0]) < (1 - 1e-4 * size) * np.linalg.norm(gradient):
+                    b, mu = trial
+                    break
+                size, state = size / 2, None
+        return None
 
     def at(self, b: Floats, mu: Floats) -> tuple[Floats, Floats, float] | None:
         """Gradient and second derivative in (tilts, multipliers), and the value; None where a mass is not positive.
 
         A single factor may be negative. Only the sum over populations has to be positive.
         """
-        top, _, pull, p = self._parts(b, mu)
-        total = p.sum(1, keepdims=True)
-        if total.min() <= 1e-10:
-            return None
-        p /= total
-        pull /= total
-        value = float((self.own * b).sum() - (top + np.log(total)).sum())
-        gradient = np.concatenate([(self.own - p[:, 1:].T @ self.design).ravel(), -pull.sum(0)])
-        same = np.arange(1, p.shape[1])[:, None] == self.places
-        mixed = np.vstack([-self.design.T @ ((same[a - 1] - p[:, [a]]) * pull) for a in range(1, p.shape[1])])
-        blank = np.zeros((self.design.shape[1],) * 2)
-        matrix = np.block([[-information(self.design, p, blank), mixed], [mixed.T, pull.T @ pull]])
+        k, unknowns = self.design.shape[1], b.size + len(mu)
+        value, sums, matrix = float((self.own * b).sum()), np.zeros((unknowns, k)), np.zeros((unknowns, unknowns))
+        length = max(1, CACHED_CELLS // unknowns)
+        for start in range(0, len(self.design), length):
+            part = slice(start, start + length)
+            top, _, pull, p = self._parts(b, mu, part)
+            total = p.sum(0)
+            if total.min() <= 1e-10:
+                return None
+            value -= float((top + np.log(total)).sum())
+            # One row per unknown: the derivative of the logarithm of the total at every observation.
+            rows = np.concatenate([(p[1:, None] * self.design[part].T).reshape(b.size, -1), pull])
+            rows *= 1 / total
+            sums += rows @ self.design[part]
+            matrix += rows @ rows.T
+        gradient = np.append(self.own, np.zeros(len(mu))) - sums[:, 0]
+        blocks = [slice(start, start + k) for start in range(0, b.size, k)]
+        for block in blocks:
+            matrix[block, block] -= sums[block]
+        for row, place in enumerate(self.places, b.size):
+            if place:
+                matrix[blocks[place - 1], row] -= sums[row]
+                matrix[row, blocks[place - 1]] -= sums[row]
         return gradient, matrix, value
 
     def masses(self, b: Floats, mu: Floats) -> Floats:
-        """The mass of every population at every observation, times its size."""
-        _, density, _, p = self._parts(b, mu)
-        return np.asarray(density / p.sum(1, keepdims=True))
+        """The mass of every population at every observation."""
+        _, density, _, p = self._parts(b, mu, slice(None))
+        return np.asarray(density / p.sum(0) / self.fit.counts[:, None])
 
-    def _parts(self, b: Floats, mu: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-        logits = np.hstack([np.zeros((len(self.design), 1)), self.design @ b.T])
-        top = logits.max(1, keepdims=True)
+    def _parts(self, b: Floats, mu: Floats, part: slice) -> tuple[Floats, Floats, Floats, Floats]:
+        design = self.design[part]
+        logits = np.vstack([np.zeros(len(design)), b @ design.T])
+        top = logits.max(0)
         density = np.exp(logits - top)
-        pull = density[:, self.places] * self.sides
+        pull = density[self.places] * self.sides[:, part]
         p = density.copy()
-        p[:, self.places] += pull * mu
+        p[self.places] += pull * mu[:, None]
         return top, density, pull, p

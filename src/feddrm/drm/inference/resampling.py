@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.stats import norm, t
 
 from feddrm.drm.basis import Floats
 from feddrm.drm.density_ratio import DensityRatioFit
 from feddrm.errors import FeddrmError, SettingError
 
-MOST_CELLS = 400_000  # of one population's table of observations by replicates: it stays in the cache
+MOST_CELLS = 400_000  # of one population's table of observations by replicates
+CACHED_CELLS = 32_768  # of all populations' tables of some observations by replicates: they stay in the cache
+LARGEST = 600.0  # of logits: sums of their exponentials are still finite
 MOST_STEPS = 30
 SETTLED = 1e-3  # a step this small is the last: Newton's steps square the error
 MOST_LOST = 0.1  # of the replicates may have no finite fit
@@ -35,10 +37,11 @@ class Refits:
     def weights(self, design: Floats) -> Floats:
         """The estimated distribution of every population in every replicate, indexed as the counts."""
         b = np.moveaxis(self.coefficients.reshape(len(self.coefficients), -1, design.shape[1]), 0, 2)
-        _, posterior = _posterior(design @ b)
-        first = 1 - posterior.sum(0)
-        total = self.counts.sum(0)
-        mass = np.concatenate([(first * total)[None], posterior * total])
+        mass = np.empty_like(self.counts)
+        for part in _parts(mass):
+            _, mass[1:, part] = _posterior(design[part] @ b)
+            mass[0, part] = 1 - mass[1:, part].sum(0)
+            mass[:, part] *= self.counts[:, part].sum(0)
         return np.asarray(mass / self.counts.sum(1, keepdims=True))
 
 
@@ -50,18 +53,13 @@ def refit(design: Floats, counts: Floats, start: Floats, free: Floats | None = N
     """
     size, k = start.size, design.shape[1]
     free = np.eye(size) if free is None else free
-    products = _products(design)
-    own = design.T @ counts[1:]  # [population, coefficient, replicate]
-    total = counts.sum(0)
-    b = np.repeat(start.reshape(-1, k)[:, :, None], counts.shape[2], axis=2)
+    problem = _Replicates(design, counts)
+    b = start.reshape(-1, k)[:, :, None]  # of all replicates
     accepted, best = b, np.full(counts.shape[2], -np.inf)
     done = np.zeros(counts.shape[2], dtype=bool)
     for _ in range(MOST_STEPS):
-        log_sum, posterior = _posterior(design @ b)
-        value = (own * b).sum((0, 1)) - (total * log_sum).sum(0)
+        value, gradient, matrix = problem.at(b)
         worse = value < best - 1e-9 * (1 + np.abs(best))
-        gradient = (own - design.T @ (total * posterior)).reshape(size, -1).T
-        matrix = _informations(products, posterior, total, k)
         reduced = free.T @ matrix @ free + 1e-12 * len(design) * np.eye(free.shape[1])
         step = np.linalg.solve(reduced, (gradient @ free)[:, :, None])[:, :, 0] @ free.T
         done = ~worse & (np.abs(step).max(1) < SETTLED)
@@ -69,7 +67,7 @@ def refit(design: Floats, counts: Floats, start: Floats, free: Floats | None = N
         accepted = np.where(worse, accepted, b)
         best = np.where(worse, best, value)
         # A step that lowered the likelihood is halved.
-        b = np.where(worse, (b + accepted) / 2, b + step.T.reshape(b.shape))
+        b = np.where(worse, (b + accepted) / 2, b + step.T.reshape(*b.shape[:2], -1))
         if done.all():
             break
     final = np.moveaxis(b, 2, 0).reshape(len(done), -1)
@@ -145,6 +143,12 @@ def bootstrap(
     return Bootstrap(np.array(values), int(fit.counts.min()))
 
 
+def as_refits(fit: DensityRatioFit) -> Refits:
+    """The fit itself, as that of a single replicate: the data."""
+    counts = (fit.owner == np.arange(len(fit.names))[:, None])[:, :, None].astype(np.float64)
+    return Refits(counts, start_of(fit)[None], np.array([fit.log_likelihood]), fit.information[None])
+
+
 def start_of(fit: DensityRatioFit) -> Floats:
     """The fitted coefficients, from which replicates start."""
     return np.asarray(fit.optimum.coefficients[1:].ravel())
@@ -179,31 +183,72 @@ def _chunks(fit: DensityRatioFit, size: int) -> Iterator[int]:
 
 
 def _posterior(eta: Floats) -> tuple[Floats, Floats]:
-    """Of logits [population but the first, observation, replicate]: log of the summed exponentials, and posteriors."""
-    top = np.maximum(eta.max(0), 0.0)
-    p = np.exp(eta - top)
-    total = np.exp(-top) + p.sum(0)
-    p /= total
-    return top + np.log(total), p
+    """Of logits [population but the first, observation, replicate]: the summed exponentials' log, and posteriors."""
+    top = eta.max(initial=0.0)
+    if top > LARGEST:
+        top = np.maximum(eta.max(0), 0.0)
+        p = np.exp(eta - top)
+        total = np.exp(-top) + p.sum(0)
+        return top + np.log(total), p / total
+    p = np.exp(eta)
+    total = 1 + p.sum(0)
+    p *= 1 / total
+    return np.log(total), p
 
 
-def _products(design: Floats) -> tuple[Floats, tuple[NDArray[np.intp], NDArray[np.intp]]]:
-    pairs = np.triu_indices(design.shape[1])
-    return np.ascontiguousarray((design[:, pairs[0]] * design[:, pairs[1]]).T), pairs
+def _parts(table: Floats) -> Iterator[slice]:
+    """Observations, the second axis of a table, in parts that stay in the cache."""
+    size = max(1, CACHED_CELLS // (table.shape[0] * table.shape[2]))
+    for start in range(0, table.shape[1], size):
+        yield slice(start, start + size)
 
 
-def _informations(
-    products: tuple[Floats, tuple[NDArray[np.intp], NDArray[np.intp]]], posterior: Floats, total: Floats, k: int
-) -> Floats:
-    """Minus the second derivative of every replicate's likelihood."""
-    m, _, count = posterior.shape
-    out = np.empty((count, m, k, m, k))
-    table, (rows, columns) = products
-    for a in range(m):
-        mass = total * posterior[a]
-        for other in range(a, m):
-            block = (table @ (mass * ((a == other) - posterior[other]))).T
-            for one, two in ((a, other), (other, a)):
-                out[:, one, rows, two, columns] = block
-                out[:, one, columns, two, rows] = block
-    return out.reshape(count, m * k, m * k)
+class _Replicates:
+    """The dual likelihoods of replicates, with their first two derivatives."""
+
+    def __init__(self, design: Floats, counts: Floats) -> None:
+        self.design, self.counts = design, counts
+        self.total = counts.sum(0)
+        self.own = design.T @ counts[1:]  # [population, coefficient, replicate]
+        self.pairs = np.triu_indices(design.shape[1])
+        self.products = np.ascontiguousarray((design[:, self.pairs[0]] * design[:, self.pairs[1]]).T)
+
+    def at(self, b: Floats) -> tuple[Floats, Floats, Floats]:
+        """Value, gradient and minus the second derivative of every replicate.
+
+        ``b`` is indexed by population, coefficient and replicate. If all replicates have the same, its last axis may
+        be one: the sums are then linear in the counts, and the posteriors are computed once.
+        """
+        m, k, count = b.shape[0], b.shape[1], self.total.shape[1]
+        value = (self.own * b).sum((0, 1))
+        first = np.zeros((m, len(self.products), count))  # sums of products by the posteriors
+        second = np.zeros((m, m, len(self.products), count))  # and by the products of two of them
+        for part in _parts(self.counts):
+            log_sum, p = _posterior(self.design[part] @ b)
+            total, products = self.total[part], self.products[:, part]
+            value -= (total * log_sum).sum(0)
+            if b.shape[2] == 1:
+                tables = products * p[:, None, :, 0]
+                first += tables @ total
+                for a in range(m):
+                    second[a, a:] += (tables[a] * p[a:, None, :, 0]) @ total
+            else:
+                mass = total * p
+                first += products @ mass
+                for a in range(m):
+                    second[a, a:] += products @ (mass[a] * p[a:])
+        # The first products are those with the column of ones.
+        gradient = self.own - first[:, :k]
+        return value, gradient.reshape(m * k, count).T, self._matrix(first, second)
+
+    def _matrix(self, first: Floats, second: Floats) -> Floats:
+        m, k, count = len(first), self.design.shape[1], first.shape[2]
+        out = np.empty((count, m, k, m, k))
+        rows, columns = self.pairs
+        for a in range(m):
+            for other in range(a, m):
+                block = ((a == other) * first[a] - second[a, other]).T
+                for one, two in ((a, other), (other, a)):
+                    out[:, one, rows, two, columns] = block
+                    out[:, one, columns, two, rows] = block
+        return out.reshape(count, m * k, m * k)
