@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
-from feddrm.deploy.process_lock import only_process, running
+from feddrm.deploy.process_lock import LOCK, only_process, running
 from refusal import refused
+
+
+def test_two_that_look_at_once_do_not_see_a_process_that_has_ended(tmp_path: Path) -> None:
+    """Its number may be that of another process by now, and 'down' would end that."""
+    with only_process(tmp_path):
+        pass
+    with (tmp_path / LOCK).open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        assert running(tmp_path) is None
 
 
 def test_one_process_holds_a_folder_and_is_ready_when_it_says_so(tmp_path: Path) -> None:

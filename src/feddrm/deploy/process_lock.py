@@ -34,7 +34,7 @@ def running(folder: Path, *, ready: bool = False) -> int | None:
     path = folder / LOCK
     if not path.exists():
         return None
-    with locked(path) as free:
+    with locked(path, shared=True) as free:
         if free:
             return None
         words = path.read_text().split()

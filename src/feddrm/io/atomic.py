@@ -130,20 +130,22 @@ def changing(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[bool]:
+def locked(path: Path, *, shared: bool = False) -> Iterator[bool]:
     """Whether the lock was free. If so, it is held until the end of the block or of the process.
+
+    Whoever only looks takes it ``shared``: two that look at once do not take each other for its owner.
 
     On a disk without locks (some network disks of clusters), the lock is always free.
     """
     try:
-        file = path.open("a")
+        file = path.open("a+")  # network disks share only what can be read
     except OSError as error:
         raise FeddrmError(
             f"cannot write {path} ({error.strerror}): free the disk or make its folder writable"
         ) from error
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             yield False
             return

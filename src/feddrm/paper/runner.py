@@ -117,7 +117,7 @@ class Runner:
         others = [path for path in self.work.glob("*.lock") if path.stem != cell.id]
         held = 0
         for path in others:
-            with locked(path) as free:
+            with locked(path, shared=True) as free:
                 held += not free
         return {"beside": held} if held else {}
 
