@@ -213,7 +213,7 @@ def test_what_needs_classes_is_refused(run: Run, federation: Federation, tmp_pat
 
 def test_a_site_is_refused(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site_dataset, "load", lambda _: federation)
-    with refused("a deployed federation needs classes", "feddrm train"):
+    with refused("a deployed federation of 'patients' needs classes", "feddrm train"):
         site_dataset.read_site_dataset("oslo", {"dataset": "patients"}, Path())
 
 

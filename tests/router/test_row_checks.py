@@ -119,7 +119,7 @@ def test_a_data_frame_is_taken_by_the_names_of_its_columns(table_router: Router)
         plain.samples(encoded.drop(columns="cp_b"))
     with refused("column 'cp_b' of the data frame", "'yes'", "give numbers"):
         plain.route(encoded.assign(cp_b="yes"))
-    with refused("row 0: column 'age'", "the column is not there"):
+    with refused("the data frame has no column 'age'", "add it"):
         table_router.route(raw.drop(columns="age").head(1))
     with refused("column 'cp' is 'x'", "one of a, b, c"):
         table_router.route(raw.assign(cp="x").head(1))
