@@ -83,6 +83,7 @@ THEMES = {
     "tests/deploy/site/test_changed_data.py": "a site whose data has changed",
     "tests/evaluation/test_invariants.py": "relations between accuracies",
     "tests/paper/test_prose.py": "sentences of the documentation against the results",
+    "tests/paper/test_tuned_prose.py": "the same of the tuned grid",
     "tests/rules/test_contract.py": "every routing rule, by one set of tests",
     "tests/serve/test_analyst_story.py": "the story of the analyst",
     "tests/serve/test_class_names.py": "class names from the run to the answer",
