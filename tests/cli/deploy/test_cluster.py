@@ -224,3 +224,28 @@ def test_a_mistake_in_a_settings_file_is_refused_in_one_line(
 def test_the_flag_for_heads_is_written_to_the_settings(feddrm: Feddrm, tmp_path: Path) -> None:
     feddrm("init", str(tmp_path / "federation"), "--clients", "oslo,lima", "--data", "digits", "--heads")
     assert "heads: true" in (tmp_path / "federation" / "server" / "federation.yaml").read_text()
+
+
+@pytest.mark.data
+def test_init_finds_the_files_of_a_dataset_where_it_is_told(
+    feddrm: Feddrm, real_data: Path, no_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "federation"
+    words = ["init", str(folder), "--clients", "oslo,lima", "--plain-text"]
+    without = feddrm(*words, "--data", "heart")
+    assert without.returncode == 1
+    assert "--data-dir" in without.stderr
+    assert not folder.exists()
+    (tmp_path / "files").symlink_to(real_data)
+    monkeypatch.chdir(tmp_path)
+    made = feddrm(*words, "--data", "heart", "--data-dir", "files")
+    assert made.returncode == 0, made.stderr
+    monkeypatch.chdir(no_data.parent.parent)
+    assert feddrm("check", str(folder)).returncode == 0, "the sites find them from any folder"
+
+
+def test_where_the_files_are_needs_a_dataset(feddrm: Feddrm, tmp_path: Path) -> None:
+    refused = feddrm("init", str(tmp_path / "federation"), "--clients", "oslo,lima", "--data-dir", str(tmp_path))
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert "--data-dir and --download are for the dataset of --data" in refused.stderr

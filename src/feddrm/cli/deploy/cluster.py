@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from feddrm.checks.ports import FEDERATION
-from feddrm.cli.data_options import given_settings
+from feddrm.cli.data_options import DataDir, Download, given_settings
 from feddrm.cli.deploy import members, monitor
 from feddrm.cli.deploy.members import require_flower
 from feddrm.cli.output import JsonFlag, print_json, print_table
@@ -29,6 +29,8 @@ def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
     clients: Annotated[str, typer.Option(help="Names of the sites, separated by commas.")],
     data: Annotated[str | None, typer.Option(help="For trying out: every site gets a share of this dataset.")] = None,
+    data_dir: DataDir = None,
+    download: Download = False,
     method: Annotated[str, typer.Option(help="A name from 'feddrm methods'.")] = "feddrm",
     model: Annotated[str | None, typer.Option(help="A name from 'feddrm models'.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None,
@@ -92,7 +94,10 @@ def init(
     if keys is not None and not own_keys:
         raise SettingError(f"--keys {keys}: there is no public key of a site, such as {names[0]}.pub")
     public_keys = {name: read_public_key(path, folder / "server" / KEYS) for name, path in own_keys.items()}
-    share = None if data is None else {"dataset": data}
+    files = given_settings(data_dir=data_dir and str(Path(data_dir).resolve()), download=download)
+    if files and data is None:
+        raise SettingError("--data-dir and --download are for the dataset of --data: give it, or leave them out")
+    share = None if data is None else {"dataset": data, **files}
     make_project(folder, settings, data=share, hosts=hosts[1:], public_keys=public_keys)
     typer.echo(f"wrote {folder}: see {folder / 'README.md'}")
     if plain_text:
