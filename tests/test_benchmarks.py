@@ -45,7 +45,7 @@ def figures_of(words: str, key: str, folder: Path) -> dict[str, Any]:
         ("secure_aggregation --repeats 1", "nets"),
         ("digits_gap --rounds 1", "gap_points"),
         ("drift --streams 2 --queries 400 --rounds 2", "auto"),
-        ("drm_analysis --scale 0.01 --repeat 1", "cpu_seconds"),
+        ("drm_analysis --scale 0.05 --repeat 1", "cpu_seconds"),
         ("drm_simulations bootstrap --repetitions 2 --workers 1", "bootstrap"),
         ("drm_simulations coverage --repetitions 2 --workers 1", "coverage"),
         ("drm_simulations power --repetitions 2 --workers 1", "power"),
