@@ -52,6 +52,14 @@ def test_what_a_tuned_rate_is_worth_reads_as_measured() -> None:
     said = f"In the other {len(lead)} it chose 1.0, by {span(list(lead.values()), 2)} points over 0.3"
     assert said in recipes
     assert f"FedDRM in one, by {lead['cifar10-dir0.3', DRM]:.2f}. So the recipe" in recipes
+    alone = []
+    for search in searches:
+        seconds = records[f"{search['setting']}_{search['method']}_seed2025"].content["seconds"]
+        if not seconds.get("beside"):
+            alone.append(search["seconds"] / (seconds["wall"] + seconds["router"]))
+    assert (
+        f"took {span(alone, 2)} times a run with its router, in the {len(alone)} searches that had the card" in recipes
+    )
     average = percent("cifar10-dir0.3_feddrm-lam0.9", "average_accuracy")
     assert f"FedDRM answers {average} of the clients' own test samples" in recipes
     assert f"and {drm} of queries of unknown origin by the stack" in recipes
