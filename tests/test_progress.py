@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from feddrm import progress
-from feddrm.progress import progress_bar
+from feddrm.progress import current_step, progress_bar
 
 
 def test_notable_steps_are_lines_on_standard_error(
@@ -40,3 +40,17 @@ def test_a_terminal_gets_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: 
     out, err = capsys.readouterr()
     assert out == ""
     assert all(part in err for part in ("demo", "2/5", "loss 1"))
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_current_step_is_for_terminals_alone(
+    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with current_step() as show:
+        show("first")
+        show("second")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert ("second" in err) is terminal

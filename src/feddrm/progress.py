@@ -40,3 +40,15 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int | None, str, bool], 
             print(f"{title}: {position}{note}", file=sys.stderr, flush=True)
 
     yield print_line
+
+
+@contextmanager
+def current_step() -> Iterator[Callable[[str], None]]:
+    """Yield ``show(step)``, for a few steps of unknown length. A terminal shows the step; nothing stays of it."""
+    if not sys.stderr.isatty():
+        yield lambda step: None  # noqa: ARG005 (lines would say nothing to a log)
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("") as status:
+        yield status.update

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from feddrm.cli.output import JsonFlag, print_json, print_table
+from feddrm.progress import current_step
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,10 +81,13 @@ def fit(
     _check(out, page=True)
     samples, columns = _samples(files, group, column or [])
     try:
-        with warnings.catch_warnings():
+        with current_step() as show, warnings.catch_warnings():
             warnings.simplefilter("ignore", BasisWarning)  # printed below, in one line
+            show("fit and goodness of fit")
             analysis = analyse(samples, basis, settings, columns, ridge)
-        facts = analysis.facts()
+            show(f"tests of {len(analysis.fit.names)} populations")
+            show(f"{len(analysis.tests)} tests are done: estimates and intervals")
+            facts = analysis.facts()
     except FeddrmError as error:
         if group is None or isinstance(error, SettingError):
             raise  # a population has the name of its file

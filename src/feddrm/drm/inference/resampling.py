@@ -7,10 +7,11 @@ matrix, and Newton's steps of all of them are a few matrix products.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy.stats import norm, t
 
 from feddrm.drm.basis import Floats
@@ -38,7 +39,7 @@ class Refits:
         """The estimated distribution of every population in every replicate, indexed as the counts."""
         b = np.moveaxis(self.coefficients.reshape(len(self.coefficients), -1, design.shape[1]), 0, 2)
         mass = np.empty_like(self.counts)
-        for part in _parts(mass):
+        for part in _parts(*mass.shape):
             _, mass[1:, part] = _posterior(design[part] @ b)
             mass[0, part] = 1 - mass[1:, part].sum(0)
             mass[:, part] *= self.counts[:, part].sum(0)
@@ -51,27 +52,33 @@ def refit(design: Floats, counts: Floats, start: Floats, free: Floats | None = N
     The columns of ``free`` span the directions in which the coefficients may move; all directions by default.
     Replicates without a finite optimum are left out.
     """
-    size, k = start.size, design.shape[1]
+    size, k, replicates = start.size, design.shape[1], counts.shape[2]
     free = np.eye(size) if free is None else free
-    problem = _Replicates(design, counts)
+    fits = np.empty((replicates, size)), np.empty(replicates), np.empty((replicates, size, size))
+    fitted = np.zeros(replicates, dtype=bool)
+    left, problem = np.arange(replicates), _Replicates(design, counts)  # the replicates that have not settled
     b = start.reshape(-1, k)[:, :, None]  # of all replicates
-    accepted, best = b, np.full(counts.shape[2], -np.inf)
-    done = np.zeros(counts.shape[2], dtype=bool)
+    accepted, best = b, np.full(replicates, -np.inf)
     for _ in range(MOST_STEPS):
         value, gradient, matrix = problem.at(b)
         worse = value < best - 1e-9 * (1 + np.abs(best))
         reduced = free.T @ matrix @ free + 1e-12 * len(design) * np.eye(free.shape[1])
         step = np.linalg.solve(reduced, (gradient @ free)[:, :, None])[:, :, 0] @ free.T
         done = ~worse & (np.abs(step).max(1) < SETTLED)
-        gain = np.where(done, (gradient * step).sum(1) / 2, 0.0)  # of the step that is taken below
         accepted = np.where(worse, accepted, b)
         best = np.where(worse, best, value)
         # A step that lowered the likelihood is halved.
         b = np.where(worse, (b + accepted) / 2, b + step.T.reshape(*b.shape[:2], -1))
-        if done.all():
+        gain = (gradient * step).sum(1) / 2  # of the step
+        for kept, found in zip(fits, (np.moveaxis(b, 2, 0).reshape(len(done), -1), best + gain, matrix), strict=True):
+            kept[left[done]] = found[done]
+        fitted[left[done]] = True
+        if fitted.all():
             break
-    final = np.moveaxis(b, 2, 0).reshape(len(done), -1)
-    return Refits(counts[:, :, done], final[done], (best + gain)[done], matrix[done])
+        if done.any():
+            left, problem = left[~done], problem.only(~done)
+            b, accepted, best = b[:, :, ~done], accepted[:, :, ~done], best[~done]
+    return Refits(counts[:, :, fitted], *(found[fitted] for found in fits))
 
 
 def permutations(fit: DensityRatioFit, size: int, seed: int) -> Iterator[Floats]:
@@ -196,10 +203,10 @@ def _posterior(eta: Floats) -> tuple[Floats, Floats]:
     return np.log(total), p
 
 
-def _parts(table: Floats) -> Iterator[slice]:
-    """Observations, the second axis of a table, in parts that stay in the cache."""
-    size = max(1, CACHED_CELLS // (table.shape[0] * table.shape[2]))
-    for start in range(0, table.shape[1], size):
+def _parts(populations: int, observations: int, replicates: int) -> Iterator[slice]:
+    """The observations in parts that stay in the cache."""
+    size = max(1, CACHED_CELLS // (populations * replicates))
+    for start in range(0, observations, size):
         yield slice(start, start + size)
 
 
@@ -207,11 +214,16 @@ class _Replicates:
     """The dual likelihoods of replicates, with their first two derivatives."""
 
     def __init__(self, design: Floats, counts: Floats) -> None:
-        self.design, self.counts = design, counts
-        self.total = counts.sum(0)
+        self.design, self.total = design, counts.sum(0)
         self.own = design.T @ counts[1:]  # [population, coefficient, replicate]
         self.pairs = np.triu_indices(design.shape[1])
         self.products = np.ascontiguousarray((design[:, self.pairs[0]] * design[:, self.pairs[1]]).T)
+
+    def only(self, chosen: NDArray[np.bool_]) -> _Replicates:
+        """The chosen ones of the replicates."""
+        part = copy(self)
+        part.total, part.own = self.total[:, chosen], self.own[:, :, chosen]
+        return part
 
     def at(self, b: Floats) -> tuple[Floats, Floats, Floats]:
         """Value, gradient and minus the second derivative of every replicate.
@@ -223,7 +235,7 @@ class _Replicates:
         value = (self.own * b).sum((0, 1))
         first = np.zeros((m, len(self.products), count))  # sums of products by the posteriors
         second = np.zeros((m, m, len(self.products), count))  # and by the products of two of them
-        for part in _parts(self.counts):
+        for part in _parts(m + 1, *self.total.shape):
             log_sum, p = _posterior(self.design[part] @ b)
             total, products = self.total[part], self.products[:, part]
             value -= (total * log_sum).sum(0)
