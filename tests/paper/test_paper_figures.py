@@ -29,13 +29,22 @@ def test_sweeps_leave_gaps_where_cells_are_missing(paper: Grid, make: Make, tmp_
     assert (y[0], y[4]) == (50.0, 90.0)
 
 
-def test_retina_curves(paper: Grid, make: Make, tmp_path: Path) -> None:
+def test_curves_of_every_method_that_has_been_run(paper: Grid, make: Make, tmp_path: Path) -> None:
     with refused("no cell of 'retina' has been run", "FedLGD"):
         figure("retina", paper, {})
-    make(paper.by_id["retina_ditto_seed2025"])
-    drawn = figure("retina", paper, read_records(paper, tmp_path / "results"))
-    assert [axes.get_title() for axes in drawn.axes] == ["average accuracy (%)", "system accuracy (%)", "training loss"]
+    with refused("no cell of 'main' has been run", "feddrm paper run --only main"):
+        figure("main", paper, {})
+    for cell in ("retina_ditto", "cifar20-dir0.3_fedas", "cifar20-dir0.3_feddrm-lam0.9"):
+        make(paper.by_id[f"{cell}_seed2025"])
+    records = read_records(paper, tmp_path / "results")
+    drawn = figure("retina", paper, records)
+    measures = ["average accuracy (%)", "system accuracy (%)", "training loss"]
+    assert [axes.get_title() for axes in drawn.axes] == [f"RETINA, 1 of 11 methods: {what}" for what in measures]
     assert drawn.axes[0].lines[0].get_ydata().tolist() == [10.0, 20.0]
+    drawn = figure("main", paper, records)
+    assert [len(axes.lines) for axes in drawn.axes] == [0] * 6 + [2] * 3 + [0] * 9
+    assert drawn.axes[6].get_title() == "CIFAR-20 Dir-0.3, 2 of 13 methods: average accuracy (%)"
+    assert sorted(text.get_text() for text in drawn.legends[0].get_texts()) == ["FedAS", "FedDRM"]
 
 
 def test_unknown(paper: Grid) -> None:

@@ -25,6 +25,7 @@ from feddrm.report.federation_figures import draw_heat_map, draw_shift_grid
 from feddrm.report.svg import SERIES
 
 MARKERS = "osD^vP*"
+STYLES = ("-", "--", ":")  # when the colours are used up
 DIVISIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Dir-0.3", {"kind": "dirichlet", "alpha": 0.3, "shards": 5}),
     ("Dir-1.3", {"kind": "dirichlet", "alpha": 1.3, "shards": 5}),
@@ -108,33 +109,49 @@ def _summary(
     return DatasetSummary({"name": Cifar10.name, "clients": facts, "classes": Cifar10.names}, gallery)
 
 
-def _retina(grid: Grid, records: Mapping[str, CellRecord], data_dir: str | None) -> Figure:  # noqa: ARG001
-    cells = [c for c in grid.cells if c.setting == "retina" and c.seed == grid.seed]
-    done = [(c, records[c.id]) for c in cells if c.id in records]
-    if not done:
-        raise FeddrmError("no cell of 'retina' has been run: get the data (see FedLGD), then paper run --only retina")
-    drawing = Figure(figsize=(15, 4.6), layout="constrained")
-    for axes, key in zip(drawing.subplots(1, 3), ("average", "system", "loss"), strict=True):
-        for i, (cell, record) in enumerate(done):
-            curve = record.content["curve"]
-            scale = 1.0 if key == "loss" else 100.0
-            y = [np.nan if value is None else scale * value for value in curve[key]]
-            style = "-" if i < len(SERIES) else "--"
-            label = grid.label("methods", cell.method)
-            axes.plot(curve["round"], y, style, color=SERIES[i % len(SERIES)], label=label, linewidth=1.2)
-        axes.set_title("training loss" if key == "loss" else f"{key} accuracy (%)")
-        axes.set_xlabel("round")
-    axes.legend(fontsize=7)
-    drawing.suptitle(f"RETINA: {len(done)} of {len(cells)} methods run")
-    return drawing
+def _curves(name: str, remedy: str) -> Callable[[Grid, Mapping[str, CellRecord], str | None], Figure]:
+    """A function that draws accuracies and loss over rounds: a line for every method, a row for every setting."""
+
+    def draw(grid: Grid, records: Mapping[str, CellRecord], data_dir: str | None) -> Figure:  # noqa: ARG001
+        cells = [cell for cell in grid.cells if cell.seed == grid.seed and name in grid.used_by(cell)]
+        settings, methods = (list(dict.fromkeys(getattr(c, part) for c in cells)) for part in ("setting", "method"))
+        if not any(cell.id in records for cell in cells):
+            raise FeddrmError(f"no cell of '{name}' has been run: {remedy}")
+        drawing = Figure(figsize=(11, 1 + 2.2 * len(settings)), layout="constrained")
+        for setting, places in zip(settings, drawing.subplots(len(settings), 3, squeeze=False), strict=True):
+            here = [cell for cell in cells if cell.setting == setting]
+            done = [cell for cell in here if cell.id in records]
+            title = f"{grid.label('settings', setting)}, {len(done)} of {len(here)} methods"
+            for axes, key in zip(places, ("average", "system", "loss"), strict=True):
+                for cell in done:
+                    number, curve = methods.index(cell.method), records[cell.id].content["curve"]
+                    y = [np.nan if value is None else (value if key == "loss" else 100 * value) for value in curve[key]]
+                    look = {"color": SERIES[number % len(SERIES)], "linestyle": STYLES[number // len(SERIES)]}
+                    axes.plot(curve["round"], y, label=grid.label("methods", cell.method), linewidth=1.0, **look)
+                axes.set_title(f"{title}: {'training loss' if key == 'loss' else f'{key} accuracy (%)'}", fontsize=8)
+                axes.tick_params(labelsize=7)
+                axes.grid(axis="y", linewidth=0.6)
+            places[1].set_xlabel("round", fontsize=7)
+        lines = {str(line.get_label()): line for axes in drawing.axes for line in axes.lines}
+        drawing.legend(list(lines.values()), list(lines), loc="outside lower center", ncols=7, fontsize=8)
+        return drawing
+
+    return draw
 
 
 FIGURES: dict[str, tuple[str, Callable[[Grid, Mapping[str, CellRecord], str | None], Figure]]] = {
+    "main": (
+        "accuracies and training loss over rounds, in all six settings",
+        _curves("main", "feddrm paper run --only main"),
+    ),
     "lambda": ("accuracies against the weight of the class loss", _sweep("lambda")),
     "covariate": ("accuracies against the intensity of covariate shift", _sweep("covariate")),
     "sharing": ("accuracies against what the two branches share", _sweep("sharing")),
     "drift": ("relative gradient drift of both heads, simulated", _drift),
     "shifts": ("samples as every client sees them, for all four kinds of shift (needs CIFAR-10)", _shifts),
     "labels": ("samples per client and class, for four divisions (needs CIFAR-10)", _labels),
-    "retina": ("accuracies and training loss over rounds on RETINA", _retina),
+    "retina": (
+        "accuracies and training loss over rounds on RETINA",
+        _curves("retina", "get the data (see FedLGD), then paper run --only retina"),
+    ),
 }
