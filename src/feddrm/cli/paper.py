@@ -171,7 +171,7 @@ def table(
 
 @app.command()
 def figure(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="lambda, covariate, sharing, drift, shifts, ...")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="main, lambda, covariate, sharing, drift, ...")],
     out: Annotated[Path | None, typer.Option(help="Where to write it (NAME.png); .png, .svg or .pdf.")] = None,
     grid: GridName = "paper",
     results: Results = None,
