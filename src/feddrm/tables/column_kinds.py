@@ -22,6 +22,7 @@ GAPS = frozenset(form for text in (*MISSING, UNKNOWN) for form in (text, text.up
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 FAR = 8.0  # standard deviations from the pooled mean beyond which a value without a declared range is flagged
 ROUNDING = 1e-5  # of a value: inputs are float32
+DECIMAL_POINT = "write numbers with a decimal point and no other separator, as 1234.5"
 MARKED = "it is marked as missing, but has a value"
 
 Values = NDArray[np.float64]

@@ -11,12 +11,19 @@ import numpy as np
 
 from feddrm.errors import FeddrmError, quoted, short_list
 from feddrm.io.text import parse_float, parse_whole
-from feddrm.tables.column_kinds import MAX_FLOAT32, CategoryColumn, NumberColumn, RawColumn, all_numbers, is_missing
+from feddrm.tables.column_kinds import (
+    DECIMAL_POINT,
+    MAX_FLOAT32,
+    CategoryColumn,
+    NumberColumn,
+    RawColumn,
+    all_numbers,
+    is_missing,
+)
 from feddrm.tables.table_schema import TableSchema
 
 MOST_CATEGORIES = 30
 MOST_ROWS = 2**53  # sums of more cannot be added in double precision
-DECIMAL_POINT = "write numbers with a decimal point and no other separator, as 1234.5"
 DECLARE = "describe it in a schema file ('feddrm data schema' writes a first one)"
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from feddrm.errors import FeddrmError, quoted
 from feddrm.io.text import nfc, parse_float, yaml_bytes
 from feddrm.registry import nearest
-from feddrm.tables.column_kinds import CategoryColumn, NumberColumn, RawColumn, is_missing
-from feddrm.tables.column_sums import DECIMAL_POINT, MOST_CATEGORIES, decimal_comma, distinct_codes, odd_text
+from feddrm.tables.column_kinds import DECIMAL_POINT, CategoryColumn, NumberColumn, RawColumn, is_missing
+from feddrm.tables.column_sums import MOST_CATEGORIES, decimal_comma, distinct_codes, odd_text
 from feddrm.tables.csv_file import CsvTable, read_table
 from feddrm.tables.table_schema import TableSchema
 
