@@ -80,7 +80,7 @@ def test_numbers_are_read_from_text_and_numbers(cell: object) -> None:
     assert CHOL.read(cell) == 240
 
 
-@pytest.mark.parametrize("cell", [None, "", " ", "?", "NA", "nan", "Unknown", math.nan])
+@pytest.mark.parametrize("cell", [None, "", " ", "?", "NA", "#N/A", "<NA>", "nan", "Unknown", math.nan])
 def test_missing_values_are_known_by_many_words(cell: object) -> None:
     assert math.isnan(CHOL.read(cell))
     with pytest.raises(ValueError, match="a value is needed: give a number"):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from feddrm.errors import SettingError
 from feddrm.io.text import parse_float
 
-MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})  # compared in lower case
+MISSING = frozenset({"", "?", "na", "n/a", "#n/a", "<na>", "nan", "null", "none"})  # compared in lower case
 UNKNOWN = "unknown"  # what a person writes for a missing value
 GAPS = frozenset(form for text in (*MISSING, UNKNOWN) for form in (text, text.upper(), text.title(), "NaN"))
 MAX_FLOAT32 = float(np.finfo(np.float32).max)

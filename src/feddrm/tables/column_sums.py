@@ -24,6 +24,7 @@ from feddrm.tables.table_schema import TableSchema
 
 MOST_CATEGORIES = 30
 MOST_ROWS = 2**53  # sums of more cannot be added in double precision
+AMONG_NUMBERS = "and most others are numbers: correct it, or empty the cell if the value is missing"
 DECLARE = "describe it in a schema file ('feddrm data schema' writes a first one)"
 
 
@@ -67,17 +68,21 @@ class ColumnSums:
         if numbers is None:
             gaps = {cell for cell in set(cells) if is_missing(cell)}
             known = {row: str(cell) for row, cell in enumerate(cells) if cell not in gaps}
-            parsed = {row: parse_float(text) for row, text in known.items()}
+            parsed = {text: parse_float(text) for text in set(known.values())}
             if category or None in parsed.values():
                 if not category and (row := decimal_comma(known)) is not None:
                     raise FeddrmError(
                         f"{where(row)} is {quoted(known[row])}: {DECIMAL_POINT}, or name it in categories"
                     )
-                return cls(levels=frozenset(known.values()), missing=bool(gaps))
-            for row, value in parsed.items():
-                if value is None or not abs(value) <= MAX_FLOAT32:
-                    raise FeddrmError(f"{where(row)} is {quoted(known[row])}, not a finite 32-bit number: correct it")
-            numbers = np.array([parsed.get(row, math.nan) for row in range(len(cells))], dtype=np.float64)
+                if not category and (row := text_among_numbers(known)) is not None:
+                    raise FeddrmError(
+                        f"{where(row)} is {quoted(known[row])}, {AMONG_NUMBERS}, or name the column in categories"
+                    )
+                return cls(levels=frozenset(parsed), missing=bool(gaps))
+            for row, text in known.items():
+                if not abs(parsed[text] or 0.0) <= MAX_FLOAT32:
+                    raise FeddrmError(f"{where(row)} is {quoted(text)}, not a finite 32-bit number: correct it")
+            numbers = np.array([parsed[known[row]] if row in known else math.nan for row in range(len(cells))])
         present = ~np.isnan(numbers)
         used = numbers[present & np.asarray(counted, dtype=bool)]
         mean = math.fsum(used.tolist()) / len(used) if len(used) else 0.0
@@ -141,6 +146,17 @@ def decimal_comma(cells: Mapping[int, str]) -> int | None:
     if any(parse_float(cell.replace(",", ".", 1)) is None for cell in cells.values()):
         return None
     return next((row for row, cell in cells.items() if "," in cell), None)
+
+
+def text_among_numbers(cells: Mapping[int, str]) -> int | None:
+    """The first row with a text, if there are more than twice as many different numbers as texts; else None.
+
+    A column of numbers would become one of categories by a single 'n.k.' or '< 5'.
+    """
+    texts = {cell for cell in set(cells.values()) if parse_float(cell) is None}
+    if len(set(cells.values())) <= 3 * len(texts):
+        return None
+    return next((row for row, cell in cells.items() if cell in texts), None)
 
 
 def distinct_codes(texts: Collection[str]) -> list[str]:
