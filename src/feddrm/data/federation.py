@@ -215,8 +215,8 @@ class Federation:
     def from_csv(cls, paths: Paths, **options: Any) -> Federation:
         """Make a federation from tables (CSV, Parquet): one file per client, or one file with a client column.
 
-        A pandas data frame may stand for a file. Options (label, client, test, drop, schema, categories, test_fraction,
-        seed, name):
+        A pandas data frame may stand for a file. Options (label, or time and event; client, test, drop, schema,
+        categories, test_fraction, seed, name):
         see :class:`feddrm.data.sources.csv_tables.CsvSource`.
         """
         return cls(**vars(CsvSource(paths, **options).load()))
