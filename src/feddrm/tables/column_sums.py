@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any
 
 import numpy as np
 
 from feddrm.errors import FeddrmError, quoted, short_list
-from feddrm.io.text import parse_float, parse_whole
+from feddrm.io.text import nfc, parse_float, parse_whole
 from feddrm.tables.column_kinds import (
     DECIMAL_POINT,
     MAX_FLOAT32,
@@ -23,6 +24,7 @@ from feddrm.tables.column_kinds import (
 from feddrm.tables.table_schema import TableSchema
 
 MOST_CATEGORIES = 30
+MOST_NAMED_CATEGORIES = 1000  # of a column that a person says has codes, such as diagnoses
 MOST_ROWS = 2**53  # sums of more cannot be added in double precision
 AMONG_NUMBERS = "and most others are numbers: correct it, or empty the cell if the value is missing"
 DECLARE = "describe it in a schema file ('feddrm data schema' writes a first one)"
@@ -112,8 +114,8 @@ class ColumnSums:
             raise FeddrmError("sums that no column can have: both ends need the same feddrm")
         return sums
 
-    def column(self, name: str) -> RawColumn:
-        """The column that these sums describe: numbers are standardised, texts become categories."""
+    def column(self, name: str, most: int = MOST_CATEGORIES, remedy: str = "") -> RawColumn:
+        """The column that these sums describe: numbers are standardised, texts become at most so many categories."""
         if not self.levels:
             # Six digits: the schema is then the same however the rows are divided among clients.
             deviation = math.sqrt(self.squares / self.count) if self.count else 0.0
@@ -128,10 +130,11 @@ class ColumnSums:
                 f"column '{name}' has the text {quoted(codes[0])} wherever it has one: drop it, it tells nothing "
                 f"(drop=['{name}']), or {DECLARE}"
             )
-        if len(codes) > MOST_CATEGORIES:
+        if len(codes) > most:
+            odd = odd_text(self.levels)
             raise FeddrmError(
-                f"column '{name}' has {len(codes)} different texts, such as {quoted(odd_text(self.levels))}: "
-                f"correct it, drop the column if it names or describes a single row (drop=['{name}']), or {DECLARE}"
+                f"column '{name}' has {len(codes)} different texts, such as {quoted(odd)}: {correction(odd)}, "
+                f"drop the column if it names or describes a single row (drop=['{name}']), {remedy}or {DECLARE}"
             )
         return CategoryColumn(name, missing=self.missing, categories={code: code for code in codes})
 
@@ -139,6 +142,15 @@ class ColumnSums:
 def odd_text(texts: Collection[str]) -> str:
     """One of a column's texts, if possible one that is no number: it may be the only one in a column of numbers."""
     return min(texts, key=lambda text: (parse_float(text) is not None, text))
+
+
+def correction(text: str) -> str:
+    """What to do with a text that is no category: no kind of column reads dates."""
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        return "correct it"
+    return "write dates as numbers (days since a fixed day)"
 
 
 def decimal_comma(cells: Mapping[int, str]) -> int | None:
@@ -216,9 +228,15 @@ def merge_sums(columns: Sequence[str], clients: Mapping[str, Mapping[str, Column
     return total
 
 
-def schema_from_sums(sums: Mapping[str, ColumnSums]) -> TableSchema:
-    """The schema of all clients from the sums of their columns, by name."""
-    schema = TableSchema(tuple(column.column(name) for name, column in sums.items()))
+def schema_from_sums(sums: Mapping[str, ColumnSums], categories: Collection[str] | None = None) -> TableSchema:
+    """The schema of all clients from the sums of their columns, by name.
+
+    In one process, columns in ``categories`` may have more of them; None where levels leave their sites.
+    """
+    named = set(map(nfc, categories or ()))
+    remedy = "" if categories is None else "name it in categories if these are codes, "
+    limits = {name: MOST_NAMED_CATEGORIES if name in named else MOST_CATEGORIES for name in sums}
+    schema = TableSchema(tuple(column.column(name, limits[name], remedy) for name, column in sums.items()))
     schema.check()
     return schema
 

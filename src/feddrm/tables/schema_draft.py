@@ -14,6 +14,7 @@ from feddrm.tables.column_kinds import DECIMAL_POINT, CategoryColumn, NumberColu
 from feddrm.tables.column_sums import (
     AMONG_NUMBERS,
     MOST_CATEGORIES,
+    correction,
     decimal_comma,
     distinct_codes,
     odd_text,
@@ -74,9 +75,10 @@ def _column(name: str, tables: Sequence[CsvTable]) -> RawColumn:
             f"(--drop '{name}')"
         )
     if len(codes) > MOST_CATEGORIES:
+        odd = odd_text(codes)
         raise FeddrmError(
-            f"column '{name}' has {len(codes)} different texts, such as {quoted(odd_text(codes))}: "
-            f"correct it, or leave the column out (--drop '{name}')"
+            f"column '{name}' has {len(codes)} different texts, such as {quoted(odd)}: "
+            f"{correction(odd)}, or leave the column out (--drop '{name}')"
         )
     return CategoryColumn(name, missing=missing, categories={code: code for code in codes})
 
