@@ -129,6 +129,10 @@ def test_impossible_descriptions_are_refused() -> None:
         (NumberColumn("a", minimum=2, maximum=1), "minimum=2 is above maximum=1"),
         (CategoryColumn("a", categories={"1": "one"}), "at least two"),
         (CategoryColumn("a", categories={"1": "same", "2": "Same"}), "'same' names two of them"),
+        (
+            CategoryColumn("a", categories={"Yes": "Yes", "yes": "yes"}),
+            "'Yes' and 'yes' differ only in case: spell them",
+        ),
         (CategoryColumn("a", categories={"1": "a", "01": "b"}), "1 is two codes"),
     ):
         with refused(part):

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from feddrm.errors import SettingError
+from feddrm.errors import SettingError, quoted
 from feddrm.io.text import parse_float
 
 MISSING = frozenset({"", "?", "na", "n/a", "#n/a", "<na>", "nan", "null", "none"})  # compared in lower case
@@ -239,8 +239,12 @@ class CategoryColumn(RawColumn):
         places: dict[str | float, int] = {}
         for place, (code, label) in enumerate(self.categories.items()):
             for key in {code.casefold(), label.casefold()}:
-                if places.setdefault(key, place) != place:
-                    raise SettingError(f"categories: {key!r} names two of them: rename one")
+                if (other := self.codes[places.setdefault(key, place)]) == code:
+                    continue
+                if other.casefold() == code.casefold():
+                    pair = f"{quoted(other)} and {quoted(code)}"
+                    raise SettingError(f"categories: {pair} differ only in case: spell them alike in all rows")
+                raise SettingError(f"categories: {key!r} names two of them: rename one")
         for place, code in enumerate(self.codes):
             if (number := parse_float(code)) is not None and places.setdefault(number, place) != place:
                 raise SettingError(f"categories: {number:g} is two codes: rename one")
