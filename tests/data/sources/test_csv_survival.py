@@ -57,6 +57,7 @@ def test_times_and_events_that_cannot_be_are_refused(tmp_path: Path, columns: di
         ({"label": "died", "time": "days", "event": "died"}, "needs to know which column to predict"),
         ({"label": "died", "edges": [3, 4]}, "intervals and edges are for survival"),
         ({"time": "days", "event": "died", "intervals": 1}, "intervals=1: give at least 2"),
+        ({"time": "days", "event": "died", "intervals": 3, "edges": [3, 4]}, "intervals=3 and edges=[3, 4]: give one"),
         ({"time": "days", "event": "died", "edges": [3]}, "edges=[3]: give the last days"),
     ],
 )

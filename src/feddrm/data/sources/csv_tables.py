@@ -118,8 +118,8 @@ class CsvSource:
         else:
             clients = assemble_survival(name, train, test, division)
             pooled = torch.cat([client.train.y for client in clients])
-            by_days = Survival(tuple(self.edges)) if self.edges else None
-            survival = by_days or Survival.by_quantiles(pooled, self.intervals or INTERVALS)
+            edges, intervals = tuple(self.edges), self.intervals or INTERVALS
+            survival = Survival(edges) if edges else Survival.by_quantiles(pooled, intervals)
             task, classes, settings = survival, survival.names, {"time": self.time, "event": self.event}
         settings |= {"client": self.client, "drop": list(drop)}
         settings |= {"schema": AUTO, "categories": list(categories)} if auto else {}
@@ -140,6 +140,8 @@ def check_outcome(
         )
     if label and (intervals is not None or edges):
         raise SettingError(f"'{where}': intervals and edges are for survival: give time and event instead of label")
+    if edges and intervals is not None:
+        raise SettingError(f"'{where}': intervals={intervals} and edges={list(edges)}: give one of them")
     if edges:
         Survival(tuple(edges))
     elif intervals is not None and intervals < 2:
@@ -339,14 +341,13 @@ def _inputs(rows: Sequence[Sequence[Any]], schema: TableSchema | None, places: S
 
 
 def _check_roles(tables: Sequence[CsvTable], roles: Roles) -> None:
-    label, client = roles.label, roles.client
-    names = {"label" if roles.event is None else "time": label, "client": client, "event": roles.event}
+    names = {"label" if roles.event is None else "time": roles.label, "client": roles.client, "event": roles.event}
     for (role, name), (other, same) in combinations(names.items(), 2):
         if name is not None and name == same:
             raise FeddrmError(f"{role} and {other} are both column '{name}': they must be two columns")
     present = sorted({name for table in tables for name in table.header})
     for name in roles.drop:
-        if name in {label, client, roles.event}:
+        if name in names.values():
             raise FeddrmError(f"column '{name}' is needed as label or client: take it out of drop")
         if name not in present:
             remedy = "write several as a list, [a, b]" if "," in name else "take it out of drop"
