@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from feddrm.data import Client, Federation
@@ -50,3 +51,13 @@ def write_tcga_brca(folder: Path, count: int = 20) -> Path:
     for name, lines in zip(TCGA_BRCA, (rows, centres, split), strict=True):
         (folder / name).write_text("\n".join(lines))
     return folder
+
+
+def write_followup(path: Path) -> None:
+    """A table of patients of two hospitals: their age, the days of follow-up, and whether they died."""
+    generator = np.random.default_rng(0)
+    lines = [
+        f"{('oslo', 'lima')[i % 2]},{generator.integers(30, 80)},{generator.integers(0, 400)},{generator.integers(2)}"
+        for i in range(60)
+    ]
+    path.write_text("\n".join(["hospital,age,days,died", *lines]) + "\n")

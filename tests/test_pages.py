@@ -21,6 +21,7 @@ from documentation import (
     scripts,
     write_inputs,
 )
+from patients import write_followup
 
 pytestmark = pytest.mark.documented
 
@@ -101,6 +102,7 @@ def test_survival(tmp_path: Path, real_data: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("FEDDRM_DATA", str(real_data.resolve()))
     table = (real_data / "tcga_brca" / "brca.csv").read_text().splitlines()
     (tmp_path / "patients.csv").write_text("\n".join(table[:4]) + "\n")
+    write_followup(tmp_path / "followup.csv")
     play(command_words("docs/survival.md"), tmp_path, train=["--rounds", "2"])
 
 

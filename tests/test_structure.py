@@ -72,6 +72,7 @@ THEMES = {
     "tests/methods/test_golden.py": "every method against exact figures",
     "tests/models/test_contract.py": "every model, by one set of tests",
     "tests/data/sources/test_csv_schemas.py": "raw columns of csv tables, by a schema",
+    "tests/data/sources/test_csv_survival.py": "times and events of csv tables, in the place of a label",
     "tests/cli/test_plugin_option.py": "plugins in every command, from training to serving",
     "tests/cli/test_examples.py": "the examples in the help of every command",
     "tests/deploy/test_consortium_story.py": "the story of the consortium",

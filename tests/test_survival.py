@@ -33,7 +33,7 @@ from feddrm.serve.predictor.predictor_app import build_predictor
 from feddrm.serve.settings import GatewaySettings, PredictorSettings
 from feddrm.serve.telemetry.metrics import Metrics
 from kill_points import count_operations, kill
-from patients import TASK, survival_federation, write_tcga_brca
+from patients import TASK, survival_federation, write_followup, write_tcga_brca
 from refusal import refused
 from runs.conftest import SMALL, files
 
@@ -233,10 +233,11 @@ def test_a_router_without_a_client_still_gives_curves(run: Run, federation: Fede
 
 def test_the_commands_of_the_documentation_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (Path(__file__).parents[1] / "docs" / "survival.md").read_text()
-    (block,) = re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
+    blocks = re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
     monkeypatch.setenv("FEDDRM_DATA", str(tmp_path))
     shutil.copy(write_tcga_brca(tmp_path / "tcga_brca") / "brca.csv", tmp_path / "patients.csv")
-    for line in block.replace("--rounds 40", "--rounds 2").splitlines():
+    write_followup(tmp_path / "followup.csv")
+    for line in "".join(blocks).replace("--rounds 40", "--rounds 2").splitlines():
         result = feddrm_command(*line.split()[1:], cwd=tmp_path)
         assert result.returncode == 0, result.stderr
         assert result.stdout.strip()

@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feddrm.data import Client, Federation, Split, View, load
+from feddrm.router.row_checks import RowChecks
+from feddrm.router.solver.problem import Scaler
 from feddrm.tables.column_kinds import NumberColumn
 from feddrm.tables.table_schema import TableSchema
 from refusal import refused
@@ -175,6 +177,23 @@ def test_columns_of_very_different_scales_are_warned_of() -> None:
     for part in ("'dose' has a standard deviation of 256", "'age' of", "feddrm data schema", "schema.yaml"):
         assert part in warning
     assert load("digits", clients=3, seed=3).scale_warning() is None
+
+
+def test_values_that_the_router_would_flag_are_warned_of() -> None:
+    fed = table(("age", 1), ("dose", 1))
+    assert fed.warnings() == []
+    x = np.concatenate([client.train.x for client in fed.clients] * 4)
+    x[[3, 5], 1] = 40.0
+    y = np.arange(len(x)) % 2
+    data = {"oslo": (x, y), "lima": (x, y)}
+    far = Federation.from_arrays(data, test=data, columns=["age", "dose"])
+    pooled = torch.cat([client.train.x for client in far.clients]).double()
+    flagged = RowChecks(None, far.columns, Scaler(pooled.mean(0), pooled.std(0, correction=0)))
+    assert [problem.column for problem in flagged(torch.from_numpy(x))] == ["dose", "dose"]
+    (warning,) = far.warnings()
+    assert "more than 8 standard deviations from the mean: 'dose' (4, such as 40). The router will give" in warning
+    declared = TableSchema((NumberColumn("age"), NumberColumn("dose", minimum=-9, maximum=99)))
+    assert replace(far, schema=declared).warnings() == []
 
 
 def test_a_schema_must_be_that_of_the_columns() -> None:

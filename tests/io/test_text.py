@@ -183,6 +183,14 @@ def test_a_byte_order_mark_blank_lines_and_spaces_are_ignored(path: Path) -> Non
     assert read_csv(path, REMEDY) == [(1, ["x", "y"]), (3, ["1", "2"]), (5, ["3", ""])]
 
 
+@pytest.mark.parametrize("separator", [";", "\t", "|"])
+def test_cells_may_be_separated_otherwise_where_the_first_line_has_no_comma(path: Path, separator: str) -> None:
+    path.write_text(f'\n"age, in years"{separator}note\n50{separator}a,b\n', encoding="utf-8-sig")
+    assert read_csv(path, REMEDY) == [(2, ["age, in years", "note"]), (3, ["50", "a,b"])]
+    path.write_text(f'x,"y{separator}z"\n1,2\n')
+    assert read_csv(path, REMEDY) == [(1, ["x", f"y{separator}z"]), (2, ["1", "2"])]
+
+
 def test_csv_that_cannot_be_read_is_refused(path: Path) -> None:
     with refused(f"{path} does not exist: {REMEDY}"):
         read_csv(path, REMEDY)

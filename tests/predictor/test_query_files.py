@@ -44,6 +44,11 @@ def test_images_come_with_their_paths(picture: Path) -> None:
     assert names == [str(picture)] * 2
 
 
+def test_a_folder_is_refused_with_the_remedy(picture: Path) -> None:
+    with refused(f"{picture.parent} is a folder: name the files in it, as {picture.parent}/*"):
+        read_queries(router(3, 4, 4), [picture, picture.parent])
+
+
 def test_an_image_with_other_channels_is_refused(picture: Path) -> None:
     with refused("scan.png has 3 channels, 4 are wanted: convert it"):
         read_queries(router(4, 4, 4), [picture])

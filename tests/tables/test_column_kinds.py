@@ -80,7 +80,7 @@ def test_numbers_are_read_from_text_and_numbers(cell: object) -> None:
     assert CHOL.read(cell) == 240
 
 
-@pytest.mark.parametrize("cell", [None, "", " ", "?", "NA", "nan", "Unknown", math.nan])
+@pytest.mark.parametrize("cell", [None, "", " ", "?", "NA", "#N/A", "<NA>", "nan", "Unknown", math.nan])
 def test_missing_values_are_known_by_many_words(cell: object) -> None:
     assert math.isnan(CHOL.read(cell))
     with pytest.raises(ValueError, match="a value is needed: give a number"):
@@ -129,6 +129,10 @@ def test_impossible_descriptions_are_refused() -> None:
         (NumberColumn("a", minimum=2, maximum=1), "minimum=2 is above maximum=1"),
         (CategoryColumn("a", categories={"1": "one"}), "at least two"),
         (CategoryColumn("a", categories={"1": "same", "2": "Same"}), "'same' names two of them"),
+        (
+            CategoryColumn("a", categories={"Yes": "Yes", "yes": "yes"}),
+            "'Yes' and 'yes' differ only in case: spell them",
+        ),
         (CategoryColumn("a", categories={"1": "a", "01": "b"}), "1 is two codes"),
     ):
         with refused(part):

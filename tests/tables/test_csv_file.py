@@ -30,7 +30,7 @@ def test_a_file_is_a_header_rows_and_their_places(tmp_path: Path) -> None:
 def test_the_first_cell_without_a_number_is_named_row_by_row(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("age,dose\n50,1\n60,?\nold,2\n")
-    with refused(f"{path}, row 3: column 'dose' has no value ('?'): fill it in, or drop=['dose']"):
+    with refused(f"{path}, row 3: column 'dose' has no value ('?'): fill it in, take schema=auto", "or drop=['dose']"):
         read_table(path).numbers([0, 1])
 
 

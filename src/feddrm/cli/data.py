@@ -71,7 +71,7 @@ def info(
         data_dir=data_dir,
         download=download,
     )
-    if (warning := federation.scale_warning()) is not None:
+    for warning in federation.warnings():
         typer.echo(f"warning: {warning}", err=True)
     facts = federation.describe()
     if json:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,8 +23,9 @@ from feddrm.data.sources.csv_tables import CsvSource, Paths
 from feddrm.data.sources.dataset_objects import load_dataset_object, load_flamby
 from feddrm.data.sources.image_folders import ImageFolderSource
 from feddrm.data.sources.leaf_files import LeafSource
-from feddrm.errors import FeddrmError
+from feddrm.errors import FeddrmError, short_list
 from feddrm.io.run_files import check_client_names
+from feddrm.tables.column_kinds import FAR, NumberColumn, Usual
 from feddrm.tables.table_schema import TableSchema
 from feddrm.tasks import CLASSIFICATION, Task
 
@@ -151,6 +154,31 @@ class Federation:
             **({} if self.task.classifies else {"task": self.task.as_dict()}),
         }
 
+    def warnings(self) -> list[str]:
+        """What to know of a table before training on it."""
+        return [warning for warning in (self.scale_warning(), self.far_warning()) if warning is not None]
+
+    def far_warning(self) -> str | None:
+        """A warning for training rows that the router would abstain from, were they queries; else None."""
+        if len(self.shape) != 1:
+            return None
+        x = torch.cat([client.train.x for client in self.clients]).double().cpu().numpy()
+        columns = self.columns or tuple(f"x{i}" for i in range(self.shape[0]))
+        schema = self.schema or TableSchema(tuple(map(NumberColumn, columns)))
+        deviations = x.std(0)
+        usual = list(map(Usual, x.mean(0).tolist(), np.where(deviations > 0, deviations, 1.0).tolist()))
+        far = schema.problems(x, usual)
+        if not far:
+            return None
+        counts = Counter(problem.column for problem in far)
+        example = {problem.column: problem.value for problem in reversed(far)}
+        named = [f"'{column}' ({count}, such as {example[column]})" for column, count in counts.most_common()]
+        return (
+            f"{self.name}: columns with training values more than {FAR:g} standard deviations from the mean: "
+            f"{short_list(named, 3)}. The router will give no answer to such queries: correct the values, or declare "
+            f"minimum and maximum in a schema ('feddrm data schema FILE.csv' writes a first one)"
+        )
+
     def scale_warning(self) -> str | None:
         """A warning for rows without a schema whose columns differ in scale by orders of magnitude; else None."""
         if len(self.shape) != 1 or self.schema is not None:
@@ -215,8 +243,8 @@ class Federation:
     def from_csv(cls, paths: Paths, **options: Any) -> Federation:
         """Make a federation from tables (CSV, Parquet): one file per client, or one file with a client column.
 
-        A pandas data frame may stand for a file. Options (label, client, test, drop, schema, categories, test_fraction,
-        seed, name):
+        A pandas data frame may stand for a file. Options (label, or time and event; client, test, drop, schema,
+        categories, test_fraction, seed, name):
         see :class:`feddrm.data.sources.csv_tables.CsvSource`.
         """
         return cls(**vars(CsvSource(paths, **options).load()))

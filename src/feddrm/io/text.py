@@ -7,6 +7,7 @@ user can do.
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
 import unicodedata
@@ -16,6 +17,8 @@ from typing import Any
 
 from feddrm.errors import FeddrmError
 
+SEPARATORS = (",", ";", "\t", "|")
+QUOTED = re.compile(r'"[^"]*("|$)')
 WHOLE_NUMBER = re.compile(r"([+-]?\d{1,300})(\.0*)?")  # int refuses thousands of digits
 
 
@@ -111,13 +114,18 @@ def read_json_lines(path: Path, remedy: str) -> list[dict[str, Any]]:
 def read_csv(path: Path, remedy: str) -> list[tuple[int, list[str]]]:
     """The rows of a UTF-8 file (with or without a byte order mark), each with the number of its first line.
 
+    Cells are separated by commas or, where the first line has none, by the first of semicolon, tab and bar that it has.
     Spaces around cells are removed, and rows without any text are left out.
     """
     rows: list[tuple[int, list[str]]] = []
     line = 1
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
+            start = [next(file, "")]
+            while start[-1] and not start[-1].strip():
+                start.append(next(file, ""))
+            separator = next((mark for mark in SEPARATORS if mark in QUOTED.sub("", start[-1])), SEPARATORS[0])
+            reader = csv.reader(itertools.chain(start, file), delimiter=separator, strict=True)
             for row in reader:
                 cells = [cell.strip() for cell in row]
                 if any(cells):

@@ -31,6 +31,8 @@ def read_queries(
     names: list[str] = []
     mean = like.input_mean if isinstance(like, Router) else like.clients[0].view.mean
     for path in paths:
+        if path.is_dir():
+            raise FeddrmError(f"{path} is a folder: name the files in it, as {path / '*'}")
         if path.suffix.lower() in ARRAYS:
             samples, places = _read_array(like.shape, path)
         elif len(like.shape) == 3:

@@ -59,7 +59,7 @@ def train(  # noqa: PLR0913 (the public signature)
     with progress_listener(title, progress) as show:
         federation, reload_settings = load_data(data, data_settings)
         config = resolve(federation, data=reload_settings, method=method, model=model, **settings)
-        if (warning := federation.scale_warning()) is not None:
+        for warning in federation.warnings():
             log.warning("%s", warning)
         folder = RunFolder(out)
         # Nothing is written before all checks have passed: building the network is one of them.

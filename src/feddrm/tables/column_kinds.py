@@ -13,15 +13,16 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from feddrm.errors import SettingError
+from feddrm.errors import SettingError, quoted
 from feddrm.io.text import parse_float
 
-MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})  # compared in lower case
+MISSING = frozenset({"", "?", "na", "n/a", "#n/a", "<na>", "nan", "null", "none"})  # compared in lower case
 UNKNOWN = "unknown"  # what a person writes for a missing value
 GAPS = frozenset(form for text in (*MISSING, UNKNOWN) for form in (text, text.upper(), text.title(), "NaN"))
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 FAR = 8.0  # standard deviations from the pooled mean beyond which a value without a declared range is flagged
 ROUNDING = 1e-5  # of a value: inputs are float32
+DECIMAL_POINT = "write numbers with a decimal point and no other separator, as 1234.5"
 MARKED = "it is marked as missing, but has a value"
 
 Values = NDArray[np.float64]
@@ -238,8 +239,12 @@ class CategoryColumn(RawColumn):
         places: dict[str | float, int] = {}
         for place, (code, label) in enumerate(self.categories.items()):
             for key in {code.casefold(), label.casefold()}:
-                if places.setdefault(key, place) != place:
-                    raise SettingError(f"categories: {key!r} names two of them: rename one")
+                if (other := self.codes[places.setdefault(key, place)]) == code:
+                    continue
+                if other.casefold() == code.casefold():
+                    pair = f"{quoted(other)} and {quoted(code)}"
+                    raise SettingError(f"categories: {pair} differ only in case: spell them alike in all rows")
+                raise SettingError(f"categories: {key!r} names two of them: rename one")
         for place, code in enumerate(self.codes):
             if (number := parse_float(code)) is not None and places.setdefault(number, place) != place:
                 raise SettingError(f"categories: {number:g} is two codes: rename one")

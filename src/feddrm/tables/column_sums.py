@@ -5,18 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any
 
 import numpy as np
 
 from feddrm.errors import FeddrmError, quoted, short_list
-from feddrm.io.text import parse_float, parse_whole
-from feddrm.tables.column_kinds import MAX_FLOAT32, CategoryColumn, NumberColumn, RawColumn, all_numbers, is_missing
+from feddrm.io.text import nfc, parse_float, parse_whole
+from feddrm.tables.column_kinds import (
+    DECIMAL_POINT,
+    MAX_FLOAT32,
+    CategoryColumn,
+    NumberColumn,
+    RawColumn,
+    all_numbers,
+    is_missing,
+)
 from feddrm.tables.table_schema import TableSchema
 
 MOST_CATEGORIES = 30
+MOST_NAMED_CATEGORIES = 1000  # of a column that a person says has codes, such as diagnoses
 MOST_ROWS = 2**53  # sums of more cannot be added in double precision
-DECIMAL_POINT = "write numbers with a decimal point and no other separator, as 1234.5"
+AMONG_NUMBERS = "and most others are numbers: correct it, or empty the cell if the value is missing"
 DECLARE = "describe it in a schema file ('feddrm data schema' writes a first one)"
 
 
@@ -60,17 +70,21 @@ class ColumnSums:
         if numbers is None:
             gaps = {cell for cell in set(cells) if is_missing(cell)}
             known = {row: str(cell) for row, cell in enumerate(cells) if cell not in gaps}
-            parsed = {row: parse_float(text) for row, text in known.items()}
+            parsed = {text: parse_float(text) for text in set(known.values())}
             if category or None in parsed.values():
                 if not category and (row := decimal_comma(known)) is not None:
                     raise FeddrmError(
                         f"{where(row)} is {quoted(known[row])}: {DECIMAL_POINT}, or name it in categories"
                     )
-                return cls(levels=frozenset(known.values()), missing=bool(gaps))
-            for row, value in parsed.items():
-                if value is None or not abs(value) <= MAX_FLOAT32:
-                    raise FeddrmError(f"{where(row)} is {quoted(known[row])}, not a finite 32-bit number: correct it")
-            numbers = np.array([parsed.get(row, math.nan) for row in range(len(cells))], dtype=np.float64)
+                if not category and (row := text_among_numbers(known)) is not None:
+                    raise FeddrmError(
+                        f"{where(row)} is {quoted(known[row])}, {AMONG_NUMBERS}, or name the column in categories"
+                    )
+                return cls(levels=frozenset(parsed), missing=bool(gaps))
+            for row, text in known.items():
+                if not abs(parsed[text] or 0.0) <= MAX_FLOAT32:
+                    raise FeddrmError(f"{where(row)} is {quoted(text)}, not a finite 32-bit number: correct it")
+            numbers = np.array([parsed[known[row]] if row in known else math.nan for row in range(len(cells))])
         present = ~np.isnan(numbers)
         used = numbers[present & np.asarray(counted, dtype=bool)]
         mean = math.fsum(used.tolist()) / len(used) if len(used) else 0.0
@@ -100,8 +114,8 @@ class ColumnSums:
             raise FeddrmError("sums that no column can have: both ends need the same feddrm")
         return sums
 
-    def column(self, name: str) -> RawColumn:
-        """The column that these sums describe: numbers are standardised, texts become categories."""
+    def column(self, name: str, most: int = MOST_CATEGORIES, remedy: str = "") -> RawColumn:
+        """The column that these sums describe: numbers are standardised, texts become at most so many categories."""
         if not self.levels:
             # Six digits: the schema is then the same however the rows are divided among clients.
             deviation = math.sqrt(self.squares / self.count) if self.count else 0.0
@@ -116,10 +130,11 @@ class ColumnSums:
                 f"column '{name}' has the text {quoted(codes[0])} wherever it has one: drop it, it tells nothing "
                 f"(drop=['{name}']), or {DECLARE}"
             )
-        if len(codes) > MOST_CATEGORIES:
+        if len(codes) > most:
+            odd = odd_text(self.levels)
             raise FeddrmError(
-                f"column '{name}' has {len(codes)} different texts, such as {quoted(odd_text(self.levels))}: "
-                f"correct it, drop the column if it names or describes a single row (drop=['{name}']), or {DECLARE}"
+                f"column '{name}' has {len(codes)} different texts, such as {quoted(odd)}: {correction(odd)}, "
+                f"drop the column if it names or describes a single row (drop=['{name}']), {remedy}or {DECLARE}"
             )
         return CategoryColumn(name, missing=self.missing, categories={code: code for code in codes})
 
@@ -129,11 +144,31 @@ def odd_text(texts: Collection[str]) -> str:
     return min(texts, key=lambda text: (parse_float(text) is not None, text))
 
 
+def correction(text: str) -> str:
+    """What to do with a text that is no category: no kind of column reads dates."""
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        return "correct it"
+    return "write dates as numbers (days since a fixed day)"
+
+
 def decimal_comma(cells: Mapping[int, str]) -> int | None:
     """The first row with a comma, if all cells would be numbers with a point in its place; else None."""
     if any(parse_float(cell.replace(",", ".", 1)) is None for cell in cells.values()):
         return None
     return next((row for row, cell in cells.items() if "," in cell), None)
+
+
+def text_among_numbers(cells: Mapping[int, str]) -> int | None:
+    """The first row with a text, if there are more than twice as many different numbers as texts; else None.
+
+    A column of numbers would become one of categories by a single 'n.k.' or '< 5'.
+    """
+    texts = {cell for cell in set(cells.values()) if parse_float(cell) is None}
+    if len(set(cells.values())) <= 3 * len(texts):
+        return None
+    return next((row for row, cell in cells.items() if cell in texts), None)
 
 
 def distinct_codes(texts: Collection[str]) -> list[str]:
@@ -193,9 +228,15 @@ def merge_sums(columns: Sequence[str], clients: Mapping[str, Mapping[str, Column
     return total
 
 
-def schema_from_sums(sums: Mapping[str, ColumnSums]) -> TableSchema:
-    """The schema of all clients from the sums of their columns, by name."""
-    schema = TableSchema(tuple(column.column(name) for name, column in sums.items()))
+def schema_from_sums(sums: Mapping[str, ColumnSums], categories: Collection[str] | None = None) -> TableSchema:
+    """The schema of all clients from the sums of their columns, by name.
+
+    In one process, columns in ``categories`` may have more of them; None where levels leave their sites.
+    """
+    named = set(map(nfc, categories or ()))
+    remedy = "" if categories is None else "name it in categories if these are codes, "
+    limits = {name: MOST_NAMED_CATEGORIES if name in named else MOST_CATEGORIES for name in sums}
+    schema = TableSchema(tuple(column.column(name, limits[name], remedy) for name, column in sums.items()))
     schema.check()
     return schema
 

@@ -12,7 +12,7 @@ import numpy as np
 from feddrm.errors import FeddrmError, quoted, short_list
 from feddrm.io.text import nfc, parse_float, read_csv
 from feddrm.registry import nearest
-from feddrm.tables.column_kinds import MAX_FLOAT32, MISSING, Values, all_numbers
+from feddrm.tables.column_kinds import DECIMAL_POINT, MAX_FLOAT32, MISSING, Values, all_numbers
 
 PARQUET = ".parquet"
 
@@ -71,16 +71,22 @@ class CsvTable:
     def number(self, row: int, index: int, *, can_drop: bool = True) -> float:
         """The number in a cell. ``can_drop`` says whether leaving the column out is a remedy."""
         text, name = self.rows[row][index], self.header[index]
-        value = parse_float(text)
+        value, auto = parse_float(text), ""
         if text.lower() in MISSING:
-            problem, remedy = f"has no value ({quoted(text)})", "fill it in"
+            problem, remedy, auto = f"has no value ({quoted(text)})", "fill it in", "allows gaps"
+        elif value is None and parse_float(text.replace(",", ".", 1)) is not None:
+            problem, remedy = f"is {quoted(text)}, not a number", DECIMAL_POINT
         elif value is None:
-            problem, remedy = f"is {quoted(text)}, not a number", "encode it as numbers"
+            problem, remedy, auto = (
+                f"is {quoted(text)}, not a number",
+                "encode it as numbers",
+                "makes categories of texts",
+            )
         elif not abs(value) <= MAX_FLOAT32:
             problem, remedy = f"is {quoted(text)}, not a finite 32-bit number", "correct it"
         else:
             return value
-        or_drop = f", or drop=['{name}']" if can_drop else ""
+        or_drop = f"{f', take schema=auto, which {auto}' if auto else ''}, or drop=['{name}']" if can_drop else ""
         raise FeddrmError(f"{self.place(row)}: column '{name}' {problem}: {remedy}{or_drop}")
 
 
@@ -116,7 +122,7 @@ def _checked_table(path: Path | str, given: Iterable[tuple[int, Sequence[str]]])
         if len(cells) != len(header):
             raise FeddrmError(
                 f"{table.place(row)}: {len(cells)} cells, but the header has {len(header)}: "
-                f"complete the row, and quote cells that contain commas"
+                f"complete the row, and quote cells that contain the separator"
             )
     if not rows:
         raise FeddrmError(f"{path} has a header but no rows: add some, or leave it out")
@@ -140,8 +146,6 @@ def _parquet_cells(path: Path) -> list[tuple[int, list[str]]]:
 
 
 def _check_header(path: Path | str, header: Sequence[str]) -> None:
-    if len(header) == 1 and (other := next((s for s in ";\t|" if s in header[0]), None)):
-        raise FeddrmError(f"{path} seems to be separated by {other!r}: save it with commas")
     for i, name in enumerate(header):
         if not name:
             raise FeddrmError(

@@ -10,8 +10,16 @@ import numpy as np
 from feddrm.errors import FeddrmError, quoted
 from feddrm.io.text import nfc, parse_float, yaml_bytes
 from feddrm.registry import nearest
-from feddrm.tables.column_kinds import CategoryColumn, NumberColumn, RawColumn, is_missing
-from feddrm.tables.column_sums import DECIMAL_POINT, MOST_CATEGORIES, decimal_comma, distinct_codes, odd_text
+from feddrm.tables.column_kinds import DECIMAL_POINT, CategoryColumn, NumberColumn, RawColumn, is_missing
+from feddrm.tables.column_sums import (
+    AMONG_NUMBERS,
+    MOST_CATEGORIES,
+    correction,
+    decimal_comma,
+    distinct_codes,
+    odd_text,
+    text_among_numbers,
+)
 from feddrm.tables.csv_file import CsvTable, read_table
 from feddrm.tables.table_schema import TableSchema
 
@@ -54,6 +62,12 @@ def _column(name: str, tables: Sequence[CsvTable]) -> RawColumn:
     if (i := decimal_comma(known)) is not None:
         table, row, _ = places[i]
         raise FeddrmError(f"{table.place(row)}: column '{name}' is {quoted(known[i])}: {DECIMAL_POINT}")
+    if (i := text_among_numbers(known)) is not None:
+        table, row, _ = places[i]
+        raise FeddrmError(
+            f"{table.place(row)}: column '{name}' is {quoted(known[i])}, {AMONG_NUMBERS}, or leave the column out "
+            f"(--drop '{name}')"
+        )
     codes = distinct_codes(set(known.values()))
     if len(codes) == 1:
         raise FeddrmError(
@@ -61,9 +75,10 @@ def _column(name: str, tables: Sequence[CsvTable]) -> RawColumn:
             f"(--drop '{name}')"
         )
     if len(codes) > MOST_CATEGORIES:
+        odd = odd_text(codes)
         raise FeddrmError(
-            f"column '{name}' has {len(codes)} different texts, such as {quoted(odd_text(codes))}: "
-            f"correct it, or leave the column out (--drop '{name}')"
+            f"column '{name}' has {len(codes)} different texts, such as {quoted(odd)}: "
+            f"{correction(odd)}, or leave the column out (--drop '{name}')"
         )
     return CategoryColumn(name, missing=missing, categories={code: code for code in codes})
 

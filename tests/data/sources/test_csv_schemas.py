@@ -114,6 +114,21 @@ def test_columns_that_no_sums_describe_are_refused(tmp_path: Path) -> None:
         from_csv(one(tmp_path, *MIXED, "p,rome,1,1,red,0"), label="ill", client="town", drop="pid", schema="auto")
 
 
+def test_a_column_named_in_categories_may_have_many(tmp_path: Path) -> None:
+    """Diagnoses, states, branches: a person says that they are codes. Without a word they may be names of patients."""
+    options: dict[str, Any] = {"label": "ill", "client": "town", "schema": "auto"}
+    with refused("column 'pid' has 60 different texts", "name it in categories if these are codes"):
+        from_csv(one(tmp_path, *MIXED), **options)
+    fed = from_csv(one(tmp_path, *MIXED), **options, categories=["pid"])
+    assert fed.schema is not None
+    assert fed.columns is not None
+    assert sum(name.startswith("pid_") for name in fed.columns) == 60
+    with refused("column 'day' has 31 different texts, such as '2026-01-01': write dates as numbers"):
+        from_csv(
+            one(tmp_path, "town,day,ill", *(f"{'ab'[i % 2]},2026-01-{i:02},{i % 3}" for i in range(1, 32))), **options
+        )
+
+
 def test_one_column_of_categories_by_its_bare_name(tmp_path: Path) -> None:
     """It was read letter by letter, and then columns c, o, d and e were meant."""
     options: dict[str, Any] = {"label": "ill", "client": "town", "drop": "pid", "schema": "auto"}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from feddrm.data.sources import images
 from feddrm.data.sources.images import Pixels, decode_image, read_images
 from refusal import refused
 
@@ -62,6 +64,18 @@ def test_images_of_different_sizes_are_refused(tmp_path: Path) -> None:
     with refused(f"{other} is 7 x 9 pixels", "6 x 5", "size=5"):
         read_images([first, other])
     assert read_images([first, other], (5, 5)).shape == (2, 3, 5, 5)
+
+
+def test_many_images_keep_their_order_and_show_their_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [save(tmp_path / f"{i}.png", i, mode="L") for i in range(images.MANY)]
+    steps = []
+    monkeypatch.setattr(
+        images, "progress_bar", lambda _: nullcontext(lambda done, total, *_: steps.append((done, total)))
+    )
+    assert read_images(paths)[:, 0, 0, 0].tolist() == list(range(images.MANY))
+    assert steps == [(i + 1, images.MANY) for i in range(images.MANY)]
+    read_images(paths[:2])
+    assert len(steps) == images.MANY  # no bar flashes up for a single query
 
 
 def test_unreadable_images_are_refused(tmp_path: Path) -> None:

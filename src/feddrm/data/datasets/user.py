@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from feddrm.data.crop import RandomResizedCrop
 from feddrm.data.datasets.base import Dataset
 from feddrm.data.federation import Federation
-from feddrm.data.sources.csv_tables import AUTO
+from feddrm.data.sources.csv_tables import AUTO, check_outcome
 from feddrm.data.sources.labelled_samples import Division
 from feddrm.errors import SettingError
 
@@ -84,6 +84,10 @@ class Csv(UserDataset):
 
     name: ClassVar[str] = "csv"
     label: str = ""
+    time: str = ""  # for survival, instead of label: the column of the days of follow-up
+    event: str = ""  # and the column of 1 where the event was seen, else 0
+    intervals: int | None = None  # of survival, by quantiles of the event times (10)
+    edges: tuple[int, ...] = ()  # or the last day of every interval
     client: str | None = None
     drop: tuple[str, ...] = ()
     test: str = ""  # the same form as path; if empty, a part of every client's rows is split off
@@ -92,8 +96,7 @@ class Csv(UserDataset):
 
     def check(self) -> None:
         super().check()
-        if not self.label:
-            raise SettingError("'csv' needs to know which column to predict: give label (--set data.label=...)")
+        check_outcome(self.name, self.label, self.time, self.event, self.intervals, self.edges)
 
     def settings(self) -> dict[str, Any]:
         paths = {key: str(Path(path).resolve()) for key, path in (("test", self.test), ("schema", self.schema)) if path}
@@ -104,6 +107,10 @@ class Csv(UserDataset):
         return Federation.from_csv(
             self.path,
             label=self.label,
+            time=self.time,
+            event=self.event,
+            intervals=self.intervals,
+            edges=self.edges,
             client=self.client,
             test=self.test or None,
             drop=self.drop,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from feddrm.data.sources.labelled_samples import (
@@ -17,6 +19,7 @@ from feddrm.data.sources.labelled_samples import (
     Label,
     LabelledSamples,
     assemble,
+    assemble_survival,
     check_same_clients,
     divide,
 )
@@ -27,6 +30,8 @@ from feddrm.registry import nearest
 from feddrm.tables.column_sums import ColumnSums, merge_sums, schema_from_sums, table_sums
 from feddrm.tables.csv_file import PARQUET, CsvTable, frame_table, read_table
 from feddrm.tables.table_schema import TableSchema
+from feddrm.tasks import CLASSIFICATION, Survival, Task
+from feddrm.tasks.survival import MOST_DAYS
 
 Paths = Any  # str | Path | Sequence[str | Path] | Mapping[str, str | Path | DataFrame] | DataFrame
 SamplesByClient = Mapping[str, LabelledSamples]
@@ -36,6 +41,8 @@ NamedTable = tuple[str, CsvTable]
 TABLES = (".csv", PARQUET)
 PACKED = (".gz", ".zip", ".bz2", ".xz", ".zst")
 AUTO, FRAME = "auto", "data frame"
+EVENTS = {"true": 1, "false": 0}  # in lower case, besides 1 and 0
+INTERVALS = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,11 +58,19 @@ class CsvSource:
     categories. If all labels are whole numbers, they are read as numbers (1 and 1.0 are one class).
 
     A data frame may stand for a file: ``{"oslo": frame, "lima": frame}``, or one frame with a client column.
+
+    For survival, ``time`` and ``event`` stand in the place of ``label``: the columns of the days of follow-up, and of 1
+    where the event was seen. ``edges`` are the last days of the intervals; without them there are ``intervals`` (10),
+    by quantiles of the event times of all training rows.
     """
 
     paths: Paths
     _: KW_ONLY
-    label: str
+    label: str = ""
+    time: str = ""
+    event: str = ""
+    intervals: int | None = None
+    edges: Sequence[int] = ()
     client: str | None = None
     test: Paths | None = None
     drop: str | Sequence[str] = ()
@@ -66,6 +81,7 @@ class CsvSource:
     name: str | None = None
 
     def load(self) -> FederationParts:
+        check_outcome("csv", self.label, self.time, self.event, self.intervals, self.edges)
         tables = _tables(self.paths)
         name = self.name or _common_name(tables)
         division = Division.checked(name, self.test_fraction, self.seed)
@@ -83,7 +99,7 @@ class CsvSource:
         schema = self.schema if isinstance(self.schema, TableSchema) else None
         if self.schema and not auto and schema is None:
             schema = TableSchema.load(str(self.schema))
-        roles = Roles(self.label, self.client, drop)
+        roles = Roles(self.label or self.time, self.client, drop, self.event or None)
         columns, train_rows = _rows_by_client(tables, roles, schema, auto)
         test_rows: RowsByClient = {}
         if self.test is not None:
@@ -94,26 +110,59 @@ class CsvSource:
             _, test_rows = _rows_by_client(test_tables, roles, schema, auto, columns)
         if auto:
             schema = _schema_from_sums(name, columns, categories, train_rows, test_rows, division)
-        train, test = labels_as_integers(_encoded(train_rows, schema), _encoded(test_rows, schema) or None)
-        clients, classes = assemble(name, train, test, division)
-        settings = {"label": self.label, "client": self.client, "drop": list(drop)}
+        train, test = _encoded(train_rows, schema), _encoded(test_rows, schema) or None
+        task: Task = CLASSIFICATION
+        if self.label:
+            clients, classes = assemble(name, *labels_as_integers(train, test), division)
+            settings: dict[str, Any] = {"label": self.label}
+        else:
+            clients = assemble_survival(name, train, test, division)
+            pooled = torch.cat([client.train.y for client in clients])
+            edges, intervals = tuple(self.edges), self.intervals or INTERVALS
+            survival = Survival(edges) if edges else Survival.by_quantiles(pooled, intervals)
+            task, classes, settings = survival, survival.names, {"time": self.time, "event": self.event}
+        settings |= {"client": self.client, "drop": list(drop)}
         settings |= {"schema": AUTO, "categories": list(categories)} if auto else {}
         settings |= division.settings(test_given=test is not None)
         source = ", ".join(str(table.path) for _, table in tables)
         encoded = columns if schema is None else schema.encoded
-        return FederationParts(name, clients, classes, source, settings, encoded, schema)
+        return FederationParts(name, clients, classes, source, settings, encoded, schema, task)
+
+
+def check_outcome(
+    where: str, label: str, time: str, event: str, intervals: int | None = None, edges: Sequence[int] = ()
+) -> None:
+    """Check that a table's outcome is a label, or a time with its event; intervals belong to the second."""
+    if bool(label) == bool(time or event) or bool(time) != bool(event):
+        raise SettingError(
+            f"'{where}' needs to know which column to predict: give label (--set data.label=...), or for survival "
+            f"time and event, the columns of days and of 1 where the event was seen"
+        )
+    if label and (intervals is not None or edges):
+        raise SettingError(f"'{where}': intervals and edges are for survival: give time and event instead of label")
+    if edges and intervals is not None:
+        raise SettingError(f"'{where}': intervals={intervals} and edges={list(edges)}: give one of them")
+    if edges:
+        Survival(tuple(edges))
+    elif intervals is not None and intervals < 2:
+        raise SettingError(f"intervals={intervals}: give at least 2")
 
 
 @dataclass(frozen=True)
 class Roles:
-    """The columns of a table that are no inputs: the label, the client, and those to drop."""
+    """The columns of a table that are no inputs: the label, the client, and those to drop.
+
+    With an ``event``, the label is the time to it, or to the end of follow-up.
+    """
 
     label: str
     client: str | None = None
     drop: Sequence[str] = ()
+    event: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "label", nfc(self.label))
+        object.__setattr__(self, "event", self.event and nfc(self.event))
         object.__setattr__(self, "client", self.client and nfc(self.client))
         object.__setattr__(self, "drop", tuple(map(nfc, self.drop)))
 
@@ -218,7 +267,7 @@ def _schema_from_sums(
     parts = {client: (rows, counted[client]) for client, rows in train.items()}
     parts |= {f"{client} (test)": (rows, np.zeros(len(rows.cells), dtype=bool)) for client, rows in test.items()}
     told = {client: RawTable(columns, rows).sums(used.tolist(), categories) for client, (rows, used) in parts.items()}
-    return schema_from_sums(merge_sums(columns, told))
+    return schema_from_sums(merge_sums(columns, told), categories)
 
 
 def _rows_by_client(
@@ -240,7 +289,7 @@ def _rows_by_client(
     clients: dict[str, RawRows] = {}
     for stem, table in tables:
         columns = _feature_columns(table, roles, columns, lacking)
-        labels = table.column(roles.label, "the label")
+        labels = _labels(table, roles)
         if roles.client is None and stem in clients:
             raise FeddrmError(
                 f"{table.path}: there is another file for client '{stem}': rename one, or give {{name: path}}"
@@ -254,6 +303,23 @@ def _rows_by_client(
             own.labels.append(label)
             own.places.append(table.place(row))
     return columns or (), clients
+
+
+def _labels(table: CsvTable, roles: Roles) -> Sequence[Label]:
+    """The label of every row as text; for survival the number that :class:`Survival` makes of days and event."""
+    if roles.event is None:
+        return table.column(roles.label, "the label")
+    times, events = table.column(roles.label, "the time"), table.column(roles.event, "the event")
+    days = [parse_whole(text) for text in times]
+    seen = [EVENTS.get(text.casefold(), parse_whole(text)) for text in events]
+    for row, (day, event) in enumerate(zip(days, seen, strict=True)):
+        if day is None or not 0 <= day <= MOST_DAYS:
+            remedy = "give whole days from 0 up (of years, times 365)"
+            raise FeddrmError(f"{table.place(row)}: column '{roles.label}' is {quoted(times[row])}: {remedy}")
+        if event not in (0, 1):
+            remedy = "give 1 if the event was seen, else 0"
+            raise FeddrmError(f"{table.place(row)}: column '{roles.event}' is {quoted(events[row])}: {remedy}")
+    return Survival.labels(np.array(days), np.array(seen)).tolist()
 
 
 def _encoded(clients: RowsByClient, schema: TableSchema | None) -> SamplesByClient:
@@ -275,12 +341,13 @@ def _inputs(rows: Sequence[Sequence[Any]], schema: TableSchema | None, places: S
 
 
 def _check_roles(tables: Sequence[CsvTable], roles: Roles) -> None:
-    label, client = roles.label, roles.client
-    if label == client:
-        raise FeddrmError(f"label and client are both column '{label}': they must be two columns")
+    names = {"label" if roles.event is None else "time": roles.label, "client": roles.client, "event": roles.event}
+    for (role, name), (other, same) in combinations(names.items(), 2):
+        if name is not None and name == same:
+            raise FeddrmError(f"{role} and {other} are both column '{name}': they must be two columns")
     present = sorted({name for table in tables for name in table.header})
     for name in roles.drop:
-        if name in {label, client}:
+        if name in names.values():
             raise FeddrmError(f"column '{name}' is needed as label or client: take it out of drop")
         if name not in present:
             remedy = "write several as a list, [a, b]" if "," in name else "take it out of drop"
@@ -288,7 +355,7 @@ def _check_roles(tables: Sequence[CsvTable], roles: Roles) -> None:
 
 
 def _feature_columns(table: CsvTable, roles: Roles, wanted: tuple[str, ...] | None, lacking: str) -> tuple[str, ...]:
-    present = tuple(name for name in table.header if name not in {roles.label, roles.client, *roles.drop})
+    present = tuple(name for name in table.header if name not in {roles.label, roles.client, roles.event, *roles.drop})
     if not present:
         raise FeddrmError(f"{table.path} has no columns left to learn from: keep at least one")
     if wanted is None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from feddrm.errors import FeddrmError
+from feddrm.progress import progress_bar
 
 SUFFIXES = (  # compared in lower case
     *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".webp"),
@@ -19,6 +23,7 @@ SUFFIXES = (  # compared in lower case
 )
 # Pillow tries only these decoders, whatever a file's suffix says. Some of its others start external programs.
 FORMATS = ("PNG", "JPEG", "BMP", "DIB", "WEBP", "GIF", "TIFF", "PPM")
+MANY = 100  # images that are worth a progress bar
 
 Pixels = NDArray[np.uint8]
 
@@ -31,17 +36,30 @@ def decode_image(
     Transparency is dropped, and only the first of several frames is read. Resizing is Pillow's bilinear.
     An image with more than ``limit`` pixels is refused before it is decoded. ``name`` stands in errors.
     """
+    with _huge_images_refused():
+        return _decode(source, name, size, limit)
+
+
+@contextmanager
+def _huge_images_refused() -> Iterator[None]:
+    """Pillow only warns when an image is so large that decoding could use up the memory.
+
+    Filters of warnings belong to the process: threads that decode share one block.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        yield
+
+
+def _decode(source: Path | BinaryIO, name: str, size: tuple[int, int] | None, limit: int | None = None) -> Pixels:
     try:
-        # Pillow only warns when an image is so large that decoding could use up the memory.
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(source, formats=FORMATS) as file:
-                if limit is not None and file.width * file.height > limit:
-                    raise FeddrmError(f"{name} has {file.width} x {file.height} pixels: shrink it below {limit}")
-                # Conversion would clip more than 8 bits to white.
-                if file.mode.startswith(("I", "F")):
-                    raise FeddrmError(f"{name} has more than 8 bits per pixel: convert it to 8 bits")
-                image = _grey_or_rgb(ImageOps.exif_transpose(file))
+        with Image.open(source, formats=FORMATS) as file:
+            if limit is not None and file.width * file.height > limit:
+                raise FeddrmError(f"{name} has {file.width} x {file.height} pixels: shrink it below {limit}")
+            # Conversion would clip more than 8 bits to white.
+            if file.mode.startswith(("I", "F")):
+                raise FeddrmError(f"{name} has more than 8 bits per pixel: convert it to 8 bits")
+            image = _grey_or_rgb(ImageOps.exif_transpose(file))
     except FeddrmError:
         raise
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
@@ -72,13 +90,26 @@ def read_images(paths: Sequence[Path], size: tuple[int, int] | None = None, *, g
 
     One channel if ``grey`` is True and every image is grey, otherwise RGB.
     """
-    images = [decode_image(path, str(path), size) for path in paths]
-    for path, image in zip(paths, images, strict=True):
-        if image.shape[:2] != images[0].shape[:2]:
-            (h, w), (h0, w0) = image.shape[:2], images[0].shape[:2]
-            raise FeddrmError(
-                f"{path} is {w} x {h} pixels, {paths[0]} {w0} x {h0}: bring all to one size with size={min(h0, w0)}"
-            )
+    images: list[Pixels] = []
+    many = len(paths) >= MANY
+    bar: AbstractContextManager[Callable[..., None]]
+    bar = progress_bar("read images") if many else nullcontext(lambda *_: None)
+    # Pillow decodes and resizes outside of Python's lock.
+    pool = ThreadPoolExecutor(os.cpu_count() if many else 1)
+    try:
+        with _huge_images_refused(), bar as advance:
+            decoded = pool.map(lambda path: _decode(path, str(path), size), paths)
+            for path, image in zip(paths, decoded, strict=True):
+                images.append(image)
+                if image.shape[:2] != images[0].shape[:2]:
+                    (h, w), (h0, w0) = image.shape[:2], images[0].shape[:2]
+                    raise FeddrmError(
+                        f"{path} is {w} x {h} pixels, {paths[0]} {w0} x {h0}: bring all to one size with "
+                        f"size={min(h0, w0)}"
+                    )
+                advance(len(images), len(paths), "", False)
+    finally:
+        pool.shutdown(cancel_futures=True)
     channels = 1 if grey and all(image.ndim == 2 for image in images) else 3
     out = np.empty((len(images), channels, *images[0].shape[:2]), dtype=np.uint8)
     for i, image in enumerate(images):

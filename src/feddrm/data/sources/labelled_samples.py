@@ -17,6 +17,7 @@ from feddrm.io.run_files import check_client_names
 from feddrm.io.text import nfc
 from feddrm.registry import nearest
 from feddrm.tables.table_schema import TableSchema
+from feddrm.tasks import CLASSIFICATION, Task
 
 SPELLING_REMEDY = "differ only in case or spaces: spell them alike, or rename one"
 
@@ -36,6 +37,9 @@ class LabelledSamples:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+
+Numbered = tuple[Mapping[str, LabelledSamples], Mapping[str, NDArray[np.int64]]]  # samples and labels of every client
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ class FederationParts:
     settings: Mapping[str, Any]
     columns: tuple[str, ...] | None = None
     schema: TableSchema | None = None
+    task: Task = CLASSIFICATION
 
 
 def check_same_clients(where: str, train: Iterable[str], test: Iterable[str]) -> None:
@@ -119,17 +124,38 @@ def assemble(
     class_names, numbers = _number_classes(name, labels, classes)
     remedy = "correct it" if classes is None else "correct it or add it to classes"
     y_train = {client: _class_numbers(samples, numbers, remedy) for client, samples in train.items()}
+    y_test = {client: _class_numbers(samples, numbers, remedy) for client, samples in (test or {}).items()}
+    return _divided(name, (train, y_train), None if test is None else (test, y_test), division), class_names
+
+
+def assemble_survival(
+    name: str, train: Mapping[str, LabelledSamples], test: Mapping[str, LabelledSamples] | None, division: Division
+) -> tuple[Client, ...]:
+    """Clients from samples whose labels are those of :class:`Survival`: they stay as they are."""
+    check_client_names(name, list(train))
+    if test is not None:
+        check_same_clients(name, train, test)
+    y_train, y_test = (
+        {client: np.array(samples.labels, dtype=np.int64) for client, samples in part.items()}
+        for part in (train, test or {})
+    )
+    return _divided(name, (train, y_train), None if test is None else (test, y_test), division)
+
+
+def _divided(name: str, train: Numbered, test: Numbered | None, division: Division) -> tuple[Client, ...]:
+    """The clients; their test samples are split off where none are given."""
+    sizes = {client: len(samples) for client, samples in train[0].items()}
     if test is None:
-        test, y_test = train, y_train
-        rows = divide(name, {client: len(samples) for client, samples in train.items()}, division)
+        rows, test = divide(name, sizes, division), train
     else:
-        y_test = {client: _class_numbers(samples, numbers, remedy) for client, samples in test.items()}
-        rows = {client: (np.arange(len(train[client])), np.arange(len(test[client]))) for client in train}
-    clients = tuple(
-        Client(client, _split(train[client].x, y_train[client], first), _split(test[client].x, y_test[client], rest))
+        rows = {client: (np.arange(size), np.arange(len(test[0][client]))) for client, size in sizes.items()}
+    (x_train, y_train), (x_test, y_test) = train, test
+    return tuple(
+        Client(
+            client, _split(x_train[client].x, y_train[client], first), _split(x_test[client].x, y_test[client], rest)
+        )
         for client, (first, rest) in rows.items()
     )
-    return clients, class_names
 
 
 def assemble_client(name: str, samples: LabelledSamples, division: Division, classes: Sequence[str]) -> Client:
