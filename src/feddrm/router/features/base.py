@@ -46,7 +46,10 @@ class Feature(Named, ABC):
 
 @dataclass(frozen=True)
 class Multiscale(Feature):
-    """Mean and deviation per channel of the input, the stem and every stage; flat stages as they are"""
+    """Mean and deviation per channel of the input, the stem and every stage; flat stages as they are
+
+    The channels of a stage of three dimensions are the last, as in transformers: [sample, position, channel].
+    """
 
     name: ClassVar[str] = "multiscale"
 
@@ -54,8 +57,9 @@ class Multiscale(Feature):
         assert net is not None
         columns = []
         for name, stage in stages.items():
-            if stage.ndim == 4:
-                deviation, mean = torch.std_mean(stage.flatten(2).float(), dim=2, correction=0)
+            if stage.ndim > 2:
+                positions = stage.transpose(1, 2) if stage.ndim == 3 else stage.flatten(2)
+                deviation, mean = torch.std_mean(positions.float(), dim=2, correction=0)
                 columns += [mean, deviation]
             elif name == "input" or any(True for _ in net.trunk.get_submodule(name).parameters()):
                 columns.append(stage.float())
