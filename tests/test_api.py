@@ -36,6 +36,8 @@ def test_objects_describe_themselves(tmp_path: Path) -> None:
     assert repr(run) == f"{begin}2 rounds, no router, {average})"
     router = run.fit_router(federation, heads=False, features="raw")
     assert repr(router) == f"Router(raw, samples of 1x8x8, 3 clients: {', '.join(federation.names)})"
+    assert repr(router.route(client.test.x[:5], available=[])) == "Decision(5 samples, 3 clients, 5 abstain)"
+    assert repr(feddrm.GatewayClient("http://127.0.0.1:8080", key="k")) == "GatewayClient('http://127.0.0.1:8080')"
     assert "exact_density" in run.summary["system_accuracy"]  # the run need not be opened again
     assert repr(run) == f"{begin}2 rounds, router, {average})"
     (out / "summary.json").unlink()

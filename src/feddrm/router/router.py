@@ -66,6 +66,9 @@ class Decision:
     def __len__(self) -> int:
         return len(self.client)
 
+    def __repr__(self) -> str:  # short: a notebook would print every tensor
+        return f"Decision({len(self)} samples, {len(self.away)} clients, {int(self.abstain.sum())} abstain)"
+
     @property
     def log_density_ratio(self) -> Tensor:
         """log dP_i / dP [N, m] of each client against the pooled data."""
