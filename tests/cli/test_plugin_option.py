@@ -74,6 +74,14 @@ def test_a_bad_plugin_is_one_line(place: Path, capsys: pytest.CaptureFixture[str
     assert_one_line(call(capsys, "methods", "--plugin", "bad.py"), 1, says)
 
 
+def test_a_method_that_fails_in_a_round_is_one_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = write_examples(place)
+    paths[0].write_text(paths[0].read_text().replace("upload[leaf]", "upload['haed.bias']"))
+    line = next(n for n, text in enumerate(paths[0].read_text().splitlines(), 1) if "haed" in text)
+    says = f"the plugin {paths[0]} failed in line {line} (KeyError: 'haed.bias'): correct it"
+    assert_one_line(call(capsys, *TRAIN, *options(paths)), 1, says)
+
+
 def test_a_completing_shell_executes_nothing(place: Path) -> None:
     (place / "trap.py").write_text("1 / 0")
     command = get_command(app).commands["methods"]  # type: ignore[attr-defined]

@@ -176,6 +176,11 @@ LINEAR = "is no Linear layer with a bias: put other layers into the projection b
             "its layers",
         ),
         (
+            lambda m: Net(flat(nn.Unflatten(1, (1, 4))), *heads(m)),
+            "its class logits of 2 samples have the shape (2, 1, 2): let its trunk or projection give one row per "
+            "sample, such as the mean over positions",
+        ),
+        (
             lambda m: Net(flat(nn.Dropout(0.5)), *heads(m)),
             "it draws random numbers in forward, so no run could be repeated or resumed: leave Dropout out",
         ),

@@ -15,6 +15,7 @@ from feddrm.data import Batch
 from feddrm.engine.precision import Arithmetic
 from feddrm.errors import FeddrmError
 from feddrm.methods import Forward, Method, Phase, Sgd, Slots, Stage, Statistics, Tensors
+from feddrm.methods.method import checked_parts
 from feddrm.models import Net, Outputs
 
 NO_GRADIENTS = (
@@ -25,6 +26,7 @@ NO_LOSS = (
     "the loss of a phase is not one number with a gradient: compute a tensor from the trained leaves, and take its "
     "mean over the samples (methods.losses.masked_mean)"
 )
+NO_DICT = "the statistics '{slot}' are of type {type}: measure() must return a dict of tensors, which are added up"
 NORM_FLOOR = 1e-12  # keeps quotients finite where the gradient vanishes
 
 
@@ -80,7 +82,7 @@ def client_update(
             slots, losses = _train(phase, net, slots, stream, sgd)
             if phase.logged and losses:
                 logged.append(losses)
-    upload, kept = method.finish(slots, stage)
+    upload, kept = checked_parts(method, "finish", method.finish(slots, stage))
     return Update(upload, kept, _mean_of_means(logged, like=sgd.lr))
 
 
@@ -176,11 +178,13 @@ def _measure(statistics: Statistics, net: Forward, slots: Slots, batches: Iterab
     with torch.no_grad():
         for batch in batches:
             try:
-                measured = statistics.measure(net, slots, batch)
+                measured: Any = statistics.measure(net, slots, batch)
             except RuntimeError as error:
                 if "require grad" not in str(error):
                     raise
                 raise FeddrmError(NO_GRADIENTS.format(slot=statistics.slot)) from error
+            if not isinstance(measured, dict):
+                raise FeddrmError(NO_DICT.format(slot=statistics.slot, type=type(measured).__name__))
             for name, value in measured.items():
                 sums[name] = sums[name] + value if name in sums else value
     return {**slots, statistics.slot: sums}

@@ -118,11 +118,17 @@ def _training_problem(net: nn.Module, frozen: bool, shape: tuple[int, ...]) -> s
     before = torch.get_rng_state()
     try:
         with torch.no_grad():
-            net(torch.zeros(2, *shape))
+            out = net(torch.zeros(2, *shape))
     except Exception as error:
         return f"it cannot read samples of shape {tuple(shape)} ({' '.join(str(error).split())}): correct its layers"
     if not torch.equal(torch.get_rng_state(), before):
         return "it draws random numbers in forward, so no run could be repeated or resumed: leave Dropout out"
+    for noun, logits in (("class", out.logits), ("client", out.client_logits)):
+        if logits is not None and logits.ndim != 2:
+            return (
+                f"its {noun} logits of 2 samples have the shape {tuple(logits.shape)}: let its trunk or projection "
+                "give one row per sample, such as the mean over positions"
+            )
     return None
 
 
