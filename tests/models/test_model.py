@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -54,6 +55,14 @@ def test_weights_do_not_depend_on_global_state():
         got = Mlp().build((4,), 2, seed=5).state_dict()
     for leaf, value in want.items():
         assert torch.equal(value, got[leaf])
+
+
+def test_networks_that_are_built_in_threads_have_the_weights_of_their_seed():
+    seeds = [0, 1] * 100
+    want = [Mlp().build((4,), 2, seed=seed).head.weight for seed in (0, 1)]
+    with ThreadPoolExecutor(8) as pool:
+        built = list(pool.map(lambda seed: Mlp().build((4,), 2, seed=seed).head.weight, seeds))
+    assert all(torch.equal(weight, want[seed]) for seed, weight in zip(seeds, built, strict=True))
 
 
 def test_random_state_is_restored_after_a_failure(monkeypatch):

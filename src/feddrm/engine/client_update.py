@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +14,7 @@ from feddrm.engine.precision import Arithmetic
 from feddrm.errors import FeddrmError
 from feddrm.methods import Forward, Method, Phase, Sgd, Slots, Stage, Statistics, Tensors
 from feddrm.methods.method import checked_parts
-from feddrm.models import Net, Outputs
+from feddrm.models import Net, Outputs, of_this_thread
 
 NO_GRADIENTS = (
     "the statistics '{slot}' need a gradient, but measure runs without: compute the loss under torch.enable_grad(), "
@@ -39,21 +37,16 @@ class Update(NamedTuple):
 
 
 def functional(net: Net, arithmetic: Arithmetic | None = None) -> Forward:
-    """The network as a function of its leaves. Its outputs have the leaves' precision, whatever is used inside.
-
-    A call swaps the leaves into a module for a moment, so every thread gets its own copy of the module.
-    """
-    local = threading.local()
+    """The network as a function of its leaves. Its outputs have the leaves' precision, whatever is used inside."""
 
     def forward(leaves: Tensors, x: Tensor) -> Outputs:
-        if not hasattr(local, "net"):
-            local.net = copy.deepcopy(net)
+        own = of_this_thread(net)
         if arithmetic is None or arithmetic.autocast is None:
             # No leaf has two names, so there is nothing to tie.
-            out: Outputs = functional_call(local.net, leaves, (x,), tie_weights=False)
+            out: Outputs = functional_call(own, leaves, (x,), tie_weights=False)
             return out
         with arithmetic.casting():
-            out = functional_call(local.net, arithmetic.leaves(leaves), (x,), tie_weights=False)
+            out = functional_call(own, arithmetic.leaves(leaves), (x,), tie_weights=False)
         return out._replace(features=out.features.to(out.logits))
 
     return forward

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -13,6 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from feddrm.errors import FeddrmError
 from feddrm.models.net import Net
 from feddrm.registry import Named
+
+_BUILDING = threading.RLock()  # networks are built from torch's one global random state
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Model(Named, ABC):
         self.check(shape, classes, clients)
         if not 0 <= seed < 2**32:
             raise FeddrmError(f"seed {seed} is out of range: give one from 0 to {2**32 - 1}")
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        with _BUILDING, torch.random.fork_rng(devices=[]), torch.device("cpu"):
             # torch.manual_seed would also reset the GPUs' generators, which are not forked.
             torch.default_generator.manual_seed(seed)
             net = self.network(shape, classes, clients)

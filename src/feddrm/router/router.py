@@ -111,7 +111,7 @@ class Router:
 
     ``net`` and ``leaves`` compute the features of raw samples. ``own_scales`` says that every client scaled its
     training samples by its own constants. Raw pixels cannot be scaled before they are routed then, so the router
-    takes network inputs and features only.
+    takes network inputs and features only. Several threads may use one router.
     """
 
     names: tuple[str, ...]

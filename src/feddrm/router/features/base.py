@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from feddrm.errors import FeddrmError
-from feddrm.models import Net, is_client_branch, is_project, is_trunk
+from feddrm.models import Net, is_client_branch, is_project, is_trunk, of_this_thread
 from feddrm.registry import Named
 from feddrm.router.features.colour import colour_statistics
 from feddrm.router.features.tensor_cache import cached_tensor
@@ -228,7 +228,7 @@ def extract(
     if recipe.name == Raw.name:
         return {Raw.name: x.flatten(1).float()}  # no pass, and no copy of rows
     batches: dict[str, list[Tensor]] = {feature.name: [] for feature in recipe.features}
-    extractor = _Extractor(recipe, net)
+    extractor = _Extractor(recipe, None if net is None else of_this_thread(net))
     wanted = {f"net.{leaf}": value for leaf, value in leaves.items() if recipe.wants(leaf)}
     with torch.no_grad():
         for part in torch.split(x, batch_size or (GPU_BATCH if x.is_cuda else CPU_BATCH)):
