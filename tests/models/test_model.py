@@ -65,6 +65,15 @@ def test_networks_that_are_built_in_threads_have_the_weights_of_their_seed():
     assert all(torch.equal(weight, want[seed]) for seed, weight in zip(seeds, built, strict=True))
 
 
+def test_a_network_is_tried_without_onednn(monkeypatch):
+    """The clients of 'serve --demo' are forked after the router's network was built: they hung on ARM."""
+    onednn, seen = torch.backends.mkldnn, []
+    monkeypatch.setattr(Net, "embed", lambda net, x: seen.append(onednn.enabled) or (x[:, :64], {"embedding": x}))
+    before = onednn.enabled
+    Mlp().build((64,), 2)
+    assert (seen, onednn.enabled) == ([False], before)
+
+
 def test_random_state_is_restored_after_a_failure(monkeypatch):
     def fail(*_):
         torch.rand(3)

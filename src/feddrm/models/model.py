@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from feddrm.errors import FeddrmError
 from feddrm.models.net import Net
 from feddrm.registry import Named
+from feddrm.threads import without_onednn_if_small
 
 _BUILDING = threading.RLock()  # networks are built from torch's one global random state
 
@@ -120,7 +121,8 @@ def _training_problem(net: nn.Module, frozen: bool, shape: tuple[int, ...]) -> s
         return f"'{fixed[0]}' has requires_grad=False, which has no effect: the method's Phase(train=...) fixes leaves"
     before = torch.get_rng_state()
     try:
-        with torch.no_grad():
+        # On ARM, oneDNN starts threads whatever torch is told, and a process that is forked afterwards hangs.
+        with torch.no_grad(), without_onednn_if_small(0):
             out = net(torch.zeros(2, *shape))
     except Exception as error:
         return f"it cannot read samples of shape {tuple(shape)} ({' '.join(str(error).split())}): correct its layers"
