@@ -162,6 +162,9 @@ def test_a_run_with_plugins_is_served(place: Path, capsys: pytest.CaptureFixture
         assert f"config.yaml needs the plugin {paths[0]}" in refused.log.read_text()
         oslo = launch("serve-client", place / "run/clients/oslo", "--port", 0, *options(paths))
         assert httpx.get(f"{oslo.wait_ready()}/v2/models/oslo").status_code == 200
+        lacking = launch("serve", place / "run", "--demo", "--port", 0, *options(paths[1:]))
+        assert lacking.wait() == 1  # not a gateway whose clients have all ended
+        assert lacking.log.read_text().count("needs the plugin") == 1
         gateway = launch("serve", place / "run", "--demo", "--port", 0, *options(paths))
         url = gateway.wait_ready()
         while not all(client["healthy"] for client in httpx.get(f"{url}/v1/clients").json()["clients"]):
