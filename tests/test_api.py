@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import doctest
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +14,20 @@ import feddrm
 import plugin_files
 
 ASKS_A_GATEWAY = {"GatewayClient"}  # its example runs in tests/serve/test_gateway_client.py
-EXPLAINED = [name for name in feddrm.__all__ if name != "__version__" and name not in ASKS_A_GATEWAY]
+UNEXPLAINED = {"__version__", "drm", "router"}  # a text, and packages
+EXPLAINED = [name for name in feddrm.__all__ if name not in UNEXPLAINED | ASKS_A_GATEWAY]
 
 
 def test_every_public_name_completes_and_resolves() -> None:
     assert dir(feddrm) == sorted(feddrm.__all__)
     for name in feddrm.__all__:
         assert getattr(feddrm, name) is not None
+
+
+@pytest.mark.slow
+def test_the_packages_of_the_reference_need_no_import_of_their_own() -> None:
+    code = "import feddrm; print(feddrm.drm.analyse.__name__, feddrm.router.leave.__name__)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "analyse leave\n"
 
 
 def test_objects_describe_themselves(tmp_path: Path) -> None:
