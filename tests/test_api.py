@@ -66,3 +66,9 @@ def test_the_example_in_the_docstring_of_every_public_name_runs(
         results = doctest.DocTestRunner().run(example)
     assert results.attempted >= 1
     assert not results.failed, capsys.readouterr().out
+
+
+def test_a_federation_of_many_clients_names_the_first() -> None:
+    x, y = np.zeros((4, 2)), [0, 1, 0, 1]
+    many = feddrm.Federation.from_arrays({f"c{i}": (x, y) for i in range(1000)})
+    assert repr(many).endswith(", c29 2+2, ...; 1,000 in all)")

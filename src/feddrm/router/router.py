@@ -15,7 +15,7 @@ from torch import Tensor
 from feddrm.data.query_views import QueryViews
 from feddrm.errors import FeddrmError, FieldProblem, SettingError
 from feddrm.models import Net
-from feddrm.registry import check_choice, require_client
+from feddrm.registry import check_choice, require_client, shortened
 from feddrm.router.features.base import Recipe, extract
 from feddrm.router.policy import Calibration, leaders, log_pooled_density
 from feddrm.router.row_checks import RowChecks
@@ -146,7 +146,7 @@ class Router:
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.shape))
-        return f"Router({self.recipe.name}, samples of {shape}, {self.clients} clients: {', '.join(self.names)})"
+        return f"Router({self.recipe.name}, samples of {shape}, {self.clients} clients: {shortened(self.names)})"
 
     @property
     def clients(self) -> int:
