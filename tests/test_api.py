@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import doctest
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +14,20 @@ import feddrm
 import plugin_files
 
 ASKS_A_GATEWAY = {"GatewayClient"}  # its example runs in tests/serve/test_gateway_client.py
-EXPLAINED = [name for name in feddrm.__all__ if name != "__version__" and name not in ASKS_A_GATEWAY]
+UNEXPLAINED = {"__version__", "drm", "router"}  # a text, and packages
+EXPLAINED = [name for name in feddrm.__all__ if name not in UNEXPLAINED | ASKS_A_GATEWAY]
 
 
 def test_every_public_name_completes_and_resolves() -> None:
     assert dir(feddrm) == sorted(feddrm.__all__)
     for name in feddrm.__all__:
         assert getattr(feddrm, name) is not None
+
+
+@pytest.mark.slow
+def test_the_packages_of_the_reference_need_no_import_of_their_own() -> None:
+    code = "import feddrm; print(feddrm.drm.analyse.__name__, feddrm.router.leave.__name__)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "analyse leave\n"
 
 
 def test_objects_describe_themselves(tmp_path: Path) -> None:
@@ -36,6 +45,8 @@ def test_objects_describe_themselves(tmp_path: Path) -> None:
     assert repr(run) == f"{begin}2 rounds, no router, {average})"
     router = run.fit_router(federation, heads=False, features="raw")
     assert repr(router) == f"Router(raw, samples of 1x8x8, 3 clients: {', '.join(federation.names)})"
+    assert repr(router.route(client.test.x[:5], available=[])) == "Decision(5 samples, 3 clients, 5 abstain)"
+    assert repr(feddrm.GatewayClient("http://127.0.0.1:8080", key="k")) == "GatewayClient('http://127.0.0.1:8080')"
     assert "exact_density" in run.summary["system_accuracy"]  # the run need not be opened again
     assert repr(run) == f"{begin}2 rounds, router, {average})"
     (out / "summary.json").unlink()
@@ -55,3 +66,9 @@ def test_the_example_in_the_docstring_of_every_public_name_runs(
         results = doctest.DocTestRunner().run(example)
     assert results.attempted >= 1
     assert not results.failed, capsys.readouterr().out
+
+
+def test_a_federation_of_many_clients_names_the_first() -> None:
+    x, y = np.zeros((4, 2)), [0, 1, 0, 1]
+    many = feddrm.Federation.from_arrays({f"c{i}": (x, y) for i in range(1000)})
+    assert repr(many).endswith(", c29 2+2, ...; 1,000 in all)")

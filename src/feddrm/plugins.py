@@ -107,6 +107,15 @@ def used_plugins(*classes: type | None) -> list[dict[str, str]]:
     return used + [{"package": name, "version": version} for name, version in packages.items()]
 
 
+def plugin_failure(error: BaseException) -> str | None:
+    """One line for an error that came through a plugin's code, at its innermost line; None for any other error."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        module = str(frame.f_globals.get("__name__"))
+        if any(module == loaded or module.startswith(f"{loaded}.") for loaded in (*_files, *_packages)):
+            return f"the plugin {frame.f_code.co_filename} failed in line {line} ({_reason(error)}): correct it"
+    return None
+
+
 def without_folders(recorded: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
     """The record for files that travel: the name of a plugin's file, not where it lies on this machine."""
     return [{key: Path(value).name if key == "path" else value for key, value in plugin.items()} for plugin in recorded]

@@ -14,7 +14,7 @@ from feddrm.errors import FeddrmError, SettingError
 from feddrm.plugins import load_configured
 from feddrm.typed_settings import typed
 
-LISTED = 30  # names that an error lists
+LISTED = 30  # names that an error or an object's description lists
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -26,8 +26,13 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def listing(known: Collection[str]) -> str:
     """``"(there are: a, b)"`` for an error about an unknown name; of many names the first."""
-    more = f", ...; {len(known):,} in all" if len(known) > LISTED else ""
-    return f"(there are: {', '.join(itertools.islice(known, LISTED))}{more})"
+    return f"(there are: {shortened(known)})"
+
+
+def shortened(words: Collection[str]) -> str:
+    """``"a, b"``; of many words the first, and how many there are."""
+    more = f", ...; {len(words):,} in all" if len(words) > LISTED else ""
+    return f"{', '.join(itertools.islice(words, LISTED))}{more}"
 
 
 def require_client(name: str, names: Collection[str]) -> None:

@@ -74,6 +74,14 @@ def test_a_bad_plugin_is_one_line(place: Path, capsys: pytest.CaptureFixture[str
     assert_one_line(call(capsys, "methods", "--plugin", "bad.py"), 1, says)
 
 
+def test_a_method_that_fails_in_a_round_is_one_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = write_examples(place)
+    paths[0].write_text(paths[0].read_text().replace("upload[leaf]", "upload['haed.bias']"))
+    line = next(n for n, text in enumerate(paths[0].read_text().splitlines(), 1) if "haed" in text)
+    says = f"the plugin {paths[0]} failed in line {line} (KeyError: 'haed.bias'): correct it"
+    assert_one_line(call(capsys, *TRAIN, *options(paths)), 1, says)
+
+
 def test_a_completing_shell_executes_nothing(place: Path) -> None:
     (place / "trap.py").write_text("1 / 0")
     command = get_command(app).commands["methods"]  # type: ignore[attr-defined]
@@ -154,6 +162,9 @@ def test_a_run_with_plugins_is_served(place: Path, capsys: pytest.CaptureFixture
         assert f"config.yaml needs the plugin {paths[0]}" in refused.log.read_text()
         oslo = launch("serve-client", place / "run/clients/oslo", "--port", 0, *options(paths))
         assert httpx.get(f"{oslo.wait_ready()}/v2/models/oslo").status_code == 200
+        lacking = launch("serve", place / "run", "--demo", "--port", 0, *options(paths[1:]))
+        assert lacking.wait() == 1  # not a gateway whose clients have all ended
+        assert lacking.log.read_text().count("needs the plugin") == 1
         gateway = launch("serve", place / "run", "--demo", "--port", 0, *options(paths))
         url = gateway.wait_ready()
         while not all(client["healthy"] for client in httpx.get(f"{url}/v1/clients").json()["clients"]):

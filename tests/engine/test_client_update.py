@@ -153,11 +153,21 @@ def test_another_error_of_statistics_is_not_explained_away():
         (Phase(1, lambda *_: 1.0), ("not one number with a gradient", "masked_mean")),
         (Phase(1, lambda *_: torch.tensor(1.0)), ("not one number with a gradient",)),
         (Phase(1, lambda net, slots, batch: net(slots["model"], batch.x).logits[:, 0]), ("not one number",)),
+        (Statistics(1, lambda *_: 1.0, "s"), ("statistics 's' are of type float", "a dict of tensors")),
         (Phase(1, classify, slot="modle"), ("the slot 'modle', which is none of model, shared",)),
         (Phase(1, classify, train=lambda leaf: leaf == "classifier"), ("no leaf of 'model'", "trunk, project, head")),
     ],
 )
-def test_a_phase_that_cannot_train_is_refused_in_one_line(phase: Phase, parts: tuple[str, ...], monkeypatch):
+def test_a_phase_that_cannot_train_is_refused_in_one_line(
+    phase: Phase | Statistics, parts: tuple[str, ...], monkeypatch
+):
     monkeypatch.setattr(FedAvg, "phases", lambda *_: (phase,))
     with refused(*parts):
+        logged_loss(FedAvg(), [batches(1, 0)], 1)
+
+
+@pytest.mark.parametrize("finished", [None, LEAVES, (LEAVES, LEAVES), ({"samples": 3}, {})])
+def test_an_end_of_a_round_without_upload_and_private_slots_is_refused_in_one_line(finished: object, monkeypatch):
+    monkeypatch.setattr(FedAvg, "finish", lambda *_: finished)
+    with refused("fedavg: finish() must return two dicts"):
         logged_loss(FedAvg(), [batches(1, 0)], 1)

@@ -203,3 +203,9 @@ def test_a_stage_says_which_round_of_how_many_it_is() -> None:
     ]
     assert repr(stages[1]) == "Stage(steps=2, tuning=False, round=2, rounds=3)"
     assert (stages[0] == stages[1], len(set(stages))) == (True, 2)  # one CUDA graph for both
+
+
+def test_a_start_without_private_slots_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FedAvg, "start", lambda _, leaves: leaves)
+    with refused("fedavg: start() must return two dicts"):
+        first_state(FedAvg(), {"head.bias": torch.zeros(2)}, 1)

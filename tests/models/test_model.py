@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -54,6 +55,23 @@ def test_weights_do_not_depend_on_global_state():
         got = Mlp().build((4,), 2, seed=5).state_dict()
     for leaf, value in want.items():
         assert torch.equal(value, got[leaf])
+
+
+def test_networks_that_are_built_in_threads_have_the_weights_of_their_seed():
+    seeds = [0, 1] * 100
+    want = [Mlp().build((4,), 2, seed=seed).head.weight for seed in (0, 1)]
+    with ThreadPoolExecutor(8) as pool:
+        built = list(pool.map(lambda seed: Mlp().build((4,), 2, seed=seed).head.weight, seeds))
+    assert all(torch.equal(weight, want[seed]) for seed, weight in zip(seeds, built, strict=True))
+
+
+def test_a_network_is_tried_without_onednn(monkeypatch):
+    """The clients of 'serve --demo' are forked after the router's network was built: they hung on ARM."""
+    onednn, seen = torch.backends.mkldnn, []
+    monkeypatch.setattr(Net, "embed", lambda net, x: seen.append(onednn.enabled) or (x[:, :64], {"embedding": x}))
+    before = onednn.enabled
+    Mlp().build((64,), 2)
+    assert (seen, onednn.enabled) == ([False], before)
 
 
 def test_random_state_is_restored_after_a_failure(monkeypatch):
@@ -174,6 +192,11 @@ LINEAR = "is no Linear layer with a bias: put other layers into the projection b
             lambda m: Net(flat(nn.Linear(7, 4)), *heads(m)),
             "it cannot read samples of shape (4,) (mat1 and mat2 shapes cannot be multiplied (2x4 and 7x4)): correct "
             "its layers",
+        ),
+        (
+            lambda m: Net(flat(nn.Unflatten(1, (1, 4))), *heads(m)),
+            "its class logits of 2 samples have the shape (2, 1, 2): let its trunk or projection give one row per "
+            "sample, such as the mean over positions",
         ),
         (
             lambda m: Net(flat(nn.Dropout(0.5)), *heads(m)),

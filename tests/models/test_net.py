@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
 
-from feddrm.models import Dense, Net, is_client_branch, is_head, is_project, is_trunk, part
+from feddrm.models import Dense, Mlp, Net, is_client_branch, is_head, is_project, is_trunk, of_this_thread, part
 
 
 @pytest.mark.parametrize(
@@ -68,3 +71,17 @@ def test_a_network_of_ones_own():
         "client_project": 6 * 4 + 12,
         "client_head": 35,
     }
+
+
+def test_a_thread_has_layers_of_its_own_and_shares_the_leaves() -> None:
+    net = Mlp(hidden=(4,), branch=3).build((5,), 2, 3)
+    own = of_this_thread(net)
+    assert own is not net
+    assert own is of_this_thread(net)
+    assert all(a is b for a, b in zip(own.parameters(), net.parameters(), strict=True))
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(of_this_thread, net).result() not in (net, own)
+    copied = weakref.ref(own)
+    del own, net
+    gc.collect()
+    assert copied() is None  # a thread keeps no network that nobody else has

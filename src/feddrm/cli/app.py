@@ -13,6 +13,7 @@ from feddrm._version import __version__
 from feddrm.cli.data_options import PluginCommand
 from feddrm.cli.lazy_group import LazyGroup
 from feddrm.errors import INTERRUPTED, FeddrmError
+from feddrm.plugins import plugin_failure
 
 _errors: Any = sys.modules[typer.BadParameter.__module__]  # click's, or those of the copy that typer 0.27 has
 _NO_ARGUMENTS: Any = getattr(_errors, "NoArgsIsHelpError", ())  # before 8.2, click prints the help itself
@@ -105,11 +106,18 @@ def main() -> None:
     except BrokenPipeError:  # the reader (head, less) has closed the pipe
         sys.stderr.close()
         code = 0
-    except OSError as error:
-        if error.filename is not None:  # not standard output: a bug, the command should have raised a FeddrmError
-            raise
-        code = _print_system_error(error)
+    except Exception as error:
+        code = _print_other_error(error)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _print_other_error(error: Exception) -> int:
+    """Print the failure of a plugin or of the output. Any other error is a bug: a command raises FeddrmErrors."""
+    if (failure := plugin_failure(error)) is not None:
+        return _print_error(failure, 1)
+    if isinstance(error, OSError) and error.filename is None:
+        return _print_system_error(error)
+    raise error
 
 
 def _print_system_error(error: OSError) -> int:

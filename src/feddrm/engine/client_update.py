@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +13,8 @@ from feddrm.data import Batch
 from feddrm.engine.precision import Arithmetic
 from feddrm.errors import FeddrmError
 from feddrm.methods import Forward, Method, Phase, Sgd, Slots, Stage, Statistics, Tensors
-from feddrm.models import Net, Outputs
+from feddrm.methods.method import checked_parts
+from feddrm.models import Net, Outputs, of_this_thread
 
 NO_GRADIENTS = (
     "the statistics '{slot}' need a gradient, but measure runs without: compute the loss under torch.enable_grad(), "
@@ -25,6 +24,7 @@ NO_LOSS = (
     "the loss of a phase is not one number with a gradient: compute a tensor from the trained leaves, and take its "
     "mean over the samples (methods.losses.masked_mean)"
 )
+NO_DICT = "the statistics '{slot}' are of type {type}: measure() must return a dict of tensors, which are added up"
 NORM_FLOOR = 1e-12  # keeps quotients finite where the gradient vanishes
 
 
@@ -37,21 +37,16 @@ class Update(NamedTuple):
 
 
 def functional(net: Net, arithmetic: Arithmetic | None = None) -> Forward:
-    """The network as a function of its leaves. Its outputs have the leaves' precision, whatever is used inside.
-
-    A call swaps the leaves into a module for a moment, so every thread gets its own copy of the module.
-    """
-    local = threading.local()
+    """The network as a function of its leaves. Its outputs have the leaves' precision, whatever is used inside."""
 
     def forward(leaves: Tensors, x: Tensor) -> Outputs:
-        if not hasattr(local, "net"):
-            local.net = copy.deepcopy(net)
+        own = of_this_thread(net)
         if arithmetic is None or arithmetic.autocast is None:
             # No leaf has two names, so there is nothing to tie.
-            out: Outputs = functional_call(local.net, leaves, (x,), tie_weights=False)
+            out: Outputs = functional_call(own, leaves, (x,), tie_weights=False)
             return out
         with arithmetic.casting():
-            out = functional_call(local.net, arithmetic.leaves(leaves), (x,), tie_weights=False)
+            out = functional_call(own, arithmetic.leaves(leaves), (x,), tie_weights=False)
         return out._replace(features=out.features.to(out.logits))
 
     return forward
@@ -80,7 +75,7 @@ def client_update(
             slots, losses = _train(phase, net, slots, stream, sgd)
             if phase.logged and losses:
                 logged.append(losses)
-    upload, kept = method.finish(slots, stage)
+    upload, kept = checked_parts(method, "finish", method.finish(slots, stage))
     return Update(upload, kept, _mean_of_means(logged, like=sgd.lr))
 
 
@@ -176,11 +171,13 @@ def _measure(statistics: Statistics, net: Forward, slots: Slots, batches: Iterab
     with torch.no_grad():
         for batch in batches:
             try:
-                measured = statistics.measure(net, slots, batch)
+                measured: Any = statistics.measure(net, slots, batch)
             except RuntimeError as error:
                 if "require grad" not in str(error):
                     raise
                 raise FeddrmError(NO_GRADIENTS.format(slot=statistics.slot)) from error
+            if not isinstance(measured, dict):
+                raise FeddrmError(NO_DICT.format(slot=statistics.slot, type=type(measured).__name__))
             for name, value in measured.items():
                 sums[name] = sums[name] + value if name in sums else value
     return {**slots, statistics.slot: sums}

@@ -14,6 +14,7 @@ from feddrm.data import generator_for
 from feddrm.engine.private_shards import PrivateShards
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import Method, Sgd, Slots, Stage, Tensors
+from feddrm.methods.method import checked_parts
 
 # Second keys of these draws. The draws of batches have a client's number there, which is never as large.
 ASKED, FAILED = 1_000_001, 1_000_002
@@ -118,7 +119,7 @@ class RoundResult(NamedTuple):
 
 def first_state(method: Method, leaves: Tensors, clients: int) -> State:
     """The state before round 1: every client starts from the same model."""
-    shared, private = method.start(leaves)
+    shared, private = checked_parts(method, "start", method.start(leaves))
     return State(0, shared, (private,) * clients)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -14,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from feddrm.engine.precision import Arithmetic
-from feddrm.models import Net, is_client_branch, is_project, is_trunk, part
+from feddrm.models import Net, is_client_branch, is_project, is_trunk, of_this_thread, part
 from feddrm.threads import thread_map
 
 Leaves = Mapping[str, Tensor]
@@ -75,7 +73,6 @@ class PassRunner:
 
     def __init__(self, net: Net, arithmetic: Arithmetic | None, batch_size: int) -> None:
         self.net, self.arithmetic, self.batch_size = net, arithmetic, batch_size
-        self.local = threading.local()  # a pass swaps leaves into its module, so every thread has its own module
 
     def run(self, passes: Sequence[Pass], x: Tensor, workers: int = 1) -> Logits:
         """Class logits [model, sample, class] of all rows, and client logits; None where no pass has any."""
@@ -85,7 +82,7 @@ class PassRunner:
 
         def run_batch(start: int) -> Logits:
             batch = x[start : start + self.batch_size].to(like.device, like.dtype)
-            return in_order(cast, [self._run(one, batch, alone=workers == 1) for one in cast])
+            return in_order(cast, [self._run(one, batch) for one in cast])
 
         with torch.no_grad(), thread_map(workers) as spread:
             parts = list(spread(run_batch, range(0, len(x), self.batch_size)))
@@ -96,13 +93,11 @@ class PassRunner:
         """Cast the leaves once for all batches; autocast would do it again for each."""
         return one if self.arithmetic is None else replace(one, leaves=self.arithmetic.leaves(one.leaves))
 
-    def _run(self, one: Pass, x: Tensor, *, alone: bool) -> Logits:
-        if not hasattr(self.local, "trunk"):
-            self.local.trunk = _Trunk(self.net if alone else copy.deepcopy(self.net))
+    def _run(self, one: Pass, x: Tensor) -> Logits:
         leaves = {f"net.{leaf}": value for leaf, value in one.leaves.items()}
         wanted = {"classes": bool(one.rows), "client": one.client}
         with nullcontext() if self.arithmetic is None else self.arithmetic.casting():
-            u, client = functional_call(self.local.trunk, leaves, (x,), wanted)
+            u, client = functional_call(_Trunk(of_this_thread(self.net)), leaves, (x,), wanted)
         return None if u is None else _all_heads(u, one.heads), client
 
 

@@ -220,6 +220,22 @@ class TunedMethod(Method, ABC):
         return round(rounds / 8) if self.tuning is None else self.tuning
 
 
+def checked_parts(method: Method, where: str, returned: Any) -> tuple[Tensors, Slots]:
+    """What a method's ``start`` or ``finish`` returned; an error unless it is leaves and private slots."""
+    match returned:
+        case (Mapping() as leaves, Mapping() as private) if all(map(_are_tensors, (leaves, *private.values()))):
+            parts: tuple[Tensors, Slots] = returned
+            return parts
+    raise FeddrmError(
+        f"{method.name}: {where}() must return two dicts: the leaves that travel, and the private slots, "
+        "each slot a dict of tensors"
+    )
+
+
+def _are_tensors(values: Any) -> bool:
+    return isinstance(values, Mapping) and all(isinstance(value, Tensor) for value in values.values())
+
+
 def weighted_mean(uploads: Sequence[Tensors], weights: Tensor) -> Tensors:
     """The weighted mean of every leaf; empty if nothing was uploaded."""
     if not uploads:

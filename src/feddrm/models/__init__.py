@@ -8,7 +8,18 @@ from feddrm.models.frozen import Identity
 from feddrm.models.lenet import LeNet
 from feddrm.models.mlp import Mlp
 from feddrm.models.model import Model
-from feddrm.models.net import Dense, Net, Outputs, is_client_branch, is_head, is_output, is_project, is_trunk, part
+from feddrm.models.net import (
+    Dense,
+    Net,
+    Outputs,
+    is_client_branch,
+    is_head,
+    is_output,
+    is_project,
+    is_trunk,
+    of_this_thread,
+    part,
+)
 from feddrm.models.onnx_file import Onnx
 from feddrm.models.resnet import ResNet18, ResNet18Retina
 
@@ -28,5 +39,6 @@ __all__ = [
     "is_output",
     "is_project",
     "is_trunk",
+    "of_this_thread",
     "part",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -13,6 +14,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from feddrm.errors import FeddrmError
 from feddrm.models.net import Net
 from feddrm.registry import Named
+from feddrm.threads import without_onednn_if_small
+
+_BUILDING = threading.RLock()  # networks are built from torch's one global random state
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Model(Named, ABC):
         self.check(shape, classes, clients)
         if not 0 <= seed < 2**32:
             raise FeddrmError(f"seed {seed} is out of range: give one from 0 to {2**32 - 1}")
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        with _BUILDING, torch.random.fork_rng(devices=[]), torch.device("cpu"):
             # torch.manual_seed would also reset the GPUs' generators, which are not forked.
             torch.default_generator.manual_seed(seed)
             net = self.network(shape, classes, clients)
@@ -117,12 +121,19 @@ def _training_problem(net: nn.Module, frozen: bool, shape: tuple[int, ...]) -> s
         return f"'{fixed[0]}' has requires_grad=False, which has no effect: the method's Phase(train=...) fixes leaves"
     before = torch.get_rng_state()
     try:
-        with torch.no_grad():
-            net(torch.zeros(2, *shape))
+        # On ARM, oneDNN starts threads whatever torch is told, and a process that is forked afterwards hangs.
+        with torch.no_grad(), without_onednn_if_small(0):
+            out = net(torch.zeros(2, *shape))
     except Exception as error:
         return f"it cannot read samples of shape {tuple(shape)} ({' '.join(str(error).split())}): correct its layers"
     if not torch.equal(torch.get_rng_state(), before):
         return "it draws random numbers in forward, so no run could be repeated or resumed: leave Dropout out"
+    for noun, logits in (("class", out.logits), ("client", out.client_logits)):
+        if logits is not None and logits.ndim != 2:
+            return (
+                f"its {noun} logits of 2 samples have the shape {tuple(logits.shape)}: let its trunk or projection "
+                "give one row per sample, such as the mean over positions"
+            )
     return None
 
 

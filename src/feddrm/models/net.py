@@ -6,8 +6,11 @@ travel and which stay private.
 
 from __future__ import annotations
 
+import copy
+import threading
 from collections.abc import Mapping
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -106,6 +109,21 @@ def _logits(head: nn.Linear, u: Tensor) -> Tensor:
             return F.linear(u.to(head.weight.dtype), head.weight, head.bias)
     out: Tensor = head(u)
     return out
+
+
+_copies = threading.local()
+
+
+def of_this_thread(net: Net) -> Net:
+    """The calling thread's copy of the network. It has layers of its own; the leaves are those of ``net``.
+
+    ``functional_call`` swaps leaves into a module for a moment. Two threads that do so in one module compute with each
+    other's leaves.
+    """
+    own: WeakKeyDictionary[Net, Net] = vars(_copies).setdefault("by_net", WeakKeyDictionary())
+    if net not in own:
+        own[net] = copy.deepcopy(net, {id(leaf): leaf for leaf in net.parameters()})
+    return own[net]
 
 
 def is_trunk(leaf: str) -> bool:

@@ -23,7 +23,7 @@ from feddrm.io.staging import Snapshot, read_whole
 from feddrm.io.tensors import read_tensors, split_slots
 from feddrm.io.text import broken, read_json, read_yaml
 from feddrm.methods import Method, Slots
-from feddrm.models import Model, Net, is_trunk, part
+from feddrm.models import Model, Net, is_trunk, of_this_thread, part
 from feddrm.plugins import require_plugins
 from feddrm.predictor.query_groups import compute_in_groups
 from feddrm.registry import listing, nearest
@@ -177,12 +177,12 @@ class TrainedHead:
 
     def samples(self, x: Tensor) -> Tensor:
         with torch.no_grad():
-            logits: Tensor = functional_call(self.net, dict(self.leaves), (x,)).logits
+            logits: Tensor = functional_call(of_this_thread(self.net), dict(self.leaves), (x,)).logits
         return logits
 
     def features(self, x: Tensor) -> Tensor:
         with torch.no_grad():
-            net = self.net
+            net = of_this_thread(self.net)
             hidden = functional_call(net.project, part(self.leaves, "project"), (x,))
             logits: Tensor = functional_call(net.head, part(self.leaves, "head"), (hidden,))
         return logits

@@ -15,7 +15,7 @@ from torch import Tensor
 from feddrm.data.query_views import QueryViews
 from feddrm.errors import FeddrmError, FieldProblem, SettingError
 from feddrm.models import Net
-from feddrm.registry import check_choice, require_client
+from feddrm.registry import check_choice, require_client, shortened
 from feddrm.router.features.base import Recipe, extract
 from feddrm.router.policy import Calibration, leaders, log_pooled_density
 from feddrm.router.row_checks import RowChecks
@@ -66,6 +66,9 @@ class Decision:
     def __len__(self) -> int:
         return len(self.client)
 
+    def __repr__(self) -> str:  # short: a notebook would print every tensor
+        return f"Decision({len(self)} samples, {len(self.away)} clients, {int(self.abstain.sum())} abstain)"
+
     @property
     def log_density_ratio(self) -> Tensor:
         """log dP_i / dP [N, m] of each client against the pooled data."""
@@ -108,7 +111,7 @@ class Router:
 
     ``net`` and ``leaves`` compute the features of raw samples. ``own_scales`` says that every client scaled its
     training samples by its own constants. Raw pixels cannot be scaled before they are routed then, so the router
-    takes network inputs and features only.
+    takes network inputs and features only. Several threads may use one router.
     """
 
     names: tuple[str, ...]
@@ -143,7 +146,7 @@ class Router:
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.shape))
-        return f"Router({self.recipe.name}, samples of {shape}, {self.clients} clients: {', '.join(self.names)})"
+        return f"Router({self.recipe.name}, samples of {shape}, {self.clients} clients: {shortened(self.names)})"
 
     @property
     def clients(self) -> int:

@@ -71,6 +71,9 @@ class GatewayClient:
         self._http = HttpSession(url, headers, timeout, tls)
         self.url = url
 
+    def __repr__(self) -> str:
+        return f"GatewayClient({self.url!r})"
+
     def __enter__(self) -> Self:
         return self
 

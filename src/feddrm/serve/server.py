@@ -173,6 +173,7 @@ def demo_clients(run: Path, **shared: Any) -> Iterator[Path]:
             f"{run} has no clients to start: train it with 'feddrm train'; start the clients of a deployed federation "
             "on their sites with 'feddrm serve-client', and name them here by --clients"
         )
+    Predictor.load(folders[0])  # here first: a plugin that all of them lack is one line, and nothing is started
     # The predictors take the limits from the environment; address, keys and TLS there are the gateway's.
     own: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "rate": 0, "open": False, "log_level": "warning"}
     own |= dict.fromkeys(("keys", "tls_cert", "tls_key", "oidc_issuer", "oidc_audience", "oidc_jwks"))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -33,6 +37,48 @@ def test_multiscale_is_mean_and_deviation_per_channel() -> None:
     assert torch.allclose(found[:, 3:6], x.std((2, 3), correction=0), atol=1e-6)
     assert torch.allclose(found[:, 6:38], stages["stage1"].mean((2, 3)), atol=1e-6)
     assert torch.allclose(found[:, -256:], stages["embedding"], atol=1e-6)
+
+
+class Tokens(torch.nn.Module):
+    """One token of three channels per column of a table, as a transformer reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.randn(6, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[..., None] * self.scale
+
+
+def test_the_channels_of_a_transformers_stage_are_its_last_dimension() -> None:
+    stages = OrderedDict(tokens=Tokens(), embedding=torch.nn.Flatten())
+    net = Net(torch.nn.Sequential(stages), (torch.nn.Identity(), torch.nn.Linear(18, 2)))
+    x = torch.randn(4, 6)
+    found = extract(Recipe.parse("multiscale"), net, leaves(net), x)["multiscale"]
+    tokens = net(x).stages["tokens"].detach()
+    assert torch.allclose(found, torch.cat([x, tokens.mean(1), tokens.std(1, correction=0)], 1), atol=1e-6)
+
+
+BOTH_INSIDE = threading.Barrier(2)
+
+
+class Meeting(torch.nn.Identity):
+    """A layer in which two threads wait for each other, so that both are inside the network at once."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        BOTH_INSIDE.wait(60)
+        return x
+
+
+def test_two_threads_compute_with_their_own_leaves() -> None:
+    stages = OrderedDict(meeting=Meeting(), embedding=torch.nn.Linear(6, 3))
+    net = Net(torch.nn.Sequential(stages), (torch.nn.Identity(), torch.nn.Linear(3, 2)))
+    x, recipe = torch.randn(4, 6), Recipe.parse("embedding")
+    both = [{leaf: torch.full_like(value, number) for leaf, value in leaves(net).items()} for number in (1, 2)]
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda own: extract(recipe, net, own, x)["embedding"], both))
+    for own, rows in zip(both, found, strict=True):
+        assert torch.allclose(rows, x @ own["trunk.embedding.weight"].T + own["trunk.embedding.bias"])
 
 
 def test_tables_have_their_columns_and_hidden_layers() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from feddrm.errors import FeddrmError
-from feddrm.models import Net, is_client_branch, is_project, is_trunk
+from feddrm.models import Net, is_client_branch, is_project, is_trunk, of_this_thread
 from feddrm.registry import Named
 from feddrm.router.features.colour import colour_statistics
 from feddrm.router.features.tensor_cache import cached_tensor
@@ -46,7 +46,10 @@ class Feature(Named, ABC):
 
 @dataclass(frozen=True)
 class Multiscale(Feature):
-    """Mean and deviation per channel of the input, the stem and every stage; flat stages as they are"""
+    """Mean and deviation per channel of the input, the stem and every stage; flat stages as they are
+
+    The channels of a stage of three dimensions are the last, as in transformers: [sample, position, channel].
+    """
 
     name: ClassVar[str] = "multiscale"
 
@@ -54,8 +57,9 @@ class Multiscale(Feature):
         assert net is not None
         columns = []
         for name, stage in stages.items():
-            if stage.ndim == 4:
-                deviation, mean = torch.std_mean(stage.flatten(2).float(), dim=2, correction=0)
+            if stage.ndim > 2:
+                positions = stage.transpose(1, 2) if stage.ndim == 3 else stage.flatten(2)
+                deviation, mean = torch.std_mean(positions.float(), dim=2, correction=0)
                 columns += [mean, deviation]
             elif name == "input" or any(True for _ in net.trunk.get_submodule(name).parameters()):
                 columns.append(stage.float())
@@ -224,7 +228,7 @@ def extract(
     if recipe.name == Raw.name:
         return {Raw.name: x.flatten(1).float()}  # no pass, and no copy of rows
     batches: dict[str, list[Tensor]] = {feature.name: [] for feature in recipe.features}
-    extractor = _Extractor(recipe, net)
+    extractor = _Extractor(recipe, None if net is None else of_this_thread(net))
     wanted = {f"net.{leaf}": value for leaf, value in leaves.items() if recipe.wants(leaf)}
     with torch.no_grad():
         for part in torch.split(x, batch_size or (GPU_BATCH if x.is_cuda else CPU_BATCH)):
