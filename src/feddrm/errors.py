@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 INTERRUPTED = 130  # the exit code by which shells report Ctrl-C
@@ -87,6 +88,7 @@ def quoted(value: object) -> str:
     return " ".join(reprlib.repr(plain).split())
 
 
-def short_list(words: Sequence[str], most: int = 12) -> str:
-    """The first words, separated by commas, for an error message."""
-    return ", ".join(words[:most]) + (", ..." if len(words) > most else "")
+def short_list(words: Collection[str], most: int = 12) -> str:
+    """The words, separated by commas; of many the first, and how many there are."""
+    more = f", ...; {len(words):,} in all" if len(words) > most else ""
+    return f"{', '.join(islice(words, most))}{more}"

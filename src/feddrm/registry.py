@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
-import itertools
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from feddrm.errors import FeddrmError, SettingError
+from feddrm.errors import FeddrmError, SettingError, short_list
 from feddrm.plugins import load_configured
 from feddrm.typed_settings import typed
 
@@ -26,13 +25,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def listing(known: Collection[str]) -> str:
     """``"(there are: a, b)"`` for an error about an unknown name; of many names the first."""
-    return f"(there are: {shortened(known)})"
-
-
-def shortened(words: Collection[str]) -> str:
-    """``"a, b"``; of many words the first, and how many there are."""
-    more = f", ...; {len(words):,} in all" if len(words) > LISTED else ""
-    return f"{', '.join(itertools.islice(words, LISTED))}{more}"
+    return f"(there are: {short_list(known, LISTED)})"
 
 
 def require_client(name: str, names: Collection[str]) -> None:

@@ -25,7 +25,7 @@ from feddrm.data.sources.image_folders import ImageFolderSource
 from feddrm.data.sources.leaf_files import LeafSource
 from feddrm.errors import FeddrmError, short_list
 from feddrm.io.run_files import check_client_names
-from feddrm.registry import shortened
+from feddrm.registry import LISTED
 from feddrm.tables.column_kinds import FAR, NumberColumn, Usual
 from feddrm.tables.table_schema import TableSchema
 from feddrm.tasks import CLASSIFICATION, Task
@@ -81,7 +81,7 @@ class Federation:
         return len(self.clients)
 
     def __repr__(self) -> str:
-        sizes = shortened([f"{client.name} {len(client.train)}+{len(client.test)}" for client in self.clients])
+        sizes = short_list([f"{c.name} {len(c.train)}+{len(c.test)}" for c in self.clients], LISTED)
         shape = "x".join(map(str, self.shape))
         return f"Federation('{self.name}', {len(self.classes)} classes, samples of {shape}, train+test: {sizes})"
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feddrm.data.query_views import QueryViews
-from feddrm.errors import FeddrmError, FieldProblem, SettingError
+from feddrm.errors import FeddrmError, FieldProblem, SettingError, short_list
 from feddrm.models import Net
-from feddrm.registry import check_choice, require_client, shortened
+from feddrm.registry import LISTED, check_choice, require_client
 from feddrm.router.features.base import Recipe, extract
 from feddrm.router.policy import Calibration, leaders, log_pooled_density
 from feddrm.router.row_checks import RowChecks
@@ -146,7 +146,9 @@ class Router:
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.shape))
-        return f"Router({self.recipe.name}, samples of {shape}, {self.clients} clients: {shortened(self.names)})"
+        return (
+            f"Router({self.recipe.name}, samples of {shape}, {self.clients} clients: {short_list(self.names, LISTED)})"
+        )
 
     @property
     def clients(self) -> int:
