@@ -46,6 +46,7 @@ def test_the_best_settings_and_the_front_are_shown_and_can_be_trained(
     [
         (["--try", "lr="], 2, "there is nothing to try"),
         (["--try", "lr"], 2, "write it as lr=0.01,0.1"),
+        (["--try", "lr=0.1,0.2", "--try", "lr=0.3"], 2, "--try lr is given twice: write --try lr=0.1,0.2,0.3"),
         (["--try", "method.mu=1"], 2, "'feddrm' has no setting 'mu'"),
         (["--set", "method.lam=0.5"], 2, "a search tries settings of methods: write --try method.lam=0.5"),
         (["--set", "model.hidden=[4]"], 2, "no settings of 'model' here: write data.hidden or training.hidden"),

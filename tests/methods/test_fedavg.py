@@ -33,6 +33,11 @@ def test_an_eighth_of_the_rounds_tunes_by_default():
     assert FedAvg().tuning_rounds(800) == Local().tuning_rounds(800) == 0
 
 
+def test_a_short_run_has_a_tuning_round_too():
+    assert [FedAvgFT().tuning_rounds(rounds) for rounds in (1, 2, 3, 4, 11, 12)] == [0, 1, 1, 1, 1, 2]
+    assert FedAvgFT(tuning=0).tuning_rounds(4) == 0
+
+
 def test_only_the_method_with_fine_tuning_has_that_setting():
     assert Method.make("fedavgft", tuning=3) == FedAvgFT(tuning=3)
     assert not hasattr(FedAvg(), "tuning")

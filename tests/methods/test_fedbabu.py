@@ -25,3 +25,4 @@ def test_the_body_trains_first_and_the_head_tunes_last():
 def test_a_quarter_of_the_rounds_tunes_by_default():
     assert FedBABU().tuning_rounds(800) == 200
     assert FedBABU(tuning=100).tuning_rounds(800) == 100
+    assert FedBABU().tuning_rounds(2) == 1

@@ -58,7 +58,8 @@ def test_with_two_scores_the_least_beaten_go_on() -> None:
 @pytest.mark.parametrize(("more", "picked"), [(0.9, 0.05), (1.1, 0.1)])
 def test_the_usual_settings_are_kept_within_one_standard_error(more: float, picked: float) -> None:
     found, error = search(), (0.5 * 0.5 / SAMPLES) ** 0.5
-    score(found, 8, 0.2, 0.5 - more * error, 0.5, 0.4)
+    for round in (2, 8):
+        score(found, round, 0.2, 0.5 - more * error, 0.5, 0.4)
     best = found.best()
     assert best is not None
     assert best.candidate.plan["lr"] == picked
@@ -81,6 +82,18 @@ def test_the_highest_rung_counts() -> None:
     score(found, 2, 0.9, 0.1)
     score(found, 8, 0.2, 0.3)
     assert found.best() is found.trials[1]
+
+
+def test_the_best_is_so_far_until_the_last_comparison() -> None:
+    found = search(rates=(0.1, 0.2, 0.3))
+    score(found, 2, 0.5, 0.6)
+    found.trials[2].end = "diverged"
+    assert found.verdict() == "Best so far by average accuracy: lr=0.2."
+    score(found, 8, 0.8)
+    assert found.verdict() == "Best so far by average accuracy: lr=0.1."
+    score(found, 8, 0.8, 0.9)
+    assert found.finished
+    assert found.verdict() == "Best by average accuracy: lr=0.2."
 
 
 def test_the_usual_settings_may_be_a_method_s() -> None:

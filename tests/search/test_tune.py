@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def test_every_trial_is_recorded_and_only_two_reach_the_end(found):
     assert sum(str(last) in trial["scores"] for trial in record.values()) <= 2
     assert record["lr=30"]["end"] in ("diverged", "collapsed by round 3")
     page = (found.path / "tune.html").read_text()
-    assert "Best so far by average accuracy: lr=0.1." in page
+    assert "Best by average accuracy: lr=0.1." in page
     assert "test samples were not read" in page
 
 
@@ -196,6 +197,21 @@ def test_a_folder_with_something_else_is_refused(digits, tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     with refused("is not empty and no search"):
         tune(digits, "feddrm", out=tmp_path, **SMALL)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(digits, tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    for out, says in (("thesis.txt", "is a file"), ("thesis.txt/tune", "cannot create")):
+        with refused(says, "choose another --out"):
+            tune(digits, "feddrm", out=tmp_path / out, **SMALL)
+
+
+@pytest.mark.parametrize("record", ["{}", '{"methods": {"feddrm": {}}}', '{"methods": {"feddrm": {"lr=0.0001": 1}}}'])
+def test_a_broken_record_of_trials_is_one_line(digits, found, tmp_path, record):
+    shutil.copytree(found.path, tmp_path / "tune")
+    (tmp_path / "tune" / "trials.json").write_text(record)
+    with refused("trials.json is broken (no scores of the trial feddrm, lr=0.0001)", "remove it to search again"):
+        tune(digits, "feddrm", out=tmp_path / "tune", **SMALL)
 
 
 def test_if_every_trial_fails_it_is_said(digits, tmp_path):

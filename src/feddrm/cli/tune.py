@@ -95,7 +95,7 @@ def tune(
             data,
             method or ["feddrm"],
             out=out,
-            axes=dict(map(_axis, values or ())),
+            axes=_axes(values or ()),
             goal=goal,
             cost=cost,
             held_out=held_out,
@@ -136,6 +136,16 @@ def _other_settings(extra: Sequence[str], data: str) -> dict[str, dict[str, str]
             raise SettingError(f"--set {item}: a search tries settings of methods: write --try {item}")
     names = setting_names({"data": {"name": data}, "method": {}, "model": {}})
     return sectioned_settings(extra, {part: names[part] for part in ("data", "training")})
+
+
+def _axes(items: Sequence[str]) -> dict[str, list[str]]:
+    """The values to try by key. A key that is given twice is refused: one of its lists would be left out unseen."""
+    axes: dict[str, list[str]] = {}
+    for key, values in map(_axis, items):
+        if key in axes:
+            raise SettingError(f"--try {key} is given twice: write --try {key}={','.join([*axes[key], *values])}")
+        axes[key] = values
+    return axes
 
 
 def _axis(item: str) -> tuple[str, list[str]]:

@@ -19,9 +19,7 @@ class FedBABU(TunedMethod):
     """
 
     name: ClassVar[str] = "fedbabu"
-
-    def tuning_rounds(self, rounds: int) -> int:
-        return round(rounds / 4) if self.tuning is None else self.tuning
+    one_in: ClassVar[int] = 4
 
     def phases(self, stage: Stage) -> tuple[Phase, ...]:
         return (Phase(stage.steps, classify, train=is_head if stage.tuning else body),)

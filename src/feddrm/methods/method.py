@@ -213,11 +213,17 @@ class Method(Named, ABC):
 class TunedMethod(Method, ABC):
     """A method whose last rounds only fine-tune: ``tuning`` rounds, by default an eighth (the paper: 100 of 800)."""
 
+    one_in: ClassVar[int] = 8  # rounds tunes
     tuning: int | None = None
 
     def tuning_rounds(self, rounds: int) -> int:
-        """An eighth of all rounds, unless ``tuning`` says how many."""
-        return round(rounds / 8) if self.tuning is None else self.tuning
+        """One in ``one_in`` of all rounds, at least one of two or more, unless ``tuning`` says how many.
+
+        A short run without any would have the name of a fine-tuned method and the figures of another one.
+        """
+        if self.tuning is not None:
+            return self.tuning
+        return max(round(rounds / self.one_in), 1 if rounds > 1 else 0)
 
 
 def checked_parts(method: Method, where: str, returned: Any) -> tuple[Tensors, Slots]:

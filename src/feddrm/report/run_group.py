@@ -109,13 +109,15 @@ class RunGroup:
         values = [[curve[round] for curve in curves] for round in rounds]
         return rounds, [fmean(v) for v in values], [stdev(v) if len(v) > 1 else 0.0 for v in values]
 
-    def less(self, other: RunGroup, measure: Measure) -> PairedDifference | None:
-        """The paired difference to another group; None if they share no seed on the same data.
+    def less(self, other: RunGroup, measure: Measure, its: Measure | None = None) -> PairedDifference | None:
+        """The paired difference to another group by the same measure, or by ``its`` own; None if no run is common.
+
+        Runs are common that have the same seed and data.
 
         A mean over the last rounds lags behind the last one. So figures over unequal numbers of rounds, such as a vote
         and a router that was fitted after the last round, are compared after the last round.
         """
-        mine, theirs = self._chosen(measure), other._chosen(measure)
+        mine, theirs = self._chosen(measure), other._chosen(its or measure)
         rivals = other._paired_runs(theirs)
         pairs = [(run, rivals[key]) for key, run in self._paired_runs(mine).items() if key in rivals]
         if not pairs:

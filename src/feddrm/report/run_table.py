@@ -16,6 +16,7 @@ from feddrm.report.run_record import RunRecord
 from feddrm.report.tables import DASH, ColumnGroup, Table, TableCell, TableColumn, TableRow, to_csv
 
 FACTS = ("run", "method", "data", "model", "finished", "round", "rounds")
+Column = Sequence[tuple[int, Measure]]  # the group and the measure of every figure in a table's column
 COMPARED = (Measure("average"), BEST)  # the measures whose paired differences a page has room for
 METRICS_CAPTION = (
     "Metrics of the answers after the last round, in percent (the Brier score as it is), pooled over all test samples. "
@@ -84,16 +85,18 @@ class RunTable:
         """Whether each measure has a row of its own: so if there are more measures than groups, as with a router."""
         return len(self.columns) > len(self.groups)
 
-    def best(self, row: int, measure: Measure) -> bool:
-        """Whether a group is better than every other finished one that has the measure, by paired intervals.
+    def best(self, row: int, measure: Measure, column: Column | None = None) -> bool:
+        """Whether a figure is better than every other of finished groups in its column, by paired intervals.
 
         The figure shown must be the highest, too: differences may be of the last round or of common seeds alone.
         """
-        rivals = [group for group in self.groups if group.finished and measure in group.scores]
-        one = self.groups[row]
-        if len(rivals) < 2 or one is not max(rivals, key=lambda group: group.scores[measure].mean):
+        column = [(i, measure) for i in range(len(self.groups))] if column is None else column
+        shown = dict.fromkeys((self.groups[i], m) for i, m in column)
+        rivals = [(group, m) for group, m in shown if group.finished and m in group.scores]
+        one, several = (self.groups[row], measure), len({group for group, _ in rivals}) > 1
+        if not several or one != max(rivals, key=lambda rival: rival[0].scores[rival[1]].mean):
             return False
-        differences = [one.less(other, measure) for other in rivals if other is not one]
+        differences = [one[0].less(group, measure, m) for group, m in rivals if (group, m) != one]
         return all(difference is not None and difference.positive for difference in differences)
 
     def header(self) -> list[str]:
@@ -244,8 +247,11 @@ class RunTable:
     def _some_unfinished(self) -> bool:
         return not all(group.finished for group in self.groups)
 
-    def cell(self, row: int, measure: Measure, dash: str) -> TableCell:
-        """One score, with what must be known to read it: the best answer's name, or that some seeds lack it."""
+    def cell(self, row: int, measure: Measure, dash: str, column: Column | None = None) -> TableCell:
+        """One score, with what must be known to read it: the best answer's name, or that some seeds lack it.
+
+        It is bold if it is the best of its ``column``: of all groups by the same measure, unless others are given.
+        """
         group, score = self.groups[row], self.score(row, measure)
         if score is None:
             return TableCell(dash)
@@ -254,7 +260,7 @@ class RunTable:
             notes.append(f"({rule_label(group.best_answer.rule or group.best_answer.kind)})")
         if (count := group.count(measure)) < len(group.records):
             notes.append(f"({count} of {len(group.records)} seeds)")
-        return TableCell(score.percent, " ".join(filter(None, notes)), bold=self.best(row, measure))
+        return TableCell(score.percent, " ".join(filter(None, notes)), bold=self.best(row, measure, column))
 
     def _plain(self, row: int) -> dict[str, Any]:
         group = self.groups[row]

@@ -28,6 +28,21 @@ class MethodSearch:
         own = self.configuration
         return next((t for t in self.trials if own(t.candidate) == self.whole.as_dict()), None)
 
+    @property
+    def finished(self) -> bool:
+        """Whether no trial that goes on has still to be compared."""
+        climbing = list(self.trials)
+        for place, rung in enumerate(self.halving.rungs):
+            if not all(rung.round in trial.scores or trial.end for trial in climbing):
+                return False
+            climbing = self.survivors(climbing, place)
+        return True
+
+    @property
+    def so_far(self) -> str:
+        """What a sentence about the best trial says while others may still beat it."""
+        return "" if self.finished else " so far"
+
     def survivors(self, climbing: Sequence[Trial], place: int) -> list[Trial]:
         """The trials that go on after a rung: those that the fewest others beat, of these the best.
 
@@ -73,11 +88,11 @@ class MethodSearch:
             return "No trial was scored yet."
         what = "the mean of average and system" if self.task.goal == "both" else self.task.goal
         if best is scored[0]:
-            return f"Best so far by {what} accuracy: {best.candidate.name}."
+            return f"Best{self.so_far} by {what} accuracy: {best.candidate.name}."
         return (
-            f"Keep the usual settings, {best.candidate.name}: by {what} accuracy, {scored[0].candidate.name} is better "
-            f"by only {100 * self._lead(round, scored):.2f} points, at a standard error of "
-            f"{100 * self._error(round, scored):.2f}."
+            f"Keep the usual settings{self.so_far}, {best.candidate.name}: by {what} accuracy, "
+            f"{scored[0].candidate.name} is better by only {100 * self._lead(round, scored):.2f} points, "
+            f"at a standard error of {100 * self._error(round, scored):.2f}."
         )
 
     def configuration(self, candidate: Candidate) -> dict[str, Any]:

@@ -183,14 +183,19 @@ def _climb(search: MethodSearch) -> Iterator[tuple[Trial, int, int]]:
 
 def _read_trials(folder: Path, searches: Sequence[MethodSearch]) -> None:
     """Take over what an earlier call has found."""
-    if not (folder / TRIALS).exists():
+    file, remedy = folder / TRIALS, "remove it to search again"
+    if not file.exists():
         return
-    known = read_json(folder / TRIALS, "remove it to search again")["methods"]
+    record = read_json(file, remedy)
     for search in searches:
         for trial in search.trials:
-            before = known[search.task.method.name][trial.candidate.name]
-            trial.scores = {int(round): dict(values) for round, values in before["scores"].items()}
-            trial.end = before["end"]
+            try:
+                before = record["methods"][search.task.method.name][trial.candidate.name]
+                trial.scores = {int(round): dict(values) for round, values in before["scores"].items()}
+                trial.end = before["end"]
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                trial_name = f"{search.task.method.name}, {trial.candidate.name}"
+                raise FeddrmError(f"{file} is broken (no scores of the trial {trial_name}): {remedy}") from error
 
 
 def _write(folder: Path, searches: Sequence[MethodSearch]) -> None:
@@ -212,7 +217,7 @@ def _write(folder: Path, searches: Sequence[MethodSearch]) -> None:
         files = {stem: (search.best(), search.verdict())}
         if front:
             files |= {
-                f"{stem}-{key}": (end, f"Best so far by {key} accuracy.")
+                f"{stem}-{key}": (end, f"Best{search.so_far} by {key} accuracy.")
                 for key, end in (("average", front[0]), ("system", front[-1]))
             }
         for file, (trial, words) in files.items():
@@ -229,6 +234,8 @@ def _draw(folder: Path, searches: Sequence[MethodSearch]) -> None:
 def _exclusive(folder: Path, record: Mapping[str, Any]) -> Iterator[None]:
     """Hold the folder of a search. One that holds another search, or something else, is refused."""
     file = folder / SETTINGS
+    if folder.exists() and not folder.is_dir():
+        raise FeddrmError(f"{folder} is a file: choose another --out")
     if folder.exists() and not file.exists() and any(path.name != LOCK for path in folder.iterdir()):
         raise FeddrmError(f"{folder} is not empty and no search: choose another --out")
     if file.exists():
@@ -239,7 +246,10 @@ def _exclusive(folder: Path, record: Mapping[str, Any]) -> Iterator[None]:
                 f"{folder} holds a search with other settings ({', '.join(changed)}): choose another --out, "
                 f"or repeat the old settings to go on"
             )
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FeddrmError(f"cannot create {folder} ({error.strerror}): choose another --out") from error
     with locked(folder / LOCK) as acquired:
         if not acquired:
             raise FeddrmError(f"another process searches in {folder}: wait until it is done, or stop it")

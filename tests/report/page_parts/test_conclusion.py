@@ -149,3 +149,19 @@ def test_the_main_measures_have_a_row_for_every_router_and_no_empty_one(
     assert alone is not None
     assert "Right client" not in alone.caption
     assert [column.header.text for column in alone.columns] == ["Run", "Unknown origin", "Global model", "Own client"]
+
+
+def test_the_best_is_that_of_its_column_not_of_all_votes(make_seeds: Callable[..., list[Path]]) -> None:
+    """A global model's vote beats the vote of personal models, which nobody uses, and is behind their router."""
+    ours, theirs = make_seeds("ours", [0.8] * 3), make_seeds("one", [0.8] * 3, method="fedavg")
+    for more, (run, other) in zip((0.0, 0.001, 0.003), zip(ours, theirs, strict=True), strict=True):
+        routers = {"vote": 0.2, "head_density": 0.75 - more, "exact_density": 0.85 + more}
+        with_scores(run, system_accuracy=routers, oracle_accuracy=0.9, client_accuracy={"exact_density": 0.9})
+        with_scores(other, system_accuracy={"vote": 0.8 - more}, oracle_accuracy=0.7 + more)
+    table = report_table([*ours, *theirs])
+    main = main_table(table)
+    assert main is not None
+    texts = [[cell.formatted(str, "{}*").split()[0] for cell in row.cells[1:]] for row in main.rows]
+    assert texts == [["85.13*", "90.00*", "90.00"], ["74.87", "90.00*", "–"], ["79.87", "70.13", "–"]]
+    votes = [row for row in table.text_rows() if row[0] == "system (vote)"]
+    assert "*" in votes[0][2]  # the table of all measures compares vote with vote

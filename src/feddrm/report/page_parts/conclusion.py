@@ -9,7 +9,7 @@ from typing import NamedTuple
 from feddrm.io.page_files import TERMS
 from feddrm.report.accuracy_measures import BY_RULE, TERM_OF_KIND, Measure, Score, headline, rule_label
 from feddrm.report.run_group import RunGroup
-from feddrm.report.run_table import RunTable
+from feddrm.report.run_table import Column, RunTable
 from feddrm.report.tables import DASH, ColumnGroup, Table, TableCell, TableColumn, TableRow
 
 # Who answers a query of unknown origin, by rule: its name, and how the sentence says it.
@@ -113,14 +113,17 @@ def main_table(table: RunTable, links: bool = False) -> Table | None:
 
     The first cell's detail says how queries of unknown origin are answered.
     """
-    rows: list[tuple[TableCell, list[TableCell]]] = []
+    names: list[TableCell] = []
+    figures: list[Column] = []
     for number, group in enumerate(table.groups):
         for rule in _rules(group):
             badge, link = "" if group.finished else group.first.status, f"#run-{number + 1}" if links else ""
-            name = TableCell(group.name, GUIDES.get(rule, rule_label(rule)), badge=badge, link=link)
-            measures = [Measure(kind, rule if kind in BY_RULE else "") for kind in MAIN_MEASURES]
-            rows.append((name, [table.cell(number, measure, DASH) for measure in measures]))
-    rows = [row for row in rows if _has_value(row[1])]
+            names.append(TableCell(group.name, GUIDES.get(rule, rule_label(rule)), badge=badge, link=link))
+            figures.append([(number, Measure(kind, rule if kind in BY_RULE else "")) for kind in MAIN_MEASURES])
+    # A column has a vote beside a router, so the best is that of the column, not that of all votes.
+    columns_of_figures = zip(*figures, strict=True)
+    cells = [[table.cell(number, m, DASH, column) for number, m in column] for column in columns_of_figures]
+    rows = [row for row in zip(names, zip(*cells, strict=True), strict=True) if _has_value(row[1])]
     shown = [place for place in range(len(MAIN_MEASURES)) if _has_value(cells[place] for _, cells in rows)]
     kinds = [list(MAIN_MEASURES)[place] for place in shown]
     columns = tuple(TableColumn(TableCell(MAIN_MEASURES[kind], tip=TERMS[TERM_OF_KIND[kind]])) for kind in kinds)
