@@ -49,5 +49,13 @@ def test_impossible_numbers_of_features_are_refused():
         Identity(features=0).build((4,), classes=2)
 
 
+def test_features_whose_gram_matrix_would_fill_the_memory_are_refused():
+    with refused("150,528 features", "169 GiB", "--features 2000"):
+        Identity().build((3, 224, 224), 2, 2)
+    with refused("100,000 features", "75 GiB"):
+        Identity(features=100_000).build((8,), 2, 2)
+    Identity(features=200).build((3, 224, 224), 2, 2)
+
+
 def test_frozen_models_are_marked():
     assert {name for name, model in Model.family.items() if model.frozen} == {"identity", "onnx"}

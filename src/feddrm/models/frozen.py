@@ -12,8 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from feddrm.errors import SettingError
 from feddrm.models.model import Model, check_width
 from feddrm.models.net import Branch, Net
+
+MOST_FEATURES = 20_000  # their Gram matrix takes 3 GiB, and a fit holds several
 
 
 class Standardise(nn.Module):
@@ -69,6 +72,11 @@ class FrozenModel(Model, ABC):
         if self.features is not None:
             stages = [("extractor", extractor), ("embedding", RandomFeatures(width, self.features))]
             width = self.features
+        if width > MOST_FEATURES:
+            raise SettingError(
+                f"{width:,} features: one of their Gram matrices takes {8 * width**2 / 2**30:,.0f} GiB: take at most "
+                f"{MOST_FEATURES:,}, random ones (--features 2000) or those of a frozen network (--model onnx)"
+            )
 
         def branch(outputs: int) -> Branch:
             return Standardise(width), nn.Linear(width, outputs)
