@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from feddrm.errors import FeddrmError
 from feddrm.serve.telemetry import logs
 from feddrm.serve.telemetry.logs import JsonLogHandler
 from serving import Launch
@@ -69,3 +70,16 @@ def test_what_a_gateway_says_before_it_serves_is_in_the_log_as_well(run: Path, l
     lines = [json.loads(line) for line in process.whole_log().splitlines()]
     (said,) = (line for line in lines if line["message"] == "the challenger is not used")
     assert (said["level"], said["reason"]) == ("warning", "it is the served artifact")
+
+
+def test_the_loggers_are_as_before_after_a_gateway() -> None:
+    names = ("feddrm.serve", "uvicorn.error", "opentelemetry")
+
+    def state() -> list[object]:
+        return [(log.handlers, log.propagate, log.level) for log in map(logging.getLogger, names)]
+
+    before = state()
+    with pytest.raises(FeddrmError), logs.json_logging("debug"):
+        assert state() != before
+        raise FeddrmError("a gateway needs classes")
+    assert state() == before

@@ -78,11 +78,16 @@ def json_logging(level: str) -> Iterator[None]:
     """Log as JSON lines within the block."""
     handler = JsonLogHandler(sys.stderr.buffer)
     others = dict.fromkeys(("uvicorn.error", "feddrm.tls", "grpc", "opentelemetry"), "WARNING")
+    before = []
     for name, lowest in {"feddrm.serve": level.upper(), **others}.items():
         logger = logging.getLogger(name)
+        before.append((logger, logger.handlers, logger.propagate, logger.level))
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(lowest)
     try:
         yield
     finally:
         handler.close()
+        for logger, handlers, propagate, number in before:
+            logger.handlers, logger.propagate = handlers, propagate
+            logger.setLevel(number)
