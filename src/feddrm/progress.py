@@ -46,7 +46,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int | None, str, bool], 
 def current_step() -> Iterator[Callable[[str], None]]:
     """Yield ``show(step)``, for a few steps of unknown length. A terminal shows the step; nothing stays of it."""
     if not sys.stderr.isatty():
-        yield lambda step: None  # noqa: ARG005 (lines would say nothing to a log)
+        yield lambda _step: None  # lines would say nothing to a log
         return
     from rich.console import Console
 

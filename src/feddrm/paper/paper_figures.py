@@ -43,7 +43,7 @@ def figure(name: str, grid: Grid, records: Mapping[str, CellRecord], data_dir: s
 def _sweep(name: str) -> Callable[[Grid, Mapping[str, CellRecord], str | None], Figure]:
     """A function that draws a table's columns as lines over its rows."""
 
-    def draw(grid: Grid, records: Mapping[str, CellRecord], data_dir: str | None) -> Figure:  # noqa: ARG001
+    def draw(grid: Grid, records: Mapping[str, CellRecord], _data_dir: str | None) -> Figure:
         table = tables(grid, name, records)[0]
         done = sum(row.entries[0].ours is not None for row in table.rows)
         if not done:
@@ -112,7 +112,7 @@ def _summary(
 def _curves(name: str, remedy: str) -> Callable[[Grid, Mapping[str, CellRecord], str | None], Figure]:
     """A function that draws accuracies and loss over rounds: a line for every method, a row for every setting."""
 
-    def draw(grid: Grid, records: Mapping[str, CellRecord], data_dir: str | None) -> Figure:  # noqa: ARG001
+    def draw(grid: Grid, records: Mapping[str, CellRecord], _data_dir: str | None) -> Figure:
         cells = [cell for cell in grid.cells if cell.seed == grid.seed and name in grid.used_by(cell)]
         settings, methods = (list(dict.fromkeys(getattr(c, part) for c in cells)) for part in ("setting", "method"))
         if not any(cell.id in records for cell in cells):
@@ -124,9 +124,10 @@ def _curves(name: str, remedy: str) -> Callable[[Grid, Mapping[str, CellRecord],
             title = f"{grid.label('settings', setting)}, {len(done)} of {len(here)} methods"
             for axes, key in zip(places, ("average", "system", "loss"), strict=True):
                 for cell in done:
-                    number, curve = methods.index(cell.method), records[cell.id].content["curve"]
+                    style, colour = divmod(methods.index(cell.method), len(SERIES))
+                    curve = records[cell.id].content["curve"]
                     y = [np.nan if value is None else (value if key == "loss" else 100 * value) for value in curve[key]]
-                    look = {"color": SERIES[number % len(SERIES)], "linestyle": STYLES[number // len(SERIES)]}
+                    look = {"color": SERIES[colour], "linestyle": STYLES[style % len(STYLES)]}
                     axes.plot(curve["round"], y, label=grid.label("methods", cell.method), linewidth=1.0, **look)
                 axes.set_title(f"{title}: {'training loss' if key == 'loss' else f'{key} accuracy (%)'}", fontsize=8)
                 axes.tick_params(labelsize=7)
