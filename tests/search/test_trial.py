@@ -40,6 +40,9 @@ def test_a_trial_stops_at_its_round_and_goes_on_from_there(digits, tmp_path):
     at_once.advance(task(digits), 8, seen.append)
     assert at_once.scores[8] == steps.scores[8]
     assert [round for round, _ in steps.curve()] == list(range(1, 9))
+    for folder in (RunFolder(steps.folder), RunFolder(at_once.folder)):  # nothing is written that no comparison needs
+        assert not folder.summary_file.exists()
+        assert not folder.evaluation_file.exists()
 
 
 def test_the_average_is_the_mean_of_the_last_evaluated_rounds(digits, tmp_path):

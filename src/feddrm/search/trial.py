@@ -25,7 +25,10 @@ GOALS = ("average", "system", "both")
 
 
 class Paused(KeyboardInterrupt):
-    """Raised where a trial has reached its round. The run saves whole rounds and stops, as on Ctrl-C."""
+    """Raised where a trial has reached its round. The run saves its state and stops, as on Ctrl-C.
+
+    So it does at its last round, too: the figures and models of a finished run take seconds that no comparison needs.
+    """
 
 
 class TimeIsUp(KeyboardInterrupt):
@@ -107,9 +110,9 @@ class Trial:
             if in_a_row >= LASTING and round < rounds:
                 self.end = f"collapsed by round {round}"
                 raise Paused
-            if until <= round < rounds:
+            if round >= until:
                 raise Paused
-            if task.deadline is not None and time.monotonic() > task.deadline and round < rounds:
+            if task.deadline is not None and time.monotonic() > task.deadline:
                 raise TimeIsUp
 
         plan = {**task.settings, "rounds": task.rounds, **self.candidate.plan}

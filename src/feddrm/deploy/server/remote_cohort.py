@@ -127,11 +127,12 @@ class RemoteCohort:
         self, requests: Mapping[str, FitRequest], points: Mapping[str, Tensor]
     ) -> dict[str, dict[int, ClientSums]]:
         answers = self.ask(*_question("gradient", requests, points))
-        return {key: {i: part_of(reply.tensors, key) for i, reply in answers.items()} for key in requests}
+        parts = {i: by_part(reply.tensors) for i, reply in answers.items()}
+        return {key: {i: part[key] for i, part in parts.items()} for key in requests}
 
     def scores(self, requests: Mapping[str, FitRequest], points: Mapping[str, Tensor]) -> dict[str, ClientSums]:
-        total = self.total(*_question("scores", requests, points))
-        return {key: part_of(total, key) for key in requests}
+        parts = by_part(self.total(*_question("scores", requests, points)))
+        return {key: parts[key] for key in requests}
 
     def at_zero(self, request: FitRequest) -> tuple[dict[int, ClientSums], ClientSums]:
         """No message."""
@@ -142,11 +143,11 @@ class RemoteCohort:
         self, requests: Mapping[str, FitRequest], points: Mapping[str, Tensor], curved: Collection[str]
     ) -> tuple[dict[str, dict[int, ClientSums]], dict[str, ClientSums]]:
         header, tensors = _question("evaluate", requests, points)
-        answers = self.everybody({**header, "curved": sorted(curved)}, tensors)
+        answers = [by_part(answer) for answer in self.everybody({**header, "curved": sorted(curved)}, tensors)]
         held = [key for key, request in requests.items() if request.fold is not None]
         return (
-            {key: {i: part_of(answer, f"{key}/fit") for i, answer in enumerate(answers)} for key in requests},
-            {key: add([part_of(answer, f"{key}/held") for answer in answers]) for key in held},
+            {key: {i: answer[f"{key}/fit"] for i, answer in enumerate(answers)} for key in requests},
+            {key: add([answer[f"{key}/held"] for answer in answers]) for key in held},
         )
 
     def score_scatter(self, request: FitRequest, point: Tensor) -> Tensor:
@@ -268,13 +269,13 @@ class RemoteCorrections:
 
     def scores(self, ridge: float, starts: Sequence[Tensor | None]) -> tuple[list[Tensor], list[ClientSums]]:
         number = STRENGTHS.index(ridge)
-        return [], [part_of(self._all_scores, f"{number}.{fold}") for fold in range(len(starts))]
+        return [], [self._all_scores[f"{number}.{fold}"] for fold in range(len(starts))]
 
     @cached_property
-    def _all_scores(self) -> ClientSums:
+    def _all_scores(self) -> dict[str, ClientSums]:
         header = {"table": self.design.recipe.name, "folds": len(self.probes), "ridges": list(STRENGTHS)}
         tensors = {**design_tensors(self.design), **_points("", self.probes)}
-        return self.cohort.total({"step": "corrections", **header}, tensors)
+        return by_part(self.cohort.total({"step": "corrections", **header}, tensors))
 
     def keep(self, chosen: Chosen, probe: Tensor, rounds: int) -> dict[str, Tensor]:
         header = {"step": "keep", "table": self.design.recipe.name, "ridge": chosen.ridge}
@@ -337,12 +338,13 @@ def _by_client(total: Mapping[str, Tensor], clients: int) -> list[ClientSums]:
 def _moments_of(answer: Mapping[str, Tensor], parts: int) -> list[Moments]:
     """One site's moments by part."""
     alone = {"shape": torch.tensor([1, 1]), "cells": torch.tensor([[0, 0]])}
+    tensors = by_part(answer)
     return [
         Moments.load(
             {
                 **alone,
                 "counts": answer[f"{part}/count"][None],
-                "sums": torch.cat(list(part_of(answer, f"{part}/sum").values()))[None],
+                "sums": torch.cat(list(tensors[f"{part}/sum"].values()))[None],
                 "scatter": answer[f"{part}/scatter"],
             }
         )
@@ -350,9 +352,13 @@ def _moments_of(answer: Mapping[str, Tensor], parts: int) -> list[Moments]:
     ]
 
 
-def part_of(tensors: Mapping[str, Tensor], key: str) -> Tensors:
-    """The tensors whose names begin with ``key/``, without it."""
-    return {name.removeprefix(f"{key}/"): value for name, value in tensors.items() if name.startswith(f"{key}/")}
+def by_part(tensors: Mapping[str, Tensor]) -> dict[str, Tensors]:
+    """The tensors by what comes before the last slash of their name, each by the rest of it."""
+    parts: dict[str, Tensors] = {}
+    for name, value in tensors.items():
+        key, _, rest = name.rpartition("/")
+        parts.setdefault(key, {})[rest] = value
+    return parts
 
 
 def _of(seen: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:

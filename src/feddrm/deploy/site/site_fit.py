@@ -355,6 +355,7 @@ class _Samples:
         self.fit, self.message = fit, message
         self.part = fit._part().to(fit._device)
         self.rows: dict[tuple[str, int, bool], Tensor] = {}
+        self.labels: dict[tuple[Target, int, bool], Tensor] = {}
 
     def outside(self, table: str, target: Target, fold: int | None) -> Sample:
         """The samples that a fit is made on: all but its fold."""
@@ -373,11 +374,13 @@ class _Samples:
 
     def _some(self, table: str, target: Target, fold: int, inside: bool) -> Sample:
         mask = (self.part == fold) == inside
-        self.fit._check_fold(mask)
-        key = (table, fold, inside)
-        if key not in self.rows:
-            self.rows[key] = self.fit._design(self.message, table)[mask]
-        return Sample(self.rows[key], self.fit._target(target)[mask])
+        rows, labels = (table, fold, inside), (target, fold, inside)
+        if rows not in self.rows:
+            self.fit._check_fold(mask)
+            self.rows[rows] = self.fit._design(self.message, table)[mask]
+        if labels not in self.labels:
+            self.labels[labels] = self.fit._target(target)[mask]
+        return Sample(self.rows[rows], self.labels[labels])
 
 
 def _named(key: str, message: Mapping[str, Tensor]) -> dict[str, Tensor]:
