@@ -10,6 +10,8 @@ from feddrm.paper.cell_records import CellRecord, read_records
 from feddrm.paper.cell_search import with_choices
 from feddrm.paper.grid import Grid
 from feddrm.paper.paper_tables import signed
+from feddrm.search.halving import plan_halving
+from feddrm.search.tune import GRAPH_START
 
 from .prose import ALA, DRM, FT, ROOT, SETTINGS, TITLES, prose, span
 
@@ -60,6 +62,14 @@ def test_what_a_tuned_rate_is_worth_reads_as_measured() -> None:
     assert (
         f"took {span(alone, 2)} times a run with its router, in the {len(alone)} searches that had the card" in recipes
     )
+    took = json.loads((ROOT / "results/bench/search_cost_h200.json").read_text())["seconds"]
+    both, alone = took["search"] / (took["run"] + took["router"]), took["search"] / took["run"]
+    said = "a search of {search:.0f} s stood beside a run of {run:.0f} s and a router of {router:.0f} s".format(**took)
+    assert f"{said}: {both:.2f} times both, {alone:.2f} times the run alone" in recipes
+    assert f"A start takes {took['start_of_a_trial']:.1f} s there, as long as {GRAPH_START} rounds or more" in recipes
+    assert took["start_of_a_trial"] >= GRAPH_START * took["round"]
+    trials = plan_halving(5, 800, 800, 5, start=GRAPH_START).rounds
+    assert f"counts as {GRAPH_START} rounds: five trials have {trials} rounds instead of 160" in recipes
     average = percent("cifar10-dir0.3_feddrm-lam0.9", "average_accuracy")
     assert f"FedDRM answers {average} of the clients' own test samples" in recipes
     assert f"and {drm} of queries of unknown origin by the stack" in recipes

@@ -21,6 +21,16 @@ def test_the_cost_counts_rounds_that_a_trial_has_trained_before_once():
     assert Halving((Rung(2, 4), Rung(6, 2)), 6, 1).cost == 4 * 2 + 2 * 4
 
 
+def test_starts_are_counted_as_rounds_but_leave_half_of_the_time():
+    """On a GPU: five trials as in the tuned table, and the usual search."""
+    every = plan_halving(5, 800, 800, 5, start=25)
+    assert (every.starts, every.rounds, every.cost) == (5, 128, 640)
+    usual = plan_halving(6, 800, 800, start=25)
+    assert usual.starts == 6 + 3 + 2
+    assert usual.cost + 25 * usual.starts <= 800
+    assert plan_halving(6, 160, 40, start=25) == plan_halving(6, 80, 40)
+
+
 def test_a_front_has_three_finalists():
     assert [rung.trials for rung in plan_halving(7, 400, 40, finalists=3).rungs] == [7, 4, 3]
 

@@ -33,9 +33,16 @@ class Halving:
         steps = itertools.pairwise((Rung(0, 0), *self.rungs))
         return sum(rung.trials * (rung.round - before.round) for before, rung in steps)
 
+    @property
+    def starts(self) -> int:
+        """How often a trial is started, or goes on after a comparison."""
+        return sum(rung.trials for rung in self.rungs)
 
-def plan_halving(candidates: int, rounds: int, longest: int, finalists: int = 2) -> Halving:
-    """The longest trials, of at most ``longest`` rounds each, whose rounds together are at most ``rounds``.
+
+def plan_halving(candidates: int, rounds: int, longest: int, finalists: int = 2, *, start: int = 0) -> Halving:
+    """The longest trials, of at most ``longest`` rounds each, that together take no longer than ``rounds`` rounds.
+
+    A start takes as long as ``start`` rounds. Half of the time is for training, even where starts take more than half.
 
     A trial has its own schedule of rates, from its first to its last round, so that the last rung compares the
     finished trainings of ``finalists`` candidates. Candidates that leave earlier are compared by what they have reached
@@ -46,7 +53,7 @@ def plan_halving(candidates: int, rounds: int, longest: int, finalists: int = 2)
         trials.append(max(finalists, math.ceil(trials[-1] / 2)))
     for length in range(min(rounds, longest), 0, -1):
         halving = _rungs(trials, length)
-        if halving is not None and halving.cost <= rounds:
+        if halving is not None and halving.cost <= max(rounds - start * halving.starts, rounds // 2):
             return halving
     raise SettingError(
         f"{candidates} candidates need more than {rounds} rounds: try fewer values, or allow more (cost)"

@@ -33,6 +33,7 @@ from feddrm.tasks import require_classes
 
 SETTINGS, TRIALS, PAGE, LOCK = "tune.yaml", "trials.json", "tune.html", "lock"
 PAGE_SECONDS = 20.0  # between two drawings of the page while a search goes on
+GRAPH_START = 25  # rounds of a GPU that take as long as its first ones, which are launched one by one and captured
 Advance = Callable[[int, int | None, str, bool], None]
 
 
@@ -73,7 +74,7 @@ def tune(  # noqa: PLR0913 (the public signature)
     ``axes`` has the values to try, as in ``{"lr": [0.01, 0.1], "method.lam": [0.5, 0.8]}``; without it, learning rates
     from a tenth to thirty times the usual one are tried. ``goal`` is ``average`` (every client on its own samples),
     ``system`` (samples of unknown origin by the exact router) or ``both``, a front and its best mean. All trials of a
-    method together take ``cost`` times the rounds of one run; without it, once, or four times where samples are small
+    method together take ``cost`` times as long as one run; without it, once, or four times where samples are small
     and runs take seconds. ``held_out`` is the fraction of each client's training samples that trials are compared on.
     ``finalists`` trials are trained to their end (two; three for ``both``); the others leave at a comparison before.
     The usual settings are kept unless others are better by more than the standard error. ``budget`` is a time in
@@ -122,11 +123,12 @@ def _plan(
 ) -> tuple[Halving, list[Candidate]]:
     """The rungs and the candidates of a method; every candidate must be possible before anything is trained."""
     candidates = all_candidates(axes, whole.method, whole.plan)
-    halving = plan_halving(len(candidates), int(cost * whole.plan.rounds), whole.plan.rounds, finalists)
+    start, rounds = GRAPH_START if whole.engine == "graph" else 0, whole.plan.rounds
+    halving = plan_halving(len(candidates), int(cost * rounds), rounds, finalists, start=start)
     for candidate in candidates:
-        for rounds in (halving.rounds, whole.plan.rounds):
-            replace(whole.plan, **candidate.plan, rounds=rounds).check()
-            candidate.method(whole.method).check(rounds)
+        for length in (halving.rounds, rounds):
+            replace(whole.plan, **candidate.plan, rounds=length).check()
+            candidate.method(whole.method).check(length)
     return halving, candidates
 
 
