@@ -158,7 +158,7 @@ class SiteFit:
     def _slope(self, message: Message) -> dict[str, Tensor]:
         """Slope and curvature for the temperature, at every scale."""
         logits, held = self._held_out(message, "client")
-        parts = torch.tensor(SCALES, dtype=torch.float64).split(max(1, SCALED // max(1, logits.numel())))
+        parts = torch.split(torch.tensor(SCALES, dtype=torch.float64), max(1, SCALED // max(1, logits.numel())))
         each = [client_slopes(logits, held.y, scales) for scales in parts]
         return {"count": each[0]["count"], **{k: torch.cat([s[k] for s in each]) for k in ("slope", "even", "bend")}}
 
