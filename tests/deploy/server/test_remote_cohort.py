@@ -138,7 +138,7 @@ def ask_sites(deployment: Deployed, place: str) -> Ask:
 
 def test_messages_lose_nothing(deployed: Make) -> None:
     """With and without signatures, files and Flower's messages every number is the same."""
-    routing = {"heads": True, "joint": True, "features": "raw", "path_rounds": 4, "rounds": 6}
+    routing = {"heads": True, "joint": True, "features": "raw", "path_rounds": 1, "rounds": 2}
     deployment = deployed(few=True, routing=routing)
     deployment.server().go()
     run = deployment.run
