@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -23,7 +24,8 @@ else:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse processes in tests that are not marked slow."""
+    """Refuse processes in tests that are not marked slow, and collect no garbage while tests are loaded."""
+    gc.disable()
     guard = NoProcesses()
     config.pluginmanager.register(guard)
     sys.addaudithook(guard)
@@ -33,6 +35,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests come first, so that no process works on a long file when the others have ended."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays to the end: the garbage collector need not look at it again and again."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import yaml
 from flwr.app import Context, Message, RecordDict
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, no_object_id_recompute
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 from safetensors import safe_open
@@ -51,11 +51,12 @@ def until(condition: Callable[[], Any], what: str = "", seconds: float = 20.0) -
 
 def serialised(message: Message) -> Message:
     """The message after Flower has taken it apart into bytes and put it together again."""
-    message.metadata.__dict__["_message_id"] = message.object_id
-    contents = {key: value.deflate() for key, value in get_all_nested_objects(message).items()}
-    again = inflate_object_from_contents(message.object_id, contents)
+    with no_object_id_recompute():  # as Flower does it
+        number = message.metadata.__dict__["_message_id"] = message.object_id
+        contents = {key: value.deflate() for key, value in get_all_nested_objects(message).items()}
+        again = inflate_object_from_contents(number, contents)
     assert isinstance(again, Message)
-    again.metadata.__dict__["_message_id"] = message.object_id
+    again.metadata.__dict__["_message_id"] = number
     return again
 
 

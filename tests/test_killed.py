@@ -152,10 +152,11 @@ def view(folder: Path, federation: Federation) -> dict[str, Any]:
     return json.loads(json.dumps({key: str(value) for key, value in seen.items()}).replace(str(folder), "RUN"))
 
 
+SHORT = {"rounds": 2, "path_rounds": 1}
 RAW, OTHER, NO_HEADS = (
-    {"features": "raw", "joint": False},
-    {"features": "embedding", "joint": False},
-    {"features": "embedding", "heads": False},
+    {"features": "raw", "joint": False, **SHORT},
+    {"features": "embedding", "joint": False, **SHORT},
+    {"features": "embedding", "heads": False, **SHORT},
 )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import safetensors.numpy
+import safetensors.torch
+import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load, save
 from torch import Tensor
 
 from feddrm.io.text import broken, read_bytes
@@ -17,20 +18,27 @@ from feddrm.io.text import broken, read_bytes
 # The errors that NumPy raises for an .npz file that is cut off, damaged, or of another kind.
 BROKEN_NPZ = (OSError, KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
 
+# Not bfloat16 and shorter floats.
+NUMPY_TYPES = (torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool)
+
 
 def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The bytes of a safetensors file. Tensors that share memory are copied first, because safetensors refuses them."""
+    """The bytes of a safetensors file.
+
+    Written from NumPy's arrays, which takes a third of the time for many small tensors and allows shared memory.
+    """
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    users = Counter(value.untyped_storage().data_ptr() for value in plain.values())
-    plain = {k: v.clone() if users[v.untyped_storage().data_ptr()] > 1 else v for k, v in plain.items()}
-    return save(plain, metadata=None if metadata is None else dict(metadata))
+    notes = None if metadata is None else dict(metadata)
+    if any(value.dtype not in NUMPY_TYPES for value in plain.values()):
+        return safetensors.torch.save({name: value.clone() for name, value in plain.items()}, notes)
+    return safetensors.numpy.save({name: value.numpy() for name, value in plain.items()}, notes)
 
 
 def read_tensors(path: Path, remedy: str) -> dict[str, Tensor]:
     """All tensors of a safetensors file."""
     content = read_bytes(path, remedy)
     try:
-        return load(content)
+        return safetensors.torch.load(content)
     except SafetensorError as error:
         raise broken(path, f"not safetensors, {error}", remedy) from error
 

@@ -15,6 +15,7 @@ from deployment import NAMES, Deployed, DirectTransport, fit_steps
 from feddrm.data import Federation, load
 from feddrm.deploy.server.remote_cohort import NO_ROWS, Ask, RemoteCohort, Rows
 from feddrm.deploy.server.training import ServerState
+from feddrm.deploy.site import site_fit
 from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.site.site import Site
 from feddrm.deploy.site.site_fit import BINS
@@ -138,7 +139,7 @@ def ask_sites(deployment: Deployed, place: str) -> Ask:
 
 def test_messages_lose_nothing(deployed: Make) -> None:
     """With and without signatures, files and Flower's messages every number is the same."""
-    routing = {"heads": True, "joint": True, "features": "raw", "path_rounds": 4, "rounds": 6}
+    routing = {"heads": True, "joint": True, "features": "raw", "path_rounds": 1, "rounds": 2}
     deployment = deployed(few=True, routing=routing)
     deployment.server().go()
     run = deployment.run
@@ -219,6 +220,25 @@ def test_both_cohorts_answer_every_question_alike(deployed: Make, target: Target
                 assert len(bins) == len(values) == sum(len(client.test) for client in federation.clients)
                 below = values.sort().values - bins.sort().values
                 assert -1e-6 < float(below.min()) <= float(below.max()) < 1 / BINS + 1e-6
+
+
+def test_slopes_are_the_same_however_many_scales_are_computed_at_a_time(
+    deployed: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sites with many samples compute one after another."""
+    deployment = deployed(few=True, router=False)
+    deployment.server().go()
+    spec = deployment.server().run_spec()
+    cohort = RemoteCohort(ask_sites(deployment, "slopes"), spec.facts, spec.crop, RouterSettings())
+    recipe = Recipe.parse("raw", *spec.scale)
+    cohort.measure(recipe, Trunk(None, {}), Holdout(4, 2))
+    design = cohort.design(recipe)
+    point = torch.linspace(-0.2, 0.3, 3 * (design.width + 1), dtype=torch.float64).view(3, -1)
+    slopes = []
+    for scaled in (site_fit.SCALED, 2000, 1):
+        monkeypatch.setattr(site_fit, "SCALED", scaled)
+        slopes.append(cohort.held_out_router(design, [point, -point], point).slopes(0.7))
+    assert slopes[0] == slopes[1] == slopes[2]
 
 
 def agreed(deployment: Deployed) -> Deployed:
@@ -320,11 +340,12 @@ def test_crops_and_holdout_are_settings_of_a_deployed_fit_too(deployed: Make) ->
 
 def test_heads_are_as_good_as_those_of_one_process(deployed: Make) -> None:
     """The class fits end before they have converged, where rounding has grown: hence a thousandth here."""
-    deployment = deployed(DATA, routing={"heads": True, "joint": False, "features": "raw"})
+    routing = {"heads": True, "joint": False, "features": "raw", "rounds": 10}
+    deployment = deployed(DATA, routing=routing)
     deployment.server().go()
     folder = deployment.run / "router"
     found = read_manifest(folder)["notes"]["chosen"]
-    here, _ = fitted_here(deployment, heads=True, joint=False, features="raw")
+    here, _ = fitted_here(deployment, **routing, competence=False)
     assert found["probe"]["recipe"] == here.chosen["probe"]["recipe"]
     assert found["probe"]["ridge"] == here.chosen["probe"]["ridge"]
     assert found["probe"]["held_out_loss"] == pytest.approx(here.chosen["probe"]["held_out_loss"], abs=1e-3)

@@ -41,6 +41,7 @@ from feddrm.router.solver.problem import Scaler
 BINS = 1000
 NO_FLOORS = Floors()
 SCALES = torch.logspace(-2, 2, 257, dtype=torch.float64).tolist()  # inverse temperatures
+SCALED = 2**20  # logits that are scaled at a time
 STRANGE_STEPS, STRANGE_BINS = 64, 4096  # bins of a sixty-fourth of a power of two, from 2^-32 to 2^32
 KEPT_HEAD = "fit-head"  # in the private store
 ROWS = "rows/"  # begins the names of tensors with one row per held-out sample
@@ -157,8 +158,9 @@ class SiteFit:
     def _slope(self, message: Message) -> dict[str, Tensor]:
         """Slope and curvature for the temperature, at every scale."""
         logits, held = self._held_out(message, "client")
-        each = [client_slopes(logits, held.y, scale) for scale in SCALES]
-        return {"count": each[0]["count"], **{k: torch.stack([s[k] for s in each]) for k in ("slope", "even", "bend")}}
+        parts = torch.split(torch.tensor(SCALES, dtype=torch.float64), max(1, SCALED // max(1, logits.numel())))
+        each = [client_slopes(logits, held.y, scales) for scales in parts]
+        return {"count": each[0]["count"], **{k: torch.cat([s[k] for s in each]) for k in ("slope", "even", "bend")}}
 
     def _spread(self, message: Message) -> dict[str, Tensor]:
         """Counts for the thresholds: test samples by their weight on the best client and on this client."""

@@ -211,9 +211,8 @@ def possible_features(shape: tuple[int, ...], net: Net | None, shared: Leaves) -
     if net is None:
         return names
     leaves = [leaf for leaf, _ in net.named_parameters()]
-    return [
-        name for name in names if all(leaf in shared for leaf in leaves if Recipe((Feature.make(name),)).wants(leaf))
-    ]
+    wants = {name: Recipe((Feature.make(name),)).wants for name in names}
+    return [name for name in names if all(leaf in shared for leaf in leaves if wants[name](leaf))]
 
 
 def _possible(member: type[Feature], shape: tuple[int, ...], net: Net | None) -> bool:
