@@ -238,7 +238,8 @@ def test_slopes_are_the_same_however_many_scales_are_computed_at_a_time(
     for scaled in (site_fit.SCALED, 2000, 1):
         monkeypatch.setattr(site_fit, "SCALED", scaled)
         slopes.append(cohort.held_out_router(design, [point, -point], point).slopes(0.7))
-    assert slopes[0] == slopes[1] == slopes[2]
+    for other in slopes[1:]:
+        torch.testing.assert_close(other, slopes[0], rtol=1e-12, atol=0)  # sums may be taken in another order
 
 
 def agreed(deployment: Deployed) -> Deployed:
