@@ -143,7 +143,7 @@ def _samples(where: str, arrays: tuple[Any, Any]) -> LabelledSamples:
         )
     if 0 in x.shape:
         raise FeddrmError(f"{where}: X has shape {x.shape}, there are no samples: give some or leave the client out")
-    labels = _plain_labels(f"{where}: y", arrays[1])
+    labels = plain_labels(f"{where}: y", arrays[1])
     if len(labels) != len(x):
         raise FeddrmError(f"{where}: X has {len(x)} samples, y {len(labels)} labels: give one label per sample")
     values = _rows(f"{where}: X", x) if x.ndim == 2 else _pixels(f"{where}: X", _channels_first(where, x, arrays[0]))
@@ -218,7 +218,8 @@ def _rows(where: str, x: NDArray[Any]) -> NDArray[np.float32]:
     return rows
 
 
-def _plain_labels(where: str, value: Any) -> list[Label]:
+def plain_labels(where: str, value: Any) -> list[Label]:
+    """Labels as whole numbers or text; an error names the first one that is neither."""
     if not isinstance(value, list | tuple):
         value = _plain_array(where, value)
         if value.ndim != 1:
