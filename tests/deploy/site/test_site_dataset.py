@@ -156,6 +156,16 @@ def test_labels_of_arrays_are_read_as_in_one_process(tmp_path: Path) -> None:
             read_site_dataset("oslo", {"npz": "own.npz"}, tmp_path)
 
 
+def test_arrays_of_several_clients_are_no_data_of_one_site(tmp_path: Path) -> None:
+    """One process takes such a file. A site would train on all of its rows as if they were its own."""
+    arrays = {"x": np.zeros((6, 2)), "y": np.arange(6) % 2}
+    np.savez(tmp_path / "own.npz", **arrays, client=np.array(["oslo"] * 6))
+    assert read_site_dataset("oslo", {"npz": "own.npz"}, tmp_path).classes == ("0", "1")
+    np.savez(tmp_path / "own.npz", **arrays, client=np.array(["oslo", "lima"] * 3))
+    with refused("own.npz has rows of several clients (lima, oslo): give the rows of this site alone"):
+        read_site_dataset("oslo", {"npz": "own.npz"}, tmp_path)
+
+
 @pytest.mark.slow
 def test_tables_of_three_sites_train_together(tmp_path: Path) -> None:
     """A class that only one site has is known to all."""
