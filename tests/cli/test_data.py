@@ -134,7 +134,7 @@ def test_a_schema_is_drafted_and_used(capsys: pytest.CaptureFixture[str], tmp_pa
     words = [f"--set=path={table}", "--set=label=y", "--set=client=site"]
     code, _, err = call(capsys, "data", "info", "csv", *words)
     assert code == 0
-    assert err.startswith("warning: visits: column 'b' has a standard deviation of ")
+    assert err.startswith("warning: visits: column 'b' has a mean of 1")
     assert err.count("\n") == 1
     code, out, err = call(capsys, "data", "schema", str(table), "--label", "y", "--client", "site")
     assert (code, err) == (0, "")
@@ -145,6 +145,8 @@ def test_a_schema_is_drafted_and_used(capsys: pytest.CaptureFixture[str], tmp_pa
     code, out, err = call(capsys, "data", "info", "csv", *words, f"--set=schema={tmp_path / 'schema.yaml'}")
     assert (code, err) == (0, "")
     assert "raw columns: a, b (schema " in out
+    code, out, err = call(capsys, *drafted[:-2], "--categories", "a", "--categories", "b")
+    assert (code, err, out.count("\n  kind: category")) == (0, "", 2)
     failed = call(capsys, "data", "schema", str(table), "--label", "z")
     assert_one_line(failed, 1, "no column 'z' to leave out")
 

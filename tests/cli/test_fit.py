@@ -57,6 +57,15 @@ def test_every_option_reaches_the_configuration(arrays: Path, tmp_path: Path, ca
     assert (config["seed"], config["data"]["seed"], config["data"]["test_fraction"]) == (4, 4, 0.5)
 
 
+def test_features_that_tell_nothing_are_not_blamed_on_a_learning_rate(tmp_path: Path, capsys):
+    np.savez(tmp_path / "all.npz", x=np.ones((60, 2)), y=np.arange(60) // 2 % 2, client=np.array(["oslo", "lima"] * 30))
+    words = ["--data", "npz", "--set", f"data.path={tmp_path / 'all.npz'}", "--out", str(tmp_path / "run")]
+    code, _, err = call(capsys, "fit", *words)
+    assert code == 0
+    assert "run: one answer to all queries: its features do not tell the classes apart" in err
+    assert "--lr" not in err
+
+
 @pytest.mark.slow
 def test_the_cost_of_float16_is_said(arrays: Path, tmp_path: Path, capsys):
     words = ["fit", "--data", "npz", "--set", f"data.path={arrays}", "--half", "--out", str(tmp_path / "run")]

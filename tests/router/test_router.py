@@ -178,8 +178,13 @@ def test_arrays_and_lists_are_accepted_as_samples(router: Router, images: torch.
         router.route(images.transpose(1, 3)[:, 0])
     with refused("pixels from", "0..255"):
         router.route(images.long() * 2)
+    swapped = floats.numpy().astype(">f8")  # as FITS files hold them
+    assert torch.equal(router.route(swapped).client, want)
     with refused("no array of numbers"):
         router.route(["scan.png"])
+    for form in (floats.numpy() + 1j, floats + 1j):
+        with refused("complex numbers: give real ones"):
+            router.route(form)
     with refused("unknown client '0'"):
         router.route(images, available=[0])  # type: ignore[list-item]
 

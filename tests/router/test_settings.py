@@ -29,6 +29,13 @@ def test_the_number_of_remaining_samples_is_known_without_drawing(size: int, par
     assert holdout.remaining(size, None) == size
 
 
+@given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=6), used=st.integers(1, 3))
+def test_a_fold_leaves_nothing_to_fit_where_every_client_has_one_sample(sizes: list[int], used: int) -> None:
+    holdout = Holdout(3, used)
+    left = [sum(int((holdout.draw(i, n, 0) != fold).sum()) for i, n in enumerate(sizes)) for fold in range(used)]
+    assert holdout.leaves_samples(sizes) == (min(left) > 0)
+
+
 def test_large_federations_hold_out_one_part() -> None:
     assert Holdout.suggested(500) == Holdout(5, 5)
     assert Holdout.suggested(42_000) == Holdout(16, 1)

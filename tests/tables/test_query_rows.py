@@ -127,3 +127,9 @@ def test_a_frame_must_have_exactly_the_columns_of_the_schema() -> None:
         frame_rows(pandas.DataFrame({"age": [60], "sex": ["f"], "id": [1]}), None, SCHEMA)
     with refused("row 1: column 'sex' is 'x': give one of f (female), m (male)"):
         frame_rows(pandas.DataFrame({"age": [60, 61], "sex": ["f", "x"]}), None, SCHEMA)
+
+
+@pytest.mark.parametrize("cell", ["f", 10**400])
+def test_a_cell_of_a_frame_that_is_no_float_is_refused_by_its_column(cell: object) -> None:
+    with refused("column 'age' of the data frame has no numbers", "give numbers"):
+        frame_rows(pandas.DataFrame({"age": [cell]}), ("age",), None)

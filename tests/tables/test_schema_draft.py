@@ -86,5 +86,22 @@ def test_tables_that_give_no_schema_are_refused(table: Path, tmp_path: Path) -> 
     with refused("b.csv and", "differ in column 'colour'"):
         draft_schema([table, tmp_path / "b.csv"])
     (tmp_path / "c.csv").write_text("name\n" + "".join(f"person {i}\n" for i in range(40)))
-    with refused("column 'name' has 40 different texts", "--drop 'name'"):
+    with refused("column 'name' has 40 different texts", "--categories 'name'", "--drop 'name'"):
         draft_schema([tmp_path / "c.csv"])
+    with refused("--categories: ", "no input column 'nam'; did you mean 'name'?"):
+        draft_schema([tmp_path / "c.csv"], categories=["nam"])
+
+
+def test_codes_are_drafted_as_categories_also_where_they_are_many_or_numbers(tmp_path: Path) -> None:
+    rows = [f"D{i},{i % 3},,{'1,5' if i else 2}" for i in range(40)]
+    (tmp_path / "a.csv").write_text(
+        "\n".join(["code;ward;empty;dose", *(row.replace(",", ";", 3) for row in rows)]) + "\n"
+    )
+    path = tmp_path / "schema.yaml"
+    path.write_bytes(draft_schema([tmp_path / "a.csv"], categories=["code", "ward", "empty", "dose"]))
+    code, ward, empty, dose = TableSchema.load(path).columns
+    assert isinstance(code, CategoryColumn)
+    assert len(code.codes) == 40
+    assert ward == CategoryColumn("ward", categories={"0": "0", "1": "1", "2": "2"})
+    assert empty == NumberColumn("empty", missing=True)
+    assert dose == CategoryColumn("dose", categories={"1,5": "1,5", "2": "2"})

@@ -167,6 +167,9 @@ def schema(
     label: Annotated[str | None, typer.Option(help="The column to predict; it is left out.")] = None,
     client: Annotated[str | None, typer.Option(help="The column that names the client; it is left out.")] = None,
     drop: Annotated[list[str] | None, typer.Option(help="Another column to leave out; repeatable.")] = None,
+    categories: Annotated[
+        list[str] | None, typer.Option(help="A column of codes, up to 1,000 different ones; repeatable.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The file to write (default: print it).")] = None,
 ) -> None:
     """Draft a table schema for csv data: edit it, then give it to every client.
@@ -178,7 +181,7 @@ def schema(
     from feddrm.io.atomic import write_atomically
     from feddrm.tables.schema_draft import draft_schema
 
-    draft = draft_schema(files, [name for name in (label, client, *(drop or ())) if name])
+    draft = draft_schema(files, [name for name in (label, client, *(drop or ())) if name], categories or ())
     if out is None:
         typer.echo(draft.decode(), nl=False)
         return

@@ -319,10 +319,14 @@ def print_runs(folders: list[Path]) -> None:
     table = report_table(folders)
     print_table(table.header(), table.text_rows(), title=table.title)
     for folder in folders:
-        if collapsed := (RunReader(folder).summary() or {}).get("collapsed"):
+        summary = RunReader(folder).summary() or {}
+        if (collapsed := summary.get("collapsed")) is None:
+            continue
+        text = "one answer to all queries: its features do not tell the classes apart: give others (data, or --model)"
+        if summary.get("rounds") != 0:  # frozen features have no rounds and no learning rate
             ending = ", to the end" if collapsed["at_end"] else ""
-            typer.echo(
-                f"{folder}: training collapsed in {collapsed['rounds']} of {collapsed['of']} evaluated rounds{ending} "
-                f"(one answer to all queries): lower --lr, or try --clip 1 or --warmup",
-                err=True,
+            text = (
+                f"training collapsed in {collapsed['rounds']} of {collapsed['of']} evaluated rounds{ending} "
+                "(one answer to all queries): lower --lr, or try --clip 1 or --warmup"
             )
+        typer.echo(f"{folder}: {text}", err=True)

@@ -30,7 +30,7 @@ from feddrm.tables.column_kinds import FAR, NumberColumn, Usual
 from feddrm.tables.table_schema import TableSchema
 from feddrm.tasks import CLASSIFICATION, Task
 
-SCALE_RATIO = 100.0  # of the columns' largest and smallest standard deviation, beyond which a warning is given
+SCALE_RATIO = 100.0  # of the largest mean or standard deviation of a column to the smallest deviation: else a warning
 DEPLOYED = "deployed"  # the name of a federation whose samples stay at the sites
 
 
@@ -184,16 +184,19 @@ class Federation:
         """A warning for rows without a schema whose columns differ in scale by orders of magnitude; else None."""
         if len(self.shape) != 1 or self.schema is not None:
             return None
-        deviations = torch.cat([client.train.x for client in self.clients]).double().std(0).tolist()
-        spread = sorted((value, i) for i, value in enumerate(deviations) if value > 0)
-        if not spread or spread[-1][0] <= SCALE_RATIO * spread[0][0]:
+        x = torch.cat([client.train.x for client in self.clients]).double()
+        means, deviations = x.mean(0).abs().tolist(), x.std(0).tolist()
+        sizes = [(max(pair), i) for i, pair in enumerate(zip(means, deviations, strict=True))]
+        spread = [(value, i) for i, value in enumerate(deviations) if value > 0]
+        if not spread or max(sizes)[0] <= SCALE_RATIO * min(spread)[0]:
             return None
-        (low, small), (high, large) = spread[0], spread[-1]
+        (low, small), (high, large) = min(spread), max(sizes)
         columns = self.columns or tuple(f"x{i}" for i in range(self.shape[0]))
+        measure = "mean" if means[large] > deviations[large] else "standard deviation"
         return (
-            f"{self.name}: column '{columns[large]}' has a standard deviation of {high:.3g}, '{columns[small]}' of "
-            f"{low:.3g}, and nothing scales them: the network will hardly see the second. 'feddrm data schema "
-            f"FILE.csv' writes a schema that scales them, to be given as schema (--set data.schema=schema.yaml)"
+            f"{self.name}: column '{columns[large]}' has a {measure} of {high:.3g}, '{columns[small]}' a standard "
+            f"deviation of {low:.3g}, and nothing scales them: the network will hardly see the second. 'feddrm data "
+            f"schema FILE.csv' writes a schema that scales them, to be given as schema (--set data.schema=schema.yaml)"
         )
 
     @classmethod

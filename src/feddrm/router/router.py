@@ -384,9 +384,12 @@ def _reasons(abstain: Tensor, doubts: Mapping[str, Tensor]) -> tuple[str, ...]:
 
 def as_tensor(x: Tensor | NDArray[Any] | Sequence[Any]) -> Tensor:
     """Samples as a tensor, a copy where they are read-only (torch warns of that); other than numbers are an error."""
-    if isinstance(x, Tensor):
-        return x
-    try:
-        return torch.from_numpy(np.require(x, requirements=["C", "W"]))
-    except (TypeError, ValueError) as error:
-        raise FeddrmError("the samples are no array of numbers: give one row, or one image, for each") from error
+    if not isinstance(x, Tensor):
+        try:
+            array = np.asarray(x)
+            x = torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
+        except (TypeError, ValueError) as error:
+            raise FeddrmError("the samples are no array of numbers: give one row, or one image, for each") from error
+    if x.is_complex():  # torch would drop the imaginary parts
+        raise FeddrmError("the samples are complex numbers: give real ones")
+    return x

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -40,6 +41,10 @@ class Holdout:
         """Raise an error where nothing or everything is held out."""
         if self.parts < 2 or not 1 <= self.used <= self.parts:
             raise SettingError(f"holdout of {self.used} of {self.parts} parts: give two parts or more, and use some")
+
+    def leaves_samples(self, sizes: Sequence[int]) -> bool:
+        """Whether every fold leaves samples to fit: the first one holds out the only sample of a client with one."""
+        return any(self.remaining(size, 0) for size in sizes)
 
     def draw(self, client: int, size: int, seed: int, copies: int = 1) -> torch.Tensor:
         """The part of every sample of one client. The ``copies`` (crops) of a sample share its part."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from feddrm.errors import FeddrmError, quoted, short_list
-from feddrm.io.text import nfc, parse_float, parse_whole
+from feddrm.io.text import parse_float, parse_whole
 from feddrm.tables.column_kinds import (
     DECIMAL_POINT,
     MAX_FLOAT32,
@@ -24,9 +24,10 @@ from feddrm.tables.column_kinds import (
 from feddrm.tables.table_schema import TableSchema
 
 MOST_CATEGORIES = 30
-MOST_NAMED_CATEGORIES = 1000  # of a column that a person says has codes, such as diagnoses
+MOST_DECLARED_CATEGORIES = 1000  # of a column that a person says has codes, such as diagnoses
 MOST_ROWS = 2**53  # sums of more cannot be added in double precision
 AMONG_NUMBERS = "and most others are numbers: correct it, or empty the cell if the value is missing"
+NAME_IT = "name it in categories if these are codes"
 DECLARE = "describe it in a schema file ('feddrm data schema' writes a first one)"
 
 
@@ -34,7 +35,8 @@ DECLARE = "describe it in a schema file ('feddrm data schema' writes a first one
 class ColumnSums:
     """What clients tell of one column. A column of numbers has sums and no levels, one of text only levels.
 
-    ``squares`` is the sum of squared differences from the mean. ``missing`` says whether any cell is empty.
+    ``squares`` is the sum of squared differences from the mean. ``missing`` says whether any cell is empty,
+    ``declared`` whether a person named the column in ``categories``.
     """
 
     count: int = 0
@@ -42,6 +44,7 @@ class ColumnSums:
     squares: float = 0.0
     levels: frozenset[str] = frozenset()
     missing: bool = False
+    declared: bool = False
 
     def __add__(self, other: ColumnSums) -> ColumnSums:
         count = self.count + other.count
@@ -52,7 +55,12 @@ class ColumnSums:
             self.squares + other.squares + (step**2 * self.count * other.count / count if count else 0.0),
             self.levels | other.levels,
             self.missing or other.missing,
+            self.declared or other.declared,
         )
+
+    @property
+    def most_categories(self) -> int:
+        return MOST_DECLARED_CATEGORIES if self.declared else MOST_CATEGORIES
 
     @classmethod
     def of(
@@ -80,7 +88,7 @@ class ColumnSums:
                     raise FeddrmError(
                         f"{where(row)} is {quoted(known[row])}, {AMONG_NUMBERS}, or name the column in categories"
                     )
-                return cls(levels=frozenset(parsed), missing=bool(gaps))
+                return cls(levels=frozenset(parsed), missing=bool(gaps), declared=category)
             for row, text in known.items():
                 if not abs(parsed[text] or 0.0) <= MAX_FLOAT32:
                     raise FeddrmError(f"{where(row)} is {quoted(text)}, not a finite 32-bit number: correct it")
@@ -92,7 +100,11 @@ class ColumnSums:
         return cls(len(used), mean, squares, missing=not present.all())
 
     def __str__(self) -> str:
-        what = ", ".join(sorted(self.levels)) if self.levels else f"{self.count} numbers, mean {self.mean:g}"
+        what = (
+            short_list(sorted(self.levels), MOST_CATEGORIES)
+            if self.levels
+            else f"{self.count} numbers, mean {self.mean:g}"
+        )
         return f"{what}{', gaps' if self.missing else ''}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -107,15 +119,15 @@ class ColumnSums:
             texts = isinstance(values["levels"], list) and all(map(str.isprintable, sums.levels))
             numbers = type(sums.count) is int and 0 <= sums.count <= MOST_ROWS and abs(sums.mean) <= MAX_FLOAT32
             possible = numbers and 0 <= sums.squares <= sums.count * (2 * MAX_FLOAT32) ** 2
-            sound = possible and texts and isinstance(sums.missing, bool)
+            sound = possible and texts and {type(sums.missing), type(sums.declared)} == {bool}
         except (TypeError, KeyError) as error:
             raise FeddrmError("sums of columns of an unknown form: both ends need the same feddrm") from error
-        if not sound or (sums.levels and sums.count) or len(sums.levels) > MOST_CATEGORIES:
+        if not sound or (sums.count and (sums.levels or sums.declared)) or len(sums.levels) > sums.most_categories:
             raise FeddrmError("sums that no column can have: both ends need the same feddrm")
         return sums
 
-    def column(self, name: str, most: int = MOST_CATEGORIES, remedy: str = "") -> RawColumn:
-        """The column that these sums describe: numbers are standardised, texts become at most so many categories."""
+    def column(self, name: str) -> RawColumn:
+        """The column that these sums describe: numbers are standardised, texts become categories."""
         if not self.levels:
             # Six digits: the schema is then the same however the rows are divided among clients.
             deviation = math.sqrt(self.squares / self.count) if self.count else 0.0
@@ -130,8 +142,8 @@ class ColumnSums:
                 f"column '{name}' has the text {quoted(codes[0])} wherever it has one: drop it, it tells nothing "
                 f"(drop=['{name}']), or {DECLARE}"
             )
-        if len(codes) > most:
-            odd = odd_text(self.levels)
+        if len(codes) > self.most_categories:
+            odd, remedy = odd_text(self.levels), "" if self.declared else f"{NAME_IT}, "
             raise FeddrmError(
                 f"column '{name}' has {len(codes)} different texts, such as {quoted(odd)}: {correction(odd)}, "
                 f"drop the column if it names or describes a single row (drop=['{name}']), {remedy}or {DECLARE}"
@@ -202,10 +214,11 @@ def check_levels(sums: Mapping[str, ColumnSums], rows: int) -> None:
     """Refuse sums that would tell of single rows: texts that hardly repeat are names, numbers of files or remarks."""
     for name, column in sums.items():
         different = len(column.levels)
-        if different > min(MOST_CATEGORIES, rows // 2):
+        if different > min(column.most_categories, rows // 2):
+            remedy = f"{NAME_IT}, " if different <= rows // 2 and not column.declared else ""
             raise FeddrmError(
                 f"column '{name}' has {different} different texts in {rows} rows: they would leave this site: "
-                f"drop it if it names or describes a single row (drop: ['{name}']), or {DECLARE}"
+                f"drop it if it names or describes a single row (drop: ['{name}']), {remedy}or {DECLARE}"
             )
         if odd := [text for text in column.levels if not text.isprintable()]:
             raise FeddrmError(f"column '{name}' has the text {quoted(odd[0])}: write it with printable characters")
@@ -228,15 +241,9 @@ def merge_sums(columns: Sequence[str], clients: Mapping[str, Mapping[str, Column
     return total
 
 
-def schema_from_sums(sums: Mapping[str, ColumnSums], categories: Collection[str] | None = None) -> TableSchema:
-    """The schema of all clients from the sums of their columns, by name.
-
-    In one process, columns in ``categories`` may have more of them; None where levels leave their sites.
-    """
-    named = set(map(nfc, categories or ()))
-    remedy = "" if categories is None else "name it in categories if these are codes, "
-    limits = {name: MOST_NAMED_CATEGORIES if name in named else MOST_CATEGORIES for name in sums}
-    schema = TableSchema(tuple(column.column(name, limits[name], remedy) for name, column in sums.items()))
+def schema_from_sums(sums: Mapping[str, ColumnSums]) -> TableSchema:
+    """The schema of all clients from the sums of their columns, by name."""
+    schema = TableSchema(tuple(column.column(name) for name, column in sums.items()))
     schema.check()
     return schema
 

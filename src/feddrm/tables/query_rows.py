@@ -76,7 +76,7 @@ def frame_rows(frame: Any, columns: tuple[str, ...] | None, schema: TableSchema 
     for name in wanted:
         try:
             values.append(rows[name].to_numpy(dtype=np.float32))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise FeddrmError(f"column '{name}' of the data frame has no numbers ({error}): give numbers") from error
     return np.stack(values, axis=1)
 

@@ -14,6 +14,7 @@ from feddrm.tables.column_kinds import DECIMAL_POINT, CategoryColumn, NumberColu
 from feddrm.tables.column_sums import (
     AMONG_NUMBERS,
     MOST_CATEGORIES,
+    MOST_DECLARED_CATEGORIES,
     correction,
     decimal_comma,
     distinct_codes,
@@ -29,14 +30,17 @@ HEADER = """\
 # or replace them by round constants that everybody knows.
 # Add title and unit, labels of categories ({1: typical angina, 2: atypical angina}), 'missing: true' where a cell of
 # any client may be empty, and minimum and maximum: values outside are flagged. A column of codes that are no
-# measurement needs 'kind: category'.
+# measurement needs 'kind: category' ('--categories NAME' drafts it so).
 """
 
 
-def draft_schema(paths: Sequence[Path], leave_out: Sequence[str] = ()) -> bytes:
-    """A schema file for the columns of some tables, except those that are no inputs (label, client, identifiers)."""
+def draft_schema(paths: Sequence[Path], leave_out: Sequence[str] = (), categories: Sequence[str] = ()) -> bytes:
+    """A schema file for the columns of some tables, except those that are no inputs (label, client, identifiers).
+
+    Columns in ``categories`` are codes, also where they are numbers or many.
+    """
     tables = [read_table(path) for path in paths]
-    other = set(map(nfc, leave_out))
+    other, declared = set(map(nfc, leave_out)), set(map(nfc, categories))
     for name in other:
         if not any(name in table.header for table in tables):
             raise FeddrmError(f"{paths[0]} has no column '{name}' to leave out{nearest(name, tables[0].header)}")
@@ -44,29 +48,32 @@ def draft_schema(paths: Sequence[Path], leave_out: Sequence[str] = ()) -> bytes:
     for table in tables[1:]:
         if difference := sorted((set(table.header) - other) ^ set(names)):
             raise FeddrmError(f"{table.path} and {paths[0]} differ in column '{difference[0]}': give like tables")
-    schema = TableSchema(tuple(_column(name, tables) for name in names))
+    if unknown := sorted(declared - set(names)):
+        raise FeddrmError(f"--categories: {paths[0]} has no input column '{unknown[0]}'{nearest(unknown[0], names)}")
+    schema = TableSchema(tuple(_column(name, tables, name in declared) for name in names))
     schema.check()
     return HEADER.encode() + yaml_bytes(schema.as_dict())
 
 
-def _column(name: str, tables: Sequence[CsvTable]) -> RawColumn:
+def _column(name: str, tables: Sequence[CsvTable], declared: bool) -> RawColumn:
     places = [(table, row, table.header.index(name)) for table in tables for row in range(len(table.rows))]
     cells = {i: table.rows[row][index] for i, (table, row, index) in enumerate(places)}
     known = {i: cell for i, cell in cells.items() if not is_missing(cell)}
     missing = len(known) < len(cells)
     numbers = {parse_float(cell) for cell in known.values()}
-    if None not in numbers and len(numbers) != 2:
+    if None not in numbers and len(numbers) != 2 and not (declared and numbers):
         values = [table.number(row, index) for table, row, index in (places[i] for i in known)]
         centre, scale = _constants(np.array(values))
         return NumberColumn(name, missing=missing, centre=centre, scale=scale)
-    if (i := decimal_comma(known)) is not None:
+    remedy = f"draft it as codes (--categories '{name}')"
+    if not declared and (i := decimal_comma(known)) is not None:
         table, row, _ = places[i]
-        raise FeddrmError(f"{table.place(row)}: column '{name}' is {quoted(known[i])}: {DECIMAL_POINT}")
-    if (i := text_among_numbers(known)) is not None:
+        raise FeddrmError(f"{table.place(row)}: column '{name}' is {quoted(known[i])}: {DECIMAL_POINT}, or {remedy}")
+    if not declared and (i := text_among_numbers(known)) is not None:
         table, row, _ = places[i]
         raise FeddrmError(
-            f"{table.place(row)}: column '{name}' is {quoted(known[i])}, {AMONG_NUMBERS}, or leave the column out "
-            f"(--drop '{name}')"
+            f"{table.place(row)}: column '{name}' is {quoted(known[i])}, {AMONG_NUMBERS}, {remedy}, or leave the "
+            f"column out (--drop '{name}')"
         )
     codes = distinct_codes(set(known.values()))
     if len(codes) == 1:
@@ -74,11 +81,11 @@ def _column(name: str, tables: Sequence[CsvTable]) -> RawColumn:
             f"column '{name}' has the text {quoted(codes[0])} wherever it has one: leave it out, it tells nothing "
             f"(--drop '{name}')"
         )
-    if len(codes) > MOST_CATEGORIES:
+    if len(codes) > (MOST_DECLARED_CATEGORIES if declared else MOST_CATEGORIES):
         odd = odd_text(codes)
         raise FeddrmError(
             f"column '{name}' has {len(codes)} different texts, such as {quoted(odd)}: "
-            f"{correction(odd)}, or leave the column out (--drop '{name}')"
+            f"{correction(odd)}, {'' if declared else f'{remedy}, '}or leave the column out (--drop '{name}')"
         )
     return CategoryColumn(name, missing=missing, categories={code: code for code in codes})
 

@@ -65,24 +65,24 @@ def test_quantiles_of_the_training_events(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([], "brca.csv has no rows: get FLamby's file"),
-        (["TCGA-R0-0,50,0,0.0,3.5"], "T=3.5, E=0.0: give whole days and 0 or 1"),
-        (["TCGA-R0-0,50,0,2,3"], "patient 'TCGA-R0-0': T=3, E=2"),
+        ([], "brca.csv has a header but no rows: add some"),
+        (["TCGA-R0-0,50,0,0.0,3.5"], "brca.csv, row 2: column 'T' is '3.5': give whole days from 0 up"),
+        (["TCGA-R0-0,50,0,0.0,1" + "0" * 30], "brca.csv, row 2: column 'T' is '1000"),
+        (["TCGA-R0-0,50,0,2,3"], "brca.csv, row 2: column 'E' is '2': give 1 if the event was seen, else 0"),
         (["TCGA-R0-0,old,0,0.0,3.0"], "column 'age_at_index'"),
-        (["TCGA-R0-0,50,0,0.0"], "row 2: 4 cells for 5 columns: get FLamby's file"),
+        (["TCGA-R0-0,150,0,0.0,3.0"], "column 'age_at_index' is 150: outside 0..120 years"),
+        (["TCGA-R0-0,50,0,0.0"], "row 2: 4 cells, but the header has 5"),
         (["TCGA-R9-0,50,0,0.0,3.0"], "patient 'TCGA-R0-0' has no row, region or part"),
     ],
 )
 def test_rows_that_cannot_be(folder: Path, rows: list[str], message: str) -> None:
-    if message.startswith(("T=", "patient 'TCGA-R0-0': T", "column")):
-        rows = [*rows, *(folder / "brca.csv").read_text().splitlines()[3:]]
     write(folder, rows)
-    with refused(message):
+    with refused(message, "or get FLamby's files"):
         load("tcga_brca", data_dir=str(folder), edges=[50, 250])
 
 
 def test_a_missing_column_and_missing_files(folder: Path) -> None:
-    (folder / "train_test_split.csv").write_text("pid,part\n")
+    (folder / "train_test_split.csv").write_text("pid,part\nTCGA-R0-0,train\n")
     with refused("train_test_split.csv has no column 'fold'"):
         load("tcga_brca", data_dir=str(folder))
     (folder / "centers.csv").unlink()

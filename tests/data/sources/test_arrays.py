@@ -219,6 +219,8 @@ def test_wrong_x_is_refused() -> None:
         x[4, 2] = value
         with refused(f"client 'lima': X[4, 2] is {word}", "finite", "leave out the row or column"):
             from_arrays(bad_x(x))
+    with refused("client 'lima': X[1, 0] is 1000", "not a finite 32-bit number"):
+        from_arrays(bad_x([[1, 2, 3], [10**400, 2, 3]]))
     with refused("client 'lima': X has masked"):
         from_arrays(bad_x(np.ma.masked_less(rows(), 3)))
     with refused("training data of client 'lima'", "(4,)", "(3,)", "one shape"):

@@ -84,6 +84,8 @@ def test_what_a_site_with_an_automatic_schema_will_tell_is_shown(site: Path) -> 
     assert re.fullmatch(r"2: age \(2\d numbers, mean [\d.]+, gaps\), sex \(f, m\)", text)
     change(site, data={"csv": "visits.csv", "label": "outcome", "schema": "auto", "categories": ["age"]})
     assert "column 'age' has 40 different texts in 41 rows" in found(site)["data"].text
+    (site / "visits.csv").write_text("\n".join(["outcome,age,sex", *rows, *rows]) + "\n")
+    assert re.fullmatch(r"2: age \(0, 1, 10, .*, ...; 40 in all\), sex \(f, m\)", found(site)["columns"].text)
 
 
 def test_variants_of_spelling_and_few_samples_are_warned_of(site: Path) -> None:

@@ -142,6 +142,30 @@ def test_a_broken_file_of_arrays_is_refused_in_one_line(damage: str, tmp_path: P
         read_site_dataset("oslo", {"npz": "own.npz"}, tmp_path)
 
 
+def test_labels_of_arrays_are_read_as_in_one_process(tmp_path: Path) -> None:
+    """A site with 0.0 and 1.0 would else have other classes than one with 0 and 1, and a column those of lists."""
+    x, y = np.zeros((6, 2)), np.arange(6) % 2
+    np.savez(tmp_path / "own.npz", x=x, y=y.astype(float))
+    assert read_site_dataset("oslo", {"npz": "own.npz"}, tmp_path).classes == ("0", "1")
+    for wrong, complaint in (
+        (y[:, None], r"y has shape \(6, 1\).* y\.ravel\(\)"),
+        (np.array([0, 1, 0, 1, 0, np.nan]), r"y\[5\] is nan, not a class"),
+    ):
+        np.savez(tmp_path / "own.npz", x=x, y=wrong)
+        with pytest.raises(FeddrmError, match=rf"site\.yaml: data: .*own\.npz: {complaint}"):
+            read_site_dataset("oslo", {"npz": "own.npz"}, tmp_path)
+
+
+def test_arrays_of_several_clients_are_no_data_of_one_site(tmp_path: Path) -> None:
+    """One process takes such a file. A site would train on all of its rows as if they were its own."""
+    arrays = {"x": np.zeros((6, 2)), "y": np.arange(6) % 2}
+    np.savez(tmp_path / "own.npz", **arrays, client=np.array(["oslo"] * 6))
+    assert read_site_dataset("oslo", {"npz": "own.npz"}, tmp_path).classes == ("0", "1")
+    np.savez(tmp_path / "own.npz", **arrays, client=np.array(["oslo", "lima"] * 3))
+    with refused("own.npz has rows of several clients (lima, oslo): give the rows of this site alone"):
+        read_site_dataset("oslo", {"npz": "own.npz"}, tmp_path)
+
+
 @pytest.mark.slow
 def test_tables_of_three_sites_train_together(tmp_path: Path) -> None:
     """A class that only one site has is known to all."""

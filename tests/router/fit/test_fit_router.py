@@ -21,6 +21,7 @@ from feddrm.router.fit.calibration import STRANGER
 from feddrm.router.fit.cohort import Cohort, FitRequest
 from feddrm.router.policy import by_rule, consult
 from feddrm.threads import intra_op_threads
+from refusal import refused
 
 WIDTH, CLASSES = 150, 3
 
@@ -160,3 +161,20 @@ def test_many_clients_choose_on_some_and_fit_all(monkeypatch: pytest.MonkeyPatch
     assert same_ridge.chosen["router"]["ridge"] == pytest.approx(fitted.chosen["router"]["ridge"])
     away = fitted.router.weight - same_ridge.router.weight
     assert (away - away.mean(0)).abs().max() < 0.02 * same_ridge.router.weight.abs().max()
+
+
+@pytest.mark.parametrize("few_messages", [False, True])
+def test_one_training_sample_at_every_client_is_refused_with_the_reason(few_messages: bool) -> None:
+    federation = Federation.from_arrays(made(0, *[1] * 8), test=made(0, *[1] * 8))
+    with refused("each of the 8 clients has 1 training sample", "give clients at least 2"):
+        fit_router(None, {}, federation, RouterSettings(features="raw", few_messages=few_messages))
+
+
+@pytest.mark.parametrize("larger", range(4))
+def test_clients_with_one_sample_are_fitted_beside_a_larger_one(larger: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not the larger one is among the clients that compare recipes."""
+    monkeypatch.setattr(fit_router_module, "MANY", 2)
+    sizes = [4 if i == larger else 1 for i in range(4)]
+    federation = Federation.from_arrays(made(0, *sizes), test=made(0, *sizes))
+    fitted = fit_router(None, {}, federation, RouterSettings(features="raw", heads=False))
+    assert bool(fitted.router.weight.isfinite().all())

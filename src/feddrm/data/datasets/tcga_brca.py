@@ -7,30 +7,26 @@ three files, in ``flamby/datasets/fed_tcga_brca``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
 import torch
 
 from feddrm.data.client import Client, Split
 from feddrm.data.datasets.base import FileDataset
 from feddrm.data.federation import Federation
-from feddrm.errors import FeddrmError, SettingError, TableError
+from feddrm.data.sources.csv_tables import Roles, read_raw_table
+from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.data_files import obtain
 from feddrm.io.official_files import alternatives
-from feddrm.io.text import parse_float, read_csv
 from feddrm.tables.column_kinds import NumberColumn
+from feddrm.tables.csv_file import read_table
 from feddrm.tables.table_schema import TableSchema
 from feddrm.tasks import Survival
 
 AGE, TIME, EVENT, PATIENT = "age_at_index", "T", "E", "pid"
 REGIONS = ("Northeast", "South", "West", "Midwest", "Europe", "Canada")  # in FLamby's order
-REMEDY = "get FLamby's file"
-
-Row = Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -55,21 +51,10 @@ class TcgaBrca(FileDataset):
 
     def load(self) -> Federation:
         paths = obtain(self.name, alternatives(self.name), (), data_dir=self.data_dir, download=False)
-        patients, centres, split = (read_rows(path) for path in paths)
-        by_id = {row[PATIENT]: row for row in patients}
-        regions = {row["TSS Code"]: row["Region"] for row in centres}
-        schema = schema_of(tuple(name for name in patients[0] if name not in (PATIENT, TIME, EVENT)))
-        samples: dict[str, dict[str, list[Row]]] = {region: {"train": [], "test": []} for region in REGIONS}
-        for row in split:
-            patient = row[PATIENT]
-            parts = samples.get(regions.get("".join(patient.split("-")[1:2]), ""), {})
-            if patient not in by_id or row["fold"] not in parts:
-                raise FeddrmError(f"{paths[2]}: patient '{patient}' has no row, region or part: {REMEDY}")
-            parts[row["fold"]].append(by_id[patient])
-        clients = tuple(
-            Client(region, encode(parts["train"], schema, paths[0]), encode(parts["test"], schema, paths[0]))
-            for region, parts in samples.items()
-        )
+        try:
+            clients, schema = read_clients(*paths)
+        except FeddrmError as error:
+            raise FeddrmError(f"{error}, or get FLamby's files") from error
         pooled = torch.cat([client.train.y for client in clients])
         task = Survival(self.edges) if self.edges else Survival.by_quantiles(pooled, self.intervals)
         return Federation(
@@ -90,34 +75,24 @@ def schema_of(features: tuple[str, ...]) -> TableSchema:
     return TableSchema(tuple(age if name == AGE else NumberColumn(name, minimum=0, maximum=1) for name in features))
 
 
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a file by the names of its columns."""
-    (_, header), *rows = read_csv(path, REMEDY) or [(1, [])]
-    needed = {"brca.csv": {PATIENT, AGE, TIME, EVENT}, "centers.csv": {"TSS Code", "Region"}}
-    if missing := needed.get(path.name, {PATIENT, "fold"}) - set(header):
-        raise FeddrmError(f"{path} has no column '{min(missing)}': {REMEDY}")
-    if not rows:
-        raise FeddrmError(f"{path} has no rows: {REMEDY}")
-    for line, cells in rows:
-        if len(cells) != len(header):
-            raise FeddrmError(f"{path}, row {line}: {len(cells)} cells for {len(header)} columns: {REMEDY}")
-    return [dict(zip(header, cells, strict=True)) for _, cells in rows]
-
-
-def encode(rows: list[Row], schema: TableSchema, path: Path) -> Split:
-    """The samples and labels of some patients."""
-    targets = []
-    for row in rows:
-        days, event = parse_float(row[TIME]), parse_float(row[EVENT])
-        if days is None or not days >= 0 or not days.is_integer() or event not in (0, 1):
-            where = f"{path}, patient '{row[PATIENT]}'"
-            raise FeddrmError(f"{where}: T={row[TIME]}, E={row[EVENT]}: give whole days and 0 or 1, or {REMEDY}")
-        targets.append((int(days), int(event)))
-    try:
-        values = schema.read(
-            [[row[name] for name in schema.names] for row in rows], lambda i: f"{path}, patient '{rows[i][PATIENT]}'"
-        )
-    except TableError as error:
-        raise FeddrmError(f"{error}: {REMEDY}") from error
-    days_and_events = torch.from_numpy(np.array(targets, dtype=np.int64).reshape(-1, 2))
-    return Split(torch.from_numpy(schema.encode(values)), Survival.labels(*days_and_events.T))
+def read_clients(patients: Path, centres: Path, split: Path) -> tuple[tuple[Client, ...], TableSchema]:
+    """The regions from the tables of patients, of centres and of the division, and the schema of the features."""
+    table = read_raw_table(patients, "brca", Roles(TIME, drop=(PATIENT,), event=EVENT), None, as_text=True)
+    schema = schema_of(table.columns)
+    samples = table.samples(schema)
+    rows = {patient: row for row, patient in enumerate(read_table(patients).column(PATIENT, "the patient"))}
+    places, division = read_table(centres), read_table(split)
+    codes, names = places.column("TSS Code", "the centre"), places.column("Region", "the region")
+    regions = dict(zip(codes, names, strict=True))
+    parts: dict[str, dict[str, list[int]]] = {region: {"train": [], "test": []} for region in REGIONS}
+    for patient, fold in zip(division.column(PATIENT, "the patient"), division.column("fold", "the part"), strict=True):
+        own = parts.get(regions.get("".join(patient.split("-")[1:2]), ""), {})
+        if patient not in rows or fold not in own:
+            raise FeddrmError(f"{split}: patient '{patient}' has no row, region or part: correct it")
+        own[fold].append(rows[patient])
+    x, y = torch.from_numpy(samples.x), torch.tensor(samples.labels)
+    clients = [
+        Client(region, Split(x[own["train"]], y[own["train"]]), Split(x[own["test"]], y[own["test"]]))
+        for region, own in parts.items()
+    ]
+    return tuple(clients), schema

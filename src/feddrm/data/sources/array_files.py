@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feddrm.data.sources.arrays import ArraySource
-from feddrm.data.sources.labelled_samples import FederationParts
+from feddrm.data.sources.arrays import ArraySource, plain_labels
+from feddrm.data.sources.labelled_samples import FederationParts, Label
 from feddrm.errors import FeddrmError, quoted
 from feddrm.io.tensors import BROKEN_NPZ
 from feddrm.tables.column_kinds import MISSING
 
-ClientArrays = dict[str, tuple[NDArray[Any], list[Any]]]
+ClientArrays = dict[str, tuple[NDArray[Any], list[Label]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class ArrayFileSource:
         return FederationParts(**{**vars(parts), "source": str(path)})
 
 
-def read_arrays(path: Path) -> tuple[NDArray[Any], list[Any], list[str] | None]:
+def read_arrays(path: Path) -> tuple[NDArray[Any], list[Label], list[str] | None]:
     """Samples, labels and, where the file has them, the names of their clients."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
@@ -56,11 +56,15 @@ def read_arrays(path: Path) -> tuple[NDArray[Any], list[Any], list[str] | None]:
     for name, array in (("x", x), ("y", y)):
         if not array.ndim:
             raise FeddrmError(f"{path}: {name} is a single value: give an array with one entry per sample")
+    labels = plain_labels(f"{path}: y", y)
     if clients is None:
-        return x, y.tolist(), None
+        return x, labels, None
     if clients.shape != x.shape[:1]:
-        raise FeddrmError(f"{path}: client has shape {clients.shape} for {len(x)} samples: give one name per sample")
-    return x, y.tolist(), [_client_name(path, row, name) for row, name in enumerate(clients.tolist())]
+        raise FeddrmError(
+            f"{path}: client has shape {clients.shape} for {len(x)} samples: give one name per sample (a column: "
+            "client.ravel())"
+        )
+    return x, labels, [_client_name(path, row, name) for row, name in enumerate(clients.tolist())]
 
 
 def _client_name(path: Path, row: int, value: Any) -> str:

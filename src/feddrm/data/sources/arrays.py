@@ -24,6 +24,9 @@ from feddrm.data.sources.labelled_samples import (
 from feddrm.errors import FeddrmError, quoted, short_list
 from feddrm.io.run_files import check_client_names
 from feddrm.io.text import nfc
+from feddrm.tables.column_kinds import MAX_FLOAT32
+
+NOT_FINITE = "not a finite 32-bit number: fill it in, or leave out the row or column"
 
 Array = NDArray[Any] | Tensor | Sequence[Any]
 Arrays = Mapping[str, tuple[Array, Array]] | Sequence[tuple[str, tuple[Array, Array]]]
@@ -143,7 +146,7 @@ def _samples(where: str, arrays: tuple[Any, Any]) -> LabelledSamples:
         )
     if 0 in x.shape:
         raise FeddrmError(f"{where}: X has shape {x.shape}, there are no samples: give some or leave the client out")
-    labels = _plain_labels(f"{where}: y", arrays[1])
+    labels = plain_labels(f"{where}: y", arrays[1])
     if len(labels) != len(x):
         raise FeddrmError(f"{where}: X has {len(x)} samples, y {len(labels)} labels: give one label per sample")
     values = _rows(f"{where}: X", x) if x.ndim == 2 else _pixels(f"{where}: X", _channels_first(where, x, arrays[0]))
@@ -208,17 +211,18 @@ def _rows(where: str, x: NDArray[Any]) -> NDArray[np.float32]:
                 raise FeddrmError(
                     f"{where}[{i}, {j}] is {quoted(value)}, not a number: encode it or leave the column out"
                 )
+            if isinstance(value, int) and abs(value) > MAX_FLOAT32:  # NumPy cannot convert it
+                raise FeddrmError(f"{where}[{i}, {j}] is {quoted(value)}, {NOT_FINITE}")
     with np.errstate(over="ignore"):
         rows = x.astype(np.float32)
     if not (finite := np.isfinite(rows)).all():
         i, j = np.argwhere(~finite)[0]
-        raise FeddrmError(
-            f"{where}[{i}, {j}] is {x[i, j]}, not a finite 32-bit number: fill it in, or leave out the row or column"
-        )
+        raise FeddrmError(f"{where}[{i}, {j}] is {x[i, j]}, {NOT_FINITE}")
     return rows
 
 
-def _plain_labels(where: str, value: Any) -> list[Label]:
+def plain_labels(where: str, value: Any) -> list[Label]:
+    """Labels as whole numbers or text; an error names the first one that is neither."""
     if not isinstance(value, list | tuple):
         value = _plain_array(where, value)
         if value.ndim != 1:

@@ -267,7 +267,7 @@ def _schema_from_sums(
     parts = {client: (rows, counted[client]) for client, rows in train.items()}
     parts |= {f"{client} (test)": (rows, np.zeros(len(rows.cells), dtype=bool)) for client, rows in test.items()}
     told = {client: RawTable(columns, rows).sums(used.tolist(), categories) for client, (rows, used) in parts.items()}
-    return schema_from_sums(merge_sums(columns, told), categories)
+    return schema_from_sums(merge_sums(columns, told))
 
 
 def _rows_by_client(

@@ -18,7 +18,7 @@ from feddrm.data.sources.images import read_images
 from feddrm.data.sources.labelled_samples import Division, LabelledSamples, divide
 from feddrm.deploy.rotating_log import log
 from feddrm.deploy.site.site_status import CONFIG
-from feddrm.errors import FeddrmError, SettingError
+from feddrm.errors import FeddrmError, SettingError, short_list
 from feddrm.registry import nearest
 from feddrm.tables.column_sums import ColumnSums, check_levels
 from feddrm.tables.table_schema import TableSchema
@@ -134,7 +134,7 @@ def _read(name: str, data: Mapping[str, Any], base: Path) -> SiteDataset:
     path = base / data[kind]
     if kind == "csv":
         return _table(name, base, data, division)
-    x, labels = _images(path, data) if kind == "folder" else read_arrays(path)[:2]
+    x, labels = _images(path, data) if kind == "folder" else _arrays(path)
     text = [str(label) for label in labels]
     return SiteDataset(name, sorted_classes(set(text)), None, False, None, x, text, **division)
 
@@ -182,6 +182,14 @@ def _share(name: str, data: Mapping[str, Any]) -> SiteDataset:
         raise SettingError(f"client={number!r}: '{data['dataset']}' has shares 0 to {len(whole) - 1}")
     own = replace(whole.clients[number], name=name)
     return SiteDataset(name, whole.classes, whole.columns, whole.crop is not None, own, schema=whole.schema)
+
+
+def _arrays(path: Path) -> tuple[Any, list[Any]]:
+    """Samples and labels of one site. A file of several clients, as one process takes it, would train here on all."""
+    x, labels, clients = read_arrays(path)
+    if len(names := sorted(set(clients or ()))) > 1:
+        raise FeddrmError(f"{path} has rows of several clients ({short_list(names)}): give the rows of this site alone")
+    return x, labels
 
 
 def _images(path: Path, data: Mapping[str, Any]) -> tuple[Any, list[Any]]:

@@ -123,6 +123,11 @@ def fit_cohort(cohort: Cohort, trunk: Trunk, settings: RouterSettings, on_step: 
     clock, facts = Clock(), cohort.facts
     usable, recipes, everything = worth_trying(trunk, facts, settings)
     holdout = settings.holdout or Holdout.suggested(facts.samples)
+    if not holdout.leaves_samples(facts.sizes):
+        raise FeddrmError(
+            f"each of the {len(facts.names)} clients has 1 training sample: held out, it leaves nothing to fit: give "
+            "clients at least 2 training samples"
+        )
     report("features")
     cohort.measure(everything, usable, holdout)
     clock("features")
@@ -183,6 +188,8 @@ def choose_on_some(
     their mean falls with the number of samples.
     """
     some = cohort.some(MANY)
+    if not holdout.leaves_samples(some.facts.sizes):
+        some = cohort
     design, chosen, trials = choose_recipe(clients_apart(some, settings), recipes, holdout, on_step)
     if some is cohort:
         return design, chosen, trials, len(cohort.facts.names)
