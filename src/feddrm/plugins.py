@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from feddrm.errors import FeddrmError
+from feddrm.typed_settings import typed_arguments
 
 if TYPE_CHECKING:
     from importlib import metadata
@@ -39,6 +40,7 @@ _files: dict[str, PluginFile] = {}  # by the name of their module
 _packages: dict[str, metadata.Distribution] = {}  # by the name of the imported module
 
 
+@typed_arguments
 def load_plugin(path: str | Path) -> None:
     """Execute a Python file. The methods, models and datasets that it defines can be used by name from then on.
 

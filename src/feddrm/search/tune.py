@@ -30,6 +30,7 @@ from feddrm.search.method_search import MethodSearch
 from feddrm.search.search_page import search_page
 from feddrm.search.trial import GOALS, SearchTask, TimeIsUp, Trial, goal_scores
 from feddrm.tasks import require_classes
+from feddrm.typed_settings import typed_arguments
 
 SETTINGS, TRIALS, PAGE, LOCK = "tune.yaml", "trials.json", "tune.html", "lock"
 PAGE_SECONDS = 20.0  # between two drawings of the page while a search goes on
@@ -52,6 +53,7 @@ class TuneResult:
     finished: bool
 
 
+@typed_arguments
 def tune(  # noqa: PLR0913 (the public signature)
     data: str | Federation,
     methods: str | Method | Sequence[str | Method] = "feddrm",
