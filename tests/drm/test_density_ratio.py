@@ -113,6 +113,19 @@ def test_dependent_functions_are_refused_without_a_ridge() -> None:
     assert fit.xi[1, 0] == pytest.approx(fit.xi[1, 1])
 
 
+def test_rows_with_labels_are_refused_with_the_call_that_fits_them() -> None:
+    rng = np.random.default_rng(0)
+    y = np.arange(60) % 2
+    x = rng.normal(0, 1, (60, 2)) + y[:, None] / 2
+    with refused("rows X with labels y are {name: X[y == name] for name in np.unique(y)}"):
+        DensityRatioModel("identity").fit(x, y)  # type: ignore[arg-type]
+    assert DensityRatioModel("identity").fit({name: x[y == name] for name in np.unique(y)}).names == ("0", "1")
+    with refused("table of type ndarray: give a data frame, or a dict from column names to values"):
+        DensityRatioModel("identity").fit_table(x, "y")
+    with refused("columns of type ndarray: give a list, each item text"):
+        DensityRatioModel("identity").fit([x[:30], x[30:]], y)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("basis", "far"), [("normal", 1e8), ("normal", 1e9), ("polynomial(3)", 1e7)])
 def test_powers_that_differ_by_rounding_alone_are_refused(basis: str, far: float) -> None:
     rng = np.random.default_rng(0)
@@ -124,6 +137,8 @@ def test_powers_that_differ_by_rounding_alone_are_refused(basis: str, far: float
     ("samples", "says"),
     [
         ([[1.0, 2.0]], "two populations"),
+        (3, "samples=3: give a dict or a list"),
+        (np.ones((2, 9)), "give one array per population, as [a, b] or {name: array}"),
         ({"a": [1.0, 2.0], "b": [1.0]}, "population 'b' has 1 observations"),
         ({"a": [1.0, 2.0], "b": [1.0, np.nan]}, "population 'b': observation 2 is missing or infinite"),
         ({"a": [1.0, 2.0], "b": np.ones((2, 2))}, "population 'b' has 5 basis functions"),
