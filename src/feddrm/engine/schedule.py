@@ -146,7 +146,7 @@ class RoundSchedule:
     def stage(self, round: int) -> Stage:
         """Training first, tuning in the last rounds."""
         tuned = self.plan.rounds - self.method.tuning_rounds(self.plan.rounds)
-        return Stage(self.plan.local_steps, round > tuned, round, self.plan.rounds)
+        return Stage(self.plan.local_steps, round > tuned, round, self.plan.rounds, self.plan.rate(round))
 
     def answering(self, round: int) -> tuple[int, ...]:
         """The clients that answer, in client order."""
