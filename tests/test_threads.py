@@ -69,6 +69,53 @@ def test_onednn_is_off_for_small_products_and_restored() -> None:
     assert torch.backends.mkldnn.enabled
 
 
+def test_a_thread_waits_while_another_needs_the_other_position_of_the_onednn_switch() -> None:
+    """Else the last bits of two trainings in two threads would depend on when each of them begins and ends."""
+    onednn, entered, leave = torch.backends.mkldnn, threading.Event(), threading.Event()
+    seen: list[tuple[str, bool]] = []
+
+    def compute(name: str, largest: float) -> None:
+        with without_onednn_if_small(largest):
+            seen.append((name, onednn.enabled))
+            if name == "small":
+                entered.set()
+                leave.wait(10)
+                seen.append((name, onednn.enabled))
+
+    small = threading.Thread(target=compute, args=("small", 0))
+    small.start()
+    entered.wait(10)
+    others = [threading.Thread(target=compute, args=args) for args in (("large", SMALL_PRODUCT + 1), ("also small", 0))]
+    for thread in others:
+        thread.start()
+    others[1].join(10)  # threads of one kind do not wait for each other
+    leave.set()
+    for thread in (small, *others):
+        thread.join(10)
+    assert seen == [("small", False), ("also small", False), ("small", False), ("large", True)]
+    assert onednn.enabled
+
+
+def test_a_thread_gives_the_onednn_switch_away_while_its_own_inner_block_waits() -> None:
+    """Two threads that compute with oneDNN and go on without it must not wait for each other for ever."""
+    barrier, seen = threading.Barrier(2, timeout=10), []
+
+    def compute() -> None:
+        with without_onednn_if_small(SMALL_PRODUCT + 1):
+            barrier.wait()
+            with without_onednn_if_small(0):
+                seen.append(torch.backends.mkldnn.enabled)
+            seen.append(torch.backends.mkldnn.enabled)
+
+    threads = [threading.Thread(target=compute, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert sorted(seen) == [False, False, True, True]
+    assert torch.backends.mkldnn.enabled
+
+
 @pytest.mark.parametrize(("samples", "threads"), [(10, 1), (FEW_SAMPLES - 1, 1), (FEW_SAMPLES, 2)])
 def test_a_fit_on_few_samples_uses_one_thread_and_no_onednn(
     samples: int, threads: int, monkeypatch: pytest.MonkeyPatch

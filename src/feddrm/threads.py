@@ -8,6 +8,7 @@ of cores.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -52,6 +53,11 @@ def intra_op_threads(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+_turn = threading.Condition()
+_with_onednn: dict[int, bool] = {}  # by thread in a block: whether it computes with oneDNN
+_usual = True  # whether oneDNN is on outside of all blocks
+
+
 @contextmanager
 def without_onednn_if_small(largest: float) -> Iterator[None]:
     """Switch oneDNN off if the largest matrix product has few multiplications.
@@ -59,16 +65,34 @@ def without_onednn_if_small(largest: float) -> Iterator[None]:
     On ARM, oneDNN needs about 0.6 ms for each product before it computes anything: 617 us instead of
     33 us for 32 x 64 by 64 x 128. It is faster only beyond about 25 million multiplications (two
     Neoverse-N1 cores, torch 2.13.0). On x86, torch does not use oneDNN for these products.
+
+    The switch is one for the whole process and changes the last bits. So a thread that needs the other position
+    waits until no thread computes in this one.
     """
-    onednn: Any = torch.backends.mkldnn
-    if largest > SMALL_PRODUCT or not onednn.enabled:
-        yield
-        return
-    onednn.enabled = False
+    global _usual
+    me = threading.get_ident()
+    outer = _with_onednn.get(me)
+    with _turn:
+        if not _with_onednn:
+            _usual = bool(torch.backends.mkldnn.enabled)
+    _wait_for_onednn(me, largest > SMALL_PRODUCT and (_usual if outer is None else outer))
     try:
         yield
     finally:
-        onednn.enabled = True
+        _wait_for_onednn(me, outer)
+
+
+def _wait_for_onednn(me: int, wanted: bool | None) -> None:
+    """Set the switch for this thread; None leaves it to the others."""
+    onednn: Any = torch.backends.mkldnn
+    with _turn:
+        _with_onednn.pop(me, None)  # a thread that waits does not compute
+        _turn.notify_all()
+        if wanted is not None:
+            _turn.wait_for(lambda: all(used == wanted for used in _with_onednn.values()))
+            _with_onednn[me] = onednn.enabled = wanted
+        elif not _with_onednn:
+            onednn.enabled = _usual
 
 
 @contextmanager
