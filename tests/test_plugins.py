@@ -179,7 +179,7 @@ def test_a_bad_file_is_one_line(tmp_path: Path, text: str, says: str) -> None:
 def test_a_routing_rule_is_no_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rule, "family", dict(Rule.family))
     rule = "from feddrm.rules import Posterior\n\nclass Mine(Posterior):\n    name = 'mine'\n"
-    with refused("defines no method, model or dataset"):
+    with refused("defines no method, model or dataset: plugins cannot add a rule (see docs/extending.md)"):
         load_plugin(write(tmp_path / "rule.py", rule))
 
 
