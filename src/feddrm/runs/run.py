@@ -34,7 +34,7 @@ class Run:
     """
 
     path: Path
-    config: Mapping[str, Any]
+    config: Mapping[str, Any] = field(hash=False)
     federation: Federation | None = field(default=None, compare=False)
 
     @classmethod
