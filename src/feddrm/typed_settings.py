@@ -129,11 +129,12 @@ def _describe(hint: Any) -> str:
 def typed_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Refuse arguments of other types than the signature of a public function has, in one line."""
     signature = inspect.signature(function)
+    types = functools.cache(lambda: get_type_hints(function))  # at the first call: it may name what is defined below
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         given = [*zip(signature.parameters, args, strict=False), *kwargs.items()]
-        hints = get_type_hints(function)  # not before the first call: names of the module may be defined below
+        hints = types()
         for key, value in given:
             if not _fits(value, hints.get(key, Any)):
                 raise SettingError(_wrong_argument(key, value, hints[key]))
@@ -146,18 +147,19 @@ _ACCEPTED: dict[Any, Any] = {int: Integral, float: Real, bool: Integral, Path: o
 
 
 def _fits(value: Any, hint: Any) -> bool:
+    if hint is Any:
+        return True
+    if isinstance(hint, type):  # first: queries wait for this
+        return isinstance(value, _ACCEPTED.get(hint, hint))
     options = _options(hint)
     if len(options) > 1:
         return any(_fits(value, option) for option in options)
-    kind, items = get_origin(hint) or hint, get_args(hint)
-    if kind is Any:
-        return True
+    kind, items = get_origin(hint), get_args(hint)
     if kind is Sequence:  # arrays and columns of tables are sequences, too; text is one value
         is_list = isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
         return is_list and getattr(value, "shape", (0,)) != () and all(_fits(item, items[0]) for item in value)
     if kind is Mapping:
         return isinstance(value, Mapping) and all(_fits(item, items[1]) for item in value.values())
-    kind = _ACCEPTED.get(kind, kind)
     return not isinstance(kind, type) or isinstance(value, kind)
 
 
@@ -183,7 +185,7 @@ def _describe_argument(options: tuple[Any, ...]) -> str:
         Mapping: "a dict, each value",
     }
     words = []
-    for option in options:
+    for option in sorted(options, key=lambda option: get_origin(option) is not None):  # lists last: they say more
         kind = get_origin(option) or option
         if kind in (Sequence, Mapping):
             item = get_args(option)[-1]
