@@ -53,6 +53,8 @@ def test_objects_describe_themselves(tmp_path: Path) -> None:
     assert repr(feddrm.GatewayClient("http://127.0.0.1:8080", key="k")) == "GatewayClient('http://127.0.0.1:8080')"
     assert "exact_density" in run.summary["system_accuracy"]  # the run need not be opened again
     assert repr(run) == f"{begin}2 rounds, router, {average})"
+    (out / "summary.json").write_text("{}")
+    assert repr(run) == f"{begin}2 rounds, no router)"
     (out / "summary.json").unlink()
     assert repr(run) == f"{begin}unfinished: round 2 of 2)"
 

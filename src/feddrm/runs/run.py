@@ -112,8 +112,8 @@ class Run:
         if (summary := self.summary) is None:
             lines = self.metrics()
             return f"unfinished: round {lines[-1]['round'] if lines else 0} of {self.config.get('rounds')}"
-        router = "router" if summary.get("router") else "no router"
+        done = f"{self.config.get('rounds')} rounds, {'router' if summary.get('router') else 'no router'}"
         for key, what in (("average_accuracy", "accuracy"), ("average_c_index", "C-index")):
             if (score := summary.get(key)) is not None:
-                return f"{summary['rounds']} rounds, {router}, average {what} {score['mean']:.1%}"
-        return f"{summary['rounds']} rounds, {router}"
+                return f"{done}, average {what} {score['mean']:.1%}"
+        return done
