@@ -82,6 +82,11 @@ def without_onednn_if_small(largest: float) -> Iterator[None]:
         _wait_for_onednn(me, outer)
 
 
+def onednn_in_use() -> bool:
+    """Whether a thread computes with oneDNN now, so that others that need it off would wait."""
+    return any(_with_onednn.values())
+
+
 def _wait_for_onednn(me: int, wanted: bool | None) -> None:
     """Set the switch for this thread; None leaves it to the others."""
     onednn: Any = torch.backends.mkldnn
