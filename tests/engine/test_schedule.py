@@ -204,6 +204,7 @@ def test_a_stage_says_which_round_of_how_many_it_is_and_its_rate() -> None:
     assert [stage.lr for stage in stages] == [0.1, schedule.plan.rate(2), schedule.plan.rate(3)]
     assert repr(stages[0]) == "Stage(steps=2, tuning=False, round=1, rounds=3, lr=0.1)"
     assert (stages[0] == stages[1], len(set(stages))) == (True, 2)  # one CUDA graph for both
+    assert RoundSchedule(FedAvg(), Plan(rounds=0, lr=0.2), 4).stage(1).lr == 0.2  # of a closed form
 
 
 def test_a_start_without_private_slots_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ class Plan:
 
         In the ``warmup`` rounds it is multiplied by a factor that rises in equal steps to one.
         """
-        cosine = 0.5 * self.lr * (1 + math.cos(math.pi * (round - 1) / self.rounds))
+        cosine = 0.5 * self.lr * (1 + math.cos(math.pi * (round - 1) / max(self.rounds, 1)))
         return cosine * min(1.0, round / (self.warmup + 1))
 
     def sgd(self, lr: Tensor) -> Sgd:
