@@ -91,12 +91,16 @@ def tune(  # noqa: PLR0913 (the public signature)
         raise SettingError(f"cost={cost}: give how many runs the search may take, as 1")
     if finalists is not None and finalists < 1:
         raise SettingError(f"finalists={finalists}: give how many trials are trained to their end, as 2")
+    if budget is not None and not budget > 0:
+        raise SettingError(f"budget={budget}: give the seconds that the search may take, as 600")
     deadline = None if budget is None else time.monotonic() + budget
     federation, reload_settings = load_data(data, data_settings)
     require_classes(federation.task, "a search", "compare runs with 'feddrm report'")
     cost = cost if cost is not None else 4.0 if is_small(federation) else 1.0
     folder, searches = Path(out), []
     learners = [as_method(method) for method in ([methods] if isinstance(methods, str | Method) else methods)]
+    if not learners:
+        raise SettingError("methods=[]: name at least one method")
     names = [learner.name for learner in learners]
     if twice := [name for name in names if names.count(name) > 1]:
         raise SettingError(f"method '{twice[0]}' is given twice: give it once, and values to try as method.KEY=A,B")
