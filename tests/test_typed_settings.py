@@ -60,6 +60,7 @@ class Kind:
         ("widths", "[16, 8]", [16, 8]),
         ("widths", 16, [16]),
         ("widths", (), ()),
+        ("widths", np.array([16, 8]), [16, 8]),
         ("pair", [1, "2"], [1, 2]),
         ("free", {"a": 1}, {"a": 1}),
         ("other", Path("x"), Path("x")),
@@ -179,6 +180,14 @@ def test_arguments_of_other_types_are_refused(given: dict[str, Any], problem: st
     with pytest.raises(SettingError) as refusal:
         public(**given)
     assert str(refusal.value) == problem
+
+
+def test_numbers_of_numpy_become_plain() -> None:
+    @typed_arguments
+    def returned(share: float, **settings: Any) -> tuple[Any, ...]:
+        return share, settings["lr"]
+
+    assert [type(value) for value in returned(np.float64(0.5), lr=np.float32(0.1))] == [float, float]
 
 
 def test_arguments_in_order_are_checked() -> None:

@@ -110,6 +110,11 @@ class Named:
         check_choice(cls.noun(), name, sorted(cls.family))
         return cls.family[name]
 
+    def retyped(self) -> Self:
+        """The same object with settings of the types of its fields: a constructor takes anything."""
+        settings = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}  # type: ignore[arg-type]
+        return dataclasses.replace(self, **typed(type(self), settings))  # type: ignore[type-var]
+
     @classmethod
     def members(cls) -> dict[str, type[Any]]:
         """All classes of the family by name, those of plugins included."""

@@ -90,6 +90,8 @@ def _list(value: Any, item_hints: tuple[Any, ...]) -> list[Any] | tuple[Any, ...
             value = yaml.load(value, Loader=yaml.BaseLoader)  # every item as text
         except yaml.YAMLError as error:
             raise ValueError from error
+    if getattr(value, "shape", ()):  # an array
+        value = value.tolist()
     values = value if isinstance(value, list | tuple) else [value]
     hints = item_hints if _has_fixed_length(item_hints) else item_hints[:1] * len(values)
     if len(values) != len(hints):
@@ -127,7 +129,10 @@ def _describe(hint: Any) -> str:
 
 
 def typed_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Refuse arguments of other types than the signature of a public function has, in one line."""
+    """Refuse arguments of other types than the signature of a public function has, in one line.
+
+    Numbers of numpy become plain ones: neither YAML nor JSON can hold them.
+    """
     signature = inspect.signature(function)
     types = functools.cache(lambda: get_type_hints(function))  # at the first call: it may name what is defined below
 
@@ -138,9 +143,14 @@ def typed_arguments(function: Callable[P, R]) -> Callable[P, R]:
         for key, value in given:
             if not _fits(value, hints.get(key, Any)):
                 raise SettingError(_wrong_argument(key, value, hints[key]))
-        return function(*args, **kwargs)
+        plain: Any = {key: _plain_number(value) for key, value in kwargs.items()}
+        return function(*map(_plain_number, args), **plain)
 
     return checked
+
+
+def _plain_number(value: Any) -> Any:
+    return value.item() if isinstance(value, Number) and hasattr(value, "item") else value
 
 
 _ACCEPTED: dict[Any, Any] = {int: Integral, float: Real, bool: Integral, Path: os.PathLike}  # numpy's numbers, too

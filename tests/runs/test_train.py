@@ -110,6 +110,17 @@ def test_impossible_settings_are_refused_before_data_is_loaded(
     assert not (tmp_path / "run").exists()
 
 
+def test_settings_of_an_object_become_the_types_of_its_fields(digits: Federation, tmp_path: Path) -> None:
+    """A constructor takes anything: numpy's numbers cannot be written, and text would fail in the middle."""
+    given = {"method": FedDRM(lam=np.float32(0.5)), "model": Mlp(hidden=np.array([8]))}  # type: ignore[arg-type]
+    run = train(digits, out=tmp_path / "run", **{**SMALL, **given})
+    assert (run.config["method"]["lam"], run.config["model"]["hidden"]) == (0.5, [8])
+    again = {"method": "feddrm", "model": run.config["model"]}
+    assert train(digits, out=tmp_path / "again", **{**SMALL, **again}).config["model"] == run.config["model"]
+    with refused("lam='x': give a number"):
+        train(digits, FedDRM(lam="x"), out=tmp_path / "text")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("given", "problem"),
     [

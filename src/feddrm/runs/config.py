@@ -141,8 +141,8 @@ def resolve(
 ) -> Config:
     """Fill in the settings that were not given, by a recipe (see :mod:`feddrm.engine.recipes`).
 
-    ``model`` may be settings without a name: they go to the model that suits the data. ``settings`` are the fields
-    of :class:`feddrm.engine.Plan` and of :class:`Machine`.
+    ``model`` may be settings: without a ``name`` among them, they go to the model that suits the data. ``settings``
+    are the fields of :class:`feddrm.engine.Plan` and of :class:`Machine`.
     """
     given, machine_settings = training_settings(settings)
     machine = Machine(**machine_settings)
@@ -150,8 +150,9 @@ def resolve(
     method = as_method(method)
     if not isinstance(model, str | Model):
         suitable = "mlp" if small else "resnet18_retina" if federation.name == "retina" else "resnet18"
-        model = Model.make("identity" if method.closed_form else suitable, **(model or {}))
-    model = Model.make(model) if isinstance(model, str) else model
+        given_model = {"name": "identity" if method.closed_form else suitable, **(model or {})}
+        model = Model.make(given_model.pop("name"), **given_model)
+    model = Model.make(model) if isinstance(model, str) else model.retyped()
     plan = fill_in(given, small, recipe)
     when = fill_in_evaluation(known_fields(Evaluation, evaluation or {}, "evaluation"), plan.rounds, len(federation))
     config = Config(
@@ -174,7 +175,7 @@ def resolve(
 
 def as_method(given: str | Method) -> Method:
     """The method with this name, or the one that was given itself."""
-    return Method.make(given) if isinstance(given, str) else given
+    return Method.make(given) if isinstance(given, str) else given.retyped()
 
 
 def fill_in_evaluation(given: Mapping[str, Any], rounds: int, clients: int) -> dict[str, Any]:
