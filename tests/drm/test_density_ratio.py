@@ -113,6 +113,13 @@ def test_dependent_functions_are_refused_without_a_ridge() -> None:
     assert fit.xi[1, 0] == pytest.approx(fit.xi[1, 1])
 
 
+def test_masked_observations_are_missing() -> None:
+    """The values behind a mask were taken for observations."""
+    sample = np.ma.masked_greater(np.arange(20.0), 15.0)
+    with refused("population 'b': observation 17 is missing"):
+        DensityRatioModel("identity").fit({"a": np.arange(20.0), "b": sample})
+
+
 def test_rows_with_labels_are_refused_with_the_call_that_fits_them() -> None:
     rng = np.random.default_rng(0)
     y = np.arange(60) % 2

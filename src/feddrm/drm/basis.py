@@ -134,6 +134,8 @@ def terms(basis: Basis, columns: list[str], size: int) -> list[str]:
 def as_rows(sample: Any) -> Floats:
     """Numbers as a table with one row per observation."""
     try:
+        if isinstance(sample, np.ma.MaskedArray):
+            sample = sample.astype(np.float64).filled(np.nan)  # np.asarray would drop the mask
         x = np.asarray(sample, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise FeddrmError("a sample must be an array of numbers, one row per observation") from error
