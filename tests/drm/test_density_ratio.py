@@ -6,6 +6,8 @@ import math
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from scipy.stats import norm
 from sklearn.linear_model import LogisticRegression
 
 import feddrm.drm
-from feddrm.drm import DensityRatioModel, inference
+from feddrm.drm import DensityRatioModel, choose_basis, inference
 from feddrm.drm.basis import Floats, evaluate_basis
 from populations import score, three
 from refusal import refused
@@ -111,6 +113,25 @@ def test_dependent_functions_are_refused_without_a_ridge() -> None:
     fit = DensityRatioModel("normal", ridge=0.5, penalty="coefficients").fit(samples)
     assert score(fit, 0.5) < 1e-12
     assert fit.xi[1, 0] == pytest.approx(fit.xi[1, 1])
+
+
+def test_arguments_of_a_wrong_type_are_refused_in_one_line() -> None:
+    rng = np.random.default_rng(0)
+    fit = DensityRatioModel("normal").fit([rng.normal(0, 1, 40), rng.normal(1, 1, 40)])
+    for wrong in ("x", None):
+        with refused(f"ridge={wrong!r}: give 0 or a positive number"):
+            DensityRatioModel("normal", ridge=wrong)  # type: ignore[arg-type]
+    calls: dict[str, Callable[[], Any]] = {
+        "population=None: give a name or a whole number": lambda: fit.log_ratio([1.0], against=None),  # type: ignore[arg-type]
+        "how='x': give a Testing": lambda: inference.homogeneity(fit, "x"),  # type: ignore[arg-type]
+        "populations='1': give a list": lambda: inference.equality(fit, "1"),
+        "fit of type ndarray: give a DensityRatioFit": lambda: inference.mean(np.zeros(3)),  # type: ignore[arg-type]
+        "quantile levels 'x': give numbers": lambda: inference.quantile(fit, "x"),
+        "samples=None: give a list": lambda: choose_basis(None),  # type: ignore[arg-type]
+    }
+    for problem, call in calls.items():
+        with refused(problem):
+            call()
 
 
 def test_masked_observations_are_missing() -> None:

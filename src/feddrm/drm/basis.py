@@ -135,7 +135,7 @@ def as_rows(sample: Any) -> Floats:
     """Numbers as a table with one row per observation."""
     try:
         if isinstance(sample, np.ma.MaskedArray):
-            sample = sample.astype(np.float64).filled(np.nan)  # np.asarray would drop the mask
+            sample = np.ma.filled(sample.astype(np.float64), np.nan)  # np.asarray would drop the mask
         x = np.asarray(sample, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise FeddrmError("a sample must be an array of numbers, one row per observation") from error

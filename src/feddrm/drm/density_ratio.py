@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +21,7 @@ from feddrm.drm.basis import AUTO, Basis, Floats, as_rows, check_basis, evaluate
 from feddrm.drm.basis_choice import BasisChoice, choose_basis
 from feddrm.drm.formula import FormulaBasis, formula_columns
 from feddrm.drm.logistic import FeatureWhitening, Optimum, information, log_softmax, maximise
-from feddrm.errors import FeddrmError, SettingError
+from feddrm.errors import FeddrmError, SettingError, quoted
 from feddrm.typed_settings import typed_arguments
 
 Samples = Mapping[str, Any] | Sequence[Any]
@@ -53,8 +54,9 @@ class DensityRatioModel:
 
     def __post_init__(self) -> None:
         check_basis(self.basis)
-        if not 0 <= self.ridge < np.inf:
-            raise SettingError(f"ridge={self.ridge}: give 0 or a positive number")
+        ridge: Any = self.ridge
+        if not (isinstance(ridge, Real) and 0 <= float(ridge) < np.inf):
+            raise SettingError(f"ridge={quoted(ridge)}: give 0 or a positive number")
         if self.penalty not in ("variance", "coefficients"):
             raise SettingError(f"penalty '{self.penalty}' is unknown: give variance or coefficients")
 
@@ -198,6 +200,7 @@ class DensityRatioFit:
         """The profile empirical log likelihood at the optimum: the dual less ``sum_l n_l log n_l``."""
         return self.optimum.log_likelihood - float((self.counts * np.log(self.counts)).sum())
 
+    @typed_arguments
     def index(self, population: str | int) -> int:
         """The position of a population in ``names``."""
         if isinstance(population, str):
