@@ -5,13 +5,17 @@ from __future__ import annotations
 import doctest
 import subprocess
 import sys
+import types
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import feddrm
 import plugin_files
+from refusal import refused
 
 ASKS_A_GATEWAY = {"GatewayClient"}  # its example runs in tests/serve/test_gateway_client.py
 UNEXPLAINED = {"__version__", "drm", "router"}  # a text, and packages
@@ -49,6 +53,8 @@ def test_objects_describe_themselves(tmp_path: Path) -> None:
     assert repr(feddrm.GatewayClient("http://127.0.0.1:8080", key="k")) == "GatewayClient('http://127.0.0.1:8080')"
     assert "exact_density" in run.summary["system_accuracy"]  # the run need not be opened again
     assert repr(run) == f"{begin}2 rounds, router, {average})"
+    (out / "summary.json").write_text("{}")
+    assert repr(run) == f"{begin}2 rounds, no router)"
     (out / "summary.json").unlink()
     assert repr(run) == f"{begin}unfinished: round 2 of 2)"
 
@@ -66,6 +72,54 @@ def test_the_example_in_the_docstring_of_every_public_name_runs(
         results = doctest.DocTestRunner().run(example)
     assert results.attempted >= 1
     assert not results.failed, capsys.readouterr().out
+
+
+FRAME = types.SimpleNamespace(columns=["a"], iloc=None)  # what a data frame has
+WRONG = [None, 3, Path("digits"), [np.zeros((4, 2))], {"a": (np.zeros((4, 2)), [0, 1, 0, 1])}, FRAME, b"digits"]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: type(wrong).__name__)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda wrong: feddrm.load(wrong),
+        lambda wrong: feddrm.Method.make(wrong),
+        lambda wrong: feddrm.train(wrong, out="runs/a"),
+        lambda wrong: feddrm.train_seeds(wrong, seeds=[1], out="runs/a"),
+        lambda wrong: feddrm.fit(wrong, out="runs/a"),
+        lambda wrong: feddrm.tune(wrong, out="runs/a"),
+        lambda wrong: feddrm.train("digits", wrong, out="runs/a"),
+        lambda wrong: feddrm.tune("digits", "fedavg", goal=wrong, out="runs/a"),
+        lambda wrong: feddrm.Federation.from_flamby(wrong, 2),
+        lambda wrong: feddrm.DensityRatioModel(wrong),
+        lambda wrong: feddrm.GatewayClient(wrong),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_refused_in_one_line(
+    call: Callable[[Any], Any], wrong: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with refused():
+        call(wrong)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("wrong", [None, 3, [np.zeros((4, 2))], FRAME, b"runs"], ids=lambda wrong: type(wrong).__name__)
+@pytest.mark.parametrize(
+    "call",
+    [
+        feddrm.Run.open,
+        feddrm.load_plugin,
+        feddrm.router.load_router,
+        feddrm.Federation.from_npz,
+        feddrm.Federation.from_folders,
+        feddrm.Federation.from_leaf,
+        lambda wrong: feddrm.train("digits", out=wrong),
+    ],
+)
+def test_a_path_of_a_wrong_type_is_refused_in_one_line(call: Callable[[Any], Any], wrong: Any) -> None:
+    with refused("give a path"):
+        call(wrong)
 
 
 def test_a_federation_of_many_clients_names_the_first() -> None:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch.func import functional_call
 
 import feddrm
+from documentation import blocks
 from feddrm.data import Client, Dataset
 from feddrm.engine import RoundResult
 from feddrm.errors import FeddrmError, SettingError
@@ -68,16 +69,44 @@ def test_the_examples_of_the_page_register_what_they_define(tmp_path: Path) -> N
     assert Dataset.make("blobs", patients=10).load().names == ("oslo", "lima", "pune")
 
 
-def test_the_scaffold_of_the_page_computes_scaffold(tmp_path: Path) -> None:
+# The page's words on SCAFFOLD's option II as a method.
+OPTION_2 = """
+@dataclass(frozen=True)
+class Option2(Scaffold):
+    name: ClassVar[str] = "scaffold"
+
+    def phases(self, stage):
+        return (Phase(stage.steps, corrected),)
+
+    def begin(self, received, private):
+        return {**super().begin(received, private), "sent": model(received)}
+
+    def finish(self, slots, stage):
+        CONTROL
+        return {**slots["model"], **beside_the_model(control)}, {"control": control}
+"""
+
+
+def stop(result: RoundResult, *_: object) -> None:
+    if result.state.round == 1:
+        raise KeyboardInterrupt
+
+
+def use_option_2(scaffold: Path) -> None:
+    (control,) = (block for _, block in blocks("docs/extending.md", "text") if "stage.lr" in block)
+    first = scaffold.read_text().replace('name: ClassVar[str] = "scaffold"', "")
+    scaffold.write_text(first + OPTION_2.replace("CONTROL", control.replace("\n", "\n        ")))
+
+
+@pytest.mark.parametrize("option", [1, 2])
+def test_the_scaffold_of_the_page_computes_scaffold(tmp_path: Path, option: int) -> None:
     """Two rounds on whole clients, beside the equations of the publication; private state survives a stop."""
     write_examples(tmp_path)
+    if option == 2:
+        use_option_2(tmp_path / "scaffold.py")
     for name in ("blobs.py", "scaffold.py"):
         feddrm.load_plugin(tmp_path / name)
     federation = feddrm.load("blobs", seed=0)
-
-    def stop(result: RoundResult, *_: object) -> None:
-        if result.state.round == 1:
-            raise KeyboardInterrupt
 
     def train(**options: Any) -> feddrm.Run:
         plain = {"local_steps": 3, "batch_size": 64, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "seed": 0}
@@ -98,13 +127,16 @@ def test_the_scaffold_of_the_page_computes_scaffold(tmp_path: Path) -> None:
         return dict(zip(points, torch.autograd.grad(loss, list(points.values())), strict=True))
 
     for rate in (0.1, 0.05):  # the cosine schedule
-        models, fresh = [], [gradient(x, client) for client in federation.clients]
+        models, fresh = [], []
         for client, control in zip(federation.clients, controls, strict=True):
-            y = x
+            y, steps = x, []
             for _ in range(3):
-                step = gradient(y, client)
-                y = {leaf: y[leaf] - rate * (step[leaf] - control[leaf] + mean[leaf]) for leaf in y}
+                steps.append(gradient(y, client))
+                y = {leaf: y[leaf] - rate * (steps[-1][leaf] - control[leaf] + mean[leaf]) for leaf in y}
             models.append(y)
+            # Option I has the gradient at the received model, option II the mean of those on the way.
+            measured = steps[:1] if option == 1 else steps
+            fresh.append({leaf: sum(step[leaf] for step in measured) / len(measured) for leaf in y})
         x, mean = ({leaf: sum(one[leaf] for one in all_) / 3 for leaf in x} for all_ in (models, fresh))
         controls = fresh
     for leaf, value in x.items():
@@ -147,7 +179,7 @@ def test_a_bad_file_is_one_line(tmp_path: Path, text: str, says: str) -> None:
 def test_a_routing_rule_is_no_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rule, "family", dict(Rule.family))
     rule = "from feddrm.rules import Posterior\n\nclass Mine(Posterior):\n    name = 'mine'\n"
-    with refused("defines no method, model or dataset"):
+    with refused("defines no method, model or dataset: plugins cannot add a rule (see docs/extending.md)"):
         load_plugin(write(tmp_path / "rule.py", rule))
 
 

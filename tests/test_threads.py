@@ -69,6 +69,45 @@ def test_onednn_is_off_for_small_products_and_restored() -> None:
     assert torch.backends.mkldnn.enabled
 
 
+@pytest.mark.parametrize("first", [0, SMALL_PRODUCT + 1])
+def test_no_thread_turns_the_onednn_switch_under_another_and_none_waits(first: float) -> None:
+    """Else the last bits of a training would depend on what other threads do meanwhile."""
+    onednn, entered, leave = torch.backends.mkldnn, threading.Event(), threading.Event()
+    usual = first > SMALL_PRODUCT
+    seen: list[bool] = []
+
+    def compute() -> None:
+        with without_onednn_if_small(first):
+            entered.set()
+            leave.wait(10)
+            seen.append(onednn.enabled)
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    entered.wait(10)
+    for largest in (0, SMALL_PRODUCT + 1):
+        with without_onednn_if_small(largest):
+            assert onednn.enabled == usual
+        assert onednn.enabled == usual
+    with without_onednn_if_small(0):
+        leave.set()
+        thread.join(10)
+        assert onednn.enabled == usual  # as it stood when this block began
+    assert seen == [usual]
+    assert onednn.enabled
+
+
+def test_blocks_within_blocks_of_one_thread_restore_the_onednn_switch() -> None:
+    onednn = torch.backends.mkldnn
+    with without_onednn_if_small(SMALL_PRODUCT + 1):
+        with without_onednn_if_small(0):
+            with without_onednn_if_small(SMALL_PRODUCT + 1):
+                assert not onednn.enabled
+            assert not onednn.enabled
+        assert onednn.enabled
+    assert onednn.enabled
+
+
 @pytest.mark.parametrize(("samples", "threads"), [(10, 1), (FEW_SAMPLES - 1, 1), (FEW_SAMPLES, 2)])
 def test_a_fit_on_few_samples_uses_one_thread_and_no_onednn(
     samples: int, threads: int, monkeypatch: pytest.MonkeyPatch

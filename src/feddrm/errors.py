@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import math
 import reprlib
 from collections.abc import Callable, Collection, Sequence
@@ -27,6 +28,10 @@ class FeddrmError(Exception):
     """
 
     exit_code = 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled without ``__init__``, whose arguments are no text in some classes: worker processes send errors."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class SettingError(FeddrmError):

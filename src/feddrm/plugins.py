@@ -18,12 +18,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from feddrm.errors import FeddrmError
+from feddrm.typed_settings import typed_arguments
 
 if TYPE_CHECKING:
     from importlib import metadata
 
 VARIABLE = "FEDDRM_PLUGINS"  # paths of plugin files, separated as in PATH
-KINDS = ("method", "model", "dataset")
+KINDS = ("method", "model", "dataset")  # rules and tasks have names, too, but no command would use a plugin's
 GROUP = "feddrm.plugins"  # the entry points of installed packages
 
 
@@ -39,6 +40,7 @@ _files: dict[str, PluginFile] = {}  # by the name of their module
 _packages: dict[str, metadata.Distribution] = {}  # by the name of the imported module
 
 
+@typed_arguments
 def load_plugin(path: str | Path) -> None:
     """Execute a Python file. The methods, models and datasets that it defines can be used by name from then on.
 
@@ -64,12 +66,11 @@ def load_plugin(path: str | Path) -> None:
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise FeddrmError(f"the plugin {path} failed{_line(error, path)} ({_reason(error)}): correct it") from error
-    if not any(_registered(value, name) for value in vars(module).values()):
+    kinds = {kind for value in vars(module).values() if (kind := _kind(value, name))}
+    if not kinds.intersection(KINDS):
         del sys.modules[name]
-        raise FeddrmError(
-            f"the plugin {path} defines no method, model or dataset: give it a frozen dataclass that sets 'name' "
-            "(see docs/extending.md)"
-        )
+        remedy = f"plugins cannot add a {kinds.pop()}" if kinds else "give it a frozen dataclass that sets 'name'"
+        raise FeddrmError(f"the plugin {path} defines no method, model or dataset: {remedy} (see docs/extending.md)")
     _files[name] = plugin
 
 
@@ -154,15 +155,12 @@ def _require_file(plugin: Mapping[str, Any], where: str | Path) -> None:
     raise FeddrmError(f"{needs}: if you trust this file, give --plugin {path} (or {VARIABLE}={path})")
 
 
-def _registered(value: object, module: str) -> bool:
-    """Whether a value of a plugin's module is a method, model or dataset of its own that can be found by name.
-
-    Routing rules and tasks are found by name, too, but no command would use those of a plugin.
-    """
+def _kind(value: object, module: str) -> str | None:
+    """``method``, ``model``, ``rule``: what a class of a plugin's module can be found as by name; None for all else."""
     if not isinstance(value, type) or value.__module__ != module:
-        return False
+        return None
     noun: Any = getattr(value, "noun", None)
-    return getattr(value, "name", None) in getattr(value, "family", {}) and noun() in KINDS
+    return noun() if getattr(value, "name", None) in getattr(value, "family", {}) else None
 
 
 def _line(error: BaseException, path: Path) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from feddrm.errors import FeddrmError, SettingError, short_list
+from feddrm.errors import FeddrmError, SettingError, quoted, short_list
 from feddrm.plugins import load_configured
 from feddrm.typed_settings import typed
 
@@ -28,16 +28,20 @@ def listing(known: Collection[str]) -> str:
     return f"(there are: {short_list(known, LISTED)})"
 
 
-def require_client(name: str, names: Collection[str]) -> None:
+def require_client(name: object, names: Collection[str]) -> None:
     """Refuse a client that is none of these, and suggest the nearest."""
-    if name not in names:
-        raise FeddrmError(f"unknown client '{name}'{nearest(name, names)} {listing(names)}")
+    if not isinstance(name, str) or name not in names:
+        raise FeddrmError(f"unknown client {_with_nearest(name, names)} {listing(names)}")
 
 
-def check_choice(noun: str, value: str, known: Collection[str]) -> None:
+def check_choice(noun: str, value: object, known: Collection[str]) -> None:
     """Raise an error that suggests the nearest known value if ``value`` is not among them."""
-    if value not in known:
-        raise SettingError(f"unknown {noun} '{value}'{nearest(value, known)} (known: {', '.join(known)})")
+    if not isinstance(value, str) or value not in known:
+        raise SettingError(f"unknown {noun} {_with_nearest(value, known)} (known: {', '.join(known)})")
+
+
+def _with_nearest(name: object, known: Collection[str]) -> str:
+    return f"'{name}'{nearest(name, known)}" if isinstance(name, str) else quoted(name)
 
 
 def first_line(docstring: str | None) -> str:
@@ -98,12 +102,18 @@ class Named:
         return first_line(cls.__doc__)
 
     @classmethod
-    def find(cls, name: str) -> type[Self]:
+    def find(cls, name: Any) -> type[Self]:
         """The class with this name. Plugins are loaded at the first name that is not built in."""
-        if name not in cls.family and (broken := load_configured()) and name not in cls.family:
+        new = isinstance(name, str) and name not in cls.family
+        if new and (broken := load_configured()) and name not in cls.family:
             raise FeddrmError(f"unknown {cls.noun()} '{name}', and {broken[0]}")
         check_choice(cls.noun(), name, sorted(cls.family))
         return cls.family[name]
+
+    def retyped(self) -> Self:
+        """The same object with settings of the types of its fields: a constructor takes anything."""
+        settings = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}  # type: ignore[arg-type]
+        return dataclasses.replace(self, **typed(type(self), settings))  # type: ignore[type-var]
 
     @classmethod
     def members(cls) -> dict[str, type[Any]]:

@@ -8,6 +8,7 @@ of cores.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -52,6 +53,11 @@ def intra_op_threads(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+_switch = threading.Lock()
+_inside: dict[int, int] = {}  # by thread: in how many blocks of without_onednn_if_small it is
+_to_switch_on = False  # by the last thread that leaves
+
+
 @contextmanager
 def without_onednn_if_small(largest: float) -> Iterator[None]:
     """Switch oneDNN off if the largest matrix product has few multiplications.
@@ -59,16 +65,28 @@ def without_onednn_if_small(largest: float) -> Iterator[None]:
     On ARM, oneDNN needs about 0.6 ms for each product before it computes anything: 617 us instead of
     33 us for 32 x 64 by 64 x 128. It is faster only beyond about 25 million multiplications (two
     Neoverse-N1 cores, torch 2.13.0). On x86, torch does not use oneDNN for these products.
+
+    The switch is one for the whole process and changes the last bits. So a thread leaves it as it is while another
+    thread is in such a block: a training keeps its bits to the end, and none waits.
     """
+    global _to_switch_on
     onednn: Any = torch.backends.mkldnn
-    if largest > SMALL_PRODUCT or not onednn.enabled:
-        yield
-        return
-    onednn.enabled = False
+    me = threading.get_ident()
+    with _switch:
+        switches = largest <= SMALL_PRODUCT and onednn.enabled and not _inside.keys() - {me}
+        if switches:
+            onednn.enabled = False
+        _inside[me] = _inside.get(me, 0) + 1
     try:
         yield
     finally:
-        onednn.enabled = True
+        with _switch:
+            _inside[me] -= 1
+            if not _inside[me]:
+                del _inside[me]
+            _to_switch_on = _to_switch_on or switches
+            if _to_switch_on and not (_inside.keys() - {me} if switches else _inside):
+                onednn.enabled, _to_switch_on = True, False
 
 
 @contextmanager

@@ -157,9 +157,9 @@ def test_the_checksum_tells_shapes_apart() -> None:
 
 
 def test_unknown_options_of_the_sources_are_refused() -> None:
-    for make in (Federation.from_arrays, Federation.from_folders, Federation.from_csv):
+    for make, data in ((Federation.from_arrays, {}), (Federation.from_folders, "x"), (Federation.from_csv, "x")):
         with pytest.raises(TypeError, match="sede"):
-            make({}, sede=1)  # type: ignore[operator]
+            make(data, sede=1)  # type: ignore[operator]
 
 
 def table(*columns: tuple[str, float], **options: Any) -> Federation:

@@ -6,6 +6,8 @@ import math
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from scipy.stats import norm
 from sklearn.linear_model import LogisticRegression
 
 import feddrm.drm
-from feddrm.drm import DensityRatioModel, inference
+from feddrm.drm import DensityRatioModel, choose_basis, inference
 from feddrm.drm.basis import Floats, evaluate_basis
 from populations import score, three
 from refusal import refused
@@ -113,6 +115,45 @@ def test_dependent_functions_are_refused_without_a_ridge() -> None:
     assert fit.xi[1, 0] == pytest.approx(fit.xi[1, 1])
 
 
+def test_arguments_of_a_wrong_type_are_refused_in_one_line() -> None:
+    rng = np.random.default_rng(0)
+    fit = DensityRatioModel("normal").fit([rng.normal(0, 1, 40), rng.normal(1, 1, 40)])
+    for wrong in ("x", None):
+        with refused(f"ridge={wrong!r}: give 0 or a positive number"):
+            DensityRatioModel("normal", ridge=wrong)  # type: ignore[arg-type]
+    calls: dict[str, Callable[[], Any]] = {
+        "population=None: give a name or a whole number": lambda: fit.log_ratio([1.0], against=None),  # type: ignore[arg-type]
+        "how='x': give a Testing": lambda: inference.homogeneity(fit, "x"),  # type: ignore[arg-type]
+        "populations='1': give a list": lambda: inference.equality(fit, "1"),
+        "fit of type ndarray: give a DensityRatioFit": lambda: inference.mean(np.zeros(3)),  # type: ignore[arg-type]
+        "quantile levels 'x': give numbers": lambda: inference.quantile(fit, "x"),
+        "samples=None: give a list": lambda: choose_basis(None),  # type: ignore[arg-type]
+    }
+    for problem, call in calls.items():
+        with refused(problem):
+            call()
+
+
+def test_masked_observations_are_missing() -> None:
+    """The values behind a mask were taken for observations."""
+    sample = np.ma.masked_greater(np.arange(20.0), 15.0)
+    with refused("population 'b': observation 17 is missing"):
+        DensityRatioModel("identity").fit({"a": np.arange(20.0), "b": sample})
+
+
+def test_rows_with_labels_are_refused_with_the_call_that_fits_them() -> None:
+    rng = np.random.default_rng(0)
+    y = np.arange(60) % 2
+    x = rng.normal(0, 1, (60, 2)) + y[:, None] / 2
+    with refused("rows X with labels y are {name: X[y == name] for name in np.unique(y)}"):
+        DensityRatioModel("identity").fit(x, y)  # type: ignore[arg-type]
+    assert DensityRatioModel("identity").fit({name: x[y == name] for name in np.unique(y)}).names == ("0", "1")
+    with refused("table of type ndarray: give a data frame, or a dict from column names to values"):
+        DensityRatioModel("identity").fit_table(x, "y")
+    with refused("columns of type ndarray: give a list, each item text"):
+        DensityRatioModel("identity").fit([x[:30], x[30:]], y)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("basis", "far"), [("normal", 1e8), ("normal", 1e9), ("polynomial(3)", 1e7)])
 def test_powers_that_differ_by_rounding_alone_are_refused(basis: str, far: float) -> None:
     rng = np.random.default_rng(0)
@@ -124,6 +165,8 @@ def test_powers_that_differ_by_rounding_alone_are_refused(basis: str, far: float
     ("samples", "says"),
     [
         ([[1.0, 2.0]], "two populations"),
+        (3, "samples=3: give a dict or a list"),
+        (np.ones((2, 9)), "give one array per population, as [a, b] or {name: array}"),
         ({"a": [1.0, 2.0], "b": [1.0]}, "population 'b' has 1 observations"),
         ({"a": [1.0, 2.0], "b": [1.0, np.nan]}, "population 'b': observation 2 is missing or infinite"),
         ({"a": [1.0, 2.0], "b": np.ones((2, 2))}, "population 'b' has 5 basis functions"),

@@ -207,13 +207,14 @@ def test_one_capture_per_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [stage.tuning for stage in stages] == [False, True]
 
 
-def test_a_method_that_reads_the_round_is_not_replayed() -> None:
+@pytest.mark.parametrize("read", ["round", "lr"])
+def test_a_method_that_reads_the_round_or_its_rate_is_not_replayed(read: str) -> None:
     """A graph of one round would repeat its loss in all others."""
 
     @dataclass(frozen=True)
     class Growing(FedAvg):
         def phases(self, stage: Stage) -> tuple[Phase, ...]:
-            weight = stage.round / stage.rounds
+            weight = 1.0 + getattr(stage, read)
             return (Phase(stage.steps, lambda net, slots, batch: weight * classify(net, slots, batch)),)
 
     method = Growing()

@@ -47,7 +47,7 @@ def test_a_whole_plan_without_clip_and_warm_up_has_none() -> None:
     ("settings", "parts"),
     [
         ({"recipe": "papr"}, ["unknown recipe 'papr'", "did you mean 'paper'?"]),
-        ({"recipe": 3}, ["unknown recipe '3'", "known: paper, tuned"]),
+        ({"recipe": 3}, ["unknown recipe 3 ", "known: paper, tuned"]),
         ({"recipe": "paper", **Plan().as_dict()}, ["recipe=paper", "every training setting is given already"]),
     ],
 )

@@ -193,16 +193,18 @@ def test_a_possible_plan_passes(edge):
     dataclasses.replace(Plan(), **edge).check()
 
 
-def test_a_stage_says_which_round_of_how_many_it_is() -> None:
-    schedule = RoundSchedule(FedAvgFT(tuning=1), Plan(rounds=3, local_steps=2), 4)
+def test_a_stage_says_which_round_of_how_many_it_is_and_its_rate() -> None:
+    schedule = RoundSchedule(FedAvgFT(tuning=1), Plan(rounds=3, local_steps=2, lr=0.2, warmup=1), 4)
     stages = [schedule.stage(number) for number in (1, 2, 3)]
     assert [(stage.round, stage.rounds, stage.tuning) for stage in stages] == [
         (1, 3, False),
         (2, 3, False),
         (3, 3, True),
     ]
-    assert repr(stages[1]) == "Stage(steps=2, tuning=False, round=2, rounds=3)"
+    assert [stage.lr for stage in stages] == [0.1, schedule.plan.rate(2), schedule.plan.rate(3)]
+    assert repr(stages[0]) == "Stage(steps=2, tuning=False, round=1, rounds=3, lr=0.1)"
     assert (stages[0] == stages[1], len(set(stages))) == (True, 2)  # one CUDA graph for both
+    assert RoundSchedule(FedAvg(), Plan(rounds=0, lr=0.2), 4).stage(1).lr == 0.2  # of a closed form
 
 
 def test_a_start_without_private_slots_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

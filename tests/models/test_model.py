@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,6 +13,7 @@ from torch import nn
 
 from feddrm.errors import FeddrmError
 from feddrm.models import Identity, LeNet, Mlp, Model, Net, Onnx, ResNet18, ResNet18Retina
+from feddrm.threads import without_onednn_if_small
 
 
 def refusal(call) -> str:
@@ -71,7 +74,30 @@ def test_a_network_is_tried_without_onednn(monkeypatch):
     monkeypatch.setattr(Net, "embed", lambda net, x: seen.append(onednn.enabled) or (x[:, :64], {"embedding": x}))
     before = onednn.enabled
     Mlp().build((64,), 2)
-    assert (seen, onednn.enabled) == ([False], before)
+    assert (seen, onednn.enabled) == ([False, False], before)
+
+
+def test_a_network_is_built_while_another_thread_trains_with_onednn():
+    """The trial of a network must not wait until that training ends."""
+    begun, end, built = threading.Event(), threading.Event(), threading.Event()
+
+    def train():
+        with without_onednn_if_small(math.inf):
+            begun.set()
+            end.wait(10)
+
+    def build():
+        Mlp().build((4,), 2)
+        built.set()
+
+    threads = [threading.Thread(target=work, daemon=True) for work in (train, build)]
+    threads[0].start()
+    begun.wait(10)
+    threads[1].start()
+    assert built.wait(5)
+    end.set()
+    for thread in threads:
+        thread.join(10)
 
 
 def test_random_state_is_restored_after_a_failure(monkeypatch):
@@ -138,6 +164,11 @@ def fixed() -> nn.Sequential:
     return flat(nn.Linear(4, 4).requires_grad_(False))
 
 
+class Centred(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(0)
+
+
 def repeated() -> nn.Sequential:
     layer = nn.Linear(4, 4)
     return flat(layer, nn.ReLU(), layer)
@@ -197,6 +228,15 @@ LINEAR = "is no Linear layer with a bias: put other layers into the projection b
             lambda m: Net(flat(nn.Unflatten(1, (1, 4))), *heads(m)),
             "its class logits of 2 samples have the shape (2, 1, 2): let its trunk or projection give one row per "
             "sample, such as the mean over positions",
+        ),
+        (
+            lambda m: Net(flat(nn.LazyLinear(4)), *heads(m)),
+            "'trunk.embedding.2' has no size before the first sample: use a layer that is given its sizes, as "
+            "Linear(8, 4)",
+        ),
+        (
+            lambda m: Net(flat(Centred()), *heads(m)),
+            "its answer about a sample depends on the others of the batch: normalise every sample by itself",
         ),
         (
             lambda m: Net(flat(nn.Dropout(0.5)), *heads(m)),

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-from feddrm.data import load
+from feddrm.data import Federation, load
 from feddrm.io.run_files import ClientFiles
 from feddrm.models import Mlp
 from feddrm.predictor.predictor import Predictor, class_names
@@ -199,6 +199,15 @@ def test_wrong_folders_and_answers_are_errors(run: Path, tmp_path: Path) -> None
     with refused("guess", "trained or refit"):
         Predictor.load(run / "clients" / "fax", answer="guess")
     assert class_names(tmp_path, 3) == ("0", "1", "2")
+
+
+def test_a_missing_value_is_named(tmp_path: Path) -> None:
+    rows, labels = np.arange(80.0).reshape(20, 4), np.arange(20) % 2
+    federation = Federation.from_arrays({"oslo": (rows, labels), "lima": (rows + 1, labels)})
+    own = train(federation, "fedavg", rounds=1, out=tmp_path / "run")
+    rows[3, 2] = np.nan
+    with refused("sample 3 has a missing or infinite value: complete it, or leave it out"):
+        own.predict(rows, client="oslo")
 
 
 @pytest.mark.parametrize("answer", ["trained", "refit"])

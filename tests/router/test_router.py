@@ -185,8 +185,14 @@ def test_arrays_and_lists_are_accepted_as_samples(router: Router, images: torch.
     for form in (floats.numpy() + 1j, floats + 1j):
         with refused("complex numbers: give real ones"):
             router.route(form)
-    with refused("unknown client '0'"):
-        router.route(images, available=[0])  # type: ignore[list-item]
+    for wrong in ([0], "oslo", 3):
+        with refused("available=", "give a Tensor or a list, each item text"):
+            router.route(images, available=wrong)
+    for option in ("coverage", "max_away", "miss"):
+        with refused(f"{option}='x': give a number"):
+            router.route(images, **{option: "x"})
+    with refused("views='x': give a whole number"):
+        router.route(images, views="x")  # type: ignore[arg-type]
 
 
 def test_a_missing_or_infinite_value_has_its_own_reason(router: Router, images: torch.Tensor) -> None:
@@ -233,6 +239,8 @@ def test_costs_move_queries_to_cheaper_clients(router: Router, images: torch.Ten
     assert int((dear.client == 0).sum()) < int((free.client == 0).sum())
     assert torch.equal(dear.right, free.right), "costs change who is asked, not who is right"
     assert torch.equal(router.route(images, rule="competence", costs={}).client, free.client)
+    as_numpy = {name: np.float32(cost) for name, cost in costs.items()}
+    assert torch.equal(router.route(images, rule="competence", costs=as_numpy).client, dear.client)
 
 
 @pytest.mark.parametrize(
@@ -243,6 +251,7 @@ def test_costs_move_queries_to_cheaper_clients(router: Router, images: torch.Ten
         ({"rule": "competence", "costs": {"oslo": -0.1}}, "cost of 'oslo' is -0.1: give a share of the probability"),
         ({"rule": "competence", "costs": {"oslo": float("nan")}}, "cost of 'oslo' is nan"),
         ({"rule": "competence", "costs": {"oslo": "dear"}}, "cost of 'oslo' is dear"),
+        ({"rule": "competence", "costs": [0.1]}, "costs=[0.1]: give a dict"),
         ({"rule": "competence", "miss": 0.1}, "such sets are of origin, give rule density or posterior"),
         ({"rule": "competence", "coverage": 0.5}, "no held-out confidences for rule 'competence': fit it again"),
         ({"rule": "confident"}, "(known: density, posterior, competence)"),

@@ -51,7 +51,7 @@ def test_a_run_that_was_just_trained_remembers_its_federation(tmp_path: Path) ->
     assert run.fit_router(features="raw", heads=False).names == federation.names
     assert train(federation, "fedavg", out=tmp_path / "run", **SMALL).federation is federation  # finished before
     opened = Run.open(tmp_path / "run")
-    assert (opened.federation, opened == run) == (None, True)
+    assert (opened.federation, opened == run, len({opened, run})) == (None, True, 1)
     with refused("unknown dataset 'own'", "or give the federation"):
         opened.fit_router(features="raw", heads=False)
     with refused("other data of 'own'", "give the data that it was trained on"):

@@ -110,12 +110,26 @@ def test_impossible_settings_are_refused_before_data_is_loaded(
     assert not (tmp_path / "run").exists()
 
 
+def test_settings_of_an_object_become_the_types_of_its_fields(digits: Federation, tmp_path: Path) -> None:
+    """A constructor takes anything: numpy's numbers cannot be written, and text would fail in the middle."""
+    given = {"method": FedDRM(lam=np.float32(0.5)), "model": Mlp(hidden=np.array([8]))}  # type: ignore[arg-type]
+    run = train(digits, out=tmp_path / "run", **{**SMALL, **given})
+    assert (run.config["method"]["lam"], run.config["model"]["hidden"]) == (0.5, [8])
+    again = {"method": "feddrm", "model": run.config["model"]}
+    assert train(digits, out=tmp_path / "again", **{**SMALL, **again}).config["model"] == run.config["model"]
+    with refused("lam='x': give a number"):
+        train(digits, FedDRM(lam="x"), out=tmp_path / "text")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"data": {"oslo": ([[0.0]], [1])}}, "data of type dict: give a dataset's name, or a Federation"),
-        ({"method": FedAvg}, "give a name, or a method with its settings in brackets, as FedAvg()"),
-        ({"model": Mlp}, "give a name, or a model with its settings in brackets, as Mlp()"),
+        (
+            {"data": {"oslo": ([[0.0]], [1])}},
+            "data={'oslo': ([[0.0]], [1])}: give a name or a Federation (by Federation.from_arrays, from_npz, ",
+        ),
+        ({"method": FedAvg}, "method=FedAvg is a class: give an object, as FedAvg()"),
+        ({"model": Mlp}, "model=Mlp is a class: give an object, as Mlp()"),
     ],
 )
 def test_arguments_of_another_kind_are_refused(tmp_path: Path, given: dict[str, Any], problem: str) -> None:
@@ -163,7 +177,10 @@ def test_impossible_seeds_are_refused(digits: Federation, tmp_path: Path) -> Non
     for seeds in ((), (1, 1)):
         with refused(f"seeds={list(seeds)}: give different whole numbers"):
             train_seeds(digits, seeds=seeds, out=tmp_path / "runs", **quick)
-    for seeds, says in (((0, 2**32), "seed=4294967296: out of range"), ((0, 1.5), "seed=1.5: give a whole number")):
+    for seeds, says in (
+        ((0, 2**32), "seed=4294967296: out of range"),
+        ((0, 1.5), "seeds=(0, 1.5): give a list, each item a whole number"),
+    ):
         with refused(says):
             train_seeds(digits, seeds=seeds, out=tmp_path / "runs", **quick)  # type: ignore[arg-type]
     with refused("no seed beside them"):

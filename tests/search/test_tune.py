@@ -166,6 +166,7 @@ def test_the_budget_stops_a_search_that_goes_on_later(digits, found, tmp_path, m
         ({"data_settings": {"clients": 4}}, ["data_settings are for data given by name"]),
         ({"goal": "speed"}, ["unknown goal 'speed'", "average, system, both"]),
         ({"cost": 0.0}, ["cost=0.0"]),
+        ({"budget": -5}, ["budget=-5", "give the seconds that the search may take"]),
         ({"held_out": 1.0}, ["held_out=1.0"]),
         ({"axes": {"lr": []}}, ["nothing to try"]),
         ({"axes": {"method.mu": [1.0]}}, ["'feddrm' has no setting 'mu'"]),
@@ -176,6 +177,8 @@ def test_the_budget_stops_a_search_that_goes_on_later(digits, found, tmp_path, m
 def test_impossible_searches_are_refused_and_write_nothing(digits, tmp_path, changed, parts):
     with refused(*parts):
         tune(digits, "feddrm", out=tmp_path / "tune", **{**SMALL, **changed})
+    with refused("methods=[]: name at least one method"):
+        tune(digits, [], out=tmp_path / "tune", **SMALL)
     assert not (tmp_path / "tune").exists()
 
 

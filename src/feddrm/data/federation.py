@@ -29,6 +29,7 @@ from feddrm.registry import LISTED
 from feddrm.tables.column_kinds import FAR, NumberColumn, Usual
 from feddrm.tables.table_schema import TableSchema
 from feddrm.tasks import CLASSIFICATION, Task
+from feddrm.typed_settings import typed_arguments
 
 SCALE_RATIO = 100.0  # of the largest mean or standard deviation of a column to the smallest deviation: else a warning
 DEPLOYED = "deployed"  # the name of a federation whose samples stay at the sites
@@ -227,6 +228,7 @@ class Federation:
         return cls(**vars(ArraySource(clients, **options).load()))
 
     @classmethod
+    @typed_arguments
     def from_npz(cls, path: str | Path, **options: Any) -> Federation:
         """Make a federation from .npz files: one per client with arrays x and y, or one with an array client.
 
@@ -235,6 +237,7 @@ class Federation:
         return cls(**vars(ArrayFileSource(path, **options).load()))
 
     @classmethod
+    @typed_arguments
     def from_folders(cls, root: str | Path, **options: Any) -> Federation:
         """Make a federation from images: a folder per client, and in it a folder per class.
 
@@ -244,6 +247,7 @@ class Federation:
         return cls(**vars(ImageFolderSource(root, **options).load()))
 
     @classmethod
+    @typed_arguments
     def from_csv(cls, paths: Paths, **options: Any) -> Federation:
         """Make a federation from tables (CSV, Parquet): one file per client, or one file with a client column.
 
@@ -254,6 +258,7 @@ class Federation:
         return cls(**vars(CsvSource(paths, **options).load()))
 
     @classmethod
+    @typed_arguments
     def from_leaf(cls, path: str | Path, **options: Any) -> Federation:
         """Make a federation from files in the layout of LEAF: every user is a client.
 
@@ -271,6 +276,7 @@ class Federation:
         return cls(**vars(load_dataset_object(data, inputs=inputs, label=label, **options)))
 
     @classmethod
+    @typed_arguments
     def from_flamby(cls, dataset: Callable[..., Any], centers: int, **options: Any) -> Federation:
         """Make a federation from a FLamby dataset class: every centre is a client, train and test are FLamby's."""
         return cls(**vars(load_flamby(dataset, centers, **options)))

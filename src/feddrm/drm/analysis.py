@@ -22,6 +22,7 @@ from feddrm.drm.inference.resampling import bootstrap, check_replicates
 from feddrm.drm.summary_text import coefficient_block, heading, two_columns
 from feddrm.drm.zero_excess import TwoPartFit
 from feddrm.errors import FeddrmError, SettingError
+from feddrm.typed_settings import typed_arguments
 
 QUARTILES = (0.25, 0.5, 0.75)
 CLEAR_GAIN = 5.0  # of held-out log likelihood; by chance a basis that is no better gains about 1
@@ -266,6 +267,7 @@ class Analysis:
         return "\n".join([heading("Density Ratio Model Results"), two_columns(rows), *blocks])
 
 
+@typed_arguments
 def analyse(
     samples: Samples,
     basis: Basis = AUTO,
@@ -280,7 +282,7 @@ def analyse(
     two_part = TwoPartFit.of(model, samples, columns) if settings.zeros else None
     analysis = Analysis(two_part.positive if two_part else model.fit(samples, columns), settings, two_part)
     for doubt in analysis.doubts:
-        warnings.warn(doubt, BasisWarning, stacklevel=2)
+        warnings.warn(doubt, BasisWarning, stacklevel=3)
     return analysis
 
 

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.registry import nearest
+from feddrm.typed_settings import typed_arguments
 
 Floats = NDArray[np.float64]
 LARGEST = 1e150  # its square is still finite
@@ -87,6 +88,7 @@ BASES: dict[str, BasisFunctions] = {
 }
 
 
+@typed_arguments
 def check_basis(basis: Basis) -> None:
     """Refuse an unknown name, before any file is read. ``auto`` is chosen and a formula is compiled at the fit."""
     if isinstance(basis, str) and basis not in (*BASES, AUTO) and not is_formula(basis):
@@ -132,6 +134,8 @@ def terms(basis: Basis, columns: list[str], size: int) -> list[str]:
 def as_rows(sample: Any) -> Floats:
     """Numbers as a table with one row per observation."""
     try:
+        if isinstance(sample, np.ma.MaskedArray):
+            sample = np.ma.filled(sample.astype(np.float64), np.nan)  # np.asarray would drop the mask
         x = np.asarray(sample, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise FeddrmError("a sample must be an array of numbers, one row per observation") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from feddrm.drm.basis import Floats, as_rows, evaluate_basis
 from feddrm.drm.logistic import FeatureWhitening, log_softmax, maximise
 from feddrm.errors import FeddrmError
+from feddrm.typed_settings import typed_arguments
 
 CANDIDATES = ("identity", "normal", "gamma", "lognormal", "beta", "polynomial(3)")
 FOLDS = 5
@@ -24,8 +26,9 @@ class BasisChoice:
     scores: Mapping[str, float]
 
 
+@typed_arguments
 def choose_basis(
-    samples: Sequence[object],
+    samples: Sequence[Any],
     candidates: Sequence[str] = CANDIDATES,
     seed: int = 0,
     names: Sequence[str] | None = None,

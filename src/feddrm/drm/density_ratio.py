@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +21,8 @@ from feddrm.drm.basis import AUTO, Basis, Floats, as_rows, check_basis, evaluate
 from feddrm.drm.basis_choice import BasisChoice, choose_basis
 from feddrm.drm.formula import FormulaBasis, formula_columns
 from feddrm.drm.logistic import FeatureWhitening, Optimum, information, log_softmax, maximise
-from feddrm.errors import FeddrmError, SettingError
+from feddrm.errors import FeddrmError, SettingError, quoted
+from feddrm.typed_settings import typed_arguments
 
 Samples = Mapping[str, Any] | Sequence[Any]
 
@@ -52,13 +54,17 @@ class DensityRatioModel:
 
     def __post_init__(self) -> None:
         check_basis(self.basis)
-        if not 0 <= self.ridge < np.inf:
-            raise SettingError(f"ridge={self.ridge}: give 0 or a positive number")
+        ridge: Any = self.ridge
+        if not (isinstance(ridge, Real) and 0 <= float(ridge) < np.inf):
+            raise SettingError(f"ridge={quoted(ridge)}: give 0 or a positive number")
         if self.penalty not in ("variance", "coefficients"):
             raise SettingError(f"penalty '{self.penalty}' is unknown: give variance or coefficients")
 
     def fit(self, samples: Samples, columns: Sequence[str] | None = None) -> DensityRatioFit:
-        """Fit to one sample per population, by name or in order. Ratios are reported against the first."""
+        """Fit to one sample per population, by name or in order. Ratios are reported against the first.
+
+        Rows X with labels y, as scikit-learn has them, are ``{name: X[y == name] for name in np.unique(y)}``.
+        """
         names, parts = named_samples(samples)
         column_names = _columns(parts[0], columns)
         model, choice = self._resolved(names, parts, column_names)
@@ -97,12 +103,16 @@ class DensityRatioModel:
             choice=choice,
         )
 
+    @typed_arguments
     def fit_table(self, table: Any, group: str, columns: Sequence[str] | None = None) -> DensityRatioFit:
         """Fit to a long table, a data frame or a mapping from column names to values, by its ``group`` column.
 
         ``columns`` are those of the formula, or all others, unless they are given. Populations have the order in
         which they first occur.
         """
+        if not hasattr(table, "keys"):
+            kind = type(table).__name__
+            raise SettingError(f"table of type {kind}: give a data frame, or a dict from column names to values")
         given = list(columns or ())
         if not given:
             used = formula_columns(str(self.basis)) if is_formula(self.basis) else list(table)
@@ -190,6 +200,7 @@ class DensityRatioFit:
         """The profile empirical log likelihood at the optimum: the dual less ``sum_l n_l log n_l``."""
         return self.optimum.log_likelihood - float((self.counts * np.log(self.counts)).sum())
 
+    @typed_arguments
     def index(self, population: str | int) -> int:
         """The position of a population in ``names``."""
         if isinstance(population, str):
@@ -253,10 +264,16 @@ class DensityRatioFit:
         return np.vstack([as_rows(sample) for sample in self.samples])
 
 
+@typed_arguments
 def named_samples(samples: Samples) -> tuple[tuple[str, ...], list[Any]]:
     """The names of the populations, 1, 2, ... if they have none, and their samples as arrays."""
     if isinstance(samples, Mapping):
         names, parts = tuple(str(name) for name in samples), list(samples.values())
+    elif hasattr(samples, "shape"):
+        raise SettingError(
+            f"samples of type {type(samples).__name__}: give one array per population, as [a, b] or {{name: array}}; "
+            "rows X with labels y are {name: X[y == name] for name in np.unique(y)}, a table is for fit_table"
+        )
     else:
         parts = list(samples)
         names = tuple(str(i + 1) for i in range(len(parts)))
@@ -308,10 +325,11 @@ def _numbers(name: str, column: Any) -> Floats:
     return values
 
 
-def _columns(sample: Any, given: Sequence[str] | None) -> list[str]:
+@typed_arguments
+def _columns(sample: Any, columns: Sequence[str] | None) -> list[str]:
     width = sample.shape[1] if len(sample.shape) > 1 else 1
-    if given is None:
+    if columns is None:
         return ["x"] if width == 1 else [f"x{i + 1}" for i in range(width)]
-    if len(given) != width:
-        raise SettingError(f"{len(given)} names for {width} columns: give one for each")
-    return list(given)
+    if len(columns) != width:
+        raise SettingError(f"{len(columns)} names for {width} columns: give one for each")
+    return list(columns)

@@ -34,7 +34,7 @@ class GraphEngine:
 
     In the first round libraries choose their algorithms, and the clients' slots take their final form.
     A later round whose tensors have another form (a method may send some clients more than others) is
-    also played one client after another; so are all rounds of a method that reads the number of the round.
+    also played one client after another; so are all rounds of a method that reads the round's number or rate.
     """
 
     def __init__(self, schedule: RoundSchedule, net: Forward, federation: Federation, streams: int = STREAMS) -> None:
@@ -193,12 +193,12 @@ class GraphEngine:
 
 @dataclass(frozen=True)
 class _WatchedStage(Stage):
-    """A stage that notes when its round is read: a graph of such a round fits no other."""
+    """A stage that notes when its round or its rate is read: a graph of such a round fits no other."""
 
     reads: list[str] = field(default_factory=list, compare=False)
 
     def __getattribute__(self, name: str) -> Any:
-        if name == "round":
+        if name in ("round", "lr"):
             self.reads.append(name)
         return super().__getattribute__(name)
 

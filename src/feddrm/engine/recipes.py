@@ -23,7 +23,7 @@ def check_recipe(recipe: str | None, given: Mapping[str, Any]) -> None:
     """Refuse a recipe that does not exist, or that could change nothing."""
     if recipe is None:
         return
-    check_choice("recipe", str(recipe), RECIPES)  # a file may have any value
+    check_choice("recipe", recipe, RECIPES)
     if _is_whole(given):
         raise SettingError(f"recipe={recipe}: every training setting is given already: leave out the recipe")
 

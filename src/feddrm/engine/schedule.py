@@ -69,7 +69,7 @@ class Plan:
 
         In the ``warmup`` rounds it is multiplied by a factor that rises in equal steps to one.
         """
-        cosine = 0.5 * self.lr * (1 + math.cos(math.pi * (round - 1) / self.rounds))
+        cosine = 0.5 * self.lr * (1 + math.cos(math.pi * (round - 1) / max(self.rounds, 1)))
         return cosine * min(1.0, round / (self.warmup + 1))
 
     def sgd(self, lr: Tensor) -> Sgd:
@@ -146,7 +146,7 @@ class RoundSchedule:
     def stage(self, round: int) -> Stage:
         """Training first, tuning in the last rounds."""
         tuned = self.plan.rounds - self.method.tuning_rounds(self.plan.rounds)
-        return Stage(self.plan.local_steps, round > tuned, round, self.plan.rounds)
+        return Stage(self.plan.local_steps, round > tuned, round, self.plan.rounds, self.plan.rate(round))
 
     def answering(self, round: int) -> tuple[int, ...]:
         """The clients that answer, in client order."""

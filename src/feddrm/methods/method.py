@@ -27,16 +27,18 @@ Forward = Callable[[Tensors, Tensor], Outputs]
 
 @dataclass(frozen=True)
 class Stage:
-    """What a method may know about the current round: its local steps, whether clients only tune, and its number.
+    """What a method may know about the current round: its local steps, whether clients only tune, its number and rate.
 
-    ``round`` counts from 1 to ``rounds``. Stages that differ in it alone are equal: a CUDA graph is captured once per
-    stage. The rounds of a method that reads ``round`` are played without a graph.
+    ``round`` counts from 1 to ``rounds``; ``lr`` is the round's learning rate. Stages that differ in these alone are
+    equal: a CUDA graph is captured once per stage. The rounds of a method that reads ``round`` or ``lr`` are played
+    without a graph.
     """
 
     steps: int
     tuning: bool = False
     round: int = field(default=1, compare=False)
     rounds: int = field(default=1, compare=False)
+    lr: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import ClassVar, Self
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from feddrm.errors import FeddrmError
 from feddrm.models.net import Net
@@ -46,11 +48,13 @@ class Model(Named, ABC):
         self.check(shape, classes, clients)
         if not 0 <= seed < 2**32:
             raise FeddrmError(f"seed {seed} is out of range: give one from 0 to {2**32 - 1}")
-        with _BUILDING, torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        # On ARM, oneDNN starts threads whatever torch is told, and a process that is forked afterwards hangs.
+        with without_onednn_if_small(0), _BUILDING, torch.random.fork_rng(devices=[]), torch.device("cpu"):
             # torch.manual_seed would also reset the GPUs' generators, which are not forked.
             torch.default_generator.manual_seed(seed)
             net = self.network(shape, classes, clients)
-            if problem := _form_problem(net, classes, clients) or _training_problem(net, self.frozen, shape):
+            problem = _form_problem(net, classes, clients) or _leaf_problem(net, self.frozen)
+            if problem or (not self.frozen and (problem := _trial_problem(net, shape))):
                 raise FeddrmError(f"model '{self.name}': {problem}")
             return net
 
@@ -106,24 +110,29 @@ def _form_problem(net: nn.Module, classes: int, clients: int | None) -> str | No
     return None
 
 
-def _training_problem(net: nn.Module, frozen: bool, shape: tuple[int, ...]) -> str | None:
-    """Why a client's round would not be a function of leaves and batches alone, or would train other leaves."""
+def _leaf_problem(net: nn.Module, frozen: bool) -> str | None:
+    """Why a client's model would not be its leaves alone, or other leaves would train."""
     if any(isinstance(module, _BatchNorm) for module in net.modules()):
         return "BatchNorm mixes the samples of a batch and keeps their means: use GroupNorm or LayerNorm"
+    if lazy := [name for name, module in net.named_modules() if isinstance(module, LazyModuleMixin)]:
+        return f"'{lazy[0]}' has no size before the first sample: use a layer that is given its sizes, as Linear(8, 4)"
     if buffers := [name for name, _ in net.named_buffers()]:
         return f"the buffer '{buffers[0]}' is neither trained nor sent: make it a Parameter, or compute it in forward"
     once = {name for name, _ in net.named_parameters()}
     if again := [name for name, _ in net.named_parameters(remove_duplicate=False) if name not in once]:
         return f"'{again[0]}' is a leaf that has another name, too: use every layer once"
-    if frozen:
-        return None
-    if fixed := [name for name, leaf in net.named_parameters() if not leaf.requires_grad]:
+    if not frozen and (fixed := [name for name, leaf in net.named_parameters() if not leaf.requires_grad]):
         return f"'{fixed[0]}' has requires_grad=False, which has no effect: the method's Phase(train=...) fixes leaves"
+    return None
+
+
+def _trial_problem(net: nn.Module, shape: tuple[int, ...]) -> str | None:
+    """Why its answers would not be a function of the leaves and of each sample alone."""
     before = torch.get_rng_state()
     try:
-        # On ARM, oneDNN starts threads whatever torch is told, and a process that is forked afterwards hangs.
-        with torch.no_grad(), without_onednn_if_small(0):
-            out = net(torch.zeros(2, *shape))
+        with torch.no_grad():
+            x = torch.linspace(-1, 1, 2 * math.prod(shape)).view(2, *shape)
+            out, alone = net(x), net(x[:1])
     except Exception as error:
         return f"it cannot read samples of shape {tuple(shape)} ({' '.join(str(error).split())}): correct its layers"
     if not torch.equal(torch.get_rng_state(), before):
@@ -134,6 +143,8 @@ def _training_problem(net: nn.Module, frozen: bool, shape: tuple[int, ...]) -> s
                 f"its {noun} logits of 2 samples have the shape {tuple(logits.shape)}: let its trunk or projection "
                 "give one row per sample, such as the mean over positions"
             )
+    if not torch.allclose(out.logits[:1], alone.logits, rtol=1e-3, atol=1e-4):
+        return "its answer about a sample depends on the others of the batch: normalise every sample by itself"
     return None
 
 

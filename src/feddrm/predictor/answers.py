@@ -24,6 +24,7 @@ from feddrm.router.artifact import manifest_task
 from feddrm.router.label_sets import ROUNDING, SHARE, check_label_miss, clients_for_sets, mixed_p_values, within_set
 from feddrm.router.policy import consult as mixture
 from feddrm.tasks import CLASSIFICATION, Survival, Task, require_classes
+from feddrm.typed_settings import typed_arguments
 
 ABSTAIN = ("mark", "answer")
 
@@ -126,6 +127,7 @@ class Answers:
         return [*header, *(f"{what} {name}" for name in self._names)], rows
 
 
+@typed_arguments
 def answer_queries(  # noqa: PLR0913 (the options of a public method)
     run: RunFiles,
     x: Tensor | NDArray[Any] | Sequence[Any],

@@ -126,6 +126,9 @@ class Predictor:
             logits.double() / self.head.calibration.temperature
         ).numpy()
         if not np.isfinite(probabilities).all():
+            if not (finite := rows.flatten(1).isfinite().all(1)).all():
+                row = int(finite.logical_not().nonzero()[0])
+                raise FeddrmError(f"sample {row} has a missing or infinite value: complete it, or leave it out")
             raise FeddrmError("the numbers are too large for this model: check their scale")
         return probabilities
 

@@ -34,6 +34,7 @@ from feddrm.router.router import Router
 from feddrm.router.solver.problem import Scaler
 from feddrm.tables.table_schema import TableSchema
 from feddrm.tasks import CLASSIFICATION, Task
+from feddrm.typed_settings import typed_arguments
 
 FORMAT = "feddrm-router-1"
 MANIFEST, ROUTER, TRUNK, HEADS = "manifest.json", "router.safetensors", "trunk.safetensors", "heads.safetensors"
@@ -167,6 +168,7 @@ def trained_clients(manifest: Mapping[str, Any]) -> list[str]:
     return list(manifest["notes"].get(TRAINED_CLIENTS, manifest["clients"]))
 
 
+@typed_arguments
 def load_router(folder: str | Path, device: torch.device | str = "cpu") -> Router:
     """Read a router; another format, a missing or altered file or a number that is not finite is refused."""
     return read_whole(Path(folder), lambda _: _load(Path(folder))).to(device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from feddrm.router.solver.problem import Scaler
 from feddrm.rules import ROUTING_RULES, RULES, Competence, Density, Evidence, Posterior, Rule
 from feddrm.tables.query_rows import frame_rows
 from feddrm.tables.table_schema import TableSchema
+from feddrm.typed_settings import typed_arguments
 
 NOBODY = -1
 FINITE = torch.finfo(torch.float32).max
@@ -255,10 +257,11 @@ class Router:
             raise SettingError(f"costs with rule '{name}': only rule '{Competence.name}' weighs costs: give that rule")
         for client, cost in costs.items():
             require_client(client, self.names)
-            if not (isinstance(cost, int | float) and 0 <= cost <= 1):
+            if not (isinstance(cost, Real) and 0 <= float(cost) <= 1):
                 raise SettingError(f"cost of '{client}' is {cost}: give a share of the probability from 0 to 1")
         return Competence(tuple(float(costs.get(name, 0.0)) for name in self.names))
 
+    @typed_arguments
     def route(self, x: Tensor | NDArray[Any] | Sequence[Any], *, views: int = 1, **options: Any) -> Decision:
         """Decide for raw samples or network inputs [N, ...], with the options of :meth:`route_features`.
 
@@ -280,6 +283,7 @@ class Router:
         known = len(self.shape) == 1 and (self.schema is not None or self.usual is not None)
         return RowChecks(self.schema, self.columns, self.usual) if known else None
 
+    @typed_arguments
     def route_features(
         self,
         features: Tensor,
@@ -363,9 +367,9 @@ class Router:
                     f"availability of {len(available)} clients for a router of {self.clients}: give one each"
                 )
             return available.bool()
-        for name in map(str, available):
+        for name in (there := set(available)):
             require_client(name, self.names)
-        return torch.tensor([name in set(available) for name in self.names])
+        return torch.tensor([name in there for name in self.names])
 
 
 def _shares(scores: Tensor) -> tuple[Tensor, Tensor]:

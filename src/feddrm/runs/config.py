@@ -17,7 +17,7 @@ from feddrm.models import Model, Net
 from feddrm.plugins import used_plugins
 from feddrm.registry import known_fields
 from feddrm.tasks import require_classes
-from feddrm.typed_settings import typed
+from feddrm.typed_settings import typed, typed_arguments
 
 MANY = 100  # clients, up to which every evaluation is of all of them
 SMALL_SIDE = 32  # smaller images, and tables, get the perceptron
@@ -128,6 +128,7 @@ class Config:
         return net.to(self.device)
 
 
+@typed_arguments
 def resolve(
     federation: Federation,
     *,
@@ -140,19 +141,18 @@ def resolve(
 ) -> Config:
     """Fill in the settings that were not given, by a recipe (see :mod:`feddrm.engine.recipes`).
 
-    ``model`` may be settings without a name: they go to the model that suits the data. ``settings`` are the fields
-    of :class:`feddrm.engine.Plan` and of :class:`Machine`.
+    ``model`` may be settings: without a ``name`` among them, they go to the model that suits the data. ``settings``
+    are the fields of :class:`feddrm.engine.Plan` and of :class:`Machine`.
     """
     given, machine_settings = training_settings(settings)
     machine = Machine(**machine_settings)
     small = is_small(federation)
     method = as_method(method)
-    if not isinstance(model, str | Model | Mapping | None):
-        raise SettingError(f"model={model!r}: give a name, or a model with its settings in brackets, as Mlp()")
     if not isinstance(model, str | Model):
         suitable = "mlp" if small else "resnet18_retina" if federation.name == "retina" else "resnet18"
-        model = Model.make("identity" if method.closed_form else suitable, **(model or {}))
-    model = Model.make(model) if isinstance(model, str) else model
+        given_model = {"name": "identity" if method.closed_form else suitable, **(model or {})}
+        model = Model.make(given_model.pop("name"), **given_model)
+    model = Model.make(model) if isinstance(model, str) else model.retyped()
     plan = fill_in(given, small, recipe)
     when = fill_in_evaluation(known_fields(Evaluation, evaluation or {}, "evaluation"), plan.rounds, len(federation))
     config = Config(
@@ -175,10 +175,7 @@ def resolve(
 
 def as_method(given: str | Method) -> Method:
     """The method with this name, or the one that was given itself."""
-    method: Any = Method.make(given) if isinstance(given, str) else given
-    if not isinstance(method, Method):
-        raise SettingError(f"method={given!r}: give a name, or a method with its settings in brackets, as FedAvg()")
-    return method
+    return Method.make(given) if isinstance(given, str) else given.retyped()
 
 
 def fill_in_evaluation(given: Mapping[str, Any], rounds: int, clients: int) -> dict[str, Any]:

@@ -28,11 +28,13 @@ from feddrm.runs.run_router import router_figures, with_left_out, write_router
 from feddrm.runs.train import load_data
 from feddrm.runs.training_session import TrainingSession
 from feddrm.threads import router_kernels
+from feddrm.typed_settings import typed_arguments
 
 log = logging.getLogger("feddrm.runs")
 FEWEST = 2  # training samples: the sums of one sample are the sample itself
 
 
+@typed_arguments
 def fit(
     data: str | Federation,
     method: str | Method = "fed3r",

@@ -15,6 +15,7 @@ from feddrm.router import Router, load_router
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.run_evaluation import checkpoint_predictor, evaluate_run
 from feddrm.runs.run_router import fit_run_router
+from feddrm.typed_settings import typed_arguments
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,11 @@ class Run:
     """
 
     path: Path
-    config: Mapping[str, Any]
+    config: Mapping[str, Any] = field(hash=False)
     federation: Federation | None = field(default=None, compare=False)
 
     @classmethod
+    @typed_arguments
     def open(cls, path: str | Path) -> Run:
         """Open the folder of a run that was trained before."""
         folder = RunFolder(path)
@@ -56,6 +58,7 @@ class Run:
         """One entry per evaluated round."""
         return self.folder.metrics()
 
+    @typed_arguments
     def fit_router(self, federation: Federation | None = None, **settings: Any) -> Router:
         """Fit the exact router into the run's folder; settings as for :func:`feddrm.runs.run_router.fit_run_router`.
 
@@ -63,6 +66,7 @@ class Run:
         """
         return fit_run_router(self.folder, self.config, federation or self.federation, **settings)
 
+    @typed_arguments
     def evaluate(self, federation: Federation | None = None, **options: Any) -> dict[str, Any]:
         """Measure the run again, after its last round, with ``views=8`` for example; nothing is written.
 
@@ -108,8 +112,8 @@ class Run:
         if (summary := self.summary) is None:
             lines = self.metrics()
             return f"unfinished: round {lines[-1]['round'] if lines else 0} of {self.config.get('rounds')}"
-        router = "router" if summary.get("router") else "no router"
+        done = f"{self.config.get('rounds')} rounds, {'router' if summary.get('router') else 'no router'}"
         for key, what in (("average_accuracy", "accuracy"), ("average_c_index", "C-index")):
             if (score := summary.get(key)) is not None:
-                return f"{summary['rounds']} rounds, {router}, average {what} {score['mean']:.1%}"
-        return f"{summary['rounds']} rounds, {router}"
+                return f"{done}, average {what} {score['mean']:.1%}"
+        return done

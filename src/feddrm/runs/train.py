@@ -21,10 +21,12 @@ from feddrm.runs.folder import RunFolder
 from feddrm.runs.listeners import OnRound, progress_listener, require_tensorboard, tensorboard_listener
 from feddrm.runs.run import Run
 from feddrm.runs.training_session import TrainingSession
+from feddrm.typed_settings import typed_arguments
 
 log = logging.getLogger("feddrm.runs")
 
 
+@typed_arguments
 def train(  # noqa: PLR0913 (the public signature)
     data: str | Federation,
     method: str | Method = "feddrm",
@@ -87,6 +89,7 @@ def load_data(
     return data, None
 
 
+@typed_arguments
 def train_seeds(
     data: str | Federation,
     method: str | Method = "feddrm",
@@ -106,8 +109,9 @@ def train_seeds(
         >>> [run.path.name for run in runs]
         ['seed-0', 'seed-1']
     """
+    seeds = list(seeds)  # of an array, too
     if not seeds or len(set(seeds)) < len(seeds) or "seed" in settings:
-        raise SettingError(f"seeds={list(seeds)}: give different whole numbers, and no seed beside them")
+        raise SettingError(f"seeds={seeds}: give different whole numbers, and no seed beside them")
     for seed in seeds:  # all of them before the first is trained
         Plan(**training_settings({"seed": seed})[0]).check()
     if RunFolder(out).config_file.exists():
@@ -127,8 +131,6 @@ def _check_early(data: object, method: str | Method, model: object, settings: Ma
     """Refuse names and values that could never work before any data is read."""
     if isinstance(data, str):
         Dataset.find(data)
-    elif not isinstance(data, Federation):
-        raise SettingError(f"data of type {type(data).__name__}: give a dataset's name, or a Federation")
     chosen = as_method(method)
     if isinstance(model, str):
         Model.find(model)

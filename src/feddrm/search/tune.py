@@ -30,6 +30,7 @@ from feddrm.search.method_search import MethodSearch
 from feddrm.search.search_page import search_page
 from feddrm.search.trial import GOALS, SearchTask, TimeIsUp, Trial, goal_scores
 from feddrm.tasks import require_classes
+from feddrm.typed_settings import typed_arguments
 
 SETTINGS, TRIALS, PAGE, LOCK = "tune.yaml", "trials.json", "tune.html", "lock"
 PAGE_SECONDS = 20.0  # between two drawings of the page while a search goes on
@@ -53,6 +54,7 @@ class TuneResult:
     finished: bool
 
 
+@typed_arguments
 def tune(  # noqa: PLR0913 (the public signature)
     data: str | Federation,
     methods: str | Method | Sequence[str | Method] = "feddrm",
@@ -90,12 +92,16 @@ def tune(  # noqa: PLR0913 (the public signature)
         raise SettingError(f"cost={cost}: give how many runs the search may take, as 1")
     if finalists is not None and finalists < 1:
         raise SettingError(f"finalists={finalists}: give how many trials are trained to their end, as 2")
+    if budget is not None and not budget > 0:
+        raise SettingError(f"budget={budget}: give the seconds that the search may take, as 600")
     deadline = None if budget is None else time.monotonic() + budget
     federation, reload_settings = load_data(data, data_settings)
     require_classes(federation.task, "a search", "compare runs with 'feddrm report'")
     cost = cost if cost is not None else 4.0 if is_small(federation) else 1.0
     folder, searches = Path(out), []
     learners = [as_method(method) for method in ([methods] if isinstance(methods, str | Method) else methods)]
+    if not learners:
+        raise SettingError("methods=[]: name at least one method")
     names = [learner.name for learner in learners]
     if twice := [name for name in names if names.count(name) > 1]:
         raise SettingError(f"method '{twice[0]}' is given twice: give it once, and values to try as method.KEY=A,B")

@@ -16,6 +16,7 @@ from feddrm.errors import FeddrmError, FieldProblem, TableError
 from feddrm.io.connection_errors import explain
 from feddrm.serve.auth import sendable_key
 from feddrm.serve.http.http_session import CALL_ERRORS, HttpSession
+from feddrm.typed_settings import typed_arguments
 
 RETRIES = 3  # while the gateway answers that it is busy
 
@@ -61,6 +62,7 @@ class GatewayClient:
         True
     """
 
+    @typed_arguments
     def __init__(self, url: str, key: str | None = None, timeout: float = 30.0, ca: str | Path | None = None) -> None:
         key = sendable_key(key or os.environ.get("FEDDRM_KEY", ""), "--key or FEDDRM_KEY")
         headers = {"Authorization": f"Bearer {key}"} if key else {}

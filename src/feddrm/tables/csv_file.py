@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -96,7 +96,15 @@ def read_table(path: Path) -> CsvTable:
     return _checked_table(path, _parquet_cells(path) if path.suffix.lower() == PARQUET else read_csv(path, remedy))
 
 
-def frame_table(name: str, frame: Any) -> CsvTable:
+@runtime_checkable
+class DataFrame(Protocol):
+    """A pandas data frame, which need not be installed."""
+
+    columns: Any
+    iloc: Any
+
+
+def frame_table(name: str, frame: DataFrame) -> CsvTable:
     """A pandas data frame as text, with the numbers of its rows from 0; a missing value is empty."""
     header = [str(column) for column in frame.columns]
     columns = [_frame_texts(frame.iloc[:, place]) for place in range(len(header))]

@@ -151,6 +151,9 @@ def test_files_that_cannot_be_read(tmp_path: Path, files: list[Path]) -> None:
         from_csv([*files, tmp_path / "folder.csv"], label="ill")
     with refused(f"{tmp_path / 'folder.csv'} holds no .csv file", "one per client"):
         from_csv(tmp_path / "folder.csv", label="ill")
+    for wrong in (None, 3, [([1.0], [0])], {"oslo": ([1.0], [0])}):
+        with refused("give a path or a DataFrame or a list, each item a path or a dict, each value"):
+            from_csv(wrong, label="ill")
     with refused("no files given"):
         from_csv([], label="ill")
     path = tmp_path / "all.csv"

@@ -94,3 +94,8 @@ def test_wrong_columns_and_clients_are_refused(table: Any) -> None:
     ragged = datasets.Dataset.from_dict({"x": [[1.0], [1.0, 2.0]], "y": [0, 1]})
     with refused("client 'a': column 'x' has samples of several shapes"):
         Federation.from_dataset({"a": ragged}, inputs="x", label="y")
+
+
+def test_arrays_in_the_place_of_datasets_are_refused() -> None:
+    with refused("client 'oslo' has a tuple: give a Dataset, or use from_arrays or from_csv"):
+        Federation.from_dataset({"oslo": (np.zeros((4, 2)), [0, 1, 0, 1])}, inputs="x", label="y")

@@ -28,12 +28,13 @@ from feddrm.io.run_files import check_client_names
 from feddrm.io.text import nfc, parse_float, parse_whole
 from feddrm.registry import nearest
 from feddrm.tables.column_sums import ColumnSums, merge_sums, schema_from_sums, table_sums
-from feddrm.tables.csv_file import PARQUET, CsvTable, frame_table, read_table
+from feddrm.tables.csv_file import PARQUET, CsvTable, DataFrame, frame_table, read_table
 from feddrm.tables.table_schema import TableSchema
 from feddrm.tasks import CLASSIFICATION, Survival, Task
 from feddrm.tasks.survival import MOST_DAYS
+from feddrm.typed_settings import typed_arguments
 
-Paths = Any  # str | Path | Sequence[str | Path] | Mapping[str, str | Path | DataFrame] | DataFrame
+Paths = str | Path | Sequence[str | Path] | Mapping[str, str | Path | DataFrame] | DataFrame
 SamplesByClient = Mapping[str, LabelledSamples]
 RowsByClient = Mapping[str, "RawRows"]
 NamedTable = tuple[str, CsvTable]
@@ -172,14 +173,15 @@ def _names(given: str | Sequence[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
+@typed_arguments
 def _tables(paths: Paths) -> list[NamedTable]:
     """(client, table) pairs; the client is the mapping's key or the file's stem. A folder means its tables."""
-    if hasattr(paths, "columns"):
+    if isinstance(paths, DataFrame):
         return [(FRAME, frame_table(FRAME, paths))]
     if isinstance(paths, Mapping):
         return [
-            (str(name), frame_table(f"{FRAME} '{name}'", part) if hasattr(part, "columns") else read_table(Path(part)))
-            for name, part in paths.items()
+            (str(k), frame_table(f"{FRAME} '{k}'", v) if isinstance(v, DataFrame) else read_table(Path(v)))
+            for k, v in paths.items()
         ]
     if isinstance(paths, str | Path):
         folder = Path(paths)
@@ -194,9 +196,7 @@ def _tables(paths: Paths) -> list[NamedTable]:
         files = [p for p in visible if p.suffix.lower() in TABLES]
         if not files:
             raise FeddrmError(f"{folder} holds no .csv file: put one per client there, or give their paths")
-        return [(p.stem, read_table(p)) for p in files]
-    files = [Path(p) for p in paths]
-    if not files:
+    elif not (files := [Path(p) for p in paths]):
         raise FeddrmError("no files given: name one per client, or one with a client column")
     return [(p.stem, read_table(p)) for p in files]
 

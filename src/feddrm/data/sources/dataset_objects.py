@@ -11,10 +11,12 @@ from feddrm.data.sources.arrays import ArraySource
 from feddrm.data.sources.labelled_samples import FederationParts
 from feddrm.errors import FeddrmError, short_list
 from feddrm.registry import nearest
+from feddrm.typed_settings import typed_arguments
 
 Pairs = dict[str, tuple[Any, list[Any]]]
 
 
+@typed_arguments
 def load_dataset_object(
     data: Any, *, inputs: str | Sequence[str], label: str, client: str | None = None, test: Any = None, **options: Any
 ) -> FederationParts:
@@ -50,6 +52,10 @@ def load_flamby(dataset: Callable[..., Any], centers: int, **options: Any) -> Fe
 def _parts(data: Any, client: str | None) -> dict[str, Any]:
     """The dataset of every client."""
     if isinstance(data, Mapping):
+        for name, part in data.items():
+            if not hasattr(part, "column_names"):
+                kind = type(part).__name__
+                raise FeddrmError(f"client '{name}' has a {kind}: give a Dataset, or use from_arrays or from_csv")
         return {str(name): part for name, part in data.items()}
     if hasattr(data, "load_partition"):
         return {f"client{i}": data.load_partition(i) for i in range(data.num_partitions)}

@@ -18,7 +18,8 @@ from scipy.stats import norm, t
 
 from feddrm.drm.basis import Floats
 from feddrm.drm.density_ratio import DensityRatioFit
-from feddrm.errors import FeddrmError, SettingError
+from feddrm.errors import FeddrmError, SettingError, quoted
+from feddrm.typed_settings import typed_arguments
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ def coefficient_covariance(fit: DensityRatioFit) -> Floats:
     return np.asarray(back @ within_covariance(fit, fit.coefficient_influence) @ back.T)
 
 
+@typed_arguments
 def tilts(fit: DensityRatioFit) -> Estimate:
     """One row (gamma dagger, xi) per population; the first is zero and has no error."""
     value = np.column_stack([fit.gamma_dagger, fit.xi])
@@ -76,6 +78,7 @@ def expectation(fit: DensityRatioFit, function: Callable[[Any], ArrayLike]) -> E
     return _expectation(fit, values)
 
 
+@typed_arguments
 def mean(fit: DensityRatioFit) -> Estimate:
     """The mean of every column (second axis) in every population (first axis)."""
     return _expectation(fit, fit.values)
@@ -90,6 +93,7 @@ def distribution(fit: DensityRatioFit, at: ArrayLike) -> Estimate:
     return Estimate(np.clip(estimate.value, 0, 1), estimate.error, probability=True)
 
 
+@typed_arguments
 def dominance(fit: DensityRatioFit) -> Estimate:
     """``P(X_i < X_j) + P(X_i = X_j) / 2`` for every two populations, i in rows and j in columns."""
     x, size = single_column(fit), len(fit.names)
@@ -270,7 +274,10 @@ def single_column(fit: DensityRatioFit) -> Floats:
 
 def check_levels(levels: ArrayLike) -> Floats:
     """Levels of quantiles as an array; refuses those outside of (0, 1)."""
-    probabilities = np.atleast_1d(np.asarray(levels, dtype=np.float64))
+    try:
+        probabilities = np.atleast_1d(np.asarray(levels, dtype=np.float64))
+    except (TypeError, ValueError) as error:
+        raise SettingError(f"quantile levels {quoted(levels)}: give numbers between 0 and 1") from error
     if not probabilities.size or not ((probabilities > 0) & (probabilities < 1)).all():
         raise SettingError(f"quantile levels {probabilities.tolist()}: give numbers between 0 and 1")
     return probabilities

@@ -32,6 +32,7 @@ from feddrm.drm.inference.resampling import (
 )
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.registry import check_choice
+from feddrm.typed_settings import typed_arguments
 
 Rows = NDArray[np.floating[Any]]
 STATISTICS = ("likelihood ratio", "wald")
@@ -82,11 +83,13 @@ class HypothesisTest:
     factor: float = 1.0  # the mean of the statistic under the hypothesis, divided by its degrees of freedom
 
 
+@typed_arguments
 def homogeneity(fit: DensityRatioFit, how: Testing | None = None) -> HypothesisTest:
     """Test whether all populations are equal: all tilts are zero."""
     return equality(fit, fit.names, how)
 
 
+@typed_arguments
 def equality(fit: DensityRatioFit, populations: Sequence[str | int], how: Testing | None = None) -> HypothesisTest:
     """Test whether these populations, two or more, are equal."""
     places = sorted({fit.index(population) for population in populations})
@@ -100,6 +103,7 @@ def equality(fit: DensityRatioFit, populations: Sequence[str | int], how: Testin
     return _test(fit, np.kron(contrast[:, 1:], np.eye(d)), None, how, names)
 
 
+@typed_arguments
 def pairwise(fit: DensityRatioFit, how: Testing | None = None) -> list[tuple[HypothesisTest, float]]:
     """Test every two populations. The second number is Holm's p-value, adjusted for the number of pairs."""
     tests = [equality(fit, pair, how) for pair in combinations(range(len(fit.names)), 2)]
@@ -110,6 +114,7 @@ def pairwise(fit: DensityRatioFit, how: Testing | None = None) -> list[tuple[Hyp
     return list(zip(tests, adjusted.tolist(), strict=True))
 
 
+@typed_arguments
 def without_terms(fit: DensityRatioFit, terms: Sequence[str], how: Testing | None = None) -> HypothesisTest:
     """Test whether the populations differ without these basis functions: their slopes are zero in every tilt."""
     if unknown := [term for term in terms if term not in fit.terms]:
