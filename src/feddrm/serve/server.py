@@ -126,7 +126,7 @@ def run_app(app: ASGIApp, settings: HttpSettings, sock: socket.socket, grpc_sock
     server = BothForms(config, settings, grpc_sock)
     # For signals that arrive before uvicorn handles them, and for those that it raises again when it ends: a service
     # that was asked to stop exits with 0.
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: setattr(server, "should_exit", True))
     try:
         config.load()
@@ -203,6 +203,8 @@ def demo_clients(run: Path, **shared: Any) -> Iterator[Path]:
 
 def _demo_client(folder: Path, settings: PredictorSettings, sock: socket.socket, read_end: int, write_end: int) -> None:
     os.close(write_end)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until run_app handles it: the command's handler is the parent's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the gateway ends this one
 
     def end_with_gateway() -> None:
         os.read(read_end, 1)
