@@ -17,6 +17,7 @@ from deployment import NAMES, Deployed
 from feddrm.checks import findings
 from feddrm.deploy import cluster_status, local_cluster
 from feddrm.deploy.process_lock import only_process
+from feddrm.deploy.provision.members import remove_site
 from feddrm.deploy.rotating_log import LOG, RotatingLog
 from refusal import refused
 
@@ -89,6 +90,20 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[subprocess.Popen
 
     monkeypatch.setattr(local_cluster, "_start", start)
     return started
+
+
+def test_a_site_that_was_removed_is_not_started(
+    deployed: Make, programs: dict[str, list[subprocess.Popen[bytes]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was started whenever the others were, and the server refused it for ever."""
+    folder = deployed().folder
+    remove_site(folder / "server", "pune")
+    monkeypatch.setattr(local_cluster, "_wait_until_ready", lambda *_: None)
+    local_cluster.up(folder)
+    assert set(programs) == {"server", "lima", "oslo"}
+    for process in (p for some in programs.values() for p in some):
+        process.kill()
+        process.wait()
 
 
 def test_a_mistake_in_a_settings_file_is_reported_before_anything_is_started(
