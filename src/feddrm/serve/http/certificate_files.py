@@ -7,6 +7,7 @@ import logging
 import ssl
 from pathlib import Path
 
+from feddrm.serve.auth import file_state
 from feddrm.serve.settings import HttpSettings
 
 log = logging.getLogger("feddrm.serve")
@@ -17,16 +18,16 @@ class CertificateFiles:
 
     def __init__(self, certificate: Path, key: Path) -> None:
         self.certificate, self.key = certificate, key
-        self._seen = self._stamps()
+        self._seen = self._states()
 
     def renewed(self) -> bool:
         """Whether the files have changed since the last call, and belong together.
 
         They are tried elsewhere first: in a context that is in use, a wrong key would leave a certificate without one.
         """
-        if (stamps := self._stamps()) == self._seen:
+        if (states := self._states()) == self._seen:
             return False
-        self._seen = stamps
+        self._seen = states
         try:
             self._load_into(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
         except (OSError, ValueError) as error:  # ssl's own errors are OSErrors
@@ -45,8 +46,8 @@ class CertificateFiles:
     def _load_into(self, context: ssl.SSLContext) -> None:
         context.load_cert_chain(self.certificate, self.key, password="")  # with None, a terminal would be asked for one
 
-    def _stamps(self) -> list[tuple[int, ...] | None]:
-        return [_stamp(path) for path in (self.certificate, self.key)]
+    def _states(self) -> list[tuple[int, ...]]:
+        return [file_state(path) for path in (self.certificate, self.key)]
 
 
 def certificate_files(settings: HttpSettings) -> CertificateFiles | None:
@@ -54,12 +55,3 @@ def certificate_files(settings: HttpSettings) -> CertificateFiles | None:
     if settings.tls_cert is None or settings.tls_key is None:
         return None
     return CertificateFiles(settings.tls_cert, settings.tls_key)
-
-
-def _stamp(path: Path) -> tuple[int, ...] | None:
-    """What changes with a file's content; None where there is none at this moment."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
