@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -57,6 +58,24 @@ def test_ctrl_c_says_that_the_run_goes_on(deployed: Make, monkeypatch: pytest.Mo
         local_cluster.run(folder, lambda status: None)
     assert it.value.exit_code == 130
     assert cluster_status.status(folder)["wanted"]
+
+
+def test_a_clock_that_jumps_does_not_end_the_watching(deployed: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = deployed().folder
+    real, looks = time.time, []
+
+    def jump(project: Path) -> None:
+        monkeypatch.setattr(time, "time", lambda: real() + 3600)
+
+    def look(server: Path, run: str) -> None:
+        looks.append(run)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local_cluster, "begin", jump)
+    monkeypatch.setattr(local_cluster, "read_status", look)
+    with only_process(folder / "server"), refused("interrupted"):
+        local_cluster.run(folder, lambda status: None, seconds=60)
+    assert looks == ["first"]
 
 
 def test_a_run_that_could_not_say_why_it_failed_is_not_waited_for(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -142,7 +143,8 @@ def run(project: Path, on_status: Callable[[Mapping[str, Any]], None], seconds: 
 def _follow(
     server: Path, run: str, on_status: Callable[[Mapping[str, Any]], None], began: float, seconds: float | None
 ) -> dict[str, Any]:
-    while seconds is None or time.time() < began + seconds:
+    end = math.inf if seconds is None else time.monotonic() + seconds
+    while time.monotonic() < end:
         wanted = (server / JOB).exists()  # before the status: what a run leaves is written before its job goes
         current = read_status(server, run)
         if current is not None and current["time"] > began:
