@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
@@ -123,6 +124,15 @@ def launcher(folder: Path) -> Iterator[Launch]:
             process.send(signal.SIGTERM)  # to all before waiting for any
         for process in started:
             process.stop()
+
+
+def write_certificate(folder: Path) -> tuple[Path, Path]:
+    """A new certificate of 127.0.0.1, signed by itself, and its key, as PEM files."""
+    folder.mkdir(exist_ok=True)
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    words = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    subprocess.run([*words.split(), "-keyout", key, "-out", cert], check=True, capture_output=True)
+    return cert, key
 
 
 class Hospitals:

@@ -14,7 +14,7 @@ from feddrm.errors import FeddrmError, FieldProblem, InterruptedRunError, Settin
     [
         (FeddrmError("x"), 1),
         (SettingError("x"), 2),
-        (InterruptedRunError(), 130),
+        (InterruptedRunError("the same command goes on"), 130),
         (TableError([FieldProblem(0, "age", "x\ny", "give a number")]), 1),
     ],
 )

@@ -31,6 +31,17 @@ def test_lines_are_ten_seconds_apart(capsys: pytest.CaptureFixture[str], monkeyp
     assert capsys.readouterr().err.splitlines() == ["demo: round 11 of 30, running", "demo: round 21 of 30, running"]
 
 
+def test_a_long_first_step_is_said_so_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LONG_STEP", 0.01)
+    err = ""
+    with progress_bar("demo") as advance:
+        while not err:
+            err = capsys.readouterr().err
+        advance(1, 5, "loss 1", True)
+    assert err == "demo: the first step takes longer than 0.01 s\n"
+    assert capsys.readouterr().err == ""
+
+
 def test_a_terminal_gets_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")

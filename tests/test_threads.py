@@ -11,6 +11,7 @@ import torch
 from feddrm.threads import (
     FEW_SAMPLES,
     SMALL_PRODUCT,
+    Map,
     intra_op_threads,
     router_kernels,
     thread_map,
@@ -42,6 +43,21 @@ def test_two_workers_work_at_once() -> None:
 def test_the_error_of_a_worker_is_raised() -> None:
     with pytest.raises(ZeroDivisionError), thread_map(2) as parallel:
         list(parallel(lambda i: 1 // i, range(3)))
+
+
+def test_an_interruption_does_not_wait_for_work_that_runs() -> None:
+    left, seen = threading.Event(), []
+
+    def interrupted(work: Map) -> None:
+        work(lambda _: seen.append(left.wait(10)), [0])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), thread_map(2) as parallel:
+        interrupted(parallel)
+    left.set()
+    while not seen:
+        time.sleep(0.01)
+    assert seen == [True]
 
 
 def test_the_number_of_threads_is_restored_after_an_error() -> None:

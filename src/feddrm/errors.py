@@ -45,11 +45,11 @@ class DivergedError(FeddrmError):
 
 
 class InterruptedRunError(FeddrmError):
-    """Ctrl-C during work whose progress is saved, or that goes on by itself (exit code 130)."""
+    """Ctrl-C during long work; ``then`` says how it goes on (exit code 130)."""
 
     exit_code = INTERRUPTED
 
-    def __init__(self, then: str = "the same command goes on where it stopped") -> None:
+    def __init__(self, then: str) -> None:
         super().__init__(f"interrupted: {then}")
 
 

@@ -36,7 +36,9 @@ def thread_map(workers: int) -> Iterator[Map]:
     try:
         yield pool.map
     finally:
-        pool.shutdown(cancel_futures=True)
+        # Work that still runs was cut short by Ctrl-C. Nobody waits for it: it may take minutes, and a scheduler that
+        # stops the process gives it half a minute to save.
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 @contextmanager

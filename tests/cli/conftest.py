@@ -53,8 +53,17 @@ def feddrm(capsys: pytest.CaptureFixture[str]) -> Callable[..., CompletedProcess
 
 
 @pytest.fixture
-def sigint() -> Iterator[None]:
-    """SIGINT raises KeyboardInterrupt, as in a terminal. A process that a shell starts in the background ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def stop_signals() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, as in a terminal, and others fail the test: a process may have begun otherwise.
+
+    One that a shell starts in the background ignores SIGINT. SIGTERM and SIGHUP would end the tests.
+    """
+
+    def fail(number: int, _frame: object) -> None:
+        pytest.fail(f"signal {number} was not handled")
+
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: fail, signal.SIGHUP: fail}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -77,10 +77,41 @@ def test_a_shell_completes_commands_and_options() -> None:
     assert completed("feddrm train --me") == ["--method"]
 
 
-@pytest.mark.usefixtures("sigint")
-def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Dataset.find("digits"), "load", lambda _: signal.raise_signal(signal.SIGINT))
-    assert call(capsys, "data", "info", "digits") == (130, "", "feddrm: error: interrupted\n")
+@pytest.mark.usefixtures("stop_signals")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_stop_signal_is_one_line(
+    number: signal.Signals, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = signal.getsignal(number)
+    monkeypatch.setattr(Dataset.find("digits"), "load", lambda _: signal.raise_signal(number))
+    assert call(capsys, "data", "info", "digits") == (code, "", "feddrm: error: interrupted\n")
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.usefixtures("stop_signals")
+def test_a_signal_that_is_ignored_stays_ignored(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    load = Dataset.find("digits").load
+    monkeypatch.setattr(Dataset.find("digits"), "load", lambda data: signal.raise_signal(signal.SIGHUP) or load(data))
+    assert call(capsys, "data", "info", "digits")[0] == 0
+
+
+STOPPED_IN_EXEC = """
+import signal, sys
+from feddrm.cli import main
+from feddrm.data import Dataset
+Dataset.find("digits").load = lambda _: exec("signal.raise_signal(signal.SIGTERM)")
+sys.argv = ["feddrm", "data", "info", "digits"]
+main()
+"""
+
+
+@pytest.mark.slow
+def test_a_stop_signal_inside_of_exec_ends_with_its_own_code() -> None:
+    """Python would end by SIGINT after a KeyboardInterrupt there. Imports use ``exec``, so it may well come there."""
+    assert subprocess.run([sys.executable, "-c", STOPPED_IN_EXEC], capture_output=True, check=False).returncode == 143
 
 
 def commands() -> list[list[str]]:

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -39,6 +40,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for client in federation.clients:
         Image.fromarray(client.test.x[0, 0].numpy()).save(folder / f"{client.name}.png")
     return folder / "run"
+
+
+@pytest.mark.usefixtures("stop_signals")
+def test_sigterm_says_that_the_fit_starts_again(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Run, "fit_router", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+    assert_one_line(call(capsys, "fit-router", str(run)), 143, "interrupted: the same command starts the fit again")
 
 
 @pytest.mark.documented

@@ -16,6 +16,7 @@ import yaml
 
 from cli.conftest import assert_one_line, call
 from feddrm.cli.train import parse_seeds
+from feddrm.engine import load_state
 from feddrm.engine.recipes import RECIPES
 from feddrm.runs import RunFolder
 from photographs import write_folders
@@ -291,20 +292,26 @@ def test_the_config_of_a_run_repeats_it(capsys: pytest.CaptureFixture[str], tmp_
         assert [config["data"]["seed"], config["seed"]] == seeds
 
 
-@pytest.mark.usefixtures("sigint")
-def test_ctrl_c_says_that_the_run_can_be_resumed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+@pytest.mark.usefixtures("stop_signals")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stop_signal_saves_and_says_that_the_run_can_be_resumed(
+    number: signal.Signals, code: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     words = ["train", "--data", "digits", "--clients", "3", "--rounds", "3", "--out", str(tmp_path / "run"), "--json"]
     add_metrics = RunFolder.add_metrics
 
     def interrupted(folder: RunFolder, metrics: dict[str, Any]) -> None:
+        if metrics["round"] == 2:
+            signal.raise_signal(number)
         add_metrics(folder, metrics)
-        signal.raise_signal(signal.SIGINT)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunFolder, "add_metrics", interrupted)
-        code, out, err = call(capsys, *words)
-    assert (code, out) == (130, "")
-    assert err == "feddrm: error: interrupted: the same command goes on where it stopped\n"
+        words += ["--set", "evaluation.every=1"]
+        assert call(capsys, *words) == (
+            code, "", "feddrm: error: interrupted: the same command goes on where it stopped\n"
+        )  # fmt: skip
+    assert load_state(tmp_path / "run" / "checkpoint" / "state.safetensors").round == 1
     code, out, _ = call(capsys, *words)
     assert (code, json.loads(out)["rounds"]) == (0, 3)
 

@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -17,6 +18,7 @@ from deployment import NAMES, Deployed
 from feddrm.checks import findings
 from feddrm.deploy import cluster_status, local_cluster
 from feddrm.deploy.process_lock import only_process
+from feddrm.deploy.provision.members import remove_site
 from feddrm.deploy.rotating_log import LOG, RotatingLog
 from refusal import refused
 
@@ -58,6 +60,24 @@ def test_ctrl_c_says_that_the_run_goes_on(deployed: Make, monkeypatch: pytest.Mo
     assert cluster_status.status(folder)["wanted"]
 
 
+def test_a_clock_that_jumps_does_not_end_the_watching(deployed: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = deployed().folder
+    real, looks = time.time, []
+
+    def jump(project: Path) -> None:
+        monkeypatch.setattr(time, "time", lambda: real() + 3600)
+
+    def look(server: Path, run: str) -> None:
+        looks.append(run)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local_cluster, "begin", jump)
+    monkeypatch.setattr(local_cluster, "read_status", look)
+    with only_process(folder / "server"), refused("interrupted"):
+        local_cluster.run(folder, lambda status: None, seconds=60)
+    assert looks == ["first"]
+
+
 def test_a_run_that_could_not_say_why_it_failed_is_not_waited_for(
     deployed: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +109,20 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[subprocess.Popen
 
     monkeypatch.setattr(local_cluster, "_start", start)
     return started
+
+
+def test_a_site_that_was_removed_is_not_started(
+    deployed: Make, programs: dict[str, list[subprocess.Popen[bytes]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was started whenever the others were, and the server refused it for ever."""
+    folder = deployed().folder
+    remove_site(folder / "server", "pune")
+    monkeypatch.setattr(local_cluster, "_wait_until_ready", lambda *_: None)
+    local_cluster.up(folder)
+    assert set(programs) == {"server", "lima", "oslo"}
+    for process in (p for some in programs.values() for p in some):
+        process.kill()
+        process.wait()
 
 
 def test_a_mistake_in_a_settings_file_is_reported_before_anything_is_started(

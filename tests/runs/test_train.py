@@ -41,6 +41,18 @@ def test_a_run_folder_holds_summary_config_metrics_and_evaluation(digits: Federa
     assert [row["name"] for row in evaluation["per_client"]] == list(digits.names)
 
 
+def test_batches_that_are_mostly_empty_are_warned_of(
+    digits: Federation, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    largest = int(digits.sizes.max())
+    for size in (9 * largest, 10 * largest):
+        train(digits, "fedavg", out=tmp_path / str(size), **{**SMALL, "rounds": 1, "batch_size": size})
+    assert [record.getMessage() for record in caplog.records] == [
+        f"digits: batches of {10 * largest:,} for clients with at most {largest} samples are mostly empty and slow: "
+        f"give --batch-size {largest}"
+    ]
+
+
 def test_the_same_seed_gives_the_same_files(digits: Federation, tmp_path: Path) -> None:
     for name in "ab":
         train(digits, "feddrm", out=tmp_path / name, **SMALL)

@@ -19,7 +19,7 @@ from feddrm.serve.gateway_client import GatewayClient
 from feddrm.serve.server import address, bind, bind_grpc
 from feddrm.serve.settings import HttpSettings
 from refusal import refused
-from serving import Launch
+from serving import Launch, until, write_certificate
 
 
 def test_a_taken_port_is_an_error() -> None:
@@ -100,9 +100,7 @@ def test_clients_of_a_demo_answer_though_torch_may_use_several_threads(run: Path
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 def test_the_gateway_serves_tls(run: Path, launch: Launch, tmp_path: Path) -> None:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    words = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
-    subprocess.run([*words.split(), "-keyout", key, "-out", cert], check=True, capture_output=True)
+    cert, key = write_certificate(tmp_path)
     files = ["--tls-cert", cert, "--tls-key", key, "--audit", tmp_path / "a.sqlite"]
     process = launch("serve", run, "--port", 0, *files)
     url = process.url
@@ -114,6 +112,13 @@ def test_the_gateway_serves_tls(run: Path, launch: Launch, tmp_path: Path) -> No
     for place, reason in ((url, FOREIGN), (url.replace("https", "http"), SPEAKS_TLS)):
         with GatewayClient(place) as gateway, refused(f"cannot reach {place}: {reason}"):
             gateway.clients()
+    new, new_key = write_certificate(tmp_path / "new")
+    shutil.copy(new, cert)
+    shutil.copy(new_key, key)
+    host, port = url.removeprefix("https://").split(":")
+    until(lambda: ssl.get_server_certificate((host, int(port))) == new.read_text())
+    with GatewayClient(url, ca=new) as gateway:
+        assert gateway.clients() == []
     log = process.whole_log()
     assert all(HANDSHAKE[part] in log for part in ("UNKNOWN_CA", "HTTP_REQUEST"))
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Annotated, Any, ClassVar
 
 import typer
@@ -22,6 +26,15 @@ WITH_PLUGINS = (
     *("datasets", "models", "methods", "train", "fit", "tune", "evaluate", "report", "fit-router", "route", "predict"),
     *("serve", "serve-client", "replay"),
 )
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # of a scheduler or a supervisor; of a terminal that closes
+
+
+class Stopped(KeyboardInterrupt):
+    """Raised at a stop signal.
+
+    A KeyboardInterrupt itself may end the process by SIGINT, although it was caught: Python remembers one that has
+    passed through ``exec``, which imports use.
+    """
 
 
 class Commands(LazyGroup):
@@ -86,6 +99,36 @@ def feddrm(
 
 def main() -> None:
     """Run the command line. A user's mistake is one line on standard error, never a stack trace."""
+    with _stopping_as_ctrl_c() as received:
+        code = _run()
+    sys.exit(128 + received[0] if received and code == INTERRUPTED else code)
+
+
+@contextmanager
+def _stopping_as_ctrl_c() -> Iterator[list[int]]:
+    """Treat stop signals as Ctrl-C, so that work is saved; yields those that came.
+
+    A signal that is ignored, as by nohup, stays so. A server replaces these handlers by its own.
+    """
+    received: list[int] = []
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        raise Stopped
+
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, stop)
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _run() -> int:
+    """Run the command that the arguments name; its exit code is returned."""
     try:
         code = app(prog_name="feddrm", standalone_mode=False)  # also by python -m: shell completion depends on the name
         sys.stdout.flush()  # so that a full disk raises here, not at exit
@@ -108,7 +151,7 @@ def main() -> None:
         code = 0
     except Exception as error:
         code = _print_other_error(error)
-    sys.exit(code if isinstance(code, int) else 0)
+    return code if isinstance(code, int) else 0
 
 
 def _print_other_error(error: Exception) -> int:

@@ -20,7 +20,7 @@ from feddrm.cli.data_options import (
     given_settings,
     sectioned_settings,
 )
-from feddrm.cli.output import JsonFlag, print_json
+from feddrm.cli.output import START_AGAIN, JsonFlag, print_json, resumable
 from feddrm.cli.train import print_runs, setting_names
 from feddrm.errors import SettingError
 
@@ -76,14 +76,15 @@ def fit(
     parts["model"] |= given_settings(features=features)
     check_partition(parts["data"].get("partition"), alpha, shards)
     names = {part: settings.pop("name") for part, settings in parts.items()}
-    run = fit_run(
-        names["data"],
-        Method.make(names["method"], **parts["method"]),
-        out=out,
-        model=Model.make(names["model"], **parts["model"]),
-        data_settings=parts["data"],
-        **given_settings(seed=seed),
-    )
+    with resumable(START_AGAIN):
+        run = fit_run(
+            names["data"],
+            Method.make(names["method"], **parts["method"]),
+            out=out,
+            model=Model.make(names["model"], **parts["model"]),
+            data_settings=parts["data"],
+            **given_settings(seed=seed),
+        )
     if json:
         print_json({"path": str(run.path), **(run.summary or {})})
         return

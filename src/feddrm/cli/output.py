@@ -14,6 +14,7 @@ from feddrm.errors import InterruptedRunError, SettingError
 if TYPE_CHECKING:
     from feddrm.checks.findings import Finding
 
+START_AGAIN = "the same command starts the fit again"
 LONGEST_FIGURE = 20  # characters: longer cells may be wrapped
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Coverage = Annotated[
@@ -135,9 +136,9 @@ def set_text(label_set: Sequence[str] | None) -> str:
 
 
 @contextmanager
-def resumable() -> Iterator[None]:
-    """Turn Ctrl-C within the block into the message that the same command goes on where it stopped."""
+def resumable(then: str = "the same command goes on where it stopped") -> Iterator[None]:
+    """Turn Ctrl-C within the block into a message that says how to go on."""
     try:
         yield
     except KeyboardInterrupt as stop:
-        raise InterruptedRunError from stop
+        raise InterruptedRunError(then) from stop

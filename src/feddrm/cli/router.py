@@ -11,6 +11,7 @@ import typer
 
 from feddrm.cli.data_options import DataDir, PluginCommand, given_settings
 from feddrm.cli.output import (
+    START_AGAIN,
     Costs,
     Coverage,
     JsonFlag,
@@ -23,6 +24,7 @@ from feddrm.cli.output import (
     print_table,
     read_costs,
     reason_text,
+    resumable,
     set_text,
 )
 from feddrm.errors import SettingError
@@ -186,7 +188,8 @@ def fit_router(
     settings: dict[str, Any] = given_settings(features=features, crops=crops, rounds=rounds, views=views, seed=seed)
     settings |= {"heads": heads, "joint": joint, **given_settings(part_bytes=part_bytes)}
     opened = Run.open(run)
-    opened.fit_router(device=device, data_dir=data_dir, progress=True, **settings)
+    with resumable(START_AGAIN):
+        opened.fit_router(device=device, data_dir=data_dir, progress=True, **settings)
     summary = opened.summary or {}
     survival = "system_c_index" in summary
     system, oracle = (f"{kind}_{'c_index' if survival else 'accuracy'}" for kind in ("system", "oracle"))

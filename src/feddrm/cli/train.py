@@ -230,7 +230,8 @@ def demo(
         folders.append(out / method)
         (run,) = _train(parts, {"rounds": rounds, "seed": seed}, folders[-1])
         if method == "feddrm" and not run.folder.has_router:
-            run.fit_router(progress=True)
+            with resumable():
+                run.fit_router(progress=True)
     table = report_table(folders)
     page = write_report(table, out)
     if json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from feddrm.deploy.server.federation_file import read_members
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.status import JOB, STOPPED, read_status
 from feddrm.deploy.site.site_settings import SiteSettings
+from feddrm.deploy.site.site_status import site_name
 from feddrm.errors import FeddrmError, InterruptedRunError
 from feddrm.io.atomic import write_atomically
 from feddrm.io.text import json_line
@@ -33,9 +35,12 @@ _started: list[subprocess.Popen[bytes]] = []  # kept, because Python warns of a 
 def up(project: Path) -> list[str]:
     """Start what is not running yet, each in its own process group with a log in its folder.
 
+    A site that was removed is not started: the server would refuse it for ever.
     If one of them cannot start, all of them are stopped: a run begins, and ends, with all its sites.
     """
-    idle = {name: folder for name, folder in folders(project).items() if running(folder) is None}
+    members = read_members(server_folder(project)).clients
+    wanted = {n: folder for n, folder in folders(project).items() if n == "server" or site_name(folder) in members}
+    idle = {name: folder for name, folder in wanted.items() if running(folder) is None}
     for name, folder in idle.items():  # what would end them is reported before anything is started
         (FederationSettings if name == "server" else SiteSettings).read(folder)
         require_writable(folder)
@@ -138,7 +143,8 @@ def run(project: Path, on_status: Callable[[Mapping[str, Any]], None], seconds: 
 def _follow(
     server: Path, run: str, on_status: Callable[[Mapping[str, Any]], None], began: float, seconds: float | None
 ) -> dict[str, Any]:
-    while seconds is None or time.time() < began + seconds:
+    end = math.inf if seconds is None else time.monotonic() + seconds
+    while time.monotonic() < end:
         wanted = (server / JOB).exists()  # before the status: what a run leaves is written before its job goes
         current = read_status(server, run)
         if current is not None and current["time"] > began:

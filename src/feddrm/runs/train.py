@@ -16,13 +16,14 @@ from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import Method
 from feddrm.models import Model
 from feddrm.runs.client_predictions import training_kernels
-from feddrm.runs.config import Machine, as_method, resolve, training_settings
+from feddrm.runs.config import Config, Machine, as_method, resolve, training_settings
 from feddrm.runs.folder import RunFolder
 from feddrm.runs.listeners import OnRound, progress_listener, require_tensorboard, tensorboard_listener
 from feddrm.runs.run import Run
 from feddrm.runs.training_session import TrainingSession
 from feddrm.typed_settings import typed_arguments
 
+MOSTLY_EMPTY = 10  # times the samples of the largest client
 log = logging.getLogger("feddrm.runs")
 
 
@@ -61,7 +62,7 @@ def train(  # noqa: PLR0913 (the public signature)
     with progress_listener(title, progress) as show:
         federation, reload_settings = load_data(data, data_settings)
         config = resolve(federation, data=reload_settings, method=method, model=model, **settings)
-        for warning in federation.warnings():
+        for warning in (*federation.warnings(), *_empty_places(config, federation)):
             log.warning("%s", warning)
         folder = RunFolder(out)
         # Nothing is written before all checks have passed: building the network is one of them.
@@ -75,6 +76,17 @@ def train(  # noqa: PLR0913 (the public signature)
                 ):
                     session.train(state, [listen for listen in (on_round, show, record) if listen is not None])
             return replace(Run.open(out), federation=federation)
+
+
+def _empty_places(config: Config, federation: Federation) -> list[str]:
+    """A warning of batches that are mostly empty. They are computed in full, and look like a training that hangs."""
+    batch_size, largest = config.plan.batch_size, int(federation.sizes.max())
+    if batch_size < MOSTLY_EMPTY * largest:
+        return []
+    return [
+        f"{federation.name}: batches of {batch_size:,} for clients with at most {largest:,} samples are mostly empty "
+        f"and slow: give --batch-size {largest}"
+    ]
 
 
 def load_data(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
@@ -13,7 +13,8 @@ from feddrm.io.dataset_summary import DatasetSummary
 from feddrm.serve.admin_routes import add_administration_routes, add_outcome_routes
 from feddrm.serve.console.console_routes import add_console_routes
 from feddrm.serve.gateway import Gateway
-from feddrm.serve.http.error_responses import install_error_handlers
+from feddrm.serve.http.decode import check_query
+from feddrm.serve.http.error_responses import ERROR_RESPONSES, install_error_handlers
 from feddrm.serve.http.middleware import FastPaths, RequestMiddleware
 from feddrm.serve.routes import MODELS, add_query_routes
 from feddrm.serve.settings import GatewaySettings
@@ -34,6 +35,8 @@ def build_gateway(
         version=__version__,
         description="Guides every query to the client best equipped for it. docs/serve.md says more.",
         lifespan=gateway.lifespan,
+        dependencies=[Depends(check_query)],
+        responses={422: ERROR_RESPONSES[422]},
         docs_url=None,  # this page would load scripts from other hosts
         redoc_url=None,
         redirect_slashes=False,  # behind a proxy it would send callers, and their keys, to http://

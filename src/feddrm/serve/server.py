@@ -28,6 +28,7 @@ from feddrm.io.shards import SHARD_SIZE
 from feddrm.io.text import yaml_bytes
 from feddrm.predictor.predictor import Predictor
 from feddrm.router import read_manifest
+from feddrm.serve.http.certificate_files import certificate_files
 from feddrm.serve.http.connection import connection_class
 from feddrm.serve.predictor.predictor_app import build_predictor
 from feddrm.serve.settings import HttpSettings, PredictorSettings
@@ -35,6 +36,8 @@ from feddrm.serve.telemetry.logs import json_logging
 
 if TYPE_CHECKING:
     from feddrm.serve.oip.grpc_server import GrpcServer
+
+TICKS_A_SECOND = 10  # of uvicorn
 
 
 def bind(settings: HttpSettings, *, grpc: bool = False) -> socket.socket:
@@ -81,6 +84,7 @@ class BothForms(uvicorn.Server):
         super().__init__(config)
         self.settings, self.grpc_sock = settings, grpc_sock
         self.grpc: GrpcServer | None = None
+        self.tls = certificate_files(settings)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         if self.grpc_sock is not None:
@@ -92,6 +96,11 @@ class BothForms(uvicorn.Server):
         await super().startup(sockets)
         if self.grpc is not None and self.started:
             await self.grpc.start()
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % TICKS_A_SECOND == 0 and self.tls is not None and self.config.ssl is not None:
+            self.tls.renew(self.config.ssl)
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.grpc is not None:  # uvicorn waits for this task before it ends the application
@@ -126,7 +135,7 @@ def run_app(app: ASGIApp, settings: HttpSettings, sock: socket.socket, grpc_sock
     server = BothForms(config, settings, grpc_sock)
     # For signals that arrive before uvicorn handles them, and for those that it raises again when it ends: a service
     # that was asked to stop exits with 0.
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: setattr(server, "should_exit", True))
     try:
         config.load()
@@ -203,6 +212,8 @@ def demo_clients(run: Path, **shared: Any) -> Iterator[Path]:
 
 def _demo_client(folder: Path, settings: PredictorSettings, sock: socket.socket, read_end: int, write_end: int) -> None:
     os.close(write_end)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until run_app handles it: the command's handler is the parent's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the gateway ends this one
 
     def end_with_gateway() -> None:
         os.read(read_end, 1)

@@ -97,6 +97,7 @@ def test_a_private_run_says_what_every_site_has_spent(feddrm: Feddrm, tmp_path: 
     monkeypatch.setattr(local_cluster, "run", lambda *_: {"rounds": 3, "privacy": spent})
     shown = feddrm("run", str(folder)).stdout
     assert "3 rounds\nprivacy spent, epsilon at delta 1e-05: oslo 7,216.6, lima 2.0\n" in shown
+    assert shown.endswith(f"wrote {folder / 'server' / 'runs' / 'first'}\n")
 
 
 def test_plain_text_is_warned_of(feddrm: Feddrm, tmp_path: Path) -> None:

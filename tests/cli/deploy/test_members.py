@@ -79,6 +79,8 @@ def test_what_a_change_means_for_a_run_and_its_router_is_said(deploy: Call, proj
     code, out = deploy("remove-site", "f", "lima")
     assert code == 0
     assert "its private part stays with it" in out
+    assert "f/sites/lima stays, with its key" in out
+    assert "feddrm deploy down f; rm -r f/sites/lima" in out
     assert "run 'first' goes on without lima; it fits no router" in out
     assert "router leave" not in out
     (run / "router" / "manifest.json").write_text("{}")
@@ -86,9 +88,9 @@ def test_what_a_change_means_for_a_run_and_its_router_is_said(deploy: Call, proj
     code, out = deploy("remove-site", "f", "pune")
     assert f"feddrm router leave {run} pune --in-place" in out
     assert "before the next run, give it a name" in out
-    deploy("add-site", "f", "cusco", "--run", "second")
+    deploy("add-site", "f", "cusco", "--run", "second", "--out", "cusco")
     removed = json.loads(deploy("remove-site", "f", "cusco", "--json")[1])
-    assert removed == {"removed": "cusco", "run_goes_on": False, "router": None}
+    assert removed == {"removed": "cusco", "folder": None, "run_goes_on": False, "router": None}
 
 
 def test_check_fails_where_there_is_a_problem(deploy: Call, project: Path) -> None:

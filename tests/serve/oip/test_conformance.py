@@ -6,7 +6,7 @@ import json
 import shutil
 import signal
 import sqlite3
-import subprocess
+import ssl
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +32,7 @@ from feddrm.predictor.predictor import Predictor
 from feddrm.router import load_router
 from feddrm.serve.auth import add_key
 from feddrm.serve.oip.grpc_messages import MESSAGES, SERVICE
-from serving import NAMES, Launch, Process, until
+from serving import NAMES, Launch, Process, until, write_certificate
 
 pytestmark = pytest.mark.slow
 
@@ -218,9 +218,7 @@ def test_a_call_is_counted_and_recorded_like_a_request(servers: Servers, images:
 def test_tls_has_the_certificate_of_the_http_form(
     run: Path, launch: Launch, tmp_path: Path, images: torch.Tensor
 ) -> None:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    words = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
-    subprocess.run([*words.split(), "-keyout", key, "-out", cert], check=True, capture_output=True)
+    cert, key = write_certificate(tmp_path)
     files = ["--tls-cert", cert, "--tls-key", key, "--audit", tmp_path / "a.sqlite"]
     process = launch("serve", run, "--port", 0, "--grpc-port", 0, *files)
     client = GRPC.InferenceServerClient(process.grpc_address, ssl=True, root_certificates=str(cert))
@@ -229,6 +227,11 @@ def test_tls_has_the_certificate_of_the_http_form(
     plain = GRPC.InferenceServerClient(process.grpc_address)
     with pytest.raises(InferenceServerException):
         plain.is_server_live(client_timeout=5)
+    new, new_key = write_certificate(tmp_path / "new")
+    shutil.copy(new, cert)
+    shutil.copy(new_key, key)
+    host, port = process.grpc_address.split(":")
+    until(lambda: ssl.get_server_certificate((host, int(port))) == new.read_text())
     for connected in (client, plain):
         connected.close()
     for line in process.whole_log().splitlines():

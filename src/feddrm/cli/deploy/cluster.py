@@ -154,7 +154,7 @@ def run(
     if privacy := summary.get("privacy"):
         spent = ", ".join(f"{name} {epsilon:,.1f}" for name, epsilon in privacy["epsilon"].items())
         typer.echo(f"privacy spent, epsilon at delta {privacy['delta']:g}: {spent}")
-    typer.echo(f"wrote {cluster_status.server_folder(folder) / 'runs'}")
+    typer.echo(f"wrote {cluster_status.run_folder(folder)}")
 
 
 @app.command()

@@ -120,12 +120,18 @@ def remove_site(folder: Project, name: SiteName, run: NextRun = None, json: Json
     from feddrm.deploy.cluster_status import server_folder
     from feddrm.deploy.provision import members
 
-    state = members.remove_site(server_folder(folder), name, run)
+    server = server_folder(folder)
+    state = members.remove_site(server, name, run)
     leave = f"feddrm router leave {state.folder} {name} --in-place" if state.router else None
+    left = server.parent / "sites" / name
     if json:
-        print_json({"removed": name, "run_goes_on": _goes_on(state), "router": leave})
+        about = {"folder": str(left) if left.exists() else None, "run_goes_on": _goes_on(state), "router": leave}
+        print_json({"removed": name, **about})
         return
     typer.echo(f"removed {name}: its key is not accepted again, its private part stays with it")
+    if left.exists():
+        typer.echo(f"{left} stays, with its key and its private part; 'feddrm deploy up' does not start it any more")
+        typer.echo(f"to remove it for good: feddrm deploy down {folder}; rm -r {left}")
     typer.echo(AT_ONCE)
     if _goes_on(state):
         typer.echo(f"run '{state.folder.name}' goes on without {name}; it fits no router, the next run does")

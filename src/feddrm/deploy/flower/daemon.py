@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 import threading
@@ -11,7 +10,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 import httpx
 from flwr.supercore.constant import TaskType
@@ -229,23 +227,16 @@ def _run_next_task(connection: FlowerConnection) -> None:
 
 @contextmanager
 def _until_signal() -> Iterator[None]:
-    """SIGTERM ends the process as Ctrl-C does: every ``finally`` inside runs, then the process exits at once.
+    """After Ctrl-C, or a signal that the command line treats so, every ``finally`` inside runs; then the process exits.
 
     A normal exit would wait for Flower's threads. One of them may spend two hours on a message that never comes.
     """
-
-    def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     except KeyboardInterrupt:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _require_files(folder: Path, names: list[str]) -> None:

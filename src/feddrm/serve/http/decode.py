@@ -165,9 +165,25 @@ def checked_options(given: Mapping[str, Any], model: type[AnyModel]) -> AnyModel
         raise FeddrmError(first_problem(error.errors())) from error
 
 
+async def check_query(request: Request) -> None:
+    """Refuse what the query string of this path cannot have: a misspelt parameter would be ignored.
+
+    A path can have what the OpenAPI document says. Pages, which are not in it, take anything.
+    """
+    route = request.scope["route"]
+    if not request.scope["query_string"] or not route.include_in_schema:
+        return
+    described = (route.openapi_extra or {}).get("parameters", ())
+    known = [parameter.alias for parameter in route.dependant.query_params]
+    known += [parameter["name"] for parameter in described if parameter["in"] == "query"]
+    require_known(request.query_params, known)
+
+
 def require_known(names: Iterable[str], known: Collection[str]) -> None:
     """Refuse the first name that is not known. pydantic would make an error for each of perhaps a million."""
     for name in names:
+        if not known:
+            raise FeddrmError(f"unknown option '{name[:64]}': there are none here, leave it out")
         if name not in known:
             raise FeddrmError(f"unknown option '{name[:64]}'{nearest(name[:64], known)} {listing(known)}")
 

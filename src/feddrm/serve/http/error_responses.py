@@ -22,8 +22,8 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     for code, text in {
         401: "no valid API key or token", 403: "the key or token lacks the scope",
         408: "the body did not arrive in time", 413: "the body is too long",
-        415: "the content type is not supported", 422: "the body does not fit", 429: "too busy: see Retry-After",
-        503: "no client answered",
+        415: "the content type is not supported", 422: "the body or an option does not fit",
+        429: "too busy: see Retry-After", 503: "no client answered",
     }.items()
 }  # fmt: skip
 

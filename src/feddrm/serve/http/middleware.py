@@ -16,6 +16,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from feddrm.serve.batching import Busy
+from feddrm.serve.http.decode import check_query
 from feddrm.serve.http.error_responses import error_response, response_for
 from feddrm.serve.settings import HttpSettings, is_loopback
 from feddrm.serve.telemetry.logs import log_request
@@ -165,8 +166,10 @@ class FastPaths:
             await self.app(scope, receive, send)
             return
         scope.update(match)
+        request = Request(scope, receive)
         try:
-            response = await match["endpoint"](Request(scope, receive))
+            await check_query(request)
+            response = await match["endpoint"](request)
         except Exception as error:
             response = response_for(error, scope["state"]["request_id"])
             if response is None:

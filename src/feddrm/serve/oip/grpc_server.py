@@ -21,6 +21,7 @@ from grpc_health.v1.health import aio as health_aio
 from starlette.types import ASGIApp, Message, Scope
 
 from feddrm.errors import FeddrmError
+from feddrm.serve.http.certificate_files import CertificateFiles, certificate_files
 from feddrm.serve.http.decode import SMALL_JSON
 from feddrm.serve.oip.codec import LENGTH_HEADER
 from feddrm.serve.oip.grpc_messages import MESSAGES, SERVICE, infer_head, infer_response, infer_tail
@@ -210,10 +211,18 @@ def _options(settings: HttpSettings) -> list[tuple[str, int]]:
 def _listen(server: Any, settings: HttpSettings, port: int) -> None:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     try:
-        if settings.tls_cert is None or settings.tls_key is None:
+        if (files := certificate_files(settings)) is None:
             server.add_insecure_port(f"{host}:{port}")
         else:
-            pair = settings.tls_key.read_bytes(), settings.tls_cert.read_bytes()
-            server.add_secure_port(f"{host}:{port}", grpc.ssl_server_credentials([pair]))
+            server.add_secure_port(f"{host}:{port}", _credentials(files))
     except (OSError, RuntimeError, ValueError) as error:
         raise FeddrmError(f"cannot serve gRPC on {host} port {port} ({error}): choose another --grpc-port") from error
+
+
+def _credentials(files: CertificateFiles) -> Any:
+    """The certificate of new connections; gRPC asks for it at each of them."""
+
+    def read() -> Any:
+        return grpc.ssl_server_certificate_configuration([(files.key.read_bytes(), files.certificate.read_bytes())])
+
+    return grpc.dynamic_ssl_server_credentials(read(), lambda: read() if files.renewed() else None)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from time import time_ns
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
@@ -18,8 +18,8 @@ from feddrm.router.answer_calibration import NO_SCORES
 from feddrm.serve.access import Access
 from feddrm.serve.batching import Batcher
 from feddrm.serve.http.authorise import authorise
-from feddrm.serve.http.decode import Array, InputSpec, check_samples, options_in
-from feddrm.serve.http.error_responses import ApiError, install_error_handlers
+from feddrm.serve.http.decode import Array, InputSpec, check_query, check_samples, options_in
+from feddrm.serve.http.error_responses import ERROR_RESPONSES, ApiError, install_error_handlers
 from feddrm.serve.http.middleware import FastPaths, RequestMiddleware
 from feddrm.serve.oip.codec import json_texts
 from feddrm.serve.oip.oip_routes import Outputs, Tensors, add_oip_routes, answer_infer
@@ -62,6 +62,8 @@ def build_predictor(predictor: Predictor, settings: PredictorSettings) -> ASGIAp
         title=f"feddrm client {predictor.name}",
         version=__version__,
         lifespan=lifespan,
+        dependencies=[Depends(check_query)],
+        responses={422: ERROR_RESPONSES[422]},
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,  # as the gateway
