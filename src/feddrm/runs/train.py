@@ -24,6 +24,7 @@ from feddrm.runs.training_session import TrainingSession
 from feddrm.typed_settings import typed_arguments
 
 MOSTLY_EMPTY = 10  # times the samples of the largest client
+LARGE_BATCH = 1024  # smaller ones take little time, however empty they are
 log = logging.getLogger("feddrm.runs")
 
 
@@ -81,7 +82,7 @@ def train(  # noqa: PLR0913 (the public signature)
 def _empty_places(config: Config, federation: Federation) -> list[str]:
     """A warning of batches that are mostly empty. They are computed in full, and look like a training that hangs."""
     batch_size, largest = config.plan.batch_size, int(federation.sizes.max())
-    if batch_size < MOSTLY_EMPTY * largest:
+    if batch_size < max(LARGE_BATCH, MOSTLY_EMPTY * largest):
         return []
     return [
         f"{federation.name}: batches of {batch_size:,} for clients with at most {largest:,} samples are mostly empty "
