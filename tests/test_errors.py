@@ -25,7 +25,8 @@ def test_every_error_is_a_feddrm_error_with_its_exit_code(error: FeddrmError, co
 
 
 @pytest.mark.parametrize(
-    "error", [SettingError("x"), InterruptedRunError(), TableError([FieldProblem(0, "age", "x", "give a number")])]
+    "error",
+    [SettingError("x"), InterruptedRunError("again"), TableError([FieldProblem(0, "age", "x", "give a number")])],
 )
 def test_an_error_comes_back_from_another_process_as_it_was(error: FeddrmError) -> None:
     """An error that cannot be unpickled breaks a pool of processes. Copies are made in the same way."""

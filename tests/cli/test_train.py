@@ -81,7 +81,7 @@ def test_mistakes_are_one_line(
         ("threads: many", "threads='many': give a whole number"),
         ("device: true", "device=True: give text"),
         ("lr: .nan", "lr=nan: give a number"),
-        ("recipe: [paper]", "unknown recipe '['paper']'"),
+        ("recipe: [paper]", "unknown recipe ['paper']"),
     ],
 )
 def test_a_wrong_value_in_a_config_is_one_line(

@@ -242,5 +242,5 @@ def _places(sample: Sample, outputs: int) -> Tensor:
     """The outputs [n, questions] that the labels name."""
     y = _questions(sample)
     if y.shape[1] == 1:
-        return y
+        return y.long()
     return y + torch.arange(0, outputs, outputs // y.shape[1], device=y.device)
