@@ -297,18 +297,8 @@ def test_the_open_inference_protocol(http: httpx.Client, images: torch.Tensor) -
         ("/v1/predict", {"json": {"features": [[0] * 16], "without": ["rio"]}}, 422, "unknown client 'rio'"),
         ("/v2/models/router/infer", {"json": {"inputs": []}}, 422, "inputs"),
         ("/v1/route?rule=density", {"json": {"features": [[0] * 16]}}, 422, "'rule' is in the query string"),
-        (
-            "/v1/route?rul=density",
-            {"json": {"features": [[0] * 16]}},
-            422,
-            "unknown option 'rul'; did you mean 'rule'?",
-        ),
-        (
-            "/v2/models/router/infer?rule=density",
-            {"json": {"inputs": []}},
-            422,
-            "unknown option 'rule': there are none",
-        ),
+        ("/v1/route?rul=density", {"json": {}}, 422, "unknown option 'rul'; did you mean 'rule'?"),
+        ("/v2/models/router/infer?rule=density", {"json": {}}, 422, "unknown option 'rule': there are none"),
         ("/v1/outcomes?caler=lab", {"json": {}}, 422, "unknown option 'caler'; did you mean 'caller'?"),
         ("/nowhere", {}, 404, "no path '/nowhere': GET /openapi.json lists all"),
         ("/metrics", {}, 405, "POST is no method of '/metrics': send GET"),
@@ -322,23 +312,6 @@ def test_errors_are_one_line(http: httpx.Client, path: str, given: dict[str, Any
         assert part in found["error"]
         assert "\n" not in found["error"]
         assert found["request_id"] == answer.headers["x-request-id"]
-
-
-@pytest.mark.parametrize(
-    ("path", "error"),
-    [
-        ("/v1/traffic?aftr=3", "unknown option 'aftr'; did you mean 'after'? (there are: after)"),
-        ("/v1/clients?client=fax", "unknown option 'client': there are none here, leave it out"),
-        ("/metrics?name[]=up&x", "unknown option 'name[]': there are none here, leave it out"),
-        ("/v1/traffic?after=3", None),
-        ("/v1/traffic?", None),
-        ("/?utm_source=mail", None),
-    ],
-)
-def test_what_a_query_string_cannot_have_is_refused(http: httpx.Client, path: str, error: str | None) -> None:
-    answer = http.get(path)
-    assert answer.status_code == (200 if error is None else 422)
-    assert error is None or answer.json()["error"] == error
 
 
 ROW: dict[str, Any] = {"age": 68, "sex": "female", "cp": None, "chol": "240"}

@@ -7,6 +7,7 @@ import json
 import struct
 import zlib
 
+import httpx
 import numpy as np
 import pytest
 from hypothesis import given
@@ -310,3 +311,21 @@ def test_a_misspelt_parameter_of_an_infer_request_is_refused_and_those_of_the_pr
             options_in({"binary_data_output": True, name: 1}, options)
     with refused("did you mean 'label_miss'" if "label_miss" in known else "label_mis'"):
         options_in({"label_mis": 0.1}, options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        ("/v1/traffic?aftr=3", "unknown option 'aftr'; did you mean 'after'? (there are: after)"),
+        ("/v1/clients?client=fax", "unknown option 'client': there are none here, leave it out"),
+        ("/metrics?name[]=up&x", "unknown option 'name[]': there are none here, leave it out"),
+        ("/v1/traffic?after=3", None),
+        ("/v1/traffic?", None),
+        ("/?utm_source=mail", None),
+    ],
+)
+def test_what_a_query_string_cannot_have_is_refused(http: httpx.Client, path: str, error: str | None) -> None:
+    answer = http.get(path)
+    assert answer.status_code == (200 if error is None else 422)
+    assert error is None or answer.json()["error"] == error
