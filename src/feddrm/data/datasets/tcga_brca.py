@@ -16,7 +16,7 @@ import torch
 from feddrm.data.client import Client, Split
 from feddrm.data.datasets.base import FileDataset
 from feddrm.data.federation import Federation
-from feddrm.data.sources.csv_tables import Roles, read_raw_table
+from feddrm.data.sources.table_rows import Roles, read_raw_table
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.data_files import obtain
 from feddrm.io.official_files import alternatives

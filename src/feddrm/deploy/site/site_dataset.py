@@ -12,10 +12,11 @@ import numpy as np
 from feddrm.data import Client, Federation, load
 from feddrm.data.sources.array_files import read_arrays
 from feddrm.data.sources.arrays import client_from_arrays
-from feddrm.data.sources.csv_tables import AUTO, RawTable, Roles, labels_as_integers, read_raw_table
+from feddrm.data.sources.csv_tables import AUTO, labels_as_integers
 from feddrm.data.sources.image_folders import check_size, list_images
 from feddrm.data.sources.images import read_images
 from feddrm.data.sources.labelled_samples import Division, LabelledSamples, divide
+from feddrm.data.sources.table_rows import RawTable, Roles, read_raw_table
 from feddrm.deploy.rotating_log import log
 from feddrm.deploy.site.site_status import CONFIG
 from feddrm.errors import FeddrmError, SettingError, short_list
