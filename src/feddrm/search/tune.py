@@ -87,25 +87,13 @@ def tune(  # noqa: PLR0913 (the public signature)
         >>> found.best["fedavg"]
         Candidate(values=(('lr', 0.1),))
     """
-    check_choice("goal", goal, GOALS)
-    if cost is not None and not 0 < cost < math.inf:
-        raise SettingError(f"cost={cost}: give how many runs the search may take, as 1")
-    if finalists is not None and finalists < 1:
-        raise SettingError(f"finalists={finalists}: give how many trials are trained to their end, as 2")
-    if budget is not None and not budget > 0:
-        raise SettingError(f"budget={budget}: give the seconds that the search may take, as 600")
+    _check_search(goal, cost, finalists, budget)
     deadline = None if budget is None else time.monotonic() + budget
     federation, reload_settings = load_data(data, data_settings)
     require_classes(federation.task, "a search", "compare runs with 'feddrm report'")
     cost = cost if cost is not None else 4.0 if is_small(federation) else 1.0
     folder, searches = Path(out), []
-    learners = [as_method(method) for method in ([methods] if isinstance(methods, str | Method) else methods)]
-    if not learners:
-        raise SettingError("methods=[]: name at least one method")
-    names = [learner.name for learner in learners]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise SettingError(f"method '{twice[0]}' is given twice: give it once, and values to try as method.KEY=A,B")
-    for learner in learners:
+    for learner in _learners(methods):
         whole = resolve(federation, data=reload_settings, method=learner, model=model, **settings)
         # A front of two scores needs more than one to be compared with.
         halving, candidates = _plan(whole, axes or {}, cost, finalists or 1 + len(goal_scores(goal)))
@@ -138,24 +126,31 @@ def _plan(
     return halving, candidates
 
 
+def _check_search(goal: str, cost: float | None, finalists: int | None, budget: float | None) -> None:
+    check_choice("goal", goal, GOALS)
+    if cost is not None and not 0 < cost < math.inf:
+        raise SettingError(f"cost={cost}: give how many runs the search may take, as 1")
+    if finalists is not None and finalists < 1:
+        raise SettingError(f"finalists={finalists}: give how many trials are trained to their end, as 2")
+    if budget is not None and not budget > 0:
+        raise SettingError(f"budget={budget}: give the seconds that the search may take, as 600")
+
+
+def _learners(methods: str | Method | Sequence[str | Method]) -> list[Method]:
+    learners = [as_method(method) for method in ([methods] if isinstance(methods, str | Method) else methods)]
+    if not learners:
+        raise SettingError("methods=[]: name at least one method")
+    names = [learner.name for learner in learners]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise SettingError(f"method '{twice[0]}' is given twice: give it once, and values to try as method.KEY=A,B")
+    return learners
+
+
 def _search(folder: Path, searches: Sequence[MethodSearch], advance: Advance) -> TuneResult:
     _read_trials(folder, searches)
-    total, before, finished = sum(search.halving.cost for search in searches), 0, True
-    drawn = time.monotonic()
+    finished = True
     try:
-        for search in searches:
-            for trial, until, done in _climb(search):
-                title = f"{search.task.method.name}, {trial.candidate.name}, to round {until} of {search.task.rounds}"
-
-                def show(rounds: int, title: str = title, done: int = before + done) -> None:
-                    advance(done + rounds, total, title, True)
-
-                trial.advance(search.task, until, show)
-                _write(folder, searches)
-                if time.monotonic() - drawn > PAGE_SECONDS:  # drawing takes longer than a short trial
-                    _draw(folder, searches)
-                    drawn = time.monotonic()
-            before += search.halving.cost
+        _play_trials(folder, searches, advance)
     except TimeIsUp:
         finished = False
         if not any(trial.scores or trial.end for search in searches for trial in search.trials):
@@ -177,6 +172,24 @@ def _search(folder: Path, searches: Sequence[MethodSearch], advance: Advance) ->
         front={name: {trial.candidate: trial.last_scores for trial in trials} for name, trials in front.items()},
         finished=finished,
     )
+
+
+def _play_trials(folder: Path, searches: Sequence[MethodSearch], advance: Advance) -> None:
+    total, before = sum(search.halving.cost for search in searches), 0
+    drawn = time.monotonic()
+    for search in searches:
+        for trial, until, done in _climb(search):
+            title = f"{search.task.method.name}, {trial.candidate.name}, to round {until} of {search.task.rounds}"
+
+            def show(rounds: int, title: str = title, done: int = before + done) -> None:
+                advance(done + rounds, total, title, True)
+
+            trial.advance(search.task, until, show)
+            _write(folder, searches)
+            if time.monotonic() - drawn > PAGE_SECONDS:  # drawing takes longer than a short trial
+                _draw(folder, searches)
+                drawn = time.monotonic()
+        before += search.halving.cost
 
 
 def _climb(search: MethodSearch) -> Iterator[tuple[Trial, int, int]]:
