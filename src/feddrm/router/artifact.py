@@ -209,6 +209,11 @@ def _load(folder: Path) -> Router:
         )
     except (KeyError, TypeError, ValueError, AttributeError, SettingError) as error:
         raise FeddrmError(f"{folder / MANIFEST} is incomplete ({error}): {AGAIN}") from error
+    _check_fit_together(folder, router)
+    return router
+
+
+def _check_fit_together(folder: Path, router: Router) -> None:
     if router.weight.shape[0] != router.clients or router.bias.shape != (router.clients,):
         raise FeddrmError(f"{folder} names {router.clients} clients but has {router.weight.shape[0]} columns: {AGAIN}")
     for name, tensor, width in (
@@ -220,10 +225,9 @@ def _load(folder: Path) -> Router:
     if router.schema is not None and (len(router.schema.encoded),) != router.shape:
         raise FeddrmError(f"{folder} has a schema of {len(router.schema.encoded)} inputs, not {router.shape}: {AGAIN}")
     if router.net is not None:
-        missing = [leaf for leaf, _ in router.net.named_parameters() if recipe.wants(leaf) and leaf not in leaves]
-        if missing:
+        wanted = [leaf for leaf, _ in router.net.named_parameters() if router.recipe.wants(leaf)]
+        if missing := [leaf for leaf in wanted if leaf not in router.leaves]:
             raise FeddrmError(f"{folder / TRUNK} has no leaf '{missing[0]}': {AGAIN}")
-    return router
 
 
 def _reference(tensors: Mapping[str, Tensor]) -> SampleMoments | None:
