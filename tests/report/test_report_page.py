@@ -288,6 +288,8 @@ def test_a_failure_leaves_no_files_behind(make_run: MakeRun, tmp_path: Path, mon
     assert [p.name for p in out.iterdir()] == ["table.tex"]
     with pytest.raises(SettingError, match=r"is a file: name a folder"):
         write_for([good], good / "config.yaml")
+    with pytest.raises(SettingError, match=r"page.html': name a folder, as '.*page', for report.html, table.csv"):
+        write_for([good], tmp_path / "page.html")
     with pytest.raises(FeddrmError, match="cannot write"):
         write_for([good], good / "config.yaml" / "deeper")
     with pytest.raises(SettingError, match="name at least one run folder"):

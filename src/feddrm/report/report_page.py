@@ -21,12 +21,15 @@ from feddrm.report.svg import Picture, inline_svg
 from feddrm.report.tables import DASH, Table
 
 CSV, LATEX = "table.csv", "table.tex"
+FILES = (REPORT, CSV, LATEX)
 
 
 def write_report(table: RunTable, out: Path) -> Path:
     """Write ``report.html``, ``table.csv`` and ``table.tex`` into a folder, all or none; returns the page's path."""
     if out.exists() and not out.is_dir():
         raise SettingError(f"--out '{out}' is a file: name a folder")
+    if out.suffix.lower() in {Path(name).suffix for name in FILES} and not out.exists():
+        raise SettingError(f"--out '{out}': name a folder, as '{out.with_suffix('')}', for {', '.join(FILES)}")
     contents = {REPORT: report_page(table), CSV: table.csv(), LATEX: table.latex()}
     write_together({out / name: text.encode(errors="backslashreplace") for name, text in contents.items()})
     return out / REPORT
