@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from torch import Tensor
 
-from feddrm.io.tensors import join_slots, read_tensors, split_slots, tensor_bytes
+from feddrm.io.tensors import copied_in_groups, join_slots, read_tensors, split_slots, tensor_bytes
 from refusal import refused
 
 REMEDY = "restore the file"
@@ -77,6 +77,30 @@ def test_metadata_is_written(path: Path) -> None:
 def test_the_same_tensors_give_the_same_bytes() -> None:
     tensors = {"b": torch.ones(2), "a": torch.zeros(3)}
     assert tensor_bytes(tensors) == tensor_bytes(dict(reversed(tensors.items())))
+
+
+@pytest.mark.parametrize("most", [1, 40, 10**6])
+def test_tensors_are_copied_in_groups(most: int) -> None:
+    tensors = {
+        "matrix": torch.arange(12.0).view(3, 4).t(),
+        "scalar": torch.tensor(2.5),
+        "count": torch.arange(3),
+        "picture": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "empty": torch.empty(0, 4),
+        "last": torch.ones(2, dtype=torch.bfloat16),
+    }
+    copies = copied_in_groups(tensors, most)
+    assert copies.keys() == tensors.keys()
+    assert all(same(copies[name], tensors[name]) and copies[name].is_contiguous() for name in tensors)
+    shared = {copies[name].untyped_storage().data_ptr() for name in ("matrix", "scalar", "picture")}
+    assert len(shared) == {1: 3, 40: 2, 10**6: 1}[most]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_tensors_of_a_gpu_give_the_same_bytes() -> None:
+    tensors = {"b": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last), "a": torch.arange(3)}
+    assert tensor_bytes({name: value.cuda() for name, value in tensors.items()}) == tensor_bytes(tensors)
 
 
 def test_files_that_cannot_be_read_are_refused(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from feddrm.io.text import broken, read_bytes
 # The errors that NumPy raises for an .npz file that is cut off, damaged, or of another kind.
 BROKEN_NPZ = (OSError, KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
 
+GROUP_BYTES = 2**26  # that are joined on a card before they are copied: the room that this takes there
+
 # Not bfloat16 and shorter floats.
 NUMPY_TYPES = (torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool)
 
@@ -27,11 +30,33 @@ def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | No
 
     Written from NumPy's arrays, which takes a third of the time for many small tensors and allows shared memory.
     """
-    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    plain = on_host(tensors)
     notes = None if metadata is None else dict(metadata)
     if any(value.dtype not in NUMPY_TYPES for value in plain.values()):
         return safetensors.torch.save({name: value.clone() for name, value in plain.items()}, notes)
     return safetensors.numpy.save({name: value.numpy() for name, value in plain.items()}, notes)
+
+
+def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors in main memory, contiguous. Those of a GPU are joined there: every copy waits for a busy card."""
+    values = {name: value.detach() for name, value in tensors.items()}
+    on_card = {name: value for name, value in values.items() if value.device.type != "cpu"}
+    return {name: value.contiguous() for name, value in (values | copied_in_groups(on_card)).items()}
+
+
+def copied_in_groups(tensors: Mapping[str, Tensor], most: int = GROUP_BYTES) -> dict[str, Tensor]:
+    """Copies in main memory of tensors of one device, one copy for about ``most`` bytes of one type."""
+    groups: dict[tuple[torch.dtype, int], list[str]] = {}
+    sizes: Counter[torch.dtype] = Counter()
+    for name, value in tensors.items():
+        groups.setdefault((value.dtype, sizes[value.dtype] // most), []).append(name)
+        sizes[value.dtype] += value.nbytes
+    copies: dict[str, Tensor] = {}
+    for names in groups.values():
+        joined = torch.cat([tensors[name].reshape(-1) for name in names]).cpu()
+        parts = torch.split(joined, [tensors[name].numel() for name in names])
+        copies |= {name: part.view(tensors[name].shape) for name, part in zip(names, parts, strict=True)}
+    return copies
 
 
 def read_tensors(path: Path, remedy: str) -> dict[str, Tensor]:

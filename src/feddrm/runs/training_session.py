@@ -128,7 +128,8 @@ class TrainingSession:
         if result.state.round < self.config.plan.rounds:
             return False  # the loss of the next round will show it
         parts = [result.state.shared, *(leaves for slots in result.state.private for leaves in slots.values())]
-        return not all(bool(value.isfinite().all()) for leaves in parts for value in leaves.values())
+        finite = ([value.isfinite().all() for value in leaves.values()] for leaves in parts if leaves)
+        return not all(bool(torch.stack(values).all()) for values in finite)  # each bool waits for a GPU
 
     def save(self, state: State) -> None:
         """Write a checkpoint, unless no round is done, and decide when the next one is due."""
