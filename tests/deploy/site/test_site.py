@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from deployment import NAMES, QUICK_ROUTING, Deployed, DirectTransport, play_round
 from feddrm.deploy import cluster_status
@@ -15,6 +16,8 @@ from feddrm.deploy.privacy import Privacy
 from feddrm.deploy.provision.certificates import new_key
 from feddrm.deploy.server.status import ServerStatus
 from feddrm.deploy.server.training import Training
+from feddrm.deploy.site.private_store import PrivateStore
+from feddrm.deploy.wire.masks import sign_mask_key
 from feddrm.deploy.wire.messages import Message, pack, sign, unpack, verify
 from feddrm.deploy.wire.run_spec import FIT_PROTOCOL
 from feddrm.router.answer_calibration import AnswerCalibration
@@ -188,3 +191,16 @@ def test_a_site_that_requires_secure_aggregation_sends_nothing_without_it(deploy
     reply = reply_to(deployment, "fit", {**spec, "secure_aggregation": True}, **step)
     assert "rows of samples are no sums: none leave this site" in reply.header["error"]
     assert not reply.tensors
+
+
+def test_a_server_cannot_pass_for_other_sites_by_the_name_of_its_own_key(deployed: Make) -> None:
+    """``keys/../server.pub`` is the server's key: with two such sites it would know all masks of the third."""
+    deployment = deployed(router=False, secure_aggregation=True)
+    forged = ("../server", "./../server")
+    agreed, signing = deployment.server().run_spec(), deployment.server().channel.key
+    own = deployment.site("oslo").masks.signed_key(agreed, PrivateStore(deployment.folder / "store"))
+    keys = {name: sign_mask_key(X25519PrivateKey.generate().public_key(), "first", name, signing) for name in forged}
+    masks = {"nonce": "1", "keys": {"oslo": own["mask_key"], **keys}}
+    reply = reply_to(deployment, "train", {**agreed.as_dict(), "names": ["oslo", *forged]}, masks=masks)
+    assert not reply.tensors
+    assert "'../server' cannot name a folder" in reply.header["error"]
