@@ -76,12 +76,22 @@ def test_a_site_that_fits_routers_by_another_protocol_is_named(lima: dict[str, A
 @pytest.mark.parametrize("lima", [{}, {"share_features": None}, {"share_features": False}])
 def test_competence_needs_the_consent_of_every_site(lima: dict[str, Any]) -> None:
     """An older site states none."""
-    settings = replace(SETTINGS, routing={"competence": True, "heads": True})
+    settings = replace(SETTINGS, routing={"competence": True, "heads": True, "features": "embedding"})
     agreed = {name: {**HELLO, "share_features": True} for name in SETTINGS.clients}
     assert make_run_spec(settings, agreed).names == SETTINGS.clients
     with refused("lima does not share features of held-out samples", "share: {features: true}", "leave competence out"):
         make_run_spec(settings, {**agreed, "lima": {**HELLO, **lima}})
     assert make_run_spec(SETTINGS, hellos(**lima)).names == SETTINGS.clients
+
+
+@pytest.mark.parametrize("features", [None, "multiscale", "embedding+multiscale"])
+def test_rows_of_tables_are_never_shared_for_competence(features: str | None) -> None:
+    """Multiscale features of a table's row begin with the row."""
+    routing = {"competence": True, "heads": True} | ({} if features is None else {"features": features})
+    agreed = {name: {**HELLO, "share_features": True} for name in SETTINGS.clients}
+    with refused("multiscale features of a table's rows contain the rows themselves", "features: embedding"):
+        make_run_spec(replace(SETTINGS, routing=routing), agreed)
+    assert make_run_spec(replace(SETTINGS, router=False, routing=routing), agreed).names == SETTINGS.clients
 
 
 def test_sites_that_scale_differently_cannot_have_a_router() -> None:
