@@ -204,3 +204,28 @@ def test_a_server_cannot_pass_for_other_sites_by_the_name_of_its_own_key(deploye
     reply = reply_to(deployment, "train", {**agreed.as_dict(), "names": ["oslo", *forged]}, masks=masks)
     assert not reply.tensors
     assert "'../server' cannot name a folder" in reply.header["error"]
+
+
+OTHER_TRAINING = "its private part after round 4 is of a training with another method, model or plan"
+
+
+@pytest.mark.parametrize(
+    ("method", "asked", "rounds", "number", "reason"),
+    [
+        ("fedrep", "fedavg", 100, 5, OTHER_TRAINING),
+        ("fedavgft", "fedavgft", 100, 5, OTHER_TRAINING),
+        ("fedavgft", "fedavgft", 4, 1, "round 1 is to follow round 4: rounds go up, nothing is sent"),
+    ],
+)
+def test_a_server_cannot_make_a_site_share_what_is_private_in_its_run(
+    method: str, asked: str, rounds: int, number: int, reason: str, deployed: Make
+) -> None:
+    """By another method under the name of the run, by later rounds that share again, by a round before the last one."""
+    deployment = deployed(router=False, training={"method": method, "rounds": 4})
+    deployment.server().go()
+    spec = deployment.server().run_spec().as_dict()
+    chosen = spec["method"] if asked == method else {"name": asked}
+    changed = {**spec, "method": chosen, "plan": {**spec["plan"], "rounds": rounds}}
+    reply = reply_to(deployment, "train", changed, round=number, after=4)
+    assert reason in reply.header["error"]
+    assert not reply.tensors
