@@ -206,6 +206,16 @@ def test_a_server_cannot_pass_for_other_sites_by_the_name_of_its_own_key(deploye
     assert "'../server' cannot name a folder" in reply.header["error"]
 
 
+def test_a_server_cannot_make_a_site_read_a_file(deployed: Make) -> None:
+    """The model of an ONNX file would take the bytes of any path as a leaf."""
+    deployment = deployed(router=False)
+    path = str(deployment.site_folder("oslo") / "node.key")
+    model = {"name": "onnx", "path": path, "width": 4}
+    reply = reply_to(deployment, "train", {**deployment.server().run_spec().as_dict(), "model": model})
+    assert "model=onnx is frozen" in reply.header["error"]
+    assert deployment.site("oslo")._run is None
+
+
 OTHER_TRAINING = "its private part after round 4 is of a training with another method, model or plan"
 
 

@@ -85,6 +85,8 @@ class RunSpec:
         """The network with its initial parameters. They are drawn from the seed, so nobody has to send them."""
         clients = len(self.names) if self.make_method().client_branch else None
         model = Model.make(self.model["name"], **_settings(self.model))
+        if model.frozen:  # that of an ONNX file would read a path of the server's choice
+            raise FeddrmError(f"model={model.name} is frozen: it has no rounds, which sites train in: choose another")
         return model.build(self.shape, len(self.classes), clients, self.make_plan().seed)
 
     @property
