@@ -10,6 +10,7 @@ import pytest
 
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.negotiation import make_run_spec
+from feddrm.deploy.wire.masks import MASK_PROTOCOL
 from feddrm.deploy.wire.public_files import describe_run
 from feddrm.deploy.wire.run_spec import FIT_PROTOCOL, RunSpec
 from feddrm.engine.recipes import RECIPES, fill_in
@@ -200,7 +201,7 @@ def test_training_may_name_a_recipe() -> None:
         replace(SETTINGS, training={"recipe": "papr"}).check()
 
 
-MASKS = {"protocol": 1, "required": False, "fewest": 3}
+MASKS = {"protocol": MASK_PROTOCOL, "required": False, "fewest": 3}
 SECURE = replace(SETTINGS, secure_aggregation=True)
 
 
@@ -225,7 +226,7 @@ def test_a_site_that_requires_secure_aggregation_stops_a_run_without_it() -> Non
 @pytest.mark.parametrize(
     ("lima", "reason"),
     [
-        ({"masks": None}, "secure aggregation by protocol 0, this server by 1: install the same feddrm"),
+        ({"masks": None}, f"by protocol 0, this server by {MASK_PROTOCOL}: install the same feddrm"),
         ({"masks": {**MASKS, "fewest": 4}}, "sums of at least 4 sites (fewest_sites in its site.yaml), a round"),
     ],
 )

@@ -154,7 +154,7 @@ class Site:
         """The masks for the reply to a request; None in a run without secure aggregation."""
         if not run.spec.secure_aggregation:
             return None
-        masking = self.masks.open(request.header, run.spec)
+        masking = self.masks.open(request.header, run.spec, request.tensors)
         if request.header["kind"] == "train":
             self.masks.record_round(run.store, int(request.header["round"]), [self.name, *masking.seeds])
         return masking
