@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from scipy.stats import norm
+from scipy.stats import kstest, norm
 
 from deployment import Deployed
 from feddrm.deploy.privacy import Privacy, PrivacyDemand, UploadCount
@@ -67,6 +67,19 @@ def test_changes_are_clipped_and_get_noise() -> None:
     assert abs(float(noise.mean())) < 0.03
     again = privacy.protect(upload, received)
     assert not torch.equal(sent["a"], again["a"])
+
+
+def test_no_seed_repeats_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch seeds its generator with 32 bits: who tried them all would take the noise off an upload."""
+    monkeypatch.setattr("secrets.randbits", lambda bits: 7)
+    nothing, noises = {"a": torch.zeros(3, 3333), "b": torch.zeros(()), "c": torch.zeros(0)}, []
+    for _ in range(2):
+        torch.manual_seed(7)
+        sent = Privacy(clip=2.0, noise=0.5).protect(nothing, nothing)
+        assert [value.shape for value in sent.values()] == [value.shape for value in nothing.values()]
+        noises.append(sent["a"].double().flatten())
+    assert abs(float(torch.corrcoef(torch.stack(noises))[0, 1])) < 0.06  # five deviations of 9,999 independent pairs
+    assert kstest(torch.cat(noises).numpy(), "norm").pvalue > 1e-6
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -36,6 +36,7 @@ def test_a_log_rotates_and_keeps_a_few_old_files(tmp_path: Path, monkeypatch: py
     assert {path.name for path in tmp_path.iterdir()} == {"a.log", "a.log.1", "a.log.2", "a.log.3"}
     assert all(path.stat().st_size <= 200 for path in tmp_path.iterdir())
     assert (tmp_path / "a.log").read_text().endswith("line 99\n")
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in tmp_path.iterdir()), "only their owner can read them"
 
 
 def test_our_lines_and_flowers_go_to_the_file_and_to_standard_error_without_colours(

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.atomic import write_atomically
@@ -40,16 +41,15 @@ class Privacy:
             )
 
     def protect(self, upload: Tensors, received: Tensors) -> Tensors:
-        """The upload with its change clipped and noise added. The seed of the noise is not recorded anywhere."""
+        """The upload with its change clipped and noise added."""
         change = {leaf: upload[leaf].double() - received[leaf].double() for leaf in upload}
         norm = math.sqrt(sum(float(value.square().sum()) for value in change.values()))
         if not math.isfinite(norm):  # clipping cannot help
             raise FeddrmError(f"the change of an upload has norm {norm}: it is not sent, a lower lr may help")
         factor = min(1.0, self.clip / norm) if norm > 0 else 1.0
-        generator = torch.Generator().manual_seed(secrets.randbits(63))
         protected: Tensors = {}
         for leaf, value in change.items():
-            noise = torch.randn(value.shape, generator=generator, dtype=torch.float64) * (self.noise * self.clip)
+            noise = _normal(value.shape) * (self.noise * self.clip)
             protected[leaf] = (received[leaf].double() + factor * value + noise.to(value.device)).to(upload[leaf])
         return protected
 
@@ -67,6 +67,18 @@ class Privacy:
 
     def _converted(self, order: float, renyi: float) -> float:
         return renyi + math.log1p(-1 / order) - (math.log(self.delta) + math.log(order)) / (order - 1)
+
+
+def _normal(shape: Sequence[int]) -> Tensor:
+    """Normal numbers from the operating system's random bytes, by the Box-Muller transform.
+
+    torch seeds its generator with 32 bits: whoever has an upload could try all seeds, and take the noise off.
+    """
+    size = math.prod(shape)
+    words = torch.frombuffer(bytearray(secrets.token_bytes(16 * (size // 2 + 1))), dtype=torch.int64)
+    uniform = ((words & (2**53 - 1)).double() + 1) / 2**53  # above zero: its logarithm is finite
+    radius, angle = (-2 * uniform[::2].log()).sqrt(), 2 * math.pi * uniform[1::2]
+    return torch.cat([radius * angle.cos(), radius * angle.sin()])[:size].reshape(tuple(shape))
 
 
 @dataclass(frozen=True)

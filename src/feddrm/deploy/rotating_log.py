@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
@@ -45,12 +47,17 @@ class LineFormatter(logging.Formatter):
 class RotatingLog(RotatingFileHandler):
     """A log file that begins anew at ``MOST_BYTES``; ``KEPT`` older ones stay, as ``.1``, ``.2`` and so on.
 
-    On a full or read-only disk lines are lost. Whoever logs goes on.
+    Only its owner can read it: a site's log has the numbers and cells that stay out of its replies. On a full or
+    read-only disk lines are lost. Whoever logs goes on.
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, maxBytes=MOST_BYTES, backupCount=KEPT, encoding="utf-8", delay=True)
         self.setFormatter(LineFormatter())
+
+    def _open(self) -> TextIOWrapper:
+        file = os.open(self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        return os.fdopen(file, "a", encoding="utf-8")
 
     def line(self, text: str) -> None:
         self.handle(logging.makeLogRecord({"msg": text}))

@@ -10,6 +10,7 @@ import pytest
 
 from feddrm.deploy.server.federation_settings import FederationSettings
 from feddrm.deploy.server.negotiation import make_run_spec
+from feddrm.deploy.wire.masks import MASK_PROTOCOL
 from feddrm.deploy.wire.public_files import describe_run
 from feddrm.deploy.wire.run_spec import FIT_PROTOCOL, RunSpec
 from feddrm.engine.recipes import RECIPES, fill_in
@@ -76,12 +77,22 @@ def test_a_site_that_fits_routers_by_another_protocol_is_named(lima: dict[str, A
 @pytest.mark.parametrize("lima", [{}, {"share_features": None}, {"share_features": False}])
 def test_competence_needs_the_consent_of_every_site(lima: dict[str, Any]) -> None:
     """An older site states none."""
-    settings = replace(SETTINGS, routing={"competence": True, "heads": True})
+    settings = replace(SETTINGS, routing={"competence": True, "heads": True, "features": "embedding"})
     agreed = {name: {**HELLO, "share_features": True} for name in SETTINGS.clients}
     assert make_run_spec(settings, agreed).names == SETTINGS.clients
     with refused("lima does not share features of held-out samples", "share: {features: true}", "leave competence out"):
         make_run_spec(settings, {**agreed, "lima": {**HELLO, **lima}})
     assert make_run_spec(SETTINGS, hellos(**lima)).names == SETTINGS.clients
+
+
+@pytest.mark.parametrize("features", [None, "multiscale", "embedding+multiscale"])
+def test_rows_of_tables_are_never_shared_for_competence(features: str | None) -> None:
+    """Multiscale features of a table's row begin with the row."""
+    routing = {"competence": True, "heads": True} | ({} if features is None else {"features": features})
+    agreed = {name: {**HELLO, "share_features": True} for name in SETTINGS.clients}
+    with refused("multiscale features of a table's rows contain the rows themselves", "features: embedding"):
+        make_run_spec(replace(SETTINGS, routing=routing), agreed)
+    assert make_run_spec(replace(SETTINGS, router=False, routing=routing), agreed).names == SETTINGS.clients
 
 
 def test_sites_that_scale_differently_cannot_have_a_router() -> None:
@@ -190,7 +201,7 @@ def test_training_may_name_a_recipe() -> None:
         replace(SETTINGS, training={"recipe": "papr"}).check()
 
 
-MASKS = {"protocol": 1, "required": False, "fewest": 3}
+MASKS = {"protocol": MASK_PROTOCOL, "required": False, "fewest": 3}
 SECURE = replace(SETTINGS, secure_aggregation=True)
 
 
@@ -215,7 +226,7 @@ def test_a_site_that_requires_secure_aggregation_stops_a_run_without_it() -> Non
 @pytest.mark.parametrize(
     ("lima", "reason"),
     [
-        ({"masks": None}, "secure aggregation by protocol 0, this server by 1: install the same feddrm"),
+        ({"masks": None}, f"by protocol 0, this server by {MASK_PROTOCOL}: install the same feddrm"),
         ({"masks": {**MASKS, "fewest": 4}}, "sums of at least 4 sites (fewest_sites in its site.yaml), a round"),
     ],
 )

@@ -31,6 +31,7 @@ from feddrm.router import (
     load_router,
     read_manifest,
 )
+from feddrm.router.features.basis_functions import BasisFeature
 from feddrm.router.fit.cohort import FitRequest, HeldOutHeads, Target, Trunk
 from feddrm.router.fit.fit_competence import fit_competence
 from feddrm.router.fit.fit_router import fit_cohort
@@ -322,12 +323,30 @@ def test_features_of_samples_leave_a_site_only_if_it_agreed(deployed: Make) -> N
     ask = ask_sites(deployment, "refusing")
     cohort = RemoteCohort(ask, spec.facts, spec.crop, RouterSettings())
     cohort.measure(Recipe.parse("raw", *spec.scale), Trunk(None, {}), Holdout(4, 2))
-    with refused("raw features are the samples themselves: none leave this site"):
+    with refused("raw features contain these samples themselves: none leave this site"):
         ask({"step": "held_out_rows", "features": ["raw"]}, {})  # oslo is asked first
     deployment.change_site("oslo", share={})
     for step in ("held_out_rows", "answer_rows", "judge_rows"):
         with refused("its site.yaml does not say 'share: {features: true}'", "none leave this site"):
             ask_sites(deployment, "refusing")({"step": step, "features": []}, {})
+
+
+def test_no_row_of_a_table_leaves_a_site_for_competence(deployed: Make) -> None:
+    """Neither with the features of a fit of competence, nor where a server asks for those that contain rows."""
+    routing = {"heads": True, "competence": True, "features": "embedding", "path_rounds": 1, "rounds": 1}
+    deployment = agreed(deployed(few=True, routing=routing))
+    transport = DirectTransport(deployment.folder)
+    deployment.server(transport).go()
+    assert fit_steps(transport)[-1] == "judge_rows"
+    everything = b"".join(signed for *_, signed in transport.messages)
+    assert not [row for own in deployment.samples() for row in own if row.numpy().tobytes() in everything]
+    spec, shared = deployment.server().run_spec(), ServerState.load(deployment.server().checkpoint).shared
+    ask, net = ask_sites(deployment, "refusing"), spec.make_net().requires_grad_(False)
+    for recipe in (Recipe.parse("multiscale"), Recipe((BasisFeature("identity", (0,), (0.0,), (1.0,)),))):
+        cohort = RemoteCohort(ask, spec.facts, spec.crop, RouterSettings())
+        cohort.measure(recipe, Trunk(net, shared), Holdout(4, 2))
+        with refused(f"{recipe.name} features contain these samples themselves: none leave this site"):
+            ask({"step": "held_out_rows", "features": [recipe.name]}, {})
 
 
 def test_crops_and_holdout_are_settings_of_a_deployed_fit_too(deployed: Make) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from deployment import NAMES, QUICK_ROUTING, Deployed, DirectTransport, play_round
 from feddrm.deploy import cluster_status
@@ -15,6 +16,8 @@ from feddrm.deploy.privacy import Privacy
 from feddrm.deploy.provision.certificates import new_key
 from feddrm.deploy.server.status import ServerStatus
 from feddrm.deploy.server.training import Training
+from feddrm.deploy.site.private_store import PrivateStore
+from feddrm.deploy.wire.masks import sign_mask_key
 from feddrm.deploy.wire.messages import Message, pack, sign, unpack, verify
 from feddrm.deploy.wire.run_spec import FIT_PROTOCOL
 from feddrm.router.answer_calibration import AnswerCalibration
@@ -187,4 +190,52 @@ def test_a_site_that_requires_secure_aggregation_sends_nothing_without_it(deploy
     step = {"step": "held_out_rows", "fit_protocol": FIT_PROTOCOL}
     reply = reply_to(deployment, "fit", {**spec, "secure_aggregation": True}, **step)
     assert "rows of samples are no sums: none leave this site" in reply.header["error"]
+    assert not reply.tensors
+
+
+def test_a_server_cannot_pass_for_other_sites_by_the_name_of_its_own_key(deployed: Make) -> None:
+    """``keys/../server.pub`` is the server's key: with two such sites it would know all masks of the third."""
+    deployment = deployed(router=False, secure_aggregation=True)
+    forged = ("../server", "./../server")
+    agreed, signing = deployment.server().run_spec(), deployment.server().channel.key
+    own = deployment.site("oslo").masks.signed_key(agreed, PrivateStore(deployment.folder / "store"))
+    keys = {name: sign_mask_key(X25519PrivateKey.generate().public_key(), "first", name, signing) for name in forged}
+    masks = {"nonce": "1", "keys": {"oslo": own["mask_key"], **keys}}
+    reply = reply_to(deployment, "train", {**agreed.as_dict(), "names": ["oslo", *forged]}, masks=masks)
+    assert not reply.tensors
+    assert "'../server' cannot name a folder" in reply.header["error"]
+
+
+def test_a_server_cannot_make_a_site_read_a_file(deployed: Make) -> None:
+    """The model of an ONNX file would take the bytes of any path as a leaf."""
+    deployment = deployed(router=False)
+    path = str(deployment.site_folder("oslo") / "node.key")
+    model = {"name": "onnx", "path": path, "width": 4}
+    reply = reply_to(deployment, "train", {**deployment.server().run_spec().as_dict(), "model": model})
+    assert "model=onnx is frozen" in reply.header["error"]
+    assert deployment.site("oslo")._run is None
+
+
+OTHER_TRAINING = "its private part after round 4 is of a training with another method, model or plan"
+
+
+@pytest.mark.parametrize(
+    ("method", "asked", "rounds", "number", "reason"),
+    [
+        ("fedrep", "fedavg", 100, 5, OTHER_TRAINING),
+        ("fedavgft", "fedavgft", 100, 5, OTHER_TRAINING),
+        ("fedavgft", "fedavgft", 4, 1, "round 1 is to follow round 4: rounds go up, nothing is sent"),
+    ],
+)
+def test_a_server_cannot_make_a_site_share_what_is_private_in_its_run(
+    method: str, asked: str, rounds: int, number: int, reason: str, deployed: Make
+) -> None:
+    """By another method under the name of the run, by later rounds that share again, by a round before the last one."""
+    deployment = deployed(router=False, training={"method": method, "rounds": 4})
+    deployment.server().go()
+    spec = deployment.server().run_spec().as_dict()
+    chosen = spec["method"] if asked == method else {"name": asked}
+    changed = {**spec, "method": chosen, "plan": {**spec["plan"], "rounds": rounds}}
+    reply = reply_to(deployment, "train", changed, round=number, after=4)
+    assert reason in reply.header["error"]
     assert not reply.tensors

@@ -60,6 +60,30 @@ def test_replies_of_all_sites_add_up_and_of_fewer_do_not(sites: dict[str, SiteMa
     assert decode(np.sum(replies[:3], axis=0, dtype=np.uint64), form)["a"].abs().max() > 1
 
 
+@pytest.mark.parametrize(
+    ("header", "tensors"),
+    [({"brief": {"sizes": [10, 2**52]}}, {}), ({"round": 2}, {}), ({}, {"table/raw/scale": torch.tensor(1e300)})],
+)
+def test_replies_to_different_questions_do_not_add_up(
+    sites: dict[str, SiteMasks], store: PrivateStore, header: dict[str, Any], tensors: dict[str, torch.Tensor]
+) -> None:
+    """Else a server could ask all sites but one so that their values are zero, and learn that one's value."""
+    asked, form = question(sites, store), {"a": torch.zeros(100)}
+    other = {name: {**asked, "to": name, "after": number} for number, name in enumerate(NAMES)}  # these may differ
+    sent: dict[str, dict[str, torch.Tensor]] = {name: {} for name in NAMES}
+
+    def total() -> torch.Tensor:
+        for site in sites.values():
+            site._used.clear()
+        masked = [sites[name].open(other[name], SPEC, sent[name])(form)[MASKED] for name in NAMES]
+        return decode(np.sum([m.numpy().view(np.uint64) for m in masked], axis=0, dtype=np.uint64), form)["a"]
+
+    assert not total().any()
+    other["kyiv"] |= header
+    sent["kyiv"] = tensors
+    assert total().abs().median() > 1000
+
+
 def test_a_sum_of_too_few_sites_is_refused(sites: dict[str, SiteMasks], store: PrivateStore) -> None:
     with refused("a sum of 2 sites", "at least 3", "nothing is sent"):
         sites["oslo"].open(question(sites, store, "oslo", "lima"), SPEC)

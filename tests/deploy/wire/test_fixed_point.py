@@ -70,18 +70,23 @@ def test_values_that_have_a_place_come_back_as_they_were() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "limit"),
+    ("value", "limit", "shown"),
     [
-        (torch.tensor([1.0, 1.5e6]), "1.398e+06"),
-        (torch.tensor([-1e15], dtype=torch.float64), "3.753e+14"),
-        (torch.tensor([2**61]), "1.537e+18"),
-        (torch.tensor([float("nan"), 1.0]), "nan"),
-        (torch.tensor([float("inf")]), "inf"),
+        (torch.tensor([1.0, 1.5e6]), "1.398e+06", "1.5e+06"),
+        (torch.tensor([-1e15], dtype=torch.float64), "3.753e+14", "1e+15"),
+        (torch.tensor([2**61]), "1.537e+18", "2.306e+18"),
+        (torch.tensor([float("nan"), 1.0]), "1.398e+06", "nan"),
+        (torch.tensor([float("inf")]), "1.398e+06", "inf"),
     ],
 )
-def test_a_value_that_could_overflow_the_sum_is_refused(value: torch.Tensor, limit: str) -> None:
-    with refused("'trunk'", "3 sites", limit, "nothing is sent"):
+def test_a_value_that_could_overflow_the_sum_is_refused(
+    value: torch.Tensor, limit: str, shown: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The value is in the site's log alone: the error goes to the server, which may learn sums over sites only."""
+    with refused("'trunk'", "3 sites", limit, "nothing is sent") as error:
         encode({"trunk": value}, 3)
+    assert shown not in str(error.value)
+    assert f"'trunk' has the value {shown}" in caplog.text
 
 
 def test_the_largest_values_of_all_sites_do_not_overflow() -> None:

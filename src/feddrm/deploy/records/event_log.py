@@ -9,7 +9,6 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,6 @@ EVENTS = "events.jsonl"
 LONG = 1000  # bytes of a long event
 
 _lock = threading.Lock()  # several threads of a process write to one log, each through its own object
-
-
-class _PrivateLog(RotatingLog):
-    """A log that only its owner can read."""
-
-    def _open(self) -> TextIOWrapper:
-        file = os.open(self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        return os.fdopen(file, "a", encoding="utf-8")
 
 
 class EventLog:
@@ -40,7 +31,7 @@ class EventLog:
         known = {key: value for key, value in details.items() if value is not None}
         line = json.dumps({"time": round(time.time(), 3), "event": event, **known}, ensure_ascii=False)
         with _lock:
-            log = _PrivateLog(self.path)  # opened for each line: another object may have begun a new file
+            log = RotatingLog(self.path)  # opened for each line: another object may have begun a new file
             log.setFormatter(logging.Formatter())
             begin = "\n" if _is_cut(self.path) else ""
             log.line(begin + line.encode(errors="backslashreplace").decode())

@@ -18,6 +18,8 @@ from feddrm.deploy.wire.run_spec import FIT_PROTOCOL, RunSpec, blank_client
 from feddrm.engine import Plan
 from feddrm.errors import FeddrmError
 from feddrm.plugins import without_folders
+from feddrm.router import Recipe
+from feddrm.router.settings import RouterSettings
 from feddrm.runs.config import resolve
 from feddrm.tables.column_sums import ColumnSums, merge_sums, schema_from_sums
 from feddrm.tables.table_schema import TableSchema
@@ -54,6 +56,8 @@ def make_run_spec(settings: FederationSettings, hellos: Hellos) -> RunSpec:
             "plugins": without_folders(values.get("plugins", ())),
         }
     )
+    if settings.router and settings.privacy is None:
+        _check_shared_rows(settings.router_settings, spec.shape)
     if settings.comparison is not None:
         basis_feature(spec.facts, **settings.comparison)
     return spec
@@ -104,6 +108,17 @@ def _check_alike(settings: FederationSettings, hellos: Hellos) -> None:
             )
         if hello["privacy"] is not None:  # the site would refuse every message of such a run
             PrivacyDemand(**hello["privacy"]).check_offer(settings.privacy, name)
+
+
+def _check_shared_rows(routing: RouterSettings, shape: tuple[int, ...]) -> None:
+    """Refuse a fit of competence whose sites would send the samples themselves."""
+    if not routing.competence or routing.features is None:
+        return
+    if own := Recipe.parse(routing.features).holding_samples(shape):
+        raise FeddrmError(
+            f"competence=true with features={routing.features}: {own[0]} features of a table's rows contain the rows "
+            "themselves, and those stay at their sites: write 'features: embedding' in 'routing'"
+        )
 
 
 def _check_masks(settings: FederationSettings, name: str, hello: Mapping[str, Any]) -> None:

@@ -25,16 +25,19 @@ class PrivateStore:
     The server says which of the site's uploads it accepted last. Slots from before that round are deleted.
     Slots from after it (an upload that was late, or lost when the server crashed) are never used again.
     Every file is written atomically and readable by its owner only.
+
+    ``training`` is the checksum of the training that makes the slots. Slots of another one are not loaded: its method
+    may share the leaves that are private in this one, and a server could so ask for them.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, training: str | None = None) -> None:
+        self.folder, self.training = folder, training
         folder.mkdir(parents=True, exist_ok=True)
 
     def save(self, round: int, private: Slots) -> None:
         """Write the slots that the site has after ``round``."""
-        content = pack({"round": round, "slots": list(private)}, join_slots(private))
-        write_atomically(self._path(round), content, private=True)
+        header = {"round": round, "slots": list(private), **({"training": self.training} if self.training else {})}
+        write_atomically(self._path(round), pack(header, join_slots(private)), private=True)
 
     def load(self, round: int, device: torch.device | str = "cpu") -> Slots:
         """The slots that the site had after ``round``."""
@@ -45,6 +48,12 @@ class PrivateStore:
                 f"put back the file from a copy, or start a new run"
             )
         stored = unpack(path.read_bytes())
+        made_by = stored.header.get("training")  # older versions wrote none
+        if None not in (made_by, self.training) and made_by != self.training:
+            raise FeddrmError(
+                f"its private part after round {round} is of a training with another method, model or plan: it is not "
+                "used; start a new run"
+            )
         return split_slots({name: value.to(device) for name, value in stored.tensors.items()}, stored.header["slots"])
 
     def forget_before(self, round: int) -> None:

@@ -125,6 +125,8 @@ class Site:
         run = self._run_of(request)
         self.settings.floors.check_client(run.client, tested=run.spec.privacy is None)
         number, after = int(request.header["round"]), int(request.header["after"])
+        if number <= after:  # an earlier round may share what the later ones keep
+            raise FeddrmError(f"round {number} is to follow round {after}: rounds go up, nothing is sent")
         masking = self._masking(request, run)
         received = {leaf: value.to(run.device) for leaf, value in request.tensors.items()}
         private = run.private_slots(after)
@@ -152,7 +154,7 @@ class Site:
         """The masks for the reply to a request; None in a run without secure aggregation."""
         if not run.spec.secure_aggregation:
             return None
-        masking = self.masks.open(request.header, run.spec)
+        masking = self.masks.open(request.header, run.spec, request.tensors)
         if request.header["kind"] == "train":
             self.masks.record_round(run.store, int(request.header["round"]), [self.name, *masking.seeds])
         return masking
@@ -247,7 +249,7 @@ class Site:
                 self.masks.check_run(spec)
             elif self.settings.require_secure_aggregation:
                 raise FeddrmError(required_masks(self.name))
-            store = PrivateStore(self.folder / "runs" / spec.run)
+            store = PrivateStore(self.folder / "runs" / spec.run, spec.training_checksum)
             # If the server has accepted no upload yet, the run starts afresh, even under an old name.
             if not store.check_samples(checksum, restart=request.header.get("after") == 0):
                 raise FeddrmError(f"holds other samples than this run began with (their checksum differs): {BACK}")

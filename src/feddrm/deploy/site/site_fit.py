@@ -19,7 +19,7 @@ from feddrm.errors import FeddrmError
 from feddrm.models import Net
 from feddrm.router import Recipe
 from feddrm.router.answer_calibration import AnswerCalibration
-from feddrm.router.features.base import Raw, extract
+from feddrm.router.features.base import extract
 from feddrm.router.fit.cohort import Target
 from feddrm.router.fit.feature_blocks import site_moments
 from feddrm.router.fit.head_problems import CORRECTION_ROUNDS, joint_classes, own_correction
@@ -239,9 +239,10 @@ class SiteFit:
 
     def _held_out_rows(self, message: Message) -> dict[str, Tensor]:
         """The features of this site's held-out samples, one row each, for all sites to answer."""
-        names = message.header["features"]
-        if Raw.name in names:
-            raise FeddrmError("raw features are the samples themselves: none leave this site")
+        names, shape = message.header["features"], tuple(self.site.client.train.x.shape[1:])
+        recipe = Recipe.of(self._fit_start().header["recipe"])
+        if own := [name for name in recipe.holding_samples(shape) if name in names]:
+            raise FeddrmError(f"{own[0]} features contain these samples themselves: none leave this site")
         features, seen = self._features(), self._seen()
         return {f"{ROWS}{name}": features[name][seen] for name in names}
 

@@ -20,6 +20,7 @@ from feddrm.deploy.site.private_store import PrivateStore
 from feddrm.deploy.wire.fixed_point import encode
 from feddrm.deploy.wire.key_files import load_public_key
 from feddrm.deploy.wire.masks import MASKED, add_masks, check_method, pair_seed, sign_mask_key, verify_mask_key
+from feddrm.deploy.wire.messages import digest, pack
 from feddrm.deploy.wire.run_spec import RunSpec
 from feddrm.errors import FeddrmError
 from feddrm.methods import Tensors
@@ -65,8 +66,12 @@ class SiteMasks:
         signed = sign_mask_key(self.key.public_key(), spec.run, self.name, self.signing)
         return {"mask_key": signed, "sent_round": last, "sent_for": sent.get(str(last), [])}
 
-    def open(self, header: Mapping[str, Any], spec: RunSpec) -> Masking:
-        """The masks for one question, after all checks of the keys that came with it."""
+    def open(self, header: Mapping[str, Any], spec: RunSpec, tensors: Mapping[str, Tensor] | None = None) -> Masking:
+        """The masks for one question, after all checks of the keys that came with it.
+
+        They cancel among sites that were asked the same. A server that asks every site something else, so that all
+        values but one are known or zero, gets random numbers.
+        """
         given = header.get("masks")
         if not isinstance(given, Mapping) or not isinstance(given.get("keys"), Mapping):
             raise FeddrmError("the run has secure aggregation, this message has no mask keys: nothing is sent")
@@ -82,7 +87,8 @@ class SiteMasks:
         if nonce in self._used:
             raise FeddrmError("a question with used masks came again: nothing is sent")
         self._used.add(nonce)
-        context = f"{spec.run} {nonce} {' '.join(sorted(keys))}"
+        alike = {key: value for key, value in header.items() if key not in ("to", "after")}
+        context = f"{spec.run} {nonce} {' '.join(sorted(keys))} {digest(pack(alike, tensors))}"
         others = {name: key for name, key in verified.items() if name != self.name}
         return Masking(self.name, {name: pair_seed(self.key, key, context) for name, key in others.items()})
 

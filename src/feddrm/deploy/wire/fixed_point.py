@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from feddrm.deploy.rotating_log import log
 from feddrm.errors import FeddrmError
 from feddrm.methods import Tensors
 
@@ -80,10 +81,12 @@ def _unit(value: Tensor) -> float:
 def _check_range(name: str, flat: np.ndarray, factor: float, sites: int) -> None:
     largest = max(abs(float(flat.max())), abs(float(flat.min())))  # NaN passes through both
     if not largest * factor <= LARGEST_SUM / sites:
+        # The error goes to the server, which must not learn a value of one site.
+        log.warning("%r has the value %.4g", name, largest)
         limit = LARGEST_SUM / sites / factor
         raise FeddrmError(
-            f"{name!r} has the value {largest:.4g}, and in fixed point a sum of {sites} sites holds at most "
-            f"{limit:.4g}: nothing is sent; a lower lr, or scaled data, may help"
+            f"{name!r} has a value (see its log) that is not finite, or above {limit:.4g}, the most that a sum of "
+            f"{sites} sites holds in fixed point: nothing is sent; a lower lr, or scaled data, may help"
         )
 
 

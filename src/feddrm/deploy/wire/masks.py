@@ -24,7 +24,7 @@ from feddrm.deploy.wire.fixed_point import Words
 from feddrm.errors import FeddrmError, SettingError
 from feddrm.methods import Method, Tensors
 
-MASK_PROTOCOL = 1  # of the messages of secure aggregation
+MASK_PROTOCOL = 2  # of the messages of secure aggregation
 FEWEST_SITES = 3  # of two, each would know the other's value from the sum
 MASKED = "masked"  # the one tensor of a masked reply
 SUMMED = {"loss": torch.float64, "right": torch.int64, "tested": torch.int64}  # fields that are masked as tensors

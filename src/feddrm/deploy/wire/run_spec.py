@@ -5,6 +5,7 @@ In headers of messages and in names of files it is called ``brief``: an older na
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -84,7 +85,15 @@ class RunSpec:
         """The network with its initial parameters. They are drawn from the seed, so nobody has to send them."""
         clients = len(self.names) if self.make_method().client_branch else None
         model = Model.make(self.model["name"], **_settings(self.model))
+        if model.frozen:  # that of an ONNX file would read a path of the server's choice
+            raise FeddrmError(f"model={model.name} is frozen: it has no rounds, which sites train in: choose another")
         return model.build(self.shape, len(self.classes), clients, self.make_plan().seed)
+
+    @property
+    def training_checksum(self) -> str:
+        """The checksum of what decides which leaves are private: method, model and plan."""
+        plain = json.dumps([self.method, self.model, self.plan], sort_keys=True)
+        return hashlib.sha256(plain.encode()).hexdigest()
 
     def share_of(self, name: str) -> float:
         """A site's share of all training samples."""

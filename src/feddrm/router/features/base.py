@@ -39,6 +39,10 @@ class Feature(Named, ABC):
         """Why the feature cannot be computed for samples of this shape and this network; None if it can."""
         return None if self.needs == "nothing" or net is not None else "it needs a shared trunk, and there is none"
 
+    def holds_sample(self, shape: tuple[int, ...]) -> bool:  # noqa: ARG002
+        """Whether a row contains the sample itself. Such a row must not leave its client."""
+        return False
+
     @abstractmethod
     def __call__(self, net: Net | None, stages: Stages) -> Tensor:
         """Rows [n, d] from the stages of one batch; ``stages["input"]`` is always there."""
@@ -52,6 +56,9 @@ class Multiscale(Feature):
     """
 
     name: ClassVar[str] = "multiscale"
+
+    def holds_sample(self, shape: tuple[int, ...]) -> bool:
+        return len(shape) == 1  # a row of a table is a flat stage
 
     def __call__(self, net: Net | None, stages: Stages) -> Tensor:
         assert net is not None
@@ -121,6 +128,9 @@ class Raw(Feature):
             return f"{size} raw pixels are too many (at most {PIXELS}): use multiscale"
         return None
 
+    def holds_sample(self, shape: tuple[int, ...]) -> bool:  # noqa: ARG002
+        return True
+
     def __call__(self, net: Net | None, stages: Stages) -> Tensor:  # noqa: ARG002
         return stages["input"].flatten(1).float()
 
@@ -171,6 +181,10 @@ class Recipe:
         """Parts of the network that must be shared."""
         parts = {feature.needs for feature in self.features} - {"nothing"}
         return parts | ({"trunk"} if parts else set())
+
+    def holding_samples(self, shape: tuple[int, ...]) -> list[str]:
+        """Names of the features whose rows contain the samples themselves."""
+        return [feature.name for feature in self.features if feature.holds_sample(shape)]
 
     def wants(self, leaf: str) -> bool:
         """Whether a leaf of the model is needed to compute the features."""

@@ -37,6 +37,9 @@ class BasisFeature(Feature):
             return "it names no columns"
         return None if len(shape) == 1 else "samples are no rows of a table"
 
+    def holds_sample(self, shape: tuple[int, ...]) -> bool:  # noqa: ARG002
+        return True
+
     def __call__(self, net: Net | None, stages: Stages) -> Tensor:  # noqa: ARG002
         from feddrm.drm.basis import evaluate_basis
 
