@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -67,6 +68,36 @@ def test_other_recipes_can_be_tried_on_a_trunk():
     losses = {name: block["held_out_loss"] for name, block in chosen["candidates"].items()}
     assert chosen["router"]["recipe"] == min(losses, key=losses.__getitem__)
     assert chosen["candidates"]["raw+embedding"]["features"] == D + 40
+
+
+@pytest.mark.parametrize("method", [Fed3R(), FedLDA(half=True)])
+def test_gram_matrices_of_many_clients_are_not_held_at_once(monkeypatch, method):
+    rng = np.random.default_rng(0)
+    clients = {f"c{i}": (rng.normal(size=(12, D)), np.arange(12) % CLASSES) for i in range(40)}
+    fed = Federation.from_arrays(clients, test={name: (x[:3], y[:3]) for name, (x, y) in clients.items()})
+    alive: weakref.WeakSet[object] = weakref.WeakSet()
+    most = 0
+    of, tensors = Moments.of, Moments.tensors
+
+    def noted(gram: torch.Tensor) -> None:
+        nonlocal most
+        alive.add(gram)
+        most = max(most, len(alive))
+
+    def noted_of(*args) -> Moments:
+        moments = of(*args)
+        noted(moments.scatter)
+        return moments
+
+    def noted_tensors(self: Moments, *, half: bool = False) -> dict[str, torch.Tensor]:
+        message = tensors(self, half=half)
+        noted(message["correlation" if half else "scatter"])
+        return message
+
+    monkeypatch.setattr(Moments, "of", staticmethod(noted_of))
+    monkeypatch.setattr(Moments, "tensors", noted_tensors)
+    fitted(fed, method)
+    assert 5 <= most < len(fed)  # 40 clients with five parts each
 
 
 @pytest.mark.gpu

@@ -137,36 +137,24 @@ class ClosedForm:
         return self.recipes[-1]
 
     @cached_property
-    def collected(self) -> tuple[list[list[Tensors]], list[Moments]]:
-        """What every client computes and sends once, fold by fold, and the sums of it. Clients keep it, too."""
-        messages: list[list[Tensors]] = []
-        total: list[Moments] = []
-        for number in range(len(self.cohort.facts.names)):
-            own = self.cohort.moments(self.everything, number, self.holdout)
-            total = _added(total, own)
-            messages.append([part.tensors() for part in own])
-        return messages, total
+    def sent(self) -> tuple[list[Moments], int]:
+        """The sums of what is sent, Gram matrices in float16 if the method says so; bytes of the largest message."""
+        largest = 0
 
-    @cached_property
-    def rounded(self) -> tuple[list[list[Tensors]], list[Moments]]:
-        """The same with Gram matrices in float16."""
-        messages: list[list[Tensors]] = []
-        total: list[Moments] = []
-        for message in self.collected[0]:
-            messages.append([Moments.load(part).tensors(half=True) for part in message])
-            total = _added(total, [Moments.load(part) for part in messages[-1]])
-        return messages, total
+        def arrived(number: int) -> list[Moments]:
+            nonlocal largest
+            own = self.cohort.moments(self.everything, number)
+            message = [part.tensors(half=self.method.half) for part in own]
+            largest = max(largest, sum(tensor.nbytes for part in message for tensor in part.values()))
+            return [Moments.load(part) for part in message] if self.method.half else own
 
-    @property
-    def sent(self) -> tuple[list[list[Tensors]], list[Moments]]:
-        """The messages as the method has them sent, and their sums."""
-        return self.rounded if self.method.half else self.collected
+        return Moments.joined(map(arrived, range(len(self.cohort.facts.names)))), largest
 
     @cached_property
     def chooser(self) -> BlockChooser:
         """The choice of features and ridge on the moments that were sent."""
         widths = self.cohort.widths(self.everything)
-        return BlockChooser(self.sent[1], self.holdout.used, widths, self.method.ridge)
+        return BlockChooser(self.sent[0], self.holdout.used, widths, self.method.ridge)
 
     def design(self, block: FeatureBlock, total: Moments) -> DesignMatrix:
         """The design matrix of a block. One feature is scaled alike for both targets, which then share it."""
@@ -211,8 +199,9 @@ class ClosedForm:
             return dict(fit_corrections(self.cohort, probe.design, folds, probe.point, self.method.polish)[0])
         counts = self.chooser.total.by("class")[0]
         corrections = {}
-        for name, message in zip(self.cohort.facts.names, self.collected[0], strict=True):
-            parts = [probe.block.of(Moments.load(part)) for part in message]
+        for number, name in enumerate(self.cohort.facts.names):
+            # Made again: kept, the Gram matrices of many clients would fill memory.
+            parts = [probe.block.of(part) for part in self.cohort.moments(self.everything, number)]
             own = BlockChooser(parts, self.holdout.used, {"all": parts[0].width}, None).folds
             change = self.method.correction(own, probe.closed_folds, probe.closed, counts)
             corrections[name] = change / probe.temperature
@@ -221,9 +210,11 @@ class ClosedForm:
     def message(self, probe: FittedBlock) -> dict[str, Any]:
         """What a client sends at most: bytes and, of a rounded Gram matrix, what the rounding costs."""
         half = self.method.half
-        figures: dict[str, Any] = {"bytes": max(map(_bytes, self.sent[0])), "type": "float16" if half else "float64"}
+        figures: dict[str, Any] = {"bytes": self.sent[1], "type": "float16" if half else "float64"}
         if half:
-            folds = BlockChooser(self.collected[1], self.holdout.used, self.cohort.widths(self.everything), None).folds
+            exact = (self.cohort.moments(self.everything, number) for number in range(len(self.cohort.facts.names)))
+            widths = self.cohort.widths(self.everything)
+            folds = BlockChooser(Moments.joined(exact), self.holdout.used, widths, None).folds
             figures["held_out_loss"] = {
                 kind: _held_out_loss(probe.block, [fitted for fitted, _ in source], [held for _, held in folds])
                 for kind, source in (("float16", self.chooser.folds), ("float64", folds))
@@ -263,15 +254,6 @@ def _some(names: Any) -> str:
     listed = list(names)
     more = f" and {len(listed) - NAMED} more" if len(listed) > NAMED else ""
     return f"{', '.join(listed[:NAMED])}{more} {'is' if len(listed) == 1 else 'are'}"
-
-
-def _added(total: Sequence[Moments], own: Sequence[Moments]) -> list[Moments]:
-    """The sums with one more client's, fold by fold."""
-    return [a + b for a, b in zip(total, own, strict=True)] if total else list(own)
-
-
-def _bytes(message: Sequence[Tensors]) -> int:
-    return sum(tensor.nbytes for part in message for tensor in part.values())
 
 
 def _held_out_loss(block: FeatureBlock, fitted: Sequence[Moments], held_out: Sequence[Moments]) -> float:

@@ -163,11 +163,10 @@ class LocalCohort:
         """The number of columns of every measured feature of a recipe."""
         return {f.name: self._features[0][f.name].shape[1] for f in recipe.features}
 
-    def moments(self, recipe: Recipe, number: int, holdout: Holdout) -> list[Moments]:
+    def moments(self, recipe: Recipe, number: int) -> list[Moments]:
         """The message of one client: its moments in every fold and, where not all parts are held out, in the rest."""
-        x, y, part = self._columns(recipe, number), self._labels[number], self._parts[number]
-        clients, classes = len(self.facts.names), len(self.facts.classes)
-        return [Moments.of(x[fold], y[fold], number, clients, classes) for fold in holdout.masks(part)]
+        x, y, masks = self._columns(recipe, number), self._labels[number], self._holdout.masks(self._parts[number])
+        return [Moments.of(x[mask], y[mask], 0, 1, len(self.facts.classes)) for mask in masks]
 
     @cached_property
     def _moments(self) -> MemberMoments:
