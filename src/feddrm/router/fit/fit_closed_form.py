@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from feddrm.methods import ClosedFormMethod, Tensors
@@ -136,25 +137,32 @@ class ClosedForm:
         """The recipe of all features."""
         return self.recipes[-1]
 
+    def message_of(self, number: int) -> list[Tensors]:
+        """What one client sends, fold by fold; Gram matrices in float16 if the method says so."""
+        return [part.tensors(half=self.method.half) for part in self.moments_of(number)]
+
+    def moments_of(self, number: int) -> list[Moments]:
+        """One client's moments of all features, fold by fold."""
+        return self.cohort.moments(number, self.cohort.columns(self.everything, number))
+
     @cached_property
-    def sent(self) -> tuple[list[Moments], int]:
-        """The sums of what is sent, Gram matrices in float16 if the method says so; bytes of the largest message."""
-        largest = 0
+    def collected(self) -> list[Moments]:
+        """The sums of all clients' moments, fold by fold. No client's own are kept: their Gram matrices fill memory."""
+        return Moments.joined(map(self.moments_of, range(len(self.cohort.facts.names))))
 
-        def arrived(number: int) -> list[Moments]:
-            nonlocal largest
-            own = self.cohort.moments(self.everything, number)
-            message = [part.tensors(half=self.method.half) for part in own]
-            largest = max(largest, sum(tensor.nbytes for part in message for tensor in part.values()))
-            return [Moments.load(part) for part in message] if self.method.half else own
-
-        return Moments.joined(map(arrived, range(len(self.cohort.facts.names)))), largest
+    @cached_property
+    def sent(self) -> list[Moments]:
+        """The sums of what clients send."""
+        if not self.method.half:
+            return self.collected
+        messages = map(self.message_of, range(len(self.cohort.facts.names)))
+        return Moments.joined([Moments.load(part) for part in message] for message in messages)
 
     @cached_property
     def chooser(self) -> BlockChooser:
         """The choice of features and ridge on the moments that were sent."""
         widths = self.cohort.widths(self.everything)
-        return BlockChooser(self.sent[0], self.holdout.used, widths, self.method.ridge)
+        return BlockChooser(self.sent, self.holdout.used, widths, self.method.ridge)
 
     def design(self, block: FeatureBlock, total: Moments) -> DesignMatrix:
         """The design matrix of a block. One feature is scaled alike for both targets, which then share it."""
@@ -198,23 +206,28 @@ class ClosedForm:
             folds = probe.folds[:HEAD_FOLDS]
             return dict(fit_corrections(self.cohort, probe.design, folds, probe.point, self.method.polish)[0])
         counts = self.chooser.total.by("class")[0]
-        corrections = {}
+        scaler, corrections = probe.block.scaler, {}
         for number, name in enumerate(self.cohort.facts.names):
-            # Made again: kept, the Gram matrices of many clients would fill memory.
-            parts = [probe.block.of(part) for part in self.cohort.moments(self.everything, number)]
+            x = scaler(self.cohort.columns(probe.block.recipe, number).double())
+            # A change lies in the span of the client's samples. In axes of few samples it takes far less time.
+            axes = torch.linalg.qr(x.T).Q if len(x) < x.shape[1] else None
+            parts = self.cohort.moments(number, x if axes is None else x @ axes)
             own = BlockChooser(parts, self.holdout.used, {"all": parts[0].width}, None).folds
-            change = self.method.correction(own, probe.closed_folds, probe.closed, counts)
-            corrections[name] = change / probe.temperature
+            heads = [_turned(head, axes) for head in (probe.closed, *probe.closed_folds)]
+            change = self.method.correction(own, heads[1:], heads[0], counts)
+            corrections[name] = _turned(change, None if axes is None else axes.T) / probe.temperature
         return corrections
 
     def message(self, probe: FittedBlock) -> dict[str, Any]:
         """What a client sends at most: bytes and, of a rounded Gram matrix, what the rounding costs."""
         half = self.method.half
-        figures: dict[str, Any] = {"bytes": self.sent[1], "type": "float16" if half else "float64"}
+        # The message of the client with the most classes and folds is the longest.
+        lengths = sum((part.counts > 0).sum(1) + (part.counts.sum(1) > 0) for part in self.sent)
+        longest = self.message_of(int(torch.as_tensor(lengths).argmax()))
+        bytes_sent = sum(tensor.nbytes for part in longest for tensor in part.values())
+        figures: dict[str, Any] = {"bytes": bytes_sent, "type": "float16" if half else "float64"}
         if half:
-            exact = (self.cohort.moments(self.everything, number) for number in range(len(self.cohort.facts.names)))
-            widths = self.cohort.widths(self.everything)
-            folds = BlockChooser(Moments.joined(exact), self.holdout.used, widths, None).folds
+            folds = BlockChooser(self.collected, self.holdout.used, self.cohort.widths(self.everything), None).folds
             figures["held_out_loss"] = {
                 kind: _held_out_loss(probe.block, [fitted for fitted, _ in source], [held for _, held in folds])
                 for kind, source in (("float16", self.chooser.folds), ("float64", folds))
@@ -261,6 +274,11 @@ def _held_out_loss(block: FeatureBlock, fitted: Sequence[Moments], held_out: Seq
     heads = [ridge_head(block.of(moments), "class", block.choice.ridge) for moments in fitted]
     errors = (squared_loss(head, block.of(held), "class") for head, held in zip(heads, held_out, strict=True))
     return sum(errors) / sum(held.count for held in held_out)
+
+
+def _turned(head: Tensor, axes: Tensor | None) -> Tensor:
+    """A head on features in other axes [d, axes]; the bias stays."""
+    return head if axes is None else torch.cat([head[:, :-1] @ axes, head[:, -1:]], dim=1)
 
 
 def _leaves(project: str, head: str, fitted: FittedBlock) -> Tensors:
