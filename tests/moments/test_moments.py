@@ -15,6 +15,7 @@ from feddrm.errors import FeddrmError
 from feddrm.moments import Moments
 
 CLASSES = 3
+FIELDS = ("counts", "client_sums", "class_sums", "scatter")
 
 
 def samples(n: int, d: int, seed: int = 0, offset: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,7 +58,7 @@ def test_more_rows_than_a_block(monkeypatch):
     monkeypatch.setattr("feddrm.moments.moments.BLOCK", 7)
     parts = Moments.of(x, y, 0, 1, CLASSES)
     torch.testing.assert_close(parts.scatter, whole.scatter)
-    torch.testing.assert_close(parts.sums, whole.sums)
+    torch.testing.assert_close(parts.class_sums, whole.class_sums)
 
 
 def test_nothing_adds_nothing():
@@ -68,11 +69,17 @@ def test_nothing_adds_nothing():
     assert torch.equal(both.mean, some.mean)
 
 
-def test_the_moments_of_one_client_are_placed_among_all():
-    x, y = samples(20, 3)
-    placed, expected = Moments.of(x, y, 0, 1, CLASSES).placed(2, 5), Moments.of(x, y, 2, 5, CLASSES)
-    for name in ("counts", "sums", "scatter"):
-        assert torch.equal(getattr(placed, name), getattr(expected, name)), name
+def test_clients_joined_are_clients_added():
+    x, y = samples(60, 3)
+    owners, part = np.arange(60) % 4, np.arange(60) % 5
+    alone = [
+        [Moments.of(x[rows], y[rows], 0, 1, CLASSES) for rows in ((owners == i) & (part == p) for p in range(2))]
+        for i in range(4)
+    ]
+    for p, joined in enumerate(Moments.joined(iter(alone))):
+        expected = reduce(add, divided(x[part == p], y[part == p], owners[part == p], 4))
+        for name in FIELDS:
+            torch.testing.assert_close(getattr(joined, name), getattr(expected, name), msg=name)
 
 
 def test_moments_of_other_features_do_not_add_up():
@@ -87,17 +94,17 @@ def test_columns_and_standardised_are_those_of_the_samples():
     index = torch.tensor([3, 1])
     part, direct = moments.columns(index), Moments.of(x[:, index], y, 0, 1, CLASSES)
     torch.testing.assert_close(part.scatter, direct.scatter)
-    torch.testing.assert_close(part.sums, direct.sums)
+    torch.testing.assert_close(part.class_sums, direct.class_sums)
     scaled = moments.standardised(moments.mean, moments.scale)
     direct = Moments.of((x - x.mean(0)) / x.std(0, correction=0), y, 0, 1, CLASSES)
     torch.testing.assert_close(scaled.scatter, direct.scatter)
-    torch.testing.assert_close(scaled.sums, direct.sums, atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(scaled.class_sums, direct.class_sums, atol=1e-9, rtol=1e-9)
 
 
 def test_bytes_return_the_same_moments():
     moments = Moments.of(*samples(30, 4, offset=5.0), 1, 2, CLASSES)
     again = Moments.from_bytes(moments.to_bytes())
-    for name in ("counts", "sums", "scatter"):
+    for name in FIELDS:
         assert torch.equal(getattr(again, name), getattr(moments, name))
 
 
@@ -111,7 +118,7 @@ def test_half_costs_a_quarter_of_the_bytes_and_three_digits_of_the_correlations(
     moments = Moments.of(*samples(300, 200, offset=5.0), 0, 1, CLASSES)
     assert len(moments.to_bytes(half=True)) < 0.3 * len(moments.to_bytes())
     again = Moments.from_bytes(moments.to_bytes(half=True))
-    assert torch.equal(again.sums, moments.sums)
+    assert torch.equal(again.class_sums, moments.class_sums)
     deviation = moments.scatter.diagonal().sqrt()
     error = (again.scatter - moments.scatter).abs() / deviation[:, None] / deviation
     assert 0 < float(error.max()) <= 2**-11
@@ -121,7 +128,7 @@ def test_half_costs_a_quarter_of_the_bytes_and_three_digits_of_the_correlations(
     ("change", "problem"),
     [
         ({"scatter": torch.zeros(2, dtype=torch.float64)}, "no moments"),
-        ({"sums": torch.full((CLASSES, 3), torch.nan, dtype=torch.float64)}, "not finite"),
+        ({"class_sums": torch.full((CLASSES, 3), torch.nan, dtype=torch.float64)}, "not finite"),
         ({"counts": torch.zeros(2, dtype=torch.float64)}, "no moments"),
         ({"counts": -torch.ones(CLASSES, dtype=torch.float64)}, "negative count"),
         ({"cells": torch.tensor([[0, 0], [0, 1], [0, 9]])}, "no moments"),

@@ -57,5 +57,6 @@ class ClosedFormMethod(Method, ABC):
         """A client's private change of the class head, from its own moments.
 
         ``folds`` are its moments, fitted and held out. ``heads`` are the class heads without each fold, ``head`` is the
-        one that is kept, ``pooled`` are the counts of all clients' classes.
+        one that is kept, ``pooled`` are the counts of all clients' classes. The features of a client with few
+        samples are given in axes of their span: a change must lie in the span and not depend on the axes.
         """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Literal, Self
@@ -28,40 +28,59 @@ class Moments:
     """What one message of a client holds, in float64, and the sum of several such messages.
 
     ``a + b`` are the moments of both sets of samples, so a result does not depend on how samples are divided. The
-    Gram matrix is about the mean of its own samples: about zero, features far from zero would lose digits.
+    Gram matrix is about the mean of its own samples: about zero, features far from zero would lose digits. Sums are
+    kept by client and by class, not by both: no head needs those, and many clients of many classes would fill memory.
     """
 
     counts: Tensor  # [clients, classes]
-    sums: Tensor  # [clients, classes, d]
+    client_sums: Tensor  # [clients, d]
+    class_sums: Tensor  # [classes, d]
     scatter: Tensor  # [d, d], the Gram matrix of the centred features
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor, client: int, clients: int, classes: int) -> Self:
         """Moments of one client's features [n, d] and classes [n]."""
         zeros = partial(torch.zeros, dtype=torch.float64, device=x.device)
-        counts, sums, gram = zeros(clients, classes), zeros(clients, classes, x.shape[1]), zeros(*2 * x.shape[1:])
+        counts, gram = zeros(clients, classes), zeros(*2 * x.shape[1:])
+        client_sums, class_sums = zeros(clients, x.shape[1]), zeros(classes, x.shape[1])
         counts[client] = torch.bincount(y, minlength=classes).double()
         for rows, labels in zip(torch.split(x, BLOCK), torch.split(y, BLOCK), strict=True):
-            sums[client].index_add_(0, labels, rows.double())
-        mean = sums[client].sum(0) / max(len(x), 1)
+            class_sums.index_add_(0, labels, rows.double())
+        client_sums[client] = class_sums.sum(0)
+        mean = client_sums[client] / max(len(x), 1)
         for rows in torch.split(x, BLOCK):
             centred = rows - mean
             for start in range(0, x.shape[1], STRIP):  # the upper triangle alone, at half the cost
                 strip = slice(start, start + STRIP)
                 gram[strip, start:].addmm_(centred[:, strip].T, centred[:, start:])
-        return cls(counts, sums, _mirrored(gram))
+        return cls(counts, client_sums, class_sums, _mirrored(gram))
 
-    def placed(self, client: int, clients: int) -> Moments:
-        """The moments of one client, made as of the only one, in its place among all clients."""
-        counts = self.counts.new_zeros((clients, *self.counts.shape[1:]))
-        sums = self.sums.new_zeros((clients, *self.sums.shape[1:]))
-        counts[client], sums[client] = self.counts[0], self.sums[0]
-        return Moments(counts, sums, self.scatter)
+    @classmethod
+    def joined(cls, clients: Iterable[Sequence[Moments]]) -> list[Moments]:
+        """The moments of all clients, part by part, from every client's parts as of the only client.
+
+        Clients are taken one after another. To add moments that have a place for every client would take time by the
+        square of their number.
+        """
+        totals: list[Moments] = []
+        counts: list[list[Tensor]] = []
+        sums: list[list[Tensor]] = []
+        for own in clients:
+            totals = [a + b for a, b in zip(totals, own, strict=True)] if totals else list(own)
+            counts.append([part.counts for part in own])
+            sums.append([part.client_sums for part in own])
+        each = zip(totals, zip(*counts, strict=True), zip(*sums, strict=True), strict=True)
+        return [cls(torch.cat(c), torch.cat(s), total.class_sums, total.scatter) for total, c, s in each]
 
     @property
     def width(self) -> int:
         """The number of features."""
         return len(self.scatter)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The numbers of clients, classes and features."""
+        return (*self.counts.shape, self.width)
 
     @cached_property
     def count(self) -> float:
@@ -71,7 +90,7 @@ class Moments:
     @cached_property
     def mean(self) -> Tensor:
         """The features' means [d]; zero without any sample."""
-        return self.sums.sum((0, 1)) / max(self.count, 1.0)
+        return self.client_sums.sum(0) / max(self.count, 1.0)
 
     @cached_property
     def constant(self) -> Tensor:
@@ -93,40 +112,48 @@ class Moments:
 
     def by(self, target: MomentTarget) -> tuple[Tensor, Tensor]:
         """Counts [outputs] and sums [outputs, d] by client or by class."""
-        axis = 1 if target == "client" else 0
-        return self.counts.sum(axis), self.sums.sum(axis)
+        return (self.counts.sum(1), self.client_sums) if target == "client" else (self.counts.sum(0), self.class_sums)
 
     def __add__(self, other: Moments) -> Moments:
         """The moments of both sets of samples (Chan, Golub and LeVeque, 1983)."""
-        if self.sums.shape != other.sums.shape:
-            shapes = " and ".join(str(tuple(m.sums.shape)) for m in (self, other))
+        if self.shape != other.shape:
+            shapes = f"{self.shape} and {other.shape}"
             raise FeddrmError(f"moments of {shapes} (clients, classes, features) do not add up: use the same features")
         between = self.count * other.count / max(self.count + other.count, 1.0)
         apart = self.mean - other.mean
         scatter = self.scatter + other.scatter
         scatter.addr_(apart, apart, alpha=between)
-        return Moments(self.counts + other.counts, self.sums + other.sums, scatter)
+        client_sums, class_sums = self.client_sums + other.client_sums, self.class_sums + other.class_sums
+        return Moments(self.counts + other.counts, client_sums, class_sums, scatter)
 
     def columns(self, index: Tensor) -> Moments:
         """The moments of some of the features; the same object for all of them."""
         if torch.equal(index, torch.arange(self.width, device=index.device)):
             return self
-        return Moments(self.counts, self.sums[:, :, index], self.scatter[index[:, None], index])
+        client_sums, class_sums = self.client_sums[:, index], self.class_sums[:, index]
+        return Moments(self.counts, client_sums, class_sums, self.scatter[index[:, None], index])
 
     def standardised(self, mean: Tensor, scale: Tensor) -> Moments:
         """The moments of (x - mean) / scale."""
-        sums = (self.sums - self.counts[:, :, None] * mean) / scale
-        return Moments(self.counts, sums, (self.scatter / scale[:, None]).div_(scale))
+        client_sums, class_sums = (
+            (sums - counts[:, None] * mean) / scale for counts, sums in (self.by("client"), self.by("class"))
+        )
+        return Moments(self.counts, client_sums, class_sums, (self.scatter / scale[:, None]).div_(scale))
 
     def tensors(self, *, half: bool = False) -> dict[str, Tensor]:
-        """For a message: only pairs of client and class that have samples, and the upper triangle of the Gram matrix.
+        """For a message: only clients and classes that have samples, and the upper triangle of the Gram matrix.
 
         With ``half`` the Gram matrix is sent as deviations and correlations, the latter in float16.
         """
         cells = self.counts.nonzero()
         pairs = tuple(cells.T)
-        shape = torch.tensor(self.counts.shape)
-        plain = {"shape": shape, "cells": cells, "counts": self.counts[pairs], "sums": self.sums[pairs]}
+        plain = {
+            "shape": torch.tensor(self.counts.shape),
+            "cells": cells,
+            "counts": self.counts[pairs],
+            "client_sums": self.client_sums[self.counts.sum(1) != 0],
+            "class_sums": self.class_sums[self.counts.sum(0) != 0],
+        }
         if not half:
             return {**plain, "scatter": _triangle(self.scatter)}
         deviation = self.scatter.diagonal().clamp(min=0).sqrt()
@@ -138,11 +165,13 @@ class Moments:
     def load(cls, tensors: Mapping[str, Tensor]) -> Moments:
         """The inverse of :meth:`tensors`; what are no moments is refused."""
         try:
-            width, pairs = tensors["sums"].shape[1], tuple(tensors["cells"].T)
-            zeros = partial(torch.zeros, dtype=torch.float64, device=tensors["sums"].device)
-            counts = zeros(*tensors["shape"].tolist())
-            sums, scatter = zeros(*counts.shape, width), zeros(width, width)
-            counts[pairs], sums[pairs] = tensors["counts"], tensors["sums"]
+            width, pairs = tensors["class_sums"].shape[1], tuple(tensors["cells"].T)
+            zeros = partial(torch.zeros, dtype=torch.float64, device=tensors["class_sums"].device)
+            counts, scatter = zeros(*tensors["shape"].tolist()), zeros(width, width)
+            counts[pairs] = tensors["counts"]
+            client_sums, class_sums = (zeros(len(axis), width) for axis in (counts, counts.T))
+            client_sums[counts.sum(1) != 0] = tensors["client_sums"]
+            class_sums[counts.sum(0) != 0] = tensors["class_sums"]
             triangle = tensors["correlation"].double() if "correlation" in tensors else tensors["scatter"]
             if len(triangle) != width * (width + 1) // 2:
                 raise IndexError(f"{len(triangle)} entries of a triangle of {width} rows")
@@ -155,11 +184,11 @@ class Moments:
                 scatter.mul_(tensors["deviation"][:, None]).mul_(tensors["deviation"])
         except (KeyError, IndexError, RuntimeError, TypeError) as error:
             raise FeddrmError(f"these are no moments ({error}): {SEND_AGAIN}") from error
-        if not all(bool(t.isfinite().all()) for t in (counts, sums, triangle, scatter.diagonal())):
+        if not all(bool(t.isfinite().all()) for t in (counts, client_sums, class_sums, triangle, scatter.diagonal())):
             raise FeddrmError(f"moments with a number that is not finite: {SEND_AGAIN}")
         if bool((counts < 0).any()) or bool((scatter.diagonal() < 0).any()):
             raise FeddrmError(f"moments with a negative count or square: {SEND_AGAIN}")
-        return cls(counts, sums, scatter)
+        return cls(counts, client_sums, class_sums, scatter)
 
     def to_bytes(self, *, half: bool = False) -> bytes:
         """The bytes of a safetensors file."""

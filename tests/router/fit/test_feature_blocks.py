@@ -100,11 +100,11 @@ def test_what_clients_answer_at_zero_follows_from_their_moments(fold):
     rows, blank = torch.from_numpy(x), torch.zeros(len(x), dtype=torch.int64)
     of = [[torch.from_numpy((owner == client) & (part == p)) for p in range(FOLDS)] for client in range(CLIENTS)]
     members = MemberMoments([site_moments(rows, masks) for masks in of], WIDTHS)
-    assert all(part.sums.shape == (1, 1, 7) for parts in members.clients for part in parts)  # its own place alone
+    assert all(part.shape == (1, 1, 7) for parts in members.clients for part in parts)  # its own place alone
     each = [[Moments.of(rows[m], blank[m], i, CLIENTS, 1) for m in masks] for i, masks in enumerate(of)]
     total = reduce(operator.add, (part for parts in each for part in parts))
-    for name in ("counts", "sums", "scatter"):
-        assert torch.equal(getattr(members.total, name), getattr(total, name)), name
+    for name in ("counts", "client_sums", "class_sums", "scatter"):
+        torch.testing.assert_close(getattr(members.total, name), getattr(total, name), msg=name)
     design = members.design(Recipe.parse("colour+raw"), {"raw": 0.1, "colour": 0.01})
     problem, zero = Problem(CLIENTS, 7, 0.1), torch.zeros(CLIENTS, 8, dtype=torch.float64)
     answers, scores = members.at_zero(FitRequest(design, "client", problem, fold))

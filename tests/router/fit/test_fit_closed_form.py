@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -12,8 +13,10 @@ from feddrm.data import Client, Federation, Split
 from feddrm.methods import Fed3R, FedLDA
 from feddrm.models import Identity, is_trunk
 from feddrm.moments import Moments
+from feddrm.moments import heads as moment_heads
 from feddrm.router import Recipe, RouterSettings, fit_router
 from feddrm.router.fit.cohort import Trunk
+from feddrm.router.fit.feature_blocks import BlockChooser
 from feddrm.router.fit.fit_closed_form import ClosedForm, closed_form_recipes, fit_closed_form, fit_warnings
 from feddrm.router.fit.local_cohort import LocalCohort, facts_of
 from refusal import refused
@@ -67,6 +70,59 @@ def test_other_recipes_can_be_tried_on_a_trunk():
     losses = {name: block["held_out_loss"] for name, block in chosen["candidates"].items()}
     assert chosen["router"]["recipe"] == min(losses, key=losses.__getitem__)
     assert chosen["candidates"]["raw+embedding"]["features"] == D + 40
+
+
+@pytest.mark.parametrize("method", [Fed3R(), FedLDA(half=True)])
+def test_gram_matrices_of_many_clients_are_not_held_at_once(monkeypatch, method):
+    rng = np.random.default_rng(0)
+    clients = {f"c{i}": (rng.normal(size=(12, D)), np.arange(12) % CLASSES) for i in range(40)}
+    fed = Federation.from_arrays(clients, test={name: (x[:3], y[:3]) for name, (x, y) in clients.items()})
+    alive: weakref.WeakSet[object] = weakref.WeakSet()
+    most = 0
+    of, tensors = Moments.of, Moments.tensors
+
+    def noted(gram: torch.Tensor) -> None:
+        nonlocal most
+        alive.add(gram)
+        most = max(most, len(alive))
+
+    def noted_of(*args) -> Moments:
+        moments = of(*args)
+        noted(moments.scatter)
+        return moments
+
+    def noted_tensors(self: Moments, *, half: bool = False) -> dict[str, torch.Tensor]:
+        message = tensors(self, half=half)
+        noted(message["correlation" if half else "scatter"])
+        return message
+
+    monkeypatch.setattr(Moments, "of", staticmethod(noted_of))
+    monkeypatch.setattr(Moments, "tensors", noted_tensors)
+    fitted(fed, method)
+    assert 5 <= most < len(fed)  # 40 clients with five parts each
+
+
+@pytest.mark.parametrize("method", [Fed3R(), FedLDA()])
+def test_the_correction_of_few_samples_needs_no_gram_matrix_of_all_features(monkeypatch, method):
+    rng, width = np.random.default_rng(0), 60
+    weight = rng.normal(size=(width, CLASSES))
+    x = {name: rng.normal(size=(40, width)) + rng.normal(size=width) for name in NAMES}
+    clients = {name: (rows, (rows @ weight).argmax(1)) for name, rows in x.items()}
+    fed = Federation.from_arrays(clients, test=clients)
+    fit = ClosedForm(cohort := LocalCohort(fed, RouterSettings(seed=1)), trunk_of(fed), method, [Recipe.parse("raw")])
+    cohort.measure(fit.everything, fit.trunk, fit.holdout)
+    probe, counts = fit.heads["class"], fit.chooser.total.by("class")[0]
+    expected = []
+    for number in range(len(fed)):
+        parts = [probe.block.of(part) for part in fit.moments_of(number)]
+        folds = BlockChooser(parts, fit.holdout.used, {"all": width}, None).folds
+        expected.append(method.correction(folds, probe.closed_folds, probe.closed, counts) / probe.temperature)
+    widths = []
+    factor = moment_heads._factor
+    monkeypatch.setattr(moment_heads, "_factor", lambda gram, ridge: widths.append(len(gram)) or factor(gram, ridge))
+    for correction, own in zip(fit.corrections(probe).values(), expected, strict=True):
+        torch.testing.assert_close(correction, own, rtol=1e-8, atol=1e-10)
+    assert set(widths) <= {40}
 
 
 @pytest.mark.gpu

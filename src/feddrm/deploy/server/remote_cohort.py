@@ -339,17 +339,13 @@ def _moments_of(answer: Mapping[str, Tensor], parts: int) -> list[Moments]:
     """One site's moments by part."""
     alone = {"shape": torch.tensor([1, 1]), "cells": torch.tensor([[0, 0]])}
     tensors = by_part(answer)
-    return [
-        Moments.load(
-            {
-                **alone,
-                "counts": answer[f"{part}/count"][None],
-                "sums": torch.cat(list(tensors[f"{part}/sum"].values()))[None],
-                "scatter": answer[f"{part}/scatter"],
-            }
-        )
-        for part in range(parts)
-    ]
+    moments = []
+    for part in range(parts):
+        sums = torch.cat(list(tensors[f"{part}/sum"].values()))[None]
+        counts, scatter = answer[f"{part}/count"][None], answer[f"{part}/scatter"]
+        known = {"counts": counts, "client_sums": sums, "class_sums": sums, "scatter": scatter}
+        moments.append(Moments.load({**alone, **known}))
+    return moments
 
 
 def by_part(tensors: Mapping[str, Tensor]) -> dict[str, Tensors]:

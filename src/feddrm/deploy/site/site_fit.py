@@ -106,7 +106,7 @@ class SiteFit:
         widths = [feature.shape[1] for feature in features.values()]
         out: dict[str, Tensor] = {}
         for part, moments in enumerate(site_moments(rows, masks)):
-            sums = dict(zip(features, torch.split(moments.sums[0, 0], widths), strict=True))
+            sums = dict(zip(features, torch.split(moments.client_sums[0], widths), strict=True))
             own = {f"{part}/count": moments.counts.sum(), **_named(f"{part}/sum", sums)}
             out |= {name: self._placed(value) for name, value in own.items()} if message.header.get("pooled") else own
             out[f"{part}/scatter"] = moments.tensors()["scatter"]

@@ -69,17 +69,12 @@ def site_moments(x: Tensor, masks: Sequence[Tensor]) -> list[Moments]:
 class MemberMoments:
     """Every client's moments by part, as one message holds them: the folds in turn, then the rest, if there is any.
 
-    Each are those of one client, and placed among all where they are added. Held in their places, they would take
-    memory by the square of the number of clients.
+    Each are those of the client alone.
     """
 
     def __init__(self, clients: Sequence[Sequence[Moments]], widths: Mapping[str, int]) -> None:
         self.clients, self.widths = clients, widths
-        self.total = reduce(add, (part for number in range(len(clients)) for part in self._placed(number)))
-
-    def _placed(self, number: int) -> list[Moments]:
-        """One client's parts, in its place among all clients."""
-        return [part.placed(number, len(self.clients)) for part in self.clients[number]]
+        self.total = reduce(add, Moments.joined(clients))
 
     def design(self, recipe: Recipe, alone: Mapping[str, float] | None = None) -> DesignMatrix:
         """The design matrix of a recipe, without rows."""
@@ -91,14 +86,14 @@ class MemberMoments:
         """Loss and gradient of the softmax over clients at zero, by client, and the scores of what is held out."""
         scaler, index = request.design.scaler, feature_block(self.total, self.widths, request.design.recipe).index
         answers, held = {}, torch.zeros(request.problem.outputs, dtype=torch.float64)
-        for number in range(len(self.clients)):
-            parts = self._placed(number)
-            groups = [part.by("client") for fold, part in enumerate(parts) if fold != request.fold]
-            counts = torch.stack([count for count, _ in groups]).sum(0)
-            sums = torch.stack([rows[:, index] for _, rows in groups]).sum(0)
+        for number, parts in enumerate(self.clients):
+            fitted = [part for fold, part in enumerate(parts) if fold != request.fold]
+            counts, sums = held.new_zeros(len(held)), held.new_zeros(len(held), len(index))
+            counts[number] = torch.stack([part.counts.sum() for part in fitted]).sum()
+            sums[number] = torch.stack([part.client_sums[0, index] for part in fitted]).sum(0)
             answers[number] = _at_zero(counts, (sums - counts[:, None] * scaler.mean) / scaler.scale)
             if request.fold is not None:
-                held += parts[request.fold].by("client")[0]
+                held[number] = parts[request.fold].counts.sum()
         # Of equal probabilities the first counts as the answer.
         return answers, {"count": held.sum(), "loss": held.sum() * math.log(len(held)), "correct": held[0]}
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from feddrm.methods import ClosedFormMethod, Tensors
@@ -136,37 +137,32 @@ class ClosedForm:
         """The recipe of all features."""
         return self.recipes[-1]
 
-    @cached_property
-    def collected(self) -> tuple[list[list[Tensors]], list[Moments]]:
-        """What every client computes and sends once, fold by fold, and the sums of it. Clients keep it, too."""
-        messages: list[list[Tensors]] = []
-        total: list[Moments] = []
-        for number in range(len(self.cohort.facts.names)):
-            own = self.cohort.moments(self.everything, number, self.holdout)
-            total = _added(total, own)
-            messages.append([part.tensors() for part in own])
-        return messages, total
+    def message_of(self, number: int) -> list[Tensors]:
+        """What one client sends, fold by fold; Gram matrices in float16 if the method says so."""
+        return [part.tensors(half=self.method.half) for part in self.moments_of(number)]
+
+    def moments_of(self, number: int) -> list[Moments]:
+        """One client's moments of all features, fold by fold."""
+        return self.cohort.moments(number, self.cohort.columns(self.everything, number))
 
     @cached_property
-    def rounded(self) -> tuple[list[list[Tensors]], list[Moments]]:
-        """The same with Gram matrices in float16."""
-        messages: list[list[Tensors]] = []
-        total: list[Moments] = []
-        for message in self.collected[0]:
-            messages.append([Moments.load(part).tensors(half=True) for part in message])
-            total = _added(total, [Moments.load(part) for part in messages[-1]])
-        return messages, total
+    def collected(self) -> list[Moments]:
+        """The sums of all clients' moments, fold by fold. No client's own are kept: their Gram matrices fill memory."""
+        return Moments.joined(map(self.moments_of, range(len(self.cohort.facts.names))))
 
-    @property
-    def sent(self) -> tuple[list[list[Tensors]], list[Moments]]:
-        """The messages as the method has them sent, and their sums."""
-        return self.rounded if self.method.half else self.collected
+    @cached_property
+    def sent(self) -> list[Moments]:
+        """The sums of what clients send."""
+        if not self.method.half:
+            return self.collected
+        messages = map(self.message_of, range(len(self.cohort.facts.names)))
+        return Moments.joined([Moments.load(part) for part in message] for message in messages)
 
     @cached_property
     def chooser(self) -> BlockChooser:
         """The choice of features and ridge on the moments that were sent."""
         widths = self.cohort.widths(self.everything)
-        return BlockChooser(self.sent[1], self.holdout.used, widths, self.method.ridge)
+        return BlockChooser(self.sent, self.holdout.used, widths, self.method.ridge)
 
     def design(self, block: FeatureBlock, total: Moments) -> DesignMatrix:
         """The design matrix of a block. One feature is scaled alike for both targets, which then share it."""
@@ -210,20 +206,28 @@ class ClosedForm:
             folds = probe.folds[:HEAD_FOLDS]
             return dict(fit_corrections(self.cohort, probe.design, folds, probe.point, self.method.polish)[0])
         counts = self.chooser.total.by("class")[0]
-        corrections = {}
-        for name, message in zip(self.cohort.facts.names, self.collected[0], strict=True):
-            parts = [probe.block.of(Moments.load(part)) for part in message]
+        scaler, corrections = probe.block.scaler, {}
+        for number, name in enumerate(self.cohort.facts.names):
+            x = scaler(self.cohort.columns(probe.block.recipe, number).double())
+            # A change lies in the span of the client's samples. In axes of few samples it takes far less time.
+            axes = torch.linalg.qr(x.T).Q if len(x) < x.shape[1] else None
+            parts = self.cohort.moments(number, x if axes is None else x @ axes)
             own = BlockChooser(parts, self.holdout.used, {"all": parts[0].width}, None).folds
-            change = self.method.correction(own, probe.closed_folds, probe.closed, counts)
-            corrections[name] = change / probe.temperature
+            heads = [_turned(head, axes) for head in (probe.closed, *probe.closed_folds)]
+            change = self.method.correction(own, heads[1:], heads[0], counts)
+            corrections[name] = _turned(change, None if axes is None else axes.T) / probe.temperature
         return corrections
 
     def message(self, probe: FittedBlock) -> dict[str, Any]:
         """What a client sends at most: bytes and, of a rounded Gram matrix, what the rounding costs."""
         half = self.method.half
-        figures: dict[str, Any] = {"bytes": max(map(_bytes, self.sent[0])), "type": "float16" if half else "float64"}
+        # The message of the client with the most classes and folds is the longest.
+        lengths = sum((part.counts > 0).sum(1) + (part.counts.sum(1) > 0) for part in self.sent)
+        longest = self.message_of(int(torch.as_tensor(lengths).argmax()))
+        bytes_sent = sum(tensor.nbytes for part in longest for tensor in part.values())
+        figures: dict[str, Any] = {"bytes": bytes_sent, "type": "float16" if half else "float64"}
         if half:
-            folds = BlockChooser(self.collected[1], self.holdout.used, self.cohort.widths(self.everything), None).folds
+            folds = BlockChooser(self.collected, self.holdout.used, self.cohort.widths(self.everything), None).folds
             figures["held_out_loss"] = {
                 kind: _held_out_loss(probe.block, [fitted for fitted, _ in source], [held for _, held in folds])
                 for kind, source in (("float16", self.chooser.folds), ("float64", folds))
@@ -265,20 +269,16 @@ def _some(names: Any) -> str:
     return f"{', '.join(listed[:NAMED])}{more} {'is' if len(listed) == 1 else 'are'}"
 
 
-def _added(total: Sequence[Moments], own: Sequence[Moments]) -> list[Moments]:
-    """The sums with one more client's, fold by fold."""
-    return [a + b for a, b in zip(total, own, strict=True)] if total else list(own)
-
-
-def _bytes(message: Sequence[Tensors]) -> int:
-    return sum(tensor.nbytes for part in message for tensor in part.values())
-
-
 def _held_out_loss(block: FeatureBlock, fitted: Sequence[Moments], held_out: Sequence[Moments]) -> float:
     """The squared error per sample of the class head of some moments on others."""
     heads = [ridge_head(block.of(moments), "class", block.choice.ridge) for moments in fitted]
     errors = (squared_loss(head, block.of(held), "class") for head, held in zip(heads, held_out, strict=True))
     return sum(errors) / sum(held.count for held in held_out)
+
+
+def _turned(head: Tensor, axes: Tensor | None) -> Tensor:
+    """A head on features in other axes [d, axes]; the bias stays."""
+    return head if axes is None else torch.cat([head[:, :-1] @ axes, head[:, -1:]], dim=1)
 
 
 def _leaves(project: str, head: str, fitted: FittedBlock) -> Tensors:

@@ -154,26 +154,26 @@ class LocalCohort:
         return DesignMatrix(recipe, scaler, moments_of(rows), rows)
 
     def _plain(self, recipe: Recipe) -> list[Tensor]:
-        return [self._columns(recipe, number) for number in range(len(self._features))]
+        return [self.columns(recipe, number) for number in range(len(self._features))]
 
-    def _columns(self, recipe: Recipe, number: int) -> Tensor:
+    def columns(self, recipe: Recipe, number: int) -> Tensor:
+        """One client's features of a recipe."""
         return _joined([self._features[number][f.name] for f in recipe.features], 1)
 
     def widths(self, recipe: Recipe) -> dict[str, int]:
         """The number of columns of every measured feature of a recipe."""
         return {f.name: self._features[0][f.name].shape[1] for f in recipe.features}
 
-    def moments(self, recipe: Recipe, number: int, holdout: Holdout) -> list[Moments]:
-        """The message of one client: its moments in every fold and, where not all parts are held out, in the rest."""
-        x, y, part = self._columns(recipe, number), self._labels[number], self._parts[number]
-        clients, classes = len(self.facts.names), len(self.facts.classes)
-        return [Moments.of(x[fold], y[fold], number, clients, classes) for fold in holdout.masks(part)]
+    def moments(self, number: int, x: Tensor) -> list[Moments]:
+        """One client's moments of features ``x``: in every fold and, where not all parts are held out, in the rest."""
+        y, masks = self._labels[number], self._holdout.masks(self._parts[number])
+        return [Moments.of(x[mask], y[mask], 0, 1, len(self.facts.classes)) for mask in masks]
 
     @cached_property
     def _moments(self) -> MemberMoments:
         """Every client's moments as its site would send them: without its classes."""
         clients = [
-            site_moments(self._columns(self._measured, i), self._holdout.masks(part))
+            site_moments(self.columns(self._measured, i), self._holdout.masks(part))
             for i, part in enumerate(self._parts)
         ]
         return MemberMoments(clients, self.widths(self._measured))
