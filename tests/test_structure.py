@@ -95,6 +95,7 @@ THEMES = {
     "tests/serve/test_faults.py": "clients and disks that fail",
     "tests/serve/test_fuzz.py": "random requests against the OpenAPI document",
     "tests/serve/console/test_console_look.py": "the console in a browser: words, folds, tooltips, widths, colours",
+    "tests/serve/console/test_console_trouble.py": "the console when gateway, key, options or samples fail",
     "tests/serve/oip/test_conformance.py": "gateway and predictor, asked by tritonclient over HTTP and gRPC",
     "tests/serve/predictor/test_own_scales.py": "clients that scale samples each in its own way",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -31,6 +32,16 @@ def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
     out, err = capsys.readouterr()
     assert isinstance(stop.value.code, int)
     return stop.value.code, out, err
+
+
+def stated_defaults(page: str) -> dict[str, str]:
+    """By option, what its help says in '(default: ...)'."""
+    parts = re.split(r"^  --([a-z-]+)", page, flags=re.MULTILINE)[1:]
+    found = {
+        name.replace("-", "_"): re.search(r"\(default: ([^)]*)\)", " ".join(words.split()))
+        for name, words in zip(parts[::2], parts[1::2], strict=True)
+    }
+    return {name: match[1] for name, match in found.items() if match}
 
 
 def assert_one_line(result: tuple[int, str, str], code: int, says: str) -> None:

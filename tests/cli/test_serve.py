@@ -11,9 +11,11 @@ import pytest
 
 pytest.importorskip("fastapi", reason="pip install 'feddrm[serve]' to run this")
 
+from cli.conftest import stated_defaults
 from feddrm.cli.app import main
 from feddrm.serve.auth import ApiKeys
 from feddrm.serve.http.http_session import HttpReply, HttpSession
+from feddrm.serve.settings import GatewaySettings, PredictorSettings
 
 
 def feddrm(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: object) -> tuple[int, str, str]:
@@ -118,3 +120,18 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str], monkeypatch: py
     code, out, _ = feddrm(capsys, monkeypatch, command, "--help")
     assert code == 0
     assert f"Example: feddrm {command} " in out
+
+
+@pytest.mark.parametrize(("command", "settings"), [("serve", GatewaySettings), ("serve-client", PredictorSettings)])
+def test_help_states_the_defaults_that_count(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    settings: type[GatewaySettings] | type[PredictorSettings],
+) -> None:
+    stated = stated_defaults(feddrm(capsys, monkeypatch, command, "--help")[1])
+    assert len(stated) >= 3
+    for option, words in stated.items():
+        field = settings.model_fields.get({"share": "challenger_share"}.get(option, option))
+        if field is not None and words not in ("this machine only", "no limit", "never", "in RUN", "it is asked"):
+            assert str(field.default) in (words, f"{words}.0"), option

@@ -14,11 +14,14 @@ import pytest
 import torch
 import yaml
 
-from cli.conftest import assert_one_line, call
+from cli.conftest import assert_one_line, call, stated_defaults
 from feddrm.cli.train import parse_seeds
 from feddrm.engine import load_state
-from feddrm.engine.recipes import RECIPES
+from feddrm.engine.recipes import DEFAULT, RECIPES
+from feddrm.engine.schedule import Plan
+from feddrm.methods.feddrm import FedDRM
 from feddrm.runs import RunFolder
+from feddrm.runs.config import Machine
 from photographs import write_folders
 from refusal import refused
 
@@ -342,3 +345,13 @@ def test_one_command_trains_several_seeds(capsys: pytest.CaptureFixture[str], tm
         assert call(capsys, "train", *again)[0] == 0
         saved = yaml.safe_load((tmp_path / f"{seeds}" / "seed-4" / "config.yaml").read_text())
         assert [saved["data"]["seed"], saved["seed"]] == seeds
+
+
+def test_help_states_the_defaults_that_count(capsys: pytest.CaptureFixture[str]) -> None:
+    stated = stated_defaults(call(capsys, "train", "--help")[1])
+    plans = [Plan(**RECIPES[DEFAULT][kind]) for kind in ("small samples", "photographs")]
+    for name in ("rounds", "local_steps", "batch_size", "lr", "clip", "warmup", "participation", "dropout"):
+        small, big = (getattr(plan, name) for plan in plans)
+        assert stated[name] == (f"{small:g}" if small == big else f"{small:g}; photographs: {big:g}"), name
+    assert (stated["seed"], stated["method"], stated["lambda"]) == ("2025, the paper's", "feddrm", f"{FedDRM().lam}")
+    assert (Plan().seed, Machine().device, Machine().engine, Machine().precision) == (2025, "cpu", "auto", "auto")

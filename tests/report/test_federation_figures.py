@@ -65,12 +65,12 @@ def test_users_own_grey_images_are_not_inverted() -> None:
 
 def test_long_names_are_cut_and_dollars_are_not_read_as_formulas() -> None:
     rng = np.random.default_rng(0)
-    names = ("$x^{$", "x" * 60)
+    names = ("$x^{$", "x" * 60 + "north", "x" * 60 + "south")
     clients = {n: (rng.normal(size=(12, 3)), np.arange(12) % 2) for n in names}
     figure = label_figure(dataset_summary(Federation.from_arrays(clients)))
     figure.draw_without_rendering()
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert labels == [names[0], "x" * 27 + "…"]
+    assert labels == [names[0], "x" * 15 + "…" + "x" * 7 + "north", "x" * 15 + "…" + "x" * 7 + "south"]
 
 
 def test_the_view_of_tables_shows_column_means_and_that_of_images_samples() -> None:

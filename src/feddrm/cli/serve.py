@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from feddrm.checks import ports
 from feddrm.cli.data_options import given_settings
 from feddrm.cli.output import (
     Costs,
-    Coverage,
     JsonFlag,
     LabelMiss,
     MaxAway,
@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 ROWS_PER_REQUEST = 256  # a gateway takes 1,024 samples at most, unless it is set otherwise
 
 Host = Annotated[str | None, typer.Option(help="Address to listen on (default: this machine only).")]
-Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")]
+Port = Annotated[int | None, typer.Option(help=f"Port to listen on; 0 takes a free one (default: {ports.GATEWAY}).")]
+ClientPort = Annotated[
+    int | None, typer.Option(help=f"Port to listen on; 0 takes a free one (default: {ports.PREDICTOR}).")
+]
 GrpcPort = Annotated[
     int | None, typer.Option(help="Also serve the Open Inference Protocol by gRPC on this port; 0 takes a free one.")
 ]
@@ -48,10 +51,12 @@ Open = Annotated[bool | None, typer.Option("--open", help="Serve other machines 
 TlsCert = Annotated[Path | None, typer.Option(help="Certificate (PEM).")]
 TlsKey = Annotated[Path | None, typer.Option(help="Its private key (PEM).")]
 Proxy = Annotated[str | None, typer.Option(help="Proxies whose X-Forwarded-* headers are trusted.")]
-Rate = Annotated[float | None, typer.Option(help="Requests per second and caller (default: no limit).")]
+Rate = Annotated[float | None, typer.Option(help="Requests per second and address (default: no limit).")]
 TraceEndpoint = Annotated[str | None, typer.Option(help="Send traces here by OTLP, such as http://127.0.0.1:4318.")]
-TraceRate = Annotated[float | None, typer.Option(help="Requests per second to record at most (20); 0: no limit.")]
-LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.")]
+TraceRate = Annotated[
+    float | None, typer.Option(help="Requests per second to record at most; 0: no limit (default: 20).")
+]
+LogLevel = Annotated[str | None, typer.Option(help="debug, info (the default), warning or error.")]
 
 
 def serve(
@@ -70,11 +75,15 @@ def serve(
     tls_key: TlsKey = None,
     proxy: Proxy = None,
     audit: Annotated[str | None, typer.Option(help="SQLite file or postgresql:// URL (default: in RUN).")] = None,
-    retention_days: Annotated[float | None, typer.Option(help="Days the audit log goes back.")] = None,
-    reload_seconds: Annotated[float | None, typer.Option(help="How often to look for a new router.")] = None,
-    rule: Annotated[str | None, typer.Option(help=f"{RULES_HELP}.")] = None,
+    retention_days: Annotated[float | None, typer.Option(help="Days the audit log goes back (default: 30).")] = None,
+    reload_seconds: Annotated[
+        float | None, typer.Option(help="How often to look for a new router (default: never).")
+    ] = None,
+    rule: Annotated[str | None, typer.Option(help=f"{RULES_HELP} (default: density).")] = None,
     cost: Costs = None,
-    coverage: Annotated[float | None, typer.Option(help="Fraction to answer; abstain from the least sure.")] = None,
+    coverage: Annotated[
+        float | None, typer.Option(help="Fraction to answer; abstain from the least sure (default: 1).")
+    ] = None,
     max_away: MaxAway = None,
     views: Views = None,
     rate: Rate = None,
@@ -87,7 +96,9 @@ def serve(
     challenger: Annotated[
         Path | None, typer.Option(help="A run or router folder whose router decides beside this one (shadow).")
     ] = None,
-    share: Annotated[float | None, typer.Option(help="Share of the requests that the challenger answers.")] = None,
+    share: Annotated[
+        float | None, typer.Option(help="Share of the requests that the challenger answers (default: 0).")
+    ] = None,
     drift: Annotated[
         bool | None, typer.Option("--drift", help="Compare queries with the training data; alarm if they differ.")
     ] = None,
@@ -141,10 +152,12 @@ def serve(
 def serve_client(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A client's folder, RUN/clients/NAME.")],
     run: Annotated[Path | None, typer.Option(help="Folder of config.yaml and router/ (default: above DIR).")] = None,
-    answer: Annotated[str | None, typer.Option(help="trained (the method's model) or refit (fit-router's).")] = None,
+    answer: Annotated[
+        str | None, typer.Option(help="trained (the method's model; the default) or refit (fit-router's).")
+    ] = None,
     views: Views = None,
     host: Host = None,
-    port: Port = None,
+    port: ClientPort = None,
     grpc_port: GrpcPort = None,
     keys: KeysFile = None,
     oidc_issuer: OidcIssuer = None,
@@ -215,9 +228,17 @@ def query(
         str, typer.Option(help="With --predict: mark (no label where the router abstains) or answer (a label anyway).")
     ] = "mark",
     rule: Annotated[str | None, typer.Option(help=f"{RULES_HELP} (default: the gateway's).")] = None,
-    coverage: Coverage = None,
+    coverage: Annotated[
+        float | None, typer.Option(help="Fraction to answer; abstain from the least sure (default: the gateway's).")
+    ] = None,
     without: Without = None,
-    max_away: MaxAway = None,
+    max_away: Annotated[
+        float | None,
+        typer.Option(
+            help="Abstain where clients that are away hold more of the probability (default: the gateway's). "
+            "With 1, fall back."
+        ),
+    ] = None,
     label_miss: LabelMiss = None,
     top: Annotated[
         int | None, typer.Option(help="Clients of a ranking in --json (default: all of up to 30, 10 of more).")

@@ -34,8 +34,10 @@ DEMO_METHODS = ("feddrm", "fedavg", "fedavgft", "local")
 def train(
     out: Annotated[Path | None, typer.Option(help="Run folder; an interrupted run in it is resumed.")] = None,
     data: Annotated[str | None, typer.Option(help="A name from 'feddrm datasets'.")] = None,
-    method: Annotated[str | None, typer.Option(help="A name from 'feddrm methods'.")] = None,
-    model: Annotated[str | None, typer.Option(help="A name from 'feddrm models'.")] = None,
+    method: Annotated[str | None, typer.Option(help="A name from 'feddrm methods' (default: feddrm).")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A name from 'feddrm models' (default: by the samples' size).")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file of the form of a run's config.yaml.")] = None,
     recipe: Recipe = None,
     clients: Clients = None,
@@ -43,31 +45,49 @@ def train(
     alpha: Alpha = None,
     shards: Shards = None,
     shift: Shift = None,
-    rounds: Annotated[int | None, typer.Option(help="Communication rounds.")] = None,
-    local_steps: Annotated[int | None, typer.Option(help="SGD steps per client and round.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples per step.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate at the start of the cosine schedule.")] = None,
-    clip: Annotated[float | None, typer.Option(help="Largest norm of a gradient (default: any).")] = None,
-    warmup: Annotated[int | None, typer.Option(help="First rounds in which the learning rate rises.")] = None,
-    participation: Annotated[float | None, typer.Option(help="Fraction of clients that take part in a round.")] = None,
-    dropout: Annotated[float | None, typer.Option(help="Chance that a client does not answer.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of data and training (the paper's: 2025).")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Communication rounds (default: 40; photographs: 800).")] = None,
+    local_steps: Annotated[int | None, typer.Option(help="SGD steps per client and round (default: 10).")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples per step (default: 32; photographs: 128).")] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(help="Learning rate at the start of the cosine schedule (default: 0.05; photographs: 0.3)."),
+    ] = None,
+    clip: Annotated[
+        float | None, typer.Option(help="Largest norm of a gradient; 0: any (default: 0; photographs: 1).")
+    ] = None,
+    warmup: Annotated[
+        int | None, typer.Option(help="First rounds in which the learning rate rises (default: 0).")
+    ] = None,
+    participation: Annotated[
+        float | None, typer.Option(help="Fraction of clients that take part in a round (default: 1).")
+    ] = None,
+    dropout: Annotated[float | None, typer.Option(help="Chance that a client does not answer (default: 0).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of data and training (default: 2025, the paper's).")] = None,
     seeds: Annotated[
         str | None, typer.Option(help="Several seeds, as in 0,1,2 or 0-4: one run each, in OUT/seed-0, OUT/seed-1, ...")
     ] = None,
-    lam: Annotated[float | None, typer.Option("--lambda", help="FedDRM's weight of the class loss.")] = None,
+    lam: Annotated[
+        float | None, typer.Option("--lambda", help="FedDRM's weight of the class loss (default: 0.9).")
+    ] = None,
     variant: Annotated[str | None, typer.Option(help="'paper' or 'original', for methods that have both.")] = None,
-    window: Annotated[int | None, typer.Option(help="Number of last rounds that the summary averages.")] = None,
-    test_crop: Annotated[bool | None, typer.Option(help="Crop test images at random, as the paper does.")] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(help="Number of last rounds that the summary averages (default: 5 to 50, a sixteenth of all)."),
+    ] = None,
+    test_crop: Annotated[
+        bool | None, typer.Option(help="Crop test images at random, as the paper does (default: crop).")
+    ] = None,
     views: Annotated[
         int | None, typer.Option(help="Test with the mean over this many crops and mirror images (default: 1).")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu (the default) or cuda.")] = None,
     engine: Annotated[
-        str | None, typer.Option(help="auto, sequential, or graph (all clients at once, on a GPU).")
+        str | None, typer.Option(help="auto (the default), sequential, or graph (all clients at once, on a GPU).")
     ] = None,
-    precision: Annotated[str | None, typer.Option(help="On a GPU: auto, bf16, tf32 or fp32.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Number of clients that train side by side on CPU.")] = None,
+    precision: Annotated[str | None, typer.Option(help="On a GPU: auto (the default), bf16, tf32 or fp32.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Clients that train side by side on CPU (default: as suits the data).")
+    ] = None,
     track: Annotated[bool, typer.Option("--track", help="Write TensorBoard scalars.")] = False,
     data_dir: DataDir = None,
     download: Download = False,
@@ -82,6 +102,8 @@ def train(
     json: JsonFlag = False,
 ) -> None:
     """Train a federation and evaluate it. An interrupted run goes on where it stopped.
+
+    What is not given comes from the dataset and the recipe; the run's config.yaml has it all.
 
     Example: feddrm train --data digits --method feddrm --rounds 40 --out runs/first
     """

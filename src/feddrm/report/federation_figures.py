@@ -115,8 +115,9 @@ def _name_rows(axes: Axes, dataset: DatasetSummary) -> None:
 
 
 def shortened(names: tuple[str, ...]) -> list[str]:
-    """Names cut to the length that a figure has room for."""
-    return [name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…" for name in names]
+    """Names cut to the length that a figure has room for: in the middle, because long names often begin alike."""
+    end = LONGEST // 2 - 2
+    return [name if len(name) <= LONGEST else f"{name[: LONGEST - 1 - end]}…{name[-end:]}" for name in names]
 
 
 def _view_width(dataset: DatasetSummary) -> float:

@@ -34,6 +34,10 @@ LOOK: dict[Any, Any] = {
     "ytick.labelcolor": INK,
     "grid.color": GRID,
     "legend.frameon": False,
+    "boxplot.boxprops.color": INK,
+    "boxplot.whiskerprops.color": INK,
+    "boxplot.capprops.color": INK,
+    "boxplot.medianprops.color": SERIES[1],
 }
 _PAGE_COLOURS = {INK: "currentColor", GRID: "var(--grid)"} | {c: f"var(--s{i})" for i, c in enumerate(SERIES)}
 _TAG = re.compile(r"<[^>]*>")

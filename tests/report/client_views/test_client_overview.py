@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from feddrm.report.client_views.client_overview import edges, spread_figure, spread_in_words
 from feddrm.report.run_record import ClientResult
+from feddrm.report.svg import inline_svg
 
 CLIENTS = [ClientResult(f"c{i}", 70, 30, {"own": (i % 50) / 100, "global": 0.5, "vote": None}) for i in range(100)]
 
@@ -33,3 +34,15 @@ def test_the_histogram_counts_every_client_once() -> None:
     left, right = spread_figure(CLIENTS).axes
     assert sum(patch.get_height() for patch in left.patches) == 100
     assert [label.get_text() for label in right.get_yticklabels()] == ["own model", "global model"]
+
+
+def test_boxes_are_drawn_in_the_colours_of_the_page_and_no_label_is_cut() -> None:
+    """Black boxes cannot be seen on a dark page."""
+    svg = inline_svg(lambda: spread_figure(CLIENTS), "k", "title", "words")
+    assert "#000000" not in svg.body
+    assert "#ff7f0e" not in svg.body
+    figure = spread_figure(CLIENTS)
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        place = axes.xaxis.label.get_window_extent()
+        assert 0 <= place.x0 < place.x1 <= figure.bbox.width

@@ -152,6 +152,26 @@ def test_light_and_dark_colours_have_enough_contrast(page: webdriver.Chrome) -> 
             assert found[0][0] >= 4.5, (scheme, found[:5])
 
 
+EDGES = """
+const channel = (v) => { v /= 255; return v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; };
+const light = (c) => { const [r, g, b] = c.match(/[0-9.]+/g).map(Number).map(channel);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+const panel = light(getComputedStyle($('query')).backgroundColor);
+return [...document.querySelectorAll('input:not([type=checkbox]), select')].map((e) => {
+  const [a, b] = [light(getComputedStyle(e).borderTopColor), panel].sort((x, y) => y - x);
+  return (a + 0.05) / (b + 0.05); });
+"""
+
+
+def test_fields_can_be_told_from_their_ground(page: webdriver.Chrome) -> None:
+    """WCAG 1.4.11 requires a contrast of 3 of what shows where a field is."""
+    for scheme in ("light", "dark"):
+        with colours(page, scheme):
+            edges = page.execute_script(EDGES)
+            assert len(edges) >= 8
+            assert min(edges) >= 3, scheme
+
+
 def test_the_pictures_of_the_documentation(
     browser: webdriver.Chrome, run: Path, launch: Launch, tmp_path: Path
 ) -> None:

@@ -218,7 +218,7 @@ def test_a_key_without_the_scope_admin_can_ask(
     browser.get(launch("serve", run, "--demo", "--port", 0, *words).wait_ready())
     wait(browser, lambda: browser.find_element(By.ID, "key-form").is_displayed())
     browser.find_element(By.ID, "key").send_keys(key, Keys.ENTER)
-    wait(browser, lambda: "no scope 'admin'" in text(browser, "totals"))
+    wait(browser, lambda: "no scope 'admin'" in text(browser, "trouble"))
     Image.new("L", (8, 8)).save(tmp_path / "scan.png")
     browser.find_element(By.ID, "file").send_keys(str(tmp_path / "scan.png"))
     open_fold(browser, "options")

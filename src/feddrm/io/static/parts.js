@@ -10,9 +10,17 @@ function element(name, text, attributes = {}) {
   return created;
 }
 
+// A value that is not 0 or 1 never looks as if it were.
 function percent(value) {
   if (value > 0 && value < 5e-6) return "< 0.001 %";
-  return (100 * value).toFixed(value > 0 && value < 0.001 ? 3 : 1) + " %";
+  if (value < 1 && value > 1 - 5e-6) return "> 99.999 %";
+  const near = (value > 0 && value < 0.001) || (value < 1 && value > 0.999);
+  return (100 * value).toFixed(near ? 3 : 1) + " %";
+}
+
+// A name within a sentence. One that is written from right to left would take the numbers beside it to its other side.
+function isolated(name) {
+  return /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/.test(name) ? `\u2068${name}\u2069` : name;
 }
 
 function row(cells) {
@@ -22,6 +30,13 @@ function row(cells) {
     else line.append(place === 0 ? element("th", cell, { scope: "row" }) : element("td", cell));
   });
   return line;
+}
+
+// Rows that are already there stay, and with them a reader's place and selection.
+function replaceRows(body, rows) {
+  const made = element("tbody");
+  made.append(...rows);
+  if (made.innerHTML !== body.innerHTML) body.replaceChildren(...rows);
 }
 
 // Terms: an element with data-term shows the term's meaning under the pointer and when it has the focus.
@@ -51,6 +66,7 @@ function showTip(word, meaning) {
 
 async function loadTerms(path) {
   document.body.append(element("div", null, { id: "tip", hidden: "", "aria-hidden": "true" }));
+  document.addEventListener("keydown", (event) => { if (event.key === "Escape") $("tip").hidden = true; });
   terms = await (await fetch(path)).json();
   explainTerms();
 }

@@ -27,7 +27,7 @@ def spread_figure(clients: Sequence[ClientResult], noun: str = "accuracy") -> Fi
     right.boxplot(values, orientation="horizontal", whis=(5, 95), showfliers=False, widths=0.6)
     right.set_yticks(range(1, len(ways) + 1), [client_label(way) for way in ways], parse_math=False)
     right.invert_yaxis()
-    right.set(xlabel=f"{noun} (%): middle half of the clients, lines from 5 % to 95 % of them", xlim=(0, 100))
+    right.set(xlabel=f"{noun} (%)", xlim=(0, 100))
     return figure
 
 

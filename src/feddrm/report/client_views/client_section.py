@@ -47,7 +47,8 @@ def client_views(record: RunRecord, key: str) -> ClientViews:
         words = spread_in_words(record.clients)
         title = f"{noun} of {len(record.clients):,} clients"
         svg = inline_svg(lambda: spread_figure(record.clients, record.noun), f"{key}-clients", title, words)
-        text = f"{noun} on every client's test samples, over {len(record.clients):,} clients. {words}."
+        boxes = "Boxes hold the middle half of the clients, lines go from 5 % to 95 % of them"
+        text = f"{noun} on every client's test samples, over {len(record.clients):,} clients. {boxes}. {words}."
         pictures.append(Picture(svg, text))
     tables = [
         _table(record, some, f"The {EDGE} {which} clients by {run_figures.client_label(answers[0])}.")

@@ -22,21 +22,21 @@ function labelSetSentence(answer, miss) {
   if (!answer.label_set.length) {
     return `The set for ${certainty} certainty is empty: no label is typical enough. Choose a higher certainty.`;
   }
-  return `With ${certainty} certainty${answer.label_set.length > 1 ? " one of" : ""}: ${answer.label_set.join(", ")}`;
+  return `With ${certainty} certainty${answer.label_set.length > 1 ? " one of" : ""}: ${answer.label_set.map(isolated).join(", ")}`;
 }
 
 // Who was asked, and who failed.
 function askedSentence(first, best) {
-  const asked = first.answered.map((entry) => entry.client);
-  const failed = first.failed.map((entry) => ` ${entry.client} failed: ${entry.reason}.`).join("");
+  const asked = first.answered.map((entry) => isolated(entry.client));
+  const failed = first.failed.map((entry) => ` ${isolated(entry.client)} failed: ${entry.reason}.`).join("");
   if (!asked.length) return (failed ? "Nobody answered." : "Nobody was asked.") + failed;
   if (asked.length > 1) {
-    const weights = first.answered.map((entry) => `${entry.client} (${percent(entry.weight)})`);
+    const weights = first.answered.map((entry) => `${isolated(entry.client)} (${percent(entry.weight)})`);
     return `${weights.slice(0, -1).join(", ")} and ${weights[weights.length - 1]} were asked; their answers count so much.` +
       failed;
   }
   if (!first.fallback) return `${asked[0]} was asked.${failed}`;
-  return `${asked[0]} (${percent(first.client_probability)}) was asked in place of ${best.client}, which ` +
+  return `${asked[0]} (${percent(first.client_probability)}) was asked in place of ${isolated(best.client)}, which ` +
     `${best.available ? "failed" : "is away"}.${failed}`;
 }
 
@@ -46,17 +46,17 @@ function originSentence(route, rule) {
   if (rule === "competence") {
     const right = route.right_probability === null ? "" :
       ` Its answer is right with a probability of ${percent(route.right_probability)}.`;
-    return `${route.client || best.client} is the most likely to answer rightly.${right}`;
+    return `${isolated(route.client || best.client)} is the most likely to answer rightly.${right}`;
   }
-  const next = second ? `; the next is ${second.client} with ${percent(second.probability)}` : "";
-  return `With a probability of ${percent(best.probability)} the query comes from the data of ${best.client}${next}.`;
+  const next = second ? `; the next is ${isolated(second.client)} with ${percent(second.probability)}` : "";
+  return `With a probability of ${percent(best.probability)} the query comes from the data of ${isolated(best.client)}${next}.`;
 }
 
 // Why the router abstains.
 function reasonSentence(route) {
   const away = route.away.find((entry) => entry.client === route.ranked[0].client);
   if (route.reason === "best client away" && away) {
-    return `${away.client} knows such data best and is away: ${away.reason}. The options let you ask the next client.`;
+    return `${isolated(away.client)} knows such data best and is away: ${away.reason}. The options let you ask the next client.`;
   }
   return REASONS[route.reason] || `${route.reason}.`;
 }
@@ -65,14 +65,14 @@ function reasonSentence(route) {
 function figures(content, route, rule) {
   const first = content.answers ? content.answers[0] : { answered: [], failed: [] };
   const weight = (entry) => (first.answered.length > 1 ? `weight ${percent(entry.weight)}, ` : "");
-  const reasons = (clients) => clients.map((entry) => `${entry.client}: ${entry.reason}`).join(", ");
+  const reasons = (clients) => clients.map((entry) => `${isolated(entry.client)}: ${entry.reason}`).join(", ");
   return [
     ["Routing rule", "routing rule", rule],
     ["Margin", "margin", route.margin.toFixed(3)],
     ["Log density ratio", "log density ratio", route.ranked.slice(0, LIKELIEST).map((entry) =>
-      `${entry.client} ${entry.log_density_ratio.toFixed(2)}`).join(", ")],
+      `${isolated(entry.client)} ${entry.log_density_ratio.toFixed(2)}`).join(", ")],
     ["Answered", "client", first.answered.map((entry) =>
-      `${entry.client} (${weight(entry)}${entry.milliseconds.toFixed(0)} ms)`).join(", ")],
+      `${isolated(entry.client)} (${weight(entry)}${entry.milliseconds.toFixed(0)} ms)`).join(", ")],
     ["Failed", "fallback", reasons(first.failed)],
     ["Away", "away", reasons(route.away)],
     ["Artifact", "artifact", content.artifact],
@@ -87,7 +87,7 @@ function showPicture(query, label) {
   if (query.picture) image.src = URL.createObjectURL(query.picture);
   const known = query.label !== null && query.label !== undefined;
   const right = known && label !== null ? (label === query.label ? ": the answer is right" : ": the answer is wrong") : "";
-  $("truth").textContent = known ? `True label ${query.label}${right}` : "";
+  $("truth").textContent = known ? `True label ${isolated(query.label)}${right}` : "";
   $("truth").className = right ? (label === query.label ? "good" : "bad") : "";
 }
 
@@ -97,9 +97,9 @@ function showResult(content, options, query) {
   const route = first.route || first;
   const label = first.label === undefined ? null : first.label;
   const sentences = [];
-  if (label !== null) $("headline").textContent = `Answer: ${label}, ${percent(first.label_probability)} sure`;
+  if (label !== null) $("headline").textContent = `Answer: ${isolated(label)}, ${percent(first.label_probability)} sure`;
   else if (route.abstain) $("headline").textContent = `No answer: ${route.reason}`;
-  else $("headline").textContent = `${route.fallback ? "Falls back to" : "Belongs to"} ${route.client}`;
+  else $("headline").textContent = `${route.fallback ? "Falls back to" : "Belongs to"} ${isolated(route.client)}`;
   if (route.abstain) sentences.push((label === null ? "" : "The router abstains. ") + reasonSentence(route));
   if (content.answers) sentences.push(askedSentence(first, route.ranked[0]));
   if (!MEANINGLESS.includes(route.reason)) sentences.push(originSentence(route, options.rule));
@@ -114,7 +114,7 @@ function showResult(content, options, query) {
   ])));
   $("classes-table").hidden = !first.probabilities;
   if (first.probabilities) {
-    const likeliest = Object.entries(first.probabilities).sort(([, a], [, b]) => b - a);
+    const likeliest = Object.entries(first.probabilities).sort(([, a], [, b]) => b - a).slice(0, MANY);
     $("classes").replaceChildren(...likeliest.map(([name, value]) =>
       row([name, bar(value, `label probability of ${name}`)])));
   }

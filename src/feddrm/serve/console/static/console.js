@@ -3,18 +3,28 @@
 
 let key = sessionStorage.getItem("key") || "";
 let federation = null;
-let takesPictures = null; // whether the router takes pictures; otherwise it takes rows of numbers
+let takesPictures = null; // whether the router takes pictures; otherwise it takes rows of numbers; null: not known
+let rowLength = null; // how many numbers a row has
+let artifactShown = null; // the artifact whose clients and samples the page offers
+let refused = false; // whether the key may not see the federation's figures: nothing is fetched until there is another
 let chosenSample = null; // the chosen sample, if any: its picture as a Blob and its true label
 let lastNumber = 0; // of the latest decision shown
 let gatewayStart = null; // start time of the gateway that numbers the decisions
 const SAMPLES_SHOWN = 3; // per client, in the federation's table
-const MANY = 30; // clients in a table
-const sampleUrls = {}; // URLs of those samples, by client
+const MANY = 30; // clients or labels in a table
+const TIMEOUT = { GET: 10, POST: 60 }; // seconds; a gateway answers a query or gives up within 40
+let sampleUrls = {}; // URLs of those samples, by client
 
 async function call(path, options = {}) {
   const headers = { ...(options.headers || {}) };
   if (key) headers.Authorization = "Bearer " + key;
-  const answer = await fetch(path, { ...options, headers });
+  const signal = AbortSignal.timeout(1000 * TIMEOUT[options.method || "GET"]);
+  let answer;
+  try {
+    answer = await fetch(path, { ...options, headers, signal });
+  } catch {
+    throw new Error("The gateway does not answer."); // the browser's own words differ, and say less
+  }
   if (answer.status === 401 || answer.status === 403) $("key-form").hidden = false;
   if (!answer.ok) {
     let text = "the gateway answered " + answer.status, fields = [];
@@ -23,7 +33,8 @@ async function call(path, options = {}) {
       text = content.error || text;
       fields = content.fields || [];
     } catch { /* not JSON: show the status */ }
-    throw Object.assign(new Error(text), { fields });
+    if (answer.status === 401 && !key) text = "The gateway wants an API key: enter it at the top of the page.";
+    throw Object.assign(new Error(text), { fields, status: answer.status });
   }
   return answer;
 }
@@ -39,13 +50,23 @@ function bar(value, label) {
 async function showInputForm() {
   if (takesPictures !== null) return;
   const about = await (await call("v2/models/router")).json();
-  const pictures = about.inputs[0].shape.length === 4;
+  const { shape } = about.inputs[0], pictures = shape.length === 4;
   const table = pictures ? null : await (await call("v1/schema")).json();
-  if (table && table.schema) showTableForm(table);
+  showTableForm(table && table.schema ? table : null);
   takesPictures = pictures;
+  rowLength = shape[1];
+  $("row-length").textContent = rowLength;
   $("picture-input").hidden = !pictures;
   $("numbers-input").hidden = pictures || rowFields !== null;
   $("row-input").hidden = rowFields === null;
+}
+
+function typedNumbers() {
+  const words = $("numbers").value.split(/[\s,;]+/).filter(Boolean);
+  const wrong = words.find((word) => !Number.isFinite(Number(word)));
+  if (wrong !== undefined) throw new Error(`'${wrong}' is no number.`);
+  if (words.length !== rowLength) throw new Error(`Give ${rowLength} numbers: these are ${words.length}.`);
+  return words.map(Number);
 }
 
 async function ask(event) {
@@ -53,6 +74,7 @@ async function ask(event) {
   $("error").textContent = "";
   showFieldProblems([]);
   $("send").disabled = true;
+  $("result").setAttribute("aria-busy", "true"); // hides the answer before, which may be mistaken for this query's
   try {
     const action = $("action").value;
     const options = { rule: $("rule").value };
@@ -71,8 +93,7 @@ async function ask(event) {
         method: "POST", body: picture, headers: { "Content-Type": picture.type || "image/png" },
       });
     } else {
-      const numbers = $("numbers").value.split(/[\s,;]+/).filter(Boolean).map(Number);
-      const body = rowFields ? { rows: [rowOfForm()], ...options } : { inputs: [numbers], ...options };
+      const body = { ...(rowFields ? { rows: [rowOfForm()] } : { inputs: [typedNumbers()] }), ...options };
       for (const name of ["consult", "max_away", "label_miss"]) if (body[name]) body[name] = Number(body[name]);
       answer = await call(`v1/${action}`, {
         method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" },
@@ -86,8 +107,11 @@ async function ask(event) {
     $("result").hidden = true;
     $("error").textContent = error.message;
     showFieldProblems(error.fields || []);
+    if (error.status === 401) $("key").focus();
+    takesPictures = null; // another gateway may have taken this one's place, and take other queries
   } finally {
     $("send").disabled = false;
+    $("result").removeAttribute("aria-busy");
   }
 }
 
@@ -97,9 +121,12 @@ async function fetchSample(client, number) {
 
 async function showSamples() {
   const client = federation.clients.find((entry) => entry.client === $("sample-client").value);
-  const buttons = [];
-  for (let number = 0; number < client.samples; number += 1) {
-    const picture = await fetchSample(client, number);
+  chosenSample = null;
+  for (const old of $("sample-list").querySelectorAll("img")) URL.revokeObjectURL(old.src);
+  $("sample-list").replaceChildren();
+  const pictures = await Promise.all([...Array(client.samples).keys()].map((number) => fetchSample(client, number)));
+  if ($("sample-client").value !== client.client) return; // another was chosen meanwhile
+  $("sample-list").replaceChildren(...pictures.map((picture, number) => {
     const image = element("img", null, { alt: `sample ${number + 1} of ${client.client}` });
     image.src = URL.createObjectURL(picture);
     const button = element("button", null, { type: "button", "aria-pressed": "false" });
@@ -110,17 +137,15 @@ async function showSamples() {
       $("file").value = "";
       chosenSample = { picture, label: client.sample_labels[number] };
     });
-    buttons.push(button);
-  }
-  for (const old of $("sample-list").querySelectorAll("img")) URL.revokeObjectURL(old.src);
-  $("sample-list").replaceChildren(...buttons);
+    return button;
+  }));
 }
 
 function labelChart(client) {
   const counts = client.class_counts;
   const cell = element("td");
   if (!counts) return cell;
-  const largest = Math.max(1, ...counts), width = 9, namespace = "http://www.w3.org/2000/svg";
+  const largest = Math.max(1, ...counts), width = Math.min(9, 180 / counts.length), namespace = "http://www.w3.org/2000/svg";
   const svg = document.createElementNS(namespace, "svg");
   svg.setAttribute("width", width * counts.length);
   svg.setAttribute("height", 28);
@@ -129,13 +154,21 @@ function labelChart(client) {
   counts.forEach((count, place) => {
     const height = Math.max(1, (26 * count) / largest);
     const rect = document.createElementNS(namespace, "rect");
-    for (const [name, value] of Object.entries({ x: place * width, y: 28 - height, width: width - 2, height })) {
+    for (const [name, value] of Object.entries({ x: place * width, y: 28 - height, width: 0.78 * width, height })) {
       rect.setAttribute(name, value);
     }
     svg.append(rect);
   });
   cell.append(svg);
   return cell;
+}
+
+// Of the clients in the table: a search shows others than before.
+async function loadShownSamples() {
+  const missing = clientsShown().filter((client) => client.samples > 0 && !sampleUrls[client.client]);
+  if (!missing.length) return;
+  await Promise.all(missing.map(loadSamples));
+  showClients();
 }
 
 async function loadSamples(client) {
@@ -168,7 +201,7 @@ function showClients() {
   const shown = clientsShown();
   $("client-find").hidden = federation.clients.length <= MANY;
   $("clients-shown").textContent = `${shown.length} of ${federation.clients.length} clients`;
-  $("clients").replaceChildren(...shown.map((client) => row([
+  replaceRows($("clients"), shown.map((client) => row([
     client.client, healthCell(client), bar(client.share, `share of ${client.client}`), labelChart(client),
     shiftCell(client),
   ])));
@@ -176,16 +209,17 @@ function showClients() {
 
 function healthCell(client) {
   const upstream = client.peer;
+  if (federation.lost) return element("td", "unknown");
   if (!upstream) return element("td", "not registered");
   const { available, circuit, milliseconds, reason } = upstream;
-  const text = available ? `well, ${milliseconds.toFixed(0)} ms` : circuit === "open" ? "circuit open" : "down";
+  const speed = milliseconds ? `, ${milliseconds.toFixed(0)} ms` : ""; // none before its first answer
+  const text = available ? "well" + speed : circuit === "open" ? "circuit open" : "down";
   return element("td", reason ? `${text} (${reason})` : text, { class: available ? "good" : "bad" });
 }
 
 async function showFederation() {
   const content = await (await call("v1/federation")).json();
-  const first = federation === null;
-  federation = content;
+  federation = { ...content, seen: new Date() };
   const audit = content.audit;
   $("artifact").textContent = content.artifact;
   $("features").textContent = content.features;
@@ -197,15 +231,33 @@ async function showFederation() {
   showDrift(content.drift);
   if (content.outcomes) await showOutcomes();
   showClients();
-  if (first) {
+  if (artifactShown !== content.artifact) {
+    if (artifactShown !== null) takesPictures = null; // another router may take other queries
     $("consult").max = content.clients.length;
     const withSamples = content.clients.filter((client) => client.samples > 0);
     $("samples").hidden = !withSamples.length;
     $("sample-client").replaceChildren(...withSamples.map((client) => element("option", client.client)));
+    for (const url of Object.values(sampleUrls).flat()) URL.revokeObjectURL(url);
+    sampleUrls = {};
     if (withSamples.length) await showSamples();
-    await Promise.all(clientsShown().filter((client) => client.samples > 0).map(loadSamples));
+    artifactShown = content.artifact; // last: after a failure it is tried again
+  }
+  await loadShownSamples();
+}
+
+// Why the figures are not there, or from when they are; null: all is well.
+function showTrouble(error) {
+  let text = error ? error.message : "";
+  refused = Boolean(error) && (error.status === 401 || error.status === 403);
+  if (refused) {
+    federation = artifactShown = null;
+    $("samples").hidden = true;
+  } else if (error && federation !== null) {
+    federation.lost = true;
+    text += ` The figures below are from ${federation.seen.toLocaleTimeString()}.`;
     showClients();
   }
+  if ($("trouble").textContent !== text) $("trouble").textContent = text; // read out once
 }
 
 async function showTraffic() {
@@ -231,11 +283,15 @@ async function refresh() {
   if (!$("pause").checked && !document.hidden) {
     try {
       await showInputForm();
-      await showFederation();
-      await showTraffic();
+      if (!refused) {
+        await showFederation();
+        await showTraffic();
+        showTrouble(null);
+      }
     } catch (error) {
-      $("totals").textContent = error.message;
+      showTrouble(error);
     }
+    for (const place of ["federation-figures", "traffic-section"]) $(place).hidden = federation === null;
   }
   setTimeout(refresh, 1000);
 }
@@ -243,7 +299,7 @@ async function refresh() {
 loadTerms("console/terms.json");
 $("ask").addEventListener("submit", ask);
 $("client-search").addEventListener("input", showClients);
-$("sample-client").addEventListener("change", showSamples);
+$("sample-client").addEventListener("change", () => showSamples().catch((error) => { $("error").textContent = error.message; }));
 $("file").addEventListener("change", () => {
   chosenSample = null;
   for (const other of $("sample-list").children) other.setAttribute("aria-pressed", "false");
@@ -253,6 +309,9 @@ $("key-form").addEventListener("submit", (event) => {
   key = $("key").value;
   sessionStorage.setItem("key", key);
   $("key-form").hidden = true;
+  refused = false;
   federation = null;
 });
+// A field of a closed fold would be refused without a word.
+$("ask").addEventListener("invalid", () => { $("options").open = true; }, true);
 refresh();

@@ -2,13 +2,14 @@
 // The form for one row of a table: a field for every raw column of the router's schema.
 
 let rowFields = null; // by column name: { input, unknown, problem }; null where the router has no schema
+let tableShown = null; // what the form was made of
 
 function fieldFor(column, place) {
   const id = `field-${place}`, title = column.title || column.name;
   const box = element("div", null, { class: "field" });
   const label = element("label", title, { for: id });
   if (column.unit) label.append(element("span", ` (${column.unit})`, { class: "unit" }));
-  const problem = element("p", "", { id: `${id}-problem`, class: "problem", role: "alert" });
+  const problem = element("p", "", { id: `${id}-problem`, class: "problem" });
   let input, unknown = null;
   if (column.kind === "category") {
     input = element("select", null, { id });
@@ -49,8 +50,12 @@ function fillRow(example) {
   showFieldProblems([]);
 }
 
+// What is filled in stays while the table does. ``about`` is null where the router has no schema.
 function showTableForm(about) {
-  rowFields = new Map();
+  if (JSON.stringify(about) === tableShown) return;
+  tableShown = JSON.stringify(about);
+  rowFields = about ? new Map() : null;
+  if (!about) return;
   $("fields").replaceChildren(...about.schema.columns.map(fieldFor));
   $("examples").replaceChildren(...about.examples.map((example, place) => {
     const button = element("button", `Example ${place + 1}`, { type: "button" });
