@@ -93,6 +93,23 @@ def test_a_message_that_would_carry_a_sum_below_a_floor_is_refused(kind: str, fl
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("batch_size", "local_steps", "too_few"), [(1, 1, True), (4, 4, True), (4, 5, False)])
+def test_a_round_whose_batches_have_fewer_samples_than_the_floor_is_refused(
+    batch_size: int, local_steps: int, too_few: bool, deployed: Make
+) -> None:
+    """The upload of one step on one sample is its gradient, from which the sample can be computed."""
+    training = {"method": "fedavg", "batch_size": batch_size, "local_steps": local_steps}
+    deployment = deployed(few=True, router=False, training=training)
+    deployment.change_site("oslo", floors={"per_sum": 20})
+    server = deployment.server()
+    shared = Training(server.settings, server.run_spec(), server.channel).initial_state().shared
+    header = {"kind": "train", "brief": server.run_spec().as_dict(), "round": 1, "after": 0}
+    reply = refusals(deployment, header, shared)
+    assert (not reply.tensors) == too_few
+    assert ("the batches of a round: fewer samples than the floor" in reply.header.get("error", "")) == too_few
+
+
+@pytest.mark.slow
 def test_a_run_waits_for_a_site_below_its_floor_with_the_reason(deployed: Make) -> None:
     """Before the first round: nothing of the site has left."""
     deployment = deployed(router=False)

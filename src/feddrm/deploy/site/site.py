@@ -127,6 +127,7 @@ class Site:
         number, after = int(request.header["round"]), int(request.header["after"])
         if number <= after:  # an earlier round may share what the later ones keep
             raise FeddrmError(f"round {number} is to follow round {after}: rounds go up, nothing is sent")
+        self.settings.floors.check_sum(run.samples_of_round(number), "the batches of a round")
         masking = self._masking(request, run)
         received = {leaf: value.to(run.device) for leaf, value in request.tensors.items()}
         private = run.private_slots(after)

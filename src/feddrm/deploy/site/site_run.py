@@ -40,6 +40,12 @@ class SiteRun:
         leaves = {leaf: value.detach() for leaf, value in self.net.named_parameters()}
         return first_state(self.method, leaves, 1).private[0]
 
+    def samples_of_round(self, number: int) -> int:
+        """How many samples the phase of a round with the fewest steps sees: an upload is a sum of their gradients."""
+        steps = [phase.steps for phase in self.method.phases(self.schedule.stage(number)) if phase.steps]
+        samples = len(self.client.train)
+        return min([samples, *(self.schedule.plan.batch_size * each for each in steps)])
+
     def train(self, received: Tensors, private: Slots, number: int) -> Update:
         """Train one round as the engine does."""
         with self._kernels():
