@@ -154,7 +154,7 @@ def test_crops_in_one_batch_have_the_features_and_answers_of_one_after_another(m
     sizes = [int(size) for size in cropped.sizes]
     assert batches == [2 * size for size in sizes] + [size for size in sizes for _ in range(2)]
     for number in range(3):
-        torch.testing.assert_close(one._columns(recipe, number), two._columns(recipe, number), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(one.columns(recipe, number), two.columns(recipe, number), rtol=1e-6, atol=1e-6)
         assert torch.equal(one._published[number], two._published[number])
 
 
