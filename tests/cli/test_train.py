@@ -348,7 +348,10 @@ def test_one_command_trains_several_seeds(capsys: pytest.CaptureFixture[str], tm
 
 
 def test_help_states_the_defaults_that_count(capsys: pytest.CaptureFixture[str]) -> None:
+    deployed = stated_defaults(call(capsys, "deploy", "init", "--help")[1])
     stated = stated_defaults(call(capsys, "train", "--help")[1])
+    assert deployed["seed"] == "2025"
+    assert {name: stated[name] for name in ("rounds", "local_steps", "batch_size", "lr")}.items() <= deployed.items()
     plans = [Plan(**RECIPES[DEFAULT][kind]) for kind in ("small samples", "photographs")]
     for name in ("rounds", "local_steps", "batch_size", "lr", "clip", "warmup", "participation", "dropout"):
         small, big = (getattr(plan, name) for plan in plans)

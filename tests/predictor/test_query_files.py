@@ -54,6 +54,17 @@ def test_an_image_with_other_channels_is_refused(picture: Path) -> None:
         read_queries(router(4, 4, 4), [picture])
 
 
+def test_shades_of_grey_may_be_saved_as_colours(picture: Path, tmp_path: Path) -> None:
+    """As most programs save them."""
+    grey = Image.fromarray(np.arange(16, dtype=np.uint8).reshape(4, 4))
+    for mode in ("L", "RGB", "RGBA"):
+        grey.convert(mode).save(tmp_path / f"{mode}.png")
+        samples, _ = read_queries(router(1, 4, 4), [tmp_path / f"{mode}.png"])
+        assert samples.flatten().tolist() == list(range(16)), mode
+    with refused("scan.png has colours, the router wants shades of grey: convert it"):
+        read_queries(router(1, 4, 4), [picture])
+
+
 def test_tables_come_in_the_order_of_the_columns_with_the_place_of_each_row(tmp_path: Path) -> None:
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text("dose,age\n1,50\n2,60\n")

@@ -11,7 +11,7 @@ from numpy.lib.npyio import NpzFile
 from torch import Tensor
 
 from feddrm.data import Federation
-from feddrm.data.sources.images import read_images
+from feddrm.data.sources.images import has_colours, read_images
 from feddrm.errors import FeddrmError
 from feddrm.io.tensors import BROKEN_NPZ
 from feddrm.router import Router
@@ -67,6 +67,10 @@ def check_pixels(samples: Tensor, mean: Sequence[float], where: str) -> None:
 def _read_picture(shape: Sequence[int], path: Path) -> Tensor:
     channels, height, width = shape
     pixels = read_images([path], (height, width), grey=channels == 1)
+    if channels == 1 and pixels.shape[1] == 3:
+        if has_colours(pixels.transpose(0, 2, 3, 1)):
+            raise FeddrmError(f"{path} has colours, the router wants shades of grey: convert it")
+        pixels = pixels[:, :1]
     if pixels.shape[1] != channels:
         raise FeddrmError(f"{path} has {pixels.shape[1]} channels, {channels} are wanted: convert it")
     return torch.from_numpy(pixels)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from browsing import By, browser, needs_browser, text, wait, webdriver
+from browsing import By, browser, needs_browser, text, wait, webdriver, window
 from console_page import ask_about, open_fold, page
 from feddrm.serve.auth import add_key
 from serving import Launch
@@ -177,3 +177,24 @@ def test_samples_that_failed_at_first_are_shown_later(browser: webdriver.Chrome,
     finally:
         browser.execute_cdp_cmd("Network.setBlockedURLs", {"urls": []})
     wait(browser, lambda: len(browser.find_elements(By.CSS_SELECTOR, "#sample-list button")) == 8)
+
+
+CHART = """
+const period = (from, accuracy) => ({ from, accuracy, calibration_error: null, abstention: 0 });
+$("outcomes").hidden = false;
+const svg = outcomeChart({ seconds: 600, periods: [period(0, 0.5), period(600, 0.6), period(5400, 0.7)] });
+$("outcome-chart").replaceChildren(svg);
+const right = Math.max(...[...svg.querySelectorAll("text")].map((text) => text.getBBox().x + text.getBBox().width));
+const left = [...svg.querySelectorAll("text")].slice(0, 3).map((text) => text.getBBox().width);
+return [[...svg.querySelectorAll("circle.line0")].map((dot) => Number(dot.getAttribute("cx"))), right, left,
+  svg.getBoundingClientRect().width, Number(svg.querySelector("line").getAttribute("x1"))];
+"""
+
+
+def test_outcomes_stand_at_their_times_and_fit_a_phone(page: webdriver.Chrome) -> None:
+    """A pause between two periods is as wide as it was long."""
+    with window(page, 360):
+        dots, right, labels, width, line = page.execute_script(CHART)
+    assert dots[2] - dots[1] == pytest.approx(8 * (dots[1] - dots[0]))
+    assert right <= width <= 360
+    assert max(labels) <= line, "labels end where lines begin"

@@ -156,6 +156,14 @@ def test_pictures_that_do_not_fit_and_unknown_content_types_are_errors() -> None
         decode_samples(b"", "text/html", {}, GREY, Options)
 
 
+def test_shades_of_grey_may_be_saved_as_colours() -> None:
+    out = io.BytesIO()
+    Image.new("RGB", (4, 4), (7, 7, 7)).save(out, "PNG")
+    _, grey, _ = decode_samples(png(4, 4), "image/png", {}, GREY, Options)
+    _, saved_as_rgb, _ = decode_samples(out.getvalue(), "image/png", {}, GREY, Options)
+    assert saved_as_rgb.tolist() == grey.tolist()
+
+
 def test_a_decompression_bomb_is_not_decoded() -> None:
     """A short body with ten thousand million pixels."""
     side = 100_000

@@ -1,6 +1,6 @@
 """Digits: scikit-learn's bundled handwritten digits, scanned by eight very different scanners.
 
-This is the default dataset: it needs no download and trains in seconds on a laptop. The scanners are
+It needs no download and trains in seconds on a laptop. The scanners are
 strong on purpose. With mild scanners a global model is nearly always right, and routing cannot improve
 on it. These scanners turn, fade and invert the page and add noise, so that a digit by itself is
 ambiguous (a six of one client looks like a nine of another), and its origin decides. Labels stay the
@@ -109,7 +109,7 @@ def originals() -> tuple[Images, NDArray[np.int64]]:
 
 @dataclass(frozen=True)
 class Digits(DividedDataset):
-    """1,797 handwritten digits 8x8, bundled: eight scanners, Dirichlet labels; the default"""
+    """1,797 handwritten digits 8x8, bundled: eight scanners, Dirichlet labels"""
 
     name: ClassVar[str] = "digits"
 

@@ -85,6 +85,11 @@ def _grey_or_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
+def has_colours(pixels: Pixels) -> bool:
+    """Whether the channels, the last axis, differ. Most programs save shades of grey as RGB, too."""
+    return bool((pixels[..., 1:] != pixels[..., :1]).any())
+
+
 def read_images(paths: Sequence[Path], size: tuple[int, int] | None = None, *, grey: bool = True) -> Pixels:
     """All images as one array [n, channels, height, width].
 

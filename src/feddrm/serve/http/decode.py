@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from feddrm.data.sources.images import decode_image
+from feddrm.data.sources.images import decode_image, has_colours
 from feddrm.errors import FeddrmError
 from feddrm.registry import listing, nearest
 from feddrm.serve.http.error_responses import ApiError
@@ -284,5 +284,7 @@ def _from_picture(content: bytes, spec: InputSpec) -> Array:
     if pixels.ndim == 2:
         pixels = pixels[:, :, None].repeat(channels, 2)
     elif channels == 1:
-        raise FeddrmError("the picture has colours, the router wants shades of grey: convert it")
+        if has_colours(pixels):
+            raise FeddrmError("the picture has colours, the router wants shades of grey: convert it")
+        pixels = pixels[:, :, :1]
     return pixels.transpose(2, 0, 1)[None]

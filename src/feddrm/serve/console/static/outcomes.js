@@ -1,7 +1,7 @@
 "use strict";
 // Outcomes over time, the challenger and drift. Uses the helpers of console.js.
 
-const CHART = { width: 480, height: 120, left: 40, bottom: 16 };
+const CHART = { width: 480, height: 120, left: 44, bottom: 16 };
 const LINES = [["accuracy", "Accuracy"], ["calibration_error", "Calibration error"], ["abstention", "Abstention"]];
 let outcomesShown = 0; // time of the latest request for outcomes
 
@@ -30,28 +30,35 @@ function showDrift(drift) {
   }
 }
 
-function outcomeChart(periods) {
-  const { width, height, left, bottom } = CHART;
+function outcomeChart({ periods, seconds }) {
+  const { height, left, bottom } = CHART;
+  const width = Math.min(CHART.width, $("outcome-chart").clientWidth || CHART.width); // a phone has less
   const label = LINES.map(([name, title]) => `${title}: ` + periods.map((period) =>
     period[name] === null ? "none" : percent(period[name])).join(", ")).join("; ");
-  const svg = svgElement("svg", { width: width + 160, height: height + bottom, role: "img", "aria-label": label });
-  const x = (place) => left + ((width - left) * (place + 0.5)) / periods.length;
+  const svg = svgElement("svg", { width, height: height + bottom, role: "img", "aria-label": label });
+  const begin = periods[0].from, end = periods[periods.length - 1].from + seconds;
+  const x = (period) => left + ((width - left) * (period.from + seconds / 2 - begin)) / (end - begin);
   const y = (value) => 8 + (1 - value) * (height - 16);
   for (const value of [0, 0.5, 1]) {
     svg.append(svgElement("line", { x1: left, x2: width, y1: y(value), y2: y(value), class: "grid" }),
-      svgElement("text", { x: 0, y: y(value) + 4 }, percent(value)));
+      svgElement("text", { x: 0, y: y(value) + 4 }, `${100 * value} %`));
   }
-  LINES.forEach(([name, title], line) => {
-    const known = periods.map((period, place) => [x(place), period[name]]).filter(([, value]) => value !== null);
+  LINES.forEach(([name], line) => {
+    const known = periods.map((period) => [x(period), period[name]]).filter(([, value]) => value !== null);
     const points = known.map(([place, value]) => `${place.toFixed(1)},${y(value).toFixed(1)}`).join(" ");
     svg.append(svgElement("polyline", { points, class: `line${line}` }));
     for (const [place, value] of known) svg.append(svgElement("circle", { cx: place, cy: y(value), r: 3, class: `line${line}` }));
-    svg.append(svgElement("text", { x: width + 8, y: 20 + 20 * line, class: `line${line}` }, title));
   });
-  const day = (period) => new Date(1000 * period.from).toLocaleString();
+  const day = (time) => new Date(1000 * time).toLocaleString([], { dateStyle: "short", timeStyle: "short" });
   svg.append(svgElement("text", { x: left, y: height + bottom - 2 },
-    `${day(periods[0])} to ${day(periods[periods.length - 1])}`));
+    `${day(begin)} to ${day(end)}`));
   return svg;
+}
+
+function outcomeLegend() {
+  const legend = element("p", null, { "aria-hidden": "true" }); // the chart's label says it all
+  LINES.forEach(([, title], line) => legend.append(element("span", `● ${title}`, { class: `line${line}` }), " "));
+  return legend;
 }
 
 async function showOutcomes() {
@@ -60,10 +67,10 @@ async function showOutcomes() {
   const table = await (await call("v1/outcomes")).json();
   $("outcomes").hidden = false;
   $("outcome-chart").replaceChildren(
-    table.periods.length ? outcomeChart(table.periods) : element("p", "No predictions yet."));
+    ...(table.periods.length ? [outcomeLegend(), outcomeChart(table)] : [element("p", "No predictions yet.")]));
   const share = (value) => element("td", value === null ? "" : percent(value), { class: "number" });
   const count = (value) => element("td", value, { class: "number" });
-  $("outcome-artifacts").replaceChildren(...table.artifacts.map((entry) => row([
+  replaceRows($("outcome-artifacts"), table.artifacts.map((entry) => row([
     entry.artifact, count(entry.predictions), count(entry.abstained), count(entry.outcomes), share(entry.accuracy),
     share(entry.calibration_error),
   ])));
