@@ -193,12 +193,14 @@ class Federation:
 
     def _row_blocks(self) -> Iterator[NDArray[np.float64]]:
         """The training rows in float64, many at a time: all of them would take more memory than the federation."""
-        waiting: list[Tensor] = []
-        for rows in (rows for client in self.clients for rows in torch.split(client.train.x, BLOCK)):
-            waiting.append(rows)
-            if sum(map(len, waiting)) >= BLOCK:
-                yield torch.cat(waiting).double().cpu().numpy()
-                waiting = []
+        waiting, count = list[Tensor](), 0
+        for client in self.clients:
+            for rows in torch.split(client.train.x, BLOCK):
+                waiting.append(rows)
+                count += len(rows)
+                if count >= BLOCK:
+                    yield torch.cat(waiting).double().cpu().numpy()
+                    waiting, count = [], 0
         if waiting:
             yield torch.cat(waiting).double().cpu().numpy()
 
