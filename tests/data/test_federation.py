@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import textwrap
+import tracemalloc
 from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
@@ -174,7 +175,7 @@ def test_columns_of_very_different_scales_are_warned_of() -> None:
     assert table(("age", 1), ("constant", 0)).scale_warning() is None
     warning = table(("age", 1), ("dose", 300), ("constant", 0)).scale_warning()
     assert warning is not None
-    for part in ("'dose' has a standard deviation of 256", "'age' a standard dev", "feddrm data schema", "schema.yaml"):
+    for part in ("'dose' has a standard deviation of 254", "'age' a standard dev", "feddrm data schema", "schema.yaml"):
         assert part in warning
     assert load("digits", clients=3, seed=3).scale_warning() is None
 
@@ -205,6 +206,22 @@ def test_values_that_the_router_would_flag_are_warned_of() -> None:
     assert "more than 8 standard deviations from the mean: 'dose' (4, such as 40). The router will give" in warning
     declared = TableSchema((NumberColumn("age"), NumberColumn("dose", minimum=-9, maximum=99)))
     assert replace(far, schema=declared).warnings() == []
+
+
+def test_warnings_need_little_memory_beside_the_federation(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    data = {f"c{i}": (rng.normal(3, 2, (500 + i, 40)).astype(np.float32), np.arange(500 + i) % 2) for i in range(20)}
+    data["c7"][0][3, 5] = 900.0
+    fed = Federation.from_arrays(data, test=data)
+    whole = fed.warnings()
+    monkeypatch.setattr("feddrm.data.federation.BLOCK", 300, raising=False)
+    fed = replace(fed)
+    tracemalloc.start()
+    assert fed.warnings() == whole
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < sum(client.train.x.nbytes for client in fed.clients)
+    assert "'x5' (1, such as 900)" in whole[0]
 
 
 def test_a_schema_must_be_that_of_the_columns() -> None:

@@ -21,7 +21,7 @@ def test_a_correction_replaces_the_class_frequencies():
     own = Moments.of(x, (torch.arange(40) < 10).long(), 0, 1, 3)  # 30 of class 0, 10 of class 1, none of class 2
     nothing = Moments.of(x[:0], torch.zeros(0, dtype=torch.int64), 0, 1, 3)
     pooled = torch.tensor([100.0, 100.0, 200.0], dtype=torch.float64)
-    correction = FedLDA().correction([(own, nothing)], [], torch.zeros(3, 3, dtype=torch.float64), pooled)
+    ((correction, _),) = FedLDA().corrections([(own, nothing)], [], torch.zeros(3, 3, dtype=torch.float64), pooled, 1.0)
     assert not bool(correction[:, :-1].any())
     prior = torch.tensor([0.25, 0.25, 0.5])
     changed = (correction[:, -1].exp() * prior).tolist()

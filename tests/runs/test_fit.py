@@ -293,6 +293,18 @@ def test_oddities_are_logged_in_one_line_each(tmp_path: Path, caplog):
     ]
 
 
+def test_values_that_the_router_would_not_answer_are_warned_of(tmp_path: Path, caplog):
+    fed = embeddings()
+    first, *others = fed.clients
+    x = first.train.x.clone()
+    x[0, 2] = 1e3
+    clients = (replace(first, train=Split(x, first.train.y)), *others)
+    feddrm.fit(replace(fed, clients=clients), out=tmp_path / "run")
+    (record,) = caplog.records
+    assert "more than 8 standard deviations" in record.message
+    assert "The router will give no answer to such queries" in record.message
+
+
 def test_frozen_models_cannot_be_trained(tmp_path: Path):
     with pytest.raises(SettingError, match="'identity' is frozen and cannot be trained: use 'feddrm fit'"):
         feddrm.train(embeddings(), "fedavg", out=tmp_path / "run", model="identity", rounds=1)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from feddrm.data.client import Client, Split
@@ -32,6 +34,7 @@ from feddrm.tasks import CLASSIFICATION, Task
 from feddrm.typed_settings import typed_arguments
 
 SCALE_RATIO = 100.0  # of the largest mean or standard deviation of a column to the smallest deviation: else a warning
+BLOCK = 8192  # rows of a table that are looked at at once
 DEPLOYED = "deployed"  # the name of a federation whose samples stay at the sites
 
 
@@ -164,12 +167,11 @@ class Federation:
         """A warning for training rows that the router would abstain from, were they queries; else None."""
         if len(self.shape) != 1:
             return None
-        x = torch.cat([client.train.x for client in self.clients]).double().cpu().numpy()
         columns = self.columns or tuple(f"x{i}" for i in range(self.shape[0]))
         schema = self.schema or TableSchema(tuple(map(NumberColumn, columns)))
-        deviations = x.std(0)
-        usual = list(map(Usual, x.mean(0).tolist(), np.where(deviations > 0, deviations, 1.0).tolist()))
-        far = schema.problems(x, usual)
+        means, deviations = self._column_moments
+        usual = list(map(Usual, means.tolist(), np.where(deviations > 0, deviations, 1.0).tolist()))
+        far = [problem for rows in self._row_blocks() for problem in schema.problems(rows, usual)]
         if not far:
             return None
         counts = Counter(problem.column for problem in far)
@@ -181,12 +183,32 @@ class Federation:
             f"minimum and maximum in a schema ('feddrm data schema FILE.csv' writes a first one)"
         )
 
+    @cached_property
+    def _column_moments(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean and standard deviation of every column of the training rows."""
+        count = int(self.sizes.sum())
+        mean = np.sum([rows.sum(0) for rows in self._row_blocks()], axis=0) / count
+        squares = np.sum([np.square(rows - mean).sum(0) for rows in self._row_blocks()], axis=0)
+        return mean, np.sqrt(squares / count)
+
+    def _row_blocks(self) -> Iterator[NDArray[np.float64]]:
+        """The training rows in float64, many at a time: all of them would take more memory than the federation."""
+        waiting, count = list[Tensor](), 0
+        for client in self.clients:
+            for rows in torch.split(client.train.x, BLOCK):
+                waiting.append(rows)
+                count += len(rows)
+                if count >= BLOCK:
+                    yield torch.cat(waiting).double().cpu().numpy()
+                    waiting, count = [], 0
+        if waiting:
+            yield torch.cat(waiting).double().cpu().numpy()
+
     def scale_warning(self) -> str | None:
         """A warning for rows without a schema whose columns differ in scale by orders of magnitude; else None."""
         if len(self.shape) != 1 or self.schema is not None:
             return None
-        x = torch.cat([client.train.x for client in self.clients]).double()
-        means, deviations = x.mean(0).abs().tolist(), x.std(0).tolist()
+        means, deviations = (np.abs(values).tolist() for values in self._column_moments)
         sizes = [(max(pair), i) for i, pair in enumerate(zip(means, deviations, strict=True))]
         spread = [(value, i) for i, value in enumerate(deviations) if value > 0]
         if not spread or max(sizes)[0] <= SCALE_RATIO * min(spread)[0]:

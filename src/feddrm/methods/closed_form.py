@@ -53,10 +53,14 @@ class ClosedFormMethod(Method, ABC):
         return ESTIMATORS[self.router if target == "client" else self.estimator](moments, target, ridge)
 
     @abstractmethod
-    def correction(self, folds: Sequence[Fold], heads: Sequence[Tensor], head: Tensor, pooled: Tensor) -> Tensor:
-        """A client's private change of the class head, from its own moments.
+    def corrections(
+        self, folds: Sequence[Fold], heads: Sequence[Tensor], head: Tensor, pooled: Tensor, temperature: float
+    ) -> Sequence[Sequence[Tensor]]:
+        """Private changes of the class head that a client may make, from its own moments.
 
-        ``folds`` are its moments, fitted and held out. ``heads`` are the class heads without each fold, ``head`` is the
-        one that is kept, ``pooled`` are the counts of all clients' classes. The features of a client with few
-        samples are given in axes of their span: a change must lie in the span and not depend on the axes.
+        Each is a change of ``head``, then those of ``heads``, which are the class heads without each fold. ``folds``
+        are the client's moments, fitted and held out, ``pooled`` are the counts of all clients' classes. Heads are
+        divided by ``temperature``. The change with the least log-loss on the client's held-out samples is kept. The
+        features of a client with few samples are given in axes of their span: a change must lie in the span and not
+        depend on the axes.
         """

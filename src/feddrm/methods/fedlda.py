@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from feddrm.methods.closed_form import ClosedFormMethod
-from feddrm.moments import Fold, prior_correction
+from feddrm.moments import Fold, prior_corrections
 
 
 @dataclass(frozen=True)
@@ -24,8 +23,7 @@ class FedLDA(ClosedFormMethod):
     name: ClassVar[str] = "fedlda"
     estimator: ClassVar[str] = "lda"
 
-    def correction(self, folds: Sequence[Fold], heads: Sequence[Tensor], head: Tensor, pooled: Tensor) -> Tensor:
-        own = (folds[0][0] + folds[0][1]).by("class")[0]
-        correction = torch.zeros_like(head)
-        correction[:, -1] = prior_correction(own, pooled)
-        return correction
+    def corrections(
+        self, folds: Sequence[Fold], heads: Sequence[Tensor], head: Tensor, pooled: Tensor, temperature: float
+    ) -> Sequence[Sequence[Tensor]]:
+        return (prior_corrections(folds, head, pooled),)

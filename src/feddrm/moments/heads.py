@@ -62,31 +62,40 @@ def ridge_correction(moments: Moments, head: Tensor, ridge: float) -> Tensor:
     return _with_bias(change, counts / moments.count - bias - (weight + change) @ moments.mean)
 
 
-def own_correction(folds: Sequence[Fold], heads: Sequence[Tensor], head: Tensor) -> Tensor:
+def own_corrections(folds: Sequence[Fold], heads: Sequence[Tensor], head: Tensor) -> list[Tensor]:
     """A client's :func:`ridge_correction` of ``head`` with the ridge that is best on its own held-out samples.
 
-    It is zero if no ridge beats the head itself. ``folds`` are the client's own moments, fitted and held out; ``heads``
-    were fitted without each fold. The client needs nothing of the others.
+    After it those of ``heads``, which were fitted without each fold. They are zero if no ridge beats the head itself.
+    ``folds`` are the client's own moments, fitted and held out. The client needs nothing of the others.
     """
+    none = [torch.zeros_like(head)] * (1 + len(folds))
     if any(fitted.count < 1 for fitted, _ in folds):
-        return torch.zeros_like(head)
-    path = [(math.inf, sum(squared_loss(h, held, "class") for h, (_, held) in zip(heads, folds, strict=True)))]
-    for ridge in SQUARED_RIDGES:
-        changed = [h + ridge_correction(fitted, h, ridge) for h, (fitted, _) in zip(heads, folds, strict=True)]
+        return none
+    path, changes = [], {math.inf: none[1:]}
+    for ridge in (math.inf, *SQUARED_RIDGES):
+        if ridge < math.inf:
+            changes[ridge] = [ridge_correction(fitted, h, ridge) for h, (fitted, _) in zip(heads, folds, strict=True)]
+        changed = [h + change for h, change in zip(heads, changes[ridge], strict=True)]
         path.append((ridge, sum(squared_loss(h, held, "class") for h, (_, held) in zip(changed, folds, strict=True))))
-        if path[-1][1] > path[-2][1] and len(path) > 2:
+        if len(path) > 2 and path[-1][1] > path[-2][1]:
             break
     chosen = _best(path).ridge
-    return torch.zeros_like(head) if chosen == math.inf else ridge_correction(add(*folds[0]), head, chosen)
+    return none if chosen == math.inf else [ridge_correction(add(*folds[0]), head, chosen), *changes[chosen]]
 
 
-def prior_correction(own: Tensor, pooled: Tensor) -> Tensor:
-    """A client's change of the biases of a discriminant: its class frequencies in place of all clients'.
+def prior_corrections(folds: Sequence[Fold], head: Tensor, pooled: Tensor) -> list[Tensor]:
+    """A client's change of a head's biases: its class frequencies in place of all clients'. Then without each fold.
 
-    ``own`` and ``pooled`` are counts [classes]. One pooled sample is added, so that no class is impossible.
+    ``pooled`` are the counts [classes] of all clients. One pooled sample is added, so that no class is impossible.
     """
     prior = pooled.clamp(min=ABSENT) / pooled.clamp(min=ABSENT).sum()
-    return ((own + prior) / (own.sum() + 1) / prior).log()
+    changes = []
+    for moments in (add(*folds[0]), *(fitted for fitted, _ in folds)):
+        own = moments.by("class")[0]
+        change = torch.zeros_like(head)
+        change[:, -1] = ((own + prior) / (own.sum() + 1) / prior).log()
+        changes.append(change)
+    return changes
 
 
 def squared_loss(head: Tensor, moments: Moments, target: MomentTarget) -> float:

@@ -95,7 +95,9 @@ def _fit(session: TrainingSession) -> ClosedFormFit:
     net = session.net.requires_grad_(False)
     trunk = Trunk(net, {leaf: value.detach() for leaf, value in net.named_parameters() if is_trunk(leaf)})
     cohort = LocalCohort(federation, RouterSettings(seed=config.plan.seed))
-    result = fit_closed_form(cohort, trunk, config.method)
+    result = fit_closed_form(cohort, trunk, config.method)  # refuses values that are not finite
+    if (far := federation.far_warning()) is not None:
+        log.warning("%s", far)
     for line in result.warnings:
         log.warning("%s: %s", federation.name, line)
     return result

@@ -12,7 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feddrm.data import Federation
-from feddrm.data.sources.labelled_samples import Division, LabelledSamples, assemble, spelling_variants
+from feddrm.data.sources.labelled_samples import (
+    Division,
+    LabelledSamples,
+    assemble,
+    check_same_clients,
+    spelling_variants,
+)
 from feddrm.errors import FeddrmError
 from refusal import refused
 
@@ -206,3 +212,10 @@ def test_test_samples_must_fit_the_training_samples() -> None:
         from_arrays(two(), test={"oslo": pair(), "limo": pair()})
     with refused("client 'lima' has no test data", "leave test out"):
         from_arrays(two(quito=pair()), test={"oslo": pair(), "quito": pair()})
+
+
+def test_an_error_about_one_of_many_clients_is_short() -> None:
+    names = [f"site{i}" for i in range(1000)]
+    with pytest.raises(FeddrmError, match=r"'lima', which has no training data.*1,000 in all") as error:
+        check_same_clients("own", names, [*names, "lima"])
+    assert len(str(error.value)) < 300

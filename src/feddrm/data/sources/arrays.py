@@ -214,7 +214,7 @@ def _rows(where: str, x: NDArray[Any]) -> NDArray[np.float32]:
             if isinstance(value, int) and abs(value) > MAX_FLOAT32:  # NumPy cannot convert it
                 raise FeddrmError(f"{where}[{i}, {j}] is {quoted(value)}, {NOT_FINITE}")
     with np.errstate(over="ignore"):
-        rows = x.astype(np.float32)
+        rows = x.astype(np.float32, copy=False)  # samples are copied when they are divided
     if not (finite := np.isfinite(rows)).all():
         i, j = np.argwhere(~finite)[0]
         raise FeddrmError(f"{where}[{i}, {j}] is {x[i, j]}, {NOT_FINITE}")

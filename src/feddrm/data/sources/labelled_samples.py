@@ -85,12 +85,12 @@ class FederationParts:
 
 def check_same_clients(where: str, train: Iterable[str], test: Iterable[str]) -> None:
     """Check that test samples are given for every client of the training samples and for no other."""
-    known, given = list(train), list(test)
+    known, given = dict.fromkeys(train), dict.fromkeys(test)
     for client in given:
         if client not in known:
             raise FeddrmError(
                 f"{where}: test data for client '{client}', which has no training data{nearest(client, known)}: "
-                f"name it as in the training data ({', '.join(known)})"
+                f"name it as in the training data ({short_list(known)})"
             )
     for client in known:
         if client not in given:

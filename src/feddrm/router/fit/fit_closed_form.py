@@ -211,10 +211,16 @@ class ClosedForm:
             x = scaler(self.cohort.columns(probe.block.recipe, number).double())
             # A change lies in the span of the client's samples. In axes of few samples it takes far less time.
             axes = torch.linalg.qr(x.T).Q if len(x) < x.shape[1] else None
-            parts = self.cohort.moments(number, x if axes is None else x @ axes)
+            x = x if axes is None else x @ axes
+            parts = self.cohort.moments(number, x)
             own = BlockChooser(parts, self.holdout.used, {"all": parts[0].width}, None).folds
-            heads = [_turned(head, axes) for head in (probe.closed, *probe.closed_folds)]
-            change = self.method.correction(own, heads[1:], heads[0], counts)
+            head, *folds = (_turned(head, axes) for head in (probe.closed, *probe.closed_folds))
+            possible = self.method.corrections(own, folds, head, counts, probe.temperature)
+            losses = []
+            for _, *changes in possible:
+                changed = [(fold + change) / probe.temperature for fold, change in zip(folds, changes, strict=True)]
+                losses.append(self.cohort.own_loss(number, x, changed))
+            change = possible[losses.index(min(losses))][0]
             corrections[name] = _turned(change, None if axes is None else axes.T) / probe.temperature
         return corrections
 

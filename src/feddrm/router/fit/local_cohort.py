@@ -169,6 +169,12 @@ class LocalCohort:
         y, masks = self._labels[number], self._holdout.masks(self._parts[number])
         return [Moments.of(x[mask], y[mask], 0, 1, len(self.facts.classes)) for mask in masks]
 
+    def own_loss(self, number: int, x: Tensor, folds: Sequence[Tensor]) -> float:
+        """The log-loss of one client's classes: that of every sample of ``x`` by the fit that did not see it."""
+        y, part = self._labels[number], self._parts[number]
+        samples = [Sample(x[part == fold], y[part == fold]) for fold in range(len(folds))]
+        return sum(float(client_scores(*each)["loss"]) for each in zip(samples, folds, strict=True))
+
     @cached_property
     def _moments(self) -> MemberMoments:
         """Every client's moments as its site would send them: without its classes."""
