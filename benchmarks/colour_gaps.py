@@ -21,7 +21,7 @@ from feddrm.data import generator_for, load
 from feddrm.evaluation import client_accuracy, pooled_queries
 from feddrm.router import Recipe
 from feddrm.router.features.base import extract
-from feddrm.router.fit.local_cohort import facts_of
+from feddrm.router.fit.cohort import Facts
 from feddrm.router.solver.client_statistics import Sample, logits_at
 from feddrm.router.solver.problem import Problem
 from feddrm.router.solver.solve import moments_of, scaler_of, solve
@@ -45,7 +45,7 @@ def main() -> None:
     arguments = parser.parse_args()
     federation = load("cifar10")
     assert federation.crop is not None
-    scale = facts_of(federation).scale
+    scale = Facts.of(federation).scale
     recipe = Recipe.parse("colour", *scale)
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in scale)
     seen = []

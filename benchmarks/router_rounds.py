@@ -28,8 +28,8 @@ from feddrm.models import Model, Net
 from feddrm.router import Recipe
 from feddrm.router.features.base import extract
 from feddrm.router.features.design_matrix import DesignMatrix
-from feddrm.router.fit.cohort import Trunk
-from feddrm.router.fit.local_cohort import LocalCohort, facts_of
+from feddrm.router.fit.cohort import Facts, Trunk
+from feddrm.router.fit.local_cohort import LocalCohort
 from feddrm.router.fit.ridge_path import Chosen
 from feddrm.router.fit.selection import Softmax, choose_recipe
 from feddrm.router.settings import Holdout, RouterSettings
@@ -82,7 +82,7 @@ def main() -> None:
     federation = load("cifar10").to(arguments.device)
     assert federation.crop is not None
     net, leaves = trained(arguments.run, federation, arguments.device) if arguments.run else (None, {})
-    recipe = Recipe.parse("multiscale+colour" if arguments.run else "colour", *facts_of(federation).scale)
+    recipe = Recipe.parse("multiscale+colour" if arguments.run else "colour", *Facts.of(federation).scale)
     settings = RouterSettings(crops=1)
     cohort, holdout = LocalCohort(federation, settings), Holdout.suggested(int(federation.sizes.sum()))
     cohort.measure(recipe, Trunk(net, leaves), holdout)

@@ -44,6 +44,7 @@ def figures_of(words: str, key: str, folder: Path) -> dict[str, Any]:
         ("deploy_privacy --rounds 1 --seeds 1", "rows"),
         ("secure_aggregation --repeats 1", "nets"),
         ("digits_gap --rounds 1", "gap_points"),
+        ("divided_subjects --seeds 1", "divided by patients"),
         ("drift --streams 2 --queries 400 --rounds 2", "auto"),
         ("drm_analysis --scale 0.05 --repeat 1", "cpu_seconds"),
         ("drm_simulations bootstrap --repetitions 2 --workers 1", "bootstrap"),

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feddrm.data.datasets.cifar import HUNDRED, TEN, read_pool
-from feddrm.data.partition import partition
+from feddrm.data.partition import partition, split, split_rows
 from feddrm.errors import FeddrmError
 from refusal import refused
 
@@ -159,3 +159,31 @@ def test_more_clients_than_a_dirichlet_division_allows_can_divide_otherwise(kind
         partition(labels, clients=200, kind="dirichlet", alpha=0.3, shards=2, seed=0)
     parts = partition(labels, clients=200, kind=kind, alpha=0.3, shards=2, seed=0)
     assert min(min(len(train), len(test)) for train, test in parts) >= 2
+
+
+@given(
+    subject=st.lists(st.integers(0, 12), min_size=2, max_size=60),
+    train=st.sampled_from([0.5, 0.7, 0.9]),
+    seed=st.integers(0, 9),
+)
+def test_all_rows_of_a_subject_are_on_one_side(subject: list[int], train: float, seed: int) -> None:
+    own = np.array(subject)
+    first, rest = split_rows(len(own), np.random.RandomState(seed), train, own)
+    assert sorted([*first.tolist(), *rest.tolist()]) == list(range(len(own)))
+    assert not set(own[first]) & set(own[rest])
+    assert len(first)
+    assert len(rest) or len(set(subject)) == 1
+
+
+def test_whole_subjects_come_as_close_to_the_fraction_as_they_can() -> None:
+    own = np.repeat([3, 1, 7, 5], [6, 2, 1, 1])  # ten rows
+    sizes = {seed: len(split_rows(10, np.random.RandomState(seed), 0.7, own)[0]) for seed in range(40)}
+    for seed, size in sizes.items():
+        held = np.array([2, 6, 1, 1])[np.random.RandomState(seed).permutation(4)].cumsum()[:3]  # by number 1, 3, 5, 7
+        assert abs(size - 7) == np.abs(held - 7).min(), seed
+    assert 7 in sizes.values()
+
+
+def test_rows_without_subjects_are_split_as_ever() -> None:
+    ours, theirs = split_rows(20, np.random.RandomState(3), 0.7), split([np.arange(20)], np.random.RandomState(3))[0]
+    assert [part.tolist() for part in ours] == [part.tolist() for part in theirs]

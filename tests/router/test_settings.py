@@ -36,6 +36,18 @@ def test_a_fold_leaves_nothing_to_fit_where_every_client_has_one_sample(sizes: l
     assert holdout.leaves_samples(sizes) == (min(left) > 0)
 
 
+@given(subject=st.lists(st.integers(0, 9), min_size=1, max_size=40), seed=st.integers(0, 5))
+def test_samples_of_a_subject_share_a_part(subject: list[int], seed: int) -> None:
+    part = Holdout(3, 3).draw(1, len(subject), seed, 2, torch.tensor(subject))
+    of = {(one, int(fold)) for one, fold in zip(subject * 2, part, strict=True)}
+    subjects = len(set(subject))
+    if subjects > 1:
+        assert len(of) == subjects
+        assert len({fold for _, fold in of}) == min(3, subjects), "every part has one"
+    else:  # held out, the only subject would leave nothing
+        assert torch.equal(part, Holdout(3, 3).draw(1, len(subject), seed, 2))
+
+
 def test_large_federations_hold_out_one_part() -> None:
     assert Holdout.suggested(500) == Holdout(5, 5)
     assert Holdout.suggested(42_000) == Holdout(16, 1)

@@ -35,6 +35,21 @@ def test_training_samples_are_divided_and_test_samples_are_gone(federation):
     assert hold_out(federation, 0.25, seed=1).digest() == held.digest() != hold_out(federation, 0.25, seed=2).digest()
 
 
+def test_subjects_are_held_out_whole():
+    patients = torch.arange(20) // 4
+    arrays = {
+        name: (torch.arange(40.0).view(20, 2) + start, [0, 1] * 10, patients) for name, start in (("a", 0), ("b", 9))
+    }
+    whole = Federation.from_arrays(arrays, test_fraction=0.2)
+    for client in hold_out(whole, 0.3, seed=1).clients:
+        assert not set(client.train.subject.tolist()) & set(client.test.subject.tolist())
+        assert (client.train.subjects, client.test.subjects) == (3, 1)
+    first = whole.clients[0]
+    one = replace(first, train=first.train.at((first.train.subject == first.train.subject[0]).numpy().nonzero()[0]))
+    with refused("client 'a' has 4 training samples of 1 subjects", "change held_out"):
+        hold_out(replace(whole, clients=(one, *whole.clients[1:])), 0.3, seed=1)
+
+
 def test_too_few_samples_are_refused(federation):
     first = federation.clients[0]
     short = replace(first, train=Split(first.train.x[:1], first.train.y[:1]))

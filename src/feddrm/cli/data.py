@@ -79,12 +79,15 @@ def info(
         return
     listed, left_out = chosen_clients(facts["clients"], find, sort)
     few_classes = len(facts["classes"]) <= MAX_CLASS_COLUMNS
-    header = ["client", "train", "test", *(facts["classes"] if few_classes else ["classes held"]), "shift"]
+    subjects = [key for key in ("train_subjects", "test_subjects") if any(key in client for client in listed)]
+    header = ["client", "train", "test", *(key.replace("_", " ") for key in subjects)]
+    header += [*(facts["classes"] if few_classes else ["classes held"]), "shift"]
     rows = [
         [
             client["name"],
             client["train"],
             client["test"],
+            *(client.get(key, "") for key in subjects),
             *(client["class_counts"] if few_classes else [sum(c > 0 for c in client["class_counts"])]),
             client["shift"],
         ]

@@ -128,10 +128,11 @@ class Federation:
         return replace(self, clients=tuple(c.to(device) for c in self.clients))
 
     def digest(self) -> str:
-        """A checksum of what training uses: client, class and column names and every sample, in order."""
+        """A checksum of what training uses: client, class and column names, every sample and its subject, in order."""
         checksum = hashlib.sha256(json.dumps([self.names, self.classes, self.columns]).encode())
         for client in self.clients:
-            for tensor in (client.train.x, client.train.y, client.test.x, client.test.y):
+            own = (client.train.x, client.train.y, client.test.x, client.test.y, client.train.subject)
+            for tensor in (tensor for tensor in own if tensor is not None):
                 checksum.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
                 checksum.update(tensor.cpu().contiguous().numpy().data)
         return checksum.hexdigest()
@@ -149,6 +150,7 @@ class Federation:
                     "name": client.name,
                     "train": len(client.train),
                     "test": len(client.test),
+                    **_subject_counts(client),
                     "shift": client.shift,
                     "class_counts": counts,
                 }
@@ -235,7 +237,9 @@ class Federation:
         A client is ``(X, y)``: arrays, tensors, lists, or a data frame as X. Rows [n, d] become float32; they reach the
         network as they are, so bring columns to a similar scale. Images are [n, height, width] (grey),
         [n, height, width, channels] or [n, channels, height, width] with 1 or 3 channels, as integers 0..255 or floats
-        0..1. All clients have samples of one shape. y [n] has whole numbers 0, 1, ... or names of classes.
+        0..1. All clients have samples of one shape. y [n] has whole numbers 0, 1, ... or names of classes. Where
+        several samples are of one patient, give ``(X, y, subjects)``: whom each sample is of, as numbers or text. A
+        client's samples of one subject are not divided between training and test, nor among the folds of a fit.
 
         Options:
 
@@ -263,7 +267,7 @@ class Federation:
     def from_folders(cls, root: str | Path, **options: Any) -> Federation:
         """Make a federation from images: a folder per client, and in it a folder per class.
 
-        Options (size, test_fraction, seed, name):
+        Options (size, subject, test_fraction, seed, name):
         see :class:`feddrm.data.sources.image_folders.ImageFolderSource`.
         """
         return cls(**vars(ImageFolderSource(root, **options).load()))
@@ -274,7 +278,7 @@ class Federation:
         """Make a federation from tables (CSV, Parquet): one file per client, or one file with a client column.
 
         A pandas data frame may stand for a file. Options (label, or time and event; client, test, drop, schema,
-        categories, test_fraction, seed, name):
+        categories, subject, test_fraction, seed, name):
         see :class:`feddrm.data.sources.csv_tables.CsvSource`.
         """
         return cls(**vars(CsvSource(paths, **options).load()))
@@ -292,7 +296,7 @@ class Federation:
     def from_dataset(cls, data: Any, *, inputs: str | Sequence[str], label: str, **options: Any) -> Federation:
         """Make a federation from a Hugging Face dataset with a client column, one per client, or a Flower partitioner.
 
-        Options (client, test, test_fraction, seed, name, classes):
+        Options (client, subject, test, test_fraction, seed, name, classes):
         see :func:`feddrm.data.sources.dataset_objects.load_dataset_object`.
         """
         return cls(**vars(load_dataset_object(data, inputs=inputs, label=label, **options)))
@@ -302,6 +306,13 @@ class Federation:
     def from_flamby(cls, dataset: Callable[..., Any], centers: int, **options: Any) -> Federation:
         """Make a federation from a FLamby dataset class: every centre is a client, train and test are FLamby's."""
         return cls(**vars(load_flamby(dataset, centers, **options)))
+
+
+def _subject_counts(client: Client) -> dict[str, int]:
+    """Of how many subjects a client's samples are, where that is known."""
+    if client.train.subject is None:
+        return {}
+    return {"train_subjects": client.train.subjects, "test_subjects": client.test.subjects}
 
 
 def _check_split(where: str, split: Split, shape: torch.Size, dtype: torch.dtype) -> None:

@@ -53,6 +53,24 @@ def split(
     return out
 
 
+def split_rows(
+    size: int, rng: np.random.RandomState, train: float, subject: Indices | None = None
+) -> tuple[Indices, Indices]:
+    """Rows of one client for training and the others, shuffled. All rows of one ``subject`` are on the same side.
+
+    Whole subjects are drawn until their rows are as close to ``train`` as they come. A single subject is for training.
+    """
+    if subject is None:
+        return split([np.arange(size)], rng, train)[0]
+    names, own = np.unique(subject, return_inverse=True)
+    drawn = rng.permutation(len(names))
+    held = np.bincount(own)[drawn].cumsum()
+    most = max(1, len(names) - 1)
+    first = np.isin(own, drawn[: 1 + np.abs(held[:most] - train * size).argmin()])
+    rows = rng.permutation(size)
+    return rows[first[rows]], rows[~first[rows]]
+
+
 def _dirichlet(labels: NDArray[np.integer], clients: int, alpha: float, rng: np.random.RandomState) -> list[Indices]:
     """Divide every class by a Dirichlet draw over the clients that do not yet hold their share."""
     classes = int(labels.max()) + 1

@@ -46,11 +46,19 @@ class Holdout:
         """Whether every fold leaves samples to fit: the first one holds out the only sample of a client with one."""
         return any(self.remaining(size, 0) for size in sizes)
 
-    def draw(self, client: int, size: int, seed: int, copies: int = 1) -> torch.Tensor:
-        """The part of every sample of one client. The ``copies`` (crops) of a sample share its part."""
+    def draw(
+        self, client: int, size: int, seed: int, copies: int = 1, subject: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The part of every sample of one client. The ``copies`` (crops) of a sample share its part.
+
+        So do the samples of one ``subject``, where the client has several; the parts then differ in size.
+        """
         self.check()
-        order = torch.randperm(size, generator=generator_for(seed, FOLD, client))
-        return (order % self.parts).repeat(copies)
+        own = torch.arange(size) if subject is None else torch.unique(subject, return_inverse=True)[1]
+        if (units := int(own.max()) + 1) == 1:  # held out, it would leave nothing
+            own, units = torch.arange(size), size
+        order = torch.randperm(units, generator=generator_for(seed, FOLD, client))
+        return (order % self.parts)[own].repeat(copies)
 
     def masks(self, part: torch.Tensor) -> list[torch.Tensor]:
         """Which samples each fold holds out, then which none does, if there are any; ``part`` is from :meth:`draw`."""

@@ -20,7 +20,7 @@ from feddrm.router import FittedRouter, Recipe, Router, RouterSettings
 from feddrm.router.answer_calibration import AnswerCalibration
 from feddrm.router.artifact import FIT, HEADS, read_manifest
 from feddrm.router.evaluate import answers_left_out
-from feddrm.router.fit.local_cohort import facts_of
+from feddrm.router.fit.cohort import Facts
 from feddrm.router.private_head import ClientParts
 from feddrm.router.solver.problem import Scaler
 from feddrm.runs.client_predictions import (
@@ -57,7 +57,7 @@ def evaluate_run(
     config, state, net = _after_last_round(folder, saved, federation, device)
     federation = federation.to(config.device)
     test = pooled_test_set(config, federation, state.round)
-    line = answers_left_out(facts_of(federation), test, RouterSettings())
+    line = answers_left_out(Facts.of(federation), test, RouterSettings())
     with training_kernels(config, net):
         predictions = all_predictions(config, net, state, test) if line is None else None
         outcomes = predictions or all_outcomes(config, net, state, test, federation.weights)
@@ -88,7 +88,7 @@ def checkpoint_predictor(
     config, state, net = _after_last_round(folder, saved, federation, "cpu")
     (leaves,) = client_models(config.method, state, [number])
     used = {leaf: leaves[leaf] for leaf, _ in net.named_parameters()}
-    facts, view = facts_of(federation), federation.clients[number].view
+    facts, view = Facts.of(federation), federation.clients[number].view
     # A router without features cannot tell clients apart. It knows the form of samples, and this client's scale.
     nothing = torch.zeros(0)
     router = Router(
@@ -135,4 +135,4 @@ def _fitted_router(folder: RunFolder, federation: Federation, device: str, now: 
             if head is None:
                 raise FeddrmError(f"{folder.path} has no refitted head of client '{name}' (head.safetensors): {again}")
             private[name] = head.correction
-    return FittedRouter.load(folder.router, facts_of(federation), private, device)
+    return FittedRouter.load(folder.router, Facts.of(federation), private, device)

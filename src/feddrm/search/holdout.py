@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from feddrm.data import Client, Federation
-from feddrm.data.client import Split
-from feddrm.data.partition import split
+from feddrm.data.partition import split_rows
 from feddrm.errors import FeddrmError, SettingError
 
 
@@ -16,19 +15,19 @@ def hold_out(federation: Federation, fraction: float, seed: int) -> Federation:
     """The federation with a part of every client's training samples in the place of its test samples."""
     if not 0 < fraction < 1:
         raise SettingError(f"held_out={fraction}: give a fraction between 0 and 1, as 0.2")
-    rows = [np.arange(len(client.train)) for client in federation.clients]
-    parts = split(rows, np.random.RandomState(seed), round(1 - fraction, 12))
-    clients = tuple(
-        _divided(client, first, rest, fraction) for client, (first, rest) in zip(federation.clients, parts, strict=True)
-    )
+    rng = np.random.RandomState(seed)
+    clients = tuple(_divided(client, fraction, rng) for client in federation.clients)
     return replace(federation, clients=clients, settings={**federation.settings, "held_out": fraction})
 
 
-def _divided(client: Client, first: np.ndarray, rest: np.ndarray, fraction: float) -> Client:
-    if not len(first) or not len(rest):
-        raise FeddrmError(
-            f"client '{client.name}' has {len(client.train)} training samples: too few to hold out {fraction:g} of "
-            f"them: give it more, or change held_out"
-        )
+def _divided(client: Client, fraction: float, rng: np.random.RandomState) -> Client:
     train = client.train
-    return replace(client, train=Split(train.x[first], train.y[first]), test=Split(train.x[rest], train.y[rest]))
+    subject = None if train.subject is None else train.subject.numpy()
+    first, rest = split_rows(len(train), rng, round(1 - fraction, 12), subject)
+    if not len(first) or not len(rest):
+        few = f"{len(train)} training samples" + ("" if subject is None else f" of {train.subjects} subjects")
+        raise FeddrmError(
+            f"client '{client.name}' has {few}: too few to hold out {fraction:g} of them: give it more, or change "
+            "held_out"
+        )
+    return replace(client, train=train.at(first), test=train.at(rest))

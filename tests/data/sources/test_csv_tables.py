@@ -193,7 +193,7 @@ def test_wrong_headers_are_refused(tmp_path: Path) -> None:
         broken(tmp_path, "x,c,y", "1,a,0", client="y")
     with refused(f"{path} has no column 'idd' to drop; did you mean 'id'?", "take it out of drop"):
         broken(tmp_path, "id,x,c,y", "1,1,a,0", drop=["idd"])
-    with refused("column 'y' is needed as label or client", "take it out of drop"):
+    with refused("column 'y' is the label", "take it out of drop"):
         broken(tmp_path, "x,c,y", "1,a,0", drop=["y"])
     with refused(f"{path} has no columns left", "keep at least one"):
         broken(tmp_path, "x,c,y", "1,a,0", drop=["x"])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import unicodedata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from feddrm.data import Federation
 from feddrm.data.sources.labelled_samples import (
@@ -190,6 +193,104 @@ def test_long_values_are_shortened_in_errors() -> None:
     assert len(str(caught.value)) < 300
     with refused("client 'lima' is array([[", "give a pair"):
         from_arrays(two(lima=np.arange(10.0).reshape(5, 2)))
+
+
+# Subjects
+
+PATIENTS = [f"p{i // 3}" for i in range(24)]
+
+
+def is_whole(fed: Federation) -> bool:
+    """Whether every client's subjects are known, of three samples each, and on one side."""
+    for client in fed.clients:
+        assert client.train.subject is not None
+        assert client.test.subject is not None
+        assert not set(client.train.subject.tolist()) & set(client.test.subject.tolist())
+        assert torch.cat([client.train.subject, client.test.subject]).bincount().tolist() == [3] * 8
+        # The fifth column of every source's samples names the subject.
+        assert client.train.x.flatten(1)[:, 4].long().tolist() == client.train.subject.tolist()
+    return True
+
+
+def numbered() -> np.ndarray:
+    return np.concatenate([rows(24), rows(24)[:, :1], (np.arange(24) // 3)[:, None]], axis=1)
+
+
+def table() -> pd.DataFrame:
+    return pd.DataFrame(numbered(), columns=list("abcde")).assign(y=np.arange(24) % 2, patient=PATIENTS)
+
+
+@pytest.mark.parametrize("source", ["arrays", "npz", "csv", "auto", "folders", "dataset"])
+def test_samples_of_a_subject_are_not_divided(source: str, tmp_path: Path) -> None:
+    x, y = numbered(), np.arange(24) % 2
+    if source == "arrays":
+        fed = from_arrays({"oslo": (x, y, PATIENTS), "lima": (torch.tensor(x), y, np.arange(24) // 3)})
+        assert fed.settings["subject"] == "given"
+    elif source == "npz":
+        for name in ("oslo", "lima"):
+            np.savez(tmp_path / f"{name}.npz", x=x, y=y, subject=PATIENTS)
+        fed = Federation.from_npz(tmp_path)
+        owners = ["lima"] * 24 + ["oslo"] * 24
+        np.savez(tmp_path / "all.npz", x=[*x, *x], y=[*y, *y], subject=PATIENTS * 2, client=owners)
+        assert Federation.from_npz(tmp_path / "all.npz").digest() == fed.digest()
+    elif source in ("csv", "auto"):
+        schema = None if source == "csv" else "auto"
+        fed = Federation.from_csv({"oslo": table(), "lima": table()}, label="y", subject="patient", schema=schema)
+        assert fed.settings["subject"] == "patient"
+        assert fed.columns == tuple("abcde"), "the subject is no input"
+        if schema:  # standardised by the training rows alone
+            means = torch.cat([client.train.x for client in fed.clients]).mean(0)
+            assert torch.allclose(means, torch.zeros(5), atol=1e-5)
+            return
+    elif source == "folders":
+        for client in ("oslo", "lima"):
+            for i in range(24):
+                path = tmp_path / client / "ab"[i % 2] / f"scan_p{i // 3}_{i}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.new("L", (3, 3), i // 3).save(path)
+        fed = Federation.from_folders(tmp_path, subject=r"p(\d+)_")
+        assert fed.settings["subject"] == r"p(\d+)_"
+    else:
+        datasets = pytest.importorskip("datasets")
+        parts = {name: datasets.Dataset.from_pandas(table()) for name in ("oslo", "lima")}
+        fed = Federation.from_dataset(parts, inputs=list("abcde"), label="y", subject="patient")
+    assert is_whole(fed)
+
+
+def test_the_fold_of_a_subject_is_a_part_of_the_data() -> None:
+    """Another division among subjects gives other folds, even where the same samples are trained on."""
+    x, y = rows(8), [0, 1] * 4
+    test = two()
+    feds = [
+        from_arrays({"oslo": (x, y, who), "lima": (x, y)}, test=test) for who in ([0, 0, 1, 1] * 2, [0, 1, 1, 0] * 2)
+    ]
+    assert feds[0].digest() != feds[1].digest()
+    assert from_arrays({"oslo": (x, y), "lima": (x, y)}, test=test).clients[0].train.subject is None
+
+
+def test_subjects_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:
+    with refused("all 10 samples of client 'lima' are of one subject", "give it samples of others"):
+        from_arrays(two(lima=(*pair(), ["ann"] * 10)))
+    with refused("own: client 'lima': subjects has shape (9,) for 10 samples"):
+        from_arrays(two(lima=(*pair(), ["ann"] * 9)))
+    with refused("own: client 'lima': subjects[1] is 'nan', no name"):
+        from_arrays(two(lima=(*pair(), [1.0, float("nan"), *range(8)])))
+    with refused("test data of client 'lima': y[0]: 'p0' has training samples at client 'lima', too", "to one side"):
+        from_arrays(two(lima=(*pair(), PATIENTS[:10])), test=two(lima=(*pair(), PATIENTS[:10])))
+    with refused("has no column 'patent' for the subject; did you mean 'patient'?"):
+        Federation.from_csv({"oslo": table(), "lima": table()}, label="y", subject="patent")
+    with refused("label and subject are both column 'y'"):
+        Federation.from_csv({"oslo": table(), "lima": table()}, label="y", subject="y")
+    for client, i in ((c, i) for c in ("oslo", "lima") for i in range(4)):
+        path = tmp_path / client / "ab"[i % 2] / f"p{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (3, 3), i).save(path)
+    with refused("p0.png: subject='q(.)' finds nothing in its name", "rename it, or correct subject"):
+        Federation.from_folders(tmp_path, subject="q(.)")
+    with refused("subject='p(' is no regular expression", "correct it"):
+        Federation.from_folders(tmp_path, subject="p(")
+    with refused("p0.png: subject='(q)?p' finds nothing"):
+        Federation.from_folders(tmp_path, subject="(q)?p")
 
 
 # Clients

@@ -57,6 +57,28 @@ def test_a_folder_of_images_is_read_at_the_given_size(tmp_path: Path) -> None:
     assert client.train.x.dtype == torch.uint8
 
 
+def test_samples_of_a_subject_are_not_divided(tmp_path: Path) -> None:
+    """In every kind of data; the subjects are no input, and nothing but the division depends on them."""
+    whose = [f"p{i // 4}" for i in range(20)]
+    np.savez(tmp_path / "own.npz", x=np.eye(20), y=np.arange(20) % 2, subject=whose)
+    rows = {"age": np.arange(20), "ill": np.arange(20) % 2, "patient": whose}
+    pd.DataFrame(rows).to_csv(tmp_path / "visits.csv", index=False)
+    for i, who in enumerate(whose):
+        path = tmp_path / "scans" / "ab"[i % 2] / f"{who}_{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (3, 3), i).save(path)
+    table = {"csv": "visits.csv", "label": "ill", "subject": "patient"}
+    for data in ({"npz": "own.npz"}, table, {**table, "schema": "auto"}, {"folder": "scans", "subject": "p[0-9]+"}):
+        dataset = read_site_dataset("oslo", data, tmp_path)
+        client = dataset.client(dataset.classes)
+        assert client.train.subject is not None
+        assert (client.train.subjects, client.test.subjects) == (3, 2), data
+        if dataset.table is not None:
+            assert dataset.columns == ("age",)
+            assert dataset.sums is not None
+            assert dataset.sums["age"].count == len(client.train) == 12
+
+
 def test_classes_that_are_numbers_are_sorted_as_numbers() -> None:
     assert sorted_classes({"10", "9", "-1"}) == ("-1", "9", "10")
     assert sorted_classes({"10", "b", "a"}) == ("10", "a", "b")

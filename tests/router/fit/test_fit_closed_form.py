@@ -15,10 +15,10 @@ from feddrm.models import Identity, is_trunk
 from feddrm.moments import Moments
 from feddrm.moments import heads as moment_heads
 from feddrm.router import Recipe, RouterSettings, fit_router
-from feddrm.router.fit.cohort import Trunk
+from feddrm.router.fit.cohort import Facts, Trunk
 from feddrm.router.fit.feature_blocks import BlockChooser
 from feddrm.router.fit.fit_closed_form import ClosedForm, closed_form_recipes, fit_closed_form, fit_warnings
-from feddrm.router.fit.local_cohort import LocalCohort, facts_of
+from feddrm.router.fit.local_cohort import LocalCohort
 from refusal import refused
 
 D, CLASSES = 6, 3
@@ -232,14 +232,14 @@ def test_random_features_set_the_size_of_the_message():
 
 def test_images_may_use_colour_and_tables_may_not():
     table = federation()
-    assert [r.name for r in closed_form_recipes(trunk_of(table), facts_of(table))] == ["raw"]
+    assert [r.name for r in closed_form_recipes(trunk_of(table), Facts.of(table))] == ["raw"]
     pixels = np.random.default_rng(0).integers(0, 255, (20, 8, 8, 3)).astype(np.uint8)
     images = Federation.from_arrays({name: (pixels, np.arange(20) % 2) for name in NAMES})
-    names = [r.name for r in closed_form_recipes(trunk_of(images), facts_of(images))]
+    names = [r.name for r in closed_form_recipes(trunk_of(images), Facts.of(images))]
     assert names == ["raw", "colour", "raw+colour"]
     large = np.zeros((20, 12, 12, 3), np.uint8) + np.arange(20, dtype=np.uint8)[:, None, None, None]
     images = Federation.from_arrays({name: (large, np.arange(20) % 2) for name in NAMES})
-    names = [r.name for r in closed_form_recipes(trunk_of(images), facts_of(images))]
+    names = [r.name for r in closed_form_recipes(trunk_of(images), Facts.of(images))]
     assert names == ["embedding", "colour", "embedding+colour"]
 
 
@@ -299,7 +299,7 @@ def test_a_class_of_one_client_is_named():
 
 def test_long_lists_are_cut():
     moments = Moments.of(torch.ones(8, 9, dtype=torch.float64), torch.arange(8) % 2, 0, 1, 2)
-    facts = replace(facts_of(federation()), columns=None)
+    facts = replace(Facts.of(federation()), columns=None)
     line = fit_warnings(replace(moments, counts=torch.full((2, 2), 2.0, dtype=torch.float64)), facts,
                         closed_form_recipes(trunk_of(federation()), facts)[0])[0]  # fmt: skip
     assert line.startswith("feature 0, feature 1, feature 2 and 6 more are constant")

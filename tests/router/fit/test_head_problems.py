@@ -119,7 +119,9 @@ def test_corrections_that_clients_fit_alone_are_those_of_all_at_once() -> None:
 
     whitening = moments_of([s.x for s in samples])
     probe = solve(probe_problem(3, 5, 1e-3), samples, whitening, rounds=100).point
-    alone = OwnCorrections(("oslo", "lima", "pune", "quito"), each, [probe], 300)
+    alone = OwnCorrections(
+        ("oslo", "lima", "pune", "quito"), each, [probe], 300, lambda fold: sum(map(len, each(fold, False)))
+    )
     (points,), (scores,) = alone.scores(1e-2, [None])
     fitted = private_samples(each(0, False), probe)
     at_once = solve(private_problem(3, 5, 1e-2, 4), [fitted], whitening, rounds=300, tolerance=1e-13).point

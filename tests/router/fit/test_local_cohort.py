@@ -10,8 +10,8 @@ import torch
 from feddrm.data import Federation, RandomResizedCrop, load
 from feddrm.router import Recipe, RouterSettings
 from feddrm.router.fit import local_cohort
-from feddrm.router.fit.cohort import FitRequest, HeldOutHeads, Trunk
-from feddrm.router.fit.local_cohort import LocalCohort, facts_of, target_of, training_view
+from feddrm.router.fit.cohort import Facts, FitRequest, HeldOutHeads, Trunk
+from feddrm.router.fit.local_cohort import LocalCohort, target_of, training_view
 from feddrm.router.settings import Holdout
 from feddrm.router.solver.problem import Problem
 
@@ -25,7 +25,7 @@ def rows(**sizes: int) -> Federation:
 
 
 def test_facts_are_what_a_server_may_know() -> None:
-    facts = facts_of(rows(oslo=30, lima=20))
+    facts = Facts.of(rows(oslo=30, lima=20))
     assert facts.names == ("oslo", "lima")
     assert facts.sizes == (30, 20)
     torch.testing.assert_close(facts.log_prior.exp(), torch.tensor([0.6, 0.4], dtype=torch.float64))

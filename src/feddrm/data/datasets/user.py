@@ -41,12 +41,19 @@ class Folders(UserDataset):
     size: int | None = None
     crop: bool = False  # train on random crops, and allow crops of queries
     mirrors: bool = False  # a mirror image has the same class
+    subject: str = ""  # a regular expression: its first group in a file's name says whom the image is of
 
     def settings(self) -> dict[str, Any]:
         return {key: value for key, value in super().settings().items() if value is not False}
 
     def load(self) -> Federation:
-        made = Federation.from_folders(self.path, size=self.size, test_fraction=self.test_fraction, seed=self.seed)
+        made = Federation.from_folders(
+            self.path,
+            size=self.size,
+            subject=self.subject or None,
+            test_fraction=self.test_fraction,
+            seed=self.seed,
+        )
         return replace(made, crop=RandomResizedCrop() if self.crop else None, mirrors=self.mirrors)
 
 
@@ -93,6 +100,7 @@ class Csv(UserDataset):
     test: str = ""  # the same form as path; if empty, a part of every client's rows is split off
     schema: str = ""  # a schema file, by which all clients' rows are encoded, or auto: one from sums over all clients
     categories: tuple[str, ...] = ()  # with schema=auto: columns of codes that are no measurement
+    subject: str = ""  # the column that says whom a row is of: a subject's rows are not divided
 
     def check(self) -> None:
         super().check()
@@ -116,6 +124,7 @@ class Csv(UserDataset):
             drop=self.drop,
             schema=self.schema or None,
             categories=self.categories,
+            subject=self.subject or None,
             test_fraction=self.test_fraction,
             seed=self.seed,
         )

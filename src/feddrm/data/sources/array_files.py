@@ -4,25 +4,37 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feddrm.data.sources.arrays import ArraySource, plain_labels
+from feddrm.data.sources.arrays import ArraySource, plain_labels, plain_names
 from feddrm.data.sources.labelled_samples import FederationParts, Label
-from feddrm.errors import FeddrmError, quoted
+from feddrm.errors import FeddrmError
 from feddrm.io.tensors import BROKEN_NPZ
-from feddrm.tables.column_kinds import MISSING
 
-ClientArrays = dict[str, tuple[NDArray[Any], list[Label]]]
+
+class ArrayFile(NamedTuple):
+    """Samples, labels and, where the file has them, the names of their clients and subjects."""
+
+    x: NDArray[Any]
+    labels: list[Label]
+    clients: list[str] | None
+    subjects: list[str] | None
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """Samples, labels and subjects, as :class:`ArraySource` takes those of one client."""
+        return (self.x, self.labels) if self.subjects is None else (self.x, self.labels, self.subjects)
 
 
 @dataclass(frozen=True, eq=False)
 class ArrayFileSource:
     """A folder of .npz files, each named after its client, or one file whose array ``client`` names every row's client.
 
-    ``x`` and ``y`` are as for :class:`ArraySource`. ``test`` has the same form and the same clients.
+    ``x`` and ``y`` are as for :class:`ArraySource`. An array ``subject`` says whom each sample is of; the samples of a
+    client's subject are not divided. ``test`` has the same form and the same clients.
     """
 
     path: str | Path
@@ -45,50 +57,33 @@ class ArrayFileSource:
         return FederationParts(**{**vars(parts), "source": str(path)})
 
 
-def read_arrays(path: Path) -> tuple[NDArray[Any], list[Label], list[str] | None]:
-    """Samples, labels and, where the file has them, the names of their clients."""
+def read_arrays(path: Path) -> ArrayFile:
+    """The arrays of one file, checked."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             x, y = arrays["x"], arrays["y"]
-            clients = arrays.get("client")
+            names = {key: arrays[key] for key in ("client", "subject") if key in arrays}
     except BROKEN_NPZ as error:
         raise FeddrmError(f"cannot read {path} ({error}): give an .npz file with the arrays x and y") from error
     for name, array in (("x", x), ("y", y)):
         if not array.ndim:
             raise FeddrmError(f"{path}: {name} is a single value: give an array with one entry per sample")
     labels = plain_labels(f"{path}: y", y)
-    if clients is None:
-        return x, labels, None
-    if clients.shape != x.shape[:1]:
-        raise FeddrmError(
-            f"{path}: client has shape {clients.shape} for {len(x)} samples: give one name per sample (a column: "
-            "client.ravel())"
-        )
-    return x, labels, [_client_name(path, row, name) for row, name in enumerate(clients.tolist())]
+    clients, subjects = (
+        plain_names(f"{path}: {key}", names[key], len(x)) if key in names else None for key in ("client", "subject")
+    )
+    return ArrayFile(x, labels, clients, subjects)
 
 
-def _client_name(path: Path, row: int, value: Any) -> str:
-    """A client's name as text. NaN, None and texts that mean a missing value are refused, as in a table."""
-    try:
-        name = value.decode() if isinstance(value, bytes) else str(value)
-    except UnicodeDecodeError as error:
-        raise FeddrmError(f"{path}: client[{row}] is {value!r}, not UTF-8: write the names as text") from error
-    if name.lower() in MISSING:
-        raise FeddrmError(
-            f"{path}: client[{row}] is {quoted(name)}, no name: fill it in, remove the row, or rename the client"
-        )
-    return name
-
-
-def _read_clients(path: Path) -> ClientArrays:
+def _read_clients(path: Path) -> dict[str, tuple[Any, ...]]:
     if not path.exists():
         raise FeddrmError(f"{path} does not exist: give the path of an .npz file, or of a folder of them")
     if path.is_dir():
         files = sorted(p for p in path.iterdir() if p.suffix.lower() == ".npz" and not p.name.startswith("."))
         if not files:
             raise FeddrmError(f"{path} holds no .npz file: put one per client there")
-        return {file.stem: read_arrays(file)[:2] for file in files}
-    x, y, clients = read_arrays(path)
+        return {file.stem: read_arrays(file).arrays for file in files}
+    x, y, clients, subjects = read_arrays(path)
     if clients is None:
         raise FeddrmError(f"{path} has no array client: add the name of every row's client, or give a folder of files")
     if len(y) != len(x):
@@ -96,4 +91,7 @@ def _read_clients(path: Path) -> ClientArrays:
     rows: dict[str, list[int]] = {}
     for row, owner in enumerate(clients):
         rows.setdefault(owner, []).append(row)
-    return {name: (x[index], [y[i] for i in index]) for name, index in rows.items()}
+    return {
+        name: ArrayFile(x[index], [y[i] for i in index], None, subjects and [subjects[i] for i in index]).arrays
+        for name, index in rows.items()
+    }

@@ -24,18 +24,21 @@ from feddrm.data.sources.labelled_samples import (
 from feddrm.errors import FeddrmError, quoted, short_list
 from feddrm.io.run_files import check_client_names
 from feddrm.io.text import nfc
-from feddrm.tables.column_kinds import MAX_FLOAT32
+from feddrm.tables.column_kinds import MAX_FLOAT32, MISSING
 
 NOT_FINITE = "not a finite 32-bit number: fill it in, or leave out the row or column"
 
 Array = NDArray[Any] | Tensor | Sequence[Any]
-Arrays = Mapping[str, tuple[Array, Array]] | Sequence[tuple[str, tuple[Array, Array]]]
-ClientArrays = tuple[str, tuple[Any, Any]]
+OfClient = tuple[Array, Array] | tuple[Array, Array, Array]
+Arrays = Mapping[str, OfClient] | Sequence[tuple[str, OfClient]]
+ClientArrays = tuple[str, tuple[Any, ...]]
 
 
 @dataclass(frozen=True, eq=False)
 class ArraySource:
     """Arrays of every client: ``{"oslo": (X, y), "lima": (X, y)}`` or a sequence of such pairs.
+
+    ``(X, y, subjects)`` says besides whom each sample is of, as numbers or text.
 
     X is an array, a tensor or a list: rows [n, d] of numbers, grey images [n, height, width], or
     images with 1 or 3 channels, which may be the last axis or the second. If both axes have 1 or 3
@@ -74,11 +77,12 @@ class ArraySource:
         columns = _column_names(self.name, train, frame_columns if self.columns is None else self.columns)
         clients, classes = assemble(self.name, train, test or None, division, self.classes)
         settings = division.settings(test_given=self.test is not None)
+        settings |= {"subject": "given"} if any(client.train.subject is not None for client in clients) else {}
         return FederationParts(self.name, clients, classes, "arrays given in Python", settings, columns)
 
 
-def client_from_arrays(name: str, arrays: tuple[Any, Any], classes: Sequence[str], division: Division) -> Client:
-    """One client from its arrays (X, y), read as :class:`ArraySource` reads them; ``classes`` are all sites'."""
+def client_from_arrays(name: str, arrays: tuple[Any, ...], classes: Sequence[str], division: Division) -> Client:
+    """One client from its arrays, read as :class:`ArraySource` reads them; ``classes`` are all sites'."""
     samples = _samples(f"client '{name}'", arrays)
     _check_brightness(name, {name: samples})
     return assemble_client(name, samples, division, classes)
@@ -91,9 +95,9 @@ def _client_arrays(where: str, clients: Arrays) -> list[ClientArrays]:
     for item in items:
         if not isinstance(item, tuple | list) or len(item) != 2 or not isinstance(item[0], str):
             raise FeddrmError(f"{where}: {quoted(item)} is not (name, (X, y)) with a name in text: give such pairs")
-        if not isinstance(item[1], tuple | list) or len(item[1]) != 2:
+        if not isinstance(item[1], tuple | list) or len(item[1]) not in (2, 3):
             raise FeddrmError(f"{where}: client '{item[0]}' is {quoted(item[1])}: give a pair (X, y)")
-    return [(client, (pair[0], pair[1])) for client, pair in items]
+    return [(client, tuple(arrays)) for client, arrays in items]
 
 
 def _frame_columns(name: str, clients: Sequence[ClientArrays]) -> tuple[str, ...] | None:
@@ -101,7 +105,7 @@ def _frame_columns(name: str, clients: Sequence[ClientArrays]) -> tuple[str, ...
 
     Arrays made of frames with different columns would mix the columns up without an error.
     """
-    frames = [(client, tuple(nfc(str(c)) for c in x.columns)) for client, (x, _) in clients if hasattr(x, "columns")]
+    frames = [(client, tuple(nfc(str(c)) for c in x.columns)) for client, (x, *_) in clients if hasattr(x, "columns")]
     if not frames:
         return None
     first_client, expected = frames[0]
@@ -136,7 +140,7 @@ def _check_brightness(name: str, train: Mapping[str, LabelledSamples]) -> None:
         raise FeddrmError(f"{name}: no pixel is brighter than 1 of 255: give integers 0..255, or floats 0..1")
 
 
-def _samples(where: str, arrays: tuple[Any, Any]) -> LabelledSamples:
+def _samples(where: str, arrays: tuple[Any, ...]) -> LabelledSamples:
     """One client's arrays, checked: rows as float32, images as uint8 with the channels first."""
     x = _plain_array(f"{where}: X", arrays[0])
     if x.ndim not in {2, 3, 4}:
@@ -150,7 +154,8 @@ def _samples(where: str, arrays: tuple[Any, Any]) -> LabelledSamples:
     if len(labels) != len(x):
         raise FeddrmError(f"{where}: X has {len(x)} samples, y {len(labels)} labels: give one label per sample")
     values = _rows(f"{where}: X", x) if x.ndim == 2 else _pixels(f"{where}: X", _channels_first(where, x, arrays[0]))
-    return LabelledSamples(values, labels, lambda i: f"{where}: y[{i}]")
+    subjects = plain_names(f"{where}: subjects", arrays[2], len(x)) if len(arrays) > 2 else None
+    return LabelledSamples(values, labels, lambda i: f"{where}: y[{i}]", subjects)
 
 
 def _plain_array(where: str, value: Any) -> NDArray[Any]:
@@ -219,6 +224,25 @@ def _rows(where: str, x: NDArray[Any]) -> NDArray[np.float32]:
         i, j = np.argwhere(~finite)[0]
         raise FeddrmError(f"{where}[{i}, {j}] is {x[i, j]}, {NOT_FINITE}")
     return rows
+
+
+def plain_names(where: str, value: Any, samples: int) -> list[str]:
+    """A name for every sample, of its client or of its subject, as text. Missing ones are refused, as in a table."""
+    names = list(value) if isinstance(value, list | tuple) else _plain_array(where, value)
+    if (shape := np.shape(names)) != (samples,):
+        column = f"(a column: {where.rpartition(' ')[2]}.ravel())"
+        raise FeddrmError(f"{where} has shape {shape} for {samples} samples: give one name per sample {column}")
+    return [_name(f"{where}[{i}]", name) for i, name in enumerate(np.asarray(names, dtype=object).tolist())]
+
+
+def _name(where: str, value: Any) -> str:
+    try:
+        name = nfc(value.decode() if isinstance(value, bytes) else str(value))
+    except UnicodeDecodeError as error:
+        raise FeddrmError(f"{where} is {value!r}, not UTF-8: write the names as text") from error
+    if name.lower() in MISSING:
+        raise FeddrmError(f"{where} is {quoted(name)}, no name: fill it in, remove the row, or rename it if it is one")
+    return name
 
 
 def plain_labels(where: str, value: Any) -> list[Label]:

@@ -61,6 +61,9 @@ class CsvSource:
 
     A data frame may stand for a file: ``{"oslo": frame, "lima": frame}``, or one frame with a client column.
 
+    ``subject`` is a column that says whom a row is of, such as a patient with several visits. It is no input. Within a
+    client, all rows of a subject are for training or all are for testing, and none are divided among folds.
+
     For survival, ``time`` and ``event`` stand in the place of ``label``: the columns of the days of follow-up, and of 1
     where the event was seen. ``edges`` are the last days of the intervals; without them there are ``intervals`` (10),
     by quantiles of the event times of all training rows.
@@ -78,6 +81,7 @@ class CsvSource:
     drop: str | Sequence[str] = ()
     schema: str | Path | TableSchema | None = None
     categories: str | Sequence[str] = ()
+    subject: str | None = None
     test_fraction: float = 0.3
     seed: int = 2025
     name: str | None = None
@@ -89,7 +93,7 @@ class CsvSource:
         division = Division.checked(name, self.test_fraction, self.seed)
         self._check_clients(name, tables)
         schema, drop, categories = self._schema(name), _names(self.drop), _names(self.categories)
-        roles = Roles(self.label or self.time, self.client, drop, self.event or None)
+        roles = Roles(self.label or self.time, self.client, drop, self.event or None, self.subject or None)
         columns, train_rows = rows_by_client(tables, roles, schema, self._auto)
         test_rows: RowsByClient = {}
         if self.test is not None:
@@ -103,7 +107,7 @@ class CsvSource:
         train, test = encoded(train_rows, schema), encoded(test_rows, schema) or None
         clients, classes, task = self._assembled(name, train, test, division)
         settings: dict[str, Any] = {"label": self.label} if self.label else {"time": self.time, "event": self.event}
-        settings |= {"client": self.client, "drop": list(drop)}
+        settings |= {"client": self.client, "drop": list(drop)} | ({"subject": self.subject} if self.subject else {})
         settings |= {"schema": AUTO, "categories": list(categories)} if self._auto else {}
         settings |= division.settings(test_given=test is not None)
         source = ", ".join(str(table.path) for _, table in tables)
@@ -221,7 +225,8 @@ def _schema_from_sums(
     counted = {client: np.ones(len(rows.cells), dtype=bool) for client, rows in train.items()}
     if not test:
         sizes = {client: len(rows.cells) for client, rows in train.items()}
-        for client, (_, rest) in divide(name, sizes, division).items():
+        subjects = {client: rows.subjects or None for client, rows in train.items()}
+        for client, (_, rest) in divide(name, sizes, division, subjects).items():
             counted[client][rest] = False
     parts = {client: (rows, counted[client]) for client, rows in train.items()}
     parts |= {f"{client} (test)": (rows, np.zeros(len(rows.cells), dtype=bool)) for client, rows in test.items()}

@@ -13,21 +13,33 @@ from feddrm.errors import FeddrmError, short_list
 from feddrm.registry import nearest
 from feddrm.typed_settings import typed_arguments
 
-Pairs = dict[str, tuple[Any, list[Any]]]
+Pairs = dict[str, tuple[Any, ...]]
 
 
 @typed_arguments
 def load_dataset_object(
-    data: Any, *, inputs: str | Sequence[str], label: str, client: str | None = None, test: Any = None, **options: Any
+    data: Any,
+    *,
+    inputs: str | Sequence[str],
+    label: str,
+    client: str | None = None,
+    subject: str | None = None,
+    test: Any = None,
+    **options: Any,
 ) -> FederationParts:
     """Clients from a ``datasets.Dataset`` with a column ``client``, from ``{name: Dataset}``, or from a partitioner.
 
     A partitioner is one of flwr-datasets that has its dataset: partition 3 becomes the client ``client3``. ``inputs``
-    is the column of images or vectors, or several columns of numbers. ``test`` has the same form.
+    is the column of images or vectors, or several columns of numbers. ``subject`` is the column that says whom a sample
+    is of; a client's samples of one subject are not divided. ``test`` has the same form.
     """
 
     def pairs(given: Any) -> Pairs:
-        return {name: _pair(name, part, inputs, label) for name, part in _parts(given, client).items()}
+        pairs = {name: _pair(name, part, inputs, label) for name, part in _parts(given, client).items()}
+        if subject is None:
+            return pairs
+        parts = _parts(given, client)
+        return {name: (*pair, list(_column(parts[name], subject, "the subject"))) for name, pair in pairs.items()}
 
     tested = None if test is None else pairs(test)
     names = None if isinstance(inputs, str) else list(inputs)

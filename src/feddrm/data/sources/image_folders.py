@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from feddrm.data.sources.images import SUFFIXES, read_images
 from feddrm.data.sources.labelled_samples import Division, FederationParts, LabelledSamples, assemble
-from feddrm.errors import FeddrmError
+from feddrm.errors import FeddrmError, SettingError
 from feddrm.io.run_files import check_client_names
 from feddrm.io.text import nfc
 
@@ -40,11 +41,15 @@ class ImageFolderSource:
 
     Hidden files are ignored, and so are files beside the folders that are not images. A class folder
     must hold images only.
+
+    ``subject`` is a regular expression that finds in a file's name whom the image is of: its first group, or all that
+    it matches. ``p(\\d+)_`` finds 17 in ``p17_left.png``. A client's images of one subject are not divided.
     """
 
     root: str | Path
     _: KW_ONLY
     size: Size | None = None
+    subject: str | None = None
     test_fraction: float = 0.3
     seed: int = 2025
     name: str | None = None
@@ -66,11 +71,13 @@ class ImageFolderSource:
         # Read all images at once: one may stay grey only if all others are grey.
         pixels = read_images([image.path for files in listings for image in files], size)
         parts = np.split(pixels, np.cumsum([len(files) for files in listings])[:-1])
-        samples = [_samples(x, files) for x, files in zip(parts, listings, strict=True)]
+        samples = [_samples(x, files, self.subject) for x, files in zip(parts, listings, strict=True)]
         train = dict(zip(train_files, samples, strict=False))
         test = dict(zip(test_files, samples[len(train) :], strict=True))
         clients, classes = assemble(name, train, test or None, division)
-        settings = {"size": list(size) if size else None} | division.settings(test_given=bool(test))
+        settings: dict[str, Any] = {"size": list(size) if size else None}
+        settings |= {"subject": self.subject} if self.subject else {}
+        settings |= division.settings(test_given=bool(test))
         return FederationParts(name, clients, classes, f"images in {root}", settings)
 
 
@@ -143,5 +150,23 @@ def _files_by_client(folders: Sequence[Path]) -> tuple[dict[str, list[ImageFile]
     return train, test
 
 
-def _samples(x: NDArray[np.uint8], files: Sequence[ImageFile]) -> LabelledSamples:
-    return LabelledSamples(x, [image.label for image in files], lambda i: str(files[i].path))
+def _samples(x: NDArray[np.uint8], files: Sequence[ImageFile], subject: str | None) -> LabelledSamples:
+    subjects = subjects_of([image.path for image in files], subject)
+    return LabelledSamples(x, [image.label for image in files], lambda i: str(files[i].path), subjects)
+
+
+def subjects_of(paths: Sequence[Path], pattern: str | None) -> list[str] | None:
+    """Whom every image is of, by its name; None without a pattern."""
+    if pattern is None:
+        return None
+    try:
+        search = re.compile(pattern).search
+    except re.error as error:
+        raise SettingError(f"subject={pattern!r} is no regular expression ({error}): correct it") from error
+    subjects = []
+    for path in paths:
+        found = search(nfc(path.name))
+        if found is None or not (found.group(bool(found.re.groups)) or ""):
+            raise FeddrmError(f"{path}: subject={pattern!r} finds nothing in its name: rename it, or correct subject")
+        subjects.append(found.group(bool(found.re.groups)))
+    return subjects

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from feddrm.data.client import Client, Split
-from feddrm.data.partition import Indices, split
+from feddrm.data.partition import Indices, split_rows
 from feddrm.errors import FeddrmError, SettingError, quoted, short_list
 from feddrm.io.run_files import check_client_names
 from feddrm.io.text import nfc
@@ -28,12 +28,14 @@ Label = int | str
 class LabelledSamples:
     """Samples with labels as given; ``place(i)`` says in an error message where sample i came from.
 
-    ``x`` is uint8 [n, channels, height, width] or float32 [n, columns].
+    ``x`` is uint8 [n, channels, height, width] or float32 [n, columns]. ``subjects`` say whom each sample is of, such
+    as a patient with several images; the samples of one are never divided.
     """
 
     x: NDArray[Any]
     labels: Sequence[Label]
     place: Callable[[int], str]
+    subjects: Sequence[str] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -146,16 +148,28 @@ def _divided(name: str, train: Numbered, test: Numbered | None, division: Divisi
     """The clients; their test samples are split off where none are given."""
     sizes = {client: len(samples) for client, samples in train[0].items()}
     if test is None:
-        rows, test = divide(name, sizes, division), train
+        subjects = {client: samples.subjects for client, samples in train[0].items()}
+        rows, test = divide(name, sizes, division, subjects), train
     else:
         rows = {client: (np.arange(size), np.arange(len(test[0][client]))) for client, size in sizes.items()}
-    (x_train, y_train), (x_test, y_test) = train, test
+        _check_subjects(train[0], test[0])
+    (given, y_train), (tested, y_test) = train, test
     return tuple(
-        Client(
-            client, _split(x_train[client].x, y_train[client], first), _split(x_test[client].x, y_test[client], rest)
-        )
+        Client(client, _split(given[client], y_train[client], first), _split(tested[client], y_test[client], rest))
         for client, (first, rest) in rows.items()
     )
+
+
+def _check_subjects(train: Mapping[str, LabelledSamples], test: Mapping[str, LabelledSamples]) -> None:
+    """Refuse given test samples of a subject that its client trains on."""
+    for client, samples in test.items():
+        known = set(train[client].subjects or ())
+        for i, subject in enumerate(samples.subjects or ()):
+            if subject in known:
+                raise FeddrmError(
+                    f"{samples.place(i)}: '{subject}' has training samples at client '{client}', too: give all samples "
+                    "of a subject to one side"
+                )
 
 
 def assemble_client(name: str, samples: LabelledSamples, division: Division, classes: Sequence[str]) -> Client:
@@ -163,8 +177,8 @@ def assemble_client(name: str, samples: LabelledSamples, division: Division, cla
     _check_label_types([samples])
     _, numbers = _number_classes(name, set(samples.labels), classes)
     y = _class_numbers(samples, numbers, "correct it or add it to classes")
-    train, test = divide(name, {name: len(samples)}, division)[name]
-    return Client(name, _split(samples.x, y, train), _split(samples.x, y, test))
+    train, test = divide(name, {name: len(samples)}, division, {name: samples.subjects})[name]
+    return Client(name, _split(samples, y, train), _split(samples, y, test))
 
 
 def spelling_variants(labels: Sequence[Label]) -> tuple[Label, Label] | None:
@@ -222,20 +236,39 @@ def _class_numbers(samples: LabelledSamples, numbers: Mapping[Label, int], remed
     return np.array([numbers[label] for label in samples.labels], dtype=np.int64)
 
 
-def divide(name: str, sizes: Mapping[str, int], division: Division) -> dict[str, tuple[Indices, Indices]]:
-    """The rows of every client to train on and to test on."""
+def divide(
+    name: str,
+    sizes: Mapping[str, int],
+    division: Division,
+    subjects: Mapping[str, Sequence[str] | None] | None = None,
+) -> dict[str, tuple[Indices, Indices]]:
+    """The rows of every client to train on and to test on. All rows of a client's subject are on one side."""
     # 1 - 0.9 is a little less than 0.1 in binary; rounding down would then lose a sample.
-    fraction = round(1 - division.test_fraction, 12)
-    parts = split(list(map(np.arange, sizes.values())), np.random.RandomState(division.seed), fraction)
-    for client, (first, rest) in zip(sizes, parts, strict=True):
+    fraction, rng = round(1 - division.test_fraction, 12), np.random.RandomState(division.seed)
+    parts = {}
+    for client, size in sizes.items():
+        own = _subject_numbers((subjects or {}).get(client))
+        parts[client] = first, rest = split_rows(size, rng, fraction, own)
+        if own is not None and own.max() == 0:
+            raise FeddrmError(
+                f"{name}: all {size} samples of client '{client}' are of one subject, which cannot be divided: "
+                "give it samples of others, or test samples"
+            )
         if len(first) == 0 or len(rest) == 0:
             raise FeddrmError(
-                f"{name}: client '{client}' has too few samples ({sizes[client]}) to split with "
+                f"{name}: client '{client}' has too few samples ({size}) to split with "
                 f"test_fraction={division.test_fraction:g}: give it more, or change the fraction"
             )
-    return dict(zip(sizes, parts, strict=True))
+    return parts
 
 
-def _split(x: NDArray[Any], y: NDArray[np.int64], rows: Indices) -> Split:
+def _split(samples: LabelledSamples, y: NDArray[np.int64], rows: Indices) -> Split:
     # Indexing by an array copies, so the federation shares no memory with the caller's arrays.
-    return Split(torch.from_numpy(x[rows]), torch.from_numpy(y[rows]))
+    subject = _subject_numbers(samples.subjects)
+    parts = (samples.x, y) if subject is None else (samples.x, y, subject)
+    return Split(*(torch.from_numpy(part[rows]) for part in parts))
+
+
+def _subject_numbers(subjects: Sequence[str] | None) -> Indices | None:
+    """A number for every sample, the same for those of one subject."""
+    return None if subjects is None else np.unique(np.array(subjects), return_inverse=True)[1].astype(np.int64)

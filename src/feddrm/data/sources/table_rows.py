@@ -30,7 +30,7 @@ EVENTS = {"true": 1, "false": 0}  # in lower case, besides 1 and 0
 
 @dataclass(frozen=True)
 class Roles:
-    """The columns of a table that are no inputs: the label, the client, and those to drop.
+    """The columns of a table that are no inputs: the label, the client, the subject, and those to drop.
 
     With an ``event``, the label is the time to it, or to the end of follow-up.
     """
@@ -39,11 +39,13 @@ class Roles:
     client: str | None = None
     drop: Sequence[str] = ()
     event: str | None = None
+    subject: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "label", nfc(self.label))
         object.__setattr__(self, "event", self.event and nfc(self.event))
         object.__setattr__(self, "client", self.client and nfc(self.client))
+        object.__setattr__(self, "subject", self.subject and nfc(self.subject))
         object.__setattr__(self, "drop", tuple(map(nfc, self.drop)))
 
 
@@ -54,6 +56,7 @@ class RawRows:
     cells: list[Sequence[Any]] = field(default_factory=list)
     labels: list[Label] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
+    subjects: list[str] = field(default_factory=list)  # none, or one of every row
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +116,7 @@ def rows_by_client(
                 f"{table.path}: there is another file for client '{stem}': rename one, or give {{name: path}}"
             )
         owners = [stem] * len(labels) if roles.client is None else table.column(roles.client, "the client")
+        subjects = None if roles.subject is None else table.column(roles.subject, "the subject")
         indices = [table.header.index(name) for name in columns]
         cells = table.numbers(indices) if schema is None and not as_text else table.texts(indices)
         for row, (owner, label) in enumerate(zip(owners, labels, strict=True)):
@@ -120,6 +124,8 @@ def rows_by_client(
             own.cells.append(cells[row])
             own.labels.append(label)
             own.places.append(table.place(row))
+            if subjects is not None:
+                own.subjects.append(subjects[row])
     return columns or (), clients
 
 
@@ -143,7 +149,9 @@ def _labels(table: CsvTable, roles: Roles) -> Sequence[Label]:
 def encoded(clients: RowsByClient, schema: TableSchema | None) -> SamplesByClient:
     """The samples of every client. A schema encodes the rows, and refuses values outside of its ranges."""
     return {
-        client: LabelledSamples(_inputs(rows.cells, schema, rows.places), rows.labels, rows.places.__getitem__)
+        client: LabelledSamples(
+            _inputs(rows.cells, schema, rows.places), rows.labels, rows.places.__getitem__, rows.subjects or None
+        )
         for client, rows in clients.items()
     }
 
@@ -159,21 +167,27 @@ def _inputs(rows: Sequence[Sequence[Any]], schema: TableSchema | None, places: S
 
 
 def _check_roles(tables: Sequence[CsvTable], roles: Roles) -> None:
-    names = {"label" if roles.event is None else "time": roles.label, "client": roles.client, "event": roles.event}
+    names = {
+        "label" if roles.event is None else "time": roles.label,
+        "client": roles.client,
+        "event": roles.event,
+        "subject": roles.subject,
+    }
     for (role, name), (other, same) in combinations(names.items(), 2):
         if name is not None and name == same:
             raise FeddrmError(f"{role} and {other} are both column '{name}': they must be two columns")
     present = sorted({name for table in tables for name in table.header})
     for name in roles.drop:
-        if name in names.values():
-            raise FeddrmError(f"column '{name}' is needed as label or client: take it out of drop")
+        if role := next((role for role, taken in names.items() if taken == name), None):
+            raise FeddrmError(f"column '{name}' is the {role}: take it out of drop")
         if name not in present:
             remedy = "write several as a list, [a, b]" if "," in name else "take it out of drop"
             raise FeddrmError(f"{tables[0].path} has no column '{name}' to drop{nearest(name, present)}: {remedy}")
 
 
 def _feature_columns(table: CsvTable, roles: Roles, wanted: tuple[str, ...] | None, lacking: str) -> tuple[str, ...]:
-    present = tuple(name for name in table.header if name not in {roles.label, roles.client, roles.event, *roles.drop})
+    others = {roles.label, roles.client, roles.event, roles.subject, *roles.drop}
+    present = tuple(name for name in table.header if name not in others)
     if not present:
         raise FeddrmError(f"{table.path} has no columns left to learn from: keep at least one")
     if wanted is None:

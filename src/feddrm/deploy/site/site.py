@@ -19,13 +19,13 @@ from feddrm.deploy.site.site_fit import ROW_STEPS
 from feddrm.deploy.site.site_masks import Masking, SiteMasks
 from feddrm.deploy.site.site_run import SiteRun, accuracy_counts
 from feddrm.deploy.site.site_settings import SiteSettings
-from feddrm.deploy.site.site_status import SiteStatus
+from feddrm.deploy.site.site_status import CONFIG, SiteStatus
 from feddrm.deploy.wire.key_files import load_private_key, load_public_key
 from feddrm.deploy.wire.masks import MASK_PROTOCOL, SUMMED, required_masks, summed_fields
 from feddrm.deploy.wire.messages import ANY_SITE, Message, digest, pack, sign, unpack, verify
 from feddrm.deploy.wire.public_files import SOURCE, received_artifact, without_public, write_public
 from feddrm.deploy.wire.run_spec import FIT_PROTOCOL, RunSpec
-from feddrm.errors import FeddrmError
+from feddrm.errors import FeddrmError, SettingError
 from feddrm.evaluation.answer_metrics import answer_sums
 from feddrm.io.run_files import RunFiles
 from feddrm.io.tensors import join_slots, tensor_bytes
@@ -49,6 +49,11 @@ class Site:
         self.key = load_private_key(self.folder / KEY)
         self.server_key = load_public_key(self.folder / SERVER_KEY)
         self.dataset = read_site_dataset(self.name, self.settings.data, self.folder)
+        if self.settings.share.features and self.dataset.subjects is not None:
+            raise SettingError(
+                f"{self.folder / CONFIG}: 'share: {{features: true}}' needs folds that the server knows, and those of "
+                "data with subjects are known here alone: remove it, or the subjects"
+            )
         self.demand = None if self.settings.privacy is None else PrivacyDemand(**self.settings.privacy)
         self.uploads = UploadCount(self.folder / UPLOADS)
         self.masks = SiteMasks(self.folder, self.name, self.key, self.settings.fewest_sites)

@@ -13,7 +13,7 @@ from feddrm.data import Client, Federation, load
 from feddrm.data.sources.array_files import read_arrays
 from feddrm.data.sources.arrays import client_from_arrays
 from feddrm.data.sources.csv_tables import AUTO, labels_as_integers
-from feddrm.data.sources.image_folders import check_size, list_images
+from feddrm.data.sources.image_folders import check_size, list_images, subjects_of
 from feddrm.data.sources.images import read_images
 from feddrm.data.sources.labelled_samples import Division, LabelledSamples, divide
 from feddrm.data.sources.table_rows import RawTable, Roles, read_raw_table
@@ -29,8 +29,8 @@ from feddrm.typed_settings import typed
 KINDS = ("folder", "csv", "npz", "dataset")
 BACK = "put them back, or start a new run"
 OPTIONS = {
-    "folder": ("folder", "size", "grey", "test_fraction", "seed"),
-    "csv": ("csv", "label", "drop", "schema", "categories", "test_fraction", "seed"),
+    "folder": ("folder", "size", "grey", "subject", "test_fraction", "seed"),
+    "csv": ("csv", "label", "drop", "schema", "categories", "subject", "test_fraction", "seed"),
     "npz": ("npz", "test_fraction", "seed"),
 }
 
@@ -46,6 +46,7 @@ class DataSettings(TypedDict):
     drop: Sequence[str]
     schema: str
     categories: Sequence[str]
+    subject: str
     test_fraction: float
     seed: int
 
@@ -70,6 +71,7 @@ class SiteDataset:
     schema: TableSchema | None = None
     table: RawTable | None = None
     sums: Mapping[str, ColumnSums] | None = None
+    subjects: Sequence[str] | None = None
 
     def with_schema(self, schema: TableSchema) -> SiteDataset:
         """The rows of a raw table as the schema of all sites encodes them. No cell stands in an error that leaves."""
@@ -89,7 +91,8 @@ class SiteDataset:
                 raise FeddrmError(f"{self.name} has the classes of a known dataset, others have not: use one kind")
             return self.ready
         division = Division.checked(self.name, self.test_fraction, self.seed)
-        return client_from_arrays(self.name, (self.x, list(self.labels)), classes, division)
+        arrays = (self.x, list(self.labels)) if self.subjects is None else (self.x, list(self.labels), self.subjects)
+        return client_from_arrays(self.name, arrays, classes, division)
 
     def client_as_before(self, classes: Sequence[str], samples: int, shape: Sequence[int]) -> Client:
         """The client of a run that has begun; refused if classes, number or shape of samples have changed since."""
@@ -107,10 +110,11 @@ class SiteDataset:
 def read_site_dataset(name: str, data: Mapping[str, Any], base: Path) -> SiteDataset:
     """Read the data that ``data`` of a ``site.yaml`` names; paths are relative to ``base``.
 
-    ``folder``: images in class sub-folders. ``csv``: a table with a header; ``label`` is the column to
-    predict, ``schema`` a schema file that all sites share, or ``auto``: the server makes one from sums of all
-    sites' columns. ``npz``: arrays ``x`` and ``y``. ``dataset``: a share of a dataset that feddrm knows, for
-    trying out; ``client`` is the number of the share. An error names the file with these settings.
+    ``folder``: images in class sub-folders; ``subject`` is a regular expression that finds in a file's name whom the
+    image is of. ``csv``: a table with a header; ``label`` is the column to predict, ``subject`` one that says whom a
+    row is of, ``schema`` a schema file that all sites share, or ``auto``: the server makes one from sums of all
+    sites' columns. ``npz``: arrays ``x``, ``y`` and perhaps ``subject``. ``dataset``: a share of a dataset that feddrm
+    knows, for trying out; ``client`` is the number of the share. An error names the file with these settings.
     """
     try:
         return _read(name, data, base)
@@ -135,9 +139,9 @@ def _read(name: str, data: Mapping[str, Any], base: Path) -> SiteDataset:
     path = base / data[kind]
     if kind == "csv":
         return _table(name, base, data, division)
-    x, labels = _images(path, data) if kind == "folder" else _arrays(path)
+    x, labels, subjects = _images(path, data) if kind == "folder" else _arrays(path)
     text = [str(label) for label in labels]
-    return SiteDataset(name, sorted_classes(set(text)), None, False, None, x, text, **division)
+    return SiteDataset(name, sorted_classes(set(text)), None, False, None, x, text, subjects=subjects, **division)
 
 
 def _table(name: str, base: Path, data: Mapping[str, Any], division: Mapping[str, Any]) -> SiteDataset:
@@ -147,16 +151,18 @@ def _table(name: str, base: Path, data: Mapping[str, Any], division: Mapping[str
     if data.get("categories") and not auto:
         raise SettingError(f"categories need 'schema: {AUTO}': describe them in the schema file")
     schema = TableSchema.load(base / data["schema"]) if data.get("schema") and not auto else None
-    roles = Roles(data["label"], None, data.get("drop", ()))
+    roles = Roles(data["label"], None, data.get("drop", ()), subject=data.get("subject"))
     table = read_raw_table(base / data["csv"], name, roles, schema, auto)
     columns, rows = table.columns if schema is None else schema.encoded, table.rows
     x = np.zeros((len(rows.labels), len(columns)), np.float32) if auto else table.samples(schema).x
-    samples = LabelledSamples(x, rows.labels, rows.places.__getitem__)
+    samples, subjects = LabelledSamples(x, rows.labels, rows.places.__getitem__), rows.subjects or None
     text = [str(label) for label in labels_as_integers({name: samples}, None)[0][name].labels]
-    read = SiteDataset(name, sorted_classes(set(text)), columns, False, None, x, text, schema=schema, **division)
+    classes, options = sorted_classes(set(text)), {"schema": schema, "subjects": subjects, **division}
+    read = SiteDataset(name, classes, columns, False, None, x, text, **options)
     if not auto:
         return read
-    train, _ = divide(name, {name: len(x)}, Division.checked(name, read.test_fraction, read.seed))[name]
+    divided = Division.checked(name, read.test_fraction, read.seed)
+    train, _ = divide(name, {name: len(x)}, divided, {name: subjects})[name]
     sums = table.sums(np.isin(np.arange(len(x)), train).tolist(), data.get("categories", ()))
     check_levels(sums, len(x))
     return replace(read, table=table, sums=sums)
@@ -185,18 +191,20 @@ def _share(name: str, data: Mapping[str, Any]) -> SiteDataset:
     return SiteDataset(name, whole.classes, whole.columns, whole.crop is not None, own, schema=whole.schema)
 
 
-def _arrays(path: Path) -> tuple[Any, list[Any]]:
-    """Samples and labels of one site. A file of several clients, as one process takes it, would train here on all."""
-    x, labels, clients = read_arrays(path)
+def _arrays(path: Path) -> tuple[Any, list[Any], list[str] | None]:
+    """Samples, labels and subjects of one site. A file of several clients would train here on all."""
+    x, labels, clients, subjects = read_arrays(path)
     if len(names := sorted(set(clients or ()))) > 1:
         raise FeddrmError(f"{path} has rows of several clients ({short_list(names)}): give the rows of this site alone")
-    return x, labels
+    return x, labels, subjects
 
 
-def _images(path: Path, data: Mapping[str, Any]) -> tuple[Any, list[Any]]:
+def _images(path: Path, data: Mapping[str, Any]) -> tuple[Any, list[Any], list[str] | None]:
     images = list_images(path)
     if not images:
         raise FeddrmError(f"{path} has no images in class folders: put them there, one folder per class")
     size = check_size(str(path), data.get("size"))
     options = {"grey": data["grey"]} if "grey" in data else {}
-    return read_images([image.path for image in images], size, **options), [image.label for image in images]
+    paths = [image.path for image in images]
+    subjects = subjects_of(paths, data.get("subject") or None)
+    return read_images(paths, size, **options), [image.label for image in images], subjects

@@ -332,9 +332,8 @@ class SiteFit:
 
     def _part(self) -> Tensor:
         """The part of every sample of this site."""
-        header = self._fit_start().header
-        size = len(self.site.client.train)
-        return self._holdout().draw(self.site.number, size, header["seed"], header["crops"])
+        header, train = self._fit_start().header, self.site.client.train
+        return self._holdout().draw(self.site.number, len(train), header["seed"], header["crops"], train.subject)
 
     def _check_fold(self, mask: Tensor) -> None:
         """Refuse sums by which a fold with too few samples, or too few others, would show."""

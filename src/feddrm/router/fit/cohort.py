@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from feddrm.data import Federation
 from feddrm.data.query_views import QueryViews
 from feddrm.methods import Tensors
 from feddrm.models import Net
@@ -44,6 +45,23 @@ class Facts:
     schema: TableSchema | None = None
     query_views: QueryViews = field(default_factory=QueryViews)
     task: Task = CLASSIFICATION
+
+    @classmethod
+    def of(cls, federation: Federation) -> Facts:
+        """What a server would know of this federation's clients."""
+        view = federation.clients[0].view  # the first client's, where clients scale each in its own way
+        return cls(
+            names=federation.names,
+            sizes=tuple(federation.sizes.tolist()),
+            classes=federation.classes,
+            shape=federation.shape,
+            scale=(view.mean, view.std),
+            own_scales=len({(client.view.mean, client.view.std) for client in federation.clients}) > 1,
+            columns=federation.columns,
+            schema=federation.schema,
+            query_views=federation.query_views,
+            task=federation.task,
+        )
 
     @property
     def samples(self) -> int:

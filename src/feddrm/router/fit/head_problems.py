@@ -119,12 +119,16 @@ def with_offsets(samples: Sequence[Sample], probe: Tensor) -> list[Sample]:
 
 @dataclass(frozen=True, eq=False)
 class OwnCorrections:
-    """The corrections of clients that fit theirs alone, as sites do; ``each`` gives all clients' samples of a fold."""
+    """The corrections of clients that fit theirs alone, as sites do; ``each`` gives all clients' samples of a fold.
+
+    ``used`` is the number of samples that all clients fit on without a fold.
+    """
 
     names: Sequence[str]
     each: Callable[[int | None, bool], list[Sample]]
     probes: Sequence[Tensor]
     rounds: int  # of fits that are only compared
+    used: Callable[[int | None], int]
 
     def scores(self, ridge: float, starts: Sequence[Tensor | None]) -> tuple[list[Tensor], list[ClientSums]]:
         """Per fold the corrections of all clients, and their scores on held-out samples; every fit starts at zero."""
@@ -139,8 +143,8 @@ class OwnCorrections:
         return {name: correction.to(like) for name, correction in zip(self.names, fitted, strict=True)}
 
     def _fit(self, probe: Tensor, ridge: float, fold: int | None, rounds: int) -> list[Tensor]:
-        samples = self.each(fold, False)
-        return [own_correction(sample, probe, ridge, sum(map(len, samples)), rounds) for sample in samples]
+        used = self.used(fold)
+        return [own_correction(sample, probe, ridge, used, rounds) for sample in self.each(fold, False)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -67,7 +67,7 @@ class LocalCohort:
         test: Queries | None = None,
     ) -> None:
         self.federation, self.seed, self._few = federation, settings.seed, settings.few_messages
-        self.facts = facts_of(federation)
+        self.facts = Facts.of(federation)
         first = federation.clients[0].train.x
         if self._few and first.is_cuda:
             raise SettingError("few_messages on a CUDA device: fit on the CPU, or leave few_messages out")
@@ -100,14 +100,19 @@ class LocalCohort:
                 if self._ask_published is not None:
                     answers.append(self._ask_published(x))
             self._features.append({name: _joined([row[name] for row in rows], 0) for name in rows[0]})
-            device = self._labels[number].device
-            self._parts.append(holdout.draw(number, len(client.train), self.seed, self.crops).to(device))
+            self._parts.append(self._drawn(holdout, number))
             if answers:
                 self._published.append(torch.cat(answers, dim=1))
         self._refuse_infinite()
         self._measured, self._holdout, self._trunk = recipe, holdout, trunk
         self.like = next(iter(self._features[0].values())).new_empty(0)
         self.noise = noise_of(self.like.dtype)
+
+    def _drawn(self, holdout: Holdout, number: int) -> Tensor:
+        """The part of every sample of one client."""
+        train = self.federation.clients[number].train
+        part = holdout.draw(number, len(train), self.seed, self.crops, train.subject)
+        return part.to(self._labels[number].device)
 
     def _refuse_infinite(self) -> None:
         """An error that names the first training sample with a feature that is not finite."""
@@ -243,8 +248,12 @@ class LocalCohort:
 
     def corrections(self, design: DesignMatrix, probes: Sequence[Tensor]) -> Corrections:
         if self._few:
-            return OwnCorrections(self.facts.names, partial(self.each, design), probes, FINE_ROUNDS)
+            return OwnCorrections(self.facts.names, partial(self.each, design), probes, FINE_ROUNDS, self._remaining)
         return LocalCorrections(self.facts.names, partial(self.each, design), design, probes, self._part_bytes)
+
+    def _remaining(self, fold: int | None) -> int:
+        """How many samples a fit without a fold sees, as sites reckon: they do not know each other's subjects."""
+        return self.crops * sum(self._holdout.remaining(size, fold) for size in self.facts.sizes)
 
     def held_out_classes(self, heads: HeldOutHeads, router: HeldOutRouter, temperature: float) -> LocalClasses:
         """The answers of the probe, of all corrected heads as the router mixes them, and of the joint model."""
@@ -280,8 +289,8 @@ class LocalCohort:
             if self._published:
                 answers = self._published[number][:, seen]
                 answers[number] = refitted[number]
-            part = JUDGED.draw(number, len(self.federation.clients[number].train), self.seed, self.crops).to(y.device)
-            each.append((design.rows[number][seen], (answers.argmax(-1) == y[seen]).T, part[seen]))
+            part = self._drawn(JUDGED, number)[seen]
+            each.append((design.rows[number][seen], (answers.argmax(-1) == y[seen]).T, part))
         return Judged(*(torch.cat(tensors) for tensors in zip(*each, strict=True)))
 
     def held_out_logits(self, design: DesignMatrix, folds: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -363,23 +372,6 @@ class _SampleCache:
         if key not in self._samples:
             self._samples[key] = make()
         return self._samples[key]
-
-
-def facts_of(federation: Federation) -> Facts:
-    """What a server would know of this federation's clients."""
-    view = federation.clients[0].view  # the first client's, where clients scale each in its own way
-    return Facts(
-        names=federation.names,
-        sizes=tuple(federation.sizes.tolist()),
-        classes=federation.classes,
-        shape=federation.shape,
-        scale=(view.mean, view.std),
-        own_scales=len({(client.view.mean, client.view.std) for client in federation.clients}) > 1,
-        columns=federation.columns,
-        schema=federation.schema,
-        query_views=federation.query_views,
-        task=federation.task,
-    )
 
 
 def training_view(client: Client, number: int, crop: RandomResizedCrop | None, seed: int, copy: int = 0) -> Tensor:
