@@ -2,9 +2,9 @@
 
     python -m benchmarks.divided_subjects [--seeds 5] [--json results/bench/divided_subjects.json]
 
-Two made-up hospitals have sixty patients each, and every patient ten samples that hardly differ. A patient's label is the
-toss of a coin, and both hospitals draw patients alike: whoever is right more often than half of the time, about the label
-or the hospital, knows the patient again. Fits are those of `feddrm fit`, on the samples themselves.
+Two made-up hospitals have sixty patients each, and every patient ten samples that hardly differ. A patient's label is
+the toss of a coin, and both hospitals draw patients alike: whoever is right more often than half of the time, about the
+label or the hospital, knows the patient again. Fits are those of `feddrm fit`, on the samples themselves.
 """
 
 from __future__ import annotations

@@ -178,8 +178,8 @@ def _check_roles(tables: Sequence[CsvTable], roles: Roles) -> None:
             raise FeddrmError(f"{role} and {other} are both column '{name}': they must be two columns")
     present = sorted({name for table in tables for name in table.header})
     for name in roles.drop:
-        if role := next((role for role, taken in names.items() if taken == name), None):
-            raise FeddrmError(f"column '{name}' is the {role}: take it out of drop")
+        if own := [role for role, taken in names.items() if taken == name]:
+            raise FeddrmError(f"column '{name}' is the {own[0]}: take it out of drop")
         if name not in present:
             remedy = "write several as a list, [a, b]" if "," in name else "take it out of drop"
             raise FeddrmError(f"{tables[0].path} has no column '{name}' to drop{nearest(name, present)}: {remedy}")

@@ -113,7 +113,7 @@ SITE_COMMENT = """# What only this site decides. 'data' names its samples, in on
 #   data: {csv: visits.csv, label: outcome, schema: auto, drop: [pid]}   its columns' sums and texts leave the site
 #     with 'categories: [code]' beside them for columns of codes that are no measurement, or of more than 30 texts
 #   data: {npz: samples.npz}               arrays x and y, and subject, if several samples are of one patient
-#     with 'subject: patient' beside a table's label (a column), or 'subject: "p([0-9]+)_"' beside a folder (in file names)
+#     Of tables it is a column, 'subject: patient', of a folder found in file names: 'subject: "p([0-9]+)_"'
 #   data: {dataset: digits, clients: 3, client: 0}   a share of a known dataset, for trying out
 # 'privacy' is the least that this site demands, whatever the server says: the largest norm of a change, the noise
 # in units of clip, and optionally the largest epsilon of all its runs together:
