@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from feddrm.data.client import Client, Split
+from feddrm.data.copies import copies_warning
 from feddrm.data.crop import RandomResizedCrop
 from feddrm.data.query_views import QueryViews
 from feddrm.data.sources.array_files import ArrayFileSource
@@ -162,8 +163,9 @@ class Federation:
         }
 
     def warnings(self) -> list[str]:
-        """What to know of a table before training on it."""
-        return [warning for warning in (self.scale_warning(), self.far_warning()) if warning is not None]
+        """What to know of the samples before training on them."""
+        found = self.scale_warning(), self.far_warning(), copies_warning(self.name, self.clients)
+        return [warning for warning in found if warning is not None]
 
     def far_warning(self) -> str | None:
         """A warning for training rows that the router would abstain from, were they queries; else None."""
