@@ -54,7 +54,7 @@ def test_sigterm_says_that_the_fit_starts_again(
 def test_the_commands_of_the_documentation_run(run: Path, tmp_path: Path) -> None:
     commands = [words for words in command_words("docs/router.md") if "--views" not in words]
     assert [" ".join(c[1:3]).removesuffix(" runs/first") for c in commands] == [
-        "fit-router", "route", "predict", "route", "router export", "router leave", "router join", "predict"
+        "fit-router", "route", "predict", "route", "predict", "router export", "router leave", "router join"
     ]  # fmt: skip
     shutil.copytree(run, tmp_path / "runs" / "first")
     shutil.copy(run.parent / "fax.png", tmp_path)
