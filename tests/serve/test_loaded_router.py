@@ -10,7 +10,7 @@ import torch
 from feddrm.errors import FeddrmError
 from feddrm.router import Router, load_router
 from feddrm.router.artifact import artifact_version
-from feddrm.router.router import AWAY, UNLIKE
+from feddrm.router.decisions.decision import AWAY, UNLIKE
 from feddrm.rules import RULES
 from feddrm.serve.loaded_router import Decisions, LoadedRouter, RouterQuery, decide
 from feddrm.serve.settings import GatewaySettings

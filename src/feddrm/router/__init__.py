@@ -6,13 +6,14 @@ ridge and fits router and heads, ``policy`` turns scores into decisions, ``membe
 """
 
 from feddrm.router.artifact import load_heads, load_router, read_manifest, save_router
+from feddrm.router.decisions.decision import Decision
 from feddrm.router.evaluate import evaluate_router
 from feddrm.router.features.base import Feature, Recipe
 from feddrm.router.features.basis_functions import BasisFeature
 from feddrm.router.fit.fit_router import FittedRouter, fit_router
 from feddrm.router.membership import join_client, leave
 from feddrm.router.policy import Calibration
-from feddrm.router.router import Decision, Router
+from feddrm.router.router import Router
 from feddrm.router.settings import Holdout, RouterSettings
 
 __all__ = [

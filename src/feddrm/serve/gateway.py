@@ -18,8 +18,8 @@ from feddrm.errors import FeddrmError
 from feddrm.predictor.predictor import class_names, known_classes
 from feddrm.registry import listing
 from feddrm.router import read_manifest
+from feddrm.router.decisions.decision import AWAY, DOWN
 from feddrm.router.label_sets import SHARE
-from feddrm.router.router import AWAY, DOWN
 from feddrm.serve.access import Access
 from feddrm.serve.feedback.artifacts import Artifacts
 from feddrm.serve.feedback.drift_watch import DriftWatch

@@ -25,7 +25,7 @@ from browsing import (
 )
 from console_page import ask_about, hidden_text, open_fold, page
 from feddrm.io.page_files import TERMS
-from feddrm.router.router import AWAY, BROKEN, DOWN, IMPOSSIBLE, UNLIKE, UNSURE
+from feddrm.router.decisions.decision import AWAY, BROKEN, DOWN, IMPOSSIBLE, UNLIKE, UNSURE
 from serving import Launch
 
 assert browser, "the fixture of this module"
